@@ -1,0 +1,33 @@
+# Every target starts from nothing: it creates .venv and installs what it needs.
+PYTHON ?= python3
+PORT ?= 8000
+BIN := .venv/bin
+STAMP := .venv/installed
+
+.PHONY: install check test gpu serve clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	touch $(STAMP)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: $(STAMP)
+	$(BIN)/pytest --ignore tests/gpu
+
+gpu: $(STAMP)
+	$(BIN)/pip install --quiet --editable ".[cuda,dev]"
+	$(BIN)/pytest tests/gpu
+
+serve: $(STAMP)
+	$(BIN)/saccade serve --port $(PORT)
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

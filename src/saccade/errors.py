@@ -1,0 +1,47 @@
+"""The errors Saccade raises on purpose. Each says what was met, what is allowed and what to turn.
+
+SaccadeError
+├── ConfigError        a setting, a checkpoint or the machine does not fit; the command line exits with 2
+├── RequestError       one request is wrong; `param` names the field (HTTP 400)
+├── CapacityError      full for now, try again later (HTTP 503 with Retry-After)
+└── GraphError         a graph was asked to do what its capture does not allow
+    ├── CaptureError   the body cannot be captured
+    └── AddressError   a buffer a graph reads or writes is no longer where it was captured
+"""
+
+
+class SaccadeError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class ConfigError(SaccadeError):
+    """A setting, a checkpoint or the machine does not fit."""
+
+
+class RequestError(SaccadeError):
+    """One request is wrong; the others are not concerned."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class CapacityError(SaccadeError):
+    """Full for now."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class GraphError(SaccadeError):
+    """A graph was asked to do what its capture does not allow."""
+
+
+class CaptureError(GraphError):
+    """The body cannot be captured."""
+
+
+class AddressError(GraphError):
+    """A buffer that a graph reads or writes is no longer where it was when the graph was captured."""
