@@ -1,0 +1,77 @@
+"""Capture and replay for any callable whose inputs vary in length. Knows tensors and callables, no model.
+
+arena = Arena([rows(...), boundaries(...), output(...)], limits, device)    static buffers, allocated once
+phase = Phase(name=..., body=..., arena=arena, buckets=..., example=...)    what is to be replayed
+runner = GraphRunner(phase, GraphSettings(mode=Mode.FULL))
+runner.capture_buckets()                                                    largest first, one pool
+assert verify(runner).is_right                                              replays against eager
+result = runner.run(values, copy_out)                                       any boundaries, one graph
+"""
+
+from saccade.config import GraphSettings, Mode, Tier
+from saccade.graphs.arena import Arena, Batch
+from saccade.graphs.buffers import (
+    Buffer,
+    DummySegment,
+    Fill,
+    Padding,
+    RepeatLast,
+    Role,
+    boundaries,
+    bridge,
+    metadata,
+    output,
+    rows,
+)
+from saccade.graphs.capture import CapturedGraph, Watched, capture
+from saccade.graphs.frame import Body, Frame, run_body
+from saccade.graphs.gate import Curve, Gate
+from saccade.graphs.key import Capacity, GraphKey, row_buckets, structure_digest
+from saccade.graphs.lane import CudaLane, Lane, lane_for
+from saccade.graphs.recorded import RecordedLane
+from saccade.graphs.runner import GraphRunner, Phase, copy_out
+from saccade.graphs.stats import Decision, Reason, Stats
+from saccade.graphs.verify import Report, verify
+
+__all__ = [
+    "Arena",
+    "Batch",
+    "Body",
+    "Buffer",
+    "Capacity",
+    "CapturedGraph",
+    "CudaLane",
+    "Curve",
+    "Decision",
+    "DummySegment",
+    "Fill",
+    "Frame",
+    "Gate",
+    "GraphKey",
+    "GraphRunner",
+    "GraphSettings",
+    "Lane",
+    "Mode",
+    "Padding",
+    "Phase",
+    "Reason",
+    "RecordedLane",
+    "RepeatLast",
+    "Report",
+    "Role",
+    "Stats",
+    "Tier",
+    "Watched",
+    "boundaries",
+    "bridge",
+    "capture",
+    "copy_out",
+    "lane_for",
+    "metadata",
+    "output",
+    "row_buckets",
+    "rows",
+    "run_body",
+    "structure_digest",
+    "verify",
+]

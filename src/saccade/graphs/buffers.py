@@ -1,0 +1,116 @@
+"""Declarations of static buffers: what each holds, which axis varies, and what its padding is filled with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+
+import torch
+
+from saccade.errors import ConfigError
+
+
+class Role(StrEnum):
+    INPUT = "input"  # filled on the device: copied from a tensor, or written in place by a kernel
+    METADATA = "metadata"  # filled on the host; all of a batch's metadata travels in one copy
+    BRIDGE = "bridge"  # carries a tensor across a break of a piecewise graph; shared by all layers
+    OUTPUT = "output"  # written by the body; valid until the next replay
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Padded rows hold a constant: zero, or a sentinel such as a slot of the reserved block."""
+
+    value: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatLast:
+    """Padded rows repeat the last valid row (zero where there is none)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DummySegment:
+    """Padding of boundaries: the padded rows form one segment of their own, and the segments after it are empty.
+
+    So the last boundary always equals the row capacity: every row is written, and none reaches into another.
+    """
+
+    rows: str
+
+
+Padding = Fill | RepeatLast | DummySegment
+ZERO = Fill(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One static buffer. A string in `shape` names a dimension (`"tokens"`, or `"segments+1"`); at most one varies."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+    role: Role
+    padding: Padding = ZERO
+
+    def __post_init__(self) -> None:
+        if sum(isinstance(size, str) for size in self.shape) > 1:
+            raise ConfigError(f"buffer {self.name!r} varies in several axes of {self.shape}; at most one may")
+        if isinstance(self.padding, DummySegment) and (self.role is not Role.METADATA or len(self.shape) != 1):
+            raise ConfigError(f"buffer {self.name!r} holds boundaries: declare it one-dimensional metadata")
+
+    @property
+    def axis(self) -> int | None:
+        """The axis that varies."""
+        return next((axis for axis, size in enumerate(self.shape) if isinstance(size, str)), None)
+
+    @property
+    def dimension(self) -> tuple[str, int] | None:
+        """The dimension that the varying axis counts, and what the axis has more: `"segments+1"` -> (segments, 1)."""
+        if self.axis is None:
+            return None
+        name, _, extra = str(self.shape[self.axis]).partition("+")
+        return name, int(extra or 0)
+
+    def sized(self, capacity: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape at a capacity."""
+        if self.dimension is None or self.axis is None:
+            return tuple(int(size) for size in self.shape)
+        name, extra = self.dimension
+        sizes = list(self.shape)
+        sizes[self.axis] = capacity[name] + extra
+        return tuple(int(size) for size in sizes)
+
+    def numel(self, capacity: Mapping[str, int]) -> int:
+        return prod(self.sized(capacity))
+
+    def nbytes(self, capacity: Mapping[str, int]) -> int:
+        return self.numel(capacity) * self.dtype.itemsize
+
+
+Shape = tuple[int | str, ...]
+
+
+def rows(name: str, shape: Shape, dtype: torch.dtype, *, padding: Padding = ZERO) -> Buffer:
+    """An input that lives on the device."""
+    return Buffer(name, shape, dtype, Role.INPUT, padding)
+
+
+def metadata(name: str, shape: Shape, dtype: torch.dtype = torch.int32, *, padding: Padding = ZERO) -> Buffer:
+    """An input that is made on the host."""
+    return Buffer(name, shape, dtype, Role.METADATA, padding)
+
+
+def boundaries(name: str, *, of: str, count: str) -> Buffer:
+    """Cumulative lengths `[0, ..., total]` that cut the rows of dimension `of` into `count` segments."""
+    return Buffer(name, (f"{count}+1",), torch.int32, Role.METADATA, DummySegment(of))
+
+
+def bridge(name: str, shape: Shape, dtype: torch.dtype) -> Buffer:
+    """What crosses a break of a piecewise graph."""
+    return Buffer(name, shape, dtype, Role.BRIDGE)
+
+
+def output(name: str, shape: Shape, dtype: torch.dtype) -> Buffer:
+    """What the body gives."""
+    return Buffer(name, shape, dtype, Role.OUTPUT)

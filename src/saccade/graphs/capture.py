@@ -1,0 +1,113 @@
+"""Capture: warm a body up, record it, keep what it reads and writes alive, and check addresses on every replay."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+
+from saccade.config import Mode
+from saccade.errors import AddressError
+from saccade.graphs.arena import Arena, Array
+from saccade.graphs.frame import Body, Frame, run_body
+from saccade.graphs.key import GraphKey
+from saccade.graphs.lane import Lane
+from saccade.graphs.piecewise import Tape
+
+NUM_WARM_UPS = 2  # the first run compiles and autotunes, the second shows that nothing is left to do
+
+
+class Watched(Mapping[str, Tensor]):
+    """The parameters and buffers of a module under their names, read anew at every look: a replaced one is noticed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._homes: dict[str, tuple[Mapping[str, Tensor | None], str]] = {}
+        for prefix, part in module.named_modules():
+            for home in (part._parameters, part._buffers):
+                for name, tensor in home.items():
+                    if tensor is not None:
+                        self._homes[f"{prefix}.{name}".lstrip(".")] = (home, name)
+
+    def __getitem__(self, name: str) -> Tensor:
+        home, key = self._homes[name]
+        tensor = home.get(key)
+        if tensor is None:
+            raise AddressError(f"{name!r} is gone; a captured graph reads it")
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+class CapturedGraph:
+    """Pieces to replay and calls to make, in order, with all they touch kept alive."""
+
+    def __init__(
+        self, key: GraphKey, steps: Sequence[Callable[[], None]], frame: Frame, state: Mapping[str, Tensor]
+    ) -> None:
+        self.key = key
+        self.capture_s = 0.0
+        self.nbytes = 0
+        self._steps = tuple(steps)
+        self._keep_alive = (frame, tuple(state.values()))
+        self._arena = frame.arena
+        self._state = state
+        self._pointers = self._current_pointers()
+
+    @property
+    def num_steps(self) -> int:
+        return len(self._steps)
+
+    def replay(self) -> None:
+        """Run the graph on what its buffers hold now. Refused if any of them has moved since the capture."""
+        if self._current_pointers() != self._pointers:
+            self._refuse_moved()
+        for step in self._steps:
+            step()
+
+    def _current_pointers(self) -> list[int]:
+        return [*self._arena.addresses().values(), *(tensor.data_ptr() for tensor in self._state.values())]
+
+    def _refuse_moved(self) -> None:
+        names = [*self._arena.addresses(), *self._state]
+        for name, captured, now in zip(names, self._pointers, self._current_pointers(), strict=False):
+            if captured != now:
+                raise AddressError(
+                    f"{name!r} was at {captured:#x} when graph [{self.key}] was captured and is at {now:#x} now; "
+                    "static buffers are allocated once and weights stay in place: capture again after moving them"
+                )
+        raise AddressError(
+            f"graph [{self.key}] was captured with {len(self._pointers)} buffers; now there are {len(names)}"
+        )
+
+
+def capture(
+    body: Body,
+    key: GraphKey,
+    arena: Arena,
+    lane: Lane,
+    *,
+    state: Mapping[str, Tensor],
+    structure: Mapping[str, Array] | None = None,
+) -> CapturedGraph:
+    """Capture a body over the arena's buffers, which must hold a batch that fits the key.
+
+    `state` names the tensors outside the arena that the body reads or writes (weights, caches). `structure` is
+    given for an exact graph: then the key holds its digest.
+    """
+    assert (structure is not None) == bool(key.digest), f"structure and digest go together: {key}"
+    started, held_before = perf_counter(), lane.nbytes
+    tape = Tape(lane, arena, state)
+    with torch.no_grad(), lane.session():
+        plain = Frame(arena, key.capacity, structure)
+        for _ in range(NUM_WARM_UPS):
+            run_body(body, plain)
+        frame = Frame(arena, key.capacity, structure, tape if key.mode is Mode.PIECEWISE else None)
+        tape.record(body, frame)
+    graph = CapturedGraph(key, tape.steps, frame, state)
+    graph.nbytes = max(0, lane.nbytes - held_before)
+    graph.capture_s = perf_counter() - started
+    return graph

@@ -1,0 +1,113 @@
+"""What a body reads. The same body runs eagerly, inside one graph, and in pieces: only the frame differs."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from saccade.errors import GraphError
+from saccade.graphs.arena import Arena, Array, Batch
+from saccade.graphs.buffers import DummySegment, Role
+from saccade.graphs.key import Capacity
+
+Body = Callable[["Frame"], Mapping[str, Tensor] | None]
+
+
+class Splitter(Protocol):
+    """Ends a captured piece, makes a call, begins the next piece."""
+
+    def outside(
+        self, fn: Callable[..., Tensor], args: tuple[Any, ...], bridged: Mapping[str, Tensor], into: Tensor
+    ) -> Tensor: ...
+
+
+class Frame(Mapping[str, Tensor]):
+    """The static buffers at one capacity, by name.
+
+    `structure` holds the boundaries as host values, and only where the key covers them (exact graphs, eager runs):
+    in a capacity graph they are data, so a body that asks for them there is refused instead of freezing them.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        capacity: Mapping[str, int],
+        structure: Mapping[str, Array] | None = None,
+        splitter: Splitter | None = None,
+    ) -> None:
+        self.arena = arena
+        self.capacity = Capacity.of(capacity)
+        self._views = arena.views(capacity)
+        self._structure = structure
+        self._splitter = splitter
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def structure(self, name: str) -> Array:
+        """The boundaries of a batch as host integers."""
+        if self._structure is None:
+            raise GraphError(f"{name!r} is data in a capacity graph: its key does not cover it, so no host value may")
+        return self._structure[name]
+
+    def longest(self, name: str) -> int:
+        """The longest segment that may occur under this key: the real one if the key covers it, else all rows."""
+        if self._structure is not None:
+            return int(np.diff(self._structure[name]).max(initial=0))
+        padding = self.arena.buffers[name].padding
+        assert isinstance(padding, DummySegment), f"{name} holds no boundaries"
+        return self.capacity[padding.rows]
+
+    def outside(self, fn: Callable[..., Tensor], *args: Any, out: str, **bridged: Tensor) -> Tensor:
+        """Call `fn(*args, **bridged)` between the pieces of a piecewise graph; anywhere else just call it.
+
+        Keywords name the bridge buffers that carry the tensors across, `out` the one that carries the result back.
+        The result may come in another layout than its bridge: what must agree is the element count.
+        """
+        into = self._views[out]
+        if self._splitter is None:
+            return conform(fn(*args, **bridged), into, f"the result of {call_name(fn)}")
+        return self._splitter.outside(fn, args, bridged, into)
+
+
+def run_body(body: Body, frame: Frame) -> None:
+    """Run a body and see that every declared output is in its buffer."""
+    results = body(frame) or {}
+    outputs = {name for name, buffer in frame.arena.buffers.items() if buffer.role is Role.OUTPUT}
+    if unknown := results.keys() - outputs:
+        raise GraphError(f"body gave {sorted(unknown)[0]!r}; the declared outputs are {', '.join(sorted(outputs))}")
+    for name, result in results.items():
+        store(frame[name], result, f"output {name!r}")
+
+
+def store(buffer: Tensor, value: Tensor, what: str) -> None:
+    """Put a value into a static buffer, unless it was made there."""
+    if value.data_ptr() == buffer.data_ptr() and value.is_contiguous() and value.numel() == buffer.numel():
+        return
+    buffer.copy_(conform(value, buffer, what))
+
+
+def conform(value: Tensor, buffer: Tensor, what: str) -> Tensor:
+    if value.numel() != buffer.numel() or value.dtype != buffer.dtype:
+        met, allowed = f"{tuple(value.shape)} {value.dtype}", f"{tuple(buffer.shape)} {buffer.dtype}"
+        raise GraphError(f"{what} is {met}; its buffer is {allowed}: element count and type must agree")
+    return value.reshape(buffer.shape)
+
+
+def call_name(fn: Callable[..., Any]) -> str:
+    return getattr(getattr(fn, "func", fn), "__qualname__", type(fn).__name__)
+
+
+def eager_frame(arena: Arena, batch: Batch) -> Frame:
+    """A frame of exactly the batch's size, filled. A batch larger than the arena gets an arena of its own."""
+    if any(batch.sizes[name] > arena.limits[name] for name in arena.limits):
+        arena = Arena(list(arena.buffers.values()), batch.sizes, arena.device)
+    arena.fill(batch, batch.sizes)
+    return Frame(arena, batch.sizes, batch.structure)

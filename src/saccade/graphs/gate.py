@@ -1,0 +1,75 @@
+"""The gate: from times measured at start-up, the cheapest way to run a batch. No rule of thumb about padding."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+from saccade.config import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds by number of rows: straight lines between measured points, in proportion beyond the last."""
+
+    points: tuple[tuple[int, float], ...]
+
+    def at(self, rows: int) -> float:
+        sizes = [size for size, _ in self.points]
+        i = bisect_left(sizes, rows)
+        if i == 0:
+            return self.points[0][1]
+        if i == len(sizes):
+            size, seconds = self.points[-1]
+            return seconds * rows / size
+        (low, fast), (high, slow) = self.points[i - 1], self.points[i]
+        return fast + (slow - fast) * (rows - low) / (high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Times of eager runs by real rows, and of replays by the rows of the graph."""
+
+    eager: Curve
+    graph: Curve
+
+    def seconds(self, tier: Tier, rows: int) -> float:
+        return (self.eager if tier is Tier.EAGER else self.graph).at(rows)
+
+    def cheapest(self, rows_by_tier: Mapping[Tier, int]) -> Tier:
+        """The tier that takes least time for the rows it would process; a graph wins a tie: it frees the host."""
+        order = (Tier.EXACT, Tier.CAPACITY, Tier.EAGER)
+        return min(rows_by_tier, key=lambda tier: (self.seconds(tier, rows_by_tier[tier]), order.index(tier)))
+
+    def table(self) -> str:
+        """What was measured, one line a size."""
+        lines = [f"{'rows':>8} {'eager ms':>10} {'graph ms':>10}  cheaper"]
+        for rows, seconds in self.graph.points:
+            eager = self.eager.at(rows)
+            cheaper = "graph" if seconds <= eager else "eager"
+            lines.append(f"{rows:>8} {eager * 1e3:>10.3f} {seconds * 1e3:>10.3f}  {cheaper}")
+        return "\n".join(lines)
+
+
+def measure(run: Callable[[int], Callable[[], object]], sizes: Sequence[int], wait: Callable[[], None]) -> Curve:
+    """Time `run(size)()` for each size: the median of a few rounds of back-to-back calls, host and device together."""
+    points = []
+    for size in sizes:
+        call = run(size)
+        call()
+        wait()
+        points.append((size, median(_timed(call, wait) for _ in range(_ROUNDS))))
+    return Curve(tuple(points))
+
+
+_ROUNDS = 5
+_CALLS_PER_ROUND = 3
+
+
+def _timed(call: Callable[[], object], wait: Callable[[], None]) -> float:
+    started = perf_counter()
+    for _ in range(_CALLS_PER_ROUND):
+        call()
+    wait()
+    return (perf_counter() - started) / _CALLS_PER_ROUND

@@ -1,0 +1,75 @@
+"""Names of graphs. Everything that a capture freezes is a function of the key it is stored under."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from saccade.config import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity(Mapping[str, int]):
+    """How many of each dimension a graph holds, such as tokens=1024 segments=17."""
+
+    sizes: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int] | None = None, /, **named: int) -> "Capacity":
+        return cls(tuple(sorted({**(sizes or {}), **named}.items())))
+
+    def __getitem__(self, dimension: str) -> int:
+        for name, size in self.sizes:
+            if name == dimension:
+                return size
+        raise KeyError(dimension)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={size}" for name, size in self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    """Phase, mode and capacity; for an exact graph also the digest of the boundaries it was captured with."""
+
+    phase: str
+    mode: Mode
+    capacity: Capacity
+    digest: str = ""
+
+    def __str__(self) -> str:
+        exact = f" exact={self.digest[:12]}" if self.digest else ""
+        return f"{self.phase}/{self.mode} {self.capacity}{exact}"
+
+
+def structure_digest(structure: Mapping[str, Sequence[int] | np.ndarray[Any, np.dtype[Any]]]) -> str:
+    """Digest of every boundary of a batch: names, counts and values, so that no two structures share one.
+
+    Takes host integers only: a key must never cost a wait for the GPU.
+    """
+    state = blake2b(digest_size=16)
+    for name in sorted(structure):
+        values = np.asarray(structure[name], dtype="<i8")
+        state.update(f"{name}:{values.size};".encode())
+        state.update(values.tobytes())
+    return state.hexdigest()
+
+
+def row_buckets(largest: int, *, waste: float = 0.06, smallest: int = 16, multiple: int = 8) -> tuple[int, ...]:
+    """Row counts from `smallest` to `largest` so dense that uniformly drawn sizes are padded by less than `waste`.
+
+    Padding is at most one step, half a step on average; so steps may be as wide as twice the waste.
+    """
+    buckets = [min(smallest, largest)]
+    while buckets[-1] < largest:
+        step = int(buckets[-1] * 2 * waste) // multiple * multiple
+        buckets.append(min(buckets[-1] + max(step, multiple), largest))
+    return tuple(buckets)

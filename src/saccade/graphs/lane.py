@@ -1,0 +1,93 @@
+"""Where graphs are recorded: a lane is one sequence of executions with one memory pool."""
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Protocol
+
+import torch
+
+from saccade.graphs.recorded import RecordedLane
+
+
+class Lane(Protocol):
+    """One sequence of executions that share a memory pool: its graphs never run at the same time."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use, of which the growth during a capture is what the graph holds."""
+        ...
+
+    def session(self) -> AbstractContextManager[None]:
+        """Where warm-ups and captures run."""
+        ...
+
+    def begin(self) -> None:
+        """Start to record a piece."""
+        ...
+
+    def end(self) -> Callable[[], None] | None:
+        """Finish the piece; None if nothing was recorded."""
+        ...
+
+    def abandon(self) -> None:
+        """Drop a piece whose recording failed."""
+        ...
+
+
+class CudaLane:
+    """CUDA graphs that share one pool. All of them are captured on, and must be replayed on, one stream at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    @property
+    def nbytes(self) -> int:
+        torch.cuda.synchronize(self._device)
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        # A collection inside a capture could free CUDA memory or events, which a capture does not allow.
+        gc.collect()
+        was_enabled = gc.isenabled()
+        gc.disable()
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+            if was_enabled:
+                gc.enable()
+
+    def begin(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+    def end(self) -> Callable[[], None] | None:
+        graph, self._graph = self._graph, None
+        assert graph is not None, "end() without begin()"
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            graph.capture_end()
+        is_empty = any("empty" in str(warning.message) for warning in caught)
+        return None if is_empty else graph.replay
+
+    def abandon(self) -> None:
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with suppress(RuntimeError):  # the error that broke the capture is the one to report
+                    graph.capture_end()
+
+
+def lane_for(device: torch.device) -> Lane:
+    """CUDA graphs on a GPU, their recorded twin anywhere else."""
+    return CudaLane(device) if device.type == "cuda" else RecordedLane()

@@ -1,0 +1,69 @@
+"""Graphs in pieces, without a compiler: a call marked as outside ends one piece, runs, and begins the next."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from saccade.errors import CaptureError
+from saccade.graphs.arena import Arena
+from saccade.graphs.frame import Body, Frame, call_name, run_body, store
+from saccade.graphs.lane import Lane
+
+
+class Tape:
+    """Records a body as pieces and the calls between them."""
+
+    def __init__(self, lane: Lane, arena: Arena, state: Mapping[str, Tensor]) -> None:
+        self.steps: list[Callable[[], None]] = []
+        self._lane = lane
+        self._arena = arena
+        self._state_storages = {t.untyped_storage().data_ptr() for t in state.values()}
+        self._views: Frame | None = None
+
+    def record(self, body: Body, frame: Frame) -> None:
+        self._views = frame
+        self._lane.begin()
+        try:
+            run_body(body, frame)
+        except RuntimeError as error:
+            self._lane.abandon()
+            raise CaptureError(f"the body cannot be captured: {error}") from error
+        except BaseException:
+            self._lane.abandon()
+            raise
+        self._end_piece()
+
+    def outside(
+        self, fn: Callable[..., Tensor], args: tuple[Any, ...], bridged: Mapping[str, Tensor], into: Tensor
+    ) -> Tensor:
+        assert self._views is not None
+        self._check_static(fn, args)
+        for name, tensor in bridged.items():
+            store(self._views[name], tensor, f"argument {name!r} of {call_name(fn)}")
+        crossing = {name: self._views[name] for name in bridged}
+
+        def step() -> None:
+            store(into, fn(*args, **crossing), f"the result of {call_name(fn)}")
+
+        self._end_piece()
+        step()
+        self.steps.append(step)
+        self._lane.begin()
+        return into
+
+    def _end_piece(self) -> None:
+        piece = self._lane.end()
+        if piece is not None:
+            self.steps.append(piece)
+
+    def _check_static(self, fn: Callable[..., Tensor], args: tuple[Any, ...]) -> None:
+        """A tensor made inside a piece belongs to the pool, which may carve it up again: a replay must not read it."""
+        for position, value in enumerate(args):
+            if not isinstance(value, Tensor) or self._arena.owns(value):
+                continue
+            if value.untyped_storage().data_ptr() not in self._state_storages:
+                raise CaptureError(
+                    f"argument {position} of {call_name(fn)}, shape {tuple(value.shape)}, is neither a static buffer "
+                    "nor declared state; pass it by the name of a bridge buffer"
+                )

@@ -1,0 +1,254 @@
+"""The runner: for every batch choose how to run it, fill the buffers, replay, and hand the outputs over."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from saccade.config import GraphSettings, Tier
+from saccade.errors import ConfigError, GraphError
+from saccade.graphs.arena import Arena, Array, Batch
+from saccade.graphs.buffers import DummySegment, Role
+from saccade.graphs.capture import CapturedGraph, capture
+from saccade.graphs.exact import ExactGraphs
+from saccade.graphs.frame import Body, Frame, eager_frame, run_body
+from saccade.graphs.gate import Gate, measure
+from saccade.graphs.key import Capacity, GraphKey, structure_digest
+from saccade.graphs.lane import Lane, lane_for
+from saccade.graphs.stats import Decision, Reason, Stats
+
+Result = TypeVar("Result")
+Outputs = Mapping[str, Tensor]
+Example = Callable[[tuple[int, ...], torch.Generator], Mapping[str, Any]]
+Progress = Callable[[int, int, GraphKey], None]
+
+NUM_GATE_SIZES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A forward pass to be replayed: its body, its buffers, its buckets.
+
+    `example` makes a batch with the given segment lengths and random content; it serves warm-up, capture, the gate
+    and verification. `state` names what the body touches outside the arena: weights, caches.
+    """
+
+    name: str
+    body: Body
+    arena: Arena
+    rows: str  # the dimension that buckets are ordered by and padding is counted in
+    buckets: tuple[Capacity, ...]
+    example: Example
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for bucket in self.buckets:
+            if any(bucket[name] > self.arena.limits[name] for name in self.arena.limits):
+                raise ConfigError(f"bucket {bucket} of phase {self.name} is larger than its arena: {self.arena.limits}")
+
+    @property
+    def segments(self) -> str | None:
+        """The dimension that counts the segments which cut up the rows."""
+        for buffer in self.arena.buffers.values():
+            if isinstance(buffer.padding, DummySegment) and buffer.padding.rows == self.rows and buffer.dimension:
+                return buffer.dimension[0]
+        return None
+
+
+def copy_out(outputs: Outputs) -> dict[str, Tensor]:
+    """The consumer that just copies: what it returns outlives the next replay."""
+    return {name: output.clone() for name, output in outputs.items()}
+
+
+class GraphRunner:
+    """Runs a phase. Whoever decides not to replay says why, and the reason is counted."""
+
+    def __init__(self, phase: Phase, settings: GraphSettings | None = None, lane: Lane | None = None) -> None:
+        self.phase = phase
+        self.settings = settings or GraphSettings()
+        self.stats = Stats()
+        self.gate: Gate | None = None
+        self._lane = lane or lane_for(phase.arena.device)
+        self._buckets = tuple(sorted(phase.buckets, key=lambda bucket: bucket[phase.rows]))
+        self._bucket_rows = [bucket[phase.rows] for bucket in self._buckets]
+        self._graphs: dict[GraphKey, CapturedGraph] = {}
+        self._exact = ExactGraphs(self.settings)
+
+    @property
+    def graphs(self) -> tuple[CapturedGraph, ...]:
+        return (*self._graphs.values(), *self._exact.graphs)
+
+    @property
+    def exact(self) -> ExactGraphs:
+        return self._exact
+
+    def capture_buckets(self, progress: Progress | None = None) -> None:
+        """Capture every bucket, largest first, so that the smaller ones fit into the memory of the largest."""
+        if Tier.CAPACITY not in self.settings.tiers:
+            return
+        for done, bucket in enumerate(reversed(self._buckets)):
+            key = self._key(bucket)
+            if progress:
+                progress(done, len(self._buckets), key)
+            self.phase.arena.fill(self.example_for(bucket), bucket)
+            self._graphs[key] = self._capture(key)
+
+    def calibrate(self) -> Gate:
+        """Time eager runs and replays of a few buckets; from then on the cheaper one is chosen."""
+        last = len(self._buckets) - 1
+        picked = sorted({round(i * last / (NUM_GATE_SIZES - 1)) for i in range(NUM_GATE_SIZES)})
+        by_rows = {self._bucket_rows[i]: self.example_for(self._buckets[i]) for i in picked}
+        eager = measure(lambda rows: lambda: self._eager(by_rows[rows]), list(by_rows), self._wait)
+        graph = measure(lambda rows: lambda: self._replay_in_bucket(by_rows[rows]), list(by_rows), self._wait)
+        self.gate = Gate(eager, graph)
+        return self.gate
+
+    def capture_hot(self, limit: int = 1) -> list[GraphKey]:
+        """Capture layouts that came often enough. For idle moments: never call it on the path of a request."""
+        return self._exact.capture_pending(self._capture_exact, limit)
+
+    def decide(self, batch: Batch) -> Decision:
+        """How a batch is to be run: pure, touches no device."""
+        if not self.settings.tiers:
+            return Decision(Tier.EAGER, Reason.GRAPHS_OFF)
+        options = dict(self._options(batch))
+        real_rows = batch.sizes[self.phase.rows]
+        if not options:
+            return self._explain_no_graph(batch)
+        rows_by_tier = {tier: key.capacity[self.phase.rows] for tier, key in options.items()}
+        preferred = min(rows_by_tier, key=lambda tier: rows_by_tier[tier])
+        tier = self.gate.cheapest({**rows_by_tier, Tier.EAGER: real_rows}) if self.gate else preferred
+        if tier is Tier.EAGER:
+            return Decision(tier, Reason.EAGER_FASTER)
+        reason = Reason.EXACT_GRAPH if tier is Tier.EXACT else Reason.FITS_BUCKET
+        return Decision(tier, reason, options[tier])
+
+    def run(self, values: Mapping[str, Any], consume: Callable[[Outputs], Result]) -> Result:
+        """Run one batch. `consume` gets views of the valid output rows, which the next replay overwrites: it may
+        reduce, scatter or copy them (`copy_out`), but not keep them."""
+        batch = self.phase.arena.admit(values)
+        decision = self.decide(batch)
+        real_rows = batch.sizes[self.phase.rows]
+        graph_rows = decision.key.capacity[self.phase.rows] if decision.key else real_rows
+        if decision.key is None and self.settings.strict and decision.reason is not Reason.GRAPHS_OFF:
+            raise GraphError(f"{self.phase.name} batch of {batch.sizes} is not replayed: {decision} (--graphs-strict)")
+        if Tier.EXACT in self.settings.tiers and decision.tier is not Tier.EXACT:
+            self._note_structure(batch)
+        self.stats.count(decision, real_rows, graph_rows)
+        if decision.key is None:
+            return self._hand_over(self._eager(batch), batch, consume)
+        return self.replay(decision.key, batch, consume)
+
+    def eager(self, values: Mapping[str, Any], consume: Callable[[Outputs], Result]) -> Result:
+        """Run one batch without a graph, on the same buffers, unpadded."""
+        batch = self.phase.arena.admit(values)
+        return self._hand_over(self._eager(batch), batch, consume)
+
+    def replay(
+        self,
+        key: GraphKey,
+        batch: Batch,
+        consume: Callable[[Outputs], Result],
+        *,
+        poison: bool = False,
+    ) -> Result:
+        """Replay a graph on a batch that fits it. `poison` fills padded rows with NaN: they must not matter."""
+        graph = self._graphs.get(key) or self._exact.get(key)
+        if graph is None:
+            raise GraphError(f"no graph is captured for [{key}]")
+        arena = self.phase.arena
+        arena.fill(batch, key.capacity)
+        if poison:
+            arena.poison(key.capacity, batch.sizes)
+        graph.replay()
+        return self._hand_over(Frame(arena, key.capacity), batch, consume)
+
+    def example_for(self, bucket: Capacity) -> Batch:
+        """A batch that fills a bucket as far as the example's own structure lets it."""
+        rows = bucket[self.phase.rows]
+        while rows:
+            batch = self.phase.arena.admit(self.phase.example((rows,), torch.Generator().manual_seed(rows)))
+            if self.phase.arena.misfit(batch.sizes, bucket) is None:
+                return batch
+            rows //= 2
+        raise ConfigError(f"no example of phase {self.phase.name} fits its bucket {bucket}")
+
+    def _key(self, capacity: Capacity, structure: Mapping[str, Array] | None = None) -> GraphKey:
+        digest = structure_digest(structure) if structure is not None else ""
+        return GraphKey(self.phase.name, self.settings.mode, capacity, digest)
+
+    def _options(self, batch: Batch) -> list[tuple[Tier, GraphKey]]:
+        options = []
+        if len(self._exact):
+            key = self._key(batch.sizes, batch.structure)
+            if self._exact.get(key) is not None:
+                options.append((Tier.EXACT, key))
+        bucket = self._bucket_for(batch.sizes)
+        if bucket is not None and self._key(bucket) in self._graphs:
+            options.append((Tier.CAPACITY, self._key(bucket)))
+        return options
+
+    def _bucket_for(self, sizes: Mapping[str, int]) -> Capacity | None:
+        start = bisect_left(self._bucket_rows, sizes[self.phase.rows])
+        fitting = (b for b in self._buckets[start:] if self.phase.arena.misfit(sizes, b) is None)
+        return next(fitting, None)
+
+    def _explain_no_graph(self, batch: Batch) -> Decision:
+        if Tier.CAPACITY in self.settings.tiers and self._buckets and self._bucket_for(batch.sizes) is None:
+            problem = self.phase.arena.misfit(batch.sizes, self._buckets[-1])
+            return Decision(Tier.EAGER, Reason.TOO_LARGE, detail=problem or "")
+        return Decision(Tier.EAGER, Reason.NOT_CAPTURED)
+
+    def _note_structure(self, batch: Batch) -> None:
+        limits = self.phase.arena.limits
+        if all(batch.sizes[name] <= limits[name] for name in limits):
+            self._exact.see(self._key(batch.sizes, batch.structure), batch)
+
+    def _capture(self, key: GraphKey, structure: Mapping[str, Array] | None = None) -> CapturedGraph:
+        phase = self.phase
+        graph = capture(phase.body, key, phase.arena, self._lane, state=phase.state, structure=structure)
+        self.stats.capture_s[key] = graph.capture_s
+        self.stats.nbytes[key] = graph.nbytes
+        return graph
+
+    def _capture_exact(self, key: GraphKey, batch: Batch) -> CapturedGraph:
+        arena = self.phase.arena
+        views = arena.views(key.capacity)  # rows keep what they hold: a capture depends on the structure alone
+        rows = {name: views[name] for name, buffer in arena.buffers.items() if buffer.role is Role.INPUT}
+        arena.fill(Batch(rows, batch.arrays, batch.sizes, batch.structure), key.capacity)
+        return self._capture(key, batch.structure)
+
+    def _eager(self, batch: Batch) -> Frame:
+        frame = eager_frame(self.phase.arena, batch)
+        with torch.no_grad():
+            run_body(self.phase.body, frame)
+        return frame
+
+    def _replay_in_bucket(self, batch: Batch) -> None:
+        bucket = self._bucket_for(batch.sizes)
+        assert bucket is not None, f"{batch.sizes} was made to fit a bucket"
+        self.replay(self._key(bucket), batch, lambda outputs: None)
+
+    def _hand_over(self, frame: Frame, batch: Batch, consume: Callable[[Outputs], Result]) -> Result:
+        outputs = {}
+        for name, buffer in frame.arena.buffers.items():
+            if buffer.role is Role.OUTPUT:
+                valid = buffer.sized(batch.sizes)
+                axis = buffer.axis
+                outputs[name] = frame[name] if axis is None else frame[name].narrow(axis, 0, valid[axis])
+        result = consume(outputs)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and frame.arena.owns(leaf):
+                raise GraphError(
+                    f"the consumer of {self.phase.name} kept a view of shape {tuple(leaf.shape)} of an output buffer; "
+                    "the next replay overwrites it: copy it"
+                )
+        return result
+
+    def _wait(self) -> None:
+        if self.phase.arena.device.type == "cuda":
+            torch.cuda.synchronize(self.phase.arena.device)

@@ -1,0 +1,70 @@
+"""What a runner did: counters that are always on, and why a batch was not replayed."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from saccade.config import Tier
+from saccade.graphs.key import GraphKey
+
+
+class Reason(StrEnum):
+    """Why a batch was run the way it was."""
+
+    EXACT_GRAPH = "its structure has a graph of its own"
+    FITS_BUCKET = "it fits a bucket"
+    GRAPHS_OFF = "graphs are off"
+    TOO_LARGE = "it is larger than every bucket"
+    NOT_CAPTURED = "no graph is captured for it yet"
+    EAGER_FASTER = "eager measured faster"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How to run one batch, and why."""
+
+    tier: Tier
+    reason: Reason
+    key: GraphKey | None = None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        place = f" [{self.key}]" if self.key else ""
+        return f"{self.tier}{place}: {self.reason}" + (f" ({self.detail})" if self.detail else "")
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters of one runner. Padded rows are those beyond the real ones, in replays only."""
+
+    replays: Counter[GraphKey] = field(default_factory=Counter)
+    fallbacks: Counter[Reason] = field(default_factory=Counter)
+    real_rows: int = 0
+    padded_rows: int = 0
+    capture_s: dict[GraphKey, float] = field(default_factory=dict)
+    nbytes: dict[GraphKey, int] = field(default_factory=dict)
+
+    def count(self, decision: Decision, real_rows: int, graph_rows: int) -> None:
+        if decision.key is None:
+            self.fallbacks[decision.reason] += 1
+            return
+        self.replays[decision.key] += 1
+        self.real_rows += real_rows
+        self.padded_rows += graph_rows - real_rows
+
+    @property
+    def padding(self) -> float:
+        """Padded rows as a share of real ones."""
+        return self.padded_rows / self.real_rows if self.real_rows else 0.0
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain data for metrics and pages."""
+        return {
+            "replays": {str(key): count for key, count in self.replays.items()},
+            "fallbacks": {reason.name.lower(): count for reason, count in self.fallbacks.items()},
+            "real_rows": self.real_rows,
+            "padded_rows": self.padded_rows,
+            "capture_seconds": {str(key): seconds for key, seconds in self.capture_s.items()},
+            "bytes": {str(key): nbytes for key, nbytes in self.nbytes.items()},
+        }

@@ -1,0 +1,215 @@
+"""Verify: replays against eager runs, in the sequences that break graphs which froze or leaked something."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.config import Tier
+from saccade.errors import GraphError
+from saccade.graphs.key import Capacity, GraphKey
+from saccade.graphs.runner import GraphRunner, copy_out
+
+Lengths = tuple[int, ...]
+Values = Mapping[str, Any]
+Tensors = dict[str, Tensor]
+Consume = Callable[[Mapping[str, Tensor]], Tensors]
+
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+MAX_SEGMENTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence on one graph: how far its results were from eager, as a share of the largest eager value."""
+
+    key: str
+    sequence: str
+    num_batches: int
+    difference: float
+    tolerance: float
+    problem: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        return not self.problem and self.difference <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    rows: tuple[Row, ...]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether something was checked, and all of it was right."""
+        return bool(self.rows) and all(row.is_right for row in self.rows)
+
+    def __str__(self) -> str:
+        lines = []
+        for row in self.rows:
+            verdict = "ok" if row.is_right else f"WRONG {row.problem}".rstrip()
+            lines.append(
+                f"{row.key:<48} {row.sequence:<20} {row.num_batches:>4} {row.difference:>10.2e} "
+                f"(allowed {row.tolerance:.0e})  {verdict}"
+            )
+        return "\n".join(lines)
+
+
+def verify(runner: GraphRunner, *, consume: Consume = copy_out, seed: int = 0) -> Report:
+    """Run the adversarial sequences on every captured bucket and, where the exact tier is on, on exact graphs.
+
+    `consume` is how results are taken out of the buffers: what it keeps must survive later replays.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    rows: list[Row] = []
+    for graph in runner.graphs:
+        if not graph.key.digest:
+            rows.extend(_verify_bucket(runner, graph.key, consume, rng))
+    if Tier.EXACT in runner.settings.tiers:
+        rows.append(_verify_exact(runner, consume, rng))
+    return Report(tuple(rows))
+
+
+def _verify_bucket(runner: GraphRunner, key: GraphKey, consume: Consume, rng: torch.Generator) -> Iterator[Row]:
+    for name, lengths in _sequences(runner, key.capacity, rng).items():
+        poison = name.startswith("poisoned")
+
+        def replay(values: Values, poison: bool = poison) -> Tensors:
+            if poison:
+                _poison(runner, key)
+            return runner.replay(key, runner.phase.arena.admit(values), consume, poison=poison)
+
+        yield _compare(runner, str(key), name, [runner.phase.example(part, rng) for part in lengths], replay)
+
+
+def _verify_exact(runner: GraphRunner, consume: Consume, rng: torch.Generator) -> Row:
+    """Two structures of the same sizes, through the runner's own choice: neither may get the other's graph."""
+    capacity = runner.phase.arena.limits
+    one, other = _equal_totals(runner, capacity, rng, count=2)
+    name = f"{runner.phase.name}/{runner.settings.mode} exact"
+
+    def run(values: Values) -> Tensors:
+        return runner.run(values, consume)
+
+    gate, runner.gate = runner.gate, None
+    try:
+        for _ in range(runner.settings.exact_after):
+            run(runner.phase.example(one, rng))
+        runner.capture_hot(limit=runner.settings.exact_max_graphs)
+        replays_before = _num_exact_replays(runner)
+        lengths = (one, other, one, other)
+        row = _compare(runner, name, "equal totals", [runner.phase.example(part, rng) for part in lengths], run)
+    finally:
+        runner.gate = gate
+    if _num_exact_replays(runner) == replays_before:
+        return Row(row.key, row.sequence, 0, row.difference, row.tolerance, "no exact graph was replayed")
+    return row
+
+
+def _num_exact_replays(runner: GraphRunner) -> int:
+    return sum(count for key, count in runner.stats.replays.items() if key.digest)
+
+
+def _compare(
+    runner: GraphRunner, key: str, name: str, batches: Sequence[Values], run: Callable[[Values], Tensors]
+) -> Row:
+    """Run a sequence; compare each result with eager at once, and again when all later replays are done."""
+    kept: list[tuple[Tensors, Tensors]] = []
+    worst, tolerance = 0.0, 0.0
+    try:
+        for values in batches:
+            expected = runner.eager(values, copy_out)
+            actual = run(values)
+            kept.append((actual, expected))
+            worst = max(worst, _difference(actual, expected))
+            tolerance = max(TOLERANCES.get(t.dtype, 0.0) for t in expected.values())
+        worst_kept = max(_difference(actual, expected) for actual, expected in kept)
+    except GraphError as error:
+        return Row(key, name, len(kept), float("inf"), tolerance, str(error))
+    problem = "a result changed after it was handed over" if worst_kept > max(worst, tolerance) else ""
+    return Row(key, name, len(batches), max(worst, worst_kept), tolerance, problem)
+
+
+def _difference(actual: Tensors, expected: Tensors) -> float:
+    """The largest difference as a share of the largest expected value; infinite where something is not a number."""
+    worst = 0.0
+    for name, right in expected.items():
+        if right.numel() == 0:
+            continue
+        difference = (actual[name].double() - right.double()).abs().max()
+        share = (difference / right.double().abs().max().clamp_min(1e-30)).item()
+        worst = max(worst, share if share == share else float("inf"))
+    return worst
+
+
+def _poison(runner: GraphRunner, key: GraphKey) -> None:
+    """Replay on nothing but NaN and no valid row: every temporary of the graph is NaN before the next replay."""
+    arena = runner.phase.arena
+    arena.poison(key.capacity)
+    empty = arena.empty_batch()
+    runner.replay(key, empty, lambda outputs: None, poison=True)
+
+
+def _sequences(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> dict[str, list[Lengths]]:
+    a, b, c = _equal_totals(runner, capacity, rng, count=3)
+    rows = capacity[runner.phase.rows]
+    full = _compose(rows, _num_segments(runner, capacity), rng)
+    mixed = [_random_layout(runner, capacity, rng) for _ in range(6)]
+    order = torch.randperm(2 * len(mixed), generator=rng).tolist()
+    shuffled = [(mixed + mixed)[i] for i in order]
+    sequences = {
+        "equal totals": [a, b, c],
+        "A-B-A": [a, b, a],
+        "small-large-small": [(1,), full, (1,)],
+        "shuffled": shuffled,
+        "poisoned": [a, (1,), b],
+    }
+    fits = _fitter(runner, capacity, rng)
+    return {name: [lengths for lengths in sequence if fits(lengths)] for name, sequence in sequences.items()}
+
+
+def _fitter(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> Callable[[Lengths], bool]:
+    """An example may make more of a dimension than a bucket holds (windows of a segment, say): leave that one out."""
+
+    def fits(lengths: Lengths) -> bool:
+        arena = runner.phase.arena
+        return arena.misfit(arena.admit(runner.phase.example(lengths, rng)).sizes, capacity) is None
+
+    return fits
+
+
+def _num_segments(runner: GraphRunner, capacity: Capacity) -> int:
+    """Segments to cut a batch into, so that one is left for the padding."""
+    dimension = runner.phase.segments
+    return min(capacity[dimension] - 1, MAX_SEGMENTS) if dimension else 1
+
+
+def _equal_totals(runner: GraphRunner, capacity: Capacity, rng: torch.Generator, count: int) -> list[Lengths]:
+    """Layouts with the same number of rows and segments and, where there are two or more, other boundaries."""
+    total = max(capacity[runner.phase.rows] * 7 // 8, 1)
+    segments = max(1, min(_num_segments(runner, capacity), total, 3))
+    found: list[Lengths] = []
+    for _ in range(100):
+        lengths = _compose(total, segments, rng)
+        if lengths not in found:
+            found.append(lengths)
+        if len(found) == count:
+            return found
+    return [found[i % len(found)] for i in range(count)]
+
+
+def _random_layout(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> Lengths:
+    total = int(torch.randint(1, capacity[runner.phase.rows] + 1, (), generator=rng))
+    segments = int(torch.randint(1, max(2, _num_segments(runner, capacity) + 1), (), generator=rng))
+    return _compose(total, min(segments, total), rng)
+
+
+def _compose(total: int, parts: int, rng: torch.Generator) -> Lengths:
+    """A random way to write a total as a sum of positive parts."""
+    parts = max(1, min(parts, total))
+    cuts = sorted((torch.randperm(total - 1, generator=rng)[: parts - 1] + 1).tolist()) if total > 1 else []
+    edges = [0, *cuts, total]
+    return tuple(high - low for low, high in pairwise(edges))

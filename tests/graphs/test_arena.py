@@ -1,0 +1,169 @@
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade.errors import ConfigError, GraphError
+from saccade.graphs import Arena, Capacity, Fill, RepeatLast, boundaries, metadata, output, rows
+
+LIMITS = {"tokens": 16, "segments": 5}
+
+
+def make_arena() -> Arena:
+    buffers = [
+        rows("x", ("tokens", 3), torch.float32),
+        rows("last", ("tokens",), torch.float32, padding=RepeatLast()),
+        rows("three", (3, "tokens"), torch.int64, padding=Fill(-1)),
+        metadata("slots", ("tokens",), torch.int64, padding=Fill(7)),
+        metadata("positions", (3, "tokens"), padding=RepeatLast()),
+        metadata("scale", (), torch.float32),
+        boundaries("cu", of="tokens", count="segments"),
+        output("y", ("tokens", 2), torch.float32),
+    ]
+    return Arena(buffers, LIMITS, "cpu")
+
+
+def values(*lengths: int) -> dict[str, Any]:
+    n = sum(lengths)
+    return {
+        "x": torch.randn(n, 3),
+        "last": torch.arange(1.0, n + 1),
+        "three": torch.randint(1, 9, (3, n)),
+        "slots": torch.arange(n),
+        "positions": np.arange(3 * n).reshape(3, n),
+        "scale": 0.5,
+        "cu": [0, *np.cumsum(lengths).tolist()],
+    }
+
+
+def test_a_batch_and_its_padding_land_in_the_views() -> None:
+    arena, given_values = make_arena(), values(2, 3)
+    capacity = Capacity.of(tokens=8, segments=4)
+    arena.fill(arena.admit(given_values), capacity)
+    views = arena.views(capacity)
+    assert torch.equal(views["x"][:5], given_values["x"])
+    assert views["x"][5:].eq(0).all()
+    assert views["last"].tolist() == [1, 2, 3, 4, 5, 5, 5, 5]
+    assert torch.equal(views["three"][:, :5], given_values["three"])
+    assert views["three"][:, 5:].eq(-1).all()
+    assert views["slots"].tolist() == [0, 1, 2, 3, 4, 7, 7, 7]
+    assert views["positions"][2].tolist() == [10, 11, 12, 13, 14, 14, 14, 14]
+    assert views["scale"].item() == 0.5
+    assert views["cu"].tolist() == [0, 2, 5, 8, 8]
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.integers(0, 4), st.integers(0, 2))
+def test_padded_rows_are_a_segment_of_their_own(lengths: list[int], more_rows: int, more_segments: int) -> None:
+    total = sum(lengths)
+    buffers = [rows("x", ("tokens",), torch.float32), boundaries("cu", of="tokens", count="segments")]
+    arena = Arena(buffers, {"tokens": 40, "segments": 9}, "cpu")
+    capacity = Capacity.of(tokens=total + more_rows, segments=len(lengths) + 1 + more_segments)
+    arena.fill(arena.admit({"x": torch.randn(total), "cu": [0, *np.cumsum(lengths).tolist()]}), capacity)
+    cu = arena.views(capacity)["cu"].tolist()
+    assert cu[: len(lengths) + 1] == [0, *np.cumsum(lengths).tolist()]
+    assert cu == sorted(cu)
+    assert set(cu[len(lengths) + 1 :]) == {capacity["tokens"]}
+
+
+def test_views_never_move() -> None:
+    arena = make_arena()
+    capacity = Capacity.of(tokens=8, segments=3)
+    before = {name: view.data_ptr() for name, view in arena.views(capacity).items()}
+    addresses = arena.addresses()
+    for lengths in ((1,), (4, 4, 8), (2, 2)):
+        batch = arena.admit(values(*lengths))
+        arena.fill(batch, batch.sizes)
+    assert {name: view.data_ptr() for name, view in arena.views(capacity).items()} == before
+    assert arena.addresses() == addresses
+
+
+def test_views_are_contiguous_and_do_not_overlap() -> None:
+    arena = make_arena()
+    views = arena.views(Capacity.of(tokens=7, segments=3))
+    spans = sorted((v.data_ptr(), v.data_ptr() + v.nbytes) for v in views.values())
+    assert all(view.is_contiguous() for view in views.values())
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+    assert all(arena.owns(view) for view in views.values())
+    assert not arena.owns(torch.zeros(3))
+
+
+def test_rows_written_in_place_are_not_copied() -> None:
+    arena = make_arena()
+    ready = values(3)
+    ready["x"] = arena.rows("x", 3)
+    ready["x"].fill_(4.0)
+    arena.fill(arena.admit(ready), Capacity.of(tokens=8, segments=2))
+    view = arena.views(Capacity.of(tokens=8, segments=2))["x"]
+    assert view[:3].eq(4).all()
+    assert view[3:].eq(0).all()
+    with pytest.raises(GraphError, match=r"'three' of shape \(3, 'tokens'\) has no rows"):
+        arena.rows("three", 2)
+
+
+def test_poison_reaches_padding_only() -> None:
+    arena = make_arena()
+    batch, capacity = arena.admit(values(5)), Capacity.of(tokens=8, segments=2)
+    arena.fill(batch, capacity)
+    arena.poison(capacity, batch.sizes)
+    views = arena.views(capacity)
+    assert views["x"][:5].isfinite().all()
+    assert views["x"][5:].isnan().all()
+    assert views["cu"].tolist() == [0, 5, 8]
+    arena.poison(capacity)
+    assert arena.views(capacity)["y"].isnan().all()
+
+
+BAD_BATCHES = [
+    ({"x": None}, "input 'x' is a NoneType; give a tensor"),
+    ({"x": torch.zeros(5, 3, dtype=torch.float64)}, "'x' is torch.float64; the buffer is torch.float32"),
+    ({"x": torch.zeros(5, 4)}, r"'x' has shape \(5, 4\); the buffer is \('tokens', 3\)"),
+    ({"x": torch.zeros(4, 3)}, "inputs disagree on 'tokens': 'x' has 4, 'last' has 5"),
+    ({"slots": [0.5] * 5}, "metadata 'slots' is float64; the buffer holds integers"),
+    ({"cu": [0, 3, 2, 5]}, "boundaries 'cu' fall from 3 to 2 at 2; they must not decrease"),
+    ({"cu": [1, 5]}, r"boundaries 'cu' start with \[1\]; they must start with 0"),
+    ({"cu": []}, "boundaries 'cu' start with"),
+    ({"cu": [0, 4]}, "boundaries 'cu' end at 4; the batch has 5 tokens"),
+    ({"extra": torch.zeros(1)}, "unexpected input 'extra'; the arena takes x, last, three"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_BATCHES)
+def test_a_bad_batch_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        make_arena().admit({**values(2, 3), **change})
+
+
+def test_a_missing_input_is_named() -> None:
+    incomplete = values(2)
+    del incomplete["slots"]
+    with pytest.raises(GraphError, match="missing input 'slots'"):
+        make_arena().admit(incomplete)
+
+
+def test_a_batch_that_does_not_fit_is_refused_before_anything_is_written() -> None:
+    arena = make_arena()
+    batch = arena.admit(values(2, 3, 4))
+    assert arena.misfit(batch.sizes, Capacity.of(tokens=9, segments=3)) is None
+    assert arena.misfit(batch.sizes, Capacity.of(tokens=8, segments=3)) == "tokens: 9 > 8"
+    # one more row of padding needs one more segment to hold it
+    assert arena.misfit(batch.sizes, Capacity.of(tokens=10, segments=3)) == "segments: 4 > 3"
+    with pytest.raises(GraphError, match="does not fit segments=3 tokens=10: segments: 4 > 3"):
+        arena.fill(batch, Capacity.of(tokens=10, segments=3))
+
+
+@pytest.mark.parametrize(
+    ("buffers", "message"),
+    [
+        (lambda: [rows("x", ("tokens", "segments"), torch.float32)], "varies in several axes"),
+        ([rows("x", ("patches",), torch.float32)], "varies in 'patches'; limits are set for"),
+        ([rows("x", ("tokens",), torch.float32), output("x", ("tokens",), torch.float32)], r"declared twice: \['x'\]"),
+        ([metadata("m", ("tokens",), torch.bfloat16)], "metadata 'm' is torch.bfloat16"),
+    ],
+)
+def test_a_bad_declaration_is_refused(buffers: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Arena(buffers() if callable(buffers) else buffers, LIMITS, "cpu")

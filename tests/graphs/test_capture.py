@@ -1,0 +1,138 @@
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from saccade.config import Mode
+from saccade.errors import AddressError, CaptureError, GraphError
+from saccade.graphs import Arena, Capacity, Frame, GraphKey, Watched, bridge, capture, lane_for, output, rows, run_body
+from tests.graphs import toy
+
+CAPACITY = Capacity.of(tokens=16, segments=4)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_replay_is_bit_identical_to_the_body_run_eagerly_on_the_same_buffers(mode: Mode) -> None:
+    phase = toy.make_phase()
+    arena = phase.arena
+    arena.fill(arena.admit(toy.batch(16)), CAPACITY)
+    graph = capture(phase.body, GraphKey("toy", mode, CAPACITY), arena, lane_for(arena.device), state=phase.state)
+    for seed, lengths in enumerate([(4, 6), (5, 5), (16,), (1,), (3, 3, 3)]):
+        arena.fill(arena.admit(toy.batch(*lengths, seed=seed)), CAPACITY)
+        graph.replay()
+        replayed = arena.views(CAPACITY)["y"].clone()
+        with torch.no_grad():
+            run_body(phase.body, Frame(arena, CAPACITY))
+        assert torch.equal(replayed, arena.views(CAPACITY)["y"])
+
+
+def test_a_piecewise_graph_is_pieces_with_calls_between_them() -> None:
+    phase = toy.make_phase()
+    lane = lane_for(phase.arena.device)
+    full = capture(phase.body, GraphKey("toy", Mode.FULL, CAPACITY), phase.arena, lane, state=phase.state)
+    piecewise = capture(phase.body, GraphKey("toy", Mode.PIECEWISE, CAPACITY), phase.arena, lane, state=phase.state)
+    assert full.num_steps == 1
+    assert piecewise.num_steps == 2 * toy.LAYERS + 1
+
+
+def test_calls_outside_read_live_host_values_and_pieces_do_not() -> None:
+    factor = [2.0]
+
+    def scaled(a: Tensor) -> Tensor:
+        return a * factor[0]
+
+    def body(frame: Frame) -> dict[str, Tensor]:
+        return {"y": frame.outside(scaled, out="b", a=frame["x"] + factor[0])}
+
+    replay, arena = captured(body, Mode.PIECEWISE)
+    arena.rows("x", 4).fill_(1.0)
+    factor[0] = 10.0
+    replay()
+    assert arena.views({"tokens": 4})["y"].unique().tolist() == [30.0], "(1 + 2 frozen) * 10 live"
+
+
+def body_with_result(make: object) -> object:
+    def body(frame: Frame) -> dict[str, Tensor]:
+        return {"y": frame.outside(make, out="b", a=frame["x"] * 2) + 1}  # type: ignore[arg-type]
+
+    return body
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_the_result_of_a_break_may_have_another_layout(mode: Mode) -> None:
+    def transposed_twice(a: Tensor) -> Tensor:
+        return a.t().contiguous().t().reshape(4, 2, 3)
+
+    replay, arena = captured(body_with_result(transposed_twice), mode)
+    arena.rows("x", 4).copy_(torch.arange(24.0).view(4, 6))
+    replay()
+    assert torch.equal(arena.views({"tokens": 4})["y"], torch.arange(24.0).view(4, 6) * 2 + 1)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_another_element_count_is_an_error_that_shows_both_shapes(mode: Mode) -> None:
+    with pytest.raises(GraphError, match=r"\(3, 6\) torch.float32; its buffer is \(4, 6\) torch.float32"):
+        captured(body_with_result(lambda a: a[:3]), mode)
+    with pytest.raises(GraphError, match=r"\(4, 6\) torch.float64; its buffer is \(4, 6\) torch.float32"):
+        captured(body_with_result(lambda a: a.double()), mode)
+
+
+def double(a: Tensor) -> Tensor:
+    return a + a
+
+
+def test_a_temporary_cannot_cross_a_break() -> None:
+    def body(frame: Frame) -> dict[str, Tensor]:
+        return {"y": frame.outside(double, frame["x"] * 2, out="b")}
+
+    with pytest.raises(CaptureError, match=r"argument 0 of double, shape \(4, 6\), is neither a static buffer"):
+        captured(body, Mode.PIECEWISE)
+    captured(body, Mode.FULL)
+
+
+def test_a_body_that_waits_for_the_device_cannot_be_captured() -> None:
+    with pytest.raises(CaptureError, match="makes the host wait"):
+        captured(lambda frame: {"y": frame["x"] * frame["x"].sum().item()}, Mode.FULL)
+
+
+def test_an_undeclared_output_is_named() -> None:
+    with pytest.raises(GraphError, match="body gave 'z'; the declared outputs are y"):
+        captured(lambda frame: {"z": frame["x"]}, Mode.FULL)
+
+
+def test_a_regrown_buffer_is_refused_by_name() -> None:
+    replay, arena = captured(lambda frame: {"y": frame["x"] * 2}, Mode.FULL)
+    replay()
+    arena._storages["x"] = torch.zeros(999)
+    with pytest.raises(AddressError, match=r"'x' was at 0x\w+ when graph \[toy/full tokens=4\] was captured"):
+        replay()
+
+
+@pytest.mark.parametrize("move", ["replace", "data", "remove"])
+def test_a_moved_weight_is_refused_by_name(move: str) -> None:
+    module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)).eval()
+    replay, _ = captured(lambda frame: {"y": module(frame["x"])}, Mode.FULL, module)
+    replay()
+    if move == "replace":
+        module[0].weight = nn.Parameter(torch.randn(6, 6))
+    elif move == "data":
+        module[0].weight.data = torch.randn(6, 6)
+    else:
+        del module[0].weight
+    with pytest.raises(AddressError, match=r"'0.weight'"):
+        replay()
+
+
+def captured(body: object, mode: Mode, module: nn.Module | None = None) -> tuple[partial[None], Arena]:
+    buffers = [
+        rows("x", ("tokens", 6), torch.float32),
+        bridge("a", ("tokens", 6), torch.float32),
+        bridge("b", ("tokens", 6), torch.float32),
+        output("y", ("tokens", 6), torch.float32),
+    ]
+    arena = Arena(buffers, {"tokens": 4}, "cpu")
+    key = GraphKey("toy", mode, Capacity.of(tokens=4))
+    state = Watched(module or nn.Module())
+    graph = capture(body, key, arena, lane_for(arena.device), state=state)  # type: ignore[arg-type]
+    return partial(graph.replay), arena

@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade.config import Mode
+from saccade.graphs import Capacity, GraphKey, row_buckets, structure_digest
+
+
+def test_boundaries_of_equal_total_have_other_digests() -> None:
+    assert structure_digest({"cu": [0, 4, 10, 18]}) != structure_digest({"cu": [0, 5, 10, 18]})
+
+
+def test_a_digest_covers_every_boundary_and_its_name() -> None:
+    one = structure_digest({"cu": [0, 8], "windows": [0, 4, 8]})
+    assert one != structure_digest({"cu": [0, 8], "windows": [0, 3, 8]})
+    assert one != structure_digest({"cu": [0, 4, 8], "windows": [0, 8]})
+    assert one == structure_digest({"windows": np.array([0, 4, 8], dtype=np.int32), "cu": (0, 8)})
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=2, max_size=2, unique_by=tuple))
+def test_other_structures_have_other_digests(pair: list[list[int]]) -> None:
+    assert structure_digest({"a": pair[0]}) != structure_digest({"a": pair[1]})
+
+
+def test_a_key_prints_in_one_line() -> None:
+    capacity = Capacity.of(tokens=1024, segments=17)
+    assert str(GraphKey("vision", Mode.FULL, capacity)) == "vision/full segments=17 tokens=1024"
+    exact = GraphKey("vision", Mode.PIECEWISE, capacity, structure_digest({"cu": [0, 1024]}))
+    assert str(exact).startswith("vision/piecewise segments=17 tokens=1024 exact=")
+
+
+def test_capacities_are_equal_whatever_the_order_of_their_dimensions() -> None:
+    assert Capacity.of(tokens=8, segments=2) == Capacity.of({"segments": 2, "tokens": 8})
+    assert dict(Capacity.of(tokens=8)) == {"tokens": 8}
+    with pytest.raises(KeyError):
+        Capacity.of(tokens=8)["segments"]
+
+
+@given(st.integers(1, 20_000), st.integers(1, 64))
+def test_buckets_rise_from_the_smallest_to_the_largest(largest: int, smallest: int) -> None:
+    buckets = row_buckets(largest, smallest=smallest)
+    assert list(buckets) == sorted(set(buckets))
+    assert buckets[0] == min(smallest, largest)
+    assert buckets[-1] == largest
+
+
+@pytest.mark.parametrize("largest", [1024, 8192, 10_000])
+def test_uniform_sizes_are_padded_by_less_than_the_waste(largest: int) -> None:
+    buckets = np.array(row_buckets(largest, waste=0.06))
+    sizes = np.arange(64, largest + 1)
+    padded = buckets[np.searchsorted(buckets, sizes)] - sizes
+    assert padded.sum() / sizes.sum() < 0.06
+    assert len(buckets) < 80

@@ -1,0 +1,122 @@
+"""The twin must do what a CUDA graph does: same storages, frozen host values, no Python of the body run again."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade.errors import CaptureError
+from saccade.graphs import RecordedLane
+
+
+def record(body: Callable[[], object]) -> Callable[[], None]:
+    lane = RecordedLane()
+    lane.begin()
+    try:
+        body()
+    except BaseException:
+        lane.abandon()
+        raise
+    piece = lane.end()
+    assert piece is not None
+    return piece
+
+
+def test_a_replay_reads_and_writes_the_same_storages() -> None:
+    x, y = torch.randn(4, 3), torch.empty(4, 3)
+    replay = record(lambda: y.copy_(torch.relu(x) * 2 + x.mean()))
+    x.copy_(torch.randn(4, 3))
+    replay()
+    assert torch.equal(y, torch.relu(x) * 2 + x.mean())
+
+
+def test_views_in_place_updates_and_out_arguments_are_replayed() -> None:
+    x, y = torch.randn(4, 6), torch.zeros(2, 12)
+
+    def body() -> None:
+        left, right = x.split(3, dim=1)
+        both = torch.cat([right, left], dim=1).view(2, 12)
+        both[:, ::2].mul_(3)
+        torch.add(both, 1, out=y)
+
+    replay = record(body)
+    x.copy_(torch.randn(4, 6))
+    replay()
+    replayed = y.clone()
+    body()
+    assert torch.equal(replayed, y)
+
+
+def test_host_values_are_frozen() -> None:
+    x, y, scale = torch.ones(3), torch.empty(3), [2.0]
+    replay = record(lambda: y.copy_(x * scale[0]))
+    scale[0] = 5.0
+    replay()
+    assert y.tolist() == [2, 2, 2]
+
+
+def test_a_list_read_from_a_tensor_is_frozen() -> None:
+    cu, x, y = torch.tensor([0, 1, 4]), torch.arange(4.0), torch.empty(2)
+    replay = record(lambda: y.copy_(torch.stack([part.sum() for part in x.split(cu.diff().tolist())])))
+    assert y.tolist() == [0, 6]
+    cu.copy_(torch.tensor([0, 3, 4]))
+    replay()
+    assert y.tolist() == [0, 6], "a CUDA graph would not notice the new boundaries either"
+
+
+def test_memory_that_nothing_writes_keeps_what_it_held() -> None:
+    held: list[Tensor] = []
+
+    def body() -> None:
+        scratch = torch.empty(3)
+        scratch[0] = 1.0
+        held.append(scratch)
+
+    replay = record(body)
+    held[0].fill_(float("nan"))
+    replay()
+    assert held[0][0] == 1
+    assert held[0][1:].isnan().all()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: torch.masked_select(x, x > 0),
+        lambda x: torch.repeat_interleave(x.int().abs()),
+        lambda x: bool((x > 0).any()),
+        lambda x: torch.unique(x),
+    ],
+)
+def test_what_makes_the_host_wait_is_refused(read: Callable[[Tensor], object]) -> None:
+    with pytest.raises(CaptureError, match="makes the host wait"):
+        record(lambda: read(torch.randn(4)))
+
+
+def test_indexing_by_integers_is_captured() -> None:
+    x, index, y = torch.randn(5, 2), torch.tensor([4, 0, 2]), torch.empty(3, 2)
+
+    def body() -> None:
+        y.copy_(x[index])
+        x[index[:1]] = 0.5
+
+    replay = record(body)
+    x.copy_(torch.randn(5, 2))
+    index.copy_(torch.tensor([1, 3, 3]))
+    expected = x[index].clone()
+    replay()
+    assert torch.equal(y, expected)
+    assert x[1].tolist() == [0.5, 0.5]
+
+
+def test_an_empty_piece_is_no_piece() -> None:
+    lane = RecordedLane()
+    lane.begin()
+    torch.randn(4).view(2, 2)  # makes a tensor
+    assert lane.end() is not None
+    lane.begin()
+    assert lane.end() is None

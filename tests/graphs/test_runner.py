@@ -1,0 +1,211 @@
+import pytest
+import torch
+
+from saccade.config import GraphSettings, Mode, Tier
+from saccade.errors import ConfigError, GraphError
+from saccade.graphs import Capacity, Curve, Gate, GraphRunner, Reason, copy_out
+from tests.graphs import toy
+
+BOTH = frozenset({Tier.CAPACITY, Tier.EXACT})
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_equal_totals_with_other_boundaries_replay_one_graph_rightly(mode: Mode) -> None:
+    """sglang#16902: [4, 6, 8] and [5, 5, 8] have the same total and must not share frozen boundaries."""
+    runner = toy.make_runner(GraphSettings(mode=mode))
+    for lengths in ((4, 6, 8), (5, 5, 8), (4, 6, 8), (18,), (6, 6, 6)):
+        values = toy.batch(*lengths)
+        result = runner.run(values, copy_out)["y"]
+        torch.testing.assert_close(result, toy.alone(runner, values), rtol=0, atol=1e-5)
+    assert runner.stats.fallbacks.total() == 0
+    assert {str(key) for key in runner.stats.replays} == {f"toy/{mode} segments=6 tokens=32"}
+
+
+def test_the_smallest_bucket_that_holds_a_batch_is_chosen() -> None:
+    runner = toy.make_runner(buckets=((8, 3), (16, 3), (24, 6)))
+
+    def chosen(*lengths: int) -> str:
+        return str(runner.decide(runner.phase.arena.admit(toy.batch(*lengths))).key)
+
+    assert chosen(8) == "toy/full segments=3 tokens=8"
+    assert chosen(9) == "toy/full segments=3 tokens=16"
+    assert chosen(2, 2, 4) == "toy/full segments=3 tokens=8", "full: no segment is needed for padding"
+    assert chosen(2, 2, 3) == "toy/full segments=6 tokens=24", "three segments and the padding make four"
+
+
+def test_rows_and_padding_are_counted() -> None:
+    runner = toy.make_runner(buckets=((16, 4),))
+    runner.run(toy.batch(4, 6), copy_out)
+    runner.run(toy.batch(16), copy_out)
+    assert (runner.stats.real_rows, runner.stats.padded_rows) == (26, 6)
+    assert runner.stats.padding == pytest.approx(6 / 26)
+    snapshot = runner.stats.snapshot()
+    assert snapshot["replays"] == {"toy/full segments=4 tokens=16": 2}
+    assert snapshot["bytes"]["toy/full segments=4 tokens=16"] > 0
+    assert snapshot["capture_seconds"]["toy/full segments=4 tokens=16"] > 0
+
+
+def test_a_batch_larger_than_every_bucket_runs_eagerly_with_a_reason() -> None:
+    runner = toy.make_runner()
+    values = toy.batch(30, 30)
+    result = runner.run(values, copy_out)["y"]
+    torch.testing.assert_close(result, toy.alone(toy.make_runner(buckets=((64, 4),)), values), rtol=0, atol=1e-5)
+    assert runner.stats.fallbacks == {Reason.TOO_LARGE: 1}
+    decision = runner.decide(runner.phase.arena.admit(values))
+    assert str(decision) == "eager: it is larger than every bucket (tokens: 60 > 32)"
+
+
+def test_too_many_segments_run_eagerly_with_a_reason() -> None:
+    runner = toy.make_runner()
+    runner.run(toy.batch(*[2] * 9), copy_out)
+    assert runner.stats.fallbacks == {Reason.TOO_LARGE: 1}
+
+
+def test_with_graphs_off_everything_is_eager_and_says_so() -> None:
+    runner = toy.make_runner(GraphSettings(tiers=frozenset()))
+    runner.run(toy.batch(5), copy_out)
+    assert runner.graphs == ()
+    assert runner.stats.fallbacks == {Reason.GRAPHS_OFF: 1}
+
+
+def test_strict_turns_a_fallback_into_an_error() -> None:
+    runner = toy.make_runner(GraphSettings(strict=True))
+    runner.run(toy.batch(5), copy_out)
+    with pytest.raises(GraphError, match=r"toy batch of segments=1 tokens=40 is not replayed.*tokens: 40 > 32"):
+        runner.run(toy.batch(40), copy_out)
+
+
+def test_a_consumer_that_keeps_a_view_is_refused() -> None:
+    runner = toy.make_runner()
+    assert runner.run(toy.batch(5), lambda outputs: float(outputs["y"].sum())) != 0
+    with pytest.raises(GraphError, match=r"the consumer of toy kept a view of shape \(5, 16\) of an output buffer"):
+        runner.run(toy.batch(5), lambda outputs: {"kept": [outputs["y"][:, :16]]})
+
+
+def test_results_that_were_handed_over_do_not_change() -> None:
+    runner = toy.make_runner()
+    first = runner.run(toy.batch(4, 6), copy_out)["y"]
+    kept = first.clone()
+    for seed in range(5):
+        runner.run(toy.batch(4, 6, seed=seed), copy_out)
+    assert torch.equal(first, kept)
+
+
+def test_an_empty_batch_is_all_padding() -> None:
+    runner = toy.make_runner()
+    assert runner.run(toy.batch(), copy_out)["y"].shape == (0, toy.WIDTH)
+
+
+def test_a_bucket_larger_than_the_arena_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"bucket segments=4 tokens=99 of phase toy is larger than its arena"):
+        toy.make_phase(((99, 4),), arena=toy.make_arena(32, 4))
+
+
+def test_progress_names_every_graph_largest_first() -> None:
+    runner, seen = GraphRunner(toy.make_phase()), []
+    runner.capture_buckets(lambda done, total, key: seen.append((done, total, key.capacity["tokens"])))
+    assert seen == [(0, 2, 32), (1, 2, 16)]
+
+
+class TestExact:
+    def test_a_layout_seen_often_gets_a_graph_of_its_own_when_idle(self) -> None:
+        runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=2))
+        values = toy.batch(4, 6, 8)
+        for _ in range(2):
+            assert runner.capture_hot() == []
+            runner.run(values, copy_out)
+        assert [key.capacity for key in runner.capture_hot()] == [Capacity.of(tokens=18, segments=3)]
+        result = runner.run(values, copy_out)["y"]
+        torch.testing.assert_close(result, toy.alone(runner, values), rtol=0, atol=1e-5)
+        assert [count for key, count in runner.stats.replays.items() if key.digest] == [1]
+
+    def test_another_layout_of_the_same_sizes_does_not_get_it(self) -> None:
+        runner = self.hot_runner((4, 6, 8))
+        other = toy.batch(5, 5, 8)
+        assert runner.decide(runner.phase.arena.admit(other)).tier is Tier.CAPACITY
+        result = runner.run(other, copy_out)["y"]
+        torch.testing.assert_close(result, toy.alone(runner, other), rtol=0, atol=1e-5)
+
+    def test_host_boundaries_may_be_read_where_the_key_covers_them(self) -> None:
+        phase = toy.make_phase(encoder=toy.Encoder(toy.from_key))
+        runner = GraphRunner(phase, GraphSettings(tiers=frozenset({Tier.EXACT}), exact_after=1))
+        values = toy.batch(4, 6, 8)
+        runner.run(values, copy_out)
+        runner.capture_hot()
+        fresh = toy.batch(4, 6, 8, seed=5)
+        result = runner.run(fresh, copy_out)["y"]
+        assert runner.stats.replays.total() == 1
+        torch.testing.assert_close(result, toy.alone(runner, fresh), rtol=0, atol=1e-5)
+
+    def test_host_boundaries_are_refused_where_they_are_data(self) -> None:
+        with pytest.raises(GraphError, match="'cu' is data in a capacity graph"):
+            toy.make_runner(encoder=toy.Encoder(toy.from_key))
+
+    def test_count_and_bytes_stay_bounded_while_500_layouts_pass(self) -> None:
+        settings = GraphSettings(tiers=BOTH, exact_after=1, exact_max_graphs=4, exact_max_bytes=400_000)
+        runner = toy.make_runner(settings, buckets=((8, 4),))
+        rng = torch.Generator().manual_seed(3)
+        for seed in range(500):
+            lengths = torch.randint(1, 4, (2,), generator=rng).tolist()
+            runner.run(toy.batch(*lengths, seed=seed), copy_out)
+            if seed % 10 == 0:
+                runner.capture_hot(limit=2)
+            assert len(runner.exact) <= 4
+            assert runner.exact.nbytes <= 400_000
+        assert len(runner.exact) > 0
+        assert runner.stats.fallbacks.total() == 0
+
+    def test_the_least_recently_used_graph_goes_first(self) -> None:
+        runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1, exact_max_graphs=2))
+        for lengths in ((3,), (5,)):
+            runner.run(toy.batch(*lengths), copy_out)
+            runner.capture_hot()
+        runner.run(toy.batch(3), copy_out)
+        runner.run(toy.batch(7), copy_out)
+        runner.capture_hot()
+        assert sorted(graph.key.capacity["tokens"] for graph in runner.exact.graphs) == [3, 7]
+
+    @staticmethod
+    def hot_runner(lengths: tuple[int, ...]) -> GraphRunner:
+        runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1))
+        runner.run(toy.batch(*lengths), copy_out)
+        assert len(runner.capture_hot()) == 1
+        return runner
+
+
+class TestGate:
+    eager = Curve(((10, 1.0), (100, 10.0)))
+    graph = Curve(((10, 2.0), (100, 4.0)))
+
+    def test_times_between_measured_sizes_lie_on_straight_lines(self) -> None:
+        assert self.eager.at(5) == 1.0
+        assert self.eager.at(55) == pytest.approx(5.5)
+        assert self.eager.at(200) == pytest.approx(20.0)
+
+    def test_the_cheapest_tier_wins(self) -> None:
+        gate = Gate(self.eager, self.graph)
+        assert gate.cheapest({Tier.EAGER: 10, Tier.CAPACITY: 10}) is Tier.EAGER
+        assert gate.cheapest({Tier.EAGER: 90, Tier.CAPACITY: 100}) is Tier.CAPACITY
+        assert gate.cheapest({Tier.EAGER: 90, Tier.CAPACITY: 100, Tier.EXACT: 90}) is Tier.EXACT
+
+    def test_a_runner_obeys_its_gate(self) -> None:
+        runner = toy.make_runner(buckets=((16, 4),))
+        runner.gate = Gate(eager=Curve(((16, 1.0),)), graph=Curve(((16, 2.0),)))
+        runner.run(toy.batch(3), copy_out)
+        assert runner.stats.fallbacks == {Reason.EAGER_FASTER: 1}
+        runner.gate = Gate(eager=Curve(((16, 2.0),)), graph=Curve(((16, 1.0),)))
+        runner.run(toy.batch(3), copy_out)
+        assert runner.stats.replays.total() == 1
+
+    def test_a_gate_is_measured_and_printed(self) -> None:
+        gate = toy.make_runner(buckets=((8, 4), (12, 4), (16, 4))).calibrate()
+        assert [rows for rows, _ in gate.graph.points] == [8, 12, 16]
+        assert all(seconds > 0 for _, seconds in (*gate.graph.points, *gate.eager.points))
+        assert len(gate.table().splitlines()) == 4
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ConfigError, match="exact_after is 0"):
+        GraphSettings(exact_after=0)
+    with pytest.raises(ConfigError, match="not a tier"):
+        GraphSettings(tiers=frozenset({Tier.EAGER}))

@@ -1,0 +1,137 @@
+"""A small packed encoder in plain torch, in the right form and in the forms that graphs get wrong."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from saccade.graphs import (
+    Arena,
+    Capacity,
+    Frame,
+    GraphRunner,
+    GraphSettings,
+    Phase,
+    Watched,
+    boundaries,
+    bridge,
+    output,
+    rows,
+)
+
+WIDTH, HEADS, LAYERS = 32, 4, 3
+Attend = Callable[..., Tensor]
+
+
+def segment_attention(qkv: Tensor, cu: Tensor) -> Tensor:
+    """Rows attend within their segment; the boundaries are data."""
+    q, k, v = qkv.view(qkv.shape[0], 3, HEADS, WIDTH // HEADS).permute(1, 2, 0, 3)
+    row = torch.arange(qkv.shape[0], device=qkv.device, dtype=cu.dtype)
+    segment = torch.bucketize(row, cu, right=True)
+    apart = segment[:, None] != segment[None, :]
+    scores = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5).masked_fill(apart, -torch.inf)
+    weights = scores.softmax(-1).masked_fill(apart, 0)
+    out: Tensor = weights @ v.nan_to_num()  # a masked weight is zero, but zero times NaN is NaN
+    return out.transpose(0, 1).reshape(qkv.shape[0], WIDTH)
+
+
+def split_attention(qkv: Tensor, lengths: list[int]) -> Tensor:
+    """The same, with the boundaries as host values."""
+    whole = [segment_attention(part, torch.tensor([0, len(part)]).to(qkv.device)) for part in qkv.split(lengths)]
+    return torch.cat(whole)
+
+
+def from_data(frame: Frame, qkv: Tensor) -> Tensor:
+    return segment_attention(qkv, frame["cu"])
+
+
+def from_key(frame: Frame, qkv: Tensor) -> Tensor:
+    """Right in an exact graph alone: host values that the key covers."""
+    return split_attention(qkv, np.diff(frame.structure("cu")).tolist())
+
+
+def frozen(frame: Frame, qkv: Tensor) -> Tensor:
+    """The bug: boundaries of a capacity graph read on the host while it is captured."""
+    return split_attention(qkv, np.diff(frame["cu"].tolist()).tolist())
+
+
+class Encoder(nn.Module):
+    def __init__(self, attend: Attend = from_data, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.attend = attend
+        self.qkv = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH, dtype=dtype) for _ in range(LAYERS))
+        self.proj = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=dtype) for _ in range(LAYERS))
+        self.mlp = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=dtype) for _ in range(LAYERS))
+
+    def forward(self, frame: Frame) -> dict[str, Tensor]:
+        x = frame["x"]
+        for qkv, proj, mlp in zip(self.qkv, self.proj, self.mlp, strict=True):
+            attended = frame.outside(self.attend, frame, out="attended", qkv=qkv(x))
+            x = x + proj(attended)
+            x = x + F.gelu(mlp(x))
+        return {"y": x}
+
+
+def example(
+    lengths: tuple[int, ...], rng: torch.Generator, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
+    x = torch.randn(sum(lengths), WIDTH, generator=rng).to(device, dtype)
+    return {"x": x, "cu": [0, *np.cumsum(lengths).tolist()]}
+
+
+def make_phase(
+    buckets: tuple[tuple[int, int], ...] = ((16, 4), (32, 6)),
+    *,
+    encoder: nn.Module | None = None,
+    arena: Arena | None = None,
+    device: str = "cpu",
+    state: Mapping[str, Tensor] | None = None,
+) -> Phase:
+    torch.manual_seed(1)
+    encoder = (encoder or Encoder()).to(device)
+    dtype = next(encoder.parameters()).dtype
+    return Phase(
+        name="toy",
+        body=encoder,
+        arena=arena or make_arena(max(r for r, _ in buckets), max(s for _, s in buckets), device, dtype),
+        rows="tokens",
+        buckets=tuple(Capacity.of(tokens=r, segments=s) for r, s in buckets),
+        example=partial(example, device=device, dtype=dtype),
+        state=state if state is not None else Watched(encoder),
+    )
+
+
+def make_arena(tokens: int, segments: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Arena:
+    buffers = [
+        rows("x", ("tokens", WIDTH), dtype),
+        boundaries("cu", of="tokens", count="segments"),
+        bridge("qkv", ("tokens", 3 * WIDTH), dtype),
+        bridge("attended", ("tokens", WIDTH), dtype),
+        output("y", ("tokens", WIDTH), dtype),
+    ]
+    return Arena(buffers, {"tokens": tokens, "segments": segments}, device)
+
+
+def make_runner(settings: GraphSettings | None = None, **phase: Any) -> GraphRunner:
+    runner = GraphRunner(make_phase(**phase), settings)
+    runner.capture_buckets()
+    return runner
+
+
+def batch(*lengths: int, seed: int = 0) -> dict[str, Any]:
+    return example(lengths, torch.Generator().manual_seed(seed))
+
+
+def alone(runner: GraphRunner, values: Mapping[str, Any]) -> Tensor:
+    """The oracle: every segment on its own, so that no boundary matters."""
+    cu = values["cu"]
+    parts = [
+        runner.eager({"x": values["x"][low:high], "cu": [0, high - low]}, lambda outputs: outputs["y"].clone())
+        for low, high in pairwise(cu)
+    ]
+    return torch.cat(parts)
