@@ -1,9 +1,15 @@
 """Settings: frozen, keyword-only, checked once. Facts found at run time live in other types."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from saccade.errors import ConfigError
+
+
+def setting(default: Any, help: str) -> Any:
+    """A field that is also a command-line flag; the flag's name and type are the field's."""
+    return field(default=default, metadata={"help": help})
 
 
 class Mode(StrEnum):
@@ -44,9 +50,20 @@ class GraphSettings:
 class ServerSettings:
     """Where the server listens. Only this machine can reach the default address."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on; 0 picks a free one")
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}; allowed are 0..65535 (--port)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphBenchSettings:
+    """What `saccade bench graphs` measures."""
+
+    size: str = setting("auto", "body to run: 8b, tiny, or auto (8b on a GPU, tiny elsewhere)")
+    layers: int = setting(0, "number of layers; 0 takes the size's own")
+    tokens: tuple[int, ...] = setting((64, 128, 256, 406, 512, 1024, 2048, 4096), "token counts, such as 64,406,4k")
+    device: str = setting("auto", "cuda, cpu, or auto")
+    json: str = setting("", "file to write the figures to")

@@ -6,12 +6,14 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.graphs import (
     Arena,
+    Batch,
     Capacity,
     Frame,
     GraphRunner,
@@ -42,8 +44,8 @@ def segment_attention(qkv: Tensor, cu: Tensor) -> Tensor:
 
 def split_attention(qkv: Tensor, lengths: list[int]) -> Tensor:
     """The same, with the boundaries as host values."""
-    whole = [segment_attention(part, torch.tensor([0, len(part)]).to(qkv.device)) for part in qkv.split(lengths)]
-    return torch.cat(whole)
+    ends = torch.zeros(2, dtype=torch.int32, device=qkv.device)
+    return torch.cat([segment_attention(part, ends + len(part)) for part in qkv.split(lengths)])
 
 
 def from_data(frame: Frame, qkv: Tensor) -> Tensor:
@@ -55,9 +57,27 @@ def from_key(frame: Frame, qkv: Tensor) -> Tensor:
     return split_attention(qkv, np.diff(frame.structure("cu")).tolist())
 
 
-def frozen(frame: Frame, qkv: Tensor) -> Tensor:
-    """The bug: boundaries of a capacity graph read on the host while it is captured."""
+def read_back(frame: Frame, qkv: Tensor) -> Tensor:
+    """A bug: boundaries of a capacity graph read back from their buffer while it is captured."""
     return split_attention(qkv, np.diff(frame["cu"].tolist()).tolist())
+
+
+class HostCopy:
+    """The bug of sglang#16902: boundaries from the host's copy, which capture freezes without a word."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lengths: list[int] = []
+        admit = Arena.admit
+
+        def remember(arena: Arena, values: Mapping[str, Any]) -> Batch:
+            batch = admit(arena, values)
+            self.lengths = np.diff(batch.structure["cu"]).tolist()
+            return batch
+
+        monkeypatch.setattr(Arena, "admit", remember)
+
+    def attend(self, frame: Frame, qkv: Tensor) -> Tensor:
+        return split_attention(qkv, self.lengths)
 
 
 class Encoder(nn.Module):
@@ -123,8 +143,8 @@ def make_runner(settings: GraphSettings | None = None, **phase: Any) -> GraphRun
     return runner
 
 
-def batch(*lengths: int, seed: int = 0) -> dict[str, Any]:
-    return example(lengths, torch.Generator().manual_seed(seed))
+def batch(*lengths: int, seed: int = 0, device: str = "cpu") -> dict[str, Any]:
+    return example(lengths, torch.Generator().manual_seed(seed), device)
 
 
 def alone(runner: GraphRunner, values: Mapping[str, Any]) -> Tensor:

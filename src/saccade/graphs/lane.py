@@ -48,6 +48,7 @@ class CudaLane:
     @property
     def nbytes(self) -> int:
         torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # what warm-ups left cached belongs to no graph
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free
 

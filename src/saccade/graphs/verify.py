@@ -68,6 +68,8 @@ def verify(runner: GraphRunner, *, consume: Consume = copy_out, seed: int = 0) -
     for graph in runner.graphs:
         if not graph.key.digest:
             rows.extend(_verify_bucket(runner, graph.key, consume, rng))
+    if rows:
+        rows.append(_verify_across(runner, consume, rng))
     if Tier.EXACT in runner.settings.tiers:
         rows.append(_verify_exact(runner, consume, rng))
     return Report(tuple(rows))
@@ -83,6 +85,24 @@ def _verify_bucket(runner: GraphRunner, key: GraphKey, consume: Consume, rng: to
             return runner.replay(key, runner.phase.arena.admit(values), consume, poison=poison)
 
         yield _compare(runner, str(key), name, [runner.phase.example(part, rng) for part in lengths], replay)
+
+
+def _verify_across(runner: GraphRunner, consume: Consume, rng: torch.Generator) -> Row:
+    """Random layouts through all buckets, which share one pool: none may see what another left there."""
+    keys = [graph.key for graph in runner.graphs if not graph.key.digest]
+    layouts = [_random_layout(runner, key.capacity, rng) for key in keys for _ in range(2)]
+    order = torch.randperm(len(layouts), generator=rng).tolist()
+    batches = [runner.phase.example(layouts[i], rng) for i in order]
+
+    def run(values: Values) -> Tensors:
+        _poison(runner, keys[int(torch.randint(len(keys), (), generator=rng))])
+        return runner.run(values, consume)
+
+    gate, runner.gate = runner.gate, None
+    try:
+        return _compare(runner, f"{runner.phase.name}/{runner.settings.mode} all buckets", "shuffled", batches, run)
+    finally:
+        runner.gate = gate
 
 
 def _verify_exact(runner: GraphRunner, consume: Consume, rng: torch.Generator) -> Row:
