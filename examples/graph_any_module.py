@@ -43,14 +43,9 @@ buffers = [
 ]
 arena = graphs.Arena(buffers, {"tokens": 128, "segments": 9}, DEVICE)
 buckets = tuple(graphs.Capacity.of(tokens=tokens, segments=9) for tokens in (32, 64, 128))
+weights = graphs.Watched(encoder)
 phase = graphs.Phase(
-    name="encoder",
-    body=encoder,
-    arena=arena,
-    rows="tokens",
-    buckets=buckets,
-    example=example,
-    state=graphs.Watched(encoder),
+    name="encoder", body=encoder, arena=arena, rows="tokens", buckets=buckets, example=example, state=weights
 )
 runner = graphs.GraphRunner(phase)
 runner.capture_buckets()

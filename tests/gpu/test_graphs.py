@@ -232,7 +232,7 @@ def test_memory_is_flat_over_a_thousand_batches() -> None:
 
 def test_smaller_buckets_fit_into_the_memory_of_the_largest() -> None:
     runner = toy.make_runner(buckets=tuple((tokens, 8) for tokens in range(64, 4097, 64)), device="cuda")
-    sizes = {key.capacity["tokens"]: nbytes for key, nbytes in runner.stats.nbytes.items()}
+    sizes = {graph.key.capacity["tokens"]: graph.nbytes for graph in runner.graphs}
     rest = sum(nbytes for tokens, nbytes in sizes.items() if tokens != 4096)
     print(f"largest {sizes[4096] / 2**20:.0f} MiB, the other {len(sizes) - 1} together {rest / 2**20:.0f} MiB")
     assert rest < sizes[4096]

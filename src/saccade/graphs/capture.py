@@ -49,10 +49,12 @@ class CapturedGraph:
         self, key: GraphKey, steps: Sequence[Callable[[], None]], frame: Frame, state: Mapping[str, Tensor]
     ) -> None:
         self.key = key
+        self.frame = frame
         self.capture_s = 0.0
         self.nbytes = 0
+        self.num_replays = 0
         self._steps = tuple(steps)
-        self._keep_alive = (frame, tuple(state.values()))
+        self._keep_alive = tuple(state.values())
         self._arena = frame.arena
         self._state = state
         self._pointers = self._current_pointers()
@@ -67,6 +69,7 @@ class CapturedGraph:
             self._refuse_moved()
         for step in self._steps:
             step()
+        self.num_replays += 1
 
     def _current_pointers(self) -> list[int]:
         return [*self._arena.addresses().values(), *(tensor.data_ptr() for tensor in self._state.values())]

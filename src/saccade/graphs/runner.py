@@ -86,6 +86,20 @@ class GraphRunner:
     def exact(self) -> ExactGraphs:
         return self._exact
 
+    def snapshot(self) -> dict[str, Any]:
+        """Counters and every graph, as plain data for metrics and pages."""
+        graphs = [
+            {
+                "key": str(graph.key),
+                "tier": Tier.EXACT.value if graph.key.digest else Tier.CAPACITY.value,
+                "bytes": graph.nbytes,
+                "capture_seconds": graph.capture_s,
+                "replays": graph.num_replays,
+            }
+            for graph in self.graphs
+        ]
+        return {"phase": self.phase.name, **self.stats.snapshot(), "graphs": graphs}
+
     def capture_buckets(self, progress: Progress | None = None) -> None:
         """Capture every bucket, largest first, so that the smaller ones fit into the memory of the largest."""
         if Tier.CAPACITY not in self.settings.tiers:
@@ -121,7 +135,8 @@ class GraphRunner:
             return self._explain_no_graph(batch)
         rows_by_tier = {tier: key.capacity[self.phase.rows] for tier, key in options.items()}
         preferred = min(rows_by_tier, key=lambda tier: rows_by_tier[tier])
-        tier = self.gate.cheapest({**rows_by_tier, Tier.EAGER: real_rows}) if self.gate else preferred
+        gate = None if self.settings.strict else self.gate
+        tier = gate.cheapest({**rows_by_tier, Tier.EAGER: real_rows}) if gate else preferred
         if tier is Tier.EAGER:
             return Decision(tier, Reason.EAGER_FASTER)
         reason = Reason.EXACT_GRAPH if tier is Tier.EXACT else Reason.FITS_BUCKET
@@ -165,7 +180,7 @@ class GraphRunner:
         if poison:
             arena.poison(key.capacity, batch.sizes)
         graph.replay()
-        return self._hand_over(Frame(arena, key.capacity), batch, consume)
+        return self._hand_over(graph.frame, batch, consume)
 
     def example_for(self, bucket: Capacity) -> Batch:
         """A batch that fills a bucket as far as the example's own structure lets it."""
@@ -211,8 +226,8 @@ class GraphRunner:
     def _capture(self, key: GraphKey, structure: Mapping[str, Array] | None = None) -> CapturedGraph:
         phase = self.phase
         graph = capture(phase.body, key, phase.arena, self._lane, state=phase.state, structure=structure)
-        self.stats.capture_s[key] = graph.capture_s
-        self.stats.nbytes[key] = graph.nbytes
+        self.stats.captures += 1
+        self.stats.capture_s += graph.capture_s
         return graph
 
     def _capture_exact(self, key: GraphKey, batch: Batch) -> CapturedGraph:

@@ -36,20 +36,20 @@ class Decision:
 
 @dataclass(slots=True)
 class Stats:
-    """Counters of one runner. Padded rows are those beyond the real ones, in replays only."""
+    """Counters of one runner, bounded whatever passes through it. Padded rows are those that replays added."""
 
-    replays: Counter[GraphKey] = field(default_factory=Counter)
+    replays: Counter[Tier] = field(default_factory=Counter)
     fallbacks: Counter[Reason] = field(default_factory=Counter)
     real_rows: int = 0
     padded_rows: int = 0
-    capture_s: dict[GraphKey, float] = field(default_factory=dict)
-    nbytes: dict[GraphKey, int] = field(default_factory=dict)
+    captures: int = 0
+    capture_s: float = 0.0
 
     def count(self, decision: Decision, real_rows: int, graph_rows: int) -> None:
         if decision.key is None:
             self.fallbacks[decision.reason] += 1
             return
-        self.replays[decision.key] += 1
+        self.replays[decision.tier] += 1
         self.real_rows += real_rows
         self.padded_rows += graph_rows - real_rows
 
@@ -61,10 +61,10 @@ class Stats:
     def snapshot(self) -> dict[str, Any]:
         """Plain data for metrics and pages."""
         return {
-            "replays": {str(key): count for key, count in self.replays.items()},
+            "replays": {tier.value: count for tier, count in self.replays.items()},
             "fallbacks": {reason.name.lower(): count for reason, count in self.fallbacks.items()},
             "real_rows": self.real_rows,
             "padded_rows": self.padded_rows,
-            "capture_seconds": {str(key): seconds for key, seconds in self.capture_s.items()},
-            "bytes": {str(key): nbytes for key, nbytes in self.nbytes.items()},
+            "captures": self.captures,
+            "capture_seconds": self.capture_s,
         }
