@@ -64,9 +64,11 @@ def torch_varlen(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int) -> T
 
 
 def flash_attention_4(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int) -> Tensor:
+    """Its tiles reach past the end of a segment: those keys get weight zero, but zero times NaN is NaN. So values
+    must be finite everywhere, padding included."""
     interface = pytest.importorskip("flash_attn.cute.interface")
     attended = interface.flash_attn_varlen_func(
-        q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=longest, max_seqlen_k=longest
+        q, k, v.nan_to_num(), cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=longest, max_seqlen_k=longest
     )
     first: Tensor = attended[0] if isinstance(attended, tuple) else attended
     return first
@@ -191,10 +193,14 @@ def test_a_piecewise_replay_allocates_nothing_where_its_calls_write_in_place() -
     runner.capture_buckets()
     values = toy.batch(4, 6, 8, device="cuda")
     kept = torch.empty(18, toy.WIDTH, device="cuda")
+
+    def into_kept(outputs: Any) -> None:
+        kept.copy_(outputs["y"])
+
     torch.cuda.synchronize()
     with no_allocation_and_no_wait():
         for _ in range(5):
-            runner.run(values, lambda outputs: kept.copy_(outputs["y"]) and None)
+            runner.run(values, into_kept)
     torch.testing.assert_close(kept, values["x"] * 1.5**3)
 
 
