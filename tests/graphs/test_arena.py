@@ -69,6 +69,31 @@ def test_padded_rows_are_a_segment_of_their_own(lengths: list[int], more_rows: i
     assert set(cu[len(lengths) + 1 :]) == {capacity["tokens"]}
 
 
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(0, 15))
+def test_padded_rows_are_as_many_segments_as_a_limit_asks_for(lengths: list[int], padded: int) -> None:
+    total = sum(lengths)
+    buffers = [rows("x", ("tokens",), torch.float32), boundaries("cu", of="tokens", count="windows", longest=4)]
+    arena = Arena(buffers, {"tokens": 40, "windows": 9}, "cpu")
+    batch = arena.admit({"x": torch.randn(total), "cu": [0, *np.cumsum(lengths).tolist()]})
+    exact = Capacity.of(tokens=total + padded, windows=len(lengths) + -(-padded // 4))
+    roomy = Capacity.of(tokens=total + padded, windows=len(lengths) + 5)
+    assert arena.misfit(batch.sizes, exact) is None
+    for capacity in (exact, roomy):
+        arena.fill(batch, capacity)
+        cu = arena.views(capacity)["cu"].tolist()
+        assert cu[-1] == total + padded
+        assert all(0 <= high - low <= 4 for low, high in pairwise(cu))
+    if padded:
+        too_few = Capacity.of(tokens=total + padded, windows=exact["windows"] - 1)
+        assert arena.misfit(batch.sizes, too_few) == f"windows: {exact['windows']} > {exact['windows'] - 1}"
+
+
+def test_a_segment_longer_than_its_limit_is_refused() -> None:
+    buffers = [rows("x", ("tokens",), torch.float32), boundaries("cu", of="tokens", count="windows", longest=4)]
+    with pytest.raises(GraphError, match="boundaries 'cu' have a segment of 5; the longest may be 4"):
+        Arena(buffers, {"tokens": 9, "windows": 9}, "cpu").admit({"x": torch.randn(7), "cu": [0, 2, 7]})
+
+
 def test_views_never_move() -> None:
     arena = make_arena()
     capacity = Capacity.of(tokens=8, segments=3)

@@ -97,7 +97,7 @@ class Arena:
         arrays = {b.name: _as_array(b, values[b.name]) for b in self._metadata}
         sizes = _agreed_sizes(inputs, {**tensors, **arrays}, self.limits)
         structure = {
-            b.name: _checked_boundaries(b.name, arrays[b.name], sizes[b.padding.rows], b.padding.rows)
+            b.name: _checked_boundaries(b.name, arrays[b.name], sizes[b.padding.rows], b.padding)
             for b in self._metadata
             if isinstance(b.padding, DummySegment)
         }
@@ -117,8 +117,8 @@ class Arena:
         needed = dict(sizes)
         for buffer in self._metadata:
             if isinstance(buffer.padding, DummySegment) and buffer.dimension is not None:
-                has_padding = sizes[buffer.padding.rows] < capacity[buffer.padding.rows]
-                needed[buffer.dimension[0]] = sizes[buffer.dimension[0]] + has_padding
+                padded_rows = capacity[buffer.padding.rows] - sizes[buffer.padding.rows]
+                needed[buffer.dimension[0]] += buffer.padding.segments_for(max(padded_rows, 0))
         for name, size in needed.items():
             if size > capacity[name]:
                 return f"{name}: {size} > {capacity[name]}"
@@ -262,14 +262,17 @@ def _agreed_sizes(inputs: Mapping[str, Buffer], values: Mapping[str, Any], limit
     return Capacity.of({name: size for name, (size, _) in sizes.items()} | unseen)
 
 
-def _checked_boundaries(name: str, values: Array, num_rows: int, rows: str) -> Array:
+def _checked_boundaries(name: str, values: Array, num_rows: int, padding: DummySegment) -> Array:
     if values.size == 0 or values[0] != 0:
         raise GraphError(f"boundaries {name!r} start with {values[:1].tolist()}; they must start with 0")
-    if (falls := np.flatnonzero(np.diff(values) < 0)).size:
+    lengths = np.diff(values)
+    if (falls := np.flatnonzero(lengths < 0)).size:
         low, high = values[falls[0] : falls[0] + 2].tolist()
         raise GraphError(f"boundaries {name!r} fall from {low} to {high} at {falls[0] + 1}; they must not decrease")
     if values[-1] != num_rows:
-        raise GraphError(f"boundaries {name!r} end at {values[-1]}; the batch has {num_rows} {rows}")
+        raise GraphError(f"boundaries {name!r} end at {values[-1]}; the batch has {num_rows} {padding.rows}")
+    if padding.longest and lengths.max(initial=0) > padding.longest:
+        raise GraphError(f"boundaries {name!r} have a segment of {lengths.max()}; the longest may be {padding.longest}")
     return values
 
 
@@ -281,8 +284,9 @@ def _write_padded(buffer: Buffer, view: Array, value: Array, capacity: Mapping[s
     count = value.shape[0]
     view[:count] = value
     match buffer.padding:
-        case DummySegment(rows):
-            view[count:] = capacity[rows]
+        case DummySegment(rows, longest):
+            ends = np.arange(1, view.shape[0] - count + 1) * (longest or capacity[rows]) + value[-1]
+            view[count:] = np.minimum(ends, capacity[rows])
         case RepeatLast() if count:
             view[count:] = view[count - 1]
         case Fill(fill_value):

@@ -33,10 +33,16 @@ class RepeatLast:
 class DummySegment:
     """Padding of boundaries: the padded rows form one segment of their own, and the segments after it are empty.
 
-    So the last boundary always equals the row capacity: every row is written, and none reaches into another.
+    So the last boundary always equals the row capacity: every row is written, and none reaches into another. Where a
+    kernel takes segments of at most `longest` rows (windows), the padded rows form as many as that needs.
     """
 
     rows: str
+    longest: int | None = None
+
+    def segments_for(self, padded_rows: int) -> int:
+        """How many segments the padded rows need."""
+        return -(-padded_rows // self.longest) if self.longest else int(padded_rows > 0)
 
 
 Padding = Fill | RepeatLast | DummySegment
@@ -101,9 +107,12 @@ def metadata(name: str, shape: Shape, dtype: torch.dtype = torch.int32, *, paddi
     return Buffer(name, shape, dtype, Role.METADATA, padding)
 
 
-def boundaries(name: str, *, of: str, count: str) -> Buffer:
-    """Cumulative lengths `[0, ..., total]` that cut the rows of dimension `of` into `count` segments."""
-    return Buffer(name, (f"{count}+1",), torch.int32, Role.METADATA, DummySegment(of))
+def boundaries(name: str, *, of: str, count: str, longest: int | None = None) -> Buffer:
+    """Cumulative lengths `[0, ..., total]` that cut the rows of dimension `of` into `count` segments.
+
+    `longest` is the most rows that any segment may ever have, where a kernel relies on one.
+    """
+    return Buffer(name, (f"{count}+1",), torch.int32, Role.METADATA, DummySegment(of, longest))
 
 
 def bridge(name: str, shape: Shape, dtype: torch.dtype) -> Buffer:

@@ -63,7 +63,7 @@ class Frame(Mapping[str, Tensor]):
             return int(np.diff(self._structure[name]).max(initial=0))
         padding = self.arena.buffers[name].padding
         assert isinstance(padding, DummySegment), f"{name} holds no boundaries"
-        return self.capacity[padding.rows]
+        return padding.longest or self.capacity[padding.rows]
 
     def outside(self, fn: Callable[..., Tensor], *args: Any, out: str, **bridged: Tensor) -> Tensor:
         """Call `fn(*args, **bridged)` between the pieces of a piecewise graph; anywhere else just call it.
