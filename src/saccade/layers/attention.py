@@ -1,0 +1,105 @@
+"""Causal attention over a paged key/value cache.
+
+T rows, R requests, M blocks of a table, N blocks of B slots, H query heads and G key/value heads of this rank,
+K columns of a head, D width.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from saccade.layers.layer import Layer, Placement
+from saccade.layers.linear import QKVLinear, RowLinear
+from saccade.layers.norm import NormSpec, RMSNorm
+from saccade.layers.step import Cache, Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """`norm` normalises queries and keys per head before rotary; `softcap` bounds scores by tanh."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    qkv_bias: bool = False
+    out_bias: bool = False
+    norm: NormSpec | None = None
+    softcap: float | None = None
+
+
+class Attention(Layer):
+    def __init__(self, place: Placement, width: int, spec: AttentionSpec, window: int | None) -> None:
+        self.kernels = place.kernels
+        self.spec = spec
+        self.window = window
+        self.qkv = QKVLinear(
+            place,
+            width,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            bias=spec.qkv_bias,
+        )
+        self.out = RowLinear(place, spec.num_heads * spec.head_dim, width, bias=spec.out_bias)
+        self.q_norm = RMSNorm(place, spec.head_dim, spec.norm) if spec.norm else None
+        self.k_norm = RMSNorm(place, spec.head_dim, spec.norm) if spec.norm else None
+
+    def __call__(self, x_TD: Tensor, cos_TK: Tensor, sin_TK: Tensor, step: Step, cache: Cache) -> Tensor:
+        q_THK, k_TGK, v_TGK = self.qkv.heads(x_TD)
+        norm = self.spec.norm
+        q_THK = self.kernels.qk_norm_rotary_store(
+            q_THK,
+            k_TGK,
+            v_TGK,
+            self.q_norm.weight if self.q_norm else None,
+            self.k_norm.weight if self.k_norm else None,
+            norm.eps if norm else 0.0,
+            cos_TK,
+            sin_TK,
+            step.slots_T,
+            *cache,
+            offset=norm.offset if norm else 0.0,
+        )
+        o_THK = step.outside(
+            self._attend,
+            *cache,
+            step.query_start_R1,
+            step.key_lengths_R,
+            step.block_tables_RM,
+            step.limits_T,
+            step.max_query,
+            step.max_keys,
+            out="attn",
+            q=q_THK,
+        )
+        return self.out(o_THK.reshape(x_TD.shape[0], self.qkv.num_heads * self.qkv.head_dim))
+
+    def _attend(  # noqa: PLR0913
+        self,
+        k_cache_NBGK: Tensor,
+        v_cache_NBGK: Tensor,
+        query_start_R1: Tensor,
+        key_lengths_R: Tensor,
+        block_tables_RM: Tensor,
+        limits_T: Tensor | None,
+        max_query: int,
+        max_keys: int,
+        *,
+        q: Tensor,
+    ) -> Tensor:
+        """Tensors are arguments of their own, not fields of a step, so that a capture can see that they are static."""
+        return self.kernels.paged_attention(
+            q.view(-1, self.qkv.num_heads, self.qkv.head_dim),
+            k_cache_NBGK,
+            v_cache_NBGK,
+            query_start_R1,
+            key_lengths_R,
+            block_tables_RM,
+            max_query=max_query,
+            max_keys=max_keys,
+            scale=self.spec.scale,
+            window=self.window,
+            softcap=self.spec.softcap,
+            limits_T=limits_T,
+        )

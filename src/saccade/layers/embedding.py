@@ -1,0 +1,39 @@
+"""The vocabulary as a table: rows in, logits out. T rows, D width, V tokens of this rank."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch.nn import functional
+
+from saccade.layers.layer import Layer, Placement, Slot
+
+
+class VocabTable(Layer):
+    """Rows of the vocabulary, split over the ranks; the last rank's share may end in rows that no token has."""
+
+    def __init__(self, place: Placement, num_tokens: int, width: int) -> None:
+        self.group = place.group
+        self.num_tokens = num_tokens
+        share = -(-num_tokens // place.group.size)
+        self.start = min(place.group.rank * share, num_tokens)
+        self.count = min(share, num_tokens - self.start)
+        self.weight = place.parameter(share, width)
+
+    def rows(self, ids_T: Tensor) -> Tensor:
+        """The rows of these tokens. Every id must be a token."""
+        if self.group.size == 1:
+            return functional.embedding(ids_T, self.weight)
+        local_T = ids_T - self.start
+        is_mine_T = (local_T >= 0) & (local_T < self.count)
+        rows_TD = functional.embedding(local_T.where(is_mine_T, 0), self.weight)
+        return self.group.all_reduce(rows_TD.masked_fill(~is_mine_T.unsqueeze(-1), 0.0))
+
+    def logits(self, x_TD: Tensor) -> Tensor:
+        """Scores of all tokens."""
+        scores = self.group.all_gather(functional.linear(x_TD, self.weight))
+        return scores[..., : self.num_tokens]
+
+    def own_slots(self) -> Iterator[tuple[str, Slot]]:
+        shape = (self.num_tokens, self.weight.shape[1])
+        view = self.weight[: self.count]
+        yield "weight", Slot(view=view, shape=shape, dim=0, start=self.start, std=shape[1] ** -0.5)

@@ -1,0 +1,72 @@
+"""What all layers have in common: where their parameters live, and which checkpoint tensors fill them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from saccade.kernels.dispatch import Kernels
+from saccade.layers.parallel import ALONE, ParallelGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """The place of one checkpoint tensor: the parameter view it fills and the shard this rank takes of it.
+
+    `shape` is the shape of the whole tensor as checkpoints store it; along `dim` the view begins at `start`.
+    `mean` and `std` are what a trained tensor of this kind looks like; made-up weights are drawn from them.
+    """
+
+    view: Tensor
+    shape: tuple[int, ...]
+    dim: int | None = None
+    start: int = 0
+    mean: float = 0.0
+    std: float
+
+    def fill(self, tensor: Tensor) -> None:
+        """Copies this rank's shard. Checkpoint tensors are memory-mapped, so only the shard is read."""
+        assert tuple(tensor.shape) == self.shape, f"{tuple(tensor.shape)} for a slot of {self.shape}"
+        if self.dim is not None:
+            tensor = tensor.narrow(self.dim, self.start, self.view.shape[self.dim])
+        self.view.copy_(tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a layer's parameters live, which kernels it calls and which rank it is."""
+
+    kernels: Kernels
+    device: torch.device
+    dtype: torch.dtype
+    group: ParallelGroup = ALONE
+
+    def parameter(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, device=self.device, dtype=self.dtype)
+
+
+class Layer:
+    """A callable with parameters. Children are attributes: layers, or lists of layers."""
+
+    def own_slots(self) -> Iterator[tuple[str, Slot]]:
+        """The slots of the layer's own parameters; children add theirs."""
+        return iter(())
+
+    def slots(self) -> Iterator[tuple[str, Slot]]:
+        """All slots below this layer by dotted path: the exact set of tensors a checkpoint must bring."""
+        yield from self.own_slots()
+        for name, child in self.children():
+            for path, slot in child.slots():
+                yield f"{name}.{path}", slot
+
+    def children(self) -> Iterator[tuple[str, "Layer"]]:
+        for name, value in vars(self).items():
+            if isinstance(value, Layer):
+                yield name, value
+            elif isinstance(value, list):
+                yield from ((f"{name}.{i}", item) for i, item in enumerate(value) if isinstance(item, Layer))
+
+    def parameter_bytes(self) -> int:
+        """Bytes this rank holds, without what slots do not cover (the padding of a sharded vocabulary)."""
+        return sum(slot.view.nbytes for _, slot in self.slots())

@@ -1,0 +1,127 @@
+"""Linear layers that know their shard.
+
+A column layer splits its output over the ranks, a row layer its input; a column layer followed by a row layer needs
+one all-reduce, in the row layer. Fused layers are column layers whose rows come from several checkpoint tensors.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn.functional import linear
+
+from saccade.layers.layer import Layer, Placement, Slot
+
+BIAS_STD = 0.02
+
+
+class Linear(Layer):
+    """A layer every rank holds whole."""
+
+    def __init__(self, place: Placement, fan_in: int, fan_out: int, *, bias: bool = False) -> None:
+        self.weight = place.parameter(fan_out, fan_in)
+        self.bias = place.parameter(fan_out) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+    def own_slots(self) -> Iterator[tuple[str, Slot]]:
+        yield "weight", Slot(view=self.weight, shape=tuple(self.weight.shape), std=self.weight.shape[1] ** -0.5)
+        if self.bias is not None:
+            yield "bias", Slot(view=self.bias, shape=tuple(self.bias.shape), std=BIAS_STD)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one checkpoint tensor in a column layer: `count` of `total`, from `start`."""
+
+    name: str
+    total: int
+    start: int
+    count: int
+
+
+class ColumnLinear(Layer):
+    """Each rank computes its rows of each part; the parts lie one after the other."""
+
+    def __init__(self, place: Placement, fan_in: int, parts: Sequence[Rows], *, bias: bool = False) -> None:
+        self.parts = tuple(parts)
+        self.sizes = [part.count for part in parts]
+        self.weight = place.parameter(sum(self.sizes), fan_in)
+        self.bias = place.parameter(sum(self.sizes)) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+    def own_slots(self) -> Iterator[tuple[str, Slot]]:
+        row, fan_in = 0, self.weight.shape[1]
+        for part in self.parts:
+            prefix = f"{part.name}." if part.name else ""
+            view = self.weight[row : row + part.count]
+            shape = (part.total, fan_in)
+            yield prefix + "weight", Slot(view=view, shape=shape, dim=0, start=part.start, std=fan_in**-0.5)
+            if self.bias is not None:
+                view = self.bias[row : row + part.count]
+                slot = Slot(view=view, shape=(part.total,), dim=0, start=part.start, std=BIAS_STD)
+                yield prefix + "bias", slot
+            row += part.count
+
+
+def column_linear(place: Placement, fan_in: int, fan_out: int, *, bias: bool = False) -> ColumnLinear:
+    return ColumnLinear(place, fan_in, [Rows("", fan_out, *place.group.shard(fan_out, "width"))], bias=bias)
+
+
+def gate_up_linear(place: Placement, fan_in: int, width: int, *, bias: bool = False) -> ColumnLinear:
+    """[gate | up], each of `width` rows in the checkpoint."""
+    shard = place.group.shard(width, "MLP width")
+    return ColumnLinear(place, fan_in, [Rows("gate", width, *shard), Rows("up", width, *shard)], bias=bias)
+
+
+class QKVLinear(ColumnLinear):
+    """[q | k | v] of whole heads. With more ranks than key/value heads, neighbouring ranks share a head."""
+
+    def __init__(
+        self,
+        place: Placement,
+        fan_in: int,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        bias: bool = False,
+    ) -> None:
+        start, self.num_heads = place.group.shard(num_heads, "num_heads")
+        kv_start, self.num_kv_heads = place.group.shard_or_share(num_kv_heads, "num_kv_heads")
+        self.head_dim = head_dim
+        q = Rows("q", num_heads * head_dim, start * head_dim, self.num_heads * head_dim)
+        kv = (num_kv_heads * head_dim, kv_start * head_dim, self.num_kv_heads * head_dim)
+        super().__init__(place, fan_in, [q, Rows("k", *kv), Rows("v", *kv)], bias=bias)
+
+    def heads(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values per head, as views of one product."""
+        q, k, v = self(x_TD).split(self.sizes, dim=-1)
+        kv = (self.num_kv_heads, self.head_dim)
+        return q.unflatten(-1, (self.num_heads, self.head_dim)), k.unflatten(-1, kv), v.unflatten(-1, kv)
+
+
+class RowLinear(Layer):
+    """Each rank multiplies its columns; the all-reduce adds them up, and the bias is added once, after it."""
+
+    def __init__(self, place: Placement, fan_in: int, fan_out: int, *, bias: bool = False) -> None:
+        self.group = place.group
+        self.shape = (fan_out, fan_in)
+        self.start, count = place.group.shard(fan_in, "width")
+        self.weight = place.parameter(fan_out, count)
+        self.bias = place.parameter(fan_out) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.group.size == 1:
+            return linear(x, self.weight, self.bias)
+        y = self.group.all_reduce(linear(x, self.weight))
+        return y if self.bias is None else y + self.bias
+
+    def own_slots(self) -> Iterator[tuple[str, Slot]]:
+        std = self.shape[1] ** -0.5
+        yield "weight", Slot(view=self.weight, shape=self.shape, dim=1, start=self.start, std=std)
+        if self.bias is not None:
+            yield "bias", Slot(view=self.bias, shape=tuple(self.bias.shape), std=BIAS_STD)

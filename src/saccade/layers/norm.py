@@ -1,0 +1,66 @@
+"""Norms, alone or together with the residual addition before them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from saccade.layers.layer import Layer, Placement, Slot
+
+WEIGHT_STD = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormSpec:
+    """RMS norm multiplies by `offset + weight`; layer norm has a bias and no offset."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float
+    offset: float = 0.0
+
+
+def new_norm(place: Placement, width: int, spec: NormSpec) -> "RMSNorm | LayerNorm":
+    return RMSNorm(place, width, spec) if spec.kind == "rms" else LayerNorm(place, width, spec)
+
+
+class RMSNorm(Layer):
+    def __init__(self, place: Placement, width: int, spec: NormSpec) -> None:
+        self.kernels = place.kernels
+        self.eps, self.offset = spec.eps, spec.offset
+        self.weight = place.parameter(width)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.kernels.rms_norm(x, self.weight, self.eps, offset=self.offset)
+
+    def carry(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The norm of `x + residual` and that sum, which is the next residual; without a residual, x is the sum."""
+        if residual is None:
+            return self(x), x
+        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps, offset=self.offset)
+
+    def own_slots(self) -> Iterator[tuple[str, Slot]]:
+        shape = tuple(self.weight.shape)
+        yield "weight", Slot(view=self.weight, shape=shape, mean=1.0 - self.offset, std=WEIGHT_STD)
+
+
+class LayerNorm(Layer):
+    def __init__(self, place: Placement, width: int, spec: NormSpec) -> None:
+        self.kernels = place.kernels
+        self.eps = spec.eps
+        self.weight = place.parameter(width)
+        self.bias = place.parameter(width)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.kernels.layer_norm(x, self.weight, self.bias, self.eps)
+
+    def carry(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See `RMSNorm.carry`."""
+        if residual is None:
+            return self(x), x
+        return self.kernels.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
+
+    def own_slots(self) -> Iterator[tuple[str, Slot]]:
+        shape = tuple(self.weight.shape)
+        yield "weight", Slot(view=self.weight, shape=shape, mean=1.0, std=WEIGHT_STD)
+        yield "bias", Slot(view=self.bias, shape=shape, std=WEIGHT_STD)

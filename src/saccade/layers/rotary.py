@@ -1,0 +1,105 @@
+"""Rotary angles from positions that are data.
+
+A axes of a position (3 for M-RoPE, 2 for a patch grid), T rows, F frequencies, D = 2F rotated columns.
+
+All rotary kinds are one mechanism: each frequency follows one axis of the position. Plain rotary follows axis 0
+everywhere, M-RoPE assigns the frequencies to time, height and width, a patch grid to row and column. Nothing is
+tabulated, so there is no table that a long prompt could outgrow after a capture.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from saccade.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearScaling:
+    """Every frequency divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama3Scaling:
+    """Long wavelengths divided by `factor`, short ones kept, those in between blended."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotarySpec:
+    """`axes[i]` is the position axis that frequency i follows. `width` is the number of rotated columns of a head."""
+
+    width: int
+    base: float
+    axes: tuple[int, ...]
+    scaling: LinearScaling | Llama3Scaling | None = None
+
+
+def plain_axes(width: int) -> tuple[int, ...]:
+    return (0,) * (width // 2)
+
+
+def sectioned_axes(sections: tuple[int, ...]) -> tuple[int, ...]:
+    """The first `sections[0]` frequencies follow time, the next height, the last width."""
+    return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+
+
+def interleaved_axes(sections: tuple[int, ...]) -> tuple[int, ...]:
+    """Time, height, width in turn while height and width have frequencies left; time takes the rest."""
+    axes = [0] * sum(sections)
+    for axis in (1, 2):
+        axes[axis : sections[axis] * 3 : 3] = [axis] * sections[axis]
+    return tuple(axes)
+
+
+class Rotary:
+    """Cosines and sines for a list of positions, float32, laid out for half-split rotation."""
+
+    def __init__(self, spec: RotarySpec, device: torch.device) -> None:
+        if len(spec.axes) * 2 != spec.width:
+            raise ConfigError(
+                f"rotary has {len(spec.axes)} frequencies for {spec.width} columns; "
+                f"mrope_section in config.json must add up to {spec.width // 2}"
+            )
+        self.frequencies_F = inverse_frequencies(spec).to(device)
+        self.axes_F = torch.tensor(spec.axes, device=device)
+
+    def __call__(self, positions_AT: Tensor) -> tuple[Tensor, Tensor]:
+        angles_TF = positions_AT.index_select(0, self.axes_F).T.float() * self.frequencies_F
+        angles_TD = torch.cat((angles_TF, angles_TF), dim=-1)
+        return angles_TD.cos(), angles_TD.sin()
+
+
+class GridRotary(Rotary):
+    """Half of the frequencies follow the row, half the column, and both halves begin with the highest."""
+
+    def __init__(self, head_dim: int, base: float, device: torch.device) -> None:
+        half = RotarySpec(width=head_dim // 2, base=base, axes=plain_axes(head_dim // 2))
+        self.frequencies_F = inverse_frequencies(half).repeat(2).to(device)
+        self.axes_F = torch.arange(2, device=device).repeat_interleave(head_dim // 4)
+
+
+def inverse_frequencies(spec: RotarySpec) -> Tensor:
+    exponents = torch.arange(0, spec.width, 2, dtype=torch.float32) / spec.width
+    plain = 1.0 / (spec.base**exponents)
+    if spec.scaling is None:
+        return plain
+    if isinstance(spec.scaling, LinearScaling):
+        return plain / spec.scaling.factor
+    return _llama3(plain, spec.scaling)
+
+
+def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """`share` is how much of the unscaled frequency stays: 1 for short wavelengths, 0 for long ones."""
+    turns = scaling.original_max_position * plain / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    share = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return share * plain + (1.0 - share) * plain / scaling.factor

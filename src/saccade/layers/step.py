@@ -1,0 +1,72 @@
+"""What one forward pass reads: every input of it, and nothing else.
+
+T token rows (packed, padded), R requests, M blocks in a table, L deepstack levels, D width of the decoder;
+P patch rows (packed, padded), C values of a patch, S segments, W windows, U merged units.
+
+Lengths, tables and boundaries are tensors. The only Python numbers are upper bounds (`max_*`), which may depend on
+the capacities of buffers and on nothing else, because a captured graph freezes them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+Cache = tuple[Tensor, Tensor]
+
+
+class Outside(Protocol):
+    """Calls `fn(*args, **bridged)` between captured pieces; the result may come back in another shape."""
+
+    def __call__(self, fn: Callable[..., Tensor], /, *args: Any, out: str, **bridged: Tensor) -> Tensor: ...
+
+
+def call_inside(fn: Callable[..., Tensor], /, *args: Any, out: str, **bridged: Tensor) -> Tensor:
+    """The plain way: no break, the call belongs to the body."""
+    del out
+    return fn(*args, **bridged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One pass of a decoder over packed rows of several requests.
+
+    Request r owns rows `query_start[r]:query_start[r + 1]`, and its keys are the first `key_lengths[r]` slots of its
+    blocks once this pass has written its own. Padded rows belong to a dummy request of key length 0 and write to
+    block 0, which is never handed out.
+    """
+
+    embeds_TD: Tensor
+    positions_3T: Tensor
+    deepstack_LTD: Tensor | None = None
+    slots_T: Tensor
+    query_start_R1: Tensor
+    key_lengths_R: Tensor
+    block_tables_RM: Tensor
+    limits_T: Tensor | None = None
+    max_query: int
+    max_keys: int
+    caches: Sequence[Cache]
+    outside: Outside = call_inside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionStep:
+    """One pass of a vision tower over packed patches of several images and frames.
+
+    Patches lie in merge-block order: the `merge_size` x `merge_size` patches of one merged unit are neighbours, and
+    units follow row by row. Segments (frames) and windows end at P: padded rows are segments of their own. A family
+    without learned positions or without windows has None there.
+    """
+
+    patches_PC: Tensor
+    positions_P2: Tensor
+    cu_seqlens_S1: Tensor
+    max_segment: int
+    grid_indices_4P: Tensor | None = None
+    grid_weights_4P: Tensor | None = None
+    window_order_U: Tensor | None = None
+    window_inverse_U: Tensor | None = None
+    window_cu_seqlens_W1: Tensor | None = None
+    max_window: int = 0

@@ -1,0 +1,143 @@
+"""The parts of a vision tower.
+
+P patch rows, C values of a patch, D width, H heads of this rank, K columns of a head, U merged units, S segments.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from saccade.layers.layer import Layer, Placement, Slot
+from saccade.layers.linear import Linear, QKVLinear, RowLinear
+from saccade.layers.mlp import MLPSpec, PlainMLP, new_mlp
+from saccade.layers.norm import NormSpec, new_norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionBlockSpec:
+    width: int
+    num_heads: int
+    norm: NormSpec
+    mlp: MLPSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """Rows see each other inside a segment only: a frame, or a window of one."""
+
+    cu_seqlens_S1: Tensor
+    max_length: int
+
+
+class VisionBlock(Layer):
+    """Pre-norm attention and MLP; takes and returns (x, residual), whose sum is the hidden state."""
+
+    def __init__(self, place: Placement, spec: VisionBlockSpec) -> None:
+        self.attention_norm = new_norm(place, spec.width, spec.norm)
+        self.attention = VisionAttention(place, spec)
+        self.mlp_norm = new_norm(place, spec.width, spec.norm)
+        self.mlp = new_mlp(place, spec.width, spec.mlp)
+
+    def __call__(
+        self,
+        x_PD: Tensor,
+        residual_PD: Tensor | None,
+        rotation: tuple[Tensor, Tensor] | None,
+        segments: Segments,
+    ) -> tuple[Tensor, Tensor]:
+        x_PD, residual_PD = self.attention_norm.carry(x_PD, residual_PD)
+        x_PD = self.attention(x_PD, rotation, segments)
+        x_PD, residual_PD = self.mlp_norm.carry(x_PD, residual_PD)
+        return self.mlp(x_PD), residual_PD
+
+
+class VisionAttention(Layer):
+    def __init__(self, place: Placement, spec: VisionBlockSpec) -> None:
+        self.kernels = place.kernels
+        head_dim = spec.width // spec.num_heads
+        self.scale = head_dim**-0.5
+        heads = {"num_heads": spec.num_heads, "num_kv_heads": spec.num_heads, "head_dim": head_dim}
+        self.qkv = QKVLinear(place, spec.width, bias=True, **heads)
+        self.out = RowLinear(place, spec.width, spec.width, bias=True)
+
+    def __call__(self, x_PD: Tensor, rotation: tuple[Tensor, Tensor] | None, segments: Segments) -> Tensor:
+        q_PHK, k_PHK, v_PHK = self.qkv.heads(x_PD)
+        if rotation is not None:
+            q_PHK, k_PHK = self.kernels.apply_rotary(q_PHK, k_PHK, *rotation)
+        o_PHK = self.kernels.varlen_attention(
+            q_PHK, k_PHK, v_PHK, segments.cu_seqlens_S1, segments.max_length, scale=self.scale
+        )
+        return self.out(o_PHK.reshape(x_PD.shape[0], -1))
+
+
+class PatchEmbedding(Linear):
+    """A convolution whose stride is its kernel: one product per patch, channel-major within the patch."""
+
+
+class PositionGrid(Layer):
+    """A square grid of learned positions, read at four neighbours with given weights.
+
+    Where to read and how to weigh is data, made on the host from the grid of each image, so that eager and captured
+    passes interpolate with the same numbers.
+    """
+
+    def __init__(self, place: Placement, side: int, width: int) -> None:
+        self.weight = place.parameter(side * side, width)
+
+    def __call__(self, indices_4P: Tensor, weights_4P: Tensor) -> Tensor:
+        total_PD = torch.zeros((), device=self.weight.device)
+        for indices_P, weights_P in zip(indices_4P, weights_4P, strict=True):
+            total_PD = total_PD + self.weight[indices_P] * weights_P.unsqueeze(-1)
+        return total_PD.to(self.weight.dtype)
+
+    def own_slots(self) -> Iterator[tuple[str, Slot]]:
+        yield "weight", Slot(view=self.weight, shape=tuple(self.weight.shape), std=0.1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergerSpec:
+    """`unit` neighbouring patches become one row of the decoder's width through an MLP.
+
+    The norm is over a patch, or with `norm_after_merge` over the joined patches.
+    """
+
+    unit: int
+    out_width: int
+    norm: NormSpec
+    norm_after_merge: bool = False
+
+
+class Merger(Layer):
+    def __init__(self, place: Placement, width: int, spec: MergerSpec) -> None:
+        self.joined = width * spec.unit
+        self.norm_after_merge = spec.norm_after_merge
+        self.norm = new_norm(place, self.joined if spec.norm_after_merge else width, spec.norm)
+        mlp = MLPSpec(width=self.joined, activation="gelu", gated=False, bias=True)
+        self.mlp = PlainMLP(place, self.joined, spec.out_width, mlp)
+
+    def __call__(self, x_PD: Tensor) -> Tensor:
+        if self.norm_after_merge:
+            return self.mlp(self.norm(x_PD.view(-1, self.joined)))
+        return self.mlp(self.norm(x_PD).view(-1, self.joined))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSpec:
+    """`unit` neighbouring patches are averaged, normalised and projected to the decoder's width."""
+
+    unit: int
+    out_width: int
+    norm: NormSpec
+
+
+class PoolProjector(Layer):
+    def __init__(self, place: Placement, width: int, spec: PoolSpec) -> None:
+        self.unit = spec.unit
+        self.norm = new_norm(place, width, spec.norm)
+        self.project = Linear(place, width, spec.out_width)
+
+    def __call__(self, x_PD: Tensor) -> Tensor:
+        pooled_UD = x_PD.unflatten(0, (-1, self.unit)).mean(dim=1, dtype=torch.float32).to(x_PD.dtype)
+        return self.project(self.norm(pooled_UD))

@@ -1,0 +1,193 @@
+"""Reading a checkpoint's config.json: typed, with errors that name the file, and the parts that families share."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from saccade.errors import ConfigError
+from saccade.layers.rotary import plain_axes
+from saccade.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    LinearScaling,
+    Llama3Scaling,
+    MLPSpec,
+    MoESpec,
+    NormSpec,
+    RotarySpec,
+)
+
+T = TypeVar("T", int, float, bool, str, list[Any], dict[str, Any])
+
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A JSON object of a config.json. A key that is null counts as absent, as it does in Hugging Face configs."""
+
+    values: Mapping[str, Any]
+    where: str = "config.json"
+
+    @classmethod
+    def read(cls, path: Path) -> "Config":
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path} holds a {type(values).__name__}; a JSON object is needed")
+        return cls(values, str(path))
+
+    def maybe(self, key: str, kind: type[T]) -> T | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if kind is float and isinstance(value, int):
+            return float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ConfigError(f"{self.where}: {key} is {value!r}; a {kind.__name__} is needed")
+        return value
+
+    def get(self, key: str, default: T) -> T:
+        value = self.maybe(key, type(default))
+        return default if value is None else value
+
+    def need(self, key: str, kind: type[T]) -> T:
+        value = self.maybe(key, kind)
+        if value is None:
+            raise ConfigError(f"{self.where}: {key} is missing; the model cannot be built without it")
+        return value
+
+    def ints(self, key: str) -> tuple[int, ...]:
+        return tuple(int(value) for value in self.get(key, []))
+
+    def has(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def sub(self, key: str) -> "Config":
+        """An object inside this one."""
+        return Config(self.need(key, dict), f"{self.where}: {key}")
+
+    def activation(self, key: str) -> str:
+        name = self.need(key, str)
+        if name not in ACTIVATIONS:
+            raise ConfigError(f"{self.where}: {key} is {name!r}; allowed: {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """The rotary of a config, written the old way (rope_theta, rope_scaling) or the new (rope_parameters)."""
+
+    base: float
+    scaling: LinearScaling | Llama3Scaling | None
+    sections: tuple[int, ...]
+    is_interleaved: bool
+
+    @classmethod
+    def read(cls, config: Config, *, default_base: float = 10000.0) -> "Rope":
+        if config.has("rope_parameters"):
+            rope = config.sub("rope_parameters")
+            base = rope.get("rope_theta", default_base)
+        else:
+            rope = config.sub("rope_scaling") if config.has("rope_scaling") else Config({}, config.where)
+            base = config.get("rope_theta", default_base)
+        return cls(base, _scaling(rope), rope.ints("mrope_section"), rope.get("mrope_interleaved", False))
+
+    def spec(self, width: int, axes: tuple[int, ...] | None = None) -> RotarySpec:
+        return RotarySpec(width=width, base=self.base, axes=axes or plain_axes(width), scaling=self.scaling)
+
+
+def read_decoder(config: Config, *, rope: Rope | None = None, axes: tuple[int, ...] | None = None) -> DecoderSpec:
+    """A plain pre-norm decoder with one rotary, as Llama has it; families change what differs with `replace`."""
+    width, num_heads = config.need("hidden_size", int), config.need("num_attention_heads", int)
+    head_dim = config.get("head_dim", width // num_heads)
+    has_bias = config.get("attention_bias", False)
+    attention = AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=config.get("num_key_value_heads", num_heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        qkv_bias=has_bias,
+        out_bias=has_bias,
+    )
+    mlp = MLPSpec(
+        width=config.need("intermediate_size", int),
+        activation=config.activation("hidden_act"),
+        bias=config.get("mlp_bias", False),
+    )
+    windows = read_windows(config)
+    return DecoderSpec(
+        vocab_size=config.need("vocab_size", int),
+        width=width,
+        attention=attention,
+        norm=NormSpec(eps=config.need("rms_norm_eps", float)),
+        rotaries=((rope or Rope.read(config)).spec(head_dim, axes),),
+        layers=tuple(LayerSpec(mlp=mlp, window=window) for window in windows),
+        tied_head=config.get("tie_word_embeddings", False),
+    )
+
+
+def read_windows(config: Config) -> list[int | None]:
+    """The attention window of each layer, None where it sees everything."""
+    depth = config.need("num_hidden_layers", int)
+    window = config.maybe("sliding_window", int)
+    if config.has("layer_types"):
+        kinds = config.need("layer_types", list)
+        if len(kinds) != depth or set(kinds) - {"full_attention", "sliding_attention"}:
+            raise ConfigError(
+                f"{config.where}: layer_types must name full_attention or sliding_attention for each of the "
+                f"{depth} layers; it is {kinds}"
+            )
+        return [window if kind == "sliding_attention" else None for kind in kinds]
+    if not config.get("use_sliding_window", False):
+        return [None] * depth
+    first = config.get("max_window_layers", depth)
+    return [window if i >= first else None for i in range(depth)]
+
+
+def read_moe(config: Config, decoder: DecoderSpec, *, renormalise: bool) -> DecoderSpec:
+    """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name."""
+    experts = MoESpec(
+        num_experts=num_experts(config),
+        top_k=config.need("num_experts_per_tok", int),
+        width=config.need("moe_intermediate_size", int),
+        activation=config.activation("hidden_act"),
+        renormalise=renormalise,
+    )
+    every, dense = config.get("decoder_sparse_step", 1), set(config.ints("mlp_only_layers"))
+    layers = [
+        layer if i in dense or (i + 1) % every else replace(layer, mlp=experts)
+        for i, layer in enumerate(decoder.layers)
+    ]
+    return replace(decoder, layers=tuple(layers))
+
+
+def num_experts(config: Config) -> int:
+    """0 for a dense model."""
+    return config.get("num_experts", config.get("num_local_experts", 0))
+
+
+def with_qk_norm(decoder: DecoderSpec) -> DecoderSpec:
+    """Queries and keys normalised per head, as the hidden states are."""
+    return replace(decoder, attention=replace(decoder.attention, norm=decoder.norm))
+
+
+def _scaling(rope: Config) -> LinearScaling | Llama3Scaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind in ("default", "mrope", "axial"):
+        return None
+    if kind == "linear":
+        return LinearScaling(factor=rope.need("factor", float))
+    if kind == "llama3":
+        return Llama3Scaling(
+            factor=rope.need("factor", float),
+            low_freq_factor=rope.need("low_freq_factor", float),
+            high_freq_factor=rope.need("high_freq_factor", float),
+            original_max_position=rope.need("original_max_position_embeddings", int),
+        )
+    raise ConfigError(f"{rope.where}: rope_type is {kind!r}; allowed: default, mrope, linear, llama3")

@@ -1,0 +1,101 @@
+"""The decoder of every family.
+
+T token rows, L deepstack levels, K columns of a head, D width, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from saccade.layers.attention import Attention
+from saccade.layers.embedding import VocabTable
+from saccade.layers.layer import Layer, Placement
+from saccade.layers.mlp import GatedMLP, PlainMLP, new_mlp
+from saccade.layers.moe import MoE, MoESpec
+from saccade.layers.norm import new_norm
+from saccade.layers.rotary import Rotary
+from saccade.layers.step import Cache, Step
+from saccade.models.spec import DecoderSpec, LayerSpec
+
+
+class Decoder(Layer):
+    """Ids to embeddings, embeddings to hidden states, hidden states to logits.
+
+    Only `body` is meant for a graph. The embeddings come in from outside, because rows of images are placed among
+    them, and the head stays outside, because the rows that need logits differ from step to step.
+    """
+
+    def __init__(self, place: Placement, spec: DecoderSpec) -> None:
+        self.place, self.spec = place, spec
+        self.embedding = VocabTable(place, spec.vocab_size, spec.width)
+        # The embedding is a product in the model's dtype, so its factor must be a number of that dtype.
+        self.embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=place.dtype))
+        self.rotaries = [Rotary(rotary, place.device) for rotary in spec.rotaries]
+        self.layers = [DecoderLayer(place, spec, layer) for layer in spec.layers]
+        self.norm = new_norm(place, spec.width, spec.norm)
+        self.head = None if spec.tied_head else VocabTable(place, spec.vocab_size, spec.width)
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        rows_TD = self.embedding.rows(ids_T)
+        return rows_TD if self.embedding_scale == 1.0 else rows_TD * self.embedding_scale
+
+    def body(self, step: Step) -> Tensor:
+        """Hidden states after the final norm. Writes the keys and values of the step's rows to its caches."""
+        rotations = [rotary(step.positions_3T) for rotary in self.rotaries]
+        x_TD: Tensor = step.embeds_TD
+        residual_TD: Tensor | None = None
+        for i, layer in enumerate(self.layers):
+            cos_TK, sin_TK = rotations[self.spec.layers[i].rotary]
+            x_TD, residual_TD = layer(x_TD, residual_TD, cos_TK, sin_TK, step, step.caches[i])
+            if i < self.spec.deepstack_levels:
+                assert step.deepstack_LTD is not None, "deepstack rows are an input of every step, zeros for text"
+                x_TD = x_TD + step.deepstack_LTD[i]
+        return self.norm.carry(x_TD, residual_TD)[0]
+
+    def logits(self, hidden_TD: Tensor) -> Tensor:
+        """Scores of all tokens in float32."""
+        scores_TV = (self.head or self.embedding).logits(hidden_TD).float()
+        cap = self.spec.logit_softcap
+        return scores_TV if cap is None else torch.tanh(scores_TV / cap) * cap
+
+    def new_caches(self, num_blocks: int, block_size: int) -> list[Cache]:
+        """One (keys, values) pair of (blocks, slots in a block, heads of this rank, head width) per layer."""
+        heads = self.layers[0].attention.qkv
+        shape = (num_blocks, block_size, heads.num_kv_heads, heads.head_dim)
+        return [(self.place.parameter(*shape), self.place.parameter(*shape)) for _ in self.layers]
+
+
+class DecoderLayer(Layer):
+    """Attention and MLP; takes and returns (x, residual), whose sum is the hidden state."""
+
+    def __init__(self, place: Placement, spec: DecoderSpec, layer: LayerSpec) -> None:
+        self.attention_norm = new_norm(place, spec.width, spec.norm)
+        self.attention = Attention(place, spec.width, spec.attention, layer.window)
+        self.attention_post_norm = new_norm(place, spec.width, spec.norm) if spec.post_norms else None
+        self.mlp_norm = new_norm(place, spec.width, spec.norm)
+        self.mlp = _new_feed_forward(place, spec.width, layer)
+        self.mlp_post_norm = new_norm(place, spec.width, spec.norm) if spec.post_norms else None
+
+    def __call__(
+        self,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        cos_TK: Tensor,
+        sin_TK: Tensor,
+        step: Step,
+        cache: Cache,
+    ) -> tuple[Tensor, Tensor]:
+        x_TD, residual_TD = self.attention_norm.carry(x_TD, residual_TD)
+        x_TD = self.attention(x_TD, cos_TK, sin_TK, step, cache)
+        if self.attention_post_norm is not None:
+            x_TD = self.attention_post_norm(x_TD)
+        x_TD, residual_TD = self.mlp_norm.carry(x_TD, residual_TD)
+        x_TD = self.mlp(x_TD)
+        if self.mlp_post_norm is not None:
+            x_TD = self.mlp_post_norm(x_TD)
+        return x_TD, residual_TD
+
+
+def _new_feed_forward(place: Placement, width: int, layer: LayerSpec) -> GatedMLP | PlainMLP | MoE:
+    if isinstance(layer.mlp, MoESpec):
+        return MoE(place, width, layer.mlp)
+    return new_mlp(place, width, layer.mlp)

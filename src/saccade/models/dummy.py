@@ -1,0 +1,19 @@
+"""Weights nobody trained: random tensors with the scale of trained ones, made where the model lives."""
+
+import zlib
+
+import torch
+
+from saccade.layers.layer import Layer, Slot
+
+
+def fill_with_noise(model: Layer, *, seed: int = 0) -> None:
+    """The same numbers for the same seed, slot and device; ranks that hold a shard hold a shard of the same tensor."""
+    for name, slot in model.slots():
+        _fill(slot, seed ^ zlib.crc32(name.encode()))
+
+
+def _fill(slot: Slot, seed: int) -> None:
+    generator = torch.Generator(slot.view.device).manual_seed(seed)
+    whole = torch.empty(slot.shape, device=slot.view.device, dtype=slot.view.dtype)
+    slot.fill(whole.normal_(slot.mean, slot.std, generator=generator))

@@ -1,0 +1,1 @@
+"""One module per family; each ends in a `FAMILY`."""

@@ -1,0 +1,23 @@
+"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values."""
+
+from dataclasses import replace
+
+from saccade.models.config import Config, read_decoder
+from saccade.models.families import llama
+from saccade.models.family import Family
+from saccade.models.spec import DecoderSpec, ModelSpec
+
+
+def with_qkv_bias(decoder: DecoderSpec) -> DecoderSpec:
+    return replace(decoder, attention=replace(decoder.attention, qkv_bias=True))
+
+
+def read_spec(config: Config, architecture: str) -> ModelSpec:
+    return ModelSpec(
+        architecture=architecture,
+        max_position=config.need("max_position_embeddings", int),
+        decoder=with_qkv_bias(read_decoder(config)),
+    )
+
+
+FAMILY = Family(architectures=("Qwen2ForCausalLM",), spec=read_spec, renames=llama.FAMILY.renames)

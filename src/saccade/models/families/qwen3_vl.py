@@ -1,0 +1,115 @@
+"""Qwen3-VL, dense and mixture of experts.
+
+A LayerNorm tower with a learned position grid, interpolated, and 2-D rotary; deepstack rows for the first decoder
+layers; interleaved M-RoPE and norms on queries and keys in the decoder.
+"""
+
+from dataclasses import replace
+
+from saccade.layers.rotary import interleaved_axes
+from saccade.models.config import Config, Rope, num_experts, read_decoder, read_moe, with_qk_norm
+from saccade.models.family import Family
+from saccade.models.rename import (
+    DECODER_RULES,
+    FUSED_EXPERT_RULES,
+    PRE_NORM_RULES,
+    ROUTER_RULES,
+    TEXT_PREFIXES,
+    Renames,
+    Rule,
+    one,
+)
+from saccade.models.spec import (
+    MediaSpec,
+    MergerSpec,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+    VisionBlockSpec,
+    VisionSpec,
+)
+
+
+def read_spec(config: Config, architecture: str) -> ModelSpec:
+    text, vision = config.sub("text_config"), read_vision(config.sub("vision_config"))
+    rope = Rope.read(text, default_base=5_000_000.0)
+    decoder = with_qk_norm(read_decoder(text, rope=rope, axes=interleaved_axes(rope.sections or (24, 20, 20))))
+    if num_experts(text):
+        decoder = read_moe(text, decoder, renormalise=True)
+    return ModelSpec(
+        architecture=architecture,
+        max_position=text.need("max_position_embeddings", int),
+        decoder=replace(
+            decoder,
+            tied_head=config.get("tie_word_embeddings", decoder.tied_head),
+            deepstack_levels=len(vision.deepstack_layers),
+        ),
+        vision=vision,
+        media=MediaSpec(
+            image_token_id=config.need("image_token_id", int),
+            video_token_id=config.need("video_token_id", int),
+            start_token_id=config.need("vision_start_token_id", int),
+            end_token_id=config.need("vision_end_token_id", int),
+        ),
+    )
+
+
+def read_vision(config: Config) -> VisionSpec:
+    width, merge = config.need("hidden_size", int), config.need("spatial_merge_size", int)
+    norm = NormSpec(kind="layer", eps=1e-6)
+    merger = MergerSpec(unit=merge * merge, out_width=config.need("out_hidden_size", int), norm=norm)
+    mlp = MLPSpec(
+        width=config.need("intermediate_size", int),
+        activation=config.activation("hidden_act"),
+        gated=False,
+        bias=True,
+    )
+    return VisionSpec(
+        block=VisionBlockSpec(width=width, num_heads=config.need("num_heads", int), norm=norm, mlp=mlp),
+        depth=config.need("depth", int),
+        patch=config.need("patch_size", int),
+        temporal_patch=config.need("temporal_patch_size", int),
+        channels=config.get("in_channels", 3),
+        merge=merge,
+        grid_side=int(config.need("num_position_embeddings", int) ** 0.5),
+        rotary_base=Rope.read(config).base,
+        projector=merger,
+        deepstack_layers=config.ints("deepstack_visual_indexes"),
+        deepstack_merger=replace(merger, norm_after_merge=True),
+    )
+
+
+_BLOCK, _OURS = "vision.blocks.{n}", "tower.blocks.{n}"
+_QKV = tuple(_OURS + f".attention.qkv.{p}." + "{w}" for p in "qkv")
+
+VISION_PREFIXES = (("model.visual.", "vision."), ("visual.", "vision."))
+
+VISION_RULES = (
+    one("vision.patch_embed.proj.bias", "tower.patches.bias"),
+    Rule("vision.patch_embed.proj.weight", ("tower.patches.weight",), flatten=True),
+    one(_BLOCK + ".norm1.{w}", _OURS + ".attention_norm.{w}"),
+    one(_BLOCK + ".norm2.{w}", _OURS + ".mlp_norm.{w}"),
+    Rule(_BLOCK + ".attn.qkv.{w}", _QKV),
+    one(_BLOCK + ".attn.proj.{w}", _OURS + ".attention.out.{w}"),
+)
+
+RULES = (
+    one("vision.pos_embed.weight", "tower.grid.weight"),
+    one(_BLOCK + ".mlp.linear_fc1.{w}", _OURS + ".mlp.up.{w}"),
+    one(_BLOCK + ".mlp.linear_fc2.{w}", _OURS + ".mlp.down.{w}"),
+    one("vision.merger.norm.{w}", "tower.projector.norm.{w}"),
+    one("vision.merger.linear_fc1.{w}", "tower.projector.mlp.up.{w}"),
+    one("vision.merger.linear_fc2.{w}", "tower.projector.mlp.down.{w}"),
+    one("vision.deepstack_merger_list.{n}.norm.{w}", "tower.deepstack.{n}.norm.{w}"),
+    one("vision.deepstack_merger_list.{n}.linear_fc1.{w}", "tower.deepstack.{n}.mlp.up.{w}"),
+    one("vision.deepstack_merger_list.{n}.linear_fc2.{w}", "tower.deepstack.{n}.mlp.down.{w}"),
+)
+
+FAMILY = Family(
+    architectures=("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
+    spec=read_spec,
+    renames=Renames(
+        VISION_PREFIXES + TEXT_PREFIXES,
+        DECODER_RULES + PRE_NORM_RULES + ROUTER_RULES + FUSED_EXPERT_RULES + VISION_RULES + RULES,
+    ),
+)

@@ -1,0 +1,171 @@
+"""From the names in a checkpoint to the slots of a model, as a table.
+
+A name first loses its prefix (checkpoints of different ages nest the same parts differently), then the first rule
+that fits says where it goes. `{word}` in a template stands for one part of the dotted name and means the same on both
+sides; being templates, rules also work backwards, so that an error can name a missing tensor as its checkpoint would.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from torch import Tensor
+
+from saccade.layers.layer import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One checkpoint tensor, and the slots it fills.
+
+    Before it is handed out a tensor is, where asked for, taken apart along its first axis (`{i}` in the targets counts
+    the pieces), made a matrix (all axes but the first joined) and transposed; several targets split the first axis.
+    "if_needed" transposes what would fit no other way: checkpoints of one family exist in both orders.
+    """
+
+    source: str
+    targets: tuple[str, ...]
+    unbind: bool = False
+    flatten: bool = False
+    transpose: Literal["never", "always", "if_needed"] = "never"
+
+    def match(self, name: str) -> dict[str, str] | None:
+        found = _pattern(self.source).fullmatch(name)
+        return found.groupdict() if found else None
+
+    def spread(self, words: dict[str, str], tensor: Tensor, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
+        """The tensor of each slot named by the targets. Splitting needs the slots' shapes, nothing else does."""
+        pieces = tensor.unbind(0) if self.unbind else (tensor,)
+        spread: dict[str, Tensor] = {}
+        for i, piece in enumerate(pieces):
+            names = [target.format(**({"i": str(i)} | words)) for target in self.targets]
+            matrix = piece.flatten(1) if self.flatten else piece
+            expected = _joined_shape(names, slots)
+            if self.transpose == "always" or (self.transpose == "if_needed" and matrix.shape != expected):
+                matrix = matrix.transpose(-1, -2)
+            parts = (matrix,) if len(names) == 1 else _split(matrix, names, slots)
+            spread |= zip(names, parts, strict=True)
+        return spread
+
+    def backwards(self, slot_name: str) -> str | None:
+        """What a checkpoint calls the tensor that fills this slot."""
+        for target in self.targets:
+            if found := _pattern(target).fullmatch(slot_name):
+                return self.source.format(**found.groupdict())
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Renames:
+    """`prefixes` in the order they are tried; `ignored` are names that some checkpoints bring and no model needs."""
+
+    prefixes: tuple[tuple[str, str], ...]
+    rules: tuple[Rule, ...]
+    ignored: tuple[str, ...] = (r".*\.rotary_emb\.inv_freq",)
+
+    def is_ignored(self, name: str) -> bool:
+        return any(re.fullmatch(pattern, name) for pattern in self.ignored)
+
+    def find(self, name: str) -> tuple[Rule, dict[str, str]] | None:
+        short = self._shorten(name)
+        for rule in self.rules:
+            words = rule.match(short)
+            if words is not None:
+                return rule, words
+        return None
+
+    def backwards(self, slot_name: str, seen: Collection[str] = ()) -> str:
+        """The tensor that fills this slot, called as its neighbours among the `seen` names are."""
+        names = (rule.backwards(slot_name) for rule in self.rules)
+        short = next((name for name in names if name is not None), slot_name)
+        fitting = [(p, canonical) for p, canonical in self.prefixes if short.startswith(canonical)]
+        for prefix, canonical in fitting:
+            if any(name.startswith(prefix) for name in seen):
+                return prefix + short.removeprefix(canonical)
+        return fitting[0][0] + short.removeprefix(fitting[0][1]) if fitting else short
+
+    def _shorten(self, name: str) -> str:
+        for prefix, canonical in self.prefixes:
+            if name.startswith(prefix):
+                return canonical + name.removeprefix(prefix)
+        return name
+
+
+def one(source: str, target: str) -> Rule:
+    return Rule(source, (target,))
+
+
+TEXT_PREFIXES = (
+    ("lm_head.", "head."),
+    ("language_model.lm_head.", "head."),
+    ("model.language_model.", "text."),
+    ("language_model.model.", "text."),
+    ("model.", "text."),
+)
+
+_LAYER, _OURS = "text.layers.{n}", "decoder.layers.{n}"
+
+DECODER_RULES = (
+    one("text.embed_tokens.{w}", "decoder.embedding.{w}"),
+    one("text.norm.{w}", "decoder.norm.{w}"),
+    one("head.{w}", "decoder.head.{w}"),
+    one(_LAYER + ".input_layernorm.{w}", _OURS + ".attention_norm.{w}"),
+    one(_LAYER + ".self_attn.o_proj.{w}", _OURS + ".attention.out.{w}"),
+    one(_LAYER + ".self_attn.{p}_proj.{w}", _OURS + ".attention.qkv.{p}.{w}"),
+    one(_LAYER + ".self_attn.{p}_norm.{w}", _OURS + ".attention.{p}_norm.{w}"),
+    one(_LAYER + ".mlp.down_proj.{w}", _OURS + ".mlp.down.{w}"),
+    one(_LAYER + ".mlp.{p}_proj.{w}", _OURS + ".mlp.gate_up.{p}.{w}"),
+)
+
+# Without norms behind attention and MLP, the norm named "post attention" is the one in front of the MLP.
+PRE_NORM_RULES = (one(_LAYER + ".post_attention_layernorm.{w}", _OURS + ".mlp_norm.{w}"),)
+
+POST_NORM_RULES = (
+    one(_LAYER + ".post_attention_layernorm.{w}", _OURS + ".attention_post_norm.{w}"),
+    one(_LAYER + ".pre_feedforward_layernorm.{w}", _OURS + ".mlp_norm.{w}"),
+    one(_LAYER + ".post_feedforward_layernorm.{w}", _OURS + ".mlp_post_norm.{w}"),
+)
+
+ROUTER_RULES = (one(_LAYER + ".mlp.gate.weight", _OURS + ".mlp.router.weight"),)
+
+# One tensor per expert and projection.
+EXPERT_RULES = (one(_LAYER + ".mlp.experts.{i}.{p}_proj.{w}", _OURS + ".mlp.experts.{i}.{p}.{w}"),)
+
+_EXPERT = _OURS + ".mlp.experts.{i}."
+
+
+# All experts of a layer in one tensor, [gate | up] along the output.
+FUSED_EXPERT_RULES = (
+    Rule(
+        _LAYER + ".mlp.experts.gate_up_proj",
+        (_EXPERT + "gate.weight", _EXPERT + "up.weight"),
+        unbind=True,
+        transpose="if_needed",
+    ),
+    Rule(_LAYER + ".mlp.experts.down_proj", (_EXPERT + "down.weight",), unbind=True, transpose="if_needed"),
+)
+
+
+@cache
+def _pattern(template: str) -> re.Pattern[str]:
+    pieces = re.split(r"\{(\w+)\}", template)
+    pieces[::2] = [re.escape(piece) for piece in pieces[::2]]
+    pieces[1::2] = [f"(?P<{word}>[^.]+)" for word in pieces[1::2]]
+    return re.compile("".join(pieces))
+
+
+def _joined_shape(names: list[str], slots: Mapping[str, Slot]) -> tuple[int, ...]:
+    """The shape of the slots' tensors on top of each other; empty where one of them does not exist."""
+    shapes = [slots[name].shape for name in names if name in slots]
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) == len(names) else ()
+
+
+def _split(matrix: Tensor, names: list[str], slots: Mapping[str, Slot]) -> tuple[Tensor, ...]:
+    """A matrix that does not fit is handed out whole, so that its shape is reported."""
+    if matrix.shape != _joined_shape(names, slots):
+        return (matrix,) * len(names)
+    sizes = [slots[name].shape[0] for name in names]
+    parts: tuple[Tensor, ...] = matrix.split(sizes, dim=0)
+    return parts

@@ -1,0 +1,117 @@
+"""What a model is, as data. A family turns a config.json into these; the decoder and the tower read nothing else."""
+
+from dataclasses import dataclass
+
+from saccade.layers.attention import AttentionSpec
+from saccade.layers.mlp import MLPSpec
+from saccade.layers.moe import MoESpec
+from saccade.layers.norm import NormSpec
+from saccade.layers.rotary import LinearScaling, Llama3Scaling, RotarySpec
+from saccade.layers.vision import MergerSpec, PoolSpec, VisionBlockSpec
+
+__all__ = [
+    "AttentionSpec",
+    "DecoderSpec",
+    "LayerSpec",
+    "LinearScaling",
+    "Llama3Scaling",
+    "MLPSpec",
+    "MediaSpec",
+    "MergerSpec",
+    "MoESpec",
+    "ModelSpec",
+    "NormSpec",
+    "PoolSpec",
+    "RotarySpec",
+    "VisionBlockSpec",
+    "VisionSpec",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """What may differ from one decoder layer to the next. `rotary` is an index into the decoder's rotaries."""
+
+    mlp: MLPSpec | MoESpec
+    window: int | None = None
+    rotary: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """A causal decoder. `post_norms` adds a norm behind attention and MLP, before the residual addition."""
+
+    vocab_size: int
+    width: int
+    attention: AttentionSpec
+    norm: NormSpec
+    rotaries: tuple[RotarySpec, ...]
+    layers: tuple[LayerSpec, ...]
+    tied_head: bool
+    post_norms: bool = False
+    embedding_scale: float = 1.0
+    logit_softcap: float | None = None
+    deepstack_levels: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionSpec:
+    """A vision tower: patches of `channels` x `temporal_patch` x `patch` x `patch` to rows of the decoder's width.
+
+    `merge` x `merge` patches become one row. `grid_side` is the side of the learned position grid (0: none),
+    `rotary_base` the base of the 2-D rotary (0: none), `window` the side of an attention window in merged units
+    (0: none); `full_layers` attend to whole frames in spite of it. After each of `deepstack_layers` the hidden state
+    is also merged by `deepstack_merger`.
+    """
+
+    block: VisionBlockSpec
+    depth: int
+    patch: int
+    merge: int
+    temporal_patch: int = 1
+    channels: int = 3
+    patch_bias: bool = True
+    grid_side: int = 0
+    rotary_base: float = 0.0
+    window: int = 0
+    full_layers: frozenset[int] = frozenset()
+    final_norm: NormSpec | None = None
+    projector: MergerSpec | PoolSpec
+    deepstack_layers: tuple[int, ...] = ()
+    deepstack_merger: MergerSpec | None = None
+
+    @property
+    def patch_values(self) -> int:
+        return self.channels * self.temporal_patch * self.patch * self.patch
+
+    @property
+    def unit(self) -> int:
+        """Patches in a merged unit."""
+        return self.merge * self.merge
+
+    @property
+    def levels(self) -> int:
+        """Rows the tower makes of one merged unit: the projected one, then one for each deepstack layer."""
+        return 1 + len(self.deepstack_layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaSpec:
+    """The tokens that stand for media, and how attention treats them."""
+
+    image_token_id: int
+    video_token_id: int | None = None
+    start_token_id: int | None = None
+    end_token_id: int | None = None
+    sees_whole_image: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A whole model. Text-only models have neither `vision` nor `media`."""
+
+    architecture: str
+    max_position: int
+    decoder: DecoderSpec
+    vision: VisionSpec | None = None
+    media: MediaSpec | None = None

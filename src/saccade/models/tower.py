@@ -1,0 +1,94 @@
+"""The vision tower of every family.
+
+P patch rows, C values of a patch, D width of the tower, U merged units, L levels, E width of the decoder.
+"""
+
+import torch
+from torch import Tensor
+
+from saccade.layers.layer import Layer, Placement
+from saccade.layers.norm import new_norm
+from saccade.layers.rotary import GridRotary
+from saccade.layers.step import VisionStep
+from saccade.layers.vision import (
+    Merger,
+    MergerSpec,
+    PatchEmbedding,
+    PoolProjector,
+    PoolSpec,
+    PositionGrid,
+    Segments,
+    VisionBlock,
+)
+from saccade.models.spec import VisionSpec
+
+
+class Tower(Layer):
+    """Patches to rows of the decoder's width.
+
+    The result has one level for the projected rows and one for each deepstack layer, so that all that is known of an
+    image is one tensor.
+    """
+
+    def __init__(self, place: Placement, spec: VisionSpec) -> None:
+        self.spec = spec
+        width = spec.block.width
+        self.patches = PatchEmbedding(place, spec.patch_values, width, bias=spec.patch_bias)
+        self.grid = PositionGrid(place, spec.grid_side, width) if spec.grid_side else None
+        head_dim = width // spec.block.num_heads
+        self.rotary = GridRotary(head_dim, spec.rotary_base, place.device) if spec.rotary_base else None
+        self.blocks = [VisionBlock(place, spec.block) for _ in range(spec.depth)]
+        self.norm = new_norm(place, width, spec.final_norm) if spec.final_norm else None
+        self.projector = _new_projector(place, width, spec.projector)
+        self.deepstack = [_new_projector(place, width, spec.deepstack_merger) for _ in spec.deepstack_layers]
+
+    def __call__(self, step: VisionStep) -> Tensor:
+        """(L, U, E): the projected rows, then the deepstack rows, in the order of the patches."""
+        x_PD = self._embed(step)
+        rotation = self.rotary(self._windowed(step, step.positions_P2).T) if self.rotary else None
+        frames = Segments(cu_seqlens_S1=step.cu_seqlens_S1, max_length=step.max_segment)
+        windows = _windows(step) or frames
+        residual_PD: Tensor | None = None
+        levels_UE: list[Tensor] = []
+        for i, block in enumerate(self.blocks):
+            segments = frames if i in self.spec.full_layers else windows
+            x_PD, residual_PD = block(x_PD, residual_PD, rotation, segments)
+            if i in self.spec.deepstack_layers:
+                x_PD, residual_PD = x_PD + residual_PD, None
+                levels_UE.append(self.deepstack[len(levels_UE)](x_PD))
+        levels_UE.insert(0, self._project(x_PD, residual_PD))
+        return torch.stack([_unwindowed(step, rows_UE) for rows_UE in levels_UE])
+
+    def _embed(self, step: VisionStep) -> Tensor:
+        x_PD = self.patches(step.patches_PC)
+        if self.grid is not None:
+            assert step.grid_indices_4P is not None and step.grid_weights_4P is not None
+            x_PD = x_PD + self.grid(step.grid_indices_4P, step.grid_weights_4P)
+        return self._windowed(step, x_PD)
+
+    def _project(self, x_PD: Tensor, residual_PD: Tensor | None) -> Tensor:
+        if self.norm is not None:
+            return self.projector(self.norm.carry(x_PD, residual_PD)[0])
+        return self.projector(x_PD if residual_PD is None else x_PD + residual_PD)
+
+    def _windowed(self, step: VisionStep, x_PX: Tensor) -> Tensor:
+        """Rows regrouped so that each window is contiguous; the patches of a unit stay together."""
+        if step.window_order_U is None:
+            return x_PX
+        units_UX: Tensor = x_PX.unflatten(0, (-1, self.spec.unit))
+        return units_UX[step.window_order_U].flatten(0, 1)
+
+
+def _unwindowed(step: VisionStep, rows_UE: Tensor) -> Tensor:
+    return rows_UE if step.window_inverse_U is None else rows_UE[step.window_inverse_U]
+
+
+def _windows(step: VisionStep) -> Segments | None:
+    if step.window_cu_seqlens_W1 is None:
+        return None
+    return Segments(cu_seqlens_S1=step.window_cu_seqlens_W1, max_length=step.max_window)
+
+
+def _new_projector(place: Placement, width: int, spec: MergerSpec | PoolSpec | None) -> Merger | PoolProjector:
+    assert spec is not None, "a tower with deepstack layers needs a deepstack merger"
+    return Merger(place, width, spec) if isinstance(spec, MergerSpec) else PoolProjector(place, width, spec)

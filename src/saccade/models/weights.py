@@ -1,0 +1,147 @@
+"""Building a model and filling it: renamed, fused and sharded as the tensors stream by, strict both ways."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from saccade.errors import ConfigError
+from saccade.kernels.dispatch import Kernels, kernels_for
+from saccade.layers.layer import Placement, Slot
+from saccade.layers.parallel import ALONE, ParallelGroup
+from saccade.models.config import Config
+from saccade.models.dummy import fill_with_noise
+from saccade.models.folder import Checkpoint, SafetensorsFolder, find_folder
+from saccade.models.gguf import GGUFFile
+from saccade.models.progress import OnProgress, no_progress
+from saccade.models.registry import read_spec
+from saccade.models.rename import Renames
+from saccade.models.vlm import Model
+
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+NAMES_SHOWN = 8
+
+
+def load_model(
+    folder_or_id: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    load_format: LoadFormat = "auto",
+    group: ParallelGroup = ALONE,
+    kernels: Kernels | None = None,
+    progress: OnProgress = no_progress,
+) -> Model:
+    """A model with its weights.
+
+    `folder_or_id` is a folder, a .gguf file or a hub id; `dtype` is the checkpoint's own unless given. "auto" reads a
+    file as GGUF and a folder as safetensors; "dummy" needs a config.json only.
+    """
+    config, checkpoint = _open(folder_or_id, load_format)
+    family, spec = read_spec(config)
+    device = torch.device(device)
+    dtype = dtype or checkpoint_dtype(config)
+    place = Placement(kernels=kernels or kernels_for(device, dtype), device=device, dtype=dtype, group=group)
+    model = Model(place, spec)
+    if checkpoint is None:
+        fill_with_noise(model)
+    else:
+        fill(model, family.renames, checkpoint, progress=progress)
+    return model
+
+
+def fill(model: Model, renames: Renames, checkpoint: Checkpoint, *, progress: OnProgress = no_progress) -> None:
+    """Copies a checkpoint's tensors to the slots of a model; one too many, too few or of a wrong shape is an error."""
+    slots = dict(model.slots())
+    findings = Findings(renames=renames, missing=dict.fromkeys(slots))
+    bytes_done, bytes_total = 0, checkpoint.total_bytes
+    for name, tensor in checkpoint.tensors():
+        _place(name, tensor, slots, findings)
+        bytes_done += tensor.nbytes
+        progress(min(bytes_done, bytes_total), bytes_total, name)
+    findings.raise_if_any(checkpoint.where)
+    progress(bytes_total, bytes_total, "")
+
+
+def checkpoint_dtype(config: Config) -> torch.dtype:
+    """The dtype a config.json names, at either level and under either key; bfloat16 where it names none."""
+    text = config.sub("text_config") if config.has("text_config") else config
+    named = next((str(c.values[k]) for c in (config, text) for k in ("dtype", "torch_dtype") if c.has(k)), "bfloat16")
+    if named not in DTYPES:
+        raise ConfigError(f"{config.where}: dtype is {named!r}; allowed: {', '.join(DTYPES)} (--dtype)")
+    return DTYPES[named]
+
+
+def _open(folder_or_id: str | Path, load_format: LoadFormat) -> tuple[Config, Checkpoint | None]:
+    if load_format == "gguf" or (load_format == "auto" and str(folder_or_id).endswith(".gguf")):
+        file = GGUFFile.open(Path(folder_or_id))
+        return file.config(), file
+    is_dummy = load_format == "dummy"
+    folder = find_folder(folder_or_id, with_weights=not is_dummy)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder / 'config.json'} is missing; a checkpoint folder has it beside its weights")
+    config = Config.read(folder / "config.json")
+    return config, None if is_dummy else SafetensorsFolder.open(folder)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What did not fit. `missing` keeps the order of the model, as a dict does and a set would not."""
+
+    renames: Renames
+    missing: dict[str, None]
+    seen: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    misshapen: list[str] = field(default_factory=list)
+
+    def raise_if_any(self, where: str) -> None:
+        missing = [self.renames.backwards(name, self.seen) for name in self.missing]
+        kinds = (("missing", missing), ("unexpected", self.unexpected), ("misshapen", self.misshapen))
+        texts = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds if names]
+        if texts:
+            raise ConfigError(
+                f"{where}: the weights do not fit config.json: {'; '.join(texts)}. "
+                f"Download the checkpoint again, or use the config.json that belongs to these weights"
+            )
+
+
+def _place(name: str, tensor: Tensor, slots: dict[str, Slot], findings: Findings) -> None:
+    renames = findings.renames
+    findings.seen.append(name)
+    if renames.is_ignored(name):
+        return
+    found = renames.find(name)
+    if found is None:
+        findings.unexpected.append(name)
+        return
+    rule, words = found
+    for slot_name, part in rule.spread(words, tensor, slots).items():
+        slot = slots.get(slot_name)
+        if slot is None:
+            if not _is_tied_head(slot_name, slots):
+                findings.unexpected.append(name)
+            continue
+        findings.missing.pop(slot_name, None)
+        if tuple(part.shape) != slot.shape:
+            findings.misshapen.append(f"{name} is {_size(part.shape)}, {_size(slot.shape)} is needed")
+            continue
+        slot.fill(part)
+
+
+def _is_tied_head(slot_name: str, slots: dict[str, Slot]) -> bool:
+    """Some checkpoints of tied models also store the head; it is the embedding once more."""
+    return slot_name == "decoder.head.weight" and "decoder.embedding.weight" in slots
+
+
+def _listed(names: list[str]) -> str:
+    unique = list(dict.fromkeys(names))
+    more = f" and {len(unique) - NAMES_SHOWN} more" if len(unique) > NAMES_SHOWN else ""
+    return ", ".join(unique[:NAMES_SHOWN]) + more
+
+
+def _size(shape: Iterable[int]) -> str:
+    return "x".join(str(n) for n in shape)
