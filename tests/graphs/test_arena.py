@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.errors import ConfigError, GraphError
-from saccade.graphs import Arena, Capacity, Fill, RepeatLast, boundaries, metadata, output, rows
+from saccade.graphs import Arena, Capacity, Fill, OwnIndex, RepeatLast, boundaries, metadata, output, rows
 
 LIMITS = {"tokens": 16, "segments": 5}
 
@@ -20,6 +20,7 @@ def make_arena() -> Arena:
         rows("three", (3, "tokens"), torch.int64, padding=Fill(-1)),
         metadata("slots", ("tokens",), torch.int64, padding=Fill(7)),
         metadata("positions", (3, "tokens"), padding=RepeatLast()),
+        metadata("order", ("tokens",), padding=OwnIndex()),
         metadata("scale", (), torch.float32),
         boundaries("cu", of="tokens", count="segments"),
         output("y", ("tokens", 2), torch.float32),
@@ -35,6 +36,7 @@ def values(*lengths: int) -> dict[str, Any]:
         "three": torch.randint(1, 9, (3, n)),
         "slots": torch.arange(n),
         "positions": np.arange(3 * n).reshape(3, n),
+        "order": np.arange(n)[::-1],
         "scale": 0.5,
         "cu": [0, *np.cumsum(lengths).tolist()],
     }
@@ -52,6 +54,7 @@ def test_a_batch_and_its_padding_land_in_the_views() -> None:
     assert views["three"][:, 5:].eq(-1).all()
     assert views["slots"].tolist() == [0, 1, 2, 3, 4, 7, 7, 7]
     assert views["positions"][2].tolist() == [10, 11, 12, 13, 14, 14, 14, 14]
+    assert views["order"].tolist() == [4, 3, 2, 1, 0, 5, 6, 7]
     assert views["scale"].item() == 0.5
     assert views["cu"].tolist() == [0, 2, 5, 8, 8]
 

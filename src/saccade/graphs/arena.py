@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import ConfigError, GraphError
-from saccade.graphs.buffers import Buffer, DummySegment, Fill, RepeatLast, Role
+from saccade.graphs.buffers import Buffer, DummySegment, Fill, OwnIndex, RepeatLast, Role
 from saccade.graphs.key import Capacity
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -287,6 +287,8 @@ def _write_padded(buffer: Buffer, view: Array, value: Array, capacity: Mapping[s
         case DummySegment(rows, longest):
             ends = np.arange(1, view.shape[0] - count + 1) * (longest or capacity[rows]) + value[-1]
             view[count:] = np.minimum(ends, capacity[rows])
+        case OwnIndex():
+            view[count:] = np.arange(count, view.shape[0])
         case RepeatLast() if count:
             view[count:] = view[count - 1]
         case Fill(fill_value):

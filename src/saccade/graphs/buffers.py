@@ -30,6 +30,11 @@ class RepeatLast:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnIndex:
+    """Padded entries hold their own index: a permutation of the valid rows stays one of all rows."""
+
+
+@dataclass(frozen=True, slots=True)
 class DummySegment:
     """Padding of boundaries: the padded rows form one segment of their own, and the segments after it are empty.
 
@@ -45,7 +50,7 @@ class DummySegment:
         return -(-padded_rows // self.longest) if self.longest else int(padded_rows > 0)
 
 
-Padding = Fill | RepeatLast | DummySegment
+Padding = Fill | RepeatLast | OwnIndex | DummySegment
 ZERO = Fill(0)
 
 
@@ -64,6 +69,8 @@ class Buffer:
             raise ConfigError(f"buffer {self.name!r} varies in several axes of {self.shape}; at most one may")
         if isinstance(self.padding, DummySegment) and (self.role is not Role.METADATA or len(self.shape) != 1):
             raise ConfigError(f"buffer {self.name!r} holds boundaries: declare it one-dimensional metadata")
+        if isinstance(self.padding, OwnIndex) and (self.role is not Role.METADATA or len(self.shape) != 1):
+            raise ConfigError(f"buffer {self.name!r} holds a permutation: declare it one-dimensional metadata")
 
     @property
     def axis(self) -> int | None:

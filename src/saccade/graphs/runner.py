@@ -52,9 +52,9 @@ class Phase:
 
     @property
     def segments(self) -> str | None:
-        """The dimension that counts the segments which cut up the rows."""
+        """The dimension that counts the segments of a batch, where it has any."""
         for buffer in self.arena.buffers.values():
-            if isinstance(buffer.padding, DummySegment) and buffer.padding.rows == self.rows and buffer.dimension:
+            if isinstance(buffer.padding, DummySegment) and buffer.dimension:
                 return buffer.dimension[0]
         return None
 

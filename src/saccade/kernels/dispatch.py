@@ -1,0 +1,121 @@
+"""Which implementation of each kernel a device gets, chosen once; layers are handed the result."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.errors import ConfigError
+from saccade.kernels import images, reference
+
+_HOPPER = (9, 0)
+_AMPERE = (8, 0)
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The kernels of one device and dtype; `reference` and `images` have their signatures and meaning.
+
+    `reasons` says, by function, why an implementation was taken; `name` sums the choice up.
+    """
+
+    name: str
+    rms_norm: Callable[..., Tensor]
+    add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
+    layer_norm: Callable[..., Tensor]
+    add_layer_norm: Callable[..., tuple[Tensor, Tensor]]
+    gated_activation: Callable[..., Tensor]
+    apply_rotary: Callable[..., tuple[Tensor, Tensor]]
+    qk_norm_rotary: Callable[..., tuple[Tensor, Tensor]]
+    qk_norm_rotary_store: Callable[..., Tensor]
+    store_kv: Callable[..., None]
+    varlen_attention: Callable[..., Tensor]
+    paged_attention: Callable[..., Tensor]
+    resize_patchify: Callable[..., Tensor]
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def describe(self) -> list[tuple[str, str, str]]:
+        """Rows (function, implementation, reason)."""
+        return [(name, _origin(getattr(self, name)), self.reasons.get(name, "")) for name in _function_names()]
+
+
+def kernels_for(device: torch.device | str, dtype: torch.dtype) -> Kernels:
+    """The kernels for tensors of this device and dtype. Importing flash-attn-4 takes seconds; do it once."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        return _reference_kernels("the device is a CPU")
+    if device.type != "cuda":
+        raise ConfigError(f"there are no kernels for device {device}; allowed: cpu, cuda")
+    return _cuda_kernels(torch.cuda.get_device_capability(device), dtype)
+
+
+def _reference_kernels(reason: str) -> Kernels:
+    return Kernels(
+        name="reference",
+        **{name: _find(name, reference, images) for name in _function_names()},
+        reasons=dict.fromkeys(_function_names(), reason),
+    )
+
+
+def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
+    """Triton for all, then faster attention where this GPU, dtype and installation allow it."""
+    fused, fused_images, attention, adapters = (
+        importlib.import_module(f"saccade.kernels.{name}")
+        for name in ("fused", "fused_images", "attention", "adapters")
+    )
+    kernels = Kernels(
+        name="triton",
+        **{name: _find(name, fused, fused_images, attention) for name in _function_names()},
+        reasons=dict.fromkeys(_function_names(), "the device is a GPU"),
+    )
+    refusal = _flash_refusal(capability, dtype)
+    flash = refusal or adapters.load_flash_attention()
+    if not isinstance(flash, str):
+        why = "flash-attn-4 is installed and the GPU is Hopper or later"
+        return replace(
+            kernels,
+            name="triton+flash-attn-4",
+            varlen_attention=flash.varlen_attention,
+            paged_attention=flash.paged_attention,
+            reasons=kernels.reasons
+            | {
+                "varlen_attention": f"{why}; Triton for segments of at most {attention.SHORT_SEGMENT} rows",
+                "paged_attention": f"{why}; Triton for rows with limits and for few decode rows over many keys",
+            },
+        )
+    varlen = _varlen_refusal(capability, dtype) or adapters.load_torch_varlen()
+    reasons = kernels.reasons | {"paged_attention": flash, "varlen_attention": flash}
+    if isinstance(varlen, str):
+        return replace(kernels, reasons=reasons | {"varlen_attention": f"{flash}; {varlen}"})
+    return replace(kernels, name="triton+torch", varlen_attention=varlen.varlen_attention, reasons=reasons)
+
+
+def _flash_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
+    if capability < _HOPPER:
+        return f"flash-attn-4 pages need compute capability 9.0; this GPU has {capability[0]}.{capability[1]}"
+    return "" if dtype in _HALF else f"flash-attn-4 takes float16 and bfloat16, not {dtype}"
+
+
+def _varlen_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
+    if capability < _AMPERE:
+        return f"torch varlen needs compute capability 8.0; this GPU has {capability[0]}.{capability[1]}"
+    return "" if dtype in _HALF else f"torch varlen takes float16 and bfloat16, not {dtype}"
+
+
+def _function_names() -> Iterator[str]:
+    return (f.name for f in fields(Kernels) if f.name not in ("name", "reasons"))
+
+
+def _find(name: str, *modules: ModuleType) -> Any:
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
+
+
+def _origin(function: Callable[..., object]) -> str:
+    """`reference`, `fused`, `attention`, or the adapter whose method it is."""
+    owner = getattr(function, "__self__", None)
+    return type(owner).__name__ if owner is not None else function.__module__.rpartition(".")[-1]

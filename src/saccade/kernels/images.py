@@ -1,0 +1,71 @@
+"""From decoded pixels to the rows a vision tower takes: resize, normalise, cut into patches. The CPU path and oracle.
+
+F frames, H x W pixels, P patches, C columns of a patch row.
+
+The resize is torch's for bytes, which torchvision and so the fast processors of transformers use on the CPU: a filter
+stretched when shrinking (antialias), first along rows, then along columns, rounded to bytes after each. The rounding in
+between and the order are part of the result: next to saturated edges they decide many levels (Pillow 13 may take the
+columns first).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from saccade.errors import ConfigError
+
+RESAMPLING = {"bilinear": 1.0, "bicubic": 2.0}  # filter and its reach, in pixels of the coarser image
+
+
+def resize_patchify(  # noqa: PLR0913
+    pixels_FHWC: Tensor,
+    size_hw: tuple[int, int],
+    *,
+    mean: Sequence[float],
+    std: Sequence[float],
+    patch: int,
+    temporal_patch: int = 1,
+    merge: int = 1,
+    resample: str = "bicubic",
+    out: Tensor | None = None,
+) -> Tensor:
+    """Patch rows of one image (H, W, 3) or one video (F, H, W, 3) of bytes, resized to `size_hw`.
+
+    Rows are ordered by time, then by merge x merge groups, then within a group; the columns of a row by channel, frame
+    within the temporal patch, y, x. The last frame is repeated to fill a temporal patch, so an image fills its one.
+    With merge = temporal_patch = 1 the rows are in raster order, as a convolution would visit them.
+    """
+    frames_FHWC = pixels_FHWC.unsqueeze(0) if pixels_FHWC.dim() == 3 else pixels_FHWC
+    check_request(frames_FHWC, size_hw, patch * merge, resample)
+    height, width = size_hw
+    resized_F3HW = functional.interpolate(
+        frames_FHWC.permute(0, 3, 1, 2), size=size_hw, mode=resample, antialias=True, align_corners=False
+    )
+    shift, scale = (torch.tensor(x, dtype=torch.float32)[:, None, None] for x in (mean, std))
+    values_F3HW = (resized_F3HW.float() / 255 - shift) / scale
+    num_steps = -(-values_F3HW.shape[0] // temporal_patch)
+    missing = num_steps * temporal_patch - values_F3HW.shape[0]
+    values_F3HW = torch.cat([values_F3HW, values_F3HW[-1:].expand(missing, -1, -1, -1)])
+    cells = values_F3HW.reshape(
+        num_steps, temporal_patch, 3, height // patch // merge, merge, patch, width // patch // merge, merge, patch
+    )
+    patches_PC = cells.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(
+        num_steps * (height // patch) * (width // patch), 3 * temporal_patch * patch * patch
+    )
+    return patches_PC if out is None else out.copy_(patches_PC)
+
+
+def check_request(frames_FHWC: Tensor, size_hw: tuple[int, int], multiple: int, resample: str) -> None:
+    """What both implementations demand of their caller."""
+    if resample not in RESAMPLING:
+        raise ConfigError(f"resampling {resample!r} is not known; allowed: {', '.join(RESAMPLING)}")
+    if frames_FHWC.dtype != torch.uint8 or frames_FHWC.dim() != 4 or frames_FHWC.shape[-1] != 3:
+        raise ConfigError(
+            f"pixels are {frames_FHWC.dtype} of shape {tuple(frames_FHWC.shape)}; want RGB bytes, (F, H, W, 3)"
+        )
+    if min(frames_FHWC.shape) == 0 or min(size_hw) < multiple or size_hw[0] % multiple or size_hw[1] % multiple:
+        raise ConfigError(
+            f"cannot resize {tuple(frames_FHWC.shape)} to {size_hw}; want no empty side and multiples of {multiple}"
+        )

@@ -1,0 +1,145 @@
+"""Plain-torch oracles of every kernel: the CPU path, and what the GPU kernels are compared with.
+
+T rows (packed tokens, padded), H query heads, G key/value heads, D head width, N blocks, B slots in a block,
+W columns that rotary turns. All compute in float32 and return the dtype they were given. None reads a tensor
+on the host or makes a shape from data, so each can be recorded once and replayed on the same storages with
+other contents.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from saccade.errors import ConfigError
+from saccade.kernels.reference_attention import paged_attention, varlen_attention
+
+__all__ = [
+    "add_layer_norm",
+    "add_rms_norm",
+    "apply_rotary",
+    "gated_activation",
+    "layer_norm",
+    "paged_attention",
+    "qk_norm_rotary",
+    "qk_norm_rotary_store",
+    "rms_norm",
+    "store_kv",
+    "varlen_attention",
+]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0) -> Tensor:
+    """x over its root mean square, times `offset + weight`."""
+    return _rms_norm_float(x, weight, eps, offset).to(x.dtype)
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """The norm of `x + residual` and that sum, rounded to the dtype of x before the norm reads it."""
+    total = x + residual
+    return rms_norm(total, weight, eps, offset=offset), total
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """x minus its mean, over its standard deviation, times weight, plus bias."""
+    shift = None if bias is None else bias.float()
+    return functional.layer_norm(x.float(), x.shape[-1:], weight.float(), shift, eps).to(x.dtype)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The norm of `x + residual` and that sum, rounded to the dtype of x before the norm reads it."""
+    total = x + residual
+    return layer_norm(total, weight, bias, eps), total
+
+
+def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
+    """`activation(gate) * up` of rows laid out as [gate | up]; kind is "silu", "gelu_tanh" or "gelu"."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (_activate(gate, kind) * up).to(gate_up.dtype)
+
+
+def apply_rotary(q_THD: Tensor, k_TGD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotates the pairs (i, i + W/2) of the first W columns of each head, W being the width of cos and sin.
+
+    The tables are laid out per column (M-RoPE sections are resolved before); columns past W stay as they are.
+    """
+    q = _rotate(q_THD.float(), cos_TD, sin_TD).to(q_THD.dtype)
+    return q, _rotate(k_TGD.float(), cos_TD, sin_TD).to(k_TGD.dtype)
+
+
+def qk_norm_rotary(
+    q_THD: Tensor,
+    k_TGD: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    cos_TD: Tensor,
+    sin_TD: Tensor,
+    *,
+    offset: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """RMS norm over each head where a weight is given, then rotary, with no rounding in between."""
+    q = q_THD.float() if q_weight is None else _rms_norm_float(q_THD, q_weight, eps, offset)
+    k = k_TGD.float() if k_weight is None else _rms_norm_float(k_TGD, k_weight, eps, offset)
+    q, k = _rotate(q, cos_TD, sin_TD), _rotate(k, cos_TD, sin_TD)
+    return q.to(q_THD.dtype), k.to(k_TGD.dtype)
+
+
+def qk_norm_rotary_store(  # noqa: PLR0913
+    q_THD: Tensor,
+    k_TGD: Tensor,
+    v_TGD: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    cos_TD: Tensor,
+    sin_TD: Tensor,
+    slots_T: Tensor,
+    k_cache_NBGD: Tensor,
+    v_cache_NBGD: Tensor,
+    *,
+    offset: float = 0.0,
+) -> Tensor:
+    """`qk_norm_rotary`, then `store_kv` of the new keys and the values; returns the queries."""
+    q, k = qk_norm_rotary(q_THD, k_TGD, q_weight, k_weight, eps, cos_TD, sin_TD, offset=offset)
+    store_kv(k, v_TGD, slots_T, k_cache_NBGD, v_cache_NBGD)
+    return q
+
+
+def store_kv(k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor, k_cache_NBGD: Tensor, v_cache_NBGD: Tensor) -> None:
+    """Writes row t to slot `slots_T[t]` = block * B + place in the block.
+
+    Padded rows share the slots of block 0, so what block 0 holds is never defined. A value that is not finite is stored
+    as 0: fast attention kernels read whole tiles and weigh what lies beyond a request with zero, and zero times NaN is
+    NaN, so one request's NaN would reach the next owner of its block. Its own rows still show it, through the keys.
+    """
+    block_size = k_cache_NBGD.shape[1]
+    slots = slots_T.long()
+    where = (slots // block_size, slots % block_size)
+    k_cache_NBGD.index_put_(where, k_TGD.to(k_cache_NBGD.dtype))
+    v_cache_NBGD.index_put_(where, v_TGD.to(v_cache_NBGD.dtype).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
+
+
+def _rms_norm_float(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * (weight.float() + offset)
+
+
+def _rotate(x_THD: Tensor, cos_TW: Tensor, sin_TW: Tensor) -> Tensor:
+    width = cos_TW.shape[-1]
+    turning, rest = x_THD[..., :width], x_THD[..., width:]
+    first, second = turning.chunk(2, dim=-1)
+    partner = torch.cat((-second, first), dim=-1)
+    turned = turning * cos_TW.float().unsqueeze(1) + partner * sin_TW.float().unsqueeze(1)
+    return torch.cat((turned, rest), dim=-1)
+
+
+def _activate(x: Tensor, kind: str) -> Tensor:
+    if kind == "silu":
+        return functional.silu(x)
+    if kind in ("gelu", "gelu_tanh"):
+        return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+    raise ConfigError(f"activation {kind!r} is not known; allowed: silu, gelu_tanh, gelu")

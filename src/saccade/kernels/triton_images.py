@@ -1,0 +1,145 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: PLR0913
+"""Device code of `saccade.kernels.fused_images`: a separable, antialiased resize of bytes in two passes.
+
+Filter weights are computed where they are used, from the exact integer distance between pixel centres, so no table has
+to be made or uploaded for an image size. As in torch, they are rounded to `precision` binary places and summed as
+integers: a result that differs in the first pass could differ by two levels after the second.
+"""
+
+import triton
+import triton.language as tl
+
+# Sizes differ from image to image. Triton would compile again for sizes that are 1 or multiples of 16, in the middle of
+# a request.
+_ROWS_SIZES = ("row_stride", "old_width", "width", "num_taps", "precision")
+_COLUMNS_SIZES = ("num_frames", "old_height", "height", "width", "num_taps", "precision")
+
+
+@triton.jit
+def _weight(target, source, num_targets, num_sources, stretch, CUBIC: tl.constexpr):
+    """The filter's weight of source pixel for target pixel: the Keys cubic with a = -1/2, or the triangle."""
+    ahead = (2 * source + 1).to(tl.int64) * num_targets - (2 * target + 1).to(tl.int64) * num_sources
+    x = tl.abs(ahead.to(tl.float32) / (2.0 * num_targets * stretch))
+    if CUBIC:
+        near = (1.5 * x - 2.5) * x * x + 1.0
+        far = ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0
+        weight = tl.where(x < 1.0, near, tl.where(x < 2.0, far, 0.0))
+    else:
+        weight = tl.where(x < 1.0, 1.0 - x, 0.0)
+    return tl.where((source >= 0) & (source < num_sources), weight, 0.0)
+
+
+@triton.jit
+def _first_source(target, num_targets, num_sources, reach):
+    """At or just before the first source pixel with a weight; those before the image get none."""
+    centre = (target.to(tl.float32) + 0.5) * (num_sources / num_targets)
+    return tl.floor(centre - reach - 0.5).to(tl.int32)
+
+
+@triton.jit
+def _filtered(
+    source_ptr,
+    source_stride,
+    target,
+    inside,
+    num_targets,
+    num_sources,
+    stretch,
+    reach,
+    num_taps,
+    precision,
+    CUBIC: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The filtered byte of each target pixel, whose line of source pixels starts at source_ptr."""
+    first = _first_source(target, num_targets, num_sources, reach)
+    mass = tl.zeros([BLOCK], dtype=tl.float32)
+    for tap in range(num_taps):
+        mass += _weight(target, first + tap, num_targets, num_sources, stretch, CUBIC)
+    unit = (1 << precision).to(tl.float32)
+    total = tl.zeros([BLOCK], dtype=tl.int32)
+    for tap in range(num_taps):
+        source = first + tap
+        weight = _weight(target, source, num_targets, num_sources, stretch, CUBIC) / mass * unit
+        rounded = tl.where(weight < 0.0, -tl.floor(0.5 - weight), tl.floor(weight + 0.5)).to(tl.int32)
+        valid = inside & (source >= 0) & (source < num_sources)
+        total += rounded * tl.load(source_ptr + source * source_stride, mask=valid, other=0).to(tl.int32)
+    return tl.minimum(tl.maximum((total + (1 << (precision - 1))) >> precision, 0), 255)
+
+
+@triton.jit(do_not_specialize=_ROWS_SIZES)
+def resize_rows_kernel(
+    pixels_ptr,
+    y_ptr,
+    row_stride,
+    old_width,
+    width,
+    stretch,
+    reach,
+    num_taps,
+    precision,
+    CUBIC: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program (row of any frame, stretch of its new pixels): pixels (rows, old_width, 3) to y (rows, width, 3)."""
+    row = tl.program_id(0).to(tl.int64)
+    elements = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = elements < width * 3
+    x, channel = elements // 3, elements % 3
+    line = pixels_ptr + row * row_stride + channel
+    value = _filtered(line, 3, x, inside, width, old_width, stretch, reach, num_taps, precision, CUBIC, BLOCK)
+    tl.store(y_ptr + row * width * 3 + elements, value.to(tl.uint8), mask=inside)
+
+
+@triton.jit(do_not_specialize=_COLUMNS_SIZES)
+def patchify_columns_kernel(
+    rows_ptr,
+    out_ptr,
+    out_stride,
+    num_frames,
+    old_height,
+    height,
+    width,
+    stretch,
+    reach,
+    num_taps,
+    precision,
+    mean_r,
+    mean_g,
+    mean_b,
+    std_r,
+    std_g,
+    std_b,
+    CUBIC: tl.constexpr,
+    PATCH: tl.constexpr,
+    TEMPORAL: tl.constexpr,
+    REPEATS: tl.constexpr,
+    MERGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program (patch, frame within it): resizes the patch's columns, normalises, and writes one row of out.
+
+    rows is (frames, old_height, width, 3). With REPEATS = TEMPORAL one program writes all copies of a single frame.
+    """
+    patch = tl.program_id(0)
+    per_step = (height // PATCH) * (width // PATCH)
+    step, place = patch // per_step, patch % per_step
+    inner, group = place % (MERGE * MERGE), place // (MERGE * MERGE)
+    groups_across = width // PATCH // MERGE
+    patch_y = group // groups_across * MERGE + inner // MERGE
+    patch_x = group % groups_across * MERGE + inner % MERGE
+    frame = tl.minimum(step * TEMPORAL + tl.program_id(1), num_frames - 1).to(tl.int64)
+
+    elements = tl.arange(0, BLOCK)
+    inside = elements < 3 * PATCH * PATCH
+    channel, cell = elements // (PATCH * PATCH), elements % (PATCH * PATCH)
+    y, x = patch_y * PATCH + cell // PATCH, patch_x * PATCH + cell % PATCH
+    line = rows_ptr + frame * old_height * width * 3 + x * 3 + channel
+    byte = _filtered(line, width * 3, y, inside, height, old_height, stretch, reach, num_taps, precision, CUBIC, BLOCK)
+    mean = tl.where(channel == 0, mean_r, tl.where(channel == 1, mean_g, mean_b))
+    std = tl.where(channel == 0, std_r, tl.where(channel == 1, std_g, std_b))
+    value = ((byte.to(tl.float32) / 255.0 - mean) / std).to(out_ptr.dtype.element_ty)
+    out_ptr += patch.to(tl.int64) * out_stride + channel * TEMPORAL * PATCH * PATCH + cell
+    for copy in tl.static_range(REPEATS):
+        tl.store(out_ptr + (tl.program_id(1) + copy) * PATCH * PATCH, value, mask=inside)

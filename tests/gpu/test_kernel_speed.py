@@ -1,0 +1,130 @@
+"""How fast the kernels are on this GPU: medians, and the share of what a device copy or a dense product reaches.
+
+Printed by `pytest tests/gpu/test_kernel_speed.py -s`.
+"""
+
+import statistics
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade.kernels.dispatch import Kernels, kernels_for
+from tests.gpu.test_kernels import BF16, cuda, every_attention
+from tests.kernels.cases import boundaries, paged_case, photo, qkv_slices, rotary_tables
+
+Work = tuple[str, Callable[[], object], float]
+
+
+def median_ms(body: Callable[[], object], copies: int = 10) -> float:
+    """Milliseconds of one call, from a graph of several, so that launches do not count."""
+    body()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(copies):
+            body()
+    times: list[float] = []
+    for _ in range(15):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / copies)
+    return statistics.median(times)
+
+
+COPY_BYTES_PER_S = 4.3e12
+PRODUCT_FLOP_PER_S = 783e12
+
+
+def test_speed_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints medians and the share of the measured ceilings (device copy, dense matrix product)."""
+    kernels = kernels_for("cuda", BF16)
+    lines = [f"{'kernel':46} {'ms':>8} {'achieved':>14} {'of ceiling':>10}"]
+    lines += [
+        format_bytes(name, body, count)
+        for name, body, count in [*norm_work(kernels), *rotary_work(kernels), *image_work(kernels)]
+    ]
+    lines += [format_flops(name, body, count) for name, body, count in attention_work(kernels)]
+    with capsys.disabled():
+        for line in ["", kernels.name, *lines]:
+            print(line)
+
+
+def format_bytes(name: str, body: Callable[[], object], num_bytes: float) -> str:
+    ms = median_ms(body)
+    rate = num_bytes / ms * 1e3
+    return f"{name:46} {ms:8.4f} {rate / 1e9:9.0f} GB/s {rate / COPY_BYTES_PER_S:9.0%}"
+
+
+def format_flops(name: str, body: Callable[[], object], num_flop: float) -> str:
+    ms = median_ms(body)
+    rate = num_flop / ms * 1e3
+    return f"{name:46} {ms:8.4f} {rate / 1e12:7.0f} TFLOP/s {rate / PRODUCT_FLOP_PER_S:8.0%}"
+
+
+def norm_work(kernels: Kernels) -> Iterator[Work]:
+    """Name, call, bytes read and written. The largest rows do not fit the L2 cache."""
+    for rows, width in ((64, 4096), (406, 4096), (8192, 4096), (1296, 1152), (10368, 1152)):
+        x, residual, weight = cuda(rows, width, seed=1), cuda(rows, width, seed=2), cuda(width, seed=3)
+        num_bytes = 4 * rows * width * 2
+        yield f"add_rms_norm {rows}x{width}", partial(kernels.add_rms_norm, x, residual, weight, 1e-6), num_bytes
+        body = partial(kernels.add_layer_norm, x, residual, weight, weight, 1e-6)
+        yield f"add_layer_norm {rows}x{width}", body, num_bytes
+    for rows in (406, 8192):
+        gate_up = cuda(rows, 2 * 12288, seed=4)
+        yield f"gated {rows}x12288", partial(kernels.gated_activation, gate_up, "silu"), 3 * rows * 12288 * 2
+
+
+def rotary_work(kernels: Kernels) -> Iterator[Work]:
+    heads, groups, width = 32, 8, 128
+    for rows in (64, 406, 8192):
+        q, k, v = qkv_slices(rows, heads, groups, width, seed=5, dtype=BF16, device="cuda")
+        cos, sin = rotary_tables(rows, width, seed=6, device="cuda")
+        weight, slots = cuda(width, seed=7), torch.arange(128, 128 + rows, dtype=torch.int32, device="cuda")
+        caches = [torch.zeros(rows // 128 + 3, 128, groups, width, dtype=BF16, device="cuda") for _ in "kv"]
+        body = partial(kernels.qk_norm_rotary_store, q, k, v, weight, weight, 1e-6, cos, sin, slots, *caches)
+        yield f"qk_norm_rotary_store {rows}x32/8x128", body, rows * width * (4 * (heads + 2 * groups) + 8)
+    for rows in (1296, 10368):
+        q, k, _ = qkv_slices(rows, 16, 16, 72, seed=8, dtype=BF16, device="cuda")
+        cos, sin = rotary_tables(rows, 72, seed=9, device="cuda")
+        yield f"apply_rotary {rows}x16x72", partial(kernels.apply_rotary, q, k, cos, sin), rows * 72 * (4 * 32 + 8)
+
+
+def image_work(kernels: Kernels) -> Iterator[Work]:
+    settings: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "patch": 16, "temporal_patch": 2, "merge": 2}
+    for height, width in ((560, 560), (1080, 1920)):
+        pixels = photo(height, width, seed=10).cuda()
+        new = (height * 3 // 4 // 32 * 32, width * 3 // 4 // 32 * 32)
+        out = torch.empty(new[0] * new[1] // 256, 1536, dtype=BF16, device="cuda")
+        body = partial(kernels.resize_patchify, pixels, new, **settings, out=out)
+        yield f"resize_patchify {height}x{width} to {new[0]}x{new[1]}", body, pixels.numel() + out.numel() * 2
+
+
+def attention_work(kernels: Kernels) -> Iterator[Work]:
+    """Name, call, floating-point operations of the scores and of the weighted values."""
+    for count, length, width in ((1, 1296, 72), (8, 1296, 72), (8, 1296, 80), (162, 64, 80)):
+        q, k, v = qkv_slices(count * length, 16, 16, width, seed=11, dtype=BF16, device="cuda")
+        starts = boundaries([length] * count, "cuda")
+        for attend in every_attention(kernels, "varlen_attention"):
+            body = partial(attend, q, k, v, starts, length, scale=width**-0.5)
+            yield f"varlen {count} x {length} x 16x{width} {origin(attend)}", body, 4 * count * length**2 * 16 * width
+    for queries, keys, count in ((2048, 2048, 1), (406, 406, 8), (1, 1024, 256), (1, 8192, 4)):
+        case = paged_case(
+            [queries] * count, [keys] * count, num_heads=32, num_groups=8, head_width=128,
+            block_size=128, dtype=BF16, device="cuda", poison=1.0,
+        )  # fmt: skip
+        seen = keys if queries == 1 else (keys + 1) / 2
+        for attend in every_attention(kernels, "paged_attention"):
+            body = partial(attend, *case.inputs, max_query=queries, max_keys=keys, scale=128**-0.5)
+            yield f"paged {count} x {queries} over {keys} {origin(attend)}", body, 4 * count * queries * seen * 32 * 128
+
+
+def origin(function: Callable[..., Tensor]) -> str:
+    owner = getattr(function, "__self__", None)
+    return "triton" if owner is None else type(owner).__name__

@@ -1,0 +1,256 @@
+"""Kernels on the GPU in bfloat16, at the dimensions of real models, against the float32 oracle; inside graphs too."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade.kernels import images, reference
+from saccade.kernels.dispatch import Kernels, kernels_for
+from tests.kernels.cases import boundaries, paged_case, photo, qkv_slices, randn, rotary_tables, span_limits
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    return kernels_for("cuda", BF16)
+
+
+def every_attention(kernels: Kernels, name: str) -> list[Callable[..., Tensor]]:
+    """The chosen implementation, torch's where it has one, and the Triton fallback."""
+    from saccade.kernels import adapters, attention
+
+    found = [getattr(kernels, name), getattr(attention, name)]
+    varlen = adapters.load_torch_varlen()
+    if name == "varlen_attention" and not isinstance(varlen, str):
+        found.append(varlen.varlen_attention)
+    return found
+
+
+def error_of(actual: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over the norm of the expected, in float64."""
+    assert torch.isfinite(actual).all()
+    actual, expected = actual.double().cpu(), expected.double().cpu()
+    return float((actual - expected).norm() / expected.norm())
+
+
+def check(actual: Tensor, expected: Tensor, bound: float = 5e-3) -> None:
+    assert error_of(actual, expected) < bound
+
+
+def cuda(*shape: int, seed: int) -> Tensor:
+    return randn(*shape, seed=seed, dtype=BF16, device="cuda")
+
+
+@pytest.mark.parametrize(("rows", "width"), [(406, 4096), (1296, 1152), (1, 4096), (70, 2560)])
+def test_norms(kernels: Kernels, rows: int, width: int) -> None:
+    x, residual, weight, bias = (cuda(*s, seed=i) for i, s in enumerate([(rows, width)] * 2 + [(width,)] * 2))
+    floats = [t.float() for t in (x, residual, weight, bias)]
+    total = (x + residual).float()
+    check(kernels.rms_norm(x, weight, 1e-6, offset=1.0), reference.rms_norm(floats[0], floats[2], 1e-6, offset=1.0))
+    check(kernels.layer_norm(x, weight, bias, 1e-6), reference.layer_norm(floats[0], floats[2], floats[3], 1e-6))
+    y, summed = kernels.add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(summed, x + residual)
+    check(y, reference.rms_norm(total, floats[2], 1e-6))
+    y, summed = kernels.add_layer_norm(x, residual, weight, bias, 1e-6)
+    assert torch.equal(summed, x + residual)
+    check(y, reference.layer_norm(total, floats[2], floats[3], 1e-6))
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "kind"), [(406, 12288, "silu"), (1296, 3420, "silu"), (99, 10240, "gelu_tanh"), (7, 4304, "gelu")]
+)
+def test_gated_activation(kernels: Kernels, rows: int, width: int, kind: str) -> None:
+    x = cuda(rows, 2 * width, seed=1)
+    check(kernels.gated_activation(x, kind), reference.gated_activation(x.float(), kind))
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "groups", "width"), [(406, 32, 8, 128), (1296, 16, 16, 72), (1296, 16, 16, 80), (300, 8, 4, 256)]
+)
+def test_rotary_and_store(kernels: Kernels, rows: int, heads: int, groups: int, width: int) -> None:
+    q, k, v = qkv_slices(rows, heads, groups, width, seed=2, dtype=BF16, device="cuda")
+    cos, sin = rotary_tables(rows, width, seed=3, device="cuda")
+    q_weight, k_weight = cuda(width, seed=4), cuda(width, seed=5)
+    slots = (torch.randperm(rows, device="cuda") + 128).to(torch.int32)
+    caches = [torch.full((rows // 128 + 3, 128, groups, width), float("nan"), dtype=BF16, device="cuda") for _ in "kv"]
+    turned = kernels.apply_rotary(q, k, cos, sin)
+    for ours, theirs in zip(turned, reference.apply_rotary(q.float(), k.float(), cos, sin), strict=True):
+        check(ours, theirs)
+    q_out = kernels.qk_norm_rotary_store(q, k, v, q_weight, k_weight, 1e-6, cos, sin, slots, *caches)
+    q_expected, k_expected = reference.qk_norm_rotary(
+        q.float(), k.float(), q_weight.float(), k_weight.float(), 1e-6, cos, sin
+    )
+    check(q_out, q_expected)
+    check(caches[0].flatten(0, 1)[slots.long()], k_expected)
+    assert torch.equal(caches[1].flatten(0, 1)[slots.long()], v)
+    assert torch.isnan(caches[0][0]).all()
+
+
+VARLEN = [
+    ("Qwen3-VL vision", 16, 72, [1296, 700, 0, 64, 236]),
+    ("Qwen2.5-VL vision", 16, 80, [1296, 20, 980]),
+    ("Qwen2.5-VL windows", 16, 80, [64] * 20 + [16, 48, 0, 4, 60]),
+    ("Gemma-3 SigLIP", 16, 72, [4096]),
+]
+
+
+@pytest.mark.parametrize(("name", "heads", "width", "lengths"), VARLEN, ids=[v[0] for v in VARLEN])
+def test_varlen_attention_in_and_out_of_a_graph(
+    kernels: Kernels, name: str, heads: int, width: int, lengths: list[int]
+) -> None:
+    rows, longest = sum(lengths), max(lengths)
+    q, k, v = qkv_slices(rows, heads, heads, width, seed=6, dtype=BF16, device="cuda")
+    scale = width**-0.5
+    layouts = [lengths, lengths[::-1], [longest, *[0] * (len(lengths) - 2), rows - longest]]
+    layouts = [layout for layout in layouts if max(layout) <= longest]
+    for attend in every_attention(kernels, "varlen_attention"):
+        starts = boundaries(lengths, "cuda")
+        graph, out = captured(partial(attend, q, k, v, starts, longest, scale=scale))
+        for layout in layouts:
+            starts.copy_(boundaries(layout, "cuda"))
+            expected = reference.varlen_attention(q.float(), k.float(), v.float(), starts, longest, scale=scale)
+            check(attend(q, k, v, starts, longest, scale=scale), expected, 1e-2)
+            graph.replay()
+            check(out, expected, 1e-2)
+
+
+def test_varlen_poisoned_padding_changes_nothing(kernels: Kernels) -> None:
+    q, k, v = qkv_slices(1000, 16, 16, 72, seed=7, dtype=BF16, device="cuda")
+    for attend in every_attention(kernels, "varlen_attention"):
+        starts = boundaries([500, 300, 200], "cuda")
+        clean = attend(q, k, v, starts, 500, scale=0.1)
+        for x in (q, k, v):
+            x[800:] = float("nan")
+        assert torch.equal(attend(q, k, v, starts, 500, scale=0.1)[:800], clean[:800])
+        for x in (q, k, v):
+            x[800:] = 1.0
+
+
+PAGED: list[tuple[str, int, int, int, dict[str, Any]]] = [
+    ("Qwen3-VL-8B", 32, 8, 128, {}),
+    ("Qwen2.5-VL-7B", 28, 4, 128, {}),
+    ("Gemma-3-4B global", 8, 4, 256, {}),
+    ("Gemma-3-4B sliding", 8, 4, 256, {"window": 300}),
+    ("softcap", 8, 4, 128, {"softcap": 20.0}),
+]
+BATCHES = [([406, 1, 130, 0, 60], [406, 900, 512, 33, 0]), ([1, 400, 6, 190, 0], [1, 401, 700, 190, 0])]
+
+
+@pytest.mark.parametrize(("name", "heads", "groups", "width", "options"), PAGED, ids=[p[0] for p in PAGED])
+def test_paged_prefill_in_and_out_of_a_graph(
+    kernels: Kernels, name: str, heads: int, groups: int, width: int, options: dict[str, Any]
+) -> None:
+    run_paged(kernels, BATCHES, heads, groups, width, max_query=600, max_keys=1024, options=options)
+
+
+@pytest.mark.parametrize(("name", "heads", "groups", "width", "options"), PAGED, ids=[p[0] for p in PAGED])
+def test_paged_decode_in_and_out_of_a_graph(
+    kernels: Kernels, name: str, heads: int, groups: int, width: int, options: dict[str, Any]
+) -> None:
+    few = [([1, 1, 1], [3000, 1, 0]), ([1, 1, 1], [129, 2048, 4000])]
+    many = [([1] * 70, [17 * i + 1 for i in range(69)] + [0]), ([1] * 70, [900 - 7 * i for i in range(70)])]
+    for batches, room in ((few, 4096), (many, 2048)):
+        run_paged(kernels, batches, heads, groups, width, max_query=1, max_keys=room, options=options)
+
+
+def run_paged(
+    kernels: Kernels,
+    batches: list[tuple[list[int], list[int]]],
+    heads: int,
+    groups: int,
+    width: int,
+    *,
+    max_query: int,
+    max_keys: int,
+    options: dict[str, Any],
+) -> None:
+    """Captures with the first batch, then refills the same buffers with each batch.
+
+    flash-attn-4 wants finite values in the unused slots of a used block, so there the cache's poison is large numbers.
+    """
+    settings: dict[str, Any] = {"max_query": max_query, "max_keys": max_keys, "scale": width**-0.5, **options}
+    for attend in every_attention(kernels, "paged_attention"):
+        poison = float("nan") if attend.__module__.endswith(".attention") else 1e4
+        cases = [
+            paged_case(
+                queries, keys, num_heads=heads, num_groups=groups, head_width=width,
+                block_size=128, seed=i, dtype=BF16, device="cuda", poison=poison,
+            )
+            for i, (queries, keys) in enumerate(batches)
+        ]  # fmt: skip
+        rows = max(c.q.shape[0] for c in cases)
+        assert all(c.q.shape[0] == rows for c in cases), "batches of one bucket have equal rows"
+        shapes = [
+            torch.stack([torch.tensor(x.shape) for x in column]).amax(0).tolist()
+            for column in zip(*(c.inputs for c in cases), strict=True)
+        ]
+        buffers = [torch.zeros(s, dtype=x.dtype, device="cuda") for s, x in zip(shapes, cases[0].inputs, strict=True)]
+        refill(buffers, cases[0].inputs)
+        graph, out = captured(partial(attend, *buffers, **settings))
+        for case in [*cases, cases[0]]:
+            refill(buffers, case.inputs)
+            cleaned = [x.float() if x.is_floating_point() else x for x in buffers]
+            expected = reference.paged_attention(*cleaned, **settings)
+            real = torch.repeat_interleave(case.key_lengths > 0, case.query_start.diff().long())
+            graph.replay()
+            for result in (out, attend(*buffers, **settings)):
+                check(result[real], expected[real], 1e-2)
+                assert (result[~real] == 0).all()
+
+
+def refill(buffers: list[Tensor], values: tuple[Tensor, ...]) -> None:
+    for buffer, value in zip(buffers, values, strict=True):
+        buffer.zero_()[tuple(map(slice, value.shape))].copy_(value)
+
+
+def test_paged_limits_of_gemma3(kernels: Kernels) -> None:
+    case = paged_case(
+        [700, 90], [700, 600], num_heads=8, num_groups=4, head_width=256, block_size=128, dtype=BF16, device="cuda"
+    )
+    limits = span_limits(case, {0: [(5, 261), (300, 556)], 1: [(520, 590)]})
+    cleaned = [x.float() if x.is_floating_point() else x for x in case.inputs]
+    for window in (None, 200):
+        settings: dict[str, Any] = {
+            "max_query": 700,
+            "max_keys": 768,
+            "scale": 1 / 16,
+            "window": window,
+            "limits_T": limits,
+        }
+        for attend in every_attention(kernels, "paged_attention"):
+            check(attend(*case.inputs, **settings), reference.paged_attention(*cleaned, **settings), 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [((560, 560), (576, 576)), ((1080, 1920), (736, 1312)), ((63, 4000), (64, 1024))]
+)
+def test_resize_patchify(kernels: Kernels, old: tuple[int, int], new: tuple[int, int]) -> None:
+    pixels = photo(*old, seed=8)
+    settings: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "patch": 16, "temporal_patch": 2, "merge": 2}
+    expected = images.resize_patchify(pixels, new, **settings)
+    out = torch.full(expected.shape, float("nan"), dtype=BF16, device="cuda")
+    kernels.resize_patchify(pixels.cuda(), new, **settings, out=out)
+    difference = (kernels.resize_patchify(pixels.cuda(), new, **settings).cpu() - expected).abs()
+    assert difference.max() <= 1.01 / 255 / 0.5
+    assert (difference > 1e-4).float().mean() < 0.02
+    check(out, expected, 1e-2)
+
+
+def captured(body: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """Warms the body up on a side stream, captures it, and returns the graph with its output."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            body()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = body()
+    return graph, out

@@ -1,0 +1,119 @@
+"""Fused elementwise kernels against their oracles: odd widths, strided rows, partial rotary, cache writes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade.errors import ConfigError
+from saccade.kernels import fused, reference
+from tests.kernels.cases import qkv_slices, randn, rotary_tables
+
+DTYPES = [torch.float32, torch.float16]
+
+
+def assert_same(actual: Tensor, expected: Tensor) -> None:
+    assert actual.dtype == expected.dtype
+    tolerance = 1e-5 if actual.dtype == torch.float32 else 2e-3
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 1152), (1, 72), (2, 5, 80), (4, 1), (2, 4304)])
+def test_norms(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    width = shape[-1]
+    x, residual = (randn(*shape, seed=s, dtype=dtype) + 0.5 for s in (1, 2))
+    weight, bias = (randn(width, seed=s, dtype=dtype) for s in (3, 4))
+    assert_same(fused.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
+    assert_same(fused.rms_norm(x, weight, 1e-6, offset=1.0), reference.rms_norm(x, weight, 1e-6, offset=1.0))
+    assert_same(fused.layer_norm(x, weight, bias, 1e-5), reference.layer_norm(x, weight, bias, 1e-5))
+    assert_same(fused.layer_norm(x, weight, None, 1e-5), reference.layer_norm(x, weight, None, 1e-5))
+    for ours, theirs in zip(
+        fused.add_rms_norm(x, residual, weight, 1e-6, offset=1.0)
+        + fused.add_layer_norm(x, residual, weight, bias, 1e-5),
+        reference.add_rms_norm(x, residual, weight, 1e-6, offset=1.0)
+        + reference.add_layer_norm(x, residual, weight, bias, 1e-5),
+        strict=True,
+    ):
+        assert_same(ours, theirs)
+
+
+def test_norms_read_strided_rows_and_keep_rows_apart() -> None:
+    wide = randn(6, 3 * 80, seed=5)
+    wide[4] = float("nan")
+    x = wide[:, 80:160]
+    weight = randn(80, seed=6)
+    y = fused.rms_norm(x, weight, 1e-6)
+    assert torch.isnan(y[4]).all()
+    keep = [0, 1, 2, 3, 5]
+    assert_same(y[keep], reference.rms_norm(x[keep], weight, 1e-6))
+
+
+def test_norms_of_no_rows() -> None:
+    x, weight = randn(0, 64, seed=1), randn(64, seed=2)
+    assert fused.rms_norm(x, weight, 1e-6).shape == (0, 64)
+    assert fused.gated_activation(x, "silu").shape == (0, 32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh", "gelu"])
+def test_gated_activation(kind: str, dtype: torch.dtype) -> None:
+    wide = randn(3, 2 * 1100 + 8, seed=7, dtype=dtype) * 4
+    for x in (wide[:, :2200], wide[:1, :2].contiguous(), randn(2, 2, 72, seed=8, dtype=dtype)):
+        assert_same(fused.gated_activation(x, kind), reference.gated_activation(x, kind))
+
+
+def test_gated_activation_names_what_is_allowed() -> None:
+    for module in (fused, reference):
+        with pytest.raises(ConfigError, match="allowed: silu"):
+            module.gated_activation(randn(1, 4, seed=1), "relu")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "groups", "width", "turned"),
+    [(16, 16, 72, 72), (7, 1, 64, 64), (12, 12, 80, 80), (4, 2, 128, 128), (3, 3, 64, 32), (9, 3, 80, 16)],
+)
+def test_rotary_with_and_without_norm(heads: int, groups: int, width: int, turned: int, dtype: torch.dtype) -> None:
+    q, k, _ = qkv_slices(5, heads, groups, width, seed=9, dtype=dtype)
+    cos, sin = rotary_tables(5, turned, seed=10)
+    q_weight, k_weight = randn(width, seed=11, dtype=dtype), randn(width, seed=12, dtype=dtype)
+    for ours, theirs in zip(fused.apply_rotary(q, k, cos, sin), reference.apply_rotary(q, k, cos, sin), strict=True):
+        assert_same(ours, theirs)
+    for a, b, offset in ((q_weight, k_weight, 0.0), (None, k_weight, 1.0), (q_weight, None, 1.0)):
+        ours_qk = fused.qk_norm_rotary(q, k, a, b, 1e-6, cos, sin, offset=offset)
+        expected = reference.qk_norm_rotary(q, k, a, b, 1e-6, cos, sin, offset=offset)
+        assert_same(ours_qk[0], expected[0])
+        assert_same(ours_qk[1], expected[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("groups", [2, 9])
+def test_store_writes_the_named_slots_and_nothing_else(groups: int, dtype: torch.dtype) -> None:
+    q, k, v = qkv_slices(6, 2 * groups, groups, 72, seed=13, dtype=dtype)
+    cos, sin = rotary_tables(6, 72, seed=14)
+    weight = randn(72, seed=15, dtype=dtype)
+    slots = torch.tensor([17, 5 * 16, 3 * 16 + 15, 0, 1, 2 * 16], dtype=torch.int32)
+    before = [randn(7, 16, groups, 72, seed=s, dtype=dtype) for s in (16, 17)]
+    expected, fused_all, plain = ([x.clone() for x in before] for _ in range(3))
+    q_expected = reference.qk_norm_rotary_store(q, k, v, weight, weight, 1e-6, cos, sin, slots, *expected)
+    q_ours = fused.qk_norm_rotary_store(q, k, v, weight, weight, 1e-6, cos, sin, slots, *fused_all)
+    assert_same(q_ours, q_expected)
+    k_turned = reference.qk_norm_rotary(q, k, weight, weight, 1e-6, cos, sin)[1]
+    fused.store_kv(k_turned, v, slots, *plain)
+    for i in range(2):
+        assert_same(fused_all[i], expected[i])
+        assert_same(plain[i], expected[i])
+        untouched = torch.ones(7 * 16, dtype=torch.bool)
+        untouched[slots.long()] = False
+        assert torch.equal(fused_all[i].view(112, groups, 72)[untouched], before[i].view(112, -1, 72)[untouched])
+
+
+def test_store_into_a_strided_cache() -> None:
+    """Keys and values may be interleaved in one allocation."""
+    k, v = randn(3, 2, 64, seed=18), randn(3, 2, 64, seed=19)
+    slots = torch.tensor([9, 4, 11], dtype=torch.int64)
+    ours, theirs = (torch.zeros(4, 2, 4, 2, 64) for _ in range(2))
+    fused.store_kv(k, v, slots, ours[:, 0], ours[:, 1])
+    reference.store_kv(k, v, slots, theirs[:, 0], theirs[:, 1])
+    assert torch.equal(ours, theirs)
+    assert torch.equal(ours[2, 1, 1], v[0])

@@ -1,0 +1,144 @@
+"""Every Triton kernel compiles for the GPUs it is meant for, which needs no GPU: types, shared memory and registers.
+
+The interpreter accepts programs that the compiler refuses, so the launches of the real host code, at the dimensions of
+real models, are handed to the compiler instead of a device.
+"""
+
+import importlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.cases import boundaries
+
+triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton is interpreting")
+
+NAMES = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.uint8: "*u8",
+}
+SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}
+
+
+class Compiler:
+    """Stands in for a kernel: a launch compiles it for one architecture."""
+
+    def __init__(self, kernel: Any, capability: int) -> None:
+        self.kernel, self.capability, self.launches = kernel, capability, 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        assert all(0 < n < 2**31 for n in grid), grid
+        assert all(n < 2**16 for n in grid[1:]), grid
+        return self.compile
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        options = {k: kwargs.pop(k) for k in ("num_warps", "num_stages") if k in kwargs} | {"enable_fp_fusion": True}
+        names = self.kernel.arg_names
+        signature = {name: self.type_of(value) for name, value in zip(names, args, strict=False)}
+        fixed = {p.name for p in self.kernel.params if not p.do_not_specialize}
+        given = {name: value for name, value in zip(names, args, strict=False) if name in fixed}
+        ones = {name: value for name, value in given.items() if type(value) is int and value == 1}
+        signature |= dict.fromkeys([*kwargs, *ones], "constexpr")
+        source = triton.compiler.ASTSource(fn=self.kernel, signature=signature, constexprs=kwargs | ones)
+        target = triton.backends.compiler.GPUTarget("cuda", self.capability, 32)
+        compiled = triton.compile(source, target=target, options=options)
+        assert compiled.metadata.shared <= SHARED_MEMORY[self.capability]
+        self.launches += 1
+
+    @staticmethod
+    def type_of(value: Tensor | float) -> str:
+        if isinstance(value, Tensor):
+            return NAMES[value.dtype]
+        return "fp32" if isinstance(value, float) else "i32"
+
+
+@pytest.fixture(params=[80, 90])
+def compilers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Compiler]]:
+    stand_ins: dict[str, Compiler] = {}
+    for module in ("fused", "attention", "fused_images"):
+        host = importlib.import_module(f"saccade.kernels.{module}")
+        for name in [n for n in vars(host) if n.endswith("_kernel")]:
+            stand_ins[name] = Compiler(getattr(host, name), request.param)
+            monkeypatch.setattr(host, name, stand_ins[name])
+    yield stand_ins
+    assert any(c.launches for c in stand_ins.values())
+
+
+def bf16(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16)
+
+
+def test_norms_and_activations(compilers: dict[str, Compiler]) -> None:
+    from saccade.kernels import fused
+
+    for width in (72, 1152, 4096):
+        fused.add_rms_norm(bf16(5, width), bf16(5, width), bf16(width), 1e-6, offset=1.0)
+    fused.layer_norm(bf16(5, 1152), bf16(1152), bf16(1152), 1e-6)
+    for kind in ("silu", "gelu_tanh", "gelu"):
+        fused.gated_activation(bf16(5, 2 * 4304), kind)
+    assert compilers["norm_kernel"].launches == 4
+
+
+def test_rotary_and_stores(compilers: dict[str, Compiler]) -> None:
+    from saccade.kernels import fused
+
+    slots = torch.zeros(3, dtype=torch.int32)
+    for heads, groups, width, turned in ((32, 8, 128, 128), (16, 16, 72, 72), (8, 1, 256, 256), (4, 2, 96, 32)):
+        q, k = bf16(3, heads, width), bf16(3, groups, width)
+        cos = torch.empty(3, turned)
+        cache = bf16(7, 16, groups, width)
+        fused.apply_rotary(q, k, cos, cos)
+        fused.qk_norm_rotary_store(q, k, k, bf16(width), bf16(width), 1e-6, cos, cos, slots, cache, cache)
+        fused.store_kv(k, k, slots, cache, cache)
+    assert compilers["rotary_kernel"].launches == 8
+
+
+def test_packed_attention(compilers: dict[str, Compiler]) -> None:
+    from saccade.kernels import attention
+
+    for width, max_seqlen in ((80, 64), (128, 96)):
+        q = bf16(96, 16, width)
+        attention.varlen_attention(q, q, q, boundaries([64, 32]), max_seqlen, scale=0.1)
+    assert compilers["varlen_kernel"].launches == 2
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "width", "max_query", "options"),
+    [
+        (32, 8, 128, 1, {}),
+        (32, 8, 128, 96, {}),
+        (8, 4, 256, 96, {"window": 1024, "softcap": 30.0, "limits_T": torch.zeros(96, dtype=torch.int32)}),
+    ],
+)
+def test_paged_attention(
+    compilers: dict[str, Compiler], heads: int, groups: int, width: int, max_query: int, options: dict[str, Any]
+) -> None:
+    from saccade.kernels import attention
+
+    cache, starts = bf16(9, 128, groups, width), boundaries([64, 32])
+    lengths, tables = torch.ones(2, dtype=torch.int32), torch.zeros(2, 40, dtype=torch.int32)
+    attention.paged_attention(
+        bf16(96, heads, width), cache, cache, starts, lengths, tables,
+        max_query=max_query, max_keys=5000, scale=0.1, **options,
+    )  # fmt: skip
+    assert compilers["paged_kernel"].launches == 1
+    assert compilers["combine_kernel"].launches == 1
+
+
+def test_images(compilers: dict[str, Compiler]) -> None:
+    from saccade.kernels import fused_images
+
+    settings: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    image, video = torch.zeros(30, 40, 3, dtype=torch.uint8), torch.zeros(3, 30, 40, 3, dtype=torch.uint8)
+    fused_images.resize_patchify(image, (896, 896), **settings, patch=14, resample="bilinear")
+    fused_images.resize_patchify(video, (64, 32), **settings, patch=16, temporal_patch=2, merge=2)
+    assert compilers["patchify_columns_kernel"].launches == 2

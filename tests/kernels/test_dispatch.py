@@ -1,0 +1,108 @@
+"""The choice of kernels: complete, explained, and the same functions everywhere."""
+
+import inspect
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+
+from saccade.errors import ConfigError
+from saccade.kernels import dispatch, images, reference
+from saccade.kernels.dispatch import Kernels, kernels_for
+
+FUNCTIONS = [f.name for f in fields(Kernels) if f.name not in ("name", "reasons")]
+
+
+def test_a_cpu_gets_the_reference_with_a_reason_for_each_function() -> None:
+    kernels = kernels_for(torch.device("cpu"), torch.float32)
+    assert kernels.name == "reference"
+    assert kernels.rms_norm is reference.rms_norm
+    assert kernels.resize_patchify is images.resize_patchify
+    rows = kernels.describe()
+    assert [row[0] for row in rows] == FUNCTIONS
+    assert all(implementation and reason for _, implementation, reason in rows)
+    assert ("paged_attention", "reference_attention", "the device is a CPU") in rows
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(ConfigError, match="allowed: cpu, cuda"):
+        kernels_for("meta", torch.float32)
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype, flash: Any) -> Kernels:
+    adapters = pytest.importorskip("saccade.kernels.adapters")
+    monkeypatch.setattr(adapters, "load_flash_attention", lambda: flash)
+    return dispatch._cuda_kernels(capability, dtype)
+
+
+def test_a_hopper_gpu_with_flash_attention_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapters = pytest.importorskip("saccade.kernels.adapters")
+    kernels = choose(monkeypatch, (9, 0), torch.bfloat16, adapters.FlashAttention(lambda: None))
+    found = {name: (origin, reason) for name, origin, reason in kernels.describe()}
+    assert found["paged_attention"][0] == "FlashAttention"
+    assert "limits" in found["paged_attention"][1]
+    assert found["add_rms_norm"][0] == "fused"
+    assert found["resize_patchify"][0] == "fused_images"
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "varlen", "reason"),
+    [
+        ((9, 0), torch.bfloat16, "TorchVarlen", "not installed here"),
+        ((8, 6), torch.float16, "TorchVarlen", "compute capability 9.0"),
+        ((9, 0), torch.float32, "attention", "float16 and bfloat16"),
+        ((7, 5), torch.float16, "attention", "compute capability 8.0"),
+    ],
+)
+def test_without_flash_attention_the_reason_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype, varlen: str, reason: str
+) -> None:
+    kernels = choose(monkeypatch, capability, dtype, "not installed here")
+    found = {name: (origin, why) for name, origin, why in kernels.describe()}
+    assert found["paged_attention"][0] == "attention"
+    assert found["varlen_attention"][0] == varlen
+    assert reason in found["varlen_attention"][1]
+
+
+def test_every_implementation_has_the_parameters_of_its_oracle() -> None:
+    pytest.importorskip("triton")
+    from saccade.kernels import adapters, attention, fused, fused_images
+
+    for module in (fused, fused_images, attention, adapters.FlashAttention, adapters.TorchVarlen):
+        for name in FUNCTIONS:
+            if not hasattr(module, name):
+                continue
+            oracle = getattr(reference, name, None) or getattr(images, name)
+            ours = [p for p in inspect.signature(getattr(module, name)).parameters.values() if p.name != "self"]
+            theirs = list(inspect.signature(oracle).parameters.values())
+            assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs], name
+
+
+def test_the_torch_adapter_speaks_every_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keywords of torch 2.10, 2.11 and 2.13, each with a stand-in that computes what the real one would."""
+    adapters = pytest.importorskip("saccade.kernels.adapters")
+    from tests.kernels.cases import boundaries, qkv_slices
+
+    q, k, v = qkv_slices(200, 4, 2, 16, seed=1)
+    starts = boundaries([120, 80])
+
+    def release(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, **options: Any) -> Any:
+        causal = options.get("is_causal", False) or options.get("window_size", (-1, -1)) == (-1, 0)
+        assert options.get("enable_gqa", False) or q.shape[1] == k.shape[1]
+        scale = options.get("scale", 16**-0.5)
+        return reference.varlen_attention(q, k, v, cu_q, max_q, scale=scale, causal=causal), "log-sum-exp"
+
+    for accepts in ({"is_causal"}, {"window_size", "scale"}, {"window_size", "scale", "enable_gqa"}):
+        adapter = adapters.TorchVarlen(release, frozenset(accepts))
+        for causal in (False, True):
+            ours = adapter.varlen_attention(q, k, v, starts, 120, scale=0.3, causal=causal)
+            theirs = reference.varlen_attention(q, k, v, starts, 120, scale=0.3, causal=causal)
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_the_installed_torch_has_an_adapter() -> None:
+    adapters = pytest.importorskip("saccade.kernels.adapters")
+    assert {"cu_seq_q", "max_q"} <= adapters.load_torch_varlen().accepts
+    refusal = adapters.load_flash_attention()
+    assert not isinstance(refusal, str) or "saccade[cuda]" in refusal
