@@ -107,7 +107,7 @@ def test_varlen_attention_in_and_out_of_a_graph(
     q, k, v = qkv_slices(rows, heads, heads, width, seed=6, dtype=BF16, device="cuda")
     scale = width**-0.5
     layouts = [lengths, lengths[::-1], [longest, *[0] * (len(lengths) - 2), rows - longest]]
-    layouts = [layout for layout in layouts if max(layout) <= longest]
+    layouts = [layout for layout in layouts if max(layout) <= longest and len(layout) == len(lengths)]
     for attend in every_attention(kernels, "varlen_attention"):
         starts = boundaries(lengths, "cuda")
         graph, out = captured(partial(attend, q, k, v, starts, longest, scale=scale))
@@ -120,12 +120,15 @@ def test_varlen_attention_in_and_out_of_a_graph(
 
 
 def test_varlen_poisoned_padding_changes_nothing(kernels: Kernels) -> None:
+    """flash-attn-4 weighs the values behind a segment with zero, so those must be finite; all else may be NaN."""
     q, k, v = qkv_slices(1000, 16, 16, 72, seed=7, dtype=BF16, device="cuda")
     for attend in every_attention(kernels, "varlen_attention"):
         starts = boundaries([500, 300, 200], "cuda")
         clean = attend(q, k, v, starts, 500, scale=0.1)
         for x in (q, k, v):
             x[800:] = float("nan")
+        if attend == kernels.varlen_attention and "flash" in kernels.name:
+            v[800:] = 1e4
         assert torch.equal(attend(q, k, v, starts, 500, scale=0.1)[:800], clean[:800])
         for x in (q, k, v):
             x[800:] = 1.0

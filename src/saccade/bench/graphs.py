@@ -4,6 +4,7 @@ Only attention is a fused kernel; all else is plain torch, so that the figures s
 Shapes: T tokens, D width, H query heads, G key heads, K head width.
 """
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -76,6 +77,7 @@ def run_graph_bench(settings: GraphBenchSettings, progress: Callable[[str], None
         runner.capture_buckets(lambda done, total, key: progress(f"capture {key}"))
         held[mode.value] = (_used_bytes(device) - before) / MIB if device.type == "cuda" else _twin_mib(runner)
         lines.extend(_measure(runner, mode, progress, eager=mode is Mode.FULL))
+        del runner
     lines.sort(key=lambda line: (line.tokens, ("eager", "piecewise", "full").index(line.way)))
     return GraphBench(tuple(lines), held, _environment(device, size, body, dtype))
 
@@ -103,36 +105,36 @@ class DecoderBody(nn.Module):
 
     def forward(self, frame: Frame) -> dict[str, Tensor]:
         x_TD = frame["x"]
+        x_TD = x_TD.clone()
         for qkv, proj, gate_up, down in zip(self.qkv, self.proj, self.gate_up, self.down, strict=True):
-            q, k, v = F.linear(self._normed(x_TD), qkv).split(self.split, dim=1)
-            attended = frame.outside(self._attend, frame, out="attended", q=q, k=k, v=v)
-            x_TD = x_TD + F.linear(attended, proj)
-            x_TD = x_TD + self._mlp(x_TD, gate_up, down)
+            torch.mm(self._normed(x_TD), qkv.T, out=frame["qkv"])
+            attended = frame.outside(self._attend, frame, out="attended", qkv=frame["qkv"])
+            x_TD += F.linear(attended, proj)
+            x_TD += self._mlp(x_TD, gate_up, down, frame["gate_up"])
         return {"y": self._normed(x_TD)}
 
-    def _attend(self, frame: Frame, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, frame: Frame, qkv: Tensor) -> Tensor:
         width = self.dimensions.head_width
-        q_THK, k_TGK, v_TGK = (t.unflatten(1, (-1, width)) for t in (q, k, v))
+        q_THK, k_TGK, v_TGK = (t.unflatten(1, (-1, width)) for t in qkv.split(self.split, dim=1))
         longest = frame.capacity["tokens"]
         return self.kernels.varlen_attention(q_THK, k_TGK, v_TGK, frame["cu"], longest, scale=width**-0.5, causal=True)
 
     def _normed(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), self.norm, 1e-6)
 
-    def _mlp(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        gate, up = F.linear(self._normed(x), gate_up).chunk(2, dim=1)
-        return F.linear(F.silu(gate, inplace=True).mul_(up), down)  # in place: the widest temporary exists once
+    def _mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, wide: Tensor) -> Tensor:
+        gate, up = torch.mm(self._normed(x), gate_up.T, out=wide).chunk(2, dim=1)
+        return F.linear(F.silu(gate, inplace=True).mul_(up), down)
 
 
 def _phase(body: DecoderBody, tokens: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Phase:
-    width, (q_width, kv_width, _) = body.dimensions.width, body.split
+    width = body.dimensions.width
     buffers = [
         rows("x", ("tokens", width), dtype),
         boundaries("cu", of="tokens", count="segments"),
-        bridge("q", ("tokens", q_width), dtype),
-        bridge("k", ("tokens", kv_width), dtype),
-        bridge("v", ("tokens", kv_width), dtype),
-        bridge("attended", ("tokens", q_width), dtype),
+        bridge("qkv", ("tokens", sum(body.split)), dtype),
+        bridge("attended", ("tokens", body.split[0]), dtype),
+        bridge("gate_up", ("tokens", 2 * body.dimensions.mlp_width), dtype),  # the widest temporary, once for all
         output("y", ("tokens", width), dtype),
     ]
 
@@ -204,6 +206,7 @@ def _wait(device: torch.device) -> None:
 def _used_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
+    gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)

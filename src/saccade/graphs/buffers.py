@@ -13,7 +13,7 @@ from saccade.errors import ConfigError
 class Role(StrEnum):
     INPUT = "input"  # filled on the device: copied from a tensor, or written in place by a kernel
     METADATA = "metadata"  # filled on the host; all of a batch's metadata travels in one copy
-    BRIDGE = "bridge"  # carries a tensor across a break of a piecewise graph; shared by all layers
+    BRIDGE = "bridge"  # made by the body: what crosses a break, or a wide temporary; shared by all layers
     OUTPUT = "output"  # written by the body; valid until the next replay
 
 
@@ -123,7 +123,7 @@ def boundaries(name: str, *, of: str, count: str, longest: int | None = None) ->
 
 
 def bridge(name: str, shape: Shape, dtype: torch.dtype) -> Buffer:
-    """What crosses a break of a piecewise graph."""
+    """What crosses a break of a piecewise graph, or a temporary that all layers share."""
     return Buffer(name, shape, dtype, Role.BRIDGE)
 
 

@@ -60,7 +60,8 @@ class Tower(Layer):
         return torch.stack([_unwindowed(step, rows_UE) for rows_UE in levels_UE])
 
     def _embed(self, step: VisionStep) -> Tensor:
-        x_PD = self.patches(step.patches_PC)
+        # Padding may hold anything. Attention weighs it with zero, and zero times NaN is NaN.
+        x_PD = self.patches(step.patches_PC.nan_to_num())
         if self.grid is not None:
             assert step.grid_indices_4P is not None and step.grid_weights_4P is not None
             x_PD = x_PD + self.grid(step.grid_indices_4P, step.grid_weights_4P)

@@ -1,0 +1,229 @@
+"""Chat templates, rendered by minijinja with a fuel limit.
+
+The template is the checkpoint's own; a request cannot bring one. The environment is the one transformers gives its
+templates: block trimming, `raise_exception`, `strftime_now`, a `tojson` that writes JSON as it is, Python's string
+methods, undefined values that print as nothing. A template that fails gives a RequestError with a fixed text.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import minijinja
+
+from saccade.errors import ConfigError, RequestError
+from saccade.inputs.folder import read_optional_json, read_text
+from saccade.inputs.messages import Conversation, MediaRef, flatten_text, read_messages, wrap_text
+from saccade.inputs.shield import Segment, Shield, unused_mark
+
+# Steps of the template machine. A turn costs one to three hundred; using up all of it takes about 0.2 s.
+FUEL = 5_000_000
+_NAME = "chat"
+_RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize", "continue_final_message"}
+    | {"raise_exception", "strftime_now", "bos_token", "eos_token", "pad_token", "unk_token"}
+)
+# Marks only where the loss of a training script would be taken; they render as their content.
+_GENERATION_TAG = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+# A loop over some content, not over messages picked by theirs (for m in messages if m.content) or over its lines.
+_PARTS_LOOP = re.compile(r"\bfor\s+\w+\s+in\s+(?:(?!\bif\b)[^%])*?\bcontent\b(?:['\"]\])?(?!\s*[.(])")
+_STRING_TEST = re.compile(r"content(?:['\"]\])?\s+is\s+(?:not\s+)?string\b")
+_ESCAPED_MARK = re.compile(r"\\u(fd[de][0-9a-f])")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt's text with what a user spelled out as plain segments, and the media it refers to, in order."""
+
+    segments: tuple[Segment, ...]
+    media: tuple[MediaRef, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.segments)
+
+
+class ChatTemplate:
+    """One compiled template. Rendering keeps no state, so threads may share it."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        special_tokens: Sequence[str] = (),
+        named_tokens: Mapping[str, str] | None = None,
+        fuel: int = FUEL,
+    ) -> None:
+        """`special_tokens` are kept plain in user text; `named_tokens` are variables such as bos_token."""
+        self._special_tokens = tuple(special_tokens)
+        self._named_tokens = dict(named_tokens or {})
+        self._source = source
+        self._takes_parts = _PARTS_LOOP.search(source) is not None
+        self._takes_strings = not self._takes_parts or _STRING_TEST.search(source) is not None
+        self._environment = _compile(_GENERATION_TAG.sub("", source), fuel)
+
+    @classmethod
+    def from_folder(
+        cls, folder: Path, *, special_tokens: Sequence[str] = (), named_tokens: Mapping[str, str] | None = None
+    ) -> "ChatTemplate | None":
+        """None where the checkpoint brings no template."""
+        source = read_template(folder)
+        return cls(source, special_tokens=special_tokens, named_tokens=named_tokens) if source else None
+
+    def render(
+        self,
+        messages: Any,
+        *,
+        tools: Any = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Rendered:
+        """`variables` are the request's chat_template_kwargs."""
+        conversation = read_messages(messages)
+        context = {"messages": self._shape(conversation), "tools": _check_tools(tools), **_check_variables(variables)}
+        mark = unused_mark([context, self._source])
+        end = unused_mark([context, self._source, mark])
+        context = Shield(self._special_tokens, mark).protect(context)
+        if continue_final_message:
+            _end_final_message(context["messages"], end)
+        text = self._run(
+            context
+            | self._named_tokens
+            | {"add_generation_prompt": add_generation_prompt and not continue_final_message}
+        )
+        if continue_final_message:
+            text = _cut_final_message(text, end)
+        return Rendered(Shield(self._special_tokens, mark).split(text), conversation.media)
+
+    def _shape(self, conversation: Conversation) -> list[dict[str, Any]]:
+        if not self._takes_parts:
+            if conversation.media:
+                raise RequestError(
+                    "this model's chat template takes no images or videos; send text",
+                    param=conversation.media[0].param,
+                    code="media_unsupported",
+                )
+            return flatten_text(conversation.messages)
+        return conversation.messages if self._takes_strings else wrap_text(conversation.messages)
+
+    def _run(self, context: dict[str, Any]) -> str:
+        try:
+            return self._environment.render_template(_NAME, **context)
+        except _RefusalError:
+            raise RequestError(
+                "the model's chat template refuses these messages; check the order of roles and the kinds of content",
+                param="messages",
+                code="chat_template_refused",
+            ) from None
+        except Exception:  # minijinja, and whatever Python code a template reaches
+            raise RequestError(
+                "the model's chat template cannot be rendered with these messages",
+                param="messages",
+                code="chat_template_failed",
+            ) from None
+
+
+class _RefusalError(Exception):
+    """A template called raise_exception."""
+
+
+def read_template(folder: Path) -> str | None:
+    """A checkpoint's default template: chat_template.jinja, chat_template.json, then tokenizer_config.json."""
+    if (folder / "chat_template.jinja").is_file():
+        return read_text(folder / "chat_template.jinja")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        found = read_optional_json(folder / name).get("chat_template")
+        if isinstance(found, list):
+            found = next((item.get("template") for item in found if item.get("name") == "default"), None)
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def _compile(source: str, fuel: int) -> minijinja.Environment:
+    environment = minijinja.Environment(
+        fuel=fuel,
+        debug=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined_behavior="lenient",
+        auto_escape_callback=lambda name: False,
+        pycompat=True,
+        filters={"tojson": _to_json},
+        globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
+    )
+    try:
+        environment.add_template(_NAME, source)
+    except minijinja.TemplateError as error:
+        raise ConfigError(f"the chat template does not compile: {error.kind} in line {error.line}") from None
+    return environment
+
+
+def _check_tools(tools: Any) -> list[Any] | None:
+    if tools is None:
+        return None
+    if not isinstance(tools, list | tuple) or not tools or not all(isinstance(tool, dict) for tool in tools):
+        raise RequestError("tools must be a list with at least one object", param="tools", code="invalid_tools")
+    return list(tools)
+
+
+def _check_variables(variables: object) -> dict[str, Any]:
+    if not isinstance(variables, Mapping | None):
+        raise RequestError(
+            "chat_template_kwargs must be an object",
+            param="chat_template_kwargs",
+            code="invalid_chat_template_kwargs",
+        )
+    taken = sorted(_RESERVED.intersection(variables or {}))
+    if taken:
+        raise RequestError(
+            f"chat_template_kwargs may not set {', '.join(taken)}",
+            param="chat_template_kwargs",
+            code="invalid_chat_template_kwargs",
+        )
+    return dict(variables or {})
+
+
+def _end_final_message(messages: list[dict[str, Any]], end: str) -> None:
+    """Puts a sign behind the last message's text, so that the prompt can be cut there and the model goes on writing."""
+    final = messages[-1]
+    if isinstance(final["content"], str):
+        final["content"] += end
+        return
+    texts = [part for part in final["content"] if part["type"] == "text"]
+    if not texts:
+        raise RequestError("the final message has no text to continue", param="messages", code="invalid_messages")
+    texts[-1]["text"] += end
+
+
+def _cut_final_message(text: str, end: str) -> str:
+    kept, sign, _ = text.rpartition(end)
+    if not sign:
+        raise RequestError(
+            "the model's chat template leaves out the final message, so it cannot be continued",
+            param="continue_final_message",
+            code="chat_template_failed",
+        )
+    return kept
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if ensure_ascii:  # marks (see shield.py) are no part of the text and must stay what they are
+        text = _ESCAPED_MARK.sub(lambda match: chr(int(match.group(1), 16)), text)
+    return text
+
+
+def _raise_exception(message: str) -> None:
+    raise _RefusalError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

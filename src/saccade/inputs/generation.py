@@ -1,0 +1,54 @@
+"""What a checkpoint suggests for sampling, and the tokens that end its answers."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import ConfigError
+from saccade.inputs.folder import read_json, read_optional_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """Sampling values of generation_config.json; None where the checkpoint has no opinion.
+
+    `do_sample: false` reads as temperature 0. `eos_token_ids` never lacks a token that config.json or
+    generation_config.json names: a model that is stopped by neither runs to the length limit.
+    """
+
+    eos_token_ids: frozenset[int]
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "GenerationDefaults":
+        config = read_json(folder / "config.json")
+        raw = read_optional_json(folder / "generation_config.json")
+        named = [part.get("eos_token_id") for part in (raw, config, config.get("text_config") or {})]
+        greedy = {"temperature": 0.0} if raw.get("do_sample") is False else {}
+        values = {name: _number(raw, name, folder) for name in _FLOATS}
+        top_k = _number(raw, "top_k", folder)
+        return cls(
+            eos_token_ids=frozenset(token for value in named for token in _token_ids(value)),
+            **(values | greedy),
+            top_k=None if top_k is None else int(top_k),
+        )
+
+
+_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
+
+
+def _token_ids(value: Any) -> Iterable[int]:
+    values = value if isinstance(value, list) else [value]
+    return [token for token in values if isinstance(token, int)]
+
+
+def _number(raw: dict[str, Any], name: str, folder: Path) -> float | None:
+    value = raw.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ConfigError(f"{folder / 'generation_config.json'}: {name} must be a number; got {value!r}")
+    return value

@@ -1,0 +1,267 @@
+"""Images of a request as RGB pixels: uint8 numpy arrays of shape (height, width, 3).
+
+The model sees what a person sees: EXIF orientation is applied, transparency (alpha channels, palette and colour-key
+transparency) is flattened on white, greyscale, CMYK and 16-bit images become 8-bit RGB, and an animation gives its
+first frame. Limits are checked on the file's header before a decoder runs. Error texts are fixed: they never carry a
+decoder's message, a path or part of the data.
+
+Pillow is the reference. Grey and three-channel JPEGs take simplejpeg; both are libjpeg-turbo, and with the accurate DCT
+and "fancy" chroma upsampling (fastdct=False, fastupsample=False) their pixels are equal bit for bit.
+"""
+
+import base64
+import binascii
+import hashlib
+import os
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import simplejpeg
+from PIL import BmpImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+
+from saccade.errors import RequestError
+from saccade.inputs.headers import Format, Header, read_header
+
+Pixels = npt.NDArray[np.uint8]
+ImageSource = bytes | bytearray | memoryview | str | os.PathLike[str] | npt.NDArray[Any] | Image.Image
+
+_ORIENTATION = 0x0112
+_ALPHA_MODES = frozenset({"RGBA", "LA", "PA", "RGBa", "La"})
+_PLAIN_MODES = frozenset({"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageLimits:
+    """Largest and smallest image or video that is decoded, and how many of each a prompt may have.
+
+    The aspect limit is the one of Qwen's own processors. A video counts its frames as they arrive, before sampling.
+    """
+
+    max_bytes: int = 32 * 2**20
+    max_pixels: int = 64 * 2**20
+    max_aspect: float = 200.0
+    min_side: int = 1
+    max_frames: int = 768
+    max_video_pixels: int = 256 * 2**20
+    max_images: int = 128
+    max_videos: int = 16
+
+
+def load_image(source: ImageSource | object, limits: ImageLimits, *, param: str | None = None) -> Pixels:
+    """Pixels of an image given in any accepted form.
+
+    A string is a data URL and nothing else, so that text of a request can never open a file; files are given as
+    `pathlib.Path`. Remote addresses are fetched elsewhere.
+    """
+    if isinstance(source, str):
+        return decode_image(read_data_url(source, limits, param=param), limits, param=param)
+    if isinstance(source, bytes | bytearray | memoryview):
+        return decode_image(bytes(source), limits, param=param)
+    if isinstance(source, Image.Image):
+        check_size(source.height, source.width, limits, param=param)
+        return _finish(source, param)
+    if isinstance(source, np.ndarray):
+        return _from_array(source, limits, param)
+    if isinstance(source, os.PathLike):
+        return decode_image(_read_file(Path(source), limits, param), limits, param=param)
+    raise _invalid("an image must be a data URL, bytes, a file, a Pillow image or an array", param)
+
+
+def decode_image(data: bytes, limits: ImageLimits, *, param: str | None = None) -> Pixels:
+    """Pixels of an encoded image (JPEG, PNG, WebP, GIF or BMP)."""
+    if not data:
+        raise _invalid("the image is empty (0 bytes)", param)
+    check_bytes(len(data), limits, param=param)
+    header = read_header(data)
+    if header is None:
+        raise RequestError(
+            "the image format is not known; JPEG, PNG, WebP, GIF and BMP are accepted",
+            param=param,
+            code="image_unsupported",
+        )
+    check_size(header.height, header.width, limits, param=param)
+    try:
+        image = _OPEN[header.format](BytesIO(data))
+        same = image.size == (header.width, header.height)
+    except Exception:  # decoders raise many kinds; none of their texts may reach a client
+        raise _invalid(_BROKEN, param) from None
+    if not same:
+        check_size(image.height, image.width, limits, param=param)
+    return _finish(image, param, fast=_decode_jpeg(data, header))
+
+
+def read_data_url(url: str, limits: ImageLimits, *, param: str | None = None) -> bytes:
+    """The bytes of a base64 data URL. The size is checked on the text, before it is decoded."""
+    head, comma, body = url.partition(",")
+    if not head[:5].lower() == "data:":
+        raise _invalid("an image URL must be a base64 data URL (data:image/...;base64,...)", param)
+    if not comma or not head.rstrip().lower().endswith(";base64"):
+        raise _invalid("a data URL must be base64 encoded (data:image/...;base64,...)", param)
+    check_bytes(len(body) * 3 // 4 - 2, limits, param=param)
+    try:
+        return base64.b64decode(_unwrap(body), validate=True)
+    except (binascii.Error, ValueError):
+        raise _invalid("the data URL is not valid base64", param) from None
+
+
+def digest_pixels(pixels: npt.NDArray[np.uint8], settings: bytes) -> bytes:
+    """A 256-bit name of an image or video: its shape, its values and the settings that will process it.
+
+    Shape and settings come first and at fixed width, so that two inputs that differ in any of them cannot hash the same
+    bytes.
+    """
+    name = hashlib.sha256()
+    name.update(len(settings).to_bytes(8, "little") + settings)
+    name.update(np.asarray([pixels.ndim, *pixels.shape], dtype="<i8").tobytes())
+    name.update(np.ascontiguousarray(pixels).data)
+    return name.digest()
+
+
+def check_bytes(num_bytes: int, limits: ImageLimits, *, param: str | None = None) -> None:
+    if num_bytes > limits.max_bytes:
+        raise RequestError(
+            f"the image has {num_bytes} bytes; the limit is {limits.max_bytes}",
+            param=param,
+            code="image_too_large",
+        )
+
+
+def check_size(height: int, width: int, limits: ImageLimits, *, param: str | None = None) -> None:
+    """Refuses what is too large, too small or too narrow, by the numbers alone."""
+    if min(height, width) < max(1, limits.min_side):
+        raise RequestError(
+            f"the image is {width}x{height} pixels; each side must have at least {max(1, limits.min_side)}",
+            param=param,
+            code="image_too_small",
+        )
+    if height * width > limits.max_pixels:
+        raise RequestError(
+            f"the image is {width}x{height} pixels; the limit is {limits.max_pixels} pixels",
+            param=param,
+            code="image_too_large",
+        )
+    if max(height, width) > limits.max_aspect * min(height, width):
+        raise RequestError(
+            f"the image is {width}x{height} pixels; "
+            f"the longer side may be at most {limits.max_aspect:g} times the shorter",
+            param=param,
+            code="image_aspect_ratio",
+        )
+
+
+_BROKEN = "the image is damaged or incomplete"
+
+# The plugins' own classes, not Image.open: nothing is guessed, and its size warning (a process-wide filter) stays out.
+_OPEN: dict[Format, Any] = {
+    "JPEG": JpegImagePlugin.JpegImageFile,
+    "PNG": PngImagePlugin.PngImageFile,
+    "WEBP": WebPImagePlugin.WebPImageFile,
+    "GIF": GifImagePlugin.GifImageFile,
+    "BMP": BmpImagePlugin.BmpImageFile,
+}
+
+
+def _decode_jpeg(data: bytes, header: Header) -> Pixels | None:
+    """The fast path, or None where Pillow must decide (other formats, CMYK, anything libjpeg complains about)."""
+    if header.format != "JPEG" or header.components not in (1, 3):
+        return None
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace="RGB", fastdct=False, fastupsample=False)
+    except ValueError:
+        return None
+    return pixels if pixels.shape == (header.height, header.width, 3) else None
+
+
+def _finish(image: Image.Image, param: str | None, fast: Pixels | None = None) -> Pixels:
+    """Upright RGB pixels; `fast` holds them, not yet upright, where another decoder made them."""
+    try:
+        pixels = fast if fast is not None else _to_rgb(image, param)
+        pixels = _upright(pixels, _orientation(image))
+    except RequestError:
+        raise
+    except Exception:  # see decode_image
+        raise _invalid(_BROKEN, param) from None
+    pixels.flags.writeable = False
+    return pixels
+
+
+def _to_rgb(image: Image.Image, param: str | None) -> Pixels:
+    if image.mode.startswith("I"):
+        return _from_16_bit(image)
+    if image.mode in _ALPHA_MODES or (image.mode in ("1", "L", "P", "RGB") and "transparency" in image.info):
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image)
+    elif image.mode not in _PLAIN_MODES:
+        raise RequestError(
+            "the image's pixel type is not known; 8-bit and 16-bit images are accepted",
+            param=param,
+            code="image_unsupported",
+        )
+    return np.array(image.convert("RGB"), dtype=np.uint8)
+
+
+def _from_16_bit(image: Image.Image) -> Pixels:
+    """Scales 0..65535 to 0..255 with rounding; taking the high byte alone would darken every value."""
+    image.load()
+    values = np.asarray(image).astype(np.int64)
+    grey = ((np.clip(values, 0, 65535) * 255 + 32767) // 65535).astype(np.uint8)
+    key = image.info.get("transparency")
+    if isinstance(key, int):
+        grey[values == key] = 255
+    return np.repeat(grey[:, :, None], 3, axis=2)
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # broken metadata does not make the pixels wrong
+        return 1
+    return value if isinstance(value, int) else 1
+
+
+def _upright(pixels: Pixels, orientation: int) -> Pixels:
+    """Undoes what an EXIF orientation (1 to 8) says was done to the picture."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels)
+
+
+def _from_array(array: npt.NDArray[Any], limits: ImageLimits, param: str | None) -> Pixels:
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
+        raise RequestError(
+            f"an image array must be uint8 of shape (height, width[, 1|3|4]); got {array.dtype} {array.shape}",
+            param=param,
+            code="image_unsupported",
+        )
+    check_size(array.shape[0], array.shape[1], limits, param=param)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    return _finish(Image.fromarray(np.ascontiguousarray(array)), param)
+
+
+def _read_file(path: Path, limits: ImageLimits, param: str | None) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(limits.max_bytes + 1)
+    except OSError:
+        raise _invalid("the image file cannot be read", param) from None
+    return data
+
+
+def _unwrap(body: str) -> str:
+    """Base64 text without what some clients add or take away: line breaks, percent escapes, missing padding."""
+    body = body.replace("\r", "").replace("\n", "").replace("%2B", "+").replace("%2F", "/").replace("%3D", "=")
+    return body + "=" * (-len(body) % 4)
+
+
+def _invalid(message: str, param: str | None) -> RequestError:
+    return RequestError(message, param=param, code="image_invalid")

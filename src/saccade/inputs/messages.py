@@ -1,0 +1,169 @@
+"""OpenAI's message lists, checked and brought into the one shape that chat templates know.
+
+Content is a string or a list of parts. Text parts go to the template as they are; an image or video becomes an empty
+part of its type, so that a template never sees media data, and its source is collected in order.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from saccade.errors import RequestError
+
+MediaKind = Literal["image", "video"]
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_KIND_OF_TYPE: dict[str, MediaKind] = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "video": "video",
+    "video_url": "video",
+}
+_TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
+# What a template may read of a message besides role and content.
+_KEPT_FIELDS = ("name", "tool_call_id", "reasoning_content")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRef:
+    """An image or video that a message asks for. `source` is None where it is handed over beside the messages.
+
+    `fps` is the rate of a video's frames, where the part tells it.
+    """
+
+    kind: MediaKind
+    source: Any
+    param: str
+    fps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    messages: list[dict[str, Any]]
+    media: tuple[MediaRef, ...]
+
+
+def read_messages(messages: Any) -> Conversation:
+    """Checks a message list; errors name the field."""
+    if not isinstance(messages, list | tuple) or not messages:
+        raise _wrong("messages must be a list with at least one message", "messages")
+    media: list[MediaRef] = []
+    read = [_read_message(message, f"messages[{i}]", media) for i, message in enumerate(messages)]
+    return Conversation(read, tuple(media))
+
+
+def flatten_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose content is one string, for templates that know no parts."""
+    return [message | {"content": _joined(message["content"])} for message in messages]
+
+
+def wrap_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose content is a list of parts, for templates that know nothing else."""
+    return [
+        message | {"content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message["content"], str)
+        else message
+        for message in messages
+    ]
+
+
+def _read_message(message: Any, param: str, media: list[MediaRef]) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise _wrong("a message must be an object with role and content", param)
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise _wrong(f"role must be one of {', '.join(sorted(ROLES))}", f"{param}.role")
+    read = {"role": role, "content": _read_content(message.get("content"), f"{param}.content", media)}
+    read |= {key: message[key] for key in _KEPT_FIELDS if isinstance(message.get(key), str)}
+    if isinstance(message.get("reasoning"), str):
+        read.setdefault("reasoning_content", message["reasoning"])
+    if message.get("tool_calls"):
+        read["tool_calls"] = _read_tool_calls(message["tool_calls"], f"{param}.tool_calls")
+    return read
+
+
+def _read_content(content: Any, param: str, media: list[MediaRef]) -> str | list[dict[str, Any]]:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise _wrong("content must be a string or a list of parts", param)
+    return [_read_part(part, f"{param}[{i}]", media) for i, part in enumerate(content)]
+
+
+def _read_part(part: Any, param: str, media: list[MediaRef]) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, dict):
+        raise _wrong("a content part must be an object", param)
+    type_ = part.get("type") or _guess_type(part)
+    if not isinstance(type_, str):
+        raise _wrong("a content part must have a type: text, image_url or video_url", param)
+    if type_ in _TEXT_TYPES and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if type_ in _KIND_OF_TYPE:
+        media.append(_read_media(part, type_, param))
+        return {"type": _KIND_OF_TYPE[type_]}
+    raise _wrong("a content part must be text, image_url or video_url with its value", param)
+
+
+def _guess_type(part: dict[str, Any]) -> str | None:
+    """A part without a type is what its only known key says."""
+    return next((key for key in ("text", *_KIND_OF_TYPE) if key in part), None)
+
+
+def _read_media(part: dict[str, Any], type_: str, param: str) -> MediaRef:
+    kind = _KIND_OF_TYPE[type_]
+    key = next((key for key in (type_, kind, f"{kind}_url") if part.get(key) is not None), None)
+    if key is None:
+        return MediaRef(kind, None, param, _read_fps(part, param))
+    value: Any = part[key]
+    fps = _read_fps(part, param)
+    if isinstance(value, dict):
+        fps = _read_fps(value, f"{param}.{key}") or fps
+        value = value.get("url")
+    if value is None or (isinstance(value, str) and not value):
+        raise _wrong(f"{key} must hold a URL", f"{param}.{key}")
+    return MediaRef(kind, value, f"{param}.{key}", fps)
+
+
+def _read_fps(part: dict[str, Any], param: str) -> float | None:
+    fps = part.get("fps")
+    if fps is None:
+        return None
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < 1000:
+        raise _wrong("fps must be a number between 0 and 1000", f"{param}.fps")
+    return float(fps)
+
+
+def _read_tool_calls(calls: Any, param: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list | tuple) or not all(isinstance(call, dict) for call in calls):
+        raise _wrong("tool_calls must be a list of objects", param)
+    return [_read_tool_call(call, f"{param}[{i}]") for i, call in enumerate(calls)]
+
+
+def _read_tool_call(call: dict[str, Any], param: str) -> dict[str, Any]:
+    """Arguments travel as JSON text in the API, while templates write them as an object."""
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise _wrong("a tool call must have a function", param)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            raise _wrong("arguments must be a JSON object", f"{param}.function.arguments") from None
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    return call | {"function": function | {"arguments": arguments}}
+
+
+def _joined(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content if part["type"] == "text")
+
+
+def _wrong(message: str, param: str) -> RequestError:
+    return RequestError(f"{param}: {message}", param=param, code="invalid_messages")

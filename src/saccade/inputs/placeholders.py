@@ -1,0 +1,206 @@
+"""Puts images and videos into a prompt: from a template's markers to tokens, spans and positions.
+
+Expansion has two steps. Markers become the family's text around one placeholder token each (so that newlines and
+timestamps merge with their neighbours exactly as when a processor expands text); after tokenisation every placeholder
+is repeated for its feature rows. Placeholders are counted against the media before either step.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from saccade.errors import RequestError
+from saccade.inputs.messages import MediaKind
+from saccade.inputs.plans import ImagePlan, VideoPlan
+from saccade.inputs.positions import (
+    Block,
+    Ints,
+    bidirectional_limits,
+    mrope_positions,
+    rope_delta,
+    text_positions,
+)
+from saccade.inputs.settings import PlaceholderSettings
+from saccade.inputs.shield import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """One image or video of a prompt. `pixels` is (height, width, 3), for a video (frames, height, width, 3), with the
+    frames already those of the plan; `digest` names pixels and settings."""
+
+    kind: MediaKind
+    pixels: npt.NDArray[np.uint8] = field(repr=False)
+    plan: ImagePlan | VideoPlan
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """Rows `offset` to `offset + length` of a prompt are rows from `feature_offset` on of media[media_idx]."""
+
+    media_idx: int
+    kind: MediaKind
+    offset: int
+    length: int
+    feature_offset: int
+    digest: bytes
+    grid_thw: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the engine takes. Arrays are read-only.
+
+    Every placeholder token lies in exactly one span, and the spans of a media together cover its features once.
+    `limits_T` is None where attention is causal throughout (see paged attention).
+    """
+
+    token_ids: Ints = field(repr=False)
+    positions_3T: Ints = field(repr=False)
+    rope_delta: int
+    limits_T: Ints | None = field(repr=False, default=None)
+    media: tuple[Media, ...] = ()
+    spans: tuple[MediaSpan, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+def text_prompt(token_ids: Sequence[int]) -> Prompt:
+    """A prompt without media."""
+    positions = text_positions(len(token_ids))
+    return Prompt(_frozen(np.asarray(token_ids, dtype=np.int32)), _frozen(positions), rope_delta(positions))
+
+
+def check_markers(segments: Sequence[Segment], kinds: Sequence[MediaKind], settings: PlaceholderSettings) -> None:
+    """The text must have one marker for each media, in the order of the media."""
+    found = [kind for segment in segments for _, kind in _markers(segment, settings)]
+    if found != list(kinds):
+        raise RequestError(
+            f"the prompt has {_count(found)}, the request {_count(kinds)}; "
+            "each must have its placeholder, in the same order",
+            code="media_mismatch",
+        )
+
+
+def expand_text(
+    segments: Sequence[Segment], plans: Sequence[ImagePlan | VideoPlan], settings: PlaceholderSettings
+) -> tuple[Segment, ...]:
+    """Markers replaced by the family's text; `check_markers` has passed."""
+    remaining = iter(plans)
+    return tuple(
+        segment if segment.is_plain else Segment(_expand(segment, remaining, settings)) for segment in segments
+    )
+
+
+def place_media(token_ids: Sequence[int], media: Sequence[Media], settings: PlaceholderSettings) -> Prompt:
+    """Repeats every placeholder for its feature rows and lays out spans and positions."""
+    ids = np.asarray(token_ids, dtype=np.int32)
+    chunks = [chunk for index, item in enumerate(media) for chunk in _chunks(index, item, settings)]
+    places = _check_places(ids, chunks, media, settings)
+    counts = np.ones(len(ids), dtype=np.int64)
+    counts[places] = [chunk.length for chunk in chunks]
+    offsets = (np.cumsum(counts) - counts)[places].tolist()
+    blocks = [Block(offset, chunk.grid_thw, chunk.interval) for offset, chunk in zip(offsets, chunks, strict=True)]
+    total = int(counts.sum())
+    positions = mrope_positions(total, blocks) if settings.is_mrope else text_positions(total)
+    limits = bidirectional_limits(total, blocks) if settings.is_bidirectional else None
+    return Prompt(
+        token_ids=_frozen(np.repeat(ids, counts)),
+        positions_3T=_frozen(positions),
+        rope_delta=rope_delta(positions),
+        limits_T=None if limits is None else _frozen(limits),
+        media=tuple(media),
+        spans=tuple(_span(offset, chunk, media) for offset, chunk in zip(offsets, chunks, strict=True)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """The feature rows that one placeholder token stands for; the grid is in merged units."""
+
+    media_idx: int
+    feature_offset: int
+    grid_thw: tuple[int, int, int]
+    interval: float
+
+    @property
+    def length(self) -> int:
+        return self.grid_thw[0] * self.grid_thw[1] * self.grid_thw[2]
+
+
+def _chunks(media_idx: int, media: Media, settings: PlaceholderSettings) -> Iterator[_Chunk]:
+    frames, height, width = media.plan.grid_thw
+    grid = (frames, height // settings.merge, width // settings.merge)
+    if isinstance(media.plan, VideoPlan) and settings.has_timestamps:
+        rows = grid[1] * grid[2]
+        for frame in range(frames):
+            yield _Chunk(media_idx, frame * rows, (1, grid[1], grid[2]), 1.0)
+        return
+    interval = 1.0
+    if isinstance(media.plan, VideoPlan) and settings.tokens_per_second is not None:
+        interval = settings.tokens_per_second * media.plan.second_per_grid
+    yield _Chunk(media_idx, 0, grid, interval)
+
+
+def _check_places(
+    ids: Ints, chunks: Sequence[_Chunk], media: Sequence[Media], settings: PlaceholderSettings
+) -> npt.NDArray[np.intp]:
+    """Where the placeholder tokens are. They must be those of the chunks, one by one."""
+    expected = [
+        settings.image_token_id if media[chunk.media_idx].kind == "image" else settings.video_token_id
+        for chunk in chunks
+    ]
+    known = [token for token in (settings.image_token_id, settings.video_token_id) if token is not None]
+    (places,) = np.nonzero(np.isin(ids, known))
+    if ids[places].tolist() != expected:
+        raise RequestError(
+            f"the prompt has {len(places)} placeholder tokens, its images and videos need {len(expected)}",
+            code="media_mismatch",
+        )
+    return places
+
+
+def _span(offset: int, chunk: _Chunk, media: Sequence[Media]) -> MediaSpan:
+    item = media[chunk.media_idx]
+    return MediaSpan(
+        chunk.media_idx, item.kind, offset, chunk.length, chunk.feature_offset, item.digest, item.plan.grid_thw
+    )
+
+
+def _markers(segment: Segment, settings: PlaceholderSettings) -> Iterator[tuple[re.Match[str], MediaKind]]:
+    if segment.is_plain:
+        return
+    markers = [marker for marker in (settings.image_marker, settings.video_marker) if marker]
+    for match in re.finditer("|".join(map(re.escape, markers)), segment.text):
+        yield match, "image" if match.group() == settings.image_marker else "video"
+
+
+def _expand(segment: Segment, plans: Iterator[ImagePlan | VideoPlan], settings: PlaceholderSettings) -> str:
+    pieces, at = [], 0
+    for match, _ in _markers(segment, settings):
+        pieces += [segment.text[at : match.start()], _text_of(next(plans), settings)]
+        at = match.end()
+    return "".join([*pieces, segment.text[at:]])
+
+
+def _text_of(plan: ImagePlan | VideoPlan, settings: PlaceholderSettings) -> str:
+    if isinstance(plan, ImagePlan):
+        return settings.image_text
+    assert settings.video_text is not None, "a video was planned for a family that takes none"
+    if not settings.has_timestamps:
+        return settings.video_text
+    return "".join(f"<{seconds:.1f} seconds>{settings.video_text}" for seconds in plan.timestamps)
+
+
+def _count(kinds: Sequence[MediaKind]) -> str:
+    return f"{list(kinds).count('image')} image(s) and {list(kinds).count('video')} video(s)"
+
+
+def _frozen(array: Ints) -> Ints:
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,181 @@
+"""From an image's size to its patches: target size, grid and token count, before any pixel is touched.
+
+These are the rules of the families' own processors, with their rounding (Python's round: halves to even), so that grids
+and token counts agree with transformers for every size.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from saccade.errors import RequestError
+from saccade.inputs.settings import ImageSettings, VideoSettings
+
+MAX_ASPECT = 200
+_DEFAULT_FPS = 24.0  # what transformers assumes where a video's rate is not known
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlan:
+    """What an image will be resized to. `grid_thw` counts patches; `num_tokens` rows reach the language model."""
+
+    size_hw: tuple[int, int]
+    grid_thw: tuple[int, int, int]
+    num_patches: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class VideoPlan:
+    """What a video will be sampled and resized to.
+
+    `frames` are indices into the given frames, filled up to a multiple of the temporal patch with the last one.
+    `timestamps` holds seconds for every step of grid_thw[0]; `second_per_grid` the mean step.
+    """
+
+    frames: tuple[int, ...]
+    size_hw: tuple[int, int]
+    grid_thw: tuple[int, int, int]
+    num_patches: int
+    num_tokens: int
+    timestamps: tuple[float, ...]
+    second_per_grid: float
+
+
+def plan_image(height: int, width: int, settings: ImageSettings) -> ImagePlan:
+    size = settings.fixed_size or smart_resize(
+        height,
+        width,
+        factor=settings.patch * settings.merge,
+        min_pixels=settings.min_pixels,
+        max_pixels=settings.max_pixels,
+    )
+    grid = (1, size[0] // settings.patch, size[1] // settings.patch)
+    num_patches = grid[1] * grid[2]
+    return ImagePlan(size, grid, num_patches, num_patches // settings.merge**2)
+
+
+def plan_video(num_frames: int, height: int, width: int, fps: float | None, settings: VideoSettings) -> VideoPlan:
+    rate = _DEFAULT_FPS if fps is None else fps
+    frames = sample_frames(num_frames, rate, settings)
+    size = _video_size(len(frames), height, width, settings)
+    padded = frames + frames[-1:] * (-len(frames) % settings.temporal_patch)
+    grid = (len(padded) // settings.temporal_patch, size[0] // settings.patch, size[1] // settings.patch)
+    num_patches = math.prod(grid)
+    return VideoPlan(
+        frames=padded,
+        size_hw=size,
+        grid_thw=grid,
+        num_patches=num_patches,
+        num_tokens=num_patches // settings.merge**2,
+        timestamps=_timestamps(padded, rate, settings.temporal_patch),
+        second_per_grid=settings.temporal_patch / (len(frames) / num_frames * rate),
+    )
+
+
+def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Sides as multiples of `factor`, area between the two bounds, shape kept as far as those allow."""
+    _check_aspect(height, width)
+    return _fit(height, width, 1, 1, factor, min_pixels, max_pixels)
+
+
+def smart_resize_video(
+    num_frames: int, height: int, width: int, *, temporal: int, factor: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """As smart_resize, with bounds on the pixels of all frames together; sides below `factor` are scaled up first."""
+    if height < factor or width < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    _check_aspect(height, width)
+    rounded = round(num_frames / temporal) * temporal
+    return _fit(height, width, num_frames, rounded, factor, min_pixels, max_pixels)
+
+
+def sample_frames(num_frames: int, fps: float, settings: VideoSettings) -> tuple[int, ...]:
+    """Indices of the frames to keep, in order."""
+    if not settings.is_sampled:
+        if num_frames > settings.max_frames:
+            raise RequestError(
+                f"the video has {num_frames} frames; the limit is {settings.max_frames}: send fewer frames",
+                code="video_too_long",
+            )
+        return tuple(range(num_frames))
+    if settings.budget == "video":
+        return _sample_evenly(num_frames, fps, settings)
+    return _sample_by_step(num_frames, fps, settings)
+
+
+def _fit(
+    height: int, width: int, frames: int, rounded_frames: int, factor: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    high = round(height / factor) * factor
+    wide = round(width / factor) * factor
+    if rounded_frames * high * wide > max_pixels:
+        shrink = math.sqrt(frames * height * width / max_pixels)
+        high = max(factor, math.floor(height / shrink / factor) * factor)
+        wide = max(factor, math.floor(width / shrink / factor) * factor)
+    elif rounded_frames * high * wide < min_pixels:
+        grow = math.sqrt(min_pixels / (frames * height * width))
+        high = math.ceil(height * grow / factor) * factor
+        wide = math.ceil(width * grow / factor) * factor
+    # A side can still round to nothing when the bounds leave room for it: a tower has no empty images.
+    return max(factor, high), max(factor, wide)
+
+
+def _video_size(num_frames: int, height: int, width: int, settings: VideoSettings) -> tuple[int, int]:
+    factor = settings.patch * settings.merge
+    low, high = settings.min_pixels, settings.max_pixels
+    floor = int(low * 1.05)
+    if settings.budget == "frame":
+        if settings.is_capped:
+            total = int(settings.max_video_tokens * factor * factor * 0.9)
+            high = max(min(high, total * settings.temporal_patch // num_frames), floor)
+        return smart_resize(height, width, factor=factor, min_pixels=low, max_pixels=high)
+    frames = max(num_frames, settings.temporal_patch)
+    if settings.is_capped:
+        high = frames * max(min(settings.max_video_tokens * factor * factor, high // frames), floor)
+    return smart_resize_video(
+        frames, height, width, temporal=settings.temporal_patch, factor=factor, min_pixels=low, max_pixels=high
+    )
+
+
+def _sample_evenly(num_frames: int, fps: float, settings: VideoSettings) -> tuple[int, ...]:
+    """Evenly spaced from the first frame to the last (Qwen3-VL)."""
+    wanted = settings.num_frames
+    if wanted is None:
+        wanted = num_frames if settings.fps is None else int(num_frames / fps * settings.fps)
+        wanted = max(wanted, settings.min_frames)
+    wanted = max(1, min(wanted, settings.max_frames, num_frames))
+    return tuple(np.linspace(0, num_frames - 1, wanted).round().astype(int).tolist())
+
+
+def _sample_by_step(num_frames: int, fps: float, settings: VideoSettings) -> tuple[int, ...]:
+    """A multiple of the temporal patch, at a constant step from the first frame (Qwen2.5-VL)."""
+    unit = settings.temporal_patch
+    most = min(settings.max_frames, num_frames) // unit * unit
+    if settings.num_frames is not None:
+        wanted = min(round(settings.num_frames / unit) * unit, most)
+    elif settings.fps is not None:
+        wanted = math.floor(min(max(num_frames / fps * settings.fps, settings.min_frames), most) / unit) * unit
+    else:
+        wanted = most
+    if wanted < unit:
+        return tuple(range(min(num_frames, settings.max_frames)))
+    # Single precision before the cut, as torch.arange gives it: 2.9999999 is frame 3.
+    steps = np.arange(0, num_frames, num_frames / wanted).astype(np.float32).astype(int)
+    return tuple(np.minimum(steps, num_frames - 1).tolist())
+
+
+def _timestamps(frames: tuple[int, ...], fps: float, unit: int) -> tuple[float, ...]:
+    """For each group of frames the middle between its first and its last, in seconds."""
+    seconds = [frame / fps for frame in frames]
+    return tuple((seconds[i] + seconds[i + unit - 1]) / 2 for i in range(0, len(seconds), unit))
+
+
+def _check_aspect(height: int, width: int) -> None:
+    if max(height, width) / min(height, width) > MAX_ASPECT:
+        raise RequestError(
+            f"the image is {width}x{height} pixels; the longer side may be at most {MAX_ASPECT} times the shorter",
+            code="image_aspect_ratio",
+        )

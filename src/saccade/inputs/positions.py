@@ -1,0 +1,68 @@
+"""Rotary positions and attention limits of a prompt with images and videos. Numpy over whole spans, never per token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A run of feature rows at `offset`: a grid in merged units, its time steps `interval` positions apart."""
+
+    offset: int
+    grid_thw: tuple[int, int, int]
+    interval: float = 1.0
+
+    @property
+    def length(self) -> int:
+        return self.grid_thw[0] * self.grid_thw[1] * self.grid_thw[2]
+
+
+def text_positions(num_tokens: int) -> Ints:
+    """Three equal rows, for models without M-RoPE and for text alone."""
+    return np.tile(np.arange(num_tokens, dtype=np.int32), (3, 1))
+
+
+def mrope_positions(num_tokens: int, blocks: Sequence[Block]) -> Ints:
+    """Time, row and column of every token. Blocks are in order and do not overlap.
+
+    Text counts on in all three rows. A block's rows and columns start at the position it is met at, and what follows
+    goes on behind the longer of the two, as in transformers: time steps do not push the text after a video back.
+    A time step is cut to a whole number after it was multiplied, so that intervals below one still move.
+    """
+    positions = np.empty((3, num_tokens), dtype=np.int32)
+    at = position = 0
+    for block in blocks:
+        position = _fill_text(positions, at, block.offset, position)
+        at = block.offset + block.length
+        grid = np.indices(block.grid_thw, dtype=np.int32).reshape(3, -1)
+        grid[0] = np.floor(grid[0] * block.interval)
+        positions[:, block.offset : at] = grid + position
+        position += max(block.grid_thw[1:])
+    _fill_text(positions, at, num_tokens, position)
+    return positions
+
+
+def rope_delta(positions_3T: Ints) -> int:
+    """What a generated token adds to its index to get its position."""
+    num_tokens = positions_3T.shape[1]
+    return int(positions_3T.max()) + 1 - num_tokens if num_tokens else 0
+
+
+def bidirectional_limits(num_tokens: int, blocks: Sequence[Block]) -> Ints:
+    """For each row the key index its sight goes up to: the end of its own image, 0 for text (causal alone)."""
+    limits = np.zeros(num_tokens, dtype=np.int32)
+    for block in blocks:
+        limits[block.offset : block.offset + block.length] = block.offset + block.length
+    return limits
+
+
+def _fill_text(positions: Ints, start: int, stop: int, position: int) -> int:
+    """Counts on through text; returns the position after it."""
+    length = stop - start
+    positions[:, start:stop] = np.arange(position, position + length, dtype=np.int32)
+    return position + length

@@ -1,0 +1,181 @@
+"""A checkpoint folder to prompts: messages or text in, what the engine takes out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import ConfigError, RequestError
+from saccade.inputs.chat import ChatTemplate, Rendered
+from saccade.inputs.images import ImageLimits, digest_pixels, load_image
+from saccade.inputs.messages import MediaKind, MediaRef
+from saccade.inputs.placeholders import Media, Prompt, check_markers, expand_text, place_media, text_prompt
+from saccade.inputs.plans import plan_image, plan_video
+from saccade.inputs.settings import ImageSettings, PlaceholderSettings, VideoSettings
+from saccade.inputs.shield import Segment, plain_segments, special_pattern
+from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.videos import load_video
+
+_VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class Processor:
+    """Makes prompts for one checkpoint. It keeps no state of a request, so threads may share it."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template: ChatTemplate | None = None,
+        images: ImageSettings | None = None,
+        videos: VideoSettings | None = None,
+        placeholders: PlaceholderSettings | None = None,
+        limits: ImageLimits | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.images = images
+        self.videos = videos
+        self.placeholders = placeholders
+        self.limits = limits or ImageLimits()
+
+    @classmethod
+    def from_folder(cls, folder: Path, *, limits: ImageLimits | None = None) -> "Processor":
+        placeholders = PlaceholderSettings.from_folder(folder)
+        tokenizer = Tokenizer.from_folder(folder, protected=_placeholder_ids(placeholders))
+        named = {name: tokenizer.named_token(name) for name in _VARIABLES}
+        template = ChatTemplate.from_folder(
+            folder,
+            special_tokens=tokenizer.special_tokens,
+            named_tokens={name: text for name, text in named.items() if text is not None},
+        )
+        return cls(
+            tokenizer,
+            template=template,
+            images=ImageSettings.from_folder(folder),
+            videos=VideoSettings.from_folder(folder),
+            placeholders=placeholders,
+            limits=limits,
+        )
+
+    def chat(
+        self,
+        messages: Any,
+        *,
+        media: Sequence[Any] = (),
+        tools: Any = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """The prompt of a conversation. `media` fills, in order, the parts that name no source of their own."""
+        if self.template is None:
+            raise ConfigError("the checkpoint has no chat template; use a text prompt or add chat_template.jinja")
+        rendered = self.template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
+        return self._finish(_fill_sources(rendered, media), has_bos=False)
+
+    def text(self, prompt: str, *, media: Sequence[tuple[str, Any]] = ()) -> Prompt:
+        """The prompt of raw text, in which whoever wrote it may use special tokens. `media` are (kind, source) pairs.
+
+        Without media, a placeholder token in the text is text.
+        """
+        refs = tuple(_check_kind(kind, source, f"media[{i}]") for i, (kind, source) in enumerate(media))
+        segments: tuple[Segment, ...] = (Segment(prompt),)
+        if not refs and self.placeholders is not None:
+            segments = _plain_placeholders(prompt, self.tokenizer, self.placeholders)
+        return self._finish(Rendered(segments, refs), has_bos=True)
+
+    def tokens(self, token_ids: Sequence[int]) -> Prompt:
+        """The prompt of given ids, without media."""
+        taken = set(_placeholder_ids(self.placeholders)).intersection(token_ids)
+        if taken:
+            raise RequestError(f"the prompt has placeholder tokens {sorted(taken)} but no media", code="media_mismatch")
+        return text_prompt(token_ids)
+
+    def _finish(self, rendered: Rendered, *, has_bos: bool) -> Prompt:
+        for ref in rendered.media:
+            self._check_supported(ref)
+        self._check_count(rendered.media, "image", self.limits.max_images)
+        self._check_count(rendered.media, "video", self.limits.max_videos)
+        settings = self.placeholders
+        if settings is None:
+            return text_prompt(self.tokenizer.encode(rendered.segments, has_bos=has_bos))
+        check_markers(rendered.segments, [ref.kind for ref in rendered.media], settings)
+        media = [self._load(ref) for ref in rendered.media]
+        segments = expand_text(rendered.segments, [item.plan for item in media], settings)
+        return place_media(self.tokenizer.encode(segments, has_bos=has_bos), media, settings)
+
+    def _check_supported(self, ref: MediaRef) -> None:
+        if self.images is None:
+            raise RequestError("this model takes no images; send text", param=ref.param, code="media_unsupported")
+        if self.videos is None and ref.kind == "video":
+            raise RequestError("this model takes no videos; send images", param=ref.param, code="media_unsupported")
+
+    def _check_count(self, media: Sequence[MediaRef], kind: MediaKind, limit: int) -> None:
+        same = [ref for ref in media if ref.kind == kind]
+        if len(same) > limit:
+            raise RequestError(
+                f"the request has {len(same)} {kind}s; the limit is {limit}",
+                param=same[limit].param,
+                code="too_many_media",
+            )
+
+    def _load(self, ref: MediaRef) -> Media:
+        if ref.kind == "video":
+            return self._load_video(ref)
+        assert self.images is not None, "checked before"
+        pixels = load_image(ref.source, self.limits, param=ref.param)
+        plan = plan_image(pixels.shape[0], pixels.shape[1], self.images)
+        return Media("image", pixels, plan, digest_pixels(pixels, self.images.fingerprint))
+
+    def _load_video(self, ref: MediaRef) -> Media:
+        assert self.videos is not None, "checked before"
+        frames, fps = load_video(ref.source, self.limits, param=ref.param)
+        fps = fps or ref.fps
+        plan = plan_video(frames.shape[0], frames.shape[1], frames.shape[2], fps, self.videos)
+        pixels = frames[list(plan.frames)]
+        pixels.flags.writeable = False
+        # The times are in the prompt's text or positions, not in the features: they are no part of the digest.
+        return Media("video", pixels, plan, digest_pixels(pixels, self.videos.fingerprint))
+
+
+def _fill_sources(rendered: Rendered, media: Sequence[Any]) -> Rendered:
+    """Gives each part without a source the next of `media`, all of which must be used."""
+    empty = [ref for ref in rendered.media if ref.source is None]
+    if len(empty) != len(media):
+        raise RequestError(
+            f"the messages leave {len(empty)} image(s) or video(s) open; {len(media)} were given",
+            param=empty[0].param if empty else "media",
+            code="media_mismatch",
+        )
+    given = iter(media)
+    filled = tuple(ref if ref.source is not None else replace(ref, source=next(given)) for ref in rendered.media)
+    return Rendered(rendered.segments, filled)
+
+
+def _check_kind(kind: str, source: Any, param: str) -> MediaRef:
+    if kind == "image":
+        return MediaRef("image", source, param)
+    if kind == "video":
+        return MediaRef("video", source, param)
+    raise RequestError(f"{param}: the kind must be image or video", param=param, code="media_unsupported")
+
+
+def _placeholder_ids(settings: PlaceholderSettings | None) -> tuple[int, ...]:
+    if settings is None:
+        return ()
+    return tuple(token for token in (settings.image_token_id, settings.video_token_id) if token is not None)
+
+
+def _plain_placeholders(prompt: str, tokenizer: Tokenizer, settings: PlaceholderSettings) -> tuple[Segment, ...]:
+    """Cuts raw text so that its placeholder tokens and markers are plain."""
+    texts = {settings.image_marker, settings.video_marker}
+    texts |= {tokenizer.token_text(token_id) for token_id in _placeholder_ids(settings)}
+    pattern = special_pattern(text for text in texts if text)
+    return plain_segments(prompt, pattern.finditer(prompt))

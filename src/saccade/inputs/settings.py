@@ -1,0 +1,332 @@
+"""What a checkpoint folder says about images, videos and their tokens, as small frozen values.
+
+A family is a row of `FAMILIES`: the rule that sizes its images and the names of its tokens. Everything else comes from
+the folder's JSON files, with the defaults that transformers uses where a file or a field is missing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isqrt
+from pathlib import Path
+from typing import Any, Literal
+
+from saccade.errors import ConfigError
+from saccade.inputs.folder import read_json, read_optional_json
+
+Resample = Literal["bilinear", "bicubic"]
+Triple = tuple[float, float, float]
+
+_CLIP_MEAN: Triple = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD: Triple = (0.26862954, 0.26130258, 0.27577711)
+_HALF: Triple = (0.5, 0.5, 0.5)
+_RESAMPLE: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSettings:
+    """How an image becomes patches.
+
+    `fixed_size` (height, width) stretches every image to one size; without it the image keeps its shape, each side is
+    a multiple of patch * merge, and the area stays between min_pixels and max_pixels. `merge` is the side of the square
+    of patches that become one token and lie together in patch order.
+    """
+
+    patch: int
+    temporal_patch: int
+    merge: int
+    mean: Triple
+    std: Triple
+    resample: Resample
+    min_pixels: int = 1
+    max_pixels: int = 2**31
+    fixed_size: tuple[int, int] | None = None
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Names every setting and its value; part of a digest, so that other settings give another name."""
+        return repr(self).encode()
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "ImageSettings | None":
+        """None where the model takes no images."""
+        family = read_family(folder)
+        if family is None:
+            return None
+        raw = _processor_dict(folder, "image_processor", "preprocessor_config.json")
+        if raw.get("do_pan_and_scan"):
+            raise ConfigError(f"{folder}: do_pan_and_scan is on; only whole images are supported, turn it off")
+        base = _pixel_fields(raw, family.image, folder)
+        if family.fixed_size:
+            return cls(**_fixed_fields(base, raw, read_json(folder / "config.json")))
+        return cls(**base, **_area(raw, family.image.min_pixels, family.image.max_pixels))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoSettings:
+    """How a video becomes patches.
+
+    `budget` says what min_pixels and max_pixels bound: one frame (Qwen2.5-VL) or the whole video (Qwen3-VL).
+    `is_sampled` picks frames at `fps` (or `num_frames` of them); without it every frame is taken. With `is_capped` the
+    pixels of a frame also stay within its share of max_video_tokens.
+    """
+
+    patch: int
+    temporal_patch: int
+    merge: int
+    mean: Triple
+    std: Triple
+    resample: Resample
+    min_pixels: int
+    max_pixels: int
+    budget: Literal["frame", "video"]
+    is_sampled: bool
+    fps: float | None
+    num_frames: int | None
+    min_frames: int
+    max_frames: int
+    is_capped: bool
+    max_video_tokens: int
+
+    @property
+    def fingerprint(self) -> bytes:
+        """See ImageSettings.fingerprint."""
+        return repr(self).encode()
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "VideoSettings | None":
+        """None where the model takes no videos."""
+        family = read_family(folder)
+        if family is None or family.video is None:
+            return None
+        # transformers, too, reads the image file where there is no video file.
+        raw = _processor_dict(folder, "video_processor", "video_preprocessor_config.json", "preprocessor_config.json")
+        default = family.video
+        return cls(
+            **_pixel_fields(raw, default, folder),
+            **_area(raw, default.min_pixels, default.max_pixels),
+            budget=default.budget,
+            is_sampled=bool(_get(raw, "do_sample_frames", default.is_sampled)),
+            fps=_get(raw, "fps", default.fps),
+            num_frames=raw.get("num_frames"),
+            min_frames=int(_get(raw, "min_frames", default.min_frames)),
+            max_frames=int(_get(raw, "max_frames", default.max_frames)),
+            is_capped=bool(raw.get("cap_pixels_per_frame")),
+            max_video_tokens=int(_get(raw, "max_video_tokens", default.max_video_tokens)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceholderSettings:
+    """Which tokens stand for images and videos, and how positions run through them.
+
+    A template writes `image_marker` where an image belongs. The text around it becomes `image_text`, in which the token
+    `image_token_id` stands once and is then repeated for every feature row; the same for videos, whose text is written
+    once per frame group with its time where `has_timestamps`.
+    """
+
+    image_marker: str
+    image_text: str
+    image_token_id: int
+    video_marker: str | None
+    video_text: str | None
+    video_token_id: int | None
+    has_timestamps: bool
+    is_mrope: bool
+    is_bidirectional: bool
+    merge: int
+    tokens_per_second: float | None
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "PlaceholderSettings | None":
+        """None where the model takes no images."""
+        family = read_family(folder)
+        if family is None:
+            return None
+        config = read_json(folder / "config.json")
+        vision = config.get("vision_config", {})
+        return cls(
+            **family.placeholders,
+            image_token_id=_token_id(config, folder, "image_token_id", "image_token_index"),
+            video_token_id=_token_id(config, folder, "video_token_id") if family.video else None,
+            merge=_merge(config),
+            tokens_per_second=vision.get("tokens_per_second") if not family.placeholders["has_timestamps"] else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the JSON files of a checkpoint leave unsaid about its family."""
+
+    image: ImageSettings
+    video: VideoSettings | None
+    placeholders: Mapping[str, Any]
+    fixed_size: bool = False
+
+
+def read_family(folder: Path) -> Family | None:
+    """The vision family of a checkpoint; None for a text model."""
+    return FAMILIES.get(read_json(folder / "config.json").get("model_type", ""))
+
+
+_QWEN2_IMAGE = ImageSettings(
+    patch=14,
+    temporal_patch=2,
+    merge=2,
+    mean=_CLIP_MEAN,
+    std=_CLIP_STD,
+    resample="bicubic",
+    min_pixels=56 * 56,
+    max_pixels=28 * 28 * 1280,
+)
+_QWEN2_VIDEO = VideoSettings(
+    patch=14,
+    temporal_patch=2,
+    merge=2,
+    mean=_CLIP_MEAN,
+    std=_CLIP_STD,
+    resample="bicubic",
+    min_pixels=128 * 28 * 28,
+    max_pixels=28 * 28 * 768,
+    budget="frame",
+    is_sampled=False,
+    fps=None,
+    num_frames=None,
+    min_frames=4,
+    max_frames=768,
+    is_capped=False,
+    max_video_tokens=128_000,
+)
+_QWEN3_VIDEO = VideoSettings(
+    patch=16,
+    temporal_patch=2,
+    merge=2,
+    mean=_HALF,
+    std=_HALF,
+    resample="bicubic",
+    min_pixels=128 * 32 * 32,
+    max_pixels=32 * 32 * 768,
+    budget="video",
+    is_sampled=True,
+    fps=2,
+    num_frames=None,
+    min_frames=4,
+    max_frames=768,
+    is_capped=False,
+    max_video_tokens=768,
+)
+_QWEN_PLACEHOLDERS = {
+    "image_marker": "<|image_pad|>",
+    "image_text": "<|image_pad|>",
+    "video_marker": "<|video_pad|>",
+    "is_mrope": True,
+    "is_bidirectional": False,
+}
+_QWEN3_VL = Family(
+    image=_QWEN2_IMAGE,
+    video=_QWEN3_VIDEO,
+    placeholders={
+        **_QWEN_PLACEHOLDERS,
+        "video_text": "<|vision_start|><|video_pad|><|vision_end|>",
+        "has_timestamps": True,
+    },
+)
+FAMILIES: dict[str, Family] = {
+    "qwen2_5_vl": Family(
+        image=_QWEN2_IMAGE,
+        video=_QWEN2_VIDEO,
+        placeholders={**_QWEN_PLACEHOLDERS, "video_text": "<|video_pad|>", "has_timestamps": False},
+    ),
+    "qwen3_vl": _QWEN3_VL,
+    "qwen3_vl_moe": _QWEN3_VL,
+    "gemma3": Family(
+        image=ImageSettings(
+            patch=14, temporal_patch=1, merge=1, mean=_HALF, std=_HALF, resample="bilinear", fixed_size=(224, 224)
+        ),
+        video=None,
+        placeholders={
+            "image_marker": "<start_of_image>",
+            "image_text": "\n\n<start_of_image><image_soft_token><end_of_image>\n\n",
+            "video_marker": None,
+            "video_text": None,
+            "has_timestamps": False,
+            "is_mrope": False,
+            "is_bidirectional": True,
+        },
+        fixed_size=True,
+    ),
+}
+
+
+def _processor_dict(folder: Path, nested: str, *names: str) -> dict[str, Any]:
+    """The first of a folder's processor files, in transformers' order: processor_config.json before all."""
+    part = read_optional_json(folder / "processor_config.json").get(nested)
+    if isinstance(part, dict):
+        return part
+    for name in names:
+        if (folder / name).is_file():
+            return read_json(folder / name)
+    return {}
+
+
+def _pixel_fields(raw: dict[str, Any], default: ImageSettings | VideoSettings, folder: Path) -> dict[str, Any]:
+    resample = raw.get("resample")
+    if resample is not None and resample not in _RESAMPLE:
+        raise ConfigError(f"{folder}: resample {resample!r} is not supported; 2 (bilinear) and 3 (bicubic) are")
+    if abs(float(_get(raw, "rescale_factor", 1 / 255)) - 1 / 255) > 1e-6:
+        raise ConfigError(f"{folder}: rescale_factor {raw['rescale_factor']!r} is not supported; 1/255 is")
+    return {
+        "patch": int(_get(raw, "patch_size", default.patch)),
+        "temporal_patch": int(_get(raw, "temporal_patch_size", default.temporal_patch)),
+        "merge": int(_get(raw, "merge_size", default.merge)),
+        "mean": _triple(_get(raw, "image_mean", default.mean), folder),
+        "std": _triple(_get(raw, "image_std", default.std), folder),
+        "resample": default.resample if resample is None else _RESAMPLE[resample],
+    }
+
+
+def _area(raw: dict[str, Any], min_default: int, max_default: int) -> dict[str, Any]:
+    size = raw.get("size") or {}
+    low = _get(raw, "min_pixels", _get(size, "shortest_edge", min_default))
+    high = _get(raw, "max_pixels", _get(size, "longest_edge", max_default))
+    return {"min_pixels": int(low), "max_pixels": int(high)}
+
+
+def _fixed_fields(base: dict[str, Any], raw: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """A tower of one image size: its patch comes from the model's configuration, not from the processor's."""
+    vision = config.get("vision_config", {})
+    size = raw.get("size") or {}
+    side = vision.get("image_size", 224)
+    return base | {
+        "patch": int(vision.get("patch_size", base["patch"])),
+        "fixed_size": (int(size.get("height", side)), int(size.get("width", side))),
+        "merge": _merge(config),
+    }
+
+
+def _merge(config: dict[str, Any]) -> int:
+    """The side of the square of patches that becomes one token: named, or what pooling to a number of tokens needs."""
+    vision = config.get("vision_config", {})
+    if "mm_tokens_per_image" not in config:
+        return int(vision.get("spatial_merge_size", 1))
+    return (
+        int(vision.get("image_size", 224)) // int(vision.get("patch_size", 14)) // isqrt(config["mm_tokens_per_image"])
+    )
+
+
+def _token_id(config: dict[str, Any], folder: Path, *names: str) -> int:
+    for name in names:
+        if isinstance(config.get(name), int):
+            return int(config[name])
+    raise ConfigError(f"{folder / 'config.json'} has no {names[0]}; a vision-language checkpoint was expected")
+
+
+def _triple(values: Any, folder: Path) -> Triple:
+    if not isinstance(values, list | tuple) or len(values) != 3:
+        raise ConfigError(f"{folder}: image_mean and image_std must be three numbers; got {values!r}")
+    return (float(values[0]), float(values[1]), float(values[2]))
+
+
+def _get(raw: Mapping[str, Any], name: str, default: Any) -> Any:
+    """A field of a JSON object, where null means the default, too."""
+    value = raw.get(name)
+    return default if value is None else value

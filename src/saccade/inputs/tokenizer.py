@@ -1,0 +1,203 @@
+"""A checkpoint's tokenizer, through the `tokenizers` package alone.
+
+`encode` takes segments (see shield.py). Text without plain segments goes to the tokenizer whole, so its ids are those
+of transformers. Where a user spelled out a special token, the ordinary text around it is encoded by a twin that does
+not recognise special tokens, and the rest as before; the twin is made the first time it is needed.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from saccade.errors import ConfigError, RequestError
+from saccade.inputs.detokenizer import Decoder, Detokenizer
+from saccade.inputs.folder import read_optional_json, read_text
+from saccade.inputs.shield import Segment, check_unicode, special_pattern
+
+MAX_TOKENIZER_BYTES = 256 * 2**20
+_NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class Tokenizer:
+    """Encodes and decodes; safe to share between threads.
+
+    `special_tokens` are the texts that only a template may turn into their ids: tokens marked special in the files,
+    those that tokenizer_config.json names, and `protected` ones (image placeholders).
+    """
+
+    def __init__(self, definition: str, config: dict[str, Any] | None = None, *, protected: Sequence[int] = ()) -> None:
+        """`definition` is the text of tokenizer.json, `config` the object of tokenizer_config.json."""
+        self.config = config or {}
+        self._main = _build(definition, self.config)
+        self._twin: tokenizers.Tokenizer | None = None
+        self._twin_lock = threading.Lock()
+        named = _named_specials(self.config)
+        added = self._main.get_added_tokens_decoder()
+        specials = {
+            token_id: token.content
+            for token_id, token in sorted(added.items())
+            if token.special or token.content in named or token_id in protected
+        }
+        self.special_ids = frozenset(specials)
+        self.special_tokens = tuple(specials.values())
+        self._special_pattern = special_pattern(self.special_tokens)
+        self._bos_ids = self._find_bos()
+        self.decoder = Decoder.from_definition(
+            json.loads(self._main.decoder.__getstate__()) if self._main.decoder else None,
+            token_text=self._main.id_to_token,
+            special_ids=self.special_ids,
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path, *, protected: Sequence[int] = ()) -> "Tokenizer":
+        definition = read_text(folder / "tokenizer.json", max_bytes=MAX_TOKENIZER_BYTES)
+        return cls(definition, read_optional_json(folder / "tokenizer_config.json"), protected=protected)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._main.get_vocab_size(with_added_tokens=True)
+
+    def token_id(self, token: str) -> int | None:
+        return self._main.token_to_id(token)
+
+    def token_text(self, token_id: int) -> str | None:
+        return self._main.id_to_token(token_id)
+
+    def named_token(self, name: str) -> str | None:
+        """The text of a token that tokenizer_config.json names, such as bos_token."""
+        return _text_of(self.config.get(name))
+
+    def encode(self, text: str | Sequence[Segment], *, has_bos: bool = False) -> list[int]:
+        """The ids of a prompt; `has_bos` puts the beginning-of-sequence token first, unless the text begins with it."""
+        segments = [Segment(text)] if isinstance(text, str) else text
+        for segment in segments:
+            check_unicode(segment.text)
+        if any(segment.is_plain for segment in segments):
+            ids = self._encode_mixed(segments)
+        else:
+            whole = "".join(segment.text for segment in segments)
+            ids = self._main.encode(whole, add_special_tokens=False).ids
+        if has_bos and ids[: len(self._bos_ids)] != self._bos_ids:
+            ids = self._bos_ids + ids
+        return ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """The ids of text in which no special token is recognised."""
+        return self.encode([Segment(text, is_plain=True)])
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        return Detokenizer(self.decoder, skip_special_tokens=skip_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self.detokenizer(skip_special_tokens=skip_special_tokens).push_all(token_ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, which need not be whole characters."""
+        return self.decoder.bytes_of(token_id)
+
+    def _encode_mixed(self, segments: Sequence[Segment]) -> list[int]:
+        ids: list[int] = []
+        for text, is_plain in _runs(segments, self._special_pattern):
+            if not is_plain:
+                ids += self._main.encode(text, add_special_tokens=False).ids
+                continue
+            run = self._without_specials().encode(text, add_special_tokens=False).ids
+            if not self.special_ids.isdisjoint(run):
+                raise RequestError(
+                    "the text spells a special token that this vocabulary cannot write as text", code="invalid_text"
+                )
+            ids += run
+        return ids
+
+    def _without_specials(self) -> tokenizers.Tokenizer:
+        with self._twin_lock:
+            if self._twin is None:
+                twin = tokenizers.Tokenizer.from_str(self._main.to_str())
+                marked = [tokenizers.AddedToken(text, special=True, normalized=False) for text in self.special_tokens]
+                twin.add_special_tokens(marked)
+                twin.encode_special_tokens = True
+                self._twin = twin
+            return self._twin
+
+    def _find_bos(self) -> list[int]:
+        """What the tokenizer's own post-processor puts before a text, unless tokenizer_config.json says otherwise."""
+        wanted = self.config.get("add_bos_token")
+        if wanted is None:
+            whole = self._main.encode("a", add_special_tokens=True).ids
+            bare = self._main.encode("a", add_special_tokens=False).ids
+            return whole[: len(whole) - len(bare)] if bare and whole[-len(bare) :] == bare else whole[:1]
+        bos = self.token_id(self.named_token("bos_token") or "")
+        return [bos] if wanted and bos is not None else []
+
+
+def _build(definition: str, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    try:
+        built = tokenizers.Tokenizer.from_str(definition)
+    except Exception:  # the package raises bare exceptions whose text may quote the file
+        raise ConfigError("tokenizer.json cannot be read by the tokenizers package; download it again") from None
+    built.no_truncation()
+    built.no_padding()
+    known = built.get_added_tokens_decoder()
+    missing = {int(id_): raw for id_, raw in config.get("added_tokens_decoder", {}).items() if int(id_) not in known}
+    for token_id, raw in sorted(missing.items()):
+        token = tokenizers.AddedToken(**{key: value for key, value in raw.items() if key in _ADDED_FIELDS})
+        built.add_special_tokens([token]) if raw.get("special") else built.add_tokens([token])
+        if built.token_to_id(token.content) != token_id:
+            raise ConfigError(
+                f"tokenizer_config.json gives {token.content!r} the id {token_id}, tokenizer.json "
+                f"{built.token_to_id(token.content)}; the two files are of different checkpoints"
+            )
+    return built
+
+
+_ADDED_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def _runs(segments: Sequence[Segment], specials: re.Pattern[str]) -> list[tuple[str, bool]]:
+    """The text as long runs (text, is_plain).
+
+    A plain run is ordinary text around what a user spelled out; it ends where a special token of the template stands.
+    """
+    atoms = groupby(_atoms(segments, specials), key=itemgetter(1))
+    return [("".join(text for text, _ in group), is_plain) for is_plain, group in atoms]
+
+
+def _atoms(segments: Sequence[Segment], specials: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
+    """The template's special tokens one by one, and the ordinary text between them."""
+    pieces: list[str] = []
+    is_plain = False
+    for segment in segments:
+        if segment.is_plain:
+            pieces.append(segment.text)
+            is_plain = True
+            continue
+        at = 0
+        for match in specials.finditer(segment.text):
+            pieces.append(segment.text[at : match.start()])
+            yield "".join(pieces), is_plain
+            yield match.group(), False
+            pieces, is_plain, at = [], False, match.end()
+        pieces.append(segment.text[at:])
+    yield "".join(pieces), is_plain
+
+
+def _named_specials(config: dict[str, Any]) -> frozenset[str]:
+    extra = config.get("extra_special_tokens") or []
+    values = [config.get(name) for name in _NAMED_TOKENS]
+    values += config.get("additional_special_tokens") or []
+    values += extra.values() if isinstance(extra, dict) else extra
+    return frozenset(text for text in map(_text_of, values) if text)
+
+
+def _text_of(token: Any) -> str | None:
+    """A token is written as its text or as an object with its text."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None

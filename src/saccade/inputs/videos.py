@@ -1,0 +1,91 @@
+"""Videos of a request as RGB frames: one uint8 array of shape (frames, height, width, 3).
+
+Frames arrive decoded or as a list of images; containers (MP4 and the like) are not read here. The number of frames is
+checked before any frame is decoded, and all frames must have the size of the first.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from saccade.errors import RequestError
+from saccade.inputs.images import ImageLimits, ImageSource, load_image, read_data_url
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """Frames in order and the rate they were taken at; None where it is not known."""
+
+    frames: Sequence[ImageSource] | npt.NDArray[Any] = field(repr=False)
+    fps: float | None = None
+
+
+def load_video(
+    video: Video | str | Sequence[ImageSource] | npt.NDArray[Any], limits: ImageLimits, *, param: str | None = None
+) -> tuple[npt.NDArray[np.uint8], float | None]:
+    """Frames and rate. A string is a data URL of JPEG frames (data:video/jpeg;base64,frame,frame,...)."""
+    if isinstance(video, str):
+        video = Video(_split_frames(video, limits, param))
+    if not isinstance(video, Video):
+        video = Video(video)
+    if video.fps is not None and not (math.isfinite(video.fps) and video.fps > 0):
+        raise _invalid("fps must be a positive number", param)
+    return _load_frames(video.frames, limits, param), video.fps
+
+
+def _load_frames(
+    frames: Sequence[ImageSource] | npt.NDArray[Any], limits: ImageLimits, param: str | None
+) -> npt.NDArray[np.uint8]:
+    if not isinstance(frames, np.ndarray | list | tuple) or len(frames) == 0:
+        raise _invalid("a video must be a list of frames or an array of shape (frames, height, width, 3)", param)
+    check_frames(len(frames), limits, param)
+    if isinstance(frames, np.ndarray) and (frames.ndim != 4 or frames.dtype != np.uint8 or frames.shape[3] != 3):
+        raise _invalid("a video array must be uint8 of shape (frames, height, width, 3)", param)
+    first = load_image(frames[0], limits, param=param)
+    if len(frames) * first.shape[0] * first.shape[1] > limits.max_video_pixels:
+        raise RequestError(
+            f"the video has {len(frames)} frames of {first.shape[1]}x{first.shape[0]} pixels; "
+            f"the limit is {limits.max_video_pixels} pixels in all",
+            param=param,
+            code="video_too_large",
+        )
+    if isinstance(frames, np.ndarray):
+        return frames
+    stack = np.empty((len(frames), *first.shape), dtype=np.uint8)
+    stack[0] = first
+    for index, frame in enumerate(frames[1:], start=1):
+        pixels = load_image(frame, limits, param=param)
+        if pixels.shape != first.shape:
+            raise _invalid("all frames of a video must have the same size", param)
+        stack[index] = pixels
+    return stack
+
+
+def check_frames(num_frames: int, limits: ImageLimits, param: str | None = None) -> None:
+    if num_frames > limits.max_frames:
+        raise RequestError(
+            f"the video has {num_frames} frames; the limit is {limits.max_frames}: send fewer frames",
+            param=param,
+            code="video_too_long",
+        )
+
+
+def _split_frames(url: str, limits: ImageLimits, param: str | None) -> list[bytes]:
+    """Frames of a video/jpeg data URL, whose base64 texts are separated by commas."""
+    head, comma, body = url.partition(",")
+    if not comma or not head.lower().startswith("data:video/jpeg"):
+        raise RequestError(
+            "a video URL must be a data URL of JPEG frames (data:video/jpeg;base64,frame,frame,...)",
+            param=param,
+            code="video_unsupported",
+        )
+    check_frames(body.count(",") + 1, limits, param)
+    return [read_data_url(f"{head},{frame}", limits, param=param) for frame in body.split(",")]
+
+
+def _invalid(message: str, param: str | None) -> RequestError:
+    return RequestError(message, param=param, code="video_invalid")

@@ -1,0 +1,39 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.errors import ConfigError
+from saccade.inputs.generation import GenerationDefaults
+
+
+def write(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def test_values_are_read(tmp_path: Path) -> None:
+    raw = {"eos_token_id": [5, 6], "do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0}
+    found = GenerationDefaults.from_folder(write(tmp_path, {"text_config": {"eos_token_id": 7}}, raw))
+    assert found.eos_token_ids == {5, 6, 7}
+    assert (found.temperature, found.top_k, found.top_p, found.min_p) == (0.7, 20, 0.8, 0)
+    assert found.repetition_penalty is None
+
+
+def test_a_checkpoint_that_does_not_sample_is_greedy(tmp_path: Path) -> None:
+    found = GenerationDefaults.from_folder(write(tmp_path, {}, {"do_sample": False, "temperature": 0.7}))
+    assert found.temperature == 0
+
+
+def test_without_the_file_there_are_no_opinions(tmp_path: Path) -> None:
+    found = GenerationDefaults.from_folder(write(tmp_path, {"eos_token_id": 3}))
+    assert found == GenerationDefaults(eos_token_ids=frozenset({3}))
+
+
+@pytest.mark.parametrize("value", ["0.7", True, [1]])
+def test_values_that_are_no_numbers_are_named(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(ConfigError, match="top_p must be a number"):
+        GenerationDefaults.from_folder(write(tmp_path, {}, {"top_p": value}))

@@ -1,0 +1,239 @@
+import ast
+import inspect
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as reference_resize
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as reference_video_resize
+
+from saccade.errors import ConfigError, RequestError
+from saccade.inputs.plans import plan_image, plan_video, sample_frames, smart_resize, smart_resize_video
+from saccade.inputs.settings import ImageSettings, VideoSettings
+from tests.inputs import oracles
+
+
+def random_sizes(seed: int, count: int) -> list[tuple[int, int]]:
+    """Sizes from 1:20 to 20:1, small and large."""
+    rng = np.random.default_rng(seed)
+    sizes = []
+    for _ in range(count):
+        area = 10 ** rng.uniform(2, 7)
+        ratio = 20 ** rng.uniform(-1, 1)
+        sizes.append((max(1, round(math.sqrt(area * ratio))), max(1, round(math.sqrt(area / ratio)))))
+    return sizes
+
+
+@pytest.mark.parametrize("factor", [28, 32])
+def test_image_sizes_equal_transformers(factor: int) -> None:
+    bounds = [(56 * 56, 28 * 28 * 1280), (65536, 16777216), (3136, 12845056), (4096, 65536)]
+    for height, width in [*random_sizes(factor, 500), (1, 1), (1, 200), (200, 1), (factor, factor), (14, 14), (48, 80)]:
+        for low, high in bounds:
+            expected = reference_resize(height, width, factor=factor, min_pixels=low, max_pixels=high)
+            assert smart_resize(height, width, factor=factor, min_pixels=low, max_pixels=high) == expected
+
+
+def test_halves_are_rounded_to_even() -> None:
+    size = smart_resize(28 * 10 + 14, 28 * 11 + 14, factor=28, min_pixels=1, max_pixels=10**9)
+    assert size == (280, 336)
+
+
+def test_narrow_images_are_refused() -> None:
+    with pytest.raises(RequestError, match="200 times"):
+        smart_resize(1, 201, factor=28, min_pixels=1, max_pixels=10**9)
+    with pytest.raises(RequestError, match="200 times"):
+        smart_resize_video(4, 10000, 49, temporal=2, factor=28, min_pixels=1, max_pixels=10**9)
+
+
+def test_video_sizes_equal_transformers() -> None:
+    rng = np.random.default_rng(3)
+    for height, width in random_sizes(4, 400):
+        frames = int(rng.integers(2, 200))
+        bounds = {"min_pixels": int(rng.integers(1, 2**20)), "max_pixels": int(rng.integers(2**20, 2**26))}
+        expected = reference_video_resize(frames, height, width, temporal_factor=2, factor=32, **bounds)
+        assert smart_resize_video(frames, height, width, temporal=2, factor=32, **bounds) == expected
+
+
+def test_qwen3_sampling_equals_transformers(folders: dict[str, Path]) -> None:
+    settings = VideoSettings.from_folder(folders["qwen3_vl"])
+    assert settings is not None
+    reference = oracles.video_class("qwen3_vl").sample_frames
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        total, fps = int(rng.integers(1, 3000)), float(rng.choice([1, 2, 3.3, 23.976, 24, 30, 60]))
+        bounds: dict[str, Any] = {"min_frames": int(rng.integers(1, 6)), "max_frames": int(rng.integers(6, 800))}
+        stand_in = SimpleNamespace(fps=2, num_frames=None, **bounds)
+        expected = reference(stand_in, SimpleNamespace(total_num_frames=total, fps=fps), fps=2)
+        assert sample_frames(total, fps, replace(settings, **bounds)) == tuple(expected.tolist())
+
+
+def test_qwen2_5_sampling_equals_transformers(folders: dict[str, Path]) -> None:
+    settings = VideoSettings.from_folder(folders["qwen2_5_vl"])
+    assert settings is not None
+    reference = oracles.video_class("qwen2_5_vl").sample_frames
+    rng = np.random.default_rng(6)
+    for _ in range(300):
+        total, fps = int(rng.integers(4, 3000)), float(rng.choice([1, 2, 3.3, 23.976, 24, 30]))
+        wanted: dict[str, Any] = {"fps": float(rng.choice([0.5, 1, 2, 3])), "num_frames": None}
+        if rng.random() < 0.3:
+            wanted = {"fps": None, "num_frames": int(rng.integers(2, max(3, total // 2)))}
+        bounds: dict[str, Any] = {"min_frames": 4, "max_frames": int(rng.integers(6, 800))}
+        if wanted["num_frames"] is not None:
+            bounds["max_frames"] = 10**6  # a given count is not bounded there; here it always is
+        stand_in = SimpleNamespace(fps=None, num_frames=None, temporal_patch_size=2, **bounds)
+        metadata = SimpleNamespace(total_num_frames=total, fps=fps)
+        expected = reference(stand_in, metadata, **wanted).tolist()
+        found = sample_frames(total, fps, replace(settings, is_sampled=True, **wanted, **bounds))
+        assert found == tuple(min(index, total - 1) for index in expected)
+
+
+def test_unsampled_videos_are_capped(folders: dict[str, Path]) -> None:
+    settings = VideoSettings.from_folder(folders["qwen2_5_vl"])
+    assert settings is not None and not settings.is_sampled
+    assert sample_frames(768, 24.0, settings) == tuple(range(768))
+    with pytest.raises(RequestError, match="769 frames; the limit is 768"):
+        sample_frames(769, 24.0, settings)
+
+
+def test_short_videos_are_padded_to_a_temporal_patch(folders: dict[str, Path]) -> None:
+    for family in ("qwen2_5_vl", "qwen3_vl"):
+        settings = VideoSettings.from_folder(folders[family])
+        assert settings is not None
+        plan = plan_video(1, 60, 80, 2.0, settings)
+        assert plan.frames == (0, 0) and plan.grid_thw[0] == 1 and len(plan.timestamps) == 1
+        plan = plan_video(5, 60, 80, 2.0, settings)
+        assert plan.frames == (0, 1, 2, 3, 4, 4) and plan.grid_thw[0] == 3
+        assert plan.timestamps == (0.25, 1.25, 2.0)
+
+
+def test_frame_cap_equals_transformers(folders: dict[str, Path]) -> None:
+    """cap_pixels_per_frame, which checkpoints may turn on."""
+    rng = np.random.default_rng(7)
+    for family in ("qwen2_5_vl", "qwen3_vl"):
+        settings = VideoSettings.from_folder(folders[family])
+        assert settings is not None
+        settings = replace(settings, is_capped=True, is_sampled=False, max_video_tokens=40, max_frames=10**4)
+        for height, width in random_sizes(8, 100):
+            frames = int(rng.integers(2, 100))
+            expected = _reference_capped(settings, frames, height, width)
+            assert plan_video(frames, height, width, 2.0, settings).size_hw == expected
+
+
+def _reference_capped(settings: VideoSettings, frames: int, height: int, width: int) -> tuple[int, int]:
+    """The size that transformers' `resize` asks its base class for."""
+    from transformers.video_processing_utils import BaseVideoProcessor
+
+    kind = oracles.video_class("qwen2_5_vl" if settings.budget == "frame" else "qwen3_vl")
+    asked: list[Any] = []
+    instance = kind()
+    instance.max_video_tokens = settings.max_video_tokens
+    with mock.patch.object(BaseVideoProcessor, "resize", lambda self, image, size, **_: asked.append(size)):
+        instance.resize(
+            np.broadcast_to(np.uint8(0), (1, frames, 3, height, width)),
+            SimpleNamespace(shortest_edge=settings.min_pixels, longest_edge=settings.max_pixels),
+            3,
+            factor=settings.patch * settings.merge,
+            temporal_factor=2,
+            cap_pixels_per_frame=True,
+        )
+    return asked[0].height, asked[0].width
+
+
+def test_image_plan_counts(folders: dict[str, Path]) -> None:
+    for family in ("qwen2_5_vl", "qwen3_vl"):
+        settings = ImageSettings.from_folder(folders[family])
+        assert settings is not None
+        reference = oracles.image_processor(folders[family])
+        for height, width in random_sizes(9, 200):
+            plan = plan_image(height, width, settings)
+            assert plan.num_patches == reference.get_number_of_image_patches(height, width)
+            assert plan.num_tokens * 4 == plan.num_patches == math.prod(plan.grid_thw)
+            assert (plan.grid_thw[1] * settings.patch, plan.grid_thw[2] * settings.patch) == plan.size_hw
+
+
+def test_fixed_size_plan(folders: dict[str, Path]) -> None:
+    settings = ImageSettings.from_folder(folders["gemma3"])
+    assert settings is not None and settings.resample == "bilinear"
+    plan = plan_image(1000, 30, settings)
+    assert (plan.size_hw, plan.grid_thw, plan.num_patches, plan.num_tokens) == ((56, 56), (1, 4, 4), 16, 4)
+
+
+def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+    for model_type in ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"):
+        (tmp_path / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
+        image = ImageSettings.from_folder(tmp_path)
+        video = VideoSettings.from_folder(tmp_path)
+        assert image is not None and video is not None
+        _compare_defaults(Qwen2VLImageProcessorPil, image)
+        kind = oracles.video_class(model_type)
+        _compare_defaults(kind, video)
+        assert (video.min_frames, video.max_frames) == (kind.min_frames, kind.max_frames)
+        assert (video.is_sampled, video.max_video_tokens) == (kind.do_sample_frames, kind.max_video_tokens)
+
+
+def _compare_defaults(kind: Any, settings: ImageSettings | VideoSettings) -> None:
+    sizes = _class_size(kind)
+    assert (settings.min_pixels, settings.max_pixels) == (sizes["shortest_edge"], sizes["longest_edge"])
+    assert (settings.patch, settings.merge, settings.temporal_patch) == (
+        kind.patch_size,
+        kind.merge_size,
+        kind.temporal_patch_size,
+    )
+    assert settings.mean == pytest.approx(kind.image_mean) and settings.std == pytest.approx(kind.image_std)
+
+
+def _class_size(kind: Any) -> dict[str, int]:
+    """The `size` written in the class; instances made with other settings change the shared dictionary."""
+    tree = ast.parse(inspect.getsource(kind))
+    value = next(
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and getattr(node.targets[0], "id", "") == "size"
+        and isinstance(node.value, ast.Dict)
+    )
+    found: dict[str, int] = eval(compile(ast.Expression(value), "size", "eval"), {})
+    return found
+
+
+def test_settings_from_a_nested_processor_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')
+    (tmp_path / "preprocessor_config.json").write_text('{"patch_size": 99}')
+    (tmp_path / "processor_config.json").write_text(
+        '{"image_processor": {"patch_size": 16, "size": {"shortest_edge": 7, "longest_edge": 9999}},'
+        ' "video_processor": {"patch_size": 18, "fps": 1, "max_frames": 10}}'
+    )
+    image, video = ImageSettings.from_folder(tmp_path), VideoSettings.from_folder(tmp_path)
+    assert image is not None and (image.patch, image.min_pixels, image.max_pixels) == (16, 7, 9999)
+    assert video is not None and (video.patch, video.fps, video.max_frames) == (18, 1, 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"resample": 5}', "resample 5 is not supported"),
+        ('{"rescale_factor": 1}', "rescale_factor 1 is not supported"),
+        ('{"image_mean": [1, 2]}', "must be three numbers"),
+        ('{"do_pan_and_scan": true}', "do_pan_and_scan is on"),
+        ("[1]", "a JSON object was expected"),
+        ("{", "not valid JSON"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
+    (tmp_path / "preprocessor_config.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        ImageSettings.from_folder(tmp_path)
+
+
+def test_text_models_take_no_images(folders: dict[str, Path], tmp_path: Path) -> None:
+    assert ImageSettings.from_folder(folders["qwen3"]) is None
+    assert VideoSettings.from_folder(folders["gemma3"]) is None
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        ImageSettings.from_folder(tmp_path)
