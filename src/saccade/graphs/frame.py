@@ -65,7 +65,7 @@ class Frame(Mapping[str, Tensor]):
         assert isinstance(padding, DummySegment), f"{name} holds no boundaries"
         return padding.longest or self.capacity[padding.rows]
 
-    def outside(self, fn: Callable[..., Tensor], *args: Any, out: str, **bridged: Tensor) -> Tensor:
+    def outside(self, fn: Callable[..., Tensor], /, *args: Any, out: str, **bridged: Tensor) -> Tensor:
         """Call `fn(*args, **bridged)` between the pieces of a piecewise graph; anywhere else just call it.
 
         Keywords name the bridge buffers that carry the tensors across, `out` the one that carries the result back.

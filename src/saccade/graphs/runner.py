@@ -73,7 +73,7 @@ class GraphRunner:
         self.stats = Stats()
         self.gate: Gate | None = None
         self._lane = lane or lane_for(phase.arena.device)
-        self._buckets = tuple(sorted(phase.buckets, key=lambda bucket: bucket[phase.rows]))
+        self._buckets = tuple(sorted(phase.buckets, key=lambda bucket: (bucket[phase.rows], sum(bucket.values()))))
         self._bucket_rows = [bucket[phase.rows] for bucket in self._buckets]
         self._graphs: dict[GraphKey, CapturedGraph] = {}
         self._exact = ExactGraphs(self.settings)
@@ -100,14 +100,18 @@ class GraphRunner:
         ]
         return {"phase": self.phase.name, **self.stats.snapshot(), "graphs": graphs}
 
-    def capture_buckets(self, progress: Progress | None = None) -> None:
-        """Capture every bucket, largest first, so that the smaller ones fit into the memory of the largest."""
+    def capture_buckets(self, progress: Progress | None = None, *, largest_only: bool = False) -> None:
+        """Capture every bucket, largest first, so that the smaller ones fit into the memory of the largest.
+
+        `largest_only` captures just that one, to measure the memory that all of them will need.
+        """
         if Tier.CAPACITY not in self.settings.tiers:
             return
-        for done, bucket in enumerate(reversed(self._buckets)):
+        buckets = self._buckets[::-1][: 1 if largest_only else None]
+        for done, bucket in enumerate(buckets):
             key = self._key(bucket)
             if progress:
-                progress(done, len(self._buckets), key)
+                progress(done, len(buckets), key)
             self.phase.arena.fill(self.example_for(bucket), bucket)
             self._graphs[key] = self._capture(key)
 

@@ -1,0 +1,260 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: PLR0913
+"""Device code of `saccade.kernels.fused_sampling`: greedy choice, and sampling with min-p, top-k and top-p.
+
+A row is cut into chunks (one program each, so that few rows fill a GPU too) and chunks into tiles of 128 tokens. The
+first launch reads every logit once. Rows without filters are decided by their chunks' best scores. Of a row with
+filters it leaves each tile's peak and mass behind, from which the second launch, one program a row, finds the floor
+(see `triton_floor`) and draws from the few tiles that reach it.
+"""
+
+import triton
+import triton.language as tl
+
+from saccade.kernels import reference_sampling
+from saccade.kernels.triton_floor import (
+    KEY_OF_NOTHING,
+    cleaned,
+    key_of,
+    key_of_min_p,
+    key_of_top_k,
+    key_of_top_p,
+    list_hits,
+    load_hits,
+    value_of,
+)
+
+NO_TOKEN = tl.constexpr(2**31 - 1)
+LEAST_TEMPERATURE = tl.constexpr(reference_sampling.LEAST_TEMPERATURE)
+
+
+@triton.jit
+def greedy_kernel(
+    logits_ptr,
+    scores_ptr,
+    ids_ptr,
+    has_nan_ptr,
+    vocabulary,
+    row_stride,
+    CHUNK: tl.constexpr,
+):
+    """Program (row, chunk): the chunk's largest logit, where it is, and whether there is a NaN."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits_ptr + row * row_stride + columns, mask=columns < vocabulary, other=float("-inf"))
+    score, token = best_of(cleaned(x), columns)
+    place = row * tl.num_programs(1) + chunk
+    tl.store(scores_ptr + place, score)
+    tl.store(ids_ptr + place, token)
+    tl.store(has_nan_ptr + place, tl.max((x != x).to(tl.int32), axis=0))
+
+
+@triton.jit
+def pick_kernel(scores_ptr, ids_ptr, has_nan_ptr, out_ptr, bad_ptr, num_chunks, CHUNKS: tl.constexpr):
+    """Program (row): the best of its chunks."""
+    row = tl.program_id(0).to(tl.int64)
+    score, token, has_nan = _best_chunk(scores_ptr, ids_ptr, has_nan_ptr, row, num_chunks, CHUNKS)
+    tl.store(out_ptr + row, token.to(out_ptr.dtype.element_ty))
+    tl.store(bad_ptr + row, (has_nan | (score == float("-inf"))).to(bad_ptr.dtype.element_ty))
+
+
+@triton.jit
+def scan_kernel(
+    logits_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    seeds_ptr,
+    counters_ptr,
+    scores_ptr,
+    ids_ptr,
+    has_nan_ptr,
+    peaks_ptr,
+    masses_ptr,
+    vocabulary,
+    row_stride,
+    num_tiles,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Program (row, chunk). A row with filters: the peak and the mass relative to it of each tile.
+
+    Other rows are decided here up to `choose_kernel`'s look at the chunks: the best logit or the best noisy one.
+    """
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = row * tl.num_programs(1) + chunk
+    temperature = tl.load(temperature_ptr + row)
+    has_k, has_p, has_min = _filters(row, top_k_ptr, top_p_ptr, min_p_ptr, vocabulary)
+    logits_ptr += row * row_stride
+    if (temperature >= LEAST_TEMPERATURE) & (has_k | has_p | has_min):
+        peaks_ptr += row * num_tiles
+        masses_ptr += row * num_tiles
+        has_nan = _scan_tiles(logits_ptr, peaks_ptr, masses_ptr, chunk, vocabulary, num_tiles, temperature, TILES, TILE)
+    else:
+        seed, counter = tl.load(seeds_ptr + row), tl.load(counters_ptr + row)
+        score, token, has_nan = _scan_scores(logits_ptr, chunk, vocabulary, temperature, seed, counter, TILES * TILE)
+        tl.store(scores_ptr + place, score)
+        tl.store(ids_ptr + place, token)
+    tl.store(has_nan_ptr + place, has_nan)
+
+
+@triton.jit
+def choose_kernel(
+    logits_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    seeds_ptr,
+    counters_ptr,
+    scores_ptr,
+    ids_ptr,
+    has_nan_ptr,
+    peaks_ptr,
+    masses_ptr,
+    hits_ptr,
+    out_ptr,
+    bad_ptr,
+    floor_ptr,
+    vocabulary,
+    row_stride,
+    num_tiles,
+    num_chunks,
+    CHUNKS: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Program (row): the row's token, from its chunks' or, with filters, from the tiles that reach its floor."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature = tl.load(temperature_ptr + row)
+    has_k, has_p, has_min = _filters(row, top_k_ptr, top_p_ptr, min_p_ptr, vocabulary)
+    score, token, has_nan = _best_chunk(scores_ptr, ids_ptr, has_nan_ptr, row, num_chunks, CHUNKS)
+    floor = tl.full([], float("-inf"), tl.float32)
+    if (temperature >= LEAST_TEMPERATURE) & (has_k | has_p | has_min):
+        logits_ptr += row * row_stride
+        hits_ptr += row * num_tiles
+        inverse = tl.div_rn(1.0, temperature)
+        tiles = tl.arange(0, TILES)
+        peaks = tl.load(peaks_ptr + row * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf"))
+        keys = tl.where(tiles < num_tiles, key_of(peaks), KEY_OF_NOTHING)
+        score = tl.max(peaks, axis=0)
+        low = key_of_min_p(tl.load(min_p_ptr + row), score, temperature)
+        if has_k:
+            k = tl.load(top_k_ptr + row).to(tl.float32)
+            low = key_of_top_k(
+                logits_ptr, hits_ptr, vocabulary, keys, k, low, score, inverse, TILES, TILE, GROUP
+            )  # fmt: skip
+        if has_p:
+            masses = tl.load(masses_ptr + row * num_tiles + tiles, mask=tiles < num_tiles, other=0.0)
+            low = key_of_top_p(
+                logits_ptr, hits_ptr, vocabulary, keys, peaks, masses, tl.load(top_p_ptr + row), has_k | has_min,
+                low, score, inverse, TILES, TILE, GROUP,
+            )  # fmt: skip
+        floor = value_of(low.to(tl.int32))
+        num_hits = list_hits(hits_ptr, keys, low, TILES)
+        seed, counter = tl.load(seeds_ptr + row), tl.load(counters_ptr + row)
+        token = _draw(logits_ptr, hits_ptr, num_hits, vocabulary, floor, inverse, seed, counter, TILE, GROUP)
+    tl.store(out_ptr + row, token.to(out_ptr.dtype.element_ty))
+    tl.store(bad_ptr + row, (has_nan | (score == float("-inf"))).to(bad_ptr.dtype.element_ty))
+    tl.store(floor_ptr + row, floor)
+
+
+@triton.jit
+def _scan_tiles(
+    logits_ptr,
+    peaks_ptr,
+    masses_ptr,
+    chunk,
+    vocabulary,
+    num_tiles,
+    temperature,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    tiles = chunk * TILES + tl.arange(0, TILES)
+    columns = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    raw = tl.load(logits_ptr + columns, mask=columns < vocabulary, other=float("-inf"))
+    x = cleaned(raw)
+    peaks = tl.max(x, axis=1)
+    rise = (x - tl.where(peaks == float("-inf"), 0.0, peaks)[:, None]) * tl.div_rn(1.0, temperature)
+    tl.store(peaks_ptr + tiles, peaks, mask=tiles < num_tiles)
+    tl.store(masses_ptr + tiles, tl.sum(tl.exp(rise), axis=1), mask=tiles < num_tiles)
+    return tl.max(tl.max((raw != raw).to(tl.int32), axis=1), axis=0)
+
+
+@triton.jit
+def _scan_scores(logits_ptr, chunk, vocabulary, temperature, seed, counter, CHUNK: tl.constexpr):
+    columns = chunk * CHUNK + tl.arange(0, CHUNK)
+    raw = tl.load(logits_ptr + columns, mask=columns < vocabulary, other=float("-inf"))
+    scores = cleaned(raw)
+    if temperature >= LEAST_TEMPERATURE:
+        noise = _gumbel(seed, counter, chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4))
+        scores = scores * tl.div_rn(1.0, temperature) + noise
+    score, token = best_of(scores, columns)
+    return score, token, tl.max((raw != raw).to(tl.int32), axis=0)
+
+
+@triton.jit
+def _filters(row, top_k_ptr, top_p_ptr, min_p_ptr, vocabulary):
+    """Which filters row has. Comparisons are such that a NaN in a padded row switches a filter off."""
+    k = tl.load(top_k_ptr + row)
+    return (k > 0) & (k < vocabulary), tl.load(top_p_ptr + row) < 1.0, tl.load(min_p_ptr + row) > 0.0
+
+
+@triton.jit
+def best_of(scores, columns):
+    """The largest score and the lowest column that has it."""
+    score = tl.max(scores, axis=0)
+    return score, tl.min(tl.where(scores == score, columns, NO_TOKEN), axis=0)
+
+
+@triton.jit
+def _best_chunk(scores_ptr, ids_ptr, has_nan_ptr, row, num_chunks, CHUNKS: tl.constexpr):
+    chunks = tl.arange(0, CHUNKS)
+    inside = chunks < num_chunks
+    places = row * num_chunks + chunks
+    scores = tl.load(scores_ptr + places, mask=inside, other=float("-inf"))
+    tokens = tl.load(ids_ptr + places, mask=inside, other=NO_TOKEN)
+    score, token = best_of(scores, tokens)
+    return score, token, tl.max(tl.load(has_nan_ptr + places, mask=inside, other=0), axis=0) != 0
+
+
+@triton.jit
+def _gumbel(seed, counter, quads):
+    """Noise of tokens 4q ... 4q + 3 for each q of quads, in that order. See `reference_sampling.gumbel`."""
+    zeros = quads * 0
+    low, high = zeros + counter.to(tl.int32), zeros + (counter >> 32).to(tl.int32)
+    a, b, c, d = tl.philox(seed, quads, low, high, zeros)
+    bits = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
+    v = tl.minimum(bits.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.99999994039535522)
+    series = v * (1.0 + v * (0.5 + v * (0.3333333333333333 + v * (0.25 + v * 0.2))))
+    return -tl.log(tl.where(v < 0.0625, series, -tl.log(1.0 - v)))
+
+
+@triton.jit
+def _draw(
+    logits_ptr,
+    hits_ptr,
+    num_hits,
+    vocabulary,
+    floor,
+    inverse,
+    seed,
+    counter,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """The token of the best noisy score among those at or above the floor in the listed tiles."""
+    best = float("-inf")
+    token = 0
+    for first in range(0, num_hits, GROUP):
+        x, columns = load_hits(logits_ptr, hits_ptr, first, num_hits, vocabulary, TILE, GROUP)
+        hits = first + tl.arange(0, TILE * GROUP // 4) // (TILE // 4)
+        tiles = tl.load(hits_ptr + hits, mask=hits < num_hits, other=0)
+        noise = _gumbel(seed, counter, tiles * (TILE // 4) + tl.arange(0, TILE * GROUP // 4) % (TILE // 4))
+        score, where = best_of(tl.where(x >= floor, x * inverse + noise, float("-inf")), columns)
+        token = tl.where(score > best, where, token)
+        best = tl.maximum(score, best)
+    return token
