@@ -1,0 +1,114 @@
+"""The pool of KV blocks: who refers to which, and which one is handed out next. It knows numbers, not tensors."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from saccade.errors import ConfigError
+
+PADDING_BLOCK = 0
+
+
+class BlockPool:
+    """Reference-counted blocks of `block_size` token slots.
+
+    Invariant: block 0 takes the writes of padded rows and is never handed out. Every other block is either referenced
+    (count >= 1) or free, never both, so free + used == num_blocks - 1. A free block may be *kept*: its content can
+    still be shared. Blocks that are not kept are handed out first, then kept ones, least recently used first; a kept
+    block that is handed out is announced to `on_evict` before anybody can write to it.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        if num_blocks < 2 or block_size < 1:
+            raise ConfigError(
+                f"{num_blocks} KV blocks of {block_size} tokens; at least 2 blocks (one is for padding) of at least "
+                "1 token are needed (--gpu-memory-utilization, --block-size)"
+            )
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.on_evict: Callable[[int], None] | None = None
+        self._refs = [0] * num_blocks
+        self._blank = list(range(num_blocks - 1, PADDING_BLOCK, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()  # free and kept, least recently used first
+        self._kept: set[int] = set()
+
+    @property
+    def num_free(self) -> int:
+        return len(self._blank) + len(self._idle)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - 1 - self.num_free
+
+    @property
+    def num_tokens(self) -> int:
+        """Slots that can be handed out."""
+        return (self.num_blocks - 1) * self.block_size
+
+    @property
+    def kept(self) -> frozenset[int]:
+        return frozenset(self._kept)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def is_free(self, block: int) -> bool:
+        return self._refs[block] == 0
+
+    def allocate(self, count: int) -> tuple[int, ...]:
+        """Blocks for one new owner; the caller has looked at `num_free`."""
+        assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} free"
+        return tuple(self._take() for _ in range(count))
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more reference to each; free blocks among them must be kept ones."""
+        for block in blocks:
+            if self._refs[block] == 0:
+                assert block in self._idle, f"block {block} is free and its content is not kept"
+                del self._idle[block]
+            self._refs[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One reference less to each. From the last: the end of a sequence is less likely to be shared again."""
+        for block in reversed(blocks):
+            assert self._refs[block] > 0, f"block {block} is released more often than referenced"
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                self._free(block)
+
+    def keep(self, block: int) -> None:
+        """From now on the content of a referenced block outlives its last reference, until it is evicted."""
+        assert self._refs[block] > 0, f"block {block} is not referenced"
+        self._kept.add(block)
+
+    def check(self, owned: Mapping[int, int] | None = None) -> None:
+        """Assert the invariant, and that the counts are those of `owned` (references by block)."""
+        blank, idle = set(self._blank), set(self._idle)
+        used = {block for block, count in enumerate(self._refs) if count > 0}
+        assert len(blank) == len(self._blank), f"a block is free twice: {sorted(self._blank)}"
+        assert not (blank & idle), f"blocks {blank & idle} are free twice"
+        assert not (used & (blank | idle)), f"blocks {used & (blank | idle)} are both free and referenced"
+        assert used | blank | idle == set(range(1, self.num_blocks)), "a block is lost, or padding was handed out"
+        assert len(used) == self.num_used, f"{len(used)} blocks used, {self.num_used} counted"
+        assert min(self._refs) >= 0, "a negative count"
+        assert idle <= self._kept, f"blocks {idle - self._kept} wait for reuse with nothing kept"
+        assert not (blank & self._kept), f"blocks {blank & self._kept} are kept but first in line"
+        if owned is not None:
+            counts = {block: self._refs[block] for block in used}
+            assert counts == dict(owned), f"counted references {counts}, owned {dict(owned)}"
+
+    def _take(self) -> int:
+        if self._blank:
+            block = self._blank.pop()
+        else:
+            block, _ = self._idle.popitem(last=False)
+            self._kept.remove(block)
+            if self.on_evict is not None:
+                self.on_evict(block)
+        self._refs[block] = 1
+        return block
+
+    def _free(self, block: int) -> None:
+        if block in self._kept:
+            self._idle[block] = None
+        else:
+            self._blank.append(block)

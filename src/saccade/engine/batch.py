@@ -1,0 +1,140 @@
+"""From a plan to the arrays that its passes read. Numpy on the host; nothing here touches the device.
+
+T token rows, R requests, M blocks of a table.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.engine.plan import Chunk
+from saccade.engine.request import Request
+from saccade.inputs.placeholders import Prompt
+
+Ints = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A running request as the device knows it: `sequence` is its row in every per-sequence tensor (0 is padding's)."""
+
+    request: Request
+    prompt: Prompt
+    sequence: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Sizes that turn positions into places."""
+
+    block_size: int
+    max_blocks: int
+    page_rows: int
+    has_vision: bool
+    has_limits: bool
+
+
+def is_decode(chunks: Sequence[Chunk]) -> bool:
+    """Whether every request brings the one row of its newest token."""
+    return all(chunk.count == 1 and chunk.wants_logits and not chunk.wants_all_logits for chunk in chunks)
+
+
+def mixed_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout: Layout) -> dict[str, Ints]:
+    """The inputs of a prefill pass: prompts and outputs of several requests, packed."""
+    parts = [_rows(chunk, running[chunk.request_id], layout) for chunk in chunks]
+    names = parts[0].keys()
+    values: dict[str, Ints] = {name: np.concatenate([part[name] for part in parts], axis=-1) for name in names}
+    return {**values, **_requests(chunks, layout)}
+
+
+def decode_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout: Layout) -> dict[str, Ints]:
+    """The inputs of a decode pass, without a loop over more than a few numbers of each request."""
+    owners = [running[chunk.request_id] for chunk in chunks]
+    starts = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
+    pending = [owner.sequence if c.is_pending_input else -1 for c, owner in zip(chunks, owners, strict=True)]
+    ids = [0 if c.is_pending_input else _token(owner, c.start) for c, owner in zip(chunks, owners, strict=True)]
+    deltas = np.fromiter((owner.prompt.rope_delta for owner in owners), np.int64, len(chunks))
+    requests = _requests(chunks, layout)
+    blocks = requests["block_tables"][np.arange(len(chunks)), starts // layout.block_size].astype(np.int64)
+    return {
+        **requests,
+        "ids": np.asarray(ids),
+        "pending": np.asarray(pending),
+        "positions": np.tile(starts + deltas, (3, 1)),
+        "slots": blocks * layout.block_size + starts % layout.block_size,
+        "sequences": sequences(chunks, running),
+    }
+
+
+def sequences(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> Ints:
+    return np.fromiter((running[chunk.request_id].sequence for chunk in chunks), np.int32, len(chunks))
+
+
+def last_rows(chunks: Sequence[Chunk]) -> tuple[list[Chunk], Ints]:
+    """The chunks that sample a token, and the row of each in the batch."""
+    ends = np.cumsum([chunk.count for chunk in chunks]) - 1
+    chosen = [i for i, chunk in enumerate(chunks) if chunk.wants_logits]
+    return [chunks[i] for i in chosen], ends[chosen]
+
+
+def _rows(chunk: Chunk, owner: Running, layout: Layout) -> dict[str, Ints]:
+    index_T = np.arange(chunk.start, chunk.end)
+    num_prompt = len(owner.prompt)
+    in_prompt = slice(chunk.start, min(chunk.end, num_prompt))
+    num_outputs = max(chunk.end - max(chunk.start, num_prompt), 0)
+    outputs = index_T[chunk.count - num_outputs :]
+    known = [] if chunk.is_pending_input else [_token(owner, i) for i in outputs]
+    ids = np.concatenate([owner.prompt.token_ids[in_prompt], np.asarray(known or [0] * num_outputs, dtype=np.int32)])
+    later = np.tile(outputs + owner.prompt.rope_delta, (3, 1))
+    rows = {
+        "ids": ids,
+        "pending": np.full(chunk.count, owner.sequence if chunk.is_pending_input else -1),
+        "positions": np.concatenate([owner.prompt.positions_3T[:, in_prompt], later], axis=1),
+        "slots": places(index_T, chunk.blocks, layout.block_size),
+    }
+    if layout.has_vision:
+        rows["sources"] = _sources(chunk, layout.page_rows)
+    if layout.has_limits:
+        rows["limits"] = _limits(chunk, owner, in_prompt)
+    return rows
+
+
+def _token(owner: Running, index: int) -> int:
+    num_prompt = len(owner.prompt)
+    return int(owner.prompt.token_ids[index]) if index < num_prompt else owner.request.output_ids[index - num_prompt]
+
+
+def places(index: Ints, pages: Sequence[int], page_size: int) -> Ints:
+    """Where rows lie that are kept in pages."""
+    return np.asarray(pages, dtype=np.int64)[index // page_size] * page_size + index % page_size
+
+
+def _sources(chunk: Chunk, page_rows: int) -> Ints:
+    sources = np.full(chunk.count, -1, dtype=np.int64)
+    for media in chunk.media:
+        rows = np.arange(media.first_row, media.first_row + media.count)
+        sources[media.start - chunk.start :][: media.count] = places(rows, media.pages, page_rows)
+    return sources
+
+
+def _limits(chunk: Chunk, owner: Running, in_prompt: slice) -> Ints:
+    limits = np.zeros(chunk.count, dtype=np.int32)
+    if owner.prompt.limits_T is not None:
+        taken = owner.prompt.limits_T[in_prompt]
+        limits[: len(taken)] = taken
+    return limits
+
+
+def _requests(chunks: Sequence[Chunk], layout: Layout) -> dict[str, Ints]:
+    tables = np.zeros((len(chunks), layout.max_blocks), dtype=np.int32)
+    for row, chunk in zip(tables, chunks, strict=True):
+        row[: len(chunk.blocks)] = chunk.blocks
+    return {
+        "query_start": np.cumsum([0, *(chunk.count for chunk in chunks)]),
+        "key_lengths": np.fromiter((chunk.end for chunk in chunks), np.int32, len(chunks)),
+        "block_tables": tables,
+    }

@@ -1,0 +1,217 @@
+"""The engine: requests in, tokens out. One thread owns it; it keeps the device busy by planning one step ahead."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from time import monotonic
+from typing import Any
+
+from saccade.cache.prefix import Span
+from saccade.engine.batch import Running
+from saccade.engine.params import SamplingParams
+from saccade.engine.plan import Event, Plan, Results, RowError
+from saccade.engine.request import Finish, Request
+from saccade.engine.runner import Runner, Scores, StepOutput, Ticket
+from saccade.engine.scheduler import Scheduler
+from saccade.errors import CapacityError, RequestError, SaccadeError
+from saccade.inputs.placeholders import Prompt
+
+NO_NUMBERS = "the model's logits are not numbers"
+STEP_FAILED = "the step failed"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Scores of the prompt tokens from `start` on."""
+
+    start: int
+    scores: Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """News of one request; the one with `finish` is its last."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    scores: Scores | None = None
+    prompt_scores: PromptScores | None = None
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A step that was not launched."""
+
+    plan: Plan
+    message: str
+
+
+class Engine:
+    """Schedules and runs. Every request that `add` takes ends in exactly one update with a finish."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        *,
+        eos_token_ids: frozenset[int] = frozenset(),
+        seed: int = 0,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.runner, self.scheduler = runner, scheduler
+        self._eos_token_ids = eos_token_ids
+        self._clock = clock
+        self._seeds = Random(seed)
+        self._prompts: dict[str, Prompt] = {}
+        self._requests: dict[str, Request] = {}
+        self._running: dict[str, Running] = {}
+        self._free_sequences = list(range(runner.state.max_sequences, 0, -1))
+        self._in_flight: deque[Ticket | _Failure] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        return not self.scheduler.is_idle
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        cache_salt: str | None = None,
+    ) -> tuple[str, ...]:
+        """Take a request in; for n > 1 the ids of all its outputs. Refused with a RequestError or a CapacityError."""
+        self._check_tokens(prompt, params)
+        request = Request(
+            id=request_id,
+            prompt_ids=tuple(prompt.token_ids.tolist()),
+            params=params,
+            spans=self._spans(prompt),
+            eos_token_ids=self._eos_token_ids,
+            arrival=self._clock(),
+            priority=priority,
+            deadline=deadline,
+            cache_salt=cache_salt,
+        )
+        ids = self.scheduler.add(request)
+        for member_id in ids:
+            self._prompts[member_id] = prompt
+            self._requests[member_id] = self.scheduler._live[member_id]
+        return ids
+
+    def abort(self, request_id: str) -> list[Update]:
+        """End a request now. Nothing is heard of it afterwards."""
+        return self._from_events(self.scheduler.abort(request_id))
+
+    def stop(self, request_id: str, stop: str) -> list[Update]:
+        """End a request whose text met a stop string."""
+        return self._from_events(self.scheduler.stop(request_id, stop))
+
+    def step(self) -> list[Update]:
+        """Launch the next step, then take in the one before it, which ran meanwhile."""
+        plan = self.scheduler.plan(self._clock())
+        updates = self._from_events(plan.events)
+        for request_id in plan.preempted:
+            self._release(request_id)
+        if not plan.is_empty:
+            self._in_flight.append(self._launch(plan))
+        if self._in_flight and (plan.is_empty or len(self._in_flight) > 1):
+            updates += self._take_in(self._in_flight.popleft())
+        if not self._in_flight and self.scheduler.is_idle:
+            self.scheduler.check()
+        return updates
+
+    def _launch(self, plan: Plan) -> Ticket | _Failure:
+        try:
+            for chunk in plan.chunks:
+                if chunk.request_id not in self._running:
+                    self._begin(chunk.request_id)
+            return self.runner.launch(plan, self._running)
+        except Exception as error:  # one bad step must not take the others down
+            if isinstance(error, SaccadeError) and not isinstance(error, RequestError | CapacityError):
+                message = str(error)
+            else:
+                message = f"{STEP_FAILED}: {type(error).__name__}"
+            return _Failure(plan, message)
+
+    def _begin(self, request_id: str) -> None:
+        request = self._requests[request_id]
+        seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
+        owner = Running(request, self._prompts[request_id], self._free_sequences.pop(), seed)
+        self._running[request_id] = owner
+        self.runner.forget(owner)
+
+    def _take_in(self, step: Ticket | _Failure) -> list[Update]:
+        if isinstance(step, _Failure):
+            results: Results = {chunk.request_id: RowError(step.message) for chunk in step.plan.chunks}
+            return self._from_events(self.scheduler.commit(step.plan, results))
+        output = step.wait()
+        results = {
+            name: RowError(NO_NUMBERS) if name in output.bad else (token,) for name, token in output.tokens.items()
+        }
+        scored = self._prompt_updates(step.plan, output)
+        return scored + self._from_events(self.scheduler.commit(step.plan, results), output)
+
+    def _prompt_updates(self, plan: Plan, output: StepOutput) -> list[Update]:
+        starts = {chunk.request_id: chunk.start + 1 for chunk in plan.chunks}
+        return [
+            Update(name, prompt_scores=PromptScores(starts[name], scores))
+            for name, scores in output.prompt_scores.items()
+            if name in self._requests
+        ]
+
+    def _from_events(self, events: Iterable[Event], output: StepOutput | None = None) -> list[Update]:
+        updates = []
+        for event in events:
+            scores = output.scores.get(event.request_id) if output is not None and event.token_ids else None
+            updates.append(Update(event.request_id, event.token_ids, scores, None, event.finish))
+            if event.finish is not None:
+                self._release(event.request_id)
+                self._prompts.pop(event.request_id, None)
+                self._requests.pop(event.request_id, None)
+        return updates
+
+    def _release(self, request_id: str) -> None:
+        """Free a sequence. Steps in flight may still write its newest token; whoever gets it next writes later."""
+        owner = self._running.pop(request_id, None)
+        if owner is not None:
+            self._free_sequences.append(owner.sequence)
+
+    def _spans(self, prompt: Prompt) -> tuple[Span, ...]:
+        media = self.runner.state.model.spec.media
+        is_whole = media is not None and media.sees_whole_image
+        return tuple(
+            Span(
+                offset=span.offset,
+                length=span.length,
+                digest=span.digest,
+                media_idx=span.media_idx,
+                first_row=span.feature_offset,
+                layout=_layout(prompt, span.offset, span.length),
+                is_whole=is_whole,
+            )
+            for span in prompt.spans
+        )
+
+    def _check_tokens(self, prompt: Prompt, params: SamplingParams) -> None:
+        vocab_size = self.runner.state.logits.shape[1]
+        ids = prompt.token_ids
+        if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
+            raise RequestError(f"prompt has token ids outside 0..{vocab_size - 1}", param="prompt")
+        for name, tokens in (("logit_bias", params.logit_bias), ("allowed_token_ids", params.allowed_token_ids)):
+            _check_ids(name, tuple(tokens or ()), vocab_size)
+
+
+def _check_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
+    if tokens and max(tokens) >= vocab_size:
+        raise RequestError(f"{name} names token {max(tokens)}; the vocabulary has {vocab_size}", param=name)
+
+
+def _layout(prompt: Prompt, offset: int, length: int) -> bytes:
+    """Positions of media rows relative to their first: other time steps give other keys and values."""
+    positions: Any = prompt.positions_3T[:, offset : offset + length]
+    return (positions - positions[:, :1]).tobytes() if length else b""

@@ -1,0 +1,238 @@
+"""The language passes as phases to be replayed: prompts and mixed batches (`prefill`), one row each (`decode`), and the
+head that turns rows into logits and tokens.
+
+T token rows, R requests, M blocks of a table, N rows of logits, D width, V vocabulary, L levels of vision rows.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.engine.state import DeviceState
+from saccade.graphs import (
+    Arena,
+    Buffer,
+    Capacity,
+    Fill,
+    Frame,
+    Phase,
+    boundaries,
+    bridge,
+    metadata,
+    output,
+    row_buckets,
+)
+from saccade.layers.step import Step
+from saccade.models.vlm import Model
+
+FEW_REQUESTS = 16  # most steps with prompts have few of them; attention then visits no empty requests
+
+
+def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
+    """Rows of any number of requests, prompts and outputs mixed, to hidden states."""
+    dtype = model.place.dtype
+    arena = Arena(
+        [
+            *_row_buffers(model),
+            boundaries("query_start", of="tokens", count="requests"),
+            metadata("key_lengths", ("requests",)),
+            metadata("block_tables", ("requests", state.max_blocks)),
+            *_bridges(model),
+            output("hidden", ("tokens", model.spec.decoder.width), dtype),
+        ],
+        {"tokens": max_tokens, "requests": state.max_sequences + 1},
+        model.place.device,
+    )
+    counts = sorted({min(FEW_REQUESTS, state.max_sequences + 1), state.max_sequences + 1})
+    buckets = [
+        Capacity.of(tokens=tokens, requests=min(count, tokens + 1))
+        for tokens in row_buckets(max_tokens)
+        for count in counts
+    ]
+
+    def body(frame: Frame) -> dict[str, Tensor]:
+        return {"hidden": _hidden(model, state, frame, max_query=frame.capacity["tokens"])}
+
+    return Phase(
+        name="prefill",
+        body=body,
+        arena=arena,
+        rows="tokens",
+        buckets=tuple(dict.fromkeys(buckets)),
+        example=lambda lengths, rng: _example(model, state, lengths, rng),
+        state=state.watched(),
+    )
+
+
+def decode_phase(model: Model, state: DeviceState) -> Phase:
+    """One row of each request to its next token. Padded rows are requests of their own, without keys."""
+    arena = Arena(
+        [
+            *(buffer for buffer in _row_buffers(model) if buffer.name not in ("limits", "sources")),
+            boundaries("query_start", of="tokens", count="requests", longest=1),
+            metadata("key_lengths", ("requests",)),
+            metadata("block_tables", ("requests", state.max_blocks)),
+            metadata("sequences", ("tokens",)),
+            *_bridges(model),
+            output("next_ids", ("tokens",), torch.int64),
+            output("is_bad", ("tokens",), torch.bool),
+        ],
+        {"tokens": state.max_sequences, "requests": state.max_sequences},
+        model.place.device,
+    )
+
+    def body(frame: Frame) -> dict[str, Tensor]:
+        hidden_TD = _hidden(model, state, frame, max_query=1)
+        return _tokens(model, state, hidden_TD, frame["sequences"])
+
+    return Phase(
+        name="decode",
+        body=body,
+        arena=arena,
+        rows="tokens",
+        buckets=tuple(Capacity.of(tokens=n, requests=n) for n in decode_buckets(state.max_sequences)),
+        example=lambda lengths, rng: _decode_example(model, state, lengths, rng),
+        state=state.watched(),
+    )
+
+
+def head_phase(model: Model, state: DeviceState, hidden_TD: Tensor) -> Phase:
+    """Chosen rows of the prefill's hidden states to their next tokens."""
+    arena = Arena(
+        [
+            metadata("rows", ("tokens",)),
+            metadata("sequences", ("tokens",)),
+            output("next_ids", ("tokens",), torch.int64),
+            output("is_bad", ("tokens",), torch.bool),
+        ],
+        {"tokens": state.max_sequences},
+        model.place.device,
+    )
+
+    def body(frame: Frame) -> dict[str, Tensor]:
+        return _tokens(model, state, hidden_TD[frame["rows"]], frame["sequences"])
+
+    def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
+        count = sum(lengths)
+        rows = torch.randint(0, hidden_TD.shape[0], (count,), generator=rng)
+        return {"rows": rows, "sequences": torch.zeros(count, dtype=torch.int32)}
+
+    return Phase(
+        name="head",
+        body=body,
+        arena=arena,
+        rows="tokens",
+        buckets=tuple(Capacity.of(tokens=n) for n in decode_buckets(state.max_sequences)),
+        example=example,
+        state={**state.watched(), "hidden": hidden_TD},
+    )
+
+
+def decode_buckets(largest: int) -> tuple[int, ...]:
+    """Every batch up to 8 rows, then steps that pad by a few percent."""
+    return tuple(sorted({*range(1, min(8, largest) + 1), *row_buckets(largest, smallest=8, multiple=8)}))
+
+
+def _row_buffers(model: Model) -> list[Buffer]:
+    """What every row brings. `pending` names the sequence whose newest token is the row's input (-1: `ids` has it);
+    `sources` the row of the encoder cache that stands there (-1: a token)."""
+    buffers = [
+        metadata("ids", ("tokens",)),
+        metadata("pending", ("tokens",), padding=Fill(-1)),
+        metadata("positions", (3, "tokens")),
+        metadata("slots", ("tokens",), torch.int64),
+    ]
+    if model.spec.vision is not None:
+        buffers.append(metadata("sources", ("tokens",), padding=Fill(-1)))
+    if model.spec.media is not None and model.spec.media.sees_whole_image:
+        buffers.append(metadata("limits", ("tokens",)))
+    return buffers
+
+
+def _bridges(model: Model) -> list[Buffer]:
+    heads = model.decoder.layers[0].attention.qkv
+    shape = ("tokens", heads.num_heads, heads.head_dim)
+    return [bridge("q", shape, model.place.dtype), bridge("attn", shape, model.place.dtype)]
+
+
+def _hidden(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> Tensor:
+    newest_T = state.newest_ids[frame["pending"].clamp(min=0)]
+    ids_T = torch.where(frame["pending"] < 0, frame["ids"].long(), newest_T)
+    if "sources" in frame:
+        embeds_TD, deepstack_LTD = model.embed(ids_T, state.vision_rows, frame["sources"])
+    else:
+        embeds_TD, deepstack_LTD = model.embed(ids_T)
+    step = Step(
+        embeds_TD=embeds_TD,
+        positions_3T=frame["positions"],
+        deepstack_LTD=deepstack_LTD,
+        slots_T=frame["slots"],
+        query_start_R1=frame["query_start"],
+        key_lengths_R=frame["key_lengths"],
+        block_tables_RM=frame["block_tables"],
+        limits_T=frame.get("limits"),
+        max_query=max_query,
+        max_keys=state.max_keys,
+        caches=state.caches,
+        outside=frame.outside,
+    )
+    return model.body(step)
+
+
+def _tokens(model: Model, state: DeviceState, hidden_ND: Tensor, sequences_N: Tensor) -> dict[str, Tensor]:
+    """Logits to where samplers and scores find them; the likeliest tokens to the sequences they continue."""
+    logits_NV = model.logits(hidden_ND)
+    state.logits[: logits_NV.shape[0]].copy_(logits_NV)
+    ids_N = state.sampling.greedy(logits_NV)
+    state.newest_ids[sequences_N] = ids_N
+    return {"next_ids": ids_N, "is_bad": state.sampling.has_nan(logits_NV)}
+
+
+def _example(model: Model, state: DeviceState, lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
+    """Whole prompts of these lengths, each in blocks of its own."""
+    count = sum(lengths)
+    values: dict[str, Any] = {
+        "ids": torch.randint(0, model.spec.decoder.vocab_size, (count,), generator=rng),
+        "pending": np.full(count, -1),
+        "positions": np.tile(np.concatenate([np.arange(n) for n in lengths]), (3, 1)) if count else np.zeros((3, 0)),
+        "query_start": np.cumsum([0, *lengths]),
+        **_example_places(state, lengths, lengths),
+    }
+    if model.spec.vision is not None:
+        values["sources"] = np.full(count, -1)
+    if model.spec.media is not None and model.spec.media.sees_whole_image:
+        values["limits"] = np.zeros(count, dtype=np.int32)
+    return values
+
+
+def _decode_example(model: Model, state: DeviceState, lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
+    """One row for each request, behind contexts of random lengths."""
+    count = sum(lengths)
+    contexts = torch.randint(1, state.block_size + 1, (count,), generator=rng).tolist()
+    values = _example(model, state, (1,) * count, rng)
+    values |= _example_places(state, (1,) * count, contexts)
+    values |= {"positions": np.tile(np.asarray(contexts) - 1, (3, 1)), "sequences": np.zeros(count, dtype=np.int32)}
+    return {name: value for name, value in values.items() if name not in ("sources", "limits")}
+
+
+def _example_places(state: DeviceState, lengths: Sequence[int], contexts: Sequence[int]) -> dict[str, Any]:
+    """Blocks 1, 2, ... for each request in turn; one that finds too few left writes to the padding block alone."""
+    tables = np.zeros((len(lengths), state.max_blocks), dtype=np.int32)
+    key_lengths, slots, next_block = [], [np.zeros(0, dtype=np.int64)], 1
+    for row, length, context in zip(tables, lengths, contexts, strict=True):
+        count = -(-context // state.block_size)
+        has_room = next_block + count <= state.num_blocks and count <= state.max_blocks
+        if has_room:
+            row[:count] = np.arange(next_block, next_block + count)
+            next_block += count
+        place = np.arange(context - length, context)
+        slots.append((row[place // state.block_size] * state.block_size + place % state.block_size) * has_room)
+        key_lengths.append(context if has_room else 0)
+    return {
+        "block_tables": tables,
+        "key_lengths": np.asarray(key_lengths, dtype=np.int32),
+        "slots": np.concatenate(slots),
+    }

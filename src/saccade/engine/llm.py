@@ -1,0 +1,166 @@
+"""`LLM`: a model in this process, shaped like vLLM's."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from saccade.engine.build import build_engine
+from saccade.engine.engine import Engine, Update
+from saccade.engine.output import Logprobs, OutputStream, RequestOutput, place_prompt_scores
+from saccade.engine.params import SamplingParams
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.errors import ConfigError, RequestError
+from saccade.inputs.placeholders import Prompt
+from saccade.inputs.processor import Processor
+from saccade.models.folder import find_folder
+
+
+@dataclass(slots=True)
+class _Job:
+    """A request on its way: its prompt and the streams of its outputs by id."""
+
+    request_id: str
+    prompt: Prompt
+    streams: dict[str, OutputStream]
+    prompt_logprobs: list[Logprobs | None] | None
+
+    def output(self) -> RequestOutput:
+        outputs = [stream.output for stream in self.streams.values()]
+        return RequestOutput(self.request_id, self.prompt.token_ids.tolist(), outputs, self.prompt_logprobs)
+
+
+class LLM:
+    """Generates in batches. Flags of the command line are keywords here: `LLM(model, max_model_len=4096)`.
+
+    Close it, or use it as a context manager, to give its memory back.
+    """
+
+    def __init__(self, model: str | Path, **settings: Any) -> None:
+        own = {field.name for field in fields(EngineSettings)}
+        known = own | {field.name for field in fields(SchedulerSettings)}
+        if unknown := settings.keys() - known:
+            raise ConfigError(f"unknown setting {sorted(unknown)[0]!r}; known are {', '.join(sorted(known))}")
+        engine = EngineSettings(**{name: value for name, value in settings.items() if name in own})
+        limits = SchedulerSettings(**{name: value for name, value in settings.items() if name not in own})
+        folder = find_folder(model)
+        self.processor = Processor.from_folder(folder)
+        self._engine: Engine | None = build_engine(folder, engine, limits, processor=self.processor)
+        self._ids = count()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise ConfigError("this LLM is closed; make a new one")
+        return self._engine
+
+    def close(self) -> None:
+        """Free the device. A closed LLM cannot be used again."""
+        self._engine = None
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answers to prompts, in order. A prompt is text, token ids, or {"prompt": ..., "multi_modal_data": {...}}
+        with text or ids and images or videos for its placeholders."""
+        prompts = [prompts] if isinstance(prompts, str | Mapping) or _is_ids(prompts) else list(prompts)
+        return self._run([self._prompt(prompt) for prompt in prompts], sampling_params, progress)
+
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answers to one conversation or several. Images may be PIL images, paths, bytes or data URLs."""
+        talks = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        return self._run([self.processor.chat(talk, **template) for talk in talks], sampling_params, progress)
+
+    def _prompt(self, prompt: Any) -> Prompt:
+        if isinstance(prompt, str):
+            return self.processor.text(prompt)
+        if _is_ids(prompt):
+            return self.processor.tokens(prompt)
+        if not isinstance(prompt, Mapping):
+            raise RequestError(
+                f"a prompt is text, token ids or a mapping; got a {type(prompt).__name__}", param="prompt"
+            )
+        if "prompt_token_ids" in prompt:
+            return self.processor.tokens(prompt["prompt_token_ids"])
+        given = prompt.get("multi_modal_data") or {}
+        media = [(kind, item) for kind, items in given.items() for item in _listed(items)]
+        return self.processor.text(prompt["prompt"], media=media)
+
+    def _run(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, progress: bool
+    ) -> list[RequestOutput]:
+        chosen = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
+        if len(chosen) != len(prompts):
+            raise RequestError(f"{len(prompts)} prompts and {len(chosen)} sampling_params; give one for each, or one")
+        jobs = [self._add(prompt, p) for prompt, p in zip(prompts, chosen, strict=True)]
+        by_id = {member: job for job in jobs for member in job.streams}
+        with ExitStack() as stack:
+            bar = stack.enter_context(_progress_bar()) if progress else None
+            task = bar.add_task("generating", total=len(jobs)) if bar else None
+            try:
+                while self.engine.has_work:
+                    for update in self.engine.step():
+                        self._take(update, by_id)
+                    if bar and task is not None:
+                        bar.update(task, completed=sum(job.output().finished for job in jobs))
+            finally:
+                for job in jobs:
+                    self.engine.abort(job.request_id)
+        return [job.output() for job in jobs]
+
+    def _add(self, prompt: Prompt, params: SamplingParams) -> _Job:
+        request_id = f"request-{next(self._ids)}"
+        ids = self.engine.add(request_id, prompt, params)
+        streams = {
+            member: OutputStream(
+                index, self.processor.tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens), params
+            )
+            for index, member in enumerate(ids)
+        }
+        scores: list[Logprobs | None] | None = [None] * len(prompt) if params.prompt_logprobs is not None else None
+        return _Job(request_id, prompt, streams, scores)
+
+    def _take(self, update: Update, jobs: Mapping[str, _Job]) -> None:
+        job = jobs[update.request_id]
+        if update.prompt_scores is not None and job.prompt_logprobs is not None:
+            place_prompt_scores(job.prompt_logprobs, job.prompt.token_ids.tolist(), update.prompt_scores)
+        stream = job.streams[update.request_id]
+        if stream.output.finish_reason is None:
+            _, stop = stream.take(update)
+            if stop is not None and update.finish is None:
+                self.engine.stop(update.request_id, stop)
+
+
+def _progress_bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    )
+
+
+def _is_ids(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and all(isinstance(token, int) for token in prompt)
+
+
+def _listed(items: Any) -> list[Any]:
+    return list(items) if isinstance(items, list | tuple) else [items]

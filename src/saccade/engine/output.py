@@ -1,0 +1,108 @@
+"""What a caller gets: tokens as text, stop strings, log-probabilities. Shaped like vLLM's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from saccade.engine.engine import PromptScores, Update
+from saccade.engine.params import SamplingParams
+from saccade.engine.request import Finish, FinishReason
+from saccade.engine.runner import Scores
+from saccade.inputs.detokenizer import Detokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    logprob: float
+    rank: int
+
+
+Logprobs = dict[int, Logprob]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of the `n` outputs of a request."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request and its outputs. The first prompt token has no log-probability."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[Logprobs | None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finish_reason is not None for output in self.outputs)
+
+
+class OutputStream:
+    """Builds one output as its updates come. Text that may be the beginning of a stop string is held back."""
+
+    def __init__(self, index: int, detokenizer: Detokenizer, params: SamplingParams) -> None:
+        self.output = CompletionOutput(index, logprobs=[] if params.logprobs is not None else None)
+        self._detokenizer = detokenizer
+        self._params = params
+        self._held = ""
+        self._hold_back = max((len(stop) for stop in params.stop), default=1) - 1
+
+    def take(self, update: Update) -> tuple[str, str | None]:
+        """The text that an update adds, and the stop string that it met."""
+        output = self.output
+        for token in update.token_ids:
+            output.token_ids.append(token)
+            is_end = update.finish is not None and update.finish.reason is FinishReason.STOP
+            if not (is_end and not self._params.include_stop_str_in_output):
+                self._held += self._detokenizer.push(token)
+        if output.logprobs is not None and update.scores is not None:
+            output.logprobs.extend(to_logprobs(update.token_ids, update.scores))
+        if update.finish is not None:
+            self._held += self._detokenizer.flush()
+        text, stop = self._release(is_last=update.finish is not None)
+        output.text += text
+        if stop is not None:
+            self.end(Finish(FinishReason.STOP, stop))
+        elif update.finish is not None:
+            self.end(update.finish)
+        return text, stop
+
+    def end(self, finish: Finish) -> None:
+        self.output.finish_reason = finish.reason.value
+        self.output.stop_reason = finish.detail
+
+    def _release(self, *, is_last: bool) -> tuple[str, str | None]:
+        found = [(self._held.find(stop), stop) for stop in self._params.stop]
+        met = min(((at, stop) for at, stop in found if at >= 0), default=None)
+        if met is not None:
+            at, stop = met
+            text = self._held[: at + len(stop) * self._params.include_stop_str_in_output]
+            self._held = ""
+            return text, stop
+        keep = 0 if is_last else min(self._hold_back, len(self._held))
+        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return text, None
+
+
+def to_logprobs(token_ids: Sequence[int], scores: Scores) -> list[Logprobs]:
+    """One mapping a token: the likeliest tokens, and the token itself."""
+    found = []
+    for row, token in enumerate(token_ids):
+        top = zip(scores.top_ids[row].tolist(), scores.top_logprobs[row].tolist(), strict=True)
+        entry = {int(other): Logprob(float(value), rank) for rank, (other, value) in enumerate(top, start=1)}
+        entry[token] = Logprob(float(scores.chosen[row]), int(scores.ranks[row]))
+        found.append(entry)
+    return found
+
+
+def place_prompt_scores(into: list[Logprobs | None], token_ids: Sequence[int], part: PromptScores) -> None:
+    count = len(part.scores.chosen)
+    into[part.start : part.start + count] = to_logprobs(token_ids[part.start : part.start + count], part.scores)

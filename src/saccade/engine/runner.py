@@ -1,0 +1,293 @@
+"""The runner: plans to device work. The only code of the engine that launches anything.
+
+A launch returns at once with a ticket; `Ticket.wait` is the one place where the host waits for the device. Later work
+is queued behind it on the same stream, so nothing that a ticket still needs is overwritten before it is copied.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.config import GraphSettings, Mode, Tier
+from saccade.engine.batch import (
+    Ints,
+    Layout,
+    Running,
+    decode_values,
+    is_decode,
+    last_rows,
+    mixed_values,
+    places,
+    sequences,
+)
+from saccade.engine.language import decode_phase, head_phase, prefill_phase
+from saccade.engine.plan import Chunk, EncodeItem, Plan
+from saccade.engine.sampler import edit_logits, has_edits, has_penalties, needs_sampler, sample_phase, sample_values
+from saccade.engine.state import DeviceState
+from saccade.engine.vision import vision_phase, vision_values
+from saccade.graphs import GraphKey, GraphRunner, Phase, lane_for
+from saccade.inputs.settings import ImageSettings, VideoSettings
+
+Progress = Callable[[int, int, GraphKey], None]
+MAX_SCORED_ROWS = 256  # prompt rows whose logits exist at the same time
+NUM_TICKETS = 3  # two plans may be in flight
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities of given tokens and of the likeliest ones, one entry a row."""
+
+    chosen: Any
+    ranks: Any
+    top_ids: Any
+    top_logprobs: Any
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step gave. A request in `bad` got logits that are no numbers."""
+
+    tokens: Mapping[str, int]
+    bad: frozenset[str]
+    scores: Mapping[str, Scores]
+    prompt_scores: Mapping[str, Scores]
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A step on its way."""
+
+    plan: Plan
+    sampled: Sequence[Chunk] = ()
+    ids: Tensor | None = None
+    is_bad: Tensor | None = None
+    scores: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    prompt_scores: dict[str, list[tuple[Tensor, ...]]] = field(default_factory=dict)
+    done: Any = None
+
+    def wait(self) -> StepOutput:
+        if self.done is not None:
+            self.done.synchronize()
+        names = [chunk.request_id for chunk in self.sampled]
+        ids = self.ids.tolist() if self.ids is not None else []
+        is_bad = self.is_bad.tolist() if self.is_bad is not None else []
+        return StepOutput(
+            tokens=dict(zip(names, ids, strict=True)),
+            bad=frozenset(name for name, bad in zip(names, is_bad, strict=True) if bad),
+            scores={name: _scores([parts]) for name, parts in self.scores.items()},
+            prompt_scores={name: _scores(parts) for name, parts in self.prompt_scores.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerSettings:
+    """Largest step, pixels of images and videos, and the graphs of each phase (None: eager)."""
+
+    max_tokens: int
+    max_units: int
+    page_rows: int
+    images: ImageSettings | None
+    videos: VideoSettings | None
+    modes: Mapping[str, Mode | None]
+    strict: bool
+
+
+class Runner:
+    def __init__(self, state: DeviceState, settings: RunnerSettings) -> None:
+        self.state, self.settings = state, settings
+        model = state.model
+        self._model = model
+        self._lane = lane_for(model.place.device)
+        self._is_cuda = model.place.device.type == "cuda"
+        prefill = prefill_phase(model, state, settings.max_tokens)
+        self._hidden_TD = prefill.arena.views(prefill.arena.limits)["hidden"]
+        self.prefill = self._graph_runner(prefill, "prefill")
+        self.decode = self._graph_runner(decode_phase(model, state), "decode")
+        self.head = self._graph_runner(head_phase(model, state, self._hidden_TD), "decode")
+        self.sample = self._graph_runner(sample_phase(state), "decode")
+        self.vision = None
+        if model.tower is not None:
+            self.vision = self._graph_runner(vision_phase(model, state, settings.max_units), "vision")
+        media = model.spec.media
+        self.layout = Layout(
+            block_size=state.block_size,
+            max_blocks=state.max_blocks,
+            page_rows=settings.page_rows,
+            has_vision=model.tower is not None,
+            has_limits=media is not None and media.sees_whole_image,
+        )
+        self._host_ids = [self._host(torch.int64) for _ in range(NUM_TICKETS)]
+        self._host_bad = [self._host(torch.bool) for _ in range(NUM_TICKETS)]
+        self._turn = 0
+
+    @property
+    def phases(self) -> tuple[GraphRunner, ...]:
+        found = (self.vision, self.prefill, self.decode, self.head, self.sample)
+        return tuple(runner for runner in found if runner is not None)
+
+    def capture(self, progress: Progress | None = None, *, largest_only: bool = False) -> None:
+        """Capture every phase's graphs into one pool, each largest first; `largest_only` to measure what they need."""
+        for runner in self.phases:
+            runner.capture_buckets(progress, largest_only=largest_only)
+
+    @torch.no_grad()
+    def launch(self, plan: Plan, running: Mapping[str, Running]) -> Ticket:
+        ticket = Ticket(plan)
+        self._turn = (self._turn + 1) % NUM_TICKETS
+        if plan.encode:
+            self._encode(plan.encode, running)
+        if is_decode(plan.chunks):
+            ticket.sampled = plan.chunks
+            self.decode.run(decode_values(plan.chunks, running, self.layout), lambda o: self._deliver(ticket, o))
+        else:
+            self._run_mixed(plan.chunks, running, ticket)
+        self._sample(ticket, running)
+        self._score(ticket, running)
+        if self._is_cuda:
+            ticket.done = torch.cuda.Event()
+            ticket.done.record()
+        return ticket
+
+    def forget(self, owner: Running) -> None:
+        """Prepare a sequence for its next request: what penalties count is that request's prompt and outputs."""
+        if not has_penalties(owner.request.params):
+            return
+        sampling, seen = self.state.sampling, self.state.seen
+        sampling.forget(seen, self._device(np.asarray([owner.sequence])))
+        for ids, note in (
+            (owner.prompt.token_ids, sampling.mark_prompt),
+            (owner.request.output_ids, sampling.count_tokens),
+        ):
+            if len(ids):
+                sequence = self._device(np.full(len(ids), owner.sequence))
+                note(seen, sequence, self._device(np.asarray(ids, dtype=np.int64)), torch.ones_like(sequence) > 0)
+
+    def _run_mixed(self, chunks: Sequence[Chunk], running: Mapping[str, Running], ticket: Ticket) -> None:
+        self.prefill.run(mixed_values(chunks, running, self.layout), lambda outputs: None)
+        row = 0
+        for chunk in chunks:
+            if chunk.wants_all_logits:
+                ticket.prompt_scores[chunk.request_id] = self._score_prompt(chunk, running[chunk.request_id], row)
+            row += chunk.count
+        sampled, rows = last_rows(chunks)
+        ticket.sampled = sampled
+        if sampled:
+            values = {"rows": rows, "sequences": sequences(sampled, running)}
+            self.head.run(values, lambda outputs: self._deliver(ticket, outputs))
+
+    def _deliver(self, ticket: Ticket, outputs: Mapping[str, Tensor]) -> None:
+        """Queue the copies of tokens, and of what is wrong with them, to the host."""
+        count = len(ticket.sampled)
+        ticket.ids = self._host_ids[self._turn][:count]
+        ticket.ids.copy_(outputs["next_ids"], non_blocking=True)
+        if "is_bad" in outputs:
+            ticket.is_bad = self._host_bad[self._turn][:count]
+            ticket.is_bad.copy_(outputs["is_bad"], non_blocking=True)
+
+    def _sample(self, ticket: Ticket, running: Mapping[str, Running]) -> None:
+        params = [running[chunk.request_id].request.params for chunk in ticket.sampled]
+        if not any(needs_sampler(p) for p in params):
+            return
+        count = len(ticket.sampled)
+        self.state.edited[:count].copy_(self.state.logits[:count])
+        if any(has_edits(p) for p in params):
+            edit_logits(self.state, ticket.sampled, running)
+        self.sample.run(sample_values(ticket.sampled, running), lambda outputs: self._deliver(ticket, outputs))
+
+    def _score(self, ticket: Ticket, running: Mapping[str, Running]) -> None:
+        """Log-probabilities of the sampled tokens, from the raw logits, for those who asked."""
+        for row, chunk in enumerate(ticket.sampled):
+            owner = running[chunk.request_id]
+            if owner.request.params.logprobs is None:
+                continue
+            newest = self.state.newest_ids[owner.sequence : owner.sequence + 1]
+            parts = self.state.sampling.logprobs(
+                self.state.logits[row : row + 1], newest, owner.request.params.logprobs
+            )
+            ticket.scores[chunk.request_id] = tuple(self._to_host(part) for part in parts)
+
+    def _score_prompt(self, chunk: Chunk, owner: Running, row: int) -> list[tuple[Tensor, ...]]:
+        """Log-probabilities of the prompt tokens that follow the chunk's rows."""
+        next_ids = owner.prompt.token_ids[chunk.start + 1 : min(chunk.end + 1, len(owner.prompt))]
+        k = owner.request.params.prompt_logprobs or 0
+        parts = []
+        for start in range(0, len(next_ids), MAX_SCORED_ROWS):
+            ids = np.asarray(next_ids[start : start + MAX_SCORED_ROWS], dtype=np.int64)
+            logits = self._model.logits(self._hidden_TD[row + start : row + start + len(ids)])
+            scored = self.state.sampling.logprobs(logits, self._device(ids), k)
+            parts.append(tuple(self._to_host(part) for part in scored))
+        return parts
+
+    def _encode(self, items: Sequence[EncodeItem], running: Mapping[str, Running]) -> None:
+        """Images and videos to their rows of the encoder cache, packed as far as one pass holds."""
+        batch: list[EncodeItem] = []
+        for item in items:
+            if batch and sum(i.num_rows for i in batch) + item.num_rows > self.settings.max_units:
+                self._encode_batch(batch, running)
+                batch = []
+            batch.append(item)
+        self._encode_batch(batch, running)
+
+    def _encode_batch(self, items: Sequence[EncodeItem], running: Mapping[str, Running]) -> None:
+        spec = self._model.spec.vision
+        assert self.vision is not None and spec is not None
+        count = sum(item.num_rows for item in items) * spec.unit
+        arena = self.vision.phase.arena
+        if count <= arena.limits["patches"]:
+            patches_PC = arena.rows("patches", count)
+        else:
+            patches_PC = self._model.place.parameter(count, spec.patch_values)
+        grids, targets, start = [], [], 0
+        for item in items:
+            media = running[item.request_id].prompt.media[item.media_idx]
+            settings = self.settings.images if media.kind == "image" else self.settings.videos
+            assert settings is not None
+            end = start + item.num_rows * spec.unit
+            self._model.place.kernels.resize_patchify(
+                self._device(media.pixels),
+                media.plan.size_hw,
+                mean=settings.mean,
+                std=settings.std,
+                patch=settings.patch,
+                temporal_patch=settings.temporal_patch,
+                merge=settings.merge,
+                resample=settings.resample,
+                out=patches_PC[start:end],
+            )
+            grids.append(media.plan.grid_thw)
+            targets.append(places(np.arange(item.num_rows), item.pages, self.settings.page_rows))
+            start = end
+        values = vision_values(spec, grids, patches_PC, np.concatenate(targets))
+        self.vision.run(values, lambda outputs: None)
+
+    def _graph_runner(self, phase: Phase, switch: str) -> GraphRunner:
+        mode = self.settings.modes[switch]
+        tiers = frozenset({Tier.CAPACITY}) if mode else frozenset[Tier]()
+        # Only attention over the KV cache is ever called between pieces: the other phases have none.
+        mode = mode if phase.name in ("prefill", "decode") else Mode.FULL
+        settings = GraphSettings(mode=mode or Mode.FULL, tiers=tiers, strict=self.settings.strict)
+        return GraphRunner(phase, settings, self._lane)
+
+    def _host(self, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(self.state.max_sequences, dtype=dtype, pin_memory=self._is_cuda)
+
+    def _device(self, array: Ints) -> Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if not self._is_cuda:
+            return tensor
+        return tensor.pin_memory().to(self._model.place.device, non_blocking=True)
+
+    def _to_host(self, tensor: Tensor) -> Tensor:
+        if not self._is_cuda:
+            return tensor.clone()
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _scores(parts: Sequence[tuple[Tensor, ...]]) -> Scores:
+    return (
+        Scores(*(torch.cat([part[i] for part in parts]).numpy() for i in range(4))) if parts else Scores([], [], [], [])
+    )

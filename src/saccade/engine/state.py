@@ -1,0 +1,90 @@
+"""What lives on the device from start to end: caches, vision rows, newest tokens, logits. Never moved, never grown.
+
+N rows of logits, V vocabulary, L levels of vision rows, E rows of the encoder cache, D width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from saccade.kernels.sampling import Sampling
+from saccade.layers.step import Cache
+from saccade.models.vlm import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceState:
+    """Tensors that graphs read and write besides their arenas. Sequence 0, block 0 and vision page 0 take padding."""
+
+    model: Model
+    caches: Sequence[Cache]
+    vision_rows: Tensor | None  # (L, E, D)
+    newest_ids: Tensor  # by sequence: the token sampled last
+    logits: Tensor  # (N, V) float32: of the last head or decode pass
+    edited: Tensor  # (N, V) float32: a copy of them for the sampler to change
+    seen: Tensor  # (sequences, V) int32: the tokens of prompts and outputs, for penalties
+    sampling: Sampling
+    max_blocks: int  # of one request
+
+    @property
+    def num_blocks(self) -> int:
+        return self.caches[0][0].shape[0]
+
+    @property
+    def block_size(self) -> int:
+        return self.caches[0][0].shape[1]
+
+    @property
+    def max_keys(self) -> int:
+        return self.max_blocks * self.block_size
+
+    @property
+    def max_sequences(self) -> int:
+        return self.logits.shape[0]
+
+    def watched(self) -> dict[str, Tensor]:
+        """All of it by name, weights included: a graph refuses to replay if any of it has moved."""
+        named = {name: slot.view for name, slot in self.model.slots()}
+        for i, (keys, values) in enumerate(self.caches):
+            named |= {f"keys of layer {i}": keys, f"values of layer {i}": values}
+        if self.vision_rows is not None:
+            named["vision rows"] = self.vision_rows
+        return {
+            **named,
+            "newest ids": self.newest_ids,
+            "logits": self.logits,
+            "edited logits": self.edited,
+            "seen tokens": self.seen,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSizes:
+    """How much of everything there is; one sequence, block and vision page more or less is padding's."""
+
+    num_blocks: int
+    block_size: int
+    max_blocks: int
+    max_sequences: int
+    num_vision_rows: int
+
+
+def new_state(model: Model, sampling: Sampling, sizes: StateSizes) -> DeviceState:
+    place, spec = model.place, model.spec
+    logits = (sizes.max_sequences, spec.decoder.vocab_size)
+    vision_rows = None
+    if spec.vision is not None:
+        vision_rows = place.parameter(spec.vision.levels, sizes.num_vision_rows, spec.decoder.width)
+    return DeviceState(
+        model=model,
+        caches=model.decoder.new_caches(sizes.num_blocks, sizes.block_size),
+        vision_rows=vision_rows,
+        newest_ids=torch.zeros(sizes.max_sequences + 1, dtype=torch.int64, device=place.device),
+        logits=torch.zeros(logits, dtype=torch.float32, device=place.device),
+        edited=torch.zeros(logits, dtype=torch.float32, device=place.device),
+        seen=torch.zeros(sizes.max_sequences + 1, logits[1], dtype=torch.int32, device=place.device),
+        sampling=sampling,
+        max_blocks=sizes.max_blocks,
+    )

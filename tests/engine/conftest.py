@@ -1,0 +1,29 @@
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from saccade.models.vlm import Model
+from saccade.models.weights import load_model
+from tests.models import tiny
+
+Loaded = tuple[tiny.Tiny, Model]
+
+
+@pytest.fixture(scope="session")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
+    """A tiny checkpoint of a family, written by transformers, and the same loaded by us; each made once."""
+
+    @cache
+    def load(name: str) -> Loaded:
+        folder: Path = tmp_path_factory.mktemp(name)
+        made = tiny.make(name, folder)
+        config = json.loads((folder / "config.json").read_text())
+        if config.pop("attn_logit_softcapping", None):  # transformers' generate forgets about it
+            (folder / "config.json").write_text(json.dumps(config))
+        return made, load_model(folder, dtype=torch.float32)
+
+    return load

@@ -1,0 +1,193 @@
+"""An engine around a tiny checkpoint, and the same answers from transformers."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from saccade.cache.blocks import BlockPool
+from saccade.cache.encoder import EncoderIndex
+from saccade.cache.prefix import PrefixCache
+from saccade.config import Mode
+from saccade.engine.engine import Engine, Update
+from saccade.engine.params import SamplingParams
+from saccade.engine.runner import Runner, RunnerSettings
+from saccade.engine.scheduler import Scheduler
+from saccade.engine.settings import SchedulerSettings
+from saccade.engine.state import StateSizes, new_state
+from saccade.inputs.images import digest_pixels
+from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
+from saccade.inputs.plans import plan_image
+from saccade.inputs.settings import ImageSettings, PlaceholderSettings
+from saccade.kernels.images import resize_patchify
+from saccade.kernels.sampling import sampling_for
+from saccade.models.vlm import Model
+from tests.models.tiny import END, IMAGE, START, Tiny
+
+MAX_STEPS = 3000
+PAGE_ROWS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    mode: Mode | None = None
+    prefill_chunk: int = 0
+    has_prefix_cache: bool = False
+    num_blocks: int = 120
+    block_size: int = 8
+    max_num_seqs: int = 20
+    max_tokens: int = 96
+    max_model_len: int = 256
+    max_units: int = 64
+    strict: bool = False
+
+
+def build(model: Model, folder: Path, options: Options) -> Engine:
+    images = image_settings(folder) if model.spec.vision is not None else None
+    sizes = StateSizes(
+        num_blocks=options.num_blocks,
+        block_size=options.block_size,
+        max_blocks=-(-options.max_model_len // options.block_size),
+        max_sequences=options.max_num_seqs,
+        num_vision_rows=512,
+    )
+    modes = {"prefill": options.mode, "decode": options.mode, "vision": options.mode}
+    settings = RunnerSettings(
+        max_tokens=options.max_tokens,
+        max_units=options.max_units,
+        page_rows=PAGE_ROWS,
+        images=images,
+        videos=None,
+        modes=modes,
+        strict=options.strict,
+    )
+    runner = Runner(new_state(model, sampling_for("cpu"), sizes), settings)
+    runner.capture()
+    limits = SchedulerSettings(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_tokens,
+        max_model_len=options.max_model_len,
+        prefill_chunk_tokens=options.prefill_chunk,
+        encoder_budget_tokens=options.max_units,
+    )
+    pool = BlockPool(options.num_blocks, options.block_size)
+    prefix = PrefixCache(pool, model=b"tiny") if options.has_prefix_cache else None
+    return Engine(runner, Scheduler(limits, pool=pool, encoder=EncoderIndex(512, PAGE_ROWS), prefix=prefix))
+
+
+@dataclass
+class Answer:
+    token_ids: list[int]
+    updates: list[Update]
+
+    @property
+    def finish(self) -> Any:
+        return self.updates[-1].finish
+
+
+def run(
+    engine: Engine, prompts: dict[str, Prompt], params: SamplingParams | dict[str, SamplingParams]
+) -> dict[str, Answer]:
+    """All prompts at once; each must end exactly once, and nothing may be left."""
+    names = []
+    for name, prompt in prompts.items():
+        names += engine.add(name, prompt, params[name] if isinstance(params, dict) else params)
+    return finish(engine, names)
+
+
+def finish(engine: Engine, names: list[str]) -> dict[str, Answer]:
+    answers = {name: Answer([], []) for name in names}
+    for _ in range(MAX_STEPS):
+        if not engine.has_work:
+            break
+        for update in engine.step():
+            assert not answers[update.request_id].updates or answers[update.request_id].finish is None
+            answers[update.request_id].updates.append(update)
+            answers[update.request_id].token_ids += update.token_ids
+    assert not engine.has_work
+    engine.scheduler.check()
+    assert engine.scheduler.stats().kv_usage == 0
+    assert all(answer.finish is not None for answer in answers.values())
+    return answers
+
+
+def image_settings(folder: Path) -> ImageSettings:
+    config = json.loads((folder / "config.json").read_text())
+    patch = config["vision_config"]["patch_size"]
+    raw = {"patch_size": patch, "min_pixels": 64, "max_pixels": 1200, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    if config["model_type"] == "gemma3":
+        side = config["vision_config"]["image_size"]
+        raw["size"] = {"height": side, "width": side}
+    (folder / "preprocessor_config.json").write_text(json.dumps(raw))
+    settings = ImageSettings.from_folder(folder)
+    assert settings is not None
+    return settings
+
+
+def random_prompt(tiny: Tiny, rng: np.random.Generator, num_images: int = 0, length: int = 0) -> Prompt:
+    """Text ids with images somewhere inside."""
+    length = length or int(rng.integers(1, 40))
+    ids = rng.integers(3, 99, length).tolist()
+    if not num_images:
+        return text_prompt(ids)
+    images, placeholders = image_settings(tiny.folder), PlaceholderSettings.from_folder(tiny.folder)
+    assert placeholders is not None
+    media = []
+    for _ in range(num_images):
+        height, width = (int(side) for side in rng.integers(8, 40, 2))
+        pixels = rng.integers(0, 256, (height, width, 3)).astype(np.uint8)
+        media.append(
+            Media("image", pixels, plan_image(height, width, images), digest_pixels(pixels, images.fingerprint))
+        )
+    places = sorted(rng.integers(0, length + 1, num_images).tolist(), reverse=True)
+    for place in places:
+        ids[place:place] = [START, IMAGE, END]
+    return place_media(ids, media, placeholders)
+
+
+def oracle_inputs(tiny: Tiny, prompt: Prompt) -> dict[str, Any]:
+    """What transformers takes for a prompt."""
+    inputs: dict[str, Any] = {"input_ids": torch.from_numpy(prompt.token_ids.astype(np.int64))[None]}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if not prompt.media:
+        return inputs
+    settings = image_settings(tiny.folder)
+    is_gemma = "gemma" in tiny.name
+    patches = [
+        resize_patchify(
+            torch.from_numpy(media.pixels.copy()),
+            media.plan.size_hw,
+            mean=settings.mean,
+            std=settings.std,
+            patch=settings.patch,
+            temporal_patch=settings.temporal_patch,
+            merge=1 if is_gemma else settings.merge,
+            resample=settings.resample,
+        )
+        for media in prompt.media
+    ]
+    types = torch.from_numpy((prompt.token_ids == IMAGE).astype(np.int64))[None]
+    if is_gemma:
+        side = settings.fixed_size[0] // settings.patch if settings.fixed_size else 0
+        images = [
+            p.view(side, side, 3, settings.patch, settings.patch)
+            .permute(2, 0, 3, 1, 4)
+            .reshape(3, *settings.fixed_size)
+            for p in patches
+        ]
+        return {**inputs, "pixel_values": torch.stack(images), "token_type_ids": types}
+    grids = torch.tensor([media.plan.grid_thw for media in prompt.media])
+    return {**inputs, "pixel_values": torch.cat(patches), "image_grid_thw": grids, "mm_token_type_ids": types}
+
+
+def oracle_tokens(tiny: Tiny, prompt: Prompt, max_tokens: int) -> list[int]:
+    inputs = oracle_inputs(tiny, prompt)
+    with torch.no_grad():
+        out = tiny.oracle.generate(
+            **inputs, max_new_tokens=max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0, use_cache=True
+        )
+    found: list[int] = out[0, inputs["input_ids"].shape[1] :].tolist()
+    return found

@@ -1,0 +1,302 @@
+"""The engine against transformers' generate: the same tokens whatever is switched on, and nothing left behind."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from saccade.config import Mode
+from saccade.engine.engine import NO_NUMBERS, Engine
+from saccade.engine.params import SamplingParams
+from saccade.engine.request import FinishReason
+from saccade.errors import CapacityError, RequestError
+from saccade.graphs import verify
+from saccade.inputs.placeholders import Prompt, text_prompt
+from tests.engine.conftest import Loaded
+from tests.engine.rig import Options, build, finish, oracle_inputs, oracle_tokens, random_prompt, run
+from tests.models import tiny
+
+Load = Callable[[str], Loaded]
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma3", "qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "gemma3_vl")
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+def make_prompts(made: tiny.Tiny, count: int, seed: int) -> dict[str, Prompt]:
+    """Prompts of many lengths; two begin alike, two are the same, and some have images where the family can see."""
+    rng = np.random.default_rng(seed)
+    has_images = made.name in tiny.VISION
+    prompts = [random_prompt(made, rng, i % 3 if has_images else 0) for i in range(count)]
+    if count > 3:
+        prompts[2] = text_prompt([*prompts[1].token_ids[:1], *range(10, 40)]) if not prompts[1].media else prompts[1]
+        prompts[3] = prompts[1]
+    return {f"r{i}": prompt for i, prompt in enumerate(prompts)}
+
+
+def expect(made: tiny.Tiny, prompts: dict[str, Prompt], max_tokens: int = 8) -> dict[str, list[int]]:
+    return {name: oracle_tokens(made, prompt, max_tokens) for name, prompt in prompts.items()}
+
+
+def tokens(engine: Engine, prompts: dict[str, Prompt], params: SamplingParams = GREEDY) -> dict[str, list[int]]:
+    return {name: answer.token_ids for name, answer in run(engine, prompts, params).items()}
+
+
+MATRIX = [
+    Options(),
+    Options(prefill_chunk=7),
+    Options(prefill_chunk=64, has_prefix_cache=True),
+    Options(has_prefix_cache=True, prefill_chunk=7, num_blocks=34),
+    Options(mode=Mode.PIECEWISE, prefill_chunk=7, strict=True),
+    Options(mode=Mode.FULL, prefill_chunk=64, has_prefix_cache=True, strict=True),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_transformers_whatever_is_on(loaded: Load, family: str) -> None:
+    made, model = loaded(family)
+    prompts = make_prompts(made, 9, seed=1)
+    expected = expect(made, prompts)
+    for options in MATRIX:
+        if options.mode is not None and family == "qwen3_vl_moe":
+            continue  # the experts are covered by qwen3_moe, the tower by qwen3_vl
+        engine = build(model, made.folder, options)
+        assert tokens(engine, prompts) == expected, options
+        assert tokens(engine, prompts) == expected, f"a second time: {options}"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 17])
+def test_batches_of_any_size_give_the_same_tokens(loaded: Load, count: int) -> None:
+    made, model = loaded("qwen3_vl")
+    prompts = make_prompts(made, count, seed=count)
+    engine = build(model, made.folder, Options(max_tokens=80))
+    assert tokens(engine, prompts) == expect(made, prompts)
+
+
+def test_preemption_changes_nothing(loaded: Load) -> None:
+    made, model = loaded("qwen3_vl")
+    prompts = make_prompts(made, 8, seed=4)
+    long = replace(GREEDY, max_tokens=40)
+    engine = build(model, made.folder, Options(num_blocks=20))
+    assert tokens(engine, prompts, long) == expect(made, prompts, 40)
+    assert engine.scheduler.stats().preemptions > 0
+
+
+def test_a_prefix_is_found_again_with_its_images(loaded: Load) -> None:
+    made, model = loaded("qwen3_vl")
+    rng = np.random.default_rng(9)
+    prompt = random_prompt(made, rng, num_images=2, length=30)
+    other = random_prompt(made, rng, num_images=2, length=30)
+    engine = build(model, made.folder, Options(has_prefix_cache=True))
+    first = tokens(engine, {"a": prompt})
+    assert tokens(engine, {"b": prompt})["b"] == first["a"]
+    assert engine.scheduler.stats().prefix_hit_tokens > 0
+    hits = engine.scheduler.stats().prefix_hit_tokens
+    assert tokens(engine, {"c": other}) == {"c": oracle_tokens(made, other, 8)}
+    assert engine.scheduler.stats().prefix_hit_tokens == hits, "the same placeholder tokens, other pixels"
+
+
+def test_every_phase_of_the_runner_is_verified(loaded: Load) -> None:
+    for family in ("qwen3_vl", "qwen2_5_vl"):
+        made, model = loaded(family)
+        engine = build(model, made.folder, Options(mode=Mode.FULL, max_tokens=40, max_num_seqs=6, max_units=48))
+        for cache in (tensor for pair in engine.runner.state.caches for tensor in pair):
+            cache.normal_()
+        for phase in engine.runner.phases:
+            report = verify(phase)
+            assert report.is_right, f"{family} {phase.phase.name}\n{report}"
+
+
+class TestLogprobs:
+    @pytest.mark.parametrize("mode", [None, Mode.FULL])
+    @pytest.mark.parametrize("family", ["qwen3_vl", "llama", "gemma3_vl"])
+    def test_prompt_and_output_logprobs_are_those_of_transformers(
+        self, loaded: Load, family: str, mode: Mode | None
+    ) -> None:
+        made, model = loaded(family)
+        rng = np.random.default_rng(3)
+        prompts = {f"r{i}": random_prompt(made, rng, i % 2 if made.name in tiny.VISION else 0) for i in range(4)}
+        params = SamplingParams(temperature=0, max_tokens=5, logprobs=3, prompt_logprobs=2)
+        options = Options(mode=mode, prefill_chunk=7, has_prefix_cache=True, strict=mode is not None)
+        engine = build(model, made.folder, options)
+        for attempt in range(2):  # the second time the prefix cache is full
+            answers = run(engine, prompts, params)
+            for name, prompt in prompts.items():
+                self.check(made, prompt, answers[name], f"{name} attempt {attempt}")
+
+    def check(self, made: tiny.Tiny, prompt: Prompt, answer: Any, what: str) -> None:
+        inputs = oracle_inputs(made, prompt)
+        whole = torch.cat([inputs["input_ids"], torch.tensor([answer.token_ids])], dim=1)
+        for name in ("token_type_ids", "mm_token_type_ids"):
+            if name in inputs:
+                inputs[name] = torch.nn.functional.pad(inputs[name], (0, len(answer.token_ids)))
+        with torch.no_grad():
+            logits = made.oracle(**{**inputs, "input_ids": whole, "attention_mask": torch.ones_like(whole)}).logits[0]
+        right = logits.float().log_softmax(-1)
+        outputs = [u.scores for u in answer.updates if u.scores is not None]
+        assert len(outputs) == 5
+        for i, scores in enumerate(outputs):
+            row = right[len(prompt) - 1 + i]
+            assert abs(scores.chosen[0] - float(row[answer.token_ids[i]])) < 1e-4, what
+            np.testing.assert_allclose(scores.top_logprobs[0], row.topk(3).values.numpy(), atol=1e-4)
+        parts = [u.prompt_scores for u in answer.updates if u.prompt_scores is not None]
+        chosen = np.full(len(prompt), np.nan)
+        for part in parts:
+            chosen[part.start : part.start + len(part.scores.chosen)] = part.scores.chosen
+        expected = right[: len(prompt) - 1].gather(1, whole[0, 1 : len(prompt), None])[:, 0].numpy()
+        np.testing.assert_allclose(chosen[1:], expected, atol=1e-4, err_msg=what)
+
+
+class TestSampling:
+    def test_a_seed_gives_the_same_tokens_in_any_batch(self, loaded: Load) -> None:
+        made, model = loaded("llama")
+        prompts = make_prompts(made, 9, seed=2)
+        params = SamplingParams(temperature=1.0, top_p=0.9, top_k=30, seed=7, max_tokens=10)
+        alone = {
+            name: tokens(build(model, made.folder, Options()), {name: p}, params)[name] for name, p in prompts.items()
+        }
+        for options in (Options(), Options(mode=Mode.FULL, prefill_chunk=7), Options(num_blocks=30)):
+            assert tokens(build(model, made.folder, options), prompts, params) == alone
+        other = tokens(build(model, made.folder, Options()), prompts, replace(params, seed=8))
+        assert other != alone
+
+    def test_n_outputs_share_a_prompt_and_differ(self, loaded: Load) -> None:
+        made, model = loaded("qwen3_vl")
+        prompt = random_prompt(made, np.random.default_rng(0), num_images=1, length=20)
+        engine = build(model, made.folder, Options(has_prefix_cache=True))
+        params = SamplingParams(temperature=1.5, n=4, seed=1, max_tokens=8)
+        answers = run(engine, {"r": prompt}, params)
+        assert len(answers) == 4
+        assert len({tuple(answer.token_ids) for answer in answers.values()}) > 1
+        greedy = run(engine, {"g": prompt}, replace(params, temperature=0))
+        assert {tuple(a.token_ids) for a in greedy.values()} == {tuple(oracle_tokens(made, prompt, 8))}
+
+    def test_penalties_bias_and_allowed_tokens_reach_the_choice(self, loaded: Load) -> None:
+        made, model = loaded("llama")
+        prompt = text_prompt([5, 6, 7, 8])
+        engine = build(model, made.folder, Options(mode=Mode.FULL))
+        plain = tokens(engine, {"a": prompt})["a"]
+        biased = tokens(engine, {"b": prompt}, replace(GREEDY, logit_bias={42: 100.0}))["b"]
+        assert biased == [42] * 8
+        assert tokens(engine, {"c": prompt}, replace(GREEDY, allowed_token_ids=[3, 4]))["c"][0] in (3, 4)
+        forbidden = tokens(engine, {"d": prompt}, replace(GREEDY, logit_bias={plain[0]: -100.0}))["d"]
+        assert forbidden[0] != plain[0]
+        repeated = tokens(
+            engine, {"e": prompt}, replace(GREEDY, logit_bias={42: 20.0}, frequency_penalty=2.0, max_tokens=40)
+        )
+        assert 42 in repeated["e"] and len(set(repeated["e"])) > 1, "a frequent token becomes unlikely"
+
+    def test_stop_tokens_and_least_lengths(self, loaded: Load) -> None:
+        made, model = loaded("llama")
+        prompt = text_prompt([5, 6, 7, 8])
+        engine = build(model, made.folder, Options())
+        plain = tokens(engine, {"a": prompt})["a"]
+        stopped = run(engine, {"b": prompt}, replace(GREEDY, stop_token_ids=(plain[0],)))["b"]
+        assert stopped.token_ids == plain[:1]
+        assert (stopped.finish.reason, stopped.finish.detail) == (FinishReason.STOP, plain[0])
+        delayed = run(engine, {"c": prompt}, replace(GREEDY, stop_token_ids=(plain[0],), min_tokens=3))["c"]
+        assert plain[0] not in delayed.token_ids[:3]
+
+
+class TestSurvival:
+    def test_logits_that_are_no_numbers_end_only_their_request(
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made, model = loaded("llama")
+        prompts = make_prompts(made, 5, seed=6)
+        expected = expect(made, prompts)
+        poisoned = text_prompt([98, 98, 98])
+        embedding = model.decoder.embedding.weight[98].clone()
+        try:
+            assert not any(98 in [*p.token_ids, *expected[name]] for name, p in prompts.items())
+            model.decoder.embedding.weight[98] = float("nan")
+            # the head is tied: its row of NaN must not make every logit row bad
+            logits = model.decoder.logits
+            monkeypatch.setattr(model.decoder, "logits", lambda hidden: _without_column(logits(hidden), hidden))
+            engine = build(model, made.folder, Options())
+            answers = run(engine, {**prompts, "bad": poisoned}, GREEDY)
+        finally:
+            model.decoder.embedding.weight[98] = embedding
+        assert answers["bad"].finish.reason is FinishReason.ERROR
+        assert answers["bad"].finish.detail == NO_NUMBERS
+        assert {name: answers[name].token_ids for name in prompts} == expected
+
+    def test_a_step_that_raises_ends_its_requests_and_no_others(self, loaded: Load) -> None:
+        made, model = loaded("llama")
+        engine = build(model, made.folder, Options(max_num_seqs=3))
+        prompts = make_prompts(made, 6, seed=8)
+        names = [name for p in prompts.items() for name in engine.add(p[0], p[1], GREEDY)]
+        launch, failures = engine.runner.launch, iter([True])
+
+        def fail_once(*args: Any) -> Any:
+            if next(failures, False):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return launch(*args)
+
+        engine.runner.launch = fail_once  # type: ignore[method-assign]
+        answers = finish(engine, names)
+        failed = {name for name, answer in answers.items() if answer.finish.reason is FinishReason.ERROR}
+        assert 0 < len(failed) <= 3
+        assert all("OutOfMemoryError" in answers[name].finish.detail for name in failed)
+        expected = expect(made, prompts)
+        assert all(answers[name].token_ids == expected[name] for name in names if name not in failed)
+
+    def test_an_abort_storm_leaves_nothing_behind(self, loaded: Load) -> None:
+        made, model = loaded("qwen3_vl")
+        engine = build(model, made.folder, Options(has_prefix_cache=True, num_blocks=60))
+        rng = np.random.default_rng(12)
+        prompts = [random_prompt(made, rng, int(rng.integers(0, 3))) for _ in range(25)]
+        ended: dict[str, int] = {}
+        live: list[str] = []
+
+        def note(updates: Any) -> None:
+            for update in updates:
+                if update.finish is not None:
+                    ended[update.request_id] = ended.get(update.request_id, 0) + 1
+
+        for i in range(1000):
+            live += engine.add(f"r{i}", prompts[i % 25], replace(GREEDY, max_tokens=int(rng.integers(1, 12))))
+            if rng.random() < 0.15:
+                note(engine.step())
+            while len(live) > 12 or (live and rng.random() < 0.4):
+                note(engine.abort(live.pop(int(rng.integers(0, len(live))))))
+        for _ in range(2000):
+            if not engine.has_work:
+                break
+            note(engine.step())
+        assert not engine.has_work
+        engine.scheduler.check()
+        assert engine.scheduler.stats().kv_usage == 0
+        assert engine.scheduler.stats().encoder_usage == 0
+        assert ended == {f"r{i}": 1 for i in range(1000)}
+        assert len(engine._free_sequences) == engine.runner.state.max_sequences
+        assert not engine._prompts and not engine._requests and not engine._running
+
+    def test_bad_requests_are_refused_and_lose_nothing(self, loaded: Load) -> None:
+        made, model = loaded("llama")
+        engine = build(model, made.folder, Options(max_model_len=64))
+        with pytest.raises(RequestError, match="prompt has 70 tokens; with room for an answer the limit is 63"):
+            engine.add("long", text_prompt([5] * 70), GREEDY)
+        with pytest.raises(RequestError, match=r"token ids outside 0\.\.119"):
+            engine.add("ids", text_prompt([5, 120]), GREEDY)
+        with pytest.raises(RequestError, match="logit_bias names token 500"):
+            engine.add("bias", text_prompt([5]), replace(GREEDY, logit_bias={500: 1.0}))
+        assert not engine.has_work
+        assert tokens(engine, {"good": text_prompt([5, 6])})["good"]
+
+    def test_a_full_queue_says_when_to_come_back(self, loaded: Load) -> None:
+        made, model = loaded("llama")
+        engine = build(model, made.folder, Options())
+        engine.scheduler.settings = replace(engine.scheduler.settings, max_queued_requests=3)
+        for i in range(3):
+            engine.add(f"r{i}", text_prompt([5, 6]), GREEDY)
+        with pytest.raises(CapacityError) as refused:
+            engine.add("r3", text_prompt([5, 6]), GREEDY)
+        assert refused.value.retry_after_s > 0
+        finish(engine, ["r0", "r1", "r2"])
+
+
+def _without_column(logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    column = torch.where(hidden.isnan().any(dim=1), torch.nan, -30.0)
+    return torch.cat([logits[:, :98], column[:, None].to(logits.dtype), logits[:, 99:]], dim=1)

@@ -1,0 +1,738 @@
+"""The scheduler's rules, one by one. `test_scheduler_machine` has them all at once."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from saccade.cache import Span
+from saccade.engine.params import SamplingParams
+from saccade.engine.plan import Event, Plan, RowError
+from saccade.engine.request import Finish, FinishReason, Request, Status
+from saccade.engine.scheduler import Scheduler
+from saccade.engine.settings import SchedulerSettings
+from saccade.errors import CapacityError, ConfigError, RequestError
+from tests.engine.simulated import EOS, Loop, image, make_request, make_scheduler, oracle, with_images
+
+LIMITS = SchedulerSettings(max_num_seqs=8, max_num_batched_tokens=32, max_model_len=64, encoder_budget_tokens=16)
+ENDLESS = SamplingParams(ignore_eos=True, max_tokens=None, seed=0)
+
+
+def make_loop(limits: SchedulerSettings = LIMITS, **sizes: Any) -> Loop:
+    return Loop(make_scheduler(limits, **sizes))
+
+
+def outputs(count: int, **more: Any) -> SamplingParams:
+    return SamplingParams(ignore_eos=True, max_tokens=count, seed=0, **more)
+
+
+def rows(plan: Plan) -> list[tuple[str, int, int]]:
+    return [(chunk.request_id, chunk.start, chunk.count) for chunk in plan.chunks]
+
+
+def text(length: int, first: int = 10) -> list[int]:
+    return [first + i % 20 for i in range(length)]
+
+
+class TestPolicy:
+    def test_outputs_come_first_then_prompts_that_began_then_new_ones(self) -> None:
+        loop = make_loop(replace(LIMITS, max_num_batched_tokens=16, prefill_chunk_tokens=10))
+        loop.add(make_request("a", text(3, 10), params=outputs(9)))
+        loop.step()
+        loop.add(make_request("b", text(14, 11), params=outputs(9)))
+        assert rows(loop.step()) == [("a", 3, 1), ("b", 0, 10)]
+        loop.add(make_request("c", text(20, 12), params=outputs(9)))
+        assert rows(loop.step()) == [("a", 4, 1), ("b", 10, 4), ("c", 0, 10)]
+        assert rows(loop.step()) == [("a", 5, 1), ("b", 14, 1), ("c", 10, 10)]
+
+    def test_a_chunk_ends_at_the_budget(self) -> None:
+        loop = make_loop(replace(LIMITS, max_num_batched_tokens=8))
+        loop.add(make_request("a", text(20)))
+        plans = [loop.step() for _ in range(3)]
+        assert [rows(plan) for plan in plans] == [[("a", 0, 8)], [("a", 8, 8)], [("a", 16, 4)]]
+        assert [plan.chunks[0].wants_logits for plan in plans] == [False, False, True]
+
+    def test_priority_then_arrival_then_coming(self) -> None:
+        loop = make_loop(replace(LIMITS, max_num_seqs=1, max_num_batched_tokens=16))
+        for name, priority, arrival in [("a", 1, 0.0), ("b", 0, 2.0), ("c", 0, 1.0), ("d", 0, 1.0), ("e", -1, 9.0)]:
+            loop.add(make_request(name, text(4), priority=priority, arrival=arrival, params=outputs(1)))
+        assert [loop.step().chunks[0].request_id for _ in range(5)] == ["e", "c", "d", "b", "a"]
+
+    def test_nobody_overtakes_the_first_in_line(self) -> None:
+        loop = make_loop(num_blocks=9, has_prefix=False)
+        loop.add(make_request("a", text(16), params=outputs(3)))
+        loop.step()
+        loop.add(make_request("long", text(20)))
+        loop.add(make_request("short", text(4)))
+        assert rows(loop.step()) == [("a", 16, 1)]
+        loop.step()
+        assert [chunk.request_id for chunk in loop.step().chunks] == ["long", "short"]
+
+    def test_a_new_request_leaves_a_block_to_each_that_runs(self) -> None:
+        loop = make_loop(num_blocks=8, has_prefix=False)
+        loop.add(make_request("a", text(8), params=outputs(6)))
+        loop.step()
+        loop.add(make_request("b", text(16), params=outputs(1)))
+        assert rows(loop.step()) == [("a", 8, 1)]
+        loop.drain(is_pipelined=False)
+        loop.check_ended()
+        assert loop.scheduler.num_preemptions == 0
+
+    def test_a_prompt_has_all_its_blocks_from_the_start(self) -> None:
+        loop = make_loop(replace(LIMITS, prefill_chunk_tokens=4))
+        loop.add(make_request("a", text(18)))
+        plan = loop.step()
+        assert plan.chunks[0].count == 4
+        assert len(plan.chunks[0].blocks) == 5
+
+    def test_plans_are_plain_data(self) -> None:
+        def plans() -> list[Plan]:
+            loop = make_loop()
+            span = image(2, 5)
+            loop.add(make_request("a", with_images(12, span), spans=(span,), params=outputs(2)))
+            loop.add(make_request("b", text(9), params=outputs(3)))
+            loop.drain()
+            return loop.plans
+
+        assert plans() == plans()
+        assert "request_id='a'" in repr(plans()[0])
+        assert hash(plans()[0]) == hash(plans()[0])
+
+
+class TestLimits:
+    def test_what_could_never_run_is_refused(self) -> None:
+        scheduler = make_loop(num_blocks=9, encoder_rows=20).scheduler
+        span = image(0, 17)
+        whole = image(0, 20, is_whole=True)
+        cases = [
+            (make_request("a", ()), "the prompt is empty; at least one token is needed"),
+            (
+                make_request("a", text(64)),
+                "prompt has 64 tokens; with room for an answer the limit is 63 (--max-model-len)",
+            ),
+            (
+                make_request("a", text(33)),
+                "prompt has 33 tokens; the KV cache has room for 32 (--gpu-memory-utilization)",
+            ),
+            (
+                make_request("a", with_images(20, span), spans=(span,)),
+                "image or video 0 has 17 tokens; the encoder cache has room for 16 (--encoder-cache-tokens)",
+            ),
+        ]
+        for request, message in cases:
+            with pytest.raises(RequestError) as caught:
+                scheduler.add(request)
+            assert str(caught.value) == message
+            assert caught.value.param == "prompt"
+        scheduler = make_loop(replace(LIMITS, max_num_batched_tokens=19)).scheduler
+        with pytest.raises(RequestError, match=r"one step takes 19 \(--max-num-batched-tokens\)"):
+            scheduler.add(make_request("a", with_images(20, whole), spans=(whole,)))
+        assert scheduler.is_idle
+
+    def test_ids_differ_among_the_living(self) -> None:
+        loop = make_loop()
+        loop.add(make_request("a", text(4), params=outputs(5, n=2)))
+        for taken in ("a", "a:1"):
+            with pytest.raises(RequestError, match="ids must differ"):
+                loop.scheduler.add(make_request(taken, text(4)))
+        loop.scheduler.abort("a")
+        loop.scheduler.add(make_request("a", text(4)))
+
+    def test_the_queue_is_limited_by_requests(self) -> None:
+        scheduler = make_loop(replace(LIMITS, max_queued_requests=3, retry_after_s=2.5)).scheduler
+        scheduler.add(make_request("a", text(4)))
+        scheduler.add(make_request("b", text(4)))
+        with pytest.raises(CapacityError, match=r"2 requests wait; the limit is 3 \(--max-queued-requests\)") as caught:
+            scheduler.add(make_request("c", text(4), params=outputs(1, n=2)))
+        assert caught.value.retry_after_s == 2.5
+        scheduler.add(make_request("c", text(4)))
+        scheduler.check()
+
+    def test_the_queue_is_limited_by_tokens_but_an_empty_one_takes_anything_that_fits(self) -> None:
+        scheduler = make_loop(replace(LIMITS, max_queued_tokens=10)).scheduler
+        scheduler.add(make_request("a", text(30)))
+        with pytest.raises(CapacityError, match="30 prompt tokens wait and 1 would join them; the limit is 10"):
+            scheduler.add(make_request("b", text(1)))
+        scheduler.plan(0.0)
+        scheduler.add(make_request("b", text(1)))
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"max_num_seqs": 0}, r"max_num_seqs is 0; it must be at least 1 \(--max-num-seqs\)"),
+            ({"max_model_len": 1}, "at least 2"),
+            ({"max_num_seqs": 33}, "33 requests that run need a row each"),
+        ],
+    )
+    def test_settings_are_checked(self, change: dict[str, int], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            replace(LIMITS, **change)
+
+    def test_outputs_end_at_the_context(self) -> None:
+        loop = make_loop(replace(LIMITS, max_model_len=20))
+        loop.add(make_request("a", text(15), params=ENDLESS))
+        loop.drain()
+        assert len(loop.outputs("a")) == 5
+        assert loop.finish_reason("a") == "length"
+        loop.check_ended()
+
+
+class TestEnding:
+    def test_stop_tokens_end_a_request_and_say_which(self) -> None:
+        request = make_request("a", text(5), params=SamplingParams(seed=1, max_tokens=50, ignore_eos=True))
+        tokens = oracle(request, 64)
+        stop = tokens[6]
+        assert stop not in tokens[:6]
+        loop = make_loop()
+        loop.add(make_request("a", text(5), params=replace(request.params, stop_token_ids=[stop])))
+        loop.drain()
+        assert loop.outputs("a") == tokens[:7]
+        assert loop.events["a"][-1].finish == Finish(FinishReason.STOP, stop)
+
+    def test_the_end_of_text_counts_from_min_tokens_on(self) -> None:
+        scheduler = make_scheduler(LIMITS)
+        scheduler.add(make_request("a", text(5), params=SamplingParams(min_tokens=2, max_tokens=9)))
+        assert scheduler.commit(scheduler.plan(0), {"a": [EOS]}) == (Event("a", (EOS,)),)
+        assert scheduler.commit(scheduler.plan(0), {"a": [EOS]}) == (Event("a", (EOS,), Finish(FinishReason.STOP)),)
+        assert scheduler.is_idle
+
+    def test_a_stop_string_ends_one_request(self) -> None:
+        loop = make_loop()
+        loop.add(make_request("a", text(5), params=outputs(9)))
+        loop.step()
+        assert loop.scheduler.stop("a", "###") == (Event("a", (), Finish(FinishReason.STOP, "###")),)
+        assert loop.scheduler.stop("a", "###") == ()
+        assert loop.scheduler.is_idle
+
+    def test_deadlines_end_who_waits_and_who_runs(self) -> None:
+        loop = make_loop(replace(LIMITS, max_num_seqs=2))
+        loop.add(make_request("runs", text(5), params=outputs(30), deadline=5.0))
+        loop.add(make_request("free", text(5), params=outputs(30)))
+        loop.add(make_request("waits", text(5), deadline=7.0))
+        loop.now = 4.9
+        assert loop.step().events == ()
+        loop.now = 5.0
+        (event,) = loop.step().events
+        assert event.request_id == "runs"
+        assert event.finish == Finish(FinishReason.DEADLINE, "the deadline passed 0.000 s ago")
+        loop.drain()
+        assert loop.finish_reason("waits") == "stop" or loop.finish_reason("waits") == "length"
+
+    def test_an_error_ends_only_its_own_request(self) -> None:
+        loop = make_loop()
+        for name in "abc":
+            loop.add(make_request(name, text(5, ord(name)), params=outputs(6)))
+        loop.step()
+        loop.step(failing=[1])
+        loop.drain()
+        loop.check_ended()
+        assert loop.events["b"][-1].finish == Finish(FinishReason.ERROR, "injected")
+        assert [loop.finish_reason(name) for name in "ac"] == ["length", "length"]
+
+    def test_aborting_twice_or_what_is_unknown_is_no_news(self) -> None:
+        loop = make_loop()
+        loop.add(make_request("a", text(5)))
+        assert loop.scheduler.abort("a") == (Event("a", (), Finish(FinishReason.ABORT)),)
+        assert loop.scheduler.abort("a") == loop.scheduler.abort("nobody") == ()
+
+
+class TestPrefixCache:
+    def test_a_second_request_computes_only_what_differs(self) -> None:
+        loop = make_loop()
+        loop.add(make_request("a", text(13), params=outputs(1)))
+        loop.step()
+        loop.add(make_request("b", text(11) + [1, 2, 3], params=outputs(1)))
+        assert rows(loop.step()) == [("b", 8, 6)]
+        assert loop.requests["b"].num_cached_tokens == 8
+        stats = loop.scheduler.stats()
+        assert (stats.prefix_queried_tokens, stats.prefix_hit_tokens) == (27, 8)
+        loop.check_ended()
+
+    def test_the_last_token_is_always_computed(self) -> None:
+        loop = make_loop()
+        for name in "ab":
+            loop.add(make_request(name, text(12), params=outputs(1)))
+            loop.step()
+        assert rows(loop.plans[1]) == [("b", 8, 4)]
+
+    def test_outputs_are_found_by_the_next_turn(self) -> None:
+        loop = make_loop()
+        loop.add(make_request("a", text(6), params=outputs(8)))
+        loop.drain()
+        turn = text(6) + loop.outputs("a")
+        loop.add(make_request("b", [*turn, 1, 2], params=outputs(1)))
+        # The last output was never computed: 13 of 14 tokens are in the cache, 12 of them in full blocks.
+        assert rows(loop.step()) == [("b", 12, 4)]
+
+    @pytest.mark.parametrize("salt", [None, "", "other"])
+    def test_salts_keep_prompts_apart(self, salt: str | None) -> None:
+        loop = make_loop()
+        loop.add(make_request("a", text(12), salt="mine", params=outputs(1)))
+        loop.step()
+        loop.add(make_request("b", text(12), salt=salt, params=outputs(1)))
+        assert rows(loop.step()) == [("b", 0, 12)]
+
+    def test_prompts_with_other_images_are_not_shared(self) -> None:
+        loop = make_loop()
+        for name, digest in [("a", b"x"), ("b", b"y"), ("c", b"x")]:
+            span = image(1, 10, digest)
+            loop.add(make_request(name, with_images(14, span), spans=(span,), params=outputs(1)))
+            loop.step()
+        assert [rows(plan)[0][1] for plan in loop.plans] == [0, 0, 12]
+        assert [len(plan.encode) for plan in loop.plans] == [1, 1, 0]
+
+    def test_prompt_scores_recompute_the_prompt_once(self) -> None:
+        loop = make_loop()
+        loop.add(make_request("a", text(12), params=outputs(1)))
+        loop.step()
+        loop.add(make_request("b", text(12), params=outputs(3, prompt_logprobs=1)))
+        plan = loop.step()
+        assert rows(plan) == [("b", 0, 12)]
+        assert plan.chunks[0].wants_all_logits
+        assert not loop.step().chunks[0].wants_all_logits
+        loop.scheduler._preempt(loop.requests["b"])
+        plan = loop.step()
+        assert rows(plan) == [("b", 12, 2)]
+        assert not plan.chunks[0].wants_all_logits
+
+    def test_unknown_tokens_are_not_inserted(self) -> None:
+        """A step that is in flight has written its rows, but nobody may share them yet."""
+        loop = make_loop()
+        loop.add(make_request("a", text(12), params=outputs(9)))
+        loop.launch()
+        loop.add(make_request("b", text(12), params=outputs(9)))
+        assert rows(loop.launch()) == [("a", 12, 1), ("b", 0, 12)]
+        loop.land()
+        loop.land()
+        loop.drain()
+        loop.check_ended()
+
+
+class TestImages:
+    def test_an_image_is_encoded_once_for_all_who_show_it(self) -> None:
+        loop = make_loop(has_prefix=False)
+        span = image(2, 6)
+        for name in "ab":
+            loop.add(make_request(name, with_images(12, span), spans=(span,), params=outputs(1)))
+        plan = loop.step()
+        assert [(item.request_id, item.num_rows, len(item.pages)) for item in plan.encode] == [("a", 6, 2)]
+        assert plan.chunks[0].media == plan.chunks[1].media
+        loop.add(make_request("c", with_images(12, span), spans=(span,), params=outputs(1), salt="s"))
+        loop.add(make_request("d", with_images(12, span), spans=(span,), params=outputs(1)))
+        assert [item.request_id for item in loop.step().encode] == ["c"]
+        assert loop.scheduler.stats().encoder_usage == 0
+
+    def test_the_budget_cuts_a_prompt_before_the_image_that_is_too_much(self) -> None:
+        loop = make_loop(replace(LIMITS, encoder_budget_tokens=10))
+        spans = (image(1, 6, b"x"), image(9, 6, b"y", media_idx=1))
+        loop.add(make_request("a", with_images(20, *spans), spans=spans, params=outputs(1)))
+        first, second = loop.step(), loop.step()
+        assert rows(first) + rows(second) == [("a", 0, 9), ("a", 9, 11)]
+        assert [[item.media_idx for item in plan.encode] for plan in (first, second)] == [[0], [1]]
+
+    def test_an_image_longer_than_the_budget_goes_alone(self) -> None:
+        loop = make_loop(replace(LIMITS, encoder_budget_tokens=4))
+        for name in "ab":
+            span = image(0, 9, name.encode())
+            loop.add(make_request(name, with_images(12, span), spans=(span,), params=outputs(1)))
+        assert [item.request_id for item in loop.step().encode] == ["a"]
+        assert [item.request_id for item in loop.step().encode] == ["b"]
+        loop.check_ended()
+
+    def test_chunks_may_cut_an_image_and_name_its_rows(self) -> None:
+        loop = make_loop(replace(LIMITS, prefill_chunk_tokens=5))
+        span = image(3, 9)
+        loop.add(make_request("a", with_images(14, span), spans=(span,), params=outputs(1)))
+        plans = [loop.step() for _ in range(3)]
+        media = [chunk.media for plan in plans for chunk in plan.chunks]
+        assert [(m.start, m.count, m.first_row) for (m,) in media] == [(3, 2, 0), (5, 5, 2), (10, 2, 7)]
+        assert [len(plan.encode) for plan in plans] == [1, 0, 0]
+
+    def test_rows_that_see_each_other_are_not_cut(self) -> None:
+        loop = make_loop(replace(LIMITS, prefill_chunk_tokens=5, max_num_batched_tokens=16))
+        span = image(3, 9, is_whole=True)
+        loop.add(make_request("a", with_images(14, span), spans=(span,), params=outputs(1)))
+        assert [rows(loop.step()) for _ in range(3)] == [[("a", 0, 3)], [("a", 3, 9)], [("a", 12, 2)]]
+
+    def test_a_prefix_hit_inside_such_rows_leaves_the_rest_whole(self) -> None:
+        loop = make_loop(replace(LIMITS, prefill_chunk_tokens=2))
+        span = image(1, 12, is_whole=True)
+        for name, tail in [("a", [1]), ("b", [2])]:
+            prompt = with_images(13, span) + tail
+            loop.add(make_request(name, prompt, spans=(span,), params=outputs(1)))
+            loop.drain()
+        loop.requests["c"] = make_request("c", with_images(13, span), spans=(span,), params=outputs(1))
+        loop.events["c"] = []
+        loop.scheduler.add(loop.requests["c"])
+        plan = loop.step()
+        assert rows(plan) == [("c", 12, 1)]
+        assert plan.chunks[0].media[0].first_row == 11
+        loop.check_ended()
+
+    def test_two_prompts_of_many_images_do_not_lock_each_other_out(self) -> None:
+        """Room for two images, two requests of four each, chunks that end inside them."""
+        loop = make_loop(
+            replace(LIMITS, prefill_chunk_tokens=5, max_num_batched_tokens=10), encoder_rows=20, page_rows=4
+        )
+        for name in "ab":
+            spans = tuple(image(8 * i, 8, f"{name}{i}".encode(), media_idx=i) for i in range(4))
+            loop.add(make_request(name, with_images(34, *spans), spans=spans, params=outputs(2)))
+        assert loop.drain() < 60
+        loop.check_ended()
+
+    def test_who_read_rows_that_failed_begins_again(self) -> None:
+        loop = make_loop(has_prefix=False)
+        span = image(2, 6)
+        for name in "ab":
+            loop.add(make_request(name, with_images(12, span), spans=(span,), params=outputs(4)))
+        loop.launch(failing=[0])
+        assert loop.launch().chunks[1].is_pending_input
+        loop.land()
+        assert loop.requests["b"].status is Status.PREEMPTED
+        assert loop.launch().is_empty, "b has rows in flight that will be ignored"
+        loop.land()
+        assert [item.request_id for item in loop.step().encode] == ["b"]
+        loop.drain()
+        loop.check_ended()
+        assert [loop.finish_reason(name) for name in "ab"] == ["error", "length"]
+
+
+class TestPreemption:
+    def test_the_last_in_order_makes_room_and_loses_nothing(self) -> None:
+        loop = make_loop(num_blocks=9)
+        for name in "ab":
+            loop.add(make_request(name, text(8, ord(name)), params=outputs(18)))
+        loop.drain(is_pipelined=False)
+        assert [plan.preempted for plan in loop.plans if plan.preempted] == [("b",)]
+        assert loop.requests["b"].num_preemptions == 1
+        loop.check_ended()
+
+    def test_a_better_priority_stays(self) -> None:
+        loop = make_loop(num_blocks=9)
+        loop.add(make_request("late", text(8, 20), params=outputs(18), arrival=1.0, priority=-1))
+        loop.add(make_request("early", text(8, 21), params=outputs(18), arrival=0.0))
+        loop.drain(is_pipelined=False)
+        assert {name for plan in loop.plans for name in plan.preempted} == {"early"}
+        loop.check_ended()
+
+    def test_who_does_not_fit_alone_ends_with_an_error(self) -> None:
+        loop = make_loop(num_blocks=4)
+        loop.add(make_request("a", text(8), params=ENDLESS))
+        loop.drain()
+        assert loop.finish_reason("a") == "error"
+        assert len(loop.outputs("a")) == 5  # 12 slots hold 8 + 4 tokens, and the fifth output needs none
+        finish = loop.events["a"][-1].finish
+        assert finish is not None
+        assert "the KV cache has room for 12 (--gpu-memory-utilization)" in str(finish.detail)
+
+    def test_a_preempted_request_that_outgrew_the_cache_ends_with_an_error(self) -> None:
+        loop = make_loop(num_blocks=4, has_prefix=False)
+        loop.add(make_request("a", text(8), params=ENDLESS))
+        while len(loop.outputs("a")) < 5:
+            loop.step()
+        loop.scheduler._preempt(loop.requests["a"])
+        loop.drain()
+        assert loop.finish_reason("a") == "error"
+
+    def test_in_flight_blocks_are_not_handed_on(self) -> None:
+        """Plan k + 1 needs a block and preempts somebody whose rows are in plan k: the block comes with its commit."""
+        loop = make_loop(num_blocks=5, has_prefix=False)
+        for name in "ab":
+            loop.add(make_request(name, text(4, ord(name)), params=outputs(9)))
+        while not loop.launch().preempted:
+            if len(loop.flights) == 2:
+                loop.land()
+        assert loop.plans[-1].preempted == ("b",)
+        assert loop.scheduler.holdings.pool.num_free == 0
+        loop.land()
+        assert loop.scheduler.holdings.pool.num_free == 2
+        while loop.flights:
+            loop.land()
+        loop.drain()
+        loop.check_ended()
+        assert [loop.finish_reason(name) for name in "ab"] == ["length", "length"]
+
+    def test_blocks_on_their_way_back_cost_nobody_else_theirs(self) -> None:
+        loop = make_loop(num_blocks=7, has_prefix=False)
+        for name in "abc":
+            loop.add(make_request(name, text(4, ord(name)), params=outputs(9)))
+        while not loop.launch().preempted:
+            if len(loop.flights) == 2:
+                loop.land()
+        assert loop.plans[-1].preempted == ("c",)
+        while loop.flights:
+            loop.land()
+        loop.drain()
+        loop.check_ended()
+
+    def test_a_prompt_in_the_middle_can_be_the_victim(self) -> None:
+        loop = make_loop(replace(LIMITS, prefill_chunk_tokens=3), num_blocks=9, has_prefix=False)
+        loop.add(make_request("a", text(3), params=outputs(9)))
+        loop.step()
+        loop.add(make_request("b", text(24), params=outputs(2)))
+        plans = [loop.step() for _ in range(7)]
+        assert [plan.preempted for plan in plans if plan.preempted] == [("b",)]
+        loop.drain()
+        loop.check_ended()
+
+    def test_a_full_cache_is_no_error_while_blocks_are_on_their_way_back(self) -> None:
+        loop = make_loop(num_blocks=5, has_prefix=False)
+        loop.add(make_request("a", text(15), params=outputs(2)))
+        loop.launch()
+        loop.abort("a")
+        loop.add(make_request("b", text(16), params=outputs(1)))
+        assert loop.launch() == Plan(1)
+        loop.land()
+        assert rows(loop.step()) == [("b", 0, 16)]
+        loop.check_ended()
+
+    @pytest.mark.parametrize("is_pipelined", [False, True])
+    def test_the_number_of_steps_is_bounded(self, is_pipelined: bool) -> None:
+        """Whoever is first in order is never preempted and moves in every step (every second one, when a step is
+        planned before its blocks are back), so all together take no longer than one after the other."""
+        rng = random.Random(5)
+        for _ in range(10):
+            loop = make_loop(replace(LIMITS, prefill_chunk_tokens=6), num_blocks=11, has_prefix=False)
+            bound = 0
+            for i in range(12):
+                length, count = rng.randint(1, 20), rng.randint(1, 18)
+                bound += -(-(length + count) // 6) + count
+                loop.add(make_request(f"r{i}", text(length, i), params=outputs(count), arrival=rng.random()))
+            assert loop.drain(is_pipelined=is_pipelined) <= bound * (3 if is_pipelined else 1)
+            assert loop.scheduler.num_preemptions > 0
+            loop.check_ended()
+
+    def test_who_waits_for_budget_is_not_overtaken(self) -> None:
+        """22 rows in one piece, a budget of 24, and three outputs in each step: one of them must end first."""
+        loop = make_loop(replace(LIMITS, max_num_seqs=5, max_num_batched_tokens=24))
+        for name in "abc":
+            loop.add(make_request(name, text(4, ord(name)), params=outputs(8 + ord(name) % 3)))
+        loop.step()
+        span = image(2, 22, is_whole=True)
+        loop.add(make_request("image", with_images(26, span), spans=(span,), params=outputs(1)))
+        assert rows(loop.step())[3:] == [("image", 0, 2)]
+        loop.add(make_request("new", text(4), params=outputs(1)))
+        while len(rows(plan := loop.step())) == 3 and plan.num_tokens == 3:
+            assert [chunk.request_id for chunk in plan.chunks] == ["a", "b", "c"]
+        assert rows(plan)[2:] == [("image", 2, 22)]
+        loop.drain()
+        loop.check_ended()
+
+    def test_a_stream_of_new_requests_starves_nobody(self) -> None:
+        """A large whole image waits for budget, a long prompt for blocks, while short requests never stop coming."""
+        loop = make_loop(replace(LIMITS, max_num_seqs=4, max_num_batched_tokens=24), num_blocks=30)
+        span = image(2, 22, is_whole=True)
+        for step in range(200):
+            loop.now = step
+            for i in range(2):
+                if loop.scheduler.stats().waiting < 6:
+                    loop.add(make_request(f"s{step}.{i}", text(6, step), params=outputs(5 + i), arrival=loop.now))
+            if step == 10:
+                loop.add(make_request("image", with_images(24, span), spans=(span,), arrival=10, params=outputs(2)))
+                loop.add(make_request("long", text(40), arrival=10, params=outputs(2)))
+            loop.step()
+            if step > 10 and loop.finish_reason("image") and loop.finish_reason("long"):
+                break
+        assert step < 60
+        loop.drain()
+        loop.check_ended()
+
+
+class TestPipeline:
+    def test_an_output_is_planned_before_its_input_is_known(self) -> None:
+        loop = make_loop()
+        loop.add(make_request("a", text(6), params=outputs(4)))
+        loop.launch()
+        plan = loop.launch()
+        assert rows(plan) == [("a", 6, 1)]
+        assert plan.chunks[0].is_pending_input
+        loop.land()
+        assert [chunk.is_pending_input for chunk in loop.launch().chunks] == [True]
+        loop.land()
+        loop.land()
+        assert [chunk.is_pending_input for chunk in loop.launch().chunks] == [False]
+
+    @pytest.mark.parametrize("count", [1, 2, 3])
+    def test_no_row_is_planned_behind_the_last_output(self, count: int) -> None:
+        loop = make_loop()
+        loop.add(make_request("a", text(6), params=outputs(count)))
+        loop.drain()
+        assert sum(plan.num_tokens for plan in loop.plans) == 6 + count - 1
+        loop.check_ended()
+
+    def test_rows_behind_an_end_are_ignored_and_give_back_late(self) -> None:
+        scheduler = make_scheduler(LIMITS)
+        scheduler.add(make_request("a", text(8), params=SamplingParams(max_tokens=9)))
+        first, second = scheduler.plan(0), scheduler.plan(0)
+        (event,) = scheduler.commit(first, {"a": [EOS]})
+        assert event.finish == Finish(FinishReason.STOP)
+        assert scheduler.holdings.pool.num_used == 3
+        scheduler.check()
+        assert scheduler.commit(second, {"a": [12]}) == ()
+        assert scheduler.is_idle
+        assert scheduler.holdings.pool.num_used == 0
+
+    def test_an_id_can_be_used_again_while_the_old_rows_are_in_flight(self) -> None:
+        scheduler = make_scheduler(LIMITS)
+        scheduler.add(make_request("a", text(8), params=outputs(9)))
+        plan = scheduler.plan(0)
+        scheduler.abort("a")
+        again = make_request("a", text(5), params=outputs(9))
+        scheduler.add(again)
+        second = scheduler.plan(0)
+        assert scheduler.commit(plan, {"a": [12]}) == ()
+        scheduler.check()
+        assert scheduler.commit(second, {"a": [13]}) == (Event("a", (13,)),)
+        assert again.output_ids == [13]
+
+    def test_commits_come_in_order_and_plans_do_not_pile_up(self) -> None:
+        scheduler = make_scheduler(LIMITS)
+        scheduler.add(make_request("a", text(8), params=outputs(9)))
+        scheduler.plan(0)
+        second = scheduler.plan(0)
+        with pytest.raises(AssertionError, match="two plans are in flight"):
+            scheduler.plan(0)
+        with pytest.raises(AssertionError, match="plan 1 is committed, plan 0 is due"):
+            scheduler.commit(second, {"a": [1]})
+
+    def test_a_missing_token_is_our_own_fault(self) -> None:
+        scheduler = make_scheduler(LIMITS)
+        scheduler.add(make_request("a", text(8), params=outputs(9)))
+        with pytest.raises(AssertionError, match="a wants a token"):
+            scheduler.commit(scheduler.plan(0), {})
+
+    def test_an_empty_plan_needs_no_commit(self) -> None:
+        scheduler = make_scheduler(LIMITS)
+        plan = scheduler.plan(0)
+        assert plan.is_empty
+        assert scheduler.commit(plan, {}) == ()
+        assert scheduler.is_idle
+
+
+class TestForks:
+    @pytest.mark.parametrize("has_prefix", [True, False])
+    @pytest.mark.parametrize(("length", "shared"), [(10, 2), (12, 2), (13, 3), (3, 0)])
+    def test_forks_share_full_prompt_blocks_and_recompute_the_rest(
+        self, length: int, shared: int, has_prefix: bool
+    ) -> None:
+        loop = make_loop(has_prefix=has_prefix)
+        loop.add(make_request("a", text(length), params=outputs(5, n=3)))
+        assert rows(loop.step()) == [("a", 0, length)]
+        plan = loop.step()
+        left = length - 4 * shared
+        assert rows(plan) == [("a", length, 1), ("a:1", 4 * shared, left), ("a:2", 4 * shared, left)]
+        parent, *children = (chunk.blocks for chunk in plan.chunks)
+        for blocks in children:
+            assert blocks[:shared] == parent[:shared]
+            assert not set(blocks[shared:]) & set(parent)
+        loop.drain()
+        loop.check_ended()
+        assert len({tuple(loop.outputs(name)) for name in loop.requests}) == 3
+
+    def test_a_fork_has_its_own_seed_and_no_prompt_scores(self) -> None:
+        request = make_request("a", text(4), params=SamplingParams(n=3, seed=2**63 - 1, prompt_logprobs=2))
+        forks = [request.fork(i).params for i in (1, 2)]
+        assert [params.seed for params in forks] == [-(2**63), -(2**63) + 1]
+        assert [(params.n, params.prompt_logprobs) for params in forks] == [(1, None)] * 2
+        assert make_request("b", text(4), params=SamplingParams(n=2)).fork(1).params.seed is None
+
+    def test_aborting_a_request_ends_its_forks_too_and_a_fork_only_itself(self) -> None:
+        loop = make_loop()
+        loop.add(make_request("a", text(10), params=outputs(5, n=3)))
+        loop.step()
+        loop.step()
+        loop.abort("a:1")
+        assert loop.finish_reason("a:1") == "abort"
+        loop.abort("a")
+        assert [loop.finish_reason(name) for name in ("a", "a:2")] == ["abort", "abort"]
+        loop.drain()
+        loop.check_ended()
+
+    def test_forks_go_on_when_the_first_is_done(self) -> None:
+        loop = make_loop(replace(LIMITS, max_num_seqs=1))
+        loop.add(make_request("a", text(10), params=outputs(2, n=3)))
+        loop.drain()
+        loop.check_ended()
+        assert [loop.finish_reason(name) for name in loop.requests] == ["length"] * 3
+
+    def test_forks_outlive_a_parent_that_fails(self) -> None:
+        loop = make_loop()
+        loop.add(make_request("a", text(10), params=outputs(2, n=2)))
+        loop.step(failing=[0])
+        loop.drain()
+        loop.check_ended()
+        assert [loop.finish_reason(name) for name in loop.requests] == ["error", "length"]
+
+
+def test_a_storm_of_aborts_leaves_nothing_in_use() -> None:
+    """1,000 requests aborted while they wait, run, are preempted, and have rows in no, one or two plans."""
+    rng = random.Random(11)
+    limits = replace(LIMITS, max_num_seqs=16, max_num_batched_tokens=48, prefill_chunk_tokens=9)
+    loop = make_loop(limits, num_blocks=60, encoder_rows=64)
+    phases: Counter[tuple[str, int]] = Counter()
+    live: list[Request] = []
+    while phases.total() < 1000:
+        while len(live) < 20:
+            live.append(storm_request(f"r{len(loop.requests)}", rng))
+            loop.add(live[-1])
+        for _ in range(rng.choice([0, 0, 0, 1, 4])):
+            preempted = [request for request in live if request.status is Status.PREEMPTED]
+            request = rng.choice(preempted if preempted and rng.random() < 0.3 else live)
+            live.remove(request)
+            if request.finish is None:
+                phases[request.status.value, in_flight(loop, request)] += 1
+                loop.abort(request.id)
+        if len(loop.flights) == 2 or (loop.flights and rng.random() < 0.4):
+            loop.land()
+        else:
+            loop.launch()
+    for phase in [("waiting", 0), ("running", 0), ("running", 1), ("running", 2), ("preempted", 0), ("preempted", 1)]:
+        assert phases[phase] > 0, f"nobody was aborted {phase}: {phases}"
+    for request in live:
+        loop.abort(request.id)
+    while loop.flights:
+        loop.land()
+    assert loop.scheduler.is_idle
+    assert loop.scheduler.holdings.pool.num_used == 0
+    assert loop.scheduler.holdings.encoder.num_held_rows == 0
+    loop.check_ended()
+
+
+def in_flight(loop: Loop, request: Request) -> int:
+    return sum(chunk.request_id == request.id for plan, _ in loop.flights for chunk in plan.chunks)
+
+
+def storm_request(name: str, rng: random.Random) -> Request:
+    span = image(rng.randint(0, 5), rng.randint(1, 12), bytes([rng.randint(65, 70)]))
+    span = replace(span, length=1 + span.digest[0] % 8)
+    spans = (span,) if rng.random() < 0.5 else ()
+    return make_request(name, with_images(rng.randint(14, 20), *spans), spans=spans, params=ENDLESS)
+
+
+def test_statistics() -> None:
+    loop = make_loop(replace(LIMITS, max_num_seqs=1))
+    for name in "ab":
+        loop.add(make_request(name, text(12, ord(name)), params=outputs(5)))
+    loop.launch()
+    stats = loop.scheduler.stats()
+    assert (stats.waiting, stats.waiting_tokens, stats.running) == (1, 12, 1)
+    assert stats.kv_usage == pytest.approx(3 / 63)
+
+
+def test_spans_out_of_order_are_our_own_fault() -> None:
+    scheduler: Scheduler = make_scheduler(LIMITS)
+    bad: list[tuple[Span, ...]] = [
+        (image(4, 3), image(2, 1, media_idx=1)),
+        (image(0, 3), image(2, 3, media_idx=1)),
+        (image(8, 5),),
+        (Span(0, 3, b"short"),),
+        (replace(image(0, 3), first_row=2),),
+        (image(0, 2, media_idx=1), image(3, 2, b"j", media_idx=0)),
+    ]
+    for spans in bad:
+        with pytest.raises(AssertionError):
+            scheduler.add(make_request("a", text(10), spans=spans))
+    assert scheduler.is_idle
+    assert RowError("x") == RowError("x")
