@@ -100,7 +100,7 @@ class Engine:
         ids = self.scheduler.add(request)
         for member_id in ids:
             self._prompts[member_id] = prompt
-            self._requests[member_id] = self.scheduler._live[member_id]
+            self._requests[member_id] = self.scheduler.request(member_id)
         return ids
 
     def abort(self, request_id: str) -> list[Update]:

@@ -28,7 +28,8 @@ from saccade.graphs import (
 from saccade.layers.step import Step
 from saccade.models.vlm import Model
 
-FEW_REQUESTS = 16  # most steps with prompts have few of them; attention then visits no empty requests
+FEW_REQUESTS = 16  # most short steps have few requests; attention then does not visit hundreds of empty ones
+SHORT_STEP = 1024
 
 
 def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
@@ -46,12 +47,6 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
         {"tokens": max_tokens, "requests": state.max_sequences + 1},
         model.place.device,
     )
-    counts = sorted({min(FEW_REQUESTS, state.max_sequences + 1), state.max_sequences + 1})
-    buckets = [
-        Capacity.of(tokens=tokens, requests=min(count, tokens + 1))
-        for tokens in row_buckets(max_tokens)
-        for count in counts
-    ]
 
     def body(frame: Frame) -> dict[str, Tensor]:
         return {"hidden": _hidden(model, state, frame, max_query=frame.capacity["tokens"])}
@@ -61,7 +56,7 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
         body=body,
         arena=arena,
         rows="tokens",
-        buckets=tuple(dict.fromkeys(buckets)),
+        buckets=prefill_buckets(max_tokens, state.max_sequences + 1),
         example=lambda lengths, rng: _example(model, state, lengths, rng),
         state=state.watched(),
     )
@@ -131,9 +126,18 @@ def head_phase(model: Model, state: DeviceState, hidden_TD: Tensor) -> Phase:
     )
 
 
+def prefill_buckets(max_tokens: int, max_requests: int) -> tuple[Capacity, ...]:
+    """Every token count with room for all requests, short ones also with room for few."""
+    found = []
+    for tokens in row_buckets(max_tokens):
+        counts = {max_requests, FEW_REQUESTS} if tokens <= SHORT_STEP else {max_requests}
+        found += [Capacity.of(tokens=tokens, requests=min(count, tokens + 1, max_requests)) for count in sorted(counts)]
+    return tuple(dict.fromkeys(found))
+
+
 def decode_buckets(largest: int) -> tuple[int, ...]:
     """Every batch up to 8 rows, then steps that pad by a few percent."""
-    return tuple(sorted({*range(1, min(8, largest) + 1), *row_buckets(largest, smallest=8, multiple=8)}))
+    return tuple(sorted({*range(1, min(8, largest) + 1), *row_buckets(largest, smallest=8)}))
 
 
 def _row_buffers(model: Model) -> list[Buffer]:

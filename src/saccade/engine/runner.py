@@ -4,6 +4,7 @@ A launch returns at once with a ticket; `Ticket.wait` is the one place where the
 is queued behind it on the same stream, so nothing that a ticket still needs is overwritten before it is copied.
 """
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,6 +132,7 @@ class Runner:
 
     def capture(self, progress: Progress | None = None, *, largest_only: bool = False) -> None:
         """Capture every phase's graphs into one pool, each largest first; `largest_only` to measure what they need."""
+        gc.collect()  # once: captures run with the collector off
         for runner in self.phases:
             runner.capture_buckets(progress, largest_only=largest_only)
 
@@ -140,7 +142,7 @@ class Runner:
         self._turn = (self._turn + 1) % NUM_TICKETS
         if plan.encode:
             self._encode(plan.encode, running)
-        if is_decode(plan.chunks):
+        if is_decode(plan.chunks, running):
             ticket.sampled = plan.chunks
             self.decode.run(decode_values(plan.chunks, running, self.layout), lambda o: self._deliver(ticket, o))
         else:

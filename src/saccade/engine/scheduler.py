@@ -80,6 +80,10 @@ class Scheduler:
         self._families[request.id] = dict(family)
         return tuple(family)
 
+    def request(self, request_id: str) -> Request:
+        """A request that has not ended."""
+        return self._live[request_id]
+
     def abort(self, request_id: str) -> tuple[Event, ...]:
         """End a request and all its forks, or one fork. There is no news of what ended before."""
         members = tuple(self._families.get(request_id, {}).values()) or self._find(request_id)

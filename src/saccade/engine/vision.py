@@ -50,7 +50,7 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         patches = torch.randn(count, spec.patch_values, generator=rng).to(model.place.device, model.place.dtype)
         return vision_values(spec, grids, patches, np.zeros(sum(lengths), dtype=np.int64))
 
-    buckets = tuple(_capacity(spec, units) for units in row_buckets(max_units, smallest=32, multiple=8))
+    buckets = tuple(_capacity(spec, units) for units in row_buckets(max_units, smallest=32))
     return Phase(
         name="vision",
         body=body,

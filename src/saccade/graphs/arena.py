@@ -15,6 +15,7 @@ from saccade.graphs.key import Capacity
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ALIGNMENT_BYTES = 256
+MAX_LAYOUTS = 1024  # eager runs may bring any size: layouts are remembered, but not without end
 NUM_STAGING_SLABS = 3  # a slab is written again only when its copy is done; three let the host run two batches ahead
 
 
@@ -26,6 +27,17 @@ class Batch:
     arrays: Mapping[str, Array]
     sizes: Capacity
     structure: Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Bytes `start` to `stop` of the metadata slab hold a buffer of this shape."""
+
+    buffer: Buffer
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
 
 
 class Arena:
@@ -47,6 +59,7 @@ class Arena:
             if b.role is not Role.METADATA
         }
         self._metadata = [b for b in buffers if b.role is Role.METADATA]
+        self._layouts: dict[Capacity, tuple[list[_Place], int]] = {}
         slab_bytes = self._packed(self.limits)[1]
         self._slab = torch.zeros(slab_bytes, dtype=torch.uint8, device=self.device)
         self._staging = _Staging(slab_bytes, self.device)
@@ -71,11 +84,9 @@ class Arena:
             name: storage[: self.buffers[name].numel(capacity)].view(self.buffers[name].sized(capacity))
             for name, storage in self._storages.items()
         }
-        offsets, _ = self._packed(capacity)
-        for buffer in self._metadata:
-            start = offsets[buffer.name]
-            raw = self._slab[start : start + buffer.nbytes(capacity)]
-            views[buffer.name] = raw.view(buffer.dtype).view(buffer.sized(capacity))
+        for place in self._packed(capacity)[0]:
+            raw = self._slab[place.start : place.stop]
+            views[place.buffer.name] = raw.view(place.buffer.dtype).view(place.shape)
         return views
 
     def rows(self, name: str, count: int) -> Tensor:
@@ -132,12 +143,11 @@ class Arena:
             self._fill_rows(self.buffers[name], value, capacity)
         if not self._metadata:
             return
-        offsets, nbytes = self._packed(capacity)
+        places, nbytes = self._packed(capacity)
         staged = self._staging.next_slab()
-        for buffer in self._metadata:
-            raw = staged[offsets[buffer.name] :][: buffer.nbytes(capacity)]
-            view = raw.view(_numpy_dtype(buffer)).reshape(buffer.sized(capacity))
-            _write_padded(buffer, view, batch.arrays[buffer.name], capacity)
+        for place in places:
+            view = staged[place.start : place.stop].view(place.dtype).reshape(place.shape)
+            _write_padded(place.buffer, view, batch.arrays[place.buffer.name], capacity)
         self._staging.send(self._slab, nbytes)
 
     def poison(self, capacity: Mapping[str, int], sizes: Mapping[str, int] | None = None) -> None:
@@ -152,12 +162,20 @@ class Arena:
                 valid = sizes[buffer.dimension[0]] + buffer.dimension[1]
                 view.narrow(buffer.axis, valid, view.shape[buffer.axis] - valid).fill_(float("nan"))
 
-    def _packed(self, capacity: Mapping[str, int]) -> tuple[dict[str, int], int]:
-        offsets, end = {}, 0
+    def _packed(self, capacity: Mapping[str, int]) -> tuple[list[_Place], int]:
+        """Where the metadata lies at a capacity, and how many bytes it takes."""
+        key = Capacity.of(capacity)
+        if key in self._layouts:
+            return self._layouts[key]
+        places, end = [], 0
         for buffer in self._metadata:
-            offsets[buffer.name] = end
-            end += -(-buffer.nbytes(capacity) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        return offsets, end
+            stop = end + buffer.nbytes(capacity)
+            places.append(_Place(buffer, end, stop, buffer.sized(capacity), _numpy_dtype(buffer)))
+            end = -(-stop // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if len(self._layouts) >= MAX_LAYOUTS:
+            self._layouts.clear()
+        self._layouts[key] = places, end
+        return places, end
 
     def _fill_rows(self, buffer: Buffer, value: Tensor, capacity: Mapping[str, int]) -> None:
         view = self._storages[buffer.name][: buffer.numel(capacity)].view(buffer.sized(capacity))
@@ -280,7 +298,8 @@ def _write_padded(buffer: Buffer, view: Array, value: Array, capacity: Mapping[s
     if buffer.axis is None:
         view[...] = value
         return
-    view, value = np.moveaxis(view, buffer.axis, 0), np.moveaxis(value, buffer.axis, 0)
+    if buffer.axis:
+        view, value = np.moveaxis(view, buffer.axis, 0), np.moveaxis(value, buffer.axis, 0)
     count = value.shape[0]
     view[:count] = value
     match buffer.padding:

@@ -1,7 +1,7 @@
 """Declarations of static buffers: what each holds, which axis varies, and what its padding is filled with."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
 
@@ -63,27 +63,21 @@ class Buffer:
     dtype: torch.dtype
     role: Role
     padding: Padding = ZERO
+    axis: int | None = field(init=False, repr=False)  # the one that varies
+    # what that axis counts, and how many more it has: "segments+1" -> (segments, 1)
+    dimension: tuple[str, int] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        axis = next((axis for axis, size in enumerate(self.shape) if isinstance(size, str)), None)
+        name, _, extra = ("" if axis is None else str(self.shape[axis])).partition("+")
+        object.__setattr__(self, "axis", axis)
+        object.__setattr__(self, "dimension", (name, int(extra or 0)) if name else None)
         if sum(isinstance(size, str) for size in self.shape) > 1:
             raise ConfigError(f"buffer {self.name!r} varies in several axes of {self.shape}; at most one may")
         if isinstance(self.padding, DummySegment) and (self.role is not Role.METADATA or len(self.shape) != 1):
             raise ConfigError(f"buffer {self.name!r} holds boundaries: declare it one-dimensional metadata")
         if isinstance(self.padding, OwnIndex) and (self.role is not Role.METADATA or len(self.shape) != 1):
             raise ConfigError(f"buffer {self.name!r} holds a permutation: declare it one-dimensional metadata")
-
-    @property
-    def axis(self) -> int | None:
-        """The axis that varies."""
-        return next((axis for axis, size in enumerate(self.shape) if isinstance(size, str)), None)
-
-    @property
-    def dimension(self) -> tuple[str, int] | None:
-        """The dimension that the varying axis counts, and what the axis has more: `"segments+1"` -> (segments, 1)."""
-        if self.axis is None:
-            return None
-        name, _, extra = str(self.shape[self.axis]).partition("+")
-        return name, int(extra or 0)
 
     def sized(self, capacity: Mapping[str, int]) -> tuple[int, ...]:
         """The shape at a capacity."""

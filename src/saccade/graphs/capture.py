@@ -14,8 +14,6 @@ from saccade.graphs.key import GraphKey
 from saccade.graphs.lane import Lane
 from saccade.graphs.piecewise import Tape
 
-NUM_WARM_UPS = 2  # the first run compiles and autotunes, the second shows that nothing is left to do
-
 
 class Watched(Mapping[str, Tensor]):
     """The parameters and buffers of a module under their names, read anew at every look: a replaced one is noticed."""
@@ -102,12 +100,11 @@ def capture(
     given for an exact graph: then the key holds its digest.
     """
     assert (structure is not None) == bool(key.digest), f"structure and digest go together: {key}"
-    started, held_before = perf_counter(), lane.nbytes
+    started = perf_counter()
     tape = Tape(lane, arena, state)
     with torch.no_grad(), lane.session():
-        plain = Frame(arena, key.capacity, structure)
-        for _ in range(NUM_WARM_UPS):
-            run_body(body, plain)
+        run_body(body, Frame(arena, key.capacity, structure))  # compiles, autotunes, loads: a capture can do none of it
+        held_before = lane.nbytes
         frame = Frame(arena, key.capacity, structure, tape if key.mode is Mode.PIECEWISE else None)
         tape.record(body, frame)
     graph = CapturedGraph(key, tape.steps, frame, state)

@@ -16,7 +16,7 @@ class Lane(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory in use, of which the growth during a capture is what the graph holds."""
+        """Memory reserved; its growth from `begin` to the last `end` is what a graph's temporaries hold."""
         ...
 
     def session(self) -> AbstractContextManager[None]:
@@ -47,15 +47,11 @@ class CudaLane:
 
     @property
     def nbytes(self) -> int:
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()  # what warm-ups left cached belongs to no graph
-        free, total = torch.cuda.mem_get_info(self._device)
-        return total - free
+        return torch.cuda.memory_reserved(self._device)
 
     @contextmanager
     def session(self) -> Iterator[None]:
         # A collection inside a capture could free CUDA memory or events, which a capture does not allow.
-        gc.collect()
         was_enabled = gc.isenabled()
         gc.disable()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
