@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from saccade import __version__
+from saccade.bench.settings import OfflineBenchSettings
 from saccade.config import GraphBenchSettings, ServerSettings
 from saccade.errors import ConfigError, SaccadeError
 
@@ -53,6 +54,10 @@ def make_parser() -> ArgumentParser:
     graphs = benches.add_parser("graphs", help="a decoder body: eager, piecewise and full graphs, by tokens")
     add_flags(graphs, GraphBenchSettings)
     graphs.set_defaults(run=_bench_graphs)
+    offline = benches.add_parser("offline", help="prefill and decode of a model: eager and graphs, beside their limits")
+    offline.add_argument("model", help="checkpoint folder or hub id")
+    add_flags(offline, OfflineBenchSettings)
+    offline.set_defaults(run=_bench_offline)
     return parser
 
 
@@ -116,5 +121,17 @@ def _bench_graphs(flags: Namespace) -> None:
     for way, mib in bench.held_mib.items():
         console.print(f"{way}: {mib:.0f} MiB held beyond the weights (arena and all graphs)")
     console.print(" ".join(f"{key}={value}" for key, value in bench.environment.items()))
+    if settings.json:
+        Path(settings.json).write_text(json.dumps(asdict(bench), indent=1))
+
+
+def _bench_offline(flags: Namespace) -> None:
+    from saccade.bench.offline import run_offline_bench  # imports torch
+    from saccade.bench.offline_report import print_offline_bench
+
+    settings = settings_from(flags, OfflineBenchSettings)
+    with Console(stderr=True).status("starting") as status:
+        bench = run_offline_bench(flags.model, settings, status.update)
+    print_offline_bench(bench, Console())
     if settings.json:
         Path(settings.json).write_text(json.dumps(asdict(bench), indent=1))

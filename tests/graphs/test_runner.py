@@ -73,6 +73,14 @@ def test_with_graphs_off_everything_is_eager_and_says_so() -> None:
     assert runner.stats.fallbacks == {Reason.GRAPHS_OFF: 1}
 
 
+@pytest.mark.parametrize("mode", Mode)
+def test_switching_graphs_off_changes_no_bit(mode: Mode) -> None:
+    on, off = toy.make_runner(GraphSettings(mode=mode)), toy.make_runner(GraphSettings(tiers=frozenset()))
+    for seed, lengths in enumerate([(4, 6, 8), (5, 5, 8), (3,), (31,)]):
+        values = toy.batch(*lengths, seed=seed)
+        assert torch.equal(on.run(values, copy_out)["y"], off.run(values, copy_out)["y"])
+
+
 def test_strict_turns_a_fallback_into_an_error() -> None:
     runner = toy.make_runner(GraphSettings(strict=True))
     runner.run(toy.batch(5), copy_out)

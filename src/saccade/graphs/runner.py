@@ -159,13 +159,17 @@ class GraphRunner:
             self._note_structure(batch)
         self.stats.count(decision, real_rows, graph_rows)
         if decision.key is None:
-            return self._hand_over(self._eager(batch), batch, consume)
+            # With graphs off the same padded shapes are run, so that switching them off changes no answer by a bit.
+            bucket = self.bucket_for(batch.sizes) if decision.reason is Reason.GRAPHS_OFF else None
+            return self._hand_over(self._eager(batch, bucket), batch, consume)
         return self.replay(decision.key, batch, consume)
 
-    def eager(self, values: Mapping[str, Any], consume: Callable[[Outputs], Result]) -> Result:
-        """Run one batch without a graph, on the same buffers, unpadded."""
+    def eager(
+        self, values: Mapping[str, Any], consume: Callable[[Outputs], Result], *, at: Capacity | None = None
+    ) -> Result:
+        """Run one batch without a graph, on the same buffers: unpadded, or padded to a capacity."""
         batch = self.phase.arena.admit(values)
-        return self._hand_over(self._eager(batch), batch, consume)
+        return self._hand_over(self._eager(batch, at), batch, consume)
 
     def replay(
         self,
@@ -206,18 +210,19 @@ class GraphRunner:
             key = self._key(batch.sizes, batch.structure)
             if self._exact.get(key) is not None:
                 options.append((Tier.EXACT, key))
-        bucket = self._bucket_for(batch.sizes)
+        bucket = self.bucket_for(batch.sizes)
         if bucket is not None and self._key(bucket) in self._graphs:
             options.append((Tier.CAPACITY, self._key(bucket)))
         return options
 
-    def _bucket_for(self, sizes: Mapping[str, int]) -> Capacity | None:
+    def bucket_for(self, sizes: Mapping[str, int]) -> Capacity | None:
+        """The smallest bucket that holds a batch of these sizes."""
         start = bisect_left(self._bucket_rows, sizes[self.phase.rows])
         fitting = (b for b in self._buckets[start:] if self.phase.arena.misfit(sizes, b) is None)
         return next(fitting, None)
 
     def _explain_no_graph(self, batch: Batch) -> Decision:
-        if Tier.CAPACITY in self.settings.tiers and self._buckets and self._bucket_for(batch.sizes) is None:
+        if Tier.CAPACITY in self.settings.tiers and self._buckets and self.bucket_for(batch.sizes) is None:
             problem = self.phase.arena.misfit(batch.sizes, self._buckets[-1])
             return Decision(Tier.EAGER, Reason.TOO_LARGE, detail=problem or "")
         return Decision(Tier.EAGER, Reason.NOT_CAPTURED)
@@ -241,14 +246,18 @@ class GraphRunner:
         arena.fill(Batch(rows, batch.arrays, batch.sizes, batch.structure), key.capacity)
         return self._capture(key, batch.structure)
 
-    def _eager(self, batch: Batch) -> Frame:
-        frame = eager_frame(self.phase.arena, batch)
+    def _eager(self, batch: Batch, bucket: Capacity | None = None) -> Frame:
+        frame = eager_frame(self.phase.arena, batch) if bucket is None else self._padded_frame(batch, bucket)
         with torch.no_grad():
             run_body(self.phase.body, frame)
         return frame
 
+    def _padded_frame(self, batch: Batch, bucket: Capacity) -> Frame:
+        self.phase.arena.fill(batch, bucket)
+        return Frame(self.phase.arena, bucket)
+
     def _replay_in_bucket(self, batch: Batch) -> None:
-        bucket = self._bucket_for(batch.sizes)
+        bucket = self.bucket_for(batch.sizes)
         assert bucket is not None, f"{batch.sizes} was made to fit a bucket"
         self.replay(self._key(bucket), batch, lambda outputs: None)
 

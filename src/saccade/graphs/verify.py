@@ -18,7 +18,8 @@ Values = Mapping[str, Any]
 Tensors = dict[str, Tensor]
 Consume = Callable[[Mapping[str, Tensor]], Tensors]
 
-TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+# Between padded and unpadded shapes, where products add up in another order; a wrong boundary differs by about 1.
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 MAX_SEGMENTS = 8
 
 
@@ -84,7 +85,8 @@ def _verify_bucket(runner: GraphRunner, key: GraphKey, consume: Consume, rng: to
                 _poison(runner, key)
             return runner.replay(key, runner.phase.arena.admit(values), consume, poison=poison)
 
-        yield _compare(runner, str(key), name, [runner.phase.example(part, rng) for part in lengths], replay)
+        batches = [runner.phase.example(part, rng) for part in lengths]
+        yield _compare(runner, str(key), name, batches, replay, at=key.capacity)
 
 
 def _verify_across(runner: GraphRunner, consume: Consume, rng: torch.Generator) -> Row:
@@ -134,14 +136,19 @@ def _num_exact_replays(runner: GraphRunner) -> int:
 
 
 def _compare(
-    runner: GraphRunner, key: str, name: str, batches: Sequence[Values], run: Callable[[Values], Tensors]
+    runner: GraphRunner,
+    key: str,
+    name: str,
+    batches: Sequence[Values],
+    run: Callable[[Values], Tensors],
+    at: Capacity | None = None,
 ) -> Row:
     """Run a sequence; compare each result with eager at once, and again when all later replays are done."""
     kept: list[tuple[Tensors, Tensors]] = []
     worst, tolerance = 0.0, 0.0
     try:
         for values in batches:
-            expected = runner.eager(values, copy_out)
+            expected = _expected(runner, values, at)
             actual = run(values)
             kept.append((actual, expected))
             worst = max(worst, _difference(actual, expected))
@@ -151,6 +158,15 @@ def _compare(
         return Row(key, name, len(kept), float("inf"), tolerance, str(error))
     problem = "a result changed after it was handed over" if worst_kept > max(worst, tolerance) else ""
     return Row(key, name, len(batches), max(worst, worst_kept), tolerance, problem)
+
+
+def _expected(runner: GraphRunner, values: Values, at: Capacity | None) -> Tensors:
+    """Numbers from an unpadded run; choices (tokens) from one of the same shapes, as rounding decides near a tie."""
+    expected = runner.eager(values, copy_out)
+    if all(output.is_floating_point() for output in expected.values()):
+        return expected
+    padded = runner.eager(values, copy_out, at=at or runner.bucket_for(runner.phase.arena.admit(values).sizes))
+    return {name: out if out.is_floating_point() else padded[name] for name, out in expected.items()}
 
 
 def _difference(actual: Tensors, expected: Tensors) -> float:

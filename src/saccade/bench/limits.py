@@ -1,0 +1,123 @@
+"""What the hardware allows: floating-point operations and bytes of a pass, from the numbers of a model.
+
+Counted is what no implementation can avoid: matrix products (2 operations a weight and row), the products of attention,
+weights read once a pass, and in decoding the keys and values of every context. Norms, activations, embeddings and what
+is written are left out, so a limit is never too high.
+"""
+
+from dataclasses import dataclass
+
+from saccade.models.spec import DecoderSpec, LayerSpec, MLPSpec, MoESpec
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device reaches in the best case."""
+
+    flop_per_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The least milliseconds of a pass; what is computed and what is read may overlap, so the longer one counts.
+
+    `products_ms` is the part of `flop_ms` that is not attention.
+    """
+
+    products_ms: float
+    flop_ms: float
+    bytes_ms: float
+
+    @property
+    def ms(self) -> float:
+        return max(self.flop_ms, self.bytes_ms)
+
+    @property
+    def bound_by(self) -> str:
+        return "FLOPs" if self.flop_ms >= self.bytes_ms else "bytes"
+
+
+def prefill_limit(spec: DecoderSpec, tokens: int, itemsize: int, rates: Rates) -> Limit:
+    """One prompt of `tokens` rows through all layers, without the LM head.
+
+    products = 2 * tokens * layer_parameters; attention as in `causal_flops`; bytes = the weights of the layers.
+    """
+    products = 2 * tokens * layer_parameters(spec)
+    flops = products + causal_flops(spec, tokens)
+    return _limit(products, flops, read_parameters(spec, tokens) * itemsize, rates)
+
+
+def head_limit(spec: DecoderSpec, num_rows: int, itemsize: int, rates: Rates) -> Limit:
+    """`num_rows` rows to logits: 2 * rows * vocabulary * width operations, vocabulary * width weights."""
+    products = 2 * num_rows * head_parameters(spec)
+    return _limit(products, products, head_parameters(spec) * itemsize, rates)
+
+
+def decode_limit(spec: DecoderSpec, batch: int, context: int, itemsize: int, rates: Rates) -> Limit:
+    """One token for each of `batch` requests that read `context` keys, LM head included.
+
+    products = 2 * batch * (layer_parameters + head); bytes = weights of layers and head + batch * `context_bytes`.
+    """
+    products = 2 * batch * (layer_parameters(spec) + head_parameters(spec))
+    flops = products + batch * sum(_attention_flops(spec, _reach(layer, context)) for layer in spec.layers)
+    weights = (read_parameters(spec, batch) + head_parameters(spec)) * itemsize
+    return _limit(products, flops, weights + batch * context_bytes(spec, context, itemsize), rates)
+
+
+def layer_parameters(spec: DecoderSpec) -> int:
+    """Weights that one row is multiplied with in all layers; of a mixture only the experts it is sent to."""
+    return sum(_attention_parameters(spec) + _mlp_parameters(spec.width, layer.mlp, None) for layer in spec.layers)
+
+
+def read_parameters(spec: DecoderSpec, num_rows: int) -> int:
+    """Weights of all layers that a pass over these rows reads. Of a mixture: as many experts as rows can reach."""
+    return sum(_attention_parameters(spec) + _mlp_parameters(spec.width, layer.mlp, num_rows) for layer in spec.layers)
+
+
+def head_parameters(spec: DecoderSpec) -> int:
+    return spec.vocab_size * spec.width
+
+
+def causal_flops(spec: DecoderSpec, tokens: int) -> int:
+    """Attention of one prompt: row i of a layer sees min(i, window) keys, 4 * heads * head width operations each."""
+    return sum(_attention_flops(spec, _seen_keys(layer, tokens)) for layer in spec.layers)
+
+
+def context_bytes(spec: DecoderSpec, context: int, itemsize: int) -> int:
+    """Keys and values that one decoding request reads: 2 * key heads * head width numbers a layer and visible key."""
+    row = 2 * spec.attention.num_kv_heads * spec.attention.head_dim * itemsize
+    return sum(row * _reach(layer, context) for layer in spec.layers)
+
+
+def _attention_parameters(spec: DecoderSpec) -> int:
+    """Products to queries, keys, values, and back to the width."""
+    heads = spec.attention
+    return spec.width * heads.head_dim * 2 * (heads.num_heads + heads.num_kv_heads)
+
+
+def _mlp_parameters(width: int, mlp: MLPSpec | MoESpec, num_rows: int | None) -> int:
+    """For one row (None), or all that `num_rows` rows read."""
+    if isinstance(mlp, MLPSpec):
+        return (3 if mlp.gated else 2) * width * mlp.width
+    num_experts = mlp.top_k if num_rows is None else min(mlp.num_experts, mlp.top_k * num_rows)
+    return width * mlp.num_experts + num_experts * 3 * width * mlp.width
+
+
+def _attention_flops(spec: DecoderSpec, num_pairs: int) -> int:
+    """Scores and weighted values of (row, key) pairs: 2 operations a column, twice."""
+    return 4 * spec.attention.num_heads * spec.attention.head_dim * num_pairs
+
+
+def _seen_keys(layer: LayerSpec, tokens: int) -> int:
+    """1 + 2 + ... up to the window, then the window's width for every further row."""
+    ramp = _reach(layer, tokens)
+    return ramp * (ramp + 1) // 2 + (tokens - ramp) * ramp
+
+
+def _reach(layer: LayerSpec, context: int) -> int:
+    return context if layer.window is None else min(context, layer.window)
+
+
+def _limit(products: int, flops: int, num_bytes: int, rates: Rates) -> Limit:
+    return Limit(products / rates.flop_per_s * 1e3, flops / rates.flop_per_s * 1e3, num_bytes / rates.bytes_per_s * 1e3)

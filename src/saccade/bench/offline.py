@@ -1,0 +1,350 @@
+"""What the engine's passes take, without requests: prefill and decode, eagerly and as graphs, beside their limits.
+
+All ways run in one process on the same weights, caches and inputs, through the same runners that the engine uses:
+filling the buffers, choosing the bucket and padding to it count. Prefill is one prompt on an idle device; decode steps
+follow each other without a wait. Every replay is compared with an eager run of the same padded buffers.
+"""
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.bench.limits import Limit, Rates, decode_limit, head_limit, prefill_limit
+from saccade.bench.settings import OfflineBenchSettings
+from saccade.bench.timing import latency_ms, rates_of, step_ms, wait
+from saccade.config import Mode
+from saccade.engine.runner import Runner, RunnerSettings
+from saccade.engine.state import DeviceState, StateSizes, new_state
+from saccade.errors import ConfigError
+from saccade.graphs import Batch, Capacity, Frame, GraphRunner, Role, copy_out, run_body
+from saccade.kernels.sampling import sampling_for
+from saccade.models.vlm import Model
+from saccade.models.weights import DTYPES, load_model
+
+Values = Mapping[str, Any]
+Report = Callable[[str], None]
+
+PAGE_ROWS = 16
+NO_GRAPHS: dict[str, Mode | None] = {"vision": None, "prefill": None, "decode": None}
+WAYS: dict[str, dict[str, Mode | None]] = {
+    "eager": NO_GRAPHS,
+    "piecewise": NO_GRAPHS | {"prefill": Mode.PIECEWISE},
+    "full": dict.fromkeys(NO_GRAPHS, Mode.FULL),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One way to run one pass. `rows` is what `size` is padded to; the limit is that of `size` rows."""
+
+    phase: str
+    size: int
+    rows: int
+    way: str
+    ms: float
+    host_ms: float
+    tokens_per_s: float
+    products_ms: float
+    limit_ms: float
+    bound_by: str
+    of_limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A replay against an eager run of the same padded buffers: the tokens, and the largest difference of hidden
+    states (prefill) or logits (decode) as a share of the largest value."""
+
+    phase: str
+    size: int
+    way: str
+    has_equal_tokens: bool
+    difference: float
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The graphs of one phase. `graph_bytes` is what they hold beyond the phase's buffers."""
+
+    way: str
+    phase: str
+    num_graphs: int
+    seconds: float
+    graph_bytes: int
+    buffer_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    name: str
+    seconds: float
+
+
+@dataclass(slots=True)
+class OfflineBench:
+    lines: list[Line] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    captures: list[Captured] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    def of_phase(self, phase: str) -> list[Line]:
+        """By size, then by way."""
+        ways = list(WAYS)
+        found = (line for line in self.lines if line.phase == phase)
+        return sorted(found, key=lambda line: (line.size, ways.index(line.way)))
+
+
+def run_offline_bench(model_name: str, settings: OfflineBenchSettings, progress: Report) -> OfflineBench:
+    bench = OfflineBench()
+    device = torch.device(settings.device if settings.device != "auto" else _best_device())
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        progress(name)
+        started = perf_counter()
+        yield
+        wait(device)
+        bench.stages.append(Stage(name, perf_counter() - started))
+
+    with stage("weights"):
+        model = load_model(model_name, device=device, dtype=_dtype(settings, device), load_format=settings.load_format)  # type: ignore[arg-type]
+    with stage("caches"):
+        state = bench_state(model, settings)
+    rates = rates_of(device, model.place.dtype, settings.flop_per_s, settings.bytes_per_s)
+    for way, modes in WAYS.items():
+        with stage(f"{way}: buffers"):
+            runner = bench_runner(state, settings, modes)
+        with stage(f"{way}: first passes"):
+            _run_once(runner, settings)
+        if any(modes.values()):
+            with stage(f"{way}: capture"):
+                runner.capture(lambda done, total, key: progress(f"capture {key} ({done + 1} of {total})"))
+            bench.captures += _captured(runner, way)
+        with stage(f"{way}: measure"):
+            for work in _works(runner, settings, rates):
+                progress(f"{way}: {work.phase} of {work.size}")
+                _measure(bench, work, way, settings.rounds)
+        del runner, work
+        _free(device)
+    bench.environment = _environment(model, state, rates, settings)
+    return bench
+
+
+def bench_state(model: Model, settings: OfflineBenchSettings) -> DeviceState:
+    """Caches for the longest prompt and the largest batch, full of noise: an idle bit costs a GPU no power."""
+    block_size = settings.block_size or (128 if model.place.device.type == "cuda" else 16)
+    longest = max(*settings.tokens, settings.context, settings.max_model_len)
+    needed = max(-(-longest // block_size), max(settings.batches) * -(-settings.context // block_size))
+    sizes = StateSizes(
+        num_blocks=needed + 1,
+        block_size=block_size,
+        max_blocks=-(-longest // block_size),
+        max_sequences=max(settings.batches),
+        num_vision_rows=settings.encoder_budget_tokens + PAGE_ROWS,
+    )
+    state = new_state(model, sampling_for(model.place.device), sizes)
+    for cache in state.caches:
+        for part in cache:
+            part.normal_()
+    return state
+
+
+def bench_runner(state: DeviceState, settings: OfflineBenchSettings, modes: Mapping[str, Mode | None]) -> Runner:
+    max_tokens = max(*settings.tokens, state.max_sequences)
+    return Runner(
+        state,
+        RunnerSettings(
+            max_tokens=max_tokens,
+            max_units=settings.encoder_budget_tokens,
+            page_rows=PAGE_ROWS,
+            images=None,
+            videos=None,
+            modes=modes,
+            strict=True,
+        ),
+    )
+
+
+def prefill_values(runner: Runner, tokens: int) -> Values:
+    """One whole prompt."""
+    return runner.prefill.phase.example((tokens,), torch.Generator().manual_seed(tokens))
+
+
+def decode_values(state: DeviceState, batch: int, context: int) -> Values:
+    """A row for each request, which reads `context` keys from blocks of its own, scattered over the cache."""
+    rng = np.random.default_rng(batch)
+    count = -(-context // state.block_size)
+    tables = np.zeros((batch, state.max_blocks), dtype=np.int32)
+    tables[:, :count] = rng.permutation(np.arange(1, state.num_blocks))[: batch * count].reshape(batch, count)
+    last = context - 1
+    return {
+        "ids": rng.integers(0, state.logits.shape[1], batch),
+        "pending": np.full(batch, -1),
+        "positions": np.full((3, batch), last),
+        "slots": tables[:, last // state.block_size].astype(np.int64) * state.block_size + last % state.block_size,
+        "query_start": np.arange(batch + 1),
+        "key_lengths": np.full(batch, context, dtype=np.int32),
+        "block_tables": tables,
+        "sequences": np.arange(1, batch + 1, dtype=np.int32),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One pass to measure. `to_scores` finds in a result what decides the tokens."""
+
+    phase: str
+    size: int
+    runner: GraphRunner
+    values: Values
+    limit: Limit
+    to_scores: Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]
+
+    @property
+    def has_graphs(self) -> bool:
+        return bool(self.runner.graphs)
+
+    def run(self) -> None:
+        self.runner.run(self.values, lambda outputs: None)
+
+
+def _works(runner: Runner, settings: OfflineBenchSettings, rates: Rates) -> Iterator[_Work]:
+    """Prefill for every way; decode and head where a way has them: pieces are for prompts only."""
+    model, state = runner.state.model, runner.state
+    spec, itemsize = model.spec.decoder, model.place.dtype.itemsize
+
+    def last_token(outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return outputs["hidden"], model.logits(outputs["hidden"][-1:]).argmax(dim=-1)
+
+    def next_tokens(outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return state.logits[: outputs["next_ids"].shape[0]].clone(), outputs["next_ids"]
+
+    for tokens in settings.tokens:
+        limit = prefill_limit(spec, tokens, itemsize, rates)
+        yield _Work("prefill", tokens, runner.prefill, prefill_values(runner, tokens), limit, last_token)
+    if runner.settings.modes["prefill"] is Mode.PIECEWISE:
+        return
+    one_row = {"rows": np.zeros(1, dtype=np.int32), "sequences": np.ones(1, dtype=np.int32)}
+    yield _Work("head", 1, runner.head, one_row, head_limit(spec, 1, itemsize, rates), next_tokens)
+    for batch in settings.batches:
+        limit = decode_limit(spec, batch, settings.context, itemsize, rates)
+        values = decode_values(state, batch, settings.context)
+        yield _Work("decode", batch, runner.decode, values, limit, next_tokens)
+
+
+def _measure(bench: OfflineBench, work: _Work, way: str, rounds: int) -> None:
+    batch = work.runner.phase.arena.admit(work.values)
+    key = work.runner.decide(batch).key
+    rows = key.capacity["tokens"] if key is not None else work.size
+    if key is not None:
+        bench.checks.append(_check(work, batch, way))
+    measure = latency_ms if work.phase == "prefill" else step_ms
+    ms, host_ms = measure(work.run, work.runner.phase.arena.device, rounds)
+    limit = work.limit
+    bench.lines.append(
+        Line(
+            phase=work.phase,
+            size=work.size,
+            rows=rows,
+            way=way,
+            ms=ms,
+            host_ms=host_ms,
+            tokens_per_s=work.size / ms * 1e3,
+            products_ms=limit.products_ms,
+            limit_ms=limit.ms,
+            bound_by=limit.bound_by,
+            of_limit=limit.ms / ms,
+        )
+    )
+
+
+@torch.no_grad()
+def _check(work: _Work, batch: Batch, way: str) -> Check:
+    key = work.runner.decide(batch).key
+    assert key is not None, f"{work.phase} of {work.size} has no graph to check"
+    scores, tokens = work.to_scores(run_padded(work.runner, batch, key.capacity))
+    replayed_scores, replayed_tokens = work.to_scores(work.runner.replay(key, batch, copy_out))
+    difference = (replayed_scores.double() - scores.double()).abs().max() / scores.double().abs().max()
+    return Check(work.phase, work.size, way, torch.equal(replayed_tokens, tokens), float(difference))
+
+
+@torch.no_grad()
+def run_padded(runner: GraphRunner, batch: Batch, capacity: Capacity) -> dict[str, Tensor]:
+    """Copies of the valid output rows of an eager run at a capacity: what a replay of that bucket must give."""
+    arena = runner.phase.arena
+    arena.fill(batch, capacity)
+    frame = Frame(arena, capacity)
+    run_body(runner.phase.body, frame)
+    outputs = (name for name, buffer in arena.buffers.items() if buffer.role is Role.OUTPUT)
+    return {name: frame[name][: batch.sizes[runner.phase.rows]].clone() for name in outputs}
+
+
+def _run_once(runner: Runner, settings: OfflineBenchSettings) -> None:
+    """Compile and load kernels, so that a capture's seconds are its own."""
+    for phase in runner.phases:
+        if phase.settings.tiers:
+            example = phase.example_for(phase.phase.buckets[-1])
+            phase.eager({**example.tensors, **example.arrays}, lambda outputs: None)
+    for tokens in (min(settings.tokens), max(settings.tokens)):
+        runner.prefill.eager(prefill_values(runner, tokens), lambda outputs: None)
+    for batch in settings.batches:
+        runner.decode.eager(decode_values(runner.state, batch, settings.context), lambda outputs: None)
+
+
+def _captured(runner: Runner, way: str) -> Iterable[Captured]:
+    for phase in runner.phases:
+        if phase.graphs:
+            yield Captured(
+                way=way,
+                phase=phase.phase.name,
+                num_graphs=len(phase.graphs),
+                seconds=sum(graph.capture_s for graph in phase.graphs),
+                graph_bytes=sum(graph.nbytes for graph in phase.graphs),
+                buffer_bytes=phase.phase.arena.nbytes,
+            )
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _best_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _dtype(settings: OfflineBenchSettings, device: torch.device) -> torch.dtype | None:
+    if settings.dtype == "auto":
+        return torch.float32 if device.type == "cpu" else None
+    if settings.dtype not in DTYPES:
+        raise ConfigError(f"dtype is {settings.dtype!r}; allowed: auto, {', '.join(DTYPES)} (--dtype)")
+    return DTYPES[settings.dtype]
+
+
+def _environment(model: Model, state: DeviceState, rates: Rates, settings: OfflineBenchSettings) -> dict[str, Any]:
+    place = model.place
+    return {
+        "device": torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "model": model.spec.architecture,
+        "layers": len(model.spec.decoder.layers),
+        "dtype": str(place.dtype).removeprefix("torch."),
+        "weights_gb": round(model.parameter_bytes() / 1e9, 3),
+        "kernels": place.kernels.name,
+        "sampling": state.sampling.name,
+        "context": settings.context,
+        "max_keys": state.max_keys,
+        "block_size": state.block_size,
+        "kv_gb": round(sum(part.nbytes for cache in state.caches for part in cache) / 1e9, 3),
+        "flop_per_s": rates.flop_per_s,
+        "bytes_per_s": rates.bytes_per_s,
+    }

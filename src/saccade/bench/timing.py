@@ -1,0 +1,65 @@
+"""How long a call takes: until the device is done, and until the host may go on."""
+
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from saccade.bench.limits import Rates
+
+NUM_WARM_UPS = 2
+TRAIN_LENGTH = 8
+CUDA_SIDE, CPU_SIDE = 8192, 512  # of the product that a device is measured with
+COPIED_BYTES = {"cuda": 4 * 2**30, "cpu": 64 * 2**20}
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def latency_ms(call: Callable[[], object], device: torch.device, rounds: int) -> tuple[float, float]:
+    """Medians of single calls on an idle device: until it is done, and until the call returns."""
+    whole, host = [], []
+    for turn in range(NUM_WARM_UPS + rounds):
+        wait(device)
+        started = perf_counter()
+        call()
+        returned = perf_counter()
+        wait(device)
+        if turn >= NUM_WARM_UPS:
+            whole.append(perf_counter() - started)
+            host.append(returned - started)
+    return median(whole) * 1e3, median(host) * 1e3
+
+
+def step_ms(call: Callable[[], object], device: torch.device, rounds: int) -> tuple[float, float]:
+    """As `latency_ms`, of calls that follow each other without a wait, as steps of an engine that plans ahead do."""
+
+    def train() -> None:
+        for _ in range(TRAIN_LENGTH):
+            call()
+
+    whole, host = latency_ms(train, device, rounds)
+    return whole / TRAIN_LENGTH, host / TRAIN_LENGTH
+
+
+def rates_of(device: torch.device, dtype: torch.dtype, flop_per_s: float, bytes_per_s: float) -> Rates:
+    """The given rates; what is 0 is measured, with a large square product and a large copy."""
+    return Rates(flop_per_s or _product_rate(device, dtype), bytes_per_s or _copy_rate(device))
+
+
+def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
+    side = CUDA_SIDE if device.type == "cuda" else CPU_SIDE
+    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    ms, _ = step_ms(lambda: torch.mm(a, b), device, rounds=5)
+    return 2 * side**3 / ms * 1e3
+
+
+def _copy_rate(device: torch.device) -> float:
+    """Bytes read and bytes written both count."""
+    source = torch.ones(COPIED_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    ms, _ = step_ms(lambda: target.copy_(source), device, rounds=5)
+    return 2 * source.nbytes / ms * 1e3

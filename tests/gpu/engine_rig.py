@@ -1,0 +1,265 @@
+"""Engines around a model with made-up weights, and traffic for them: texts and images of random sizes."""
+
+import gc
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from saccade.cache.blocks import BlockPool
+from saccade.cache.encoder import EncoderIndex
+from saccade.cache.prefix import PrefixCache
+from saccade.config import Mode
+from saccade.engine.engine import Engine, Update
+from saccade.engine.params import SamplingParams
+from saccade.engine.request import Finish
+from saccade.engine.runner import Runner, RunnerSettings
+from saccade.engine.scheduler import Scheduler
+from saccade.engine.settings import SchedulerSettings
+from saccade.engine.state import StateSizes, new_state
+from saccade.graphs import Capacity, Frame, GraphRunner, Phase, run_body
+from saccade.inputs.images import digest_pixels
+from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
+from saccade.inputs.plans import plan_image
+from saccade.inputs.settings import ImageSettings, PlaceholderSettings
+from saccade.kernels.sampling import sampling_for
+from saccade.models.vlm import Model
+from saccade.models.weights import load_model
+
+Result = TypeVar("Result")
+Rng = np.random.Generator
+
+PAGE_ROWS = 16
+PHASES = ("vision", "prefill", "decode", "head", "sample")
+FIRST_TEXT_ID, LAST_TEXT_ID = 10, 40000
+MAX_IDLE_STEPS = 20000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Of an engine under test: small enough that few graphs have to be captured."""
+
+    max_num_seqs: int = 48
+    max_tokens: int = 2048
+    max_model_len: int = 2048
+    max_units: int = 1024
+    encoder_rows: int = 4096
+    kv_tokens: int = 65536
+    block_size: int = 128
+    bucket_stride: int = 3  # of the sizes that an engine would capture, every third and the largest
+
+
+SERVING = Sizes(
+    max_num_seqs=256, max_tokens=8192, max_model_len=8192, max_units=8192, encoder_rows=16384, bucket_stride=1
+)
+WAYS: dict[str, Mode | None] = {"full": Mode.FULL, "piecewise": Mode.PIECEWISE, "eager": None}
+
+
+class PaddedEager(GraphRunner):
+    """Runs every batch eagerly, in the bucket that a graph would be replayed for.
+
+    A matrix product of other shapes may add up in another order, so only a run of the same padded shapes can be
+    asked to give the same bits as a replay.
+    """
+
+    def run(self, values: Mapping[str, Any], consume: Callable[[Mapping[str, torch.Tensor]], Result]) -> Result:
+        return self.eager(values, consume)
+
+    def eager(
+        self,
+        values: Mapping[str, Any],
+        consume: Callable[[Mapping[str, torch.Tensor]], Result],
+        *,
+        at: Capacity | None = None,
+    ) -> Result:
+        batch = self.phase.arena.admit(values)
+        bucket = at or self.bucket_for(batch.sizes)
+        assert bucket is not None, f"{self.phase.name}: no bucket holds {batch.sizes}"
+        self.phase.arena.fill(batch, bucket)
+        frame = Frame(self.phase.arena, bucket)
+        with torch.no_grad():
+            run_body(self.phase.body, frame)
+        return self._hand_over(frame, batch, consume)
+
+
+def dummy_model(config: Mapping[str, Any], folder: Path, *, device: str, dtype: torch.dtype) -> Model:
+    """`SACCADE_TEST_LAYERS=n` keeps only n decoder layers."""
+    text = dict(config["text_config"])
+    text["num_hidden_layers"] = int(os.environ.get("SACCADE_TEST_LAYERS") or text["num_hidden_layers"])
+    (folder / "config.json").write_text(json.dumps({**config, "text_config": text}))
+    return load_model(folder, device=device, dtype=dtype, load_format="dummy")
+
+
+def image_settings(model: Model, *, max_pixels: int) -> ImageSettings:
+    spec = model.spec.vision
+    assert spec is not None
+    half = (0.5, 0.5, 0.5)
+    return ImageSettings(
+        patch=spec.patch,
+        temporal_patch=spec.temporal_patch,
+        merge=spec.merge,
+        mean=half,
+        std=half,
+        resample="bicubic",
+        min_pixels=4 * (spec.patch * spec.merge) ** 2,
+        max_pixels=max_pixels,
+    )
+
+
+def new_runner(model: Model, sizes: Sizes, way: str, *, num_blocks: int | None = None) -> Runner:
+    """Not captured yet. With graphs, a step that is not replayed is an error."""
+    spec = model.spec.vision
+    assert spec is not None
+    state_sizes = StateSizes(
+        num_blocks=num_blocks or sizes.kv_tokens // sizes.block_size + 1,
+        block_size=sizes.block_size,
+        max_blocks=-(-sizes.max_model_len // sizes.block_size),
+        max_sequences=sizes.max_num_seqs,
+        num_vision_rows=sizes.encoder_rows,
+    )
+    mode = WAYS[way]
+    settings = RunnerSettings(
+        max_tokens=sizes.max_tokens,
+        max_units=sizes.max_units,
+        page_rows=PAGE_ROWS,
+        images=image_settings(model, max_pixels=sizes.max_units * (spec.patch * spec.merge) ** 2),
+        videos=None,
+        modes={"vision": mode, "prefill": mode, "decode": mode},
+        strict=mode is not None,
+    )
+    runner = Runner(new_state(model, sampling_for(model.place.device), state_sizes), settings)
+    for name in PHASES:
+        found: GraphRunner = getattr(runner, name)
+        phase = replace(found.phase, buckets=_thinned(found.phase, sizes.bucket_stride))
+        setattr(runner, name, GraphRunner(phase, found.settings, found._lane))
+    return runner
+
+
+def _thinned(phase: Phase, stride: int) -> tuple[Capacity, ...]:
+    sizes = sorted({bucket[phase.rows] for bucket in phase.buckets})
+    kept = {*sizes[::stride], sizes[-1]}
+    return tuple(bucket for bucket in phase.buckets if bucket[phase.rows] in kept)
+
+
+def new_engine(runner: Runner, sizes: Sizes, *, has_prefix_cache: bool = False) -> Engine:
+    limits = SchedulerSettings(
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_tokens,
+        max_model_len=sizes.max_model_len,
+        encoder_budget_tokens=sizes.max_units,
+    )
+    pool = BlockPool(runner.state.num_blocks, sizes.block_size)
+    prefix = PrefixCache(pool, model=b"dummy") if has_prefix_cache else None
+    encoder = EncoderIndex(sizes.encoder_rows, PAGE_ROWS)
+    return Engine(runner, Scheduler(limits, pool=pool, encoder=encoder, prefix=prefix))
+
+
+def random_prompt(runner: Runner, rng: Rng, num_tokens: int, num_images: int, longest_side: int) -> Prompt:
+    """Text with images somewhere inside; the images' rows come on top of `num_tokens`."""
+    ids: list[int] = rng.integers(FIRST_TEXT_ID, _last_text_id(runner), num_tokens).tolist()
+    if not num_images:
+        return text_prompt(ids)
+    images = runner.settings.images
+    spec = runner.state.model.spec.media
+    assert images is not None and spec is not None
+    media = []
+    for _ in range(num_images):
+        height, width = (int(side) for side in rng.integers(images.patch, longest_side + 1, 2))
+        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        plan = plan_image(height, width, images)
+        media.append(Media("image", pixels, plan, digest_pixels(pixels, images.fingerprint)))
+    for place in sorted(rng.integers(0, num_tokens + 1, num_images).tolist(), reverse=True):
+        ids.insert(place, spec.image_token_id)
+    return place_media(ids, media, _placeholders(spec.image_token_id, spec.video_token_id, images.merge))
+
+
+def _last_text_id(runner: Runner) -> int:
+    media = runner.state.model.spec.media
+    assert media is not None
+    return min(LAST_TEXT_ID, media.image_token_id)
+
+
+def _placeholders(image_token_id: int, video_token_id: int | None, merge: int) -> PlaceholderSettings:
+    return PlaceholderSettings(
+        image_marker="<|image_pad|>",
+        image_text="<|image_pad|>",
+        image_token_id=image_token_id,
+        video_marker=None,
+        video_text=None,
+        video_token_id=video_token_id,
+        has_timestamps=True,
+        is_mrope=True,
+        is_bidirectional=False,
+        merge=merge,
+        tokens_per_second=None,
+    )
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request that comes when the engine has made `step` steps."""
+
+    step: int
+    name: str
+    prompt: Prompt
+    params: SamplingParams
+
+
+@dataclass
+class Answer:
+    """The tokens of a request, and for each the likeliest ones with their log-probabilities."""
+
+    tokens: list[int] = field(default_factory=list)
+    likeliest: list[dict[int, float]] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def take(self, update: Update) -> None:
+        assert self.finish is None, "news after the end"
+        self.tokens += update.token_ids
+        if update.scores is not None:
+            ids, logprobs = update.scores.top_ids[0].tolist(), update.scores.top_logprobs[0].tolist()
+            self.likeliest.append(dict(zip(ids, logprobs, strict=True)))
+        self.finish = update.finish
+
+
+def drive(engine: Engine, jobs: Sequence[Job]) -> dict[str, Answer]:
+    """Run all jobs to their ends. Steps depend on lengths and arrivals alone, so every way gets the same batches."""
+    waiting = sorted(jobs, key=lambda job: job.step)
+    answers = {job.name: Answer() for job in jobs}
+    for step in range(MAX_IDLE_STEPS):
+        while waiting and waiting[0].step <= step:
+            job = waiting.pop(0)
+            engine.add(job.name, job.prompt, job.params)
+        for update in engine.step():
+            answers[update.request_id].take(update)
+        if not waiting and not engine.has_work:
+            return answers
+    raise AssertionError(f"not done after {MAX_IDLE_STEPS} steps")
+
+
+def greedy(max_tokens: int, logprobs: int | None = None) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=logprobs)
+
+
+def free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def few_buckets(runner: GraphRunner, count: int) -> tuple[Capacity, ...]:
+    """The smallest, the largest and some between."""
+    buckets = sorted(runner.phase.buckets, key=lambda bucket: bucket[runner.phase.rows])
+    last = len(buckets) - 1
+    return tuple(buckets[i] for i in sorted({round(i * last / max(count - 1, 1)) for i in range(count)}))
+
+
+def with_buckets(runner: GraphRunner, *buckets: Capacity, kind: type[GraphRunner] = GraphRunner) -> GraphRunner:
+    """The same phase with these buckets alone, in a pool of its own."""
+    return kind(replace(runner.phase, buckets=buckets), runner.settings)
