@@ -20,7 +20,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 
 test: $(STAMP)
-	$(BIN)/pytest --ignore tests/gpu
+	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore tests/gpu --numprocesses 2 --dist loadfile
 
 gpu: $(STAMP)
 	$(BIN)/pip install --quiet --editable ".[cuda,dev]"

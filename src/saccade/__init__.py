@@ -1,3 +1,21 @@
 """Serves vision-language models: every forward pass is a CUDA-graph replay, and every replay is the right one."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from saccade.engine.llm import LLM
+    from saccade.engine.params import SamplingParams
+
 __version__ = "0.1.0.dev0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+_HOMES = {"LLM": "saccade.engine.llm", "SamplingParams": "saccade.engine.params"}
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, imported when they are asked for: `saccade --version` needs no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'saccade' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -4,6 +4,7 @@ SaccadeError
 ├── ConfigError        a setting, a checkpoint or the machine does not fit; the command line exits with 2
 ├── RequestError       one request is wrong; `param` names the field (HTTP 400)
 ├── CapacityError      full for now, try again later (HTTP 503 with Retry-After)
+├── EngineDeadError    the engine's process is gone, or is being closed (HTTP 503)
 └── GraphError         a graph was asked to do what its capture does not allow
     ├── CaptureError   the body cannot be captured
     └── AddressError   a buffer a graph reads or writes is no longer where it was captured
@@ -33,6 +34,10 @@ class CapacityError(SaccadeError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class EngineDeadError(SaccadeError):
+    """The engine's process is gone, or is being closed; what ran in it is lost."""
 
 
 class GraphError(SaccadeError):

@@ -92,7 +92,7 @@ def run(
     engine: Engine, prompts: dict[str, Prompt], params: SamplingParams | dict[str, SamplingParams]
 ) -> dict[str, Answer]:
     """All prompts at once; each must end exactly once, and nothing may be left."""
-    names = []
+    names: list[str] = []
     for name, prompt in prompts.items():
         names += engine.add(name, prompt, params[name] if isinstance(params, dict) else params)
     return finish(engine, names)
@@ -171,13 +171,10 @@ def oracle_inputs(tiny: Tiny, prompt: Prompt) -> dict[str, Any]:
     ]
     types = torch.from_numpy((prompt.token_ids == IMAGE).astype(np.int64))[None]
     if is_gemma:
-        side = settings.fixed_size[0] // settings.patch if settings.fixed_size else 0
-        images = [
-            p.view(side, side, 3, settings.patch, settings.patch)
-            .permute(2, 0, 3, 1, 4)
-            .reshape(3, *settings.fixed_size)
-            for p in patches
-        ]
+        assert settings.fixed_size is not None
+        height, width = settings.fixed_size
+        cells = (height // settings.patch, width // settings.patch, 3, settings.patch, settings.patch)
+        images = [p.view(cells).permute(2, 0, 3, 1, 4).reshape(3, height, width) for p in patches]
         return {**inputs, "pixel_values": torch.stack(images), "token_type_ids": types}
     grids = torch.tensor([media.plan.grid_thw for media in prompt.media])
     return {**inputs, "pixel_values": torch.cat(patches), "image_grid_thw": grids, "mm_token_type_ids": types}

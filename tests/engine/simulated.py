@@ -177,8 +177,7 @@ class Loop:
         ids = self.scheduler.add(request)
         for request_id in ids:
             assert request_id not in self.requests
-            found = self.scheduler._find(request_id)
-            self.requests[request_id] = found[0]
+            self.requests[request_id] = self.scheduler.request(request_id)
             self.events[request_id] = []
         self.scheduler.check()
 

@@ -222,7 +222,9 @@ class TestSurvival:
         assert answers["bad"].finish.detail == NO_NUMBERS
         assert {name: answers[name].token_ids for name in prompts} == expected
 
-    def test_a_step_that_raises_ends_its_requests_and_no_others(self, loaded: Load) -> None:
+    def test_a_step_that_raises_ends_its_requests_and_no_others(
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         made, model = loaded("llama")
         engine = build(model, made.folder, Options(max_num_seqs=3))
         prompts = make_prompts(made, 6, seed=8)
@@ -234,7 +236,7 @@ class TestSurvival:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return launch(*args)
 
-        engine.runner.launch = fail_once  # type: ignore[method-assign]
+        monkeypatch.setattr(engine.runner, "launch", fail_once)
         answers = finish(engine, names)
         failed = {name for name, answer in answers.items() if answer.finish.reason is FinishReason.ERROR}
         assert 0 < len(failed) <= 3

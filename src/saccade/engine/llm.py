@@ -113,21 +113,28 @@ class LLM:
         chosen = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
         if len(chosen) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts and {len(chosen)} sampling_params; give one for each, or one")
-        jobs = [self._add(prompt, p) for prompt, p in zip(prompts, chosen, strict=True)]
+        jobs: list[_Job] = []
+        try:
+            for prompt, wanted in zip(prompts, chosen, strict=True):
+                jobs.append(self._add(prompt, wanted))
+            self._finish(jobs, progress)
+        finally:  # whatever was raised, nothing stays behind for the next call
+            for job in jobs:
+                self.engine.abort(job.request_id)
+            while self.engine.has_work:
+                self.engine.step()
+        return [job.output() for job in jobs]
+
+    def _finish(self, jobs: Sequence[_Job], progress: bool) -> None:
         by_id = {member: job for job in jobs for member in job.streams}
         with ExitStack() as stack:
             bar = stack.enter_context(_progress_bar()) if progress else None
             task = bar.add_task("generating", total=len(jobs)) if bar else None
-            try:
-                while self.engine.has_work:
-                    for update in self.engine.step():
-                        self._take(update, by_id)
-                    if bar and task is not None:
-                        bar.update(task, completed=sum(job.output().finished for job in jobs))
-            finally:
-                for job in jobs:
-                    self.engine.abort(job.request_id)
-        return [job.output() for job in jobs]
+            while self.engine.has_work:
+                for update in self.engine.step():
+                    self._take(update, by_id)
+                if bar and task is not None:
+                    bar.update(task, completed=sum(job.output().finished for job in jobs))
 
     def _add(self, prompt: Prompt, params: SamplingParams) -> _Job:
         request_id = f"request-{next(self._ids)}"

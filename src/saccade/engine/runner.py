@@ -34,6 +34,7 @@ from saccade.graphs import GraphKey, GraphRunner, Phase, lane_for
 from saccade.inputs.settings import ImageSettings, VideoSettings
 
 Progress = Callable[[int, int, GraphKey], None]
+_TORCH_DTYPES = {"uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64}
 MAX_SCORED_ROWS = 256  # prompt rows whose logits exist at the same time
 NUM_TICKETS = 3  # two plans may be in flight
 
@@ -278,10 +279,11 @@ class Runner:
         return torch.zeros(self.state.max_sequences, dtype=dtype, pin_memory=self._is_cuda)
 
     def _device(self, array: Ints) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
         if not self._is_cuda:
-            return tensor
-        return tensor.pin_memory().to(self._model.place.device, non_blocking=True)
+            return torch.from_numpy(np.array(array))  # pixels are read-only, which torch has no notion of
+        pinned = torch.empty(array.shape, dtype=_TORCH_DTYPES[array.dtype.name], pin_memory=True)
+        pinned.numpy()[...] = array
+        return pinned.to(self._model.place.device, non_blocking=True)
 
     def _to_host(self, tensor: Tensor) -> Tensor:
         if not self._is_cuda:

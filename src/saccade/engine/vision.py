@@ -47,7 +47,11 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
     def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
         grids = [(1, spec.merge, spec.merge * length) for length in lengths]
         count = sum(lengths) * spec.unit
-        patches = torch.randn(count, spec.patch_values, generator=rng).to(model.place.device, model.place.dtype)
+        seed = int(torch.randint(2**31, (), generator=rng))
+        on_device = torch.Generator(model.place.device).manual_seed(seed)  # thousands of patches: no work for a CPU
+        patches = torch.randn(
+            count, spec.patch_values, generator=on_device, device=model.place.device, dtype=model.place.dtype
+        )
         return vision_values(spec, grids, patches, np.zeros(sum(lengths), dtype=np.int64))
 
     buckets = tuple(_capacity(spec, units) for units in row_buckets(max_units, smallest=32))

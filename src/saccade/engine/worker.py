@@ -1,0 +1,217 @@
+"""The engine's process: `python -m saccade.engine.worker FOLDER`, started by `saccade.engine.process` alone.
+
+It takes commands between steps and waits for them only when idle. Whoever started it holds the other end of its
+standard input: when that closes, or the kernel says that the parent is gone, the process ends. Nothing it does outlives
+it, so SIGTERM keeps its default: the process ends at once. The orderly way is the `Close` command.
+"""
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from saccade.engine.build import build_engine
+from saccade.engine.engine import Engine, Update
+from saccade.engine.messages import (
+    COMMANDS,
+    REPLIES,
+    Abort,
+    Add,
+    AskStats,
+    Buffers,
+    Close,
+    Closed,
+    Failure,
+    News,
+    Ready,
+    Refused,
+    Reply,
+    Stage,
+    Start,
+    StatsReply,
+    Stop,
+    Updates,
+    decode_command,
+    encode,
+    to_news,
+    unpack_prompt,
+)
+from saccade.engine.request import Request
+from saccade.errors import CapacityError, ConfigError, RequestError, SaccadeError
+from saccade.inputs.processor import Processor
+
+EXIT_FAILED, EXIT_ORPHANED = 3, 4
+LINGER_MS = 2000  # for the last words to get out
+MAX_COMMANDS = 128  # between two steps, so that a storm of requests does not stop those that run
+PR_SET_PDEATHSIG = 1
+
+Tell = Callable[[Reply], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """Whose output a request of the engine is."""
+
+    serial: int
+    index: int
+    request: Request
+
+
+class Worker:
+    """Steps an engine and speaks for it. Every `Add` is answered by a refusal, or by news that end each output once."""
+
+    def __init__(self, engine: Engine, commands: "zmq.Socket[bytes]", tell: Tell) -> None:
+        self._engine, self._commands, self._tell = engine, commands, tell
+        self._members: dict[str, _Member] = {}
+        self._ids: dict[tuple[int, int], str] = {}
+        self._news: list[News] = []
+        self._is_open = True
+
+    def run(self) -> None:
+        while self._is_open:
+            self._take_commands()
+            if self._engine.has_work:
+                self._note(self._engine.step())
+            if self._news:
+                self._tell(Updates(self._news))
+                self._news = []
+
+    def _take_commands(self) -> None:
+        flags = zmq.NOBLOCK if self._engine.has_work else 0
+        for _ in range(MAX_COMMANDS):
+            try:
+                frames = self._commands.recv_multipart(flags, copy=False)
+            except zmq.Again:
+                return
+            self._obey([frame.buffer for frame in frames])
+            flags = zmq.NOBLOCK
+
+    def _obey(self, frames: Buffers) -> None:
+        match decode_command(frames[0]):
+            case Add() as command:
+                self._add(command, frames[1:])
+            case Abort(serial=serial):
+                self._note(self._engine.abort(str(serial)))
+            case Stop(serial=serial, index=index, stop=stop):
+                if (serial, index) in self._ids:
+                    self._note(self._engine.stop(self._ids[serial, index], stop))
+            case AskStats(serial=serial):
+                phases = {runner.phase.name: runner.snapshot() for runner in self._engine.runner.phases}
+                self._tell(StatsReply(serial, self._engine.scheduler.stats(), phases))
+            case Close():
+                self._close()
+            case Start():
+                raise ConfigError("the engine was told to start twice")
+
+    def _add(self, command: Add, frames: Buffers) -> None:
+        try:
+            ids = self._engine.add(
+                str(command.serial),
+                unpack_prompt(command.prompt, frames),
+                command.params,
+                priority=command.priority,
+                deadline=command.deadline,
+                cache_salt=command.cache_salt,
+            )
+        except Exception as error:  # whatever is wrong with a request concerns nobody else
+            self._engine.abort(str(command.serial))
+            self._tell(_refusal(command.serial, error))
+            return
+        for index, member_id in enumerate(ids):
+            self._members[member_id] = _Member(command.serial, index, self._engine.scheduler.request(member_id))
+            self._ids[command.serial, index] = member_id
+
+    def _note(self, updates: Iterable[Update]) -> None:
+        for update in updates:
+            member = self._members[update.request_id]
+            self._news.append(to_news(member.serial, member.index, member.request.num_cached_tokens, update))
+            if update.finish is not None:
+                del self._members[update.request_id], self._ids[member.serial, member.index]
+
+    def _close(self) -> None:
+        for serial in {member.serial for member in self._members.values()}:
+            self._note(self._engine.abort(str(serial)))
+        self._is_open = False
+
+
+def main(folder: Path) -> int:
+    _end_with_parent()
+    context = zmq.Context()
+    commands, replies = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    for socket in (commands, replies):
+        socket.set_hwm(0)  # the scheduler limits what is queued; a step must never wait for a slow reader
+    replies.linger = LINGER_MS
+    commands.bind(f"ipc://{folder / COMMANDS}")
+    replies.connect(f"ipc://{folder / REPLIES}")
+    try:
+        return _serve(commands, lambda reply: replies.send(encode(reply)))
+    finally:
+        gc.unfreeze()
+        context.destroy()
+
+
+def _serve(commands: "zmq.Socket[bytes]", tell: Tell) -> int:
+    try:
+        start = decode_command(commands.recv())
+        assert isinstance(start, Start), f"the first command is {start}"
+        engine = _build(start, tell)
+        gc.collect()
+        gc.freeze()  # what stays for good need not be looked at again while requests run
+        pool = engine.scheduler.holdings.pool
+        tell(Ready(engine.scheduler.settings, pool.num_tokens))
+        Worker(engine, commands, tell).run()
+        tell(Closed())
+    except SaccadeError as error:
+        tell(Failure(str(error), is_config=isinstance(error, ConfigError)))
+        return EXIT_FAILED
+    except Exception as error:
+        traceback.print_exc()
+        tell(Failure(f"{type(error).__name__}: {error}"))
+        return EXIT_FAILED
+    return 0
+
+
+def _build(start: Start, tell: Tell) -> Engine:
+    folder = Path(start.folder)
+    return build_engine(
+        folder,
+        start.settings,
+        start.limits,
+        processor=Processor.from_folder(folder),
+        report=lambda name: tell(Stage(name)),
+        progress=lambda done, total, key: tell(Stage("capturing graphs", done, total, str(key))),
+    )
+
+
+def _refusal(serial: int, error: Exception) -> Refused:
+    if isinstance(error, RequestError):
+        return Refused(serial, "request", str(error), error.param, error.code)
+    if isinstance(error, CapacityError):
+        return Refused(serial, "capacity", str(error), retry_after_s=error.retry_after_s)
+    traceback.print_exception(error)
+    return Refused(serial, "internal", f"the engine could not take the request in: {type(error).__name__}")
+
+
+def _end_with_parent() -> None:
+    """Linux kills the process when the thread that started it is gone; elsewhere the closed standard input ends it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_wait_for_end_of_input, daemon=True).start()
+
+
+def _wait_for_end_of_input() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(EXIT_ORPHANED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

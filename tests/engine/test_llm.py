@@ -1,0 +1,136 @@
+"""`LLM`: text, token ids, conversations and images in, answers out."""
+
+import base64
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from saccade import LLM, SamplingParams
+from saccade.errors import ConfigError, RequestError
+from tests.engine.rig import oracle_tokens
+from tests.models import tiny
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "block_size": 8,
+    "kv_cache_tokens": 2048,
+    "encoder_cache_tokens": 512,
+    "encoder_budget_tokens": 64,
+    "max_num_seqs": 6,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 400,
+}
+
+
+@pytest.fixture(scope="module")
+def llm(made: tiny.Tiny) -> Iterator[LLM]:
+    with LLM(made.folder, **SETTINGS) as opened:
+        yield opened
+
+
+@pytest.fixture
+def picture() -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 30, 3)).astype(np.uint8))
+
+
+def test_a_prompt_is_text_or_token_ids(llm: LLM, made: tiny.Tiny) -> None:
+    [from_text] = llm.generate("The quick brown fox", GREEDY, progress=False)
+    [from_ids] = llm.generate(from_text.prompt_token_ids, GREEDY, progress=False)
+    expected = oracle_tokens(made, llm.processor.text("The quick brown fox"), 6)
+    assert from_text.outputs[0].token_ids == from_ids.outputs[0].token_ids == expected
+    assert from_text.finished and from_text.outputs[0].finish_reason == "length"
+    assert from_text.outputs[0].text == llm.processor.tokenizer.detokenizer().push_all(expected)
+
+
+def test_answers_come_in_the_order_of_the_prompts(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = ["The quick", "brown fox jumps over the lazy dog", "What", "is in this picture?"] * 3
+    alone = [llm.generate(prompt, GREEDY, progress=False)[0].outputs[0].token_ids for prompt in prompts[:4]]
+    together = llm.generate(prompts, GREEDY)
+    assert [output.outputs[0].token_ids for output in together] == alone * 3
+    assert "12/12" in capsys.readouterr().out
+
+
+def test_images_may_come_in_any_form(llm: LLM, made: tiny.Tiny, picture: Image.Image, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    path = tmp_path / "a.png"
+    path.write_bytes(buffer.getvalue())
+    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    parts: list[Any] = [
+        {"type": "image", "image": picture},
+        {"type": "image", "image": path},
+        {"type": "image", "image": buffer.getvalue()},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]
+    talks = [[{"role": "user", "content": [part, {"type": "text", "text": "What is this?"}]}] for part in parts]
+    answers = [answer.outputs[0].token_ids for answer in llm.chat(talks, GREEDY, progress=False)]
+    expected = oracle_tokens(made, llm.processor.chat(talks[0]), 6)
+    assert answers == [expected] * 4
+    mixed = {"prompt": "<|image_pad|> What is this?", "multi_modal_data": {"image": picture}}
+    assert len(llm.generate(mixed, GREEDY, progress=False)[0].outputs[0].token_ids) == 6
+    assert llm.engine.runner.vision is not None and llm.engine.runner.vision.stats.fallbacks.total() == 0
+
+
+def test_logprobs_come_with_the_token_and_the_likeliest(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1, ignore_eos=True)
+    [answer] = llm.generate("The quick brown fox", params, progress=False)
+    output = answer.outputs[0]
+    assert output.logprobs is not None and len(output.logprobs) == 3
+    for token, found in zip(output.token_ids, output.logprobs, strict=True):
+        assert found[token].rank == 1 and len(found) == 2
+    assert answer.prompt_logprobs is not None
+    assert answer.prompt_logprobs[0] is None
+    for token, known in zip(answer.prompt_token_ids[1:], answer.prompt_logprobs[1:], strict=True):
+        assert known is not None and known[token].logprob <= 0
+
+
+def test_several_outputs_of_a_prompt(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.5, n=3, seed=3, max_tokens=6, ignore_eos=True)
+    [answer] = llm.generate("The quick", params, progress=False)
+    assert [output.index for output in answer.outputs] == [0, 1, 2]
+    assert len({tuple(output.token_ids) for output in answer.outputs}) > 1
+
+
+def test_a_stop_string_ends_the_text_before_itself(llm: LLM) -> None:
+    long = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    [whole] = llm.generate("The quick brown fox", long, progress=False)
+    text = whole.outputs[0].text
+    stop = text[4:7]
+    at = text.index(stop)
+    [cut] = llm.generate(
+        "The quick brown fox", SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, stop=stop), progress=False
+    )
+    assert (cut.outputs[0].text, cut.outputs[0].finish_reason, cut.outputs[0].stop_reason) == (text[:at], "stop", stop)
+    kept = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, stop=stop, include_stop_str_in_output=True)
+    assert llm.generate("The quick brown fox", kept, progress=False)[0].outputs[0].text == text[: at + 3]
+    assert llm.engine.scheduler.stats().kv_usage == 0
+
+
+def test_bad_prompts_are_named_and_nothing_is_left_behind(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="prompt has 500 tokens"):
+        llm.generate(["fine", [5] * 500], GREEDY, progress=False)
+    with pytest.raises(RequestError, match="a prompt is text, token ids or a mapping; got a float"):
+        llm.generate([1.5], GREEDY, progress=False)
+    with pytest.raises(RequestError, match="2 prompts and 1 sampling_params"):
+        llm.generate(["a", "b"], [GREEDY], progress=False)
+    assert len(llm.generate("fine", GREEDY, progress=False)) == 1
+    assert not llm.engine.has_work
+
+
+def test_settings_are_checked_and_a_closed_llm_says_so(made: tiny.Tiny) -> None:
+    with pytest.raises(ConfigError, match="unknown setting 'max_len'; known are"):
+        LLM(made.folder, max_len=3)
+    with pytest.raises(ConfigError, match=r"graphs has 'prefill=fast'; write PHASE=WORD"):
+        LLM(made.folder, graphs="prefill=fast")
+    with pytest.raises(ConfigError, match=r"the KV cache holds 64 tokens; a request may have 400"):
+        LLM(made.folder, **{**SETTINGS, "kv_cache_tokens": 64})
+    llm = LLM(made.folder, **SETTINGS, enforce_eager=True)
+    llm.close()
+    with pytest.raises(ConfigError, match="this LLM is closed"):
+        llm.generate("a", GREEDY)
