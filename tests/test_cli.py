@@ -2,10 +2,14 @@ import json
 from argparse import ArgumentTypeError
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from saccade import __version__
 from saccade.cli import human_int, main
+from tests.engine.conftest import made as made  # a fixture
+from tests.models import tiny
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,3 +57,16 @@ def test_bench_graphs_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyt
 def test_an_unknown_size_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "graphs", "--size", "70b"]) == 2
     assert "size is '70b'; known are 8b, tiny (--size)" in capsys.readouterr().err
+
+
+def test_run_asks_about_an_image(made: tiny.Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "a.png"
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, (24, 30, 3)).astype(np.uint8)).save(picture)
+    flags = ["--device", "cpu", "--max-tokens", "5", "--max-model-len", "256", "--max-num-seqs", "2", "--enforce-eager"]
+    assert main(["run", str(made.folder), "What is this?", "--image", str(picture), *flags]) == 0
+    assert len(capsys.readouterr().out.strip()) > 0
+
+
+def test_run_names_a_missing_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(tmp_path / "nothing"), "hello"]) == 2
+    assert "nothing" in capsys.readouterr().err

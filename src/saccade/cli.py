@@ -2,7 +2,7 @@
 
 import json
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -13,7 +13,8 @@ from rich.table import Table
 
 from saccade import __version__
 from saccade.bench.settings import OfflineBenchSettings
-from saccade.config import GraphBenchSettings, ServerSettings
+from saccade.config import AnswerSettings, GraphBenchSettings, ServerSettings
+from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.errors import ConfigError, SaccadeError
 
 Settings = TypeVar("Settings")
@@ -49,6 +50,14 @@ def make_parser() -> ArgumentParser:
     add_flags(serve, ServerSettings)
     serve.set_defaults(run=_serve)
 
+    run = commands.add_parser("run", help="ask a model once", description="Ask a model once, with images.")
+    run.add_argument("model", help="checkpoint folder or hub id")
+    run.add_argument("prompt", help="the question")
+    run.add_argument("--image", action="append", default=[], type=Path, metavar="FILE", help="an image; repeatable")
+    for settings in (AnswerSettings, EngineSettings, SchedulerSettings):
+        add_flags(run, settings)
+    run.set_defaults(run=_run)
+
     bench = commands.add_parser("bench", help="measure", description="Measure.")
     benches = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     graphs = benches.add_parser("graphs", help="a decoder body: eager, piecewise and full graphs, by tokens")
@@ -67,13 +76,12 @@ def add_flags(parser: ArgumentParser, settings: type[Any]) -> None:
     for field in fields(settings):
         default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
         shown = f" (default: {default})" if default not in ("", None) else ""
-        parser.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            type=_reader(types[field.name]),
-            default=field.default,
-            metavar=field.name.upper(),
-            help=f"{field.metadata['help']}{shown}",
-        )
+        flag, explained = f"--{field.name.replace('_', '-')}", f"{field.metadata['help']}{shown}"
+        if types[field.name] is bool:
+            parser.add_argument(flag, action=BooleanOptionalAction, default=field.default, help=explained)
+            continue
+        reader = _reader(types[field.name])
+        parser.add_argument(flag, type=reader, default=field.default, metavar=field.name.upper(), help=explained)
 
 
 def settings_from(flags: Namespace, settings: type[Settings]) -> Settings:
@@ -104,6 +112,21 @@ def _reader(kind: Any) -> Callable[[str], Any]:
 def _serve(flags: Namespace) -> None:
     settings_from(flags, ServerSettings)
     raise ConfigError(f"saccade {__version__} has no server yet; `saccade bench graphs` shows the graph core at work")
+
+
+def _run(flags: Namespace) -> None:
+    from saccade import LLM, SamplingParams  # imports torch
+
+    answer = settings_from(flags, AnswerSettings)
+    chosen = {**asdict(settings_from(flags, EngineSettings)), **asdict(settings_from(flags, SchedulerSettings))}
+    content: list[dict[str, Any]] = [{"type": "image", "image": path} for path in flags.image]
+    content.append({"type": "text", "text": flags.prompt})
+    with Console(stderr=True).status(f"loading {flags.model}"):
+        llm = LLM(flags.model, **chosen)
+    params = SamplingParams(max_tokens=answer.max_tokens, temperature=answer.temperature)
+    with llm:
+        [output] = llm.chat([{"role": "user", "content": content}], params, progress=False)
+    print(output.outputs[0].text)
 
 
 def _bench_graphs(flags: Namespace) -> None:

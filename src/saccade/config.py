@@ -59,6 +59,14 @@ class ServerSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerSettings:
+    """How `saccade run` answers."""
+
+    max_tokens: int = setting(256, "longest answer in tokens")
+    temperature: float = setting(0.0, "0 takes the likeliest token every time")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GraphBenchSettings:
     """What `saccade bench graphs` measures."""
 

@@ -67,9 +67,12 @@ def build_engine(
     prefix = PrefixCache(pool, model=_fingerprint(folder, model)) if settings.enable_prefix_caching else None
     encoder = EncoderIndex(settings.encoder_cache_tokens, PAGE_ROWS)
     scheduler = Scheduler(limits, pool=pool, encoder=encoder, prefix=prefix)
-    report("ready")
     eos = GenerationDefaults.from_folder(Path(folder)).eos_token_ids
-    return Engine(runner, scheduler, eos_token_ids=eos, seed=settings.seed)
+    engine = Engine(runner, scheduler, eos_token_ids=eos, seed=settings.seed)
+    report("warming up")
+    engine.warm_up()
+    report("ready")
+    return engine
 
 
 def _num_blocks(

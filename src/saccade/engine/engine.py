@@ -14,11 +14,13 @@ from saccade.engine.plan import Event, Plan, Results, RowError
 from saccade.engine.request import Finish, Request
 from saccade.engine.runner import Runner, Scores, StepOutput, Ticket
 from saccade.engine.scheduler import Scheduler
-from saccade.errors import CapacityError, RequestError, SaccadeError
-from saccade.inputs.placeholders import Prompt
+from saccade.errors import CapacityError, GraphError, RequestError, SaccadeError
+from saccade.inputs.placeholders import Prompt, text_prompt
 
 NO_NUMBERS = "the model's logits are not numbers"
 STEP_FAILED = "the step failed"
+WARM_UP_TOKENS = 300
+WARM_UP_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,24 @@ class Engine:
     def stop(self, request_id: str, stop: str) -> list[Update]:
         """End a request whose text met a stop string."""
         return self._from_events(self.scheduler.stop(request_id, stop))
+
+    def warm_up(self) -> None:
+        """Answer requests of every kind before the first real one: what is compiled, loaded or allocated outside of
+        graphs then is so already."""
+        prompt = text_prompt([0] * min(WARM_UP_TOKENS, self.scheduler.settings.max_model_len - 4))
+        common: dict[str, Any] = {"max_tokens": 3, "ignore_eos": True}
+        kinds = [
+            SamplingParams(temperature=0, prompt_logprobs=20, logprobs=20, **common),
+            SamplingParams(temperature=1, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, **common),
+            SamplingParams(temperature=0, logit_bias={0: 1.0}, allowed_token_ids=(0, 1), min_tokens=2, **common),
+        ]
+        for i, params in enumerate(kinds):
+            self.add(f"warm-up {i}", prompt, params, cache_salt="warm-up")
+        for _ in range(WARM_UP_STEPS):
+            if not self.has_work:
+                return
+            self.step()
+        raise GraphError("the warm-up requests did not end")
 
     def step(self) -> list[Update]:
         """Launch the next step, then take in the one before it, which ran meanwhile."""
