@@ -301,11 +301,11 @@ def test_a_launch_never_waits_for_the_device(model: Model, show: Any) -> None:
     Traffic(engine, seed=3).run(3.0, wanted=24)  # kernels that no graph holds are compiled here
     steps: dict[str, list[float]] = {}
     errors: list[Exception] = []
-    launch, forget = runner.launch, runner.forget
+    launch, prepare = runner.launch, runner.prepare
 
-    def watched_forget(owner: Running) -> None:
+    def watched_prepare(owner: Running) -> None:
         with no_sync():
-            forget(owner)
+            prepare(owner)
 
     def watched(plan: Plan, running: Mapping[str, Running]) -> Any:
         started = time.perf_counter()
@@ -318,7 +318,7 @@ def test_a_launch_never_waits_for_the_device(model: Model, show: Any) -> None:
         finally:
             steps.setdefault(_kind(plan, running), []).append((time.perf_counter() - started) * 1e3)
 
-    runner.launch, runner.forget = watched, watched_forget  # type: ignore[method-assign]
+    runner.launch, runner.prepare = watched, watched_prepare  # type: ignore[method-assign]
     Traffic(engine, seed=5).run(3.0, wanted=24)
     show(
         "host time of a launch, ms",

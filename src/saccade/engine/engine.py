@@ -14,7 +14,7 @@ from saccade.engine.plan import Event, Plan, Results, RowError
 from saccade.engine.request import Finish, Request
 from saccade.engine.runner import Runner, Scores, StepOutput, Ticket
 from saccade.engine.scheduler import Scheduler
-from saccade.errors import CapacityError, GraphError, RequestError, SaccadeError
+from saccade.errors import GraphError, RequestError, SaccadeError
 from saccade.inputs.placeholders import Prompt, text_prompt
 
 NO_NUMBERS = "the model's logits are not numbers"
@@ -152,10 +152,7 @@ class Engine:
                     self._begin(chunk.request_id)
             return self.runner.launch(plan, self._running)
         except Exception as error:  # one bad step must not take the others down
-            if isinstance(error, SaccadeError) and not isinstance(error, RequestError | CapacityError):
-                message = str(error)
-            else:
-                message = f"{STEP_FAILED}: {type(error).__name__}"
+            message = str(error) if isinstance(error, SaccadeError) else f"{STEP_FAILED}: {type(error).__name__}"
             return _Failure(plan, message)
 
     def _begin(self, request_id: str) -> None:
@@ -163,7 +160,7 @@ class Engine:
         seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
         owner = Running(request, self._prompts[request_id], self._free_sequences.pop(), seed)
         self._running[request_id] = owner
-        self.runner.forget(owner)
+        self.runner.prepare(owner)
 
     def _take_in(self, step: Ticket | _Failure) -> list[Update]:
         if isinstance(step, _Failure):

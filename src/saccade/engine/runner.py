@@ -155,7 +155,7 @@ class Runner:
             ticket.done.record()
         return ticket
 
-    def forget(self, owner: Running) -> None:
+    def prepare(self, owner: Running) -> None:
         """Prepare a sequence for its next request: what penalties count is that request's prompt and outputs."""
         if not has_penalties(owner.request.params):
             return
