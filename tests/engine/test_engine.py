@@ -12,7 +12,8 @@ from saccade.config import Mode
 from saccade.engine.engine import NO_NUMBERS, Engine
 from saccade.engine.params import SamplingParams
 from saccade.engine.request import FinishReason
-from saccade.errors import CapacityError, RequestError
+from saccade.engine.runner import Ticket
+from saccade.errors import CapacityError, GraphError, RequestError
 from saccade.graphs import verify
 from saccade.inputs.placeholders import Prompt, text_prompt
 from tests.engine.conftest import Loaded
@@ -187,6 +188,17 @@ class TestSampling:
         )
         assert 42 in repeated["e"] and len(set(repeated["e"])) > 1, "a frequent token becomes unlikely"
 
+    def test_penalties_survive_recomputation_in_single_rows(self, loaded: Load) -> None:
+        made, model = loaded("llama")
+        prompts = make_prompts(made, 4, seed=3)
+        params = SamplingParams(
+            temperature=1.0, seed=5, frequency_penalty=1.5, repetition_penalty=1.3, max_tokens=30, ignore_eos=True
+        )
+        roomy = tokens(build(model, made.folder, Options()), prompts, params)
+        engine = build(model, made.folder, Options(num_blocks=12, prefill_chunk=1))
+        assert tokens(engine, prompts, params) == roomy
+        assert engine.scheduler.stats().preemptions > 0
+
     def test_stop_tokens_and_least_lengths(self, loaded: Load) -> None:
         made, model = loaded("llama")
         prompt = text_prompt([5, 6, 7, 8])
@@ -244,6 +256,80 @@ class TestSurvival:
         expected = expect(made, prompts)
         assert all(answers[name].token_ids == expected[name] for name in names if name not in failed)
 
+    def test_stop_tokens_beyond_the_vocabulary_hurt_nobody(self, loaded: Load) -> None:
+        made, model = loaded("llama")
+        engine = build(model, made.folder, Options())
+        prompts = make_prompts(made, 3, seed=5)
+        odd = replace(GREEDY, min_tokens=2, stop_token_ids=(5000,))
+        answers = run(engine, prompts, {"r0": odd, "r1": GREEDY, "r2": GREEDY})
+        assert {name: answer.token_ids for name, answer in answers.items()} == expect(made, prompts)
+
+    @pytest.mark.parametrize("place", ["launch", "wait"])
+    def test_an_interrupted_step_is_still_accounted_for(
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch, place: str
+    ) -> None:
+        """Ctrl-C, or a device error that only shows when the host waits, must not leave a plan open for ever."""
+        made, model = loaded("llama")
+        engine = build(model, made.folder, Options())
+        prompts = make_prompts(made, 3, seed=8)
+        names = [name for p in prompts.items() for name in engine.add(p[0], p[1], GREEDY)]
+        with monkeypatch.context() as patched:
+            if place == "launch":
+                patched.setattr(engine.runner, "launch", _raise(KeyboardInterrupt()))
+                with pytest.raises(KeyboardInterrupt):
+                    engine.step()
+            else:
+                patched.setattr(Ticket, "wait", _raise(RuntimeError("device lost")))
+                for _ in range(3):
+                    engine.step()
+        for name in names:
+            engine.abort(name)
+        for _ in range(10):
+            engine.step()
+        assert not engine.has_work
+        assert tokens(engine, prompts) == expect(made, prompts)
+
+    def test_an_image_that_failed_for_one_request_is_encoded_again_for_another(self, loaded: Load) -> None:
+        made, model = loaded("qwen3_vl")
+        engine = build(model, made.folder, Options(max_num_seqs=2))
+        prompt = random_prompt(made, np.random.default_rng(4), num_images=1, length=12)
+        launch, failures = engine.runner.launch, iter([True])
+
+        def fail_once(*args: Any) -> Any:
+            if next(failures, False):
+                raise RuntimeError("no luck")
+            return launch(*args)
+
+        engine.runner.launch = fail_once  # type: ignore[assignment, method-assign]
+        engine.add("a", prompt, GREEDY)
+        early = engine.step()
+        names = list(engine.add("b", prompt, GREEDY))
+        early += engine.step()
+        assert {u.request_id: u.finish.reason for u in early if u.finish} == {"a": FinishReason.ERROR}
+        names += [*engine.add("c", text_prompt([5, 6]), GREEDY), *engine.add("d", text_prompt([7]), GREEDY)]
+        answers = finish(engine, names)
+        assert {answers[name].finish.reason for name in names} == {FinishReason.LENGTH}
+        assert answers["b"].token_ids == oracle_tokens(made, prompt, 8)
+        assert len(engine._free_sequences) == 2
+
+    def test_more_images_than_frames_of_a_pass_take_several_passes(self, loaded: Load) -> None:
+        made, model = loaded("qwen3_vl")
+        options = Options(mode=Mode.FULL, max_units=256, max_tokens=256, max_model_len=400, num_blocks=200, strict=True)
+        engine = build(model, made.folder, replace(options, max_num_seqs=3))
+        rng = np.random.default_rng(2)
+        prompts = {name: random_prompt(made, rng, num_images=34, length=4) for name in ("a", "b")}
+        small = {name: answer.finish.reason for name, answer in run(engine, prompts, GREEDY).items()}
+        assert set(small.values()) == {FinishReason.LENGTH}
+
+    def test_warming_up_fails_loudly_and_fits_small_settings(self, loaded: Load) -> None:
+        made, model = loaded("llama")
+        engine = build(model, made.folder, Options(max_model_len=4))
+        engine.warm_up()
+        assert not engine.has_work
+        engine.runner.launch = _raise(RuntimeError("broken"))  # type: ignore[method-assign]
+        with pytest.raises(GraphError, match="a warm-up request failed"):
+            engine.warm_up()
+
     def test_an_abort_storm_leaves_nothing_behind(self, loaded: Load) -> None:
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options(has_prefix_cache=True, num_blocks=60))
@@ -297,6 +383,13 @@ class TestSurvival:
             engine.add("r3", text_prompt([5, 6]), GREEDY)
         assert refused.value.retry_after_s > 0
         finish(engine, ["r0", "r1", "r2"])
+
+
+def _raise(error: BaseException) -> Callable[..., Any]:
+    def fail(*args: Any) -> Any:
+        raise error
+
+    return fail
 
 
 def _without_column(logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:

@@ -112,6 +112,20 @@ def test_a_stop_string_ends_the_text_before_itself(llm: LLM) -> None:
     assert llm.engine.scheduler.stats().kv_usage == 0
 
 
+def test_a_stop_string_waits_for_the_least_length(llm: LLM) -> None:
+    long = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    text = llm.generate("The quick brown fox", long, progress=False)[0].outputs[0].text
+    patient = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=text[0], min_tokens=5)
+    [answer] = llm.generate("The quick brown fox", patient, progress=False)
+    assert len(answer.outputs[0].token_ids) > 5
+
+
+def test_more_prompts_than_the_queue_holds_take_turns(made: tiny.Tiny) -> None:
+    with LLM(made.folder, **SETTINGS, enforce_eager=True, max_queued_requests=2) as small:
+        answers = small.generate(["The quick", "brown"] * 6, GREEDY, progress=False)
+    assert len(answers) == 12 and all(answer.finished for answer in answers)
+
+
 def test_bad_prompts_are_named_and_nothing_is_left_behind(llm: LLM) -> None:
     with pytest.raises(RequestError, match="prompt has 500 tokens"):
         llm.generate(["fine", [5] * 500], GREEDY, progress=False)

@@ -40,7 +40,10 @@ class Layout:
 
 def is_decode(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> bool:
     """Whether every request brings the one row of its newest output."""
-    return all(chunk.count == 1 and chunk.start >= len(running[chunk.request_id].prompt) for chunk in chunks)
+    return all(
+        chunk.count == 1 and chunk.wants_logits and chunk.start >= len(running[chunk.request_id].prompt)
+        for chunk in chunks
+    )
 
 
 def mixed_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout: Layout) -> dict[str, Ints]:

@@ -1,5 +1,6 @@
 """From a checkpoint to a running engine: weights, buffers and graphs first, KV blocks from what is left."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import blake2b
@@ -85,7 +86,7 @@ def _num_blocks(
     """Blocks of the KV cache, block 0 (padding's) included: as asked for, or all that memory leaves."""
     if settings.kv_cache_tokens or model.place.device.type != "cuda":
         wanted = settings.kv_cache_tokens or max(CPU_KV_TOKENS, limits.max_model_len)
-        num_blocks = wanted // sizes.block_size + 1
+        num_blocks = -(-wanted // sizes.block_size) + 1
     else:
         num_blocks = _measured_blocks(model, settings, sizes, runner_settings)
     if (num_blocks - 1) * sizes.block_size < limits.max_model_len:
@@ -105,6 +106,7 @@ def _measured_blocks(model: Model, settings: EngineSettings, sizes: StateSizes, 
     trial.capture(largest_only=True)
     needed = before - _free_bytes(device) - sizes.num_blocks * block_bytes
     del trial
+    gc.collect()
     _, total = torch.cuda.mem_get_info(device)
     free = _free_bytes(device) - total * (1 - settings.gpu_memory_utilization)
     return int((free - needed - HEADROOM_BYTES) // block_bytes)

@@ -11,7 +11,7 @@ from saccade.cache.prefix import Span
 from saccade.engine.batch import Running
 from saccade.engine.params import SamplingParams
 from saccade.engine.plan import Event, Plan, Results, RowError
-from saccade.engine.request import Finish, Request
+from saccade.engine.request import Finish, FinishReason, Request, Status
 from saccade.engine.runner import Runner, Scores, StepOutput, Ticket
 from saccade.engine.scheduler import Scheduler
 from saccade.errors import GraphError, RequestError, SaccadeError
@@ -19,6 +19,7 @@ from saccade.inputs.placeholders import Prompt, text_prompt
 
 NO_NUMBERS = "the model's logits are not numbers"
 STEP_FAILED = "the step failed"
+WARM_UP_ID = "warm-up"
 WARM_UP_TOKENS = 300
 WARM_UP_STEPS = 1000
 
@@ -88,6 +89,7 @@ class Engine:
     ) -> tuple[str, ...]:
         """Take a request in; for n > 1 the ids of all its outputs. Refused with a RequestError or a CapacityError."""
         self._check_tokens(prompt, params)
+        self._check_media(prompt)
         request = Request(
             id=request_id,
             prompt_ids=tuple(prompt.token_ids.tolist()),
@@ -116,20 +118,18 @@ class Engine:
     def warm_up(self) -> None:
         """Answer requests of every kind before the first real one: what is compiled, loaded or allocated outside of
         graphs then is so already."""
-        prompt = text_prompt([0] * min(WARM_UP_TOKENS, self.scheduler.settings.max_model_len - 4))
-        common: dict[str, Any] = {"max_tokens": 3, "ignore_eos": True}
-        kinds = [
-            SamplingParams(temperature=0, prompt_logprobs=20, logprobs=20, **common),
+        longest = self.scheduler.settings.max_model_len
+        prompt = text_prompt([0] * max(1, min(WARM_UP_TOKENS, longest - 4)))
+        common: dict[str, Any] = {"max_tokens": min(3, longest - len(prompt)), "ignore_eos": True}
+        for params in (
+            SamplingParams(temperature=0, prompt_logprobs=1, logprobs=1, **common),
             SamplingParams(temperature=1, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, **common),
-            SamplingParams(temperature=0, logit_bias={0: 1.0}, allowed_token_ids=(0, 1), min_tokens=2, **common),
-        ]
-        for i, params in enumerate(kinds):
-            self.add(f"warm-up {i}", prompt, params, cache_salt="warm-up")
-        for _ in range(WARM_UP_STEPS):
-            if not self.has_work:
-                return
-            self.step()
-        raise GraphError("the warm-up requests did not end")
+            SamplingParams(temperature=0, logit_bias={0: 1.0}, allowed_token_ids=(0, 1), min_tokens=1, **common),
+        ):
+            self.add(WARM_UP_ID, prompt, params, cache_salt=WARM_UP_ID)
+            updates = [update for _ in range(WARM_UP_STEPS) if self.has_work for update in self.step()]
+            if not updates or updates[-1].finish is None or updates[-1].finish.reason is FinishReason.ERROR:
+                raise GraphError(f"a warm-up request failed: {updates[-1:]}")
 
     def step(self) -> list[Update]:
         """Launch the next step, then take in the one before it, which ran meanwhile."""
@@ -140,7 +140,7 @@ class Engine:
         if not plan.is_empty:
             self._in_flight.append(self._launch(plan))
         if self._in_flight and (plan.is_empty or len(self._in_flight) > 1):
-            updates += self._take_in(self._in_flight.popleft())
+            updates += self._take_in(self._in_flight[0])
         if not self._in_flight and self.scheduler.is_idle:
             self.scheduler.check()
         return updates
@@ -152,8 +152,10 @@ class Engine:
                     self._begin(chunk.request_id)
             return self.runner.launch(plan, self._running)
         except Exception as error:  # one bad step must not take the others down
-            message = str(error) if isinstance(error, SaccadeError) else f"{STEP_FAILED}: {type(error).__name__}"
-            return _Failure(plan, message)
+            return _Failure(plan, _message(error))
+        except BaseException:  # interrupted: what was planned must still be accounted for
+            self._in_flight.append(_Failure(plan, STEP_FAILED))
+            raise
 
     def _begin(self, request_id: str) -> None:
         request = self._requests[request_id]
@@ -163,15 +165,26 @@ class Engine:
         self.runner.prepare(owner)
 
     def _take_in(self, step: Ticket | _Failure) -> list[Update]:
-        if isinstance(step, _Failure):
-            results: Results = {chunk.request_id: RowError(step.message) for chunk in step.plan.chunks}
-            return self._from_events(self.scheduler.commit(step.plan, results))
-        output = step.wait()
-        results = {
-            name: RowError(NO_NUMBERS) if name in output.bad else (token,) for name, token in output.tokens.items()
-        }
-        scored = self._prompt_updates(step.plan, output)
-        return scored + self._from_events(self.scheduler.commit(step.plan, results), output)
+        output: StepOutput | None = None
+        if isinstance(step, Ticket):
+            try:
+                output = step.wait()
+            except Exception as error:
+                step = _Failure(step.plan, _message(error))
+        self._in_flight.popleft()
+        if output is None:
+            message = step.message if isinstance(step, _Failure) else STEP_FAILED
+            results: Results = {chunk.request_id: RowError(message) for chunk in step.plan.chunks}
+            scored = []
+        else:
+            bad, tokens = output.bad, output.tokens
+            results = {name: RowError(NO_NUMBERS) if name in bad else (token,) for name, token in tokens.items()}
+            scored = self._prompt_updates(step.plan, output)
+        updates = scored + self._from_events(self.scheduler.commit(step.plan, results), output)
+        for request_id, owner in list(self._running.items()):
+            if owner.request.status is not Status.RUNNING:  # preempted because it read rows of an image that failed
+                self._release(request_id)
+        return updates
 
     def _prompt_updates(self, plan: Plan, output: StepOutput) -> list[Update]:
         starts = {chunk.request_id: chunk.start + 1 for chunk in plan.chunks}
@@ -221,6 +234,22 @@ class Engine:
             raise RequestError(f"prompt has token ids outside 0..{vocab_size - 1}", param="prompt")
         for name, tokens in (("logit_bias", params.logit_bias), ("allowed_token_ids", params.allowed_token_ids)):
             _check_ids(name, tuple(tokens or ()), vocab_size)
+        ends = {*self._eos_token_ids, *params.stop_token_ids}
+        if params.min_tokens and params.allowed_token_ids and ends.issuperset(params.allowed_token_ids):
+            message = f"allowed_token_ids are all end tokens, which min_tokens ({params.min_tokens}) forbids at first"
+            raise RequestError(message, param="allowed_token_ids")
+
+    def _check_media(self, prompt: Prompt) -> None:
+        """With `--graphs-strict`, a pass that no graph holds fails its whole step: such a request is not let in."""
+        limit = self.runner.settings.max_units
+        longest = max((media.plan.num_tokens for media in prompt.media), default=0)
+        if self.runner.settings.strict and longest > limit:
+            message = f"an image or video has {longest} rows; the limit is {limit} (--encoder-budget-tokens)"
+            raise RequestError(message, code="image_too_large")
+
+
+def _message(error: Exception) -> str:
+    return str(error) if isinstance(error, SaccadeError) else f"{STEP_FAILED}: {type(error).__name__}"
 
 
 def _check_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:

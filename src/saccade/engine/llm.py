@@ -14,7 +14,7 @@ from saccade.engine.engine import Engine, Update
 from saccade.engine.output import Logprobs, OutputStream, RequestOutput, place_prompt_scores
 from saccade.engine.params import SamplingParams
 from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.errors import ConfigError, RequestError
+from saccade.errors import CapacityError, ConfigError, RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.models.folder import find_folder
@@ -28,6 +28,10 @@ class _Job:
     prompt: Prompt
     streams: dict[str, OutputStream]
     prompt_logprobs: list[Logprobs | None] | None
+
+    @property
+    def is_finished(self) -> bool:
+        return all(stream.output.finish_reason is not None for stream in self.streams.values())
 
     def output(self) -> RequestOutput:
         outputs = [stream.output for stream in self.streams.values()]
@@ -75,8 +79,8 @@ class LLM:
         *,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Answers to prompts, in order. A prompt is text, token ids, or {"prompt": ..., "multi_modal_data": {...}}
-        with text or ids and images or videos for its placeholders."""
+        """Answers to prompts, in order. A prompt is text, token ids, or {"prompt": text, "multi_modal_data": {...}}
+        with images or videos for the placeholders of the text."""
         prompts = [prompts] if isinstance(prompts, str | Mapping) or _is_ids(prompts) else list(prompts)
         return self._run([self._prompt(prompt) for prompt in prompts], sampling_params, progress)
 
@@ -102,6 +106,8 @@ class LLM:
                 f"a prompt is text, token ids or a mapping; got a {type(prompt).__name__}", param="prompt"
             )
         if "prompt_token_ids" in prompt:
+            if prompt.get("multi_modal_data"):
+                raise RequestError("token ids cannot be combined with images; give the prompt as text", param="prompt")
             return self.processor.tokens(prompt["prompt_token_ids"])
         given = prompt.get("multi_modal_data") or {}
         media = [(kind, item) for kind, items in given.items() for item in _listed(items)]
@@ -116,7 +122,7 @@ class LLM:
         jobs: list[_Job] = []
         try:
             for prompt, wanted in zip(prompts, chosen, strict=True):
-                jobs.append(self._add(prompt, wanted))
+                jobs.append(self._add_when_possible(prompt, wanted, jobs))
             self._finish(jobs, progress)
         finally:  # whatever was raised, nothing stays behind for the next call
             for job in jobs:
@@ -124,6 +130,18 @@ class LLM:
             while self.engine.has_work:
                 self.engine.step()
         return [job.output() for job in jobs]
+
+    def _add_when_possible(self, prompt: Prompt, params: SamplingParams, jobs: Sequence[_Job]) -> _Job:
+        """The queue may be full of this very call's requests: then go on with those first."""
+        by_id = {member: job for job in jobs for member in job.streams}
+        while True:
+            try:
+                return self._add(prompt, params)
+            except CapacityError:
+                if not self.engine.has_work:
+                    raise
+            for update in self.engine.step():
+                self._take(update, by_id)
 
     def _finish(self, jobs: Sequence[_Job], progress: bool) -> None:
         by_id = {member: job for job in jobs for member in job.streams}
@@ -134,7 +152,7 @@ class LLM:
                 for update in self.engine.step():
                     self._take(update, by_id)
                 if bar and task is not None:
-                    bar.update(task, completed=sum(job.output().finished for job in jobs))
+                    bar.update(task, completed=sum(job.is_finished for job in jobs))
 
     def _add(self, prompt: Prompt, params: SamplingParams) -> _Job:
         request_id = f"request-{next(self._ids)}"

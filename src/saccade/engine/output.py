@@ -56,23 +56,29 @@ class OutputStream:
         self._hold_back = max((len(stop) for stop in params.stop), default=1) - 1
 
     def take(self, update: Update) -> tuple[str, str | None]:
-        """The text that an update adds, and the stop string that it met."""
-        output = self.output
-        for token in update.token_ids:
+        """The text that an update adds, and the stop string that it met; tokens behind that are dropped."""
+        output, finish = self.output, update.finish
+        text, stop = "", None
+        for i, token in enumerate(update.token_ids):
             output.token_ids.append(token)
-            is_end = update.finish is not None and update.finish.reason is FinishReason.STOP
-            if not (is_end and not self._params.include_stop_str_in_output):
+            is_end = finish is not None and finish.reason is FinishReason.STOP and i == len(update.token_ids) - 1
+            if not is_end or self._params.include_stop_str_in_output:
                 self._held += self._detokenizer.push(token)
+            part, stop = self._release(is_last=False)
+            text += part
+            if stop is not None:
+                break
         if output.logprobs is not None and update.scores is not None:
             output.logprobs.extend(to_logprobs(update.token_ids, update.scores))
-        if update.finish is not None:
+        if stop is None and finish is not None:
             self._held += self._detokenizer.flush()
-        text, stop = self._release(is_last=update.finish is not None)
+            part, stop = self._release(is_last=True)
+            text += part
         output.text += text
         if stop is not None:
             self.end(Finish(FinishReason.STOP, stop))
-        elif update.finish is not None:
-            self.end(update.finish)
+        elif finish is not None:
+            self.end(finish)
         return text, stop
 
     def end(self, finish: Finish) -> None:
@@ -80,7 +86,8 @@ class OutputStream:
         self.output.stop_reason = finish.detail
 
     def _release(self, *, is_last: bool) -> tuple[str, str | None]:
-        found = [(self._held.find(stop), stop) for stop in self._params.stop]
+        is_early = 0 < len(self.output.token_ids) <= self._params.min_tokens
+        found = [] if is_early else [(self._held.find(stop), stop) for stop in self._params.stop]
         met = min(((at, stop) for at, stop in found if at >= 0), default=None)
         if met is not None:
             at, stop = met

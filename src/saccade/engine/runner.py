@@ -26,10 +26,11 @@ from saccade.engine.batch import (
     sequences,
 )
 from saccade.engine.language import decode_phase, head_phase, prefill_phase
+from saccade.engine.params import MAX_LOGPROBS
 from saccade.engine.plan import Chunk, EncodeItem, Plan
 from saccade.engine.sampler import edit_logits, has_edits, has_penalties, needs_sampler, sample_phase, sample_values
 from saccade.engine.state import DeviceState
-from saccade.engine.vision import vision_phase, vision_values
+from saccade.engine.vision import MAX_FRAMES, vision_phase, vision_values
 from saccade.graphs import GraphKey, GraphRunner, Phase, lane_for
 from saccade.inputs.settings import ImageSettings, VideoSettings
 
@@ -205,13 +206,11 @@ class Runner:
         """Log-probabilities of the sampled tokens, from the raw logits, for those who asked."""
         for row, chunk in enumerate(ticket.sampled):
             owner = running[chunk.request_id]
-            if owner.request.params.logprobs is None:
+            wanted = owner.request.params.logprobs
+            if wanted is None:
                 continue
             newest = self.state.newest_ids[owner.sequence : owner.sequence + 1]
-            parts = self.state.sampling.logprobs(
-                self.state.logits[row : row + 1], newest, owner.request.params.logprobs
-            )
-            ticket.scores[chunk.request_id] = tuple(self._to_host(part) for part in parts)
+            ticket.scores[chunk.request_id] = self._scores(self.state.logits[row : row + 1], newest, wanted)
 
     def _score_prompt(self, chunk: Chunk, owner: Running, row: int) -> list[tuple[Tensor, ...]]:
         """Log-probabilities of the prompt tokens that follow the chunk's rows."""
@@ -221,18 +220,27 @@ class Runner:
         for start in range(0, len(next_ids), MAX_SCORED_ROWS):
             ids = np.asarray(next_ids[start : start + MAX_SCORED_ROWS], dtype=np.int64)
             logits = self._model.logits(self._hidden_TD[row + start : row + start + len(ids)])
-            scored = self.state.sampling.logprobs(logits, self._device(ids), k)
-            parts.append(tuple(self._to_host(part) for part in scored))
+            parts.append(self._scores(logits, self._device(ids), k))
         return parts
+
+    def _scores(self, logits_NV: Tensor, ids_N: Tensor, k: int) -> tuple[Tensor, ...]:
+        """Always the most that anybody may ask for, cut on the way: one kernel, compiled before the first request."""
+        most = min(MAX_LOGPROBS, logits_NV.shape[1])
+        chosen, ranks, top_ids, top_logprobs = self.state.sampling.logprobs(logits_NV, ids_N, most)
+        return tuple(self._to_host(part) for part in (chosen, ranks, top_ids[:, :k], top_logprobs[:, :k]))
 
     def _encode(self, items: Sequence[EncodeItem], running: Mapping[str, Running]) -> None:
         """Images and videos to their rows of the encoder cache, packed as far as one pass holds."""
         batch: list[EncodeItem] = []
+        num_rows = num_frames = 0
         for item in items:
-            if batch and sum(i.num_rows for i in batch) + item.num_rows > self.settings.max_units:
+            frames = running[item.request_id].prompt.media[item.media_idx].plan.grid_thw[0]
+            is_full = num_rows + item.num_rows > self.settings.max_units or num_frames + frames > MAX_FRAMES
+            if batch and is_full:
                 self._encode_batch(batch, running)
-                batch = []
+                batch, num_rows, num_frames = [], 0, 0
             batch.append(item)
+            num_rows, num_frames = num_rows + item.num_rows, num_frames + frames
         self._encode_batch(batch, running)
 
     def _encode_batch(self, items: Sequence[EncodeItem], running: Mapping[str, Running]) -> None:

@@ -116,7 +116,8 @@ def edit_logits(state: DeviceState, chunks: Sequence[Chunk], running: Mapping[st
             values = _row(list(params.logit_bias.values()), torch.float32, state)
             state.sampling.apply_bias(logits_1V, ids, values)
         if chunk.end - len(owner.prompt) < params.min_tokens:
-            stops = sorted({*owner.request.eos_token_ids, *params.stop_token_ids})
+            vocab_size = state.logits.shape[1]  # a checkpoint may name end tokens that it has no row for
+            stops = sorted(t for t in {*owner.request.eos_token_ids, *params.stop_token_ids} if t < vocab_size)
             active = torch.ones(1, dtype=torch.bool, device=state.logits.device)
             state.sampling.suppress(logits_1V, _row(stops, torch.int64, state), active)
         if params.allowed_token_ids:

@@ -45,7 +45,7 @@ class DeviceState:
         return self.logits.shape[0]
 
     def watched(self) -> dict[str, Tensor]:
-        """All of it by name, weights included: a graph refuses to replay if any of it has moved."""
+        """All of it by name, weights included: a graph refuses to replay if the storage of any has moved."""
         named = {name: slot.view for name, slot in self.model.slots()}
         for i, (keys, values) in enumerate(self.caches):
             named |= {f"keys of layer {i}": keys, f"values of layer {i}": values}

@@ -7,7 +7,7 @@ recorded once and replayed, and padded rows may hold anything.
 NaN counts as -inf wherever a token is chosen: a broken row yields a valid token, and `has_nan` says so. +inf counts as
 the largest float.
 
-The order of a sampling step is: penalties, bias, suppressed tokens, allowed tokens (each edits the logits in place),
+The order of a sampling step is: bias, suppressed tokens, allowed tokens, penalties (each edits the logits in place),
 then `sample`: temperature, min-p, top-k, top-p. Log-probabilities read the raw logits, before all of this.
 """
 
