@@ -118,6 +118,7 @@ class Engine:
     def warm_up(self) -> None:
         """Answer requests of every kind before the first real one: what is compiled, loaded or allocated outside of
         graphs then is so already."""
+        self.runner.warm_up_pixels()
         longest = self.scheduler.settings.max_model_len
         prompt = text_prompt([0] * max(1, min(WARM_UP_TOKENS, longest - 4)))
         common: dict[str, Any] = {"max_tokens": min(3, longest - len(prompt)), "ignore_eos": True}

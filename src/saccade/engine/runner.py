@@ -156,6 +156,16 @@ class Runner:
             ticket.done.record()
         return ticket
 
+    def warm_up_pixels(self) -> None:
+        """Compile what turns pixels into patches; it runs before the vision graph, not inside it."""
+        for settings in (self.settings.images, self.settings.videos):
+            if self.vision is not None and settings is not None:
+                side = settings.patch * settings.merge
+                frames = np.zeros((settings.temporal_patch, 2 * side, side, 3), dtype=np.uint8)
+                self._patchify(
+                    frames, (side, side), settings, self.vision.phase.arena.rows("patches", settings.merge**2)
+                )
+
     def prepare(self, owner: Running) -> None:
         """Prepare a sequence for its next request: what penalties count is that request's prompt and outputs."""
         if not has_penalties(owner.request.params):
@@ -258,22 +268,27 @@ class Runner:
             settings = self.settings.images if media.kind == "image" else self.settings.videos
             assert settings is not None
             end = start + item.num_rows * spec.unit
-            self._model.place.kernels.resize_patchify(
-                self._device(media.pixels),
-                media.plan.size_hw,
-                mean=settings.mean,
-                std=settings.std,
-                patch=settings.patch,
-                temporal_patch=settings.temporal_patch,
-                merge=settings.merge,
-                resample=settings.resample,
-                out=patches_PC[start:end],
-            )
+            self._patchify(media.pixels, media.plan.size_hw, settings, patches_PC[start:end])
             grids.append(media.plan.grid_thw)
             targets.append(places(np.arange(item.num_rows), item.pages, self.settings.page_rows))
             start = end
         values = vision_values(spec, grids, patches_PC, np.concatenate(targets))
         self.vision.run(values, lambda outputs: None)
+
+    def _patchify(
+        self, pixels: Any, size_hw: tuple[int, int], settings: ImageSettings | VideoSettings, out_PC: Tensor
+    ) -> None:
+        self._model.place.kernels.resize_patchify(
+            self._device(pixels),
+            size_hw,
+            mean=settings.mean,
+            std=settings.std,
+            patch=settings.patch,
+            temporal_patch=settings.temporal_patch,
+            merge=settings.merge,
+            resample=settings.resample,
+            out=out_PC,
+        )
 
     def _graph_runner(self, phase: Phase, switch: str) -> GraphRunner:
         mode = self.settings.modes[switch]
