@@ -14,7 +14,8 @@ from PIL import Image
 
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs import ImageLimits, Processor, Prompt, Video, load_image
-from saccade.inputs.placeholders import place_media
+from saccade.inputs.placeholders import Media, place_media
+from saccade.inputs.settings import ImageSettings, VideoSettings
 from saccade.kernels.images import resize_patchify
 from tests.inputs import oracles
 from tests.inputs.test_images import photo
@@ -122,6 +123,19 @@ def check_positions(prompt: Prompt, expected: Any, family: str) -> None:
     assert prompt.rope_delta == int(delta[0, 0])
 
 
+def patches_of(media: Media, settings: ImageSettings | VideoSettings) -> torch.Tensor:
+    return resize_patchify(
+        torch.from_numpy(media.pixels.copy()),
+        media.plan.size_hw,
+        mean=settings.mean,
+        std=settings.std,
+        patch=settings.patch,
+        temporal_patch=settings.temporal_patch,
+        merge=settings.merge,
+        resample=settings.resample,
+    )
+
+
 def pixel_levels(found: torch.Tensor, expected: torch.Tensor, std: tuple[float, float, float]) -> float:
     """The largest difference in units of one uint8 step, channel by channel."""
     assert found.shape == expected.shape
@@ -142,16 +156,7 @@ def test_pixels_are_within_one_level_for_200_sizes(folders: dict[str, Path], fam
         part = {"type": "image"}
         prompt = processor.chat([{"role": "user", "content": [part]}], media=[noise(rng, height, width)])
         (media,) = prompt.media
-        found = resize_patchify(
-            torch.from_numpy(media.pixels.copy()),
-            media.plan.size_hw,
-            mean=settings.mean,
-            std=settings.std,
-            patch=settings.patch,
-            temporal_patch=settings.temporal_patch,
-            merge=settings.merge,
-            resample=settings.resample,
-        )
+        found = patches_of(media, settings)
         expected = oracle(media.pixels)
         assert pixel_levels(found, expected, settings.std) <= 1.001
         assert sum(span.length for span in prompt.spans) == media.plan.num_tokens
@@ -169,16 +174,7 @@ def test_pixels_of_photographs_are_within_one_level_of_pillow(folders: dict[str,
         picture = photo(rng, height, width).resize((width, height), reducing_gap=None)
         pixels = np.asarray(picture.resize((max(1, width // 6), max(1, height // 6))).resize((width, height)))
         (media,) = processor.chat([{"role": "user", "content": [{"type": "image"}]}], media=[pixels]).media
-        found = resize_patchify(
-            torch.from_numpy(media.pixels.copy()),
-            media.plan.size_hw,
-            mean=settings.mean,
-            std=settings.std,
-            patch=settings.patch,
-            temporal_patch=settings.temporal_patch,
-            merge=settings.merge,
-            resample=settings.resample,
-        )
+        found = patches_of(media, settings)
         values = oracle(pixels, return_tensors="pt")["pixel_values"]
         expected = values if family != "gemma3" else oracles.cut_patches(values[0], settings.patch, settings.merge)
         assert pixel_levels(found, expected, settings.std) <= 1.001
@@ -194,16 +190,7 @@ def test_video_pixels_are_within_one_level(folders: dict[str, Path], family: str
         video = Video(noise(rng, frames, height, width), 2.0)
         messages = [{"role": "user", "content": [{"type": "video"}]}]
         (media,) = processor.chat(messages, media=[video]).media
-        found = resize_patchify(
-            torch.from_numpy(media.pixels.copy()),
-            media.plan.size_hw,
-            mean=settings.mean,
-            std=settings.std,
-            patch=settings.patch,
-            temporal_patch=settings.temporal_patch,
-            merge=settings.merge,
-            resample=settings.resample,
-        )
+        found = patches_of(media, settings)
         expected = reference(folders[family], messages, [video])["pixel_values_videos"]
         assert pixel_levels(found, expected, settings.std) <= 1.001
 

@@ -33,7 +33,6 @@ class Tape:
             self._lane.abandon()
             raise
         self._end_piece()
-        self._views = None  # the frame holds this tape: without the way back both go when the graph goes
 
     def outside(
         self, fn: Callable[..., Tensor], args: tuple[Any, ...], bridged: Mapping[str, Tensor], into: Tensor
