@@ -64,7 +64,7 @@ class Compiler:
 @pytest.fixture(params=[80, 90])
 def compilers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Compiler]]:
     stand_ins: dict[str, Compiler] = {}
-    for module in ("fused", "attention", "fused_images"):
+    for module in ("fused", "attention", "fused_images", "fused_vision"):
         host = importlib.import_module(f"saccade.kernels.{module}")
         for name in [n for n in vars(host) if n.endswith("_kernel")]:
             stand_ins[name] = Compiler(getattr(host, name), request.param)
@@ -142,3 +142,31 @@ def test_images(compilers: dict[str, Compiler]) -> None:
     fused_images.resize_patchify(image, (896, 896), **settings, patch=14, resample="bilinear")
     fused_images.resize_patchify(video, (64, 32), **settings, patch=16, temporal_patch=2, merge=2)
     assert compilers["patchify_columns_kernel"].launches == 2
+
+
+def test_many_images_at_once(compilers: dict[str, Compiler]) -> None:
+    from saccade.kernels import fused_images
+    from saccade.kernels.image_jobs import MAX_JOBS, Column, Shape
+
+    table, bytes_ = torch.zeros(len(Column), MAX_JOBS, dtype=torch.int32), torch.zeros(8, dtype=torch.uint8)
+    for patch, temporal, merge, resample in ((16, 2, 2, "bicubic"), (14, 1, 4, "bilinear")):
+        shape = Shape(
+            mean=(0.5,) * 3, std=(0.5,) * 3, patch=patch, temporal_patch=temporal, merge=merge, resample=resample
+        )
+        out = bf16(4, 3 * temporal * patch * patch)
+        fused_images.resize_patchify_jobs(table, bytes_, bytes_, out, shape, (30, 4, 64))
+    assert compilers["job_rows_kernel"].launches == compilers["job_patches_kernel"].launches == 2
+
+
+def test_vision_towers(compilers: dict[str, Compiler]) -> None:
+    from saccade.kernels import fused_vision
+
+    taps = torch.zeros(4, 3, dtype=torch.int32)
+    for heads, head_width in ((16, 72), (16, 80)):
+        width = heads * head_width
+        cos = torch.empty(3, head_width)
+        fused_vision.rotate_packed(bf16(3, 3 * width), heads, cos, cos)
+        fused_vision.add_positions(bf16(3, width), bf16(9, width), taps, taps.float())
+    fused_vision.scatter_rows(bf16(4, 3, 4096), torch.zeros(3, dtype=torch.int64), bf16(4, 9, 4096))
+    assert compilers["rotate_kernel"].launches == compilers["positions_kernel"].launches == 2
+    assert compilers["scatter_kernel"].launches == 1

@@ -11,7 +11,7 @@ from saccade.errors import ConfigError
 from saccade.kernels import dispatch, images, reference
 from saccade.kernels.dispatch import Kernels, kernels_for
 
-FUNCTIONS = [f.name for f in fields(Kernels) if f.name not in ("name", "reasons")]
+FUNCTIONS = [f.name for f in fields(Kernels) if f.name not in ("name", "reasons", "compilers")]
 
 
 def test_a_cpu_gets_the_reference_with_a_reason_for_each_function() -> None:

@@ -25,6 +25,8 @@ class Kernels:
     """
 
     name: str
+    linear: Callable[..., Tensor]
+    gated_linear: Callable[..., Tensor]
     rms_norm: Callable[..., Tensor]
     add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
     layer_norm: Callable[..., Tensor]
@@ -36,8 +38,18 @@ class Kernels:
     store_kv: Callable[..., None]
     varlen_attention: Callable[..., Tensor]
     paged_attention: Callable[..., Tensor]
+    rotate_packed: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    activated_linear: Callable[..., Tensor]
+    add_positions: Callable[..., Tensor]
+    scatter_rows: Callable[..., None]
     resize_patchify: Callable[..., Tensor]
     reasons: dict[str, str] = field(default_factory=dict)
+    compilers: tuple[Callable[[torch.device, torch.dtype], None], ...] = ()
+
+    def compile(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Compile what would otherwise be compiled at the first call of a shape, in the middle of a capture."""
+        for compiler in self.compilers:
+            compiler(device, dtype)
 
     def describe(self) -> list[tuple[str, str, str]]:
         """Rows (function, implementation, reason)."""
@@ -64,22 +76,23 @@ def _reference_kernels(reason: str) -> Kernels:
 
 def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
     """Triton for all, then faster attention where this GPU, dtype and installation allow it."""
-    fused, fused_images, attention, adapters = (
+    fused, fused_images, fused_vision, attention, adapters = (
         importlib.import_module(f"saccade.kernels.{name}")
-        for name in ("fused", "fused_images", "attention", "adapters")
+        for name in ("fused", "fused_images", "fused_vision", "attention", "adapters")
     )
     kernels = Kernels(
         name="triton",
-        **{name: _find(name, fused, fused_images, attention) for name in _function_names()},
+        **{name: _find(name, fused, fused_images, fused_vision, attention) for name in _function_names()},
         reasons=dict.fromkeys(_function_names(), "the device is a GPU"),
     )
+    kernels = _with_products(kernels, capability, dtype)
     refusal = _flash_refusal(capability, dtype)
     flash = refusal or adapters.load_flash_attention()
     if not isinstance(flash, str):
         why = "flash-attn-4 is installed and the GPU is Hopper or later"
         return replace(
             kernels,
-            name="triton+flash-attn-4",
+            name=f"{kernels.name}+flash-attn-4",
             varlen_attention=flash.varlen_attention,
             paged_attention=flash.paged_attention,
             reasons=kernels.reasons
@@ -92,7 +105,27 @@ def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
     reasons = kernels.reasons | {"paged_attention": flash, "varlen_attention": flash}
     if isinstance(varlen, str):
         return replace(kernels, reasons=reasons | {"varlen_attention": f"{flash}; {varlen}"})
-    return replace(kernels, name="triton+torch", varlen_attention=varlen.varlen_attention, reasons=reasons)
+    return replace(kernels, name=f"{kernels.name}+torch", varlen_attention=varlen.varlen_attention, reasons=reasons)
+
+
+def _with_products(kernels: Kernels, capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
+    """quack's tiles were measured on Hopper, in half precision."""
+    names = ("linear", "gated_linear", "activated_linear")
+    if capability[0] != _HOPPER[0] or dtype not in _HALF:
+        met = f"{dtype} on compute capability {capability[0]}.{capability[1]}"
+        return replace(
+            kernels, reasons=kernels.reasons | dict.fromkeys(names, f"cuBLAS: quack's tiles are not for {met}")
+        )
+    products = importlib.import_module("saccade.kernels.products").load_products()
+    if isinstance(products, str):
+        return replace(kernels, reasons=kernels.reasons | dict.fromkeys(names, f"cuBLAS: {products}"))
+    return replace(
+        kernels,
+        name=f"{kernels.name}+quack",
+        **{name: getattr(products, name) for name in names},
+        compilers=(products.prepare,),
+        reasons=kernels.reasons | dict.fromkeys(names, "quack's tiles where they are faster than cuBLAS, by shape"),
+    )
 
 
 def _flash_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
@@ -108,7 +141,7 @@ def _varlen_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
 
 
 def _function_names() -> Iterator[str]:
-    return (f.name for f in fields(Kernels) if f.name not in ("name", "reasons"))
+    return (f.name for f in fields(Kernels) if f.name not in ("name", "reasons", "compilers"))
 
 
 def _find(name: str, *modules: ModuleType) -> Any:

@@ -9,7 +9,10 @@ import triton
 from torch import Tensor
 
 from saccade.errors import ConfigError
+from saccade.kernels.reference import linear
 from saccade.kernels.triton_fused import gated_kernel, norm_kernel, rotary_kernel, store_kernel
+
+__all__ = ["linear"]  # what torch hands to cuBLAS needs no other version
 
 _ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 _HEADS_PER_PROGRAM = 8
@@ -52,6 +55,11 @@ def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
     grid = (num_rows, triton.cdiv(width, _STRETCH))
     gated_kernel[grid](rows, y, width, rows.stride(0), KIND=kind, BLOCK=_STRETCH, num_warps=4)
     return y
+
+
+def gated_linear(x: Tensor, weight: Tensor, kind: str) -> Tensor:
+    """See `reference.gated_linear`."""
+    return gated_activation(linear(x, weight), kind)
 
 
 def apply_rotary(q_THD: Tensor, k_TGD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,19 @@
 """Resize, normalise and cut into patches on the GPU, in two launches, straight into a buffer of the caller's."""
 
-import functools
-import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import triton
 from torch import Tensor
 
-from saccade.kernels.images import RESAMPLING, check_request
-from saccade.kernels.triton_images import patchify_columns_kernel, resize_rows_kernel
+from saccade.kernels.image_jobs import MAX_JOBS, Shape, filter_numbers
+from saccade.kernels.images import check_request
+from saccade.kernels.triton_images import (
+    job_patches_kernel,
+    job_rows_kernel,
+    patchify_columns_kernel,
+    resize_rows_kernel,
+)
 
 _STRETCH = 512  # elements of one program of the first pass
 
@@ -47,7 +50,7 @@ def resize_patchify(  # noqa: PLR0913
         old_width * 3,
         old_width,
         width,
-        *_filter(old_width, width, resample),
+        *filter_numbers(old_width, width, resample),
         CUBIC=is_cubic,
         BLOCK=_STRETCH,
     )
@@ -60,7 +63,7 @@ def resize_patchify(  # noqa: PLR0913
         old_height,
         height,
         width,
-        *_filter(old_height, height, resample),
+        *filter_numbers(old_height, height, resample),
         *(float(x) for x in mean),
         *(float(x) for x in std),
         CUBIC=is_cubic,
@@ -73,24 +76,33 @@ def resize_patchify(  # noqa: PLR0913
     return out
 
 
-@functools.lru_cache(maxsize=4096)
-def _filter(old: int, new: int, resample: str) -> tuple[float, float, int, int]:
-    """How far the filter is stretched, its reach and the most pixels it touches, and the binary places of its weights.
-
-    torch keeps weights in 16 bits, with as many places as the largest weight of any pixel leaves.
-    """
-    stretch = max(old / new, 1.0)
-    reach = RESAMPLING[resample] * stretch
-    num_taps = math.ceil(2 * reach) + 2
-    centres = (np.arange(new)[:, None] + 0.5) * (old / new)
-    sources = np.floor(centres - reach - 0.5) + np.arange(num_taps)
-    x = np.abs(sources + 0.5 - centres) / stretch
-    if resample == "bicubic":
-        far = np.where(x < 2, ((-0.5 * x + 2.5) * x - 4) * x + 2, 0.0)
-        weights = np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, far)
-    else:
-        weights = np.maximum(1 - x, 0.0)
-    weights *= (sources >= 0) & (sources < old)
-    largest = float((weights / weights.sum(1, keepdims=True)).max())
-    precision = max(p for p in range(23) if p == 0 or int(0.5 + largest * 2**p) < 2**15)
-    return stretch, reach, num_taps, precision
+def resize_patchify_jobs(
+    table_XJ: Tensor,
+    pixels: Tensor,
+    scratch: Tensor,
+    out_PC: Tensor,
+    shape: Shape,
+    counts: tuple[int, int, int],
+) -> None:
+    """All jobs of a table in two launches; `counts` is what `image_jobs.write_table` returned. Allocates nothing."""
+    num_lines, num_patches, widest = counts
+    floats_XJ = table_XJ.view(torch.float32)
+    is_cubic = shape.resample == "bicubic"
+    job_rows_kernel[(num_lines, triton.cdiv(widest * 3, _STRETCH))](
+        table_XJ, floats_XJ, pixels, scratch, JOBS=MAX_JOBS, CUBIC=is_cubic, BLOCK=_STRETCH
+    )
+    job_patches_kernel[(num_patches, shape.temporal_patch)](
+        table_XJ,
+        floats_XJ,
+        scratch,
+        out_PC,
+        out_PC.stride(0),
+        *shape.mean,
+        *shape.std,
+        JOBS=MAX_JOBS,
+        CUBIC=is_cubic,
+        PATCH=shape.patch,
+        TEMPORAL=shape.temporal_patch,
+        MERGE=shape.merge,
+        BLOCK=triton.next_power_of_2(3 * shape.patch * shape.patch),
+    )

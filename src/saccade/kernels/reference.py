@@ -12,20 +12,39 @@ from torch.nn import functional
 
 from saccade.errors import ConfigError
 from saccade.kernels.reference_attention import paged_attention, varlen_attention
+from saccade.kernels.reference_vision import activated_linear, add_positions, rotate_packed, scatter_rows
 
 __all__ = [
+    "activated_linear",
     "add_layer_norm",
+    "add_positions",
     "add_rms_norm",
     "apply_rotary",
     "gated_activation",
+    "gated_linear",
     "layer_norm",
+    "linear",
     "paged_attention",
     "qk_norm_rotary",
     "qk_norm_rotary_store",
     "rms_norm",
+    "rotate_packed",
+    "scatter_rows",
     "store_kv",
     "varlen_attention",
 ]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """x weight' + bias, written to `out` where a caller has a place for it."""
+    if out is None:
+        return functional.linear(x, weight, bias)
+    return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+
+
+def gated_linear(x: Tensor, weight: Tensor, kind: str) -> Tensor:
+    """`gated_activation` of x weight', whose rows are [gate | up]. The product may or may not be rounded first."""
+    return gated_activation(functional.linear(x, weight), kind)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0) -> Tensor:

@@ -45,6 +45,8 @@ def _filtered(
     inside,
     num_targets,
     num_sources,
+    low,
+    high,
     stretch,
     reach,
     num_taps,
@@ -52,7 +54,10 @@ def _filtered(
     CUBIC: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The filtered byte of each target pixel, whose line of source pixels starts at source_ptr."""
+    """The filtered byte of each target pixel, whose line of source pixels starts at source_ptr.
+
+    Only pixels `low` to `high` of the line are there; the others have no weight.
+    """
     first = _first_source(target, num_targets, num_sources, reach)
     mass = tl.zeros([BLOCK], dtype=tl.float32)
     for tap in range(num_taps):
@@ -63,7 +68,7 @@ def _filtered(
         source = first + tap
         weight = _weight(target, source, num_targets, num_sources, stretch, CUBIC) / mass * unit
         rounded = tl.where(weight < 0.0, -tl.floor(0.5 - weight), tl.floor(weight + 0.5)).to(tl.int32)
-        valid = inside & (source >= 0) & (source < num_sources)
+        valid = inside & (source >= low) & (source < high)
         total += rounded * tl.load(source_ptr + source * source_stride, mask=valid, other=0).to(tl.int32)
     return tl.minimum(tl.maximum((total + (1 << (precision - 1))) >> precision, 0), 255)
 
@@ -88,7 +93,9 @@ def resize_rows_kernel(
     inside = elements < width * 3
     x, channel = elements // 3, elements % 3
     line = pixels_ptr + row * row_stride + channel
-    value = _filtered(line, 3, x, inside, width, old_width, stretch, reach, num_taps, precision, CUBIC, BLOCK)
+    value = _filtered(
+        line, 3, x, inside, width, old_width, 0, old_width, stretch, reach, num_taps, precision, CUBIC, BLOCK
+    )  # fmt: skip
     tl.store(y_ptr + row * width * 3 + elements, value.to(tl.uint8), mask=inside)
 
 
@@ -136,10 +143,116 @@ def patchify_columns_kernel(
     channel, cell = elements // (PATCH * PATCH), elements % (PATCH * PATCH)
     y, x = patch_y * PATCH + cell // PATCH, patch_x * PATCH + cell % PATCH
     line = rows_ptr + frame * old_height * width * 3 + x * 3 + channel
-    byte = _filtered(line, width * 3, y, inside, height, old_height, stretch, reach, num_taps, precision, CUBIC, BLOCK)
+    byte = _filtered(
+        line, width * 3, y, inside, height, old_height, 0, old_height, stretch, reach, num_taps, precision, CUBIC, BLOCK
+    )  # fmt: skip
     mean = tl.where(channel == 0, mean_r, tl.where(channel == 1, mean_g, mean_b))
     std = tl.where(channel == 0, std_r, tl.where(channel == 1, std_g, std_b))
     value = ((byte.to(tl.float32) / 255.0 - mean) / std).to(out_ptr.dtype.element_ty)
     out_ptr += patch.to(tl.int64) * out_stride + channel * TEMPORAL * PATCH * PATCH + cell
     for copy in tl.static_range(REPEATS):
         tl.store(out_ptr + (tl.program_id(1) + copy) * PATCH * PATCH, value, mask=inside)
+
+
+@triton.jit
+def _job_of(starts_ptr, place, JOBS: tl.constexpr):
+    """The last job that starts at or before a place; starts rise, and unused ones lie beyond every place."""
+    starts = tl.load(starts_ptr + tl.arange(0, JOBS))
+    return tl.sum((starts <= place).to(tl.int32), axis=0) - 1
+
+
+@triton.jit
+def job_rows_kernel(
+    table_ptr,
+    floats_ptr,
+    pixels_ptr,
+    scratch_ptr,
+    JOBS: tl.constexpr,
+    CUBIC: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program (row of any frame of any job, stretch of its new pixels). The table's columns are `image_jobs.Column`."""
+    line = tl.program_id(0)
+    job = _job_of(table_ptr + 0 * JOBS, line, JOBS)
+    row = (line - tl.load(table_ptr + 0 * JOBS + job)).to(tl.int64)
+    old_width = tl.load(table_ptr + 6 * JOBS + job)
+    width = tl.load(table_ptr + 8 * JOBS + job)
+    num_taps = tl.load(table_ptr + 12 * JOBS + job)
+    precision = tl.load(table_ptr + 13 * JOBS + job)
+    stretch = tl.load(floats_ptr + 16 * JOBS + job)
+    reach = tl.load(floats_ptr + 17 * JOBS + job)
+    elements = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = elements < width * 3
+    if tl.program_id(1) * BLOCK < width * 3:
+        x, channel = elements // 3, elements % 3
+        source = pixels_ptr + tl.load(table_ptr + 2 * JOBS + job).to(tl.int64) + row * old_width * 3 + channel
+        value = _filtered(
+            source, 3, x, inside, width, old_width, 0, old_width, stretch, reach, num_taps, precision, CUBIC, BLOCK
+        )  # fmt: skip
+        target = scratch_ptr + tl.load(table_ptr + 9 * JOBS + job).to(tl.int64) + row * width * 3
+        tl.store(target + elements, value.to(tl.uint8), mask=inside)
+
+
+@triton.jit(do_not_specialize=("out_stride",))
+def job_patches_kernel(
+    table_ptr,
+    floats_ptr,
+    scratch_ptr,
+    out_ptr,
+    out_stride,
+    mean_r,
+    mean_g,
+    mean_b,
+    std_r,
+    std_g,
+    std_b,
+    JOBS: tl.constexpr,
+    CUBIC: tl.constexpr,
+    PATCH: tl.constexpr,
+    TEMPORAL: tl.constexpr,
+    MERGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program (patch of any job, frame within it): as `patchify_columns_kernel`; a lone frame is written TEMPORAL
+    times by its first program."""
+    place = tl.program_id(0)
+    within = tl.program_id(1)
+    job = _job_of(table_ptr + 1 * JOBS, place, JOBS)
+    local = place - tl.load(table_ptr + 1 * JOBS + job)
+    num_frames = tl.load(table_ptr + 3 * JOBS + job)
+    band_rows = tl.load(table_ptr + 4 * JOBS + job)
+    band_start = tl.load(table_ptr + 5 * JOBS + job)
+    old_height = tl.load(table_ptr + 7 * JOBS + job)
+    width = tl.load(table_ptr + 8 * JOBS + job)
+    height = tl.load(table_ptr + 18 * JOBS + job)
+    num_taps = tl.load(table_ptr + 14 * JOBS + job)
+    precision = tl.load(table_ptr + 15 * JOBS + job)
+    stretch = tl.load(floats_ptr + 19 * JOBS + job)
+    reach = tl.load(floats_ptr + 20 * JOBS + job)
+    per_step = tl.load(table_ptr + 11 * JOBS + job)
+    first_patch = tl.load(table_ptr + 21 * JOBS + job)
+    if (num_frames > 1) | (within == 0):
+        step, spot = local // per_step, local % per_step + first_patch
+        inner, group = spot % (MERGE * MERGE), spot // (MERGE * MERGE)
+        groups_across = width // PATCH // MERGE
+        patch_y = group // groups_across * MERGE + inner // MERGE
+        patch_x = group % groups_across * MERGE + inner % MERGE
+        frame = tl.minimum(step * TEMPORAL + within, num_frames - 1).to(tl.int64)
+        elements = tl.arange(0, BLOCK)
+        inside = elements < 3 * PATCH * PATCH
+        channel, cell = elements // (PATCH * PATCH), elements % (PATCH * PATCH)
+        y, x = patch_y * PATCH + cell // PATCH, patch_x * PATCH + cell % PATCH
+        line = scratch_ptr + tl.load(table_ptr + 9 * JOBS + job).to(tl.int64)
+        line += (frame * band_rows - band_start) * width * 3 + x * 3 + channel
+        byte = _filtered(
+            line, width * 3, y, inside, height, old_height, band_start, band_start + band_rows, stretch, reach,
+            num_taps, precision, CUBIC, BLOCK,
+        )  # fmt: skip
+        mean = tl.where(channel == 0, mean_r, tl.where(channel == 1, mean_g, mean_b))
+        std = tl.where(channel == 0, std_r, tl.where(channel == 1, std_g, std_b))
+        value = ((byte.to(tl.float32) / 255.0 - mean) / std).to(out_ptr.dtype.element_ty)
+        row = (tl.load(table_ptr + 10 * JOBS + job) + local).to(tl.int64)
+        target = out_ptr + row * out_stride + channel * TEMPORAL * PATCH * PATCH + cell
+        for copy in tl.static_range(TEMPORAL):
+            if (num_frames == 1) | (within == copy):
+                tl.store(target + copy * PATCH * PATCH, value, mask=inside)

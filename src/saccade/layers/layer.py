@@ -60,6 +60,12 @@ class Layer:
             for path, slot in child.slots():
                 yield f"{name}.{path}", slot
 
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """All tensors below this layer by dotted path, as the layers hold them: fused ones once."""
+        yield from ((name, value) for name, value in vars(self).items() if isinstance(value, Tensor))
+        for name, child in self.children():
+            yield from ((f"{name}.{path}", tensor) for path, tensor in child.parameters())
+
     def children(self) -> Iterator[tuple[str, "Layer"]]:
         for name, value in vars(self).items():
             if isinstance(value, Layer):

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn.functional import linear
 
 from saccade.layers.layer import Layer, Placement, Slot
 
@@ -19,11 +18,13 @@ class Linear(Layer):
     """A layer every rank holds whole."""
 
     def __init__(self, place: Placement, fan_in: int, fan_out: int, *, bias: bool = False) -> None:
+        self.kernels = place.kernels
         self.weight = place.parameter(fan_out, fan_in)
         self.bias = place.parameter(fan_out) if bias else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """`out` takes the result, where a caller has a place for it."""
+        return self.kernels.linear(x, self.weight, self.bias, out)
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:
         yield "weight", Slot(view=self.weight, shape=tuple(self.weight.shape), std=self.weight.shape[1] ** -0.5)
@@ -45,13 +46,14 @@ class ColumnLinear(Layer):
     """Each rank computes its rows of each part; the parts lie one after the other."""
 
     def __init__(self, place: Placement, fan_in: int, parts: Sequence[Rows], *, bias: bool = False) -> None:
+        self.kernels = place.kernels
         self.parts = tuple(parts)
         self.sizes = [part.count for part in parts]
         self.weight = place.parameter(sum(self.sizes), fan_in)
         self.bias = place.parameter(sum(self.sizes)) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return self.kernels.linear(x, self.weight, self.bias)
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:
         row, fan_in = 0, self.weight.shape[1]
@@ -108,17 +110,19 @@ class RowLinear(Layer):
     """Each rank multiplies its columns; the all-reduce adds them up, and the bias is added once, after it."""
 
     def __init__(self, place: Placement, fan_in: int, fan_out: int, *, bias: bool = False) -> None:
-        self.group = place.group
+        self.kernels, self.group = place.kernels, place.group
         self.shape = (fan_out, fan_in)
         self.start, count = place.group.shard(fan_in, "width")
         self.weight = place.parameter(fan_out, count)
         self.bias = place.parameter(fan_out) if bias else None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """`out` takes the result, where a caller has a place for it."""
         if self.group.size == 1:
-            return linear(x, self.weight, self.bias)
-        y = self.group.all_reduce(linear(x, self.weight))
-        return y if self.bias is None else y + self.bias
+            return self.kernels.linear(x, self.weight, self.bias, out)
+        y = self.group.all_reduce(self.kernels.linear(x, self.weight))
+        y = y if self.bias is None else y + self.bias
+        return y if out is None else out.copy_(y)
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:
         std = self.shape[1] ** -0.5

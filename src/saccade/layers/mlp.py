@@ -1,20 +1,11 @@
 """Feed-forward layers, gated and plain."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
-from torch.nn import functional
 
 from saccade.layers.layer import Layer, Placement
 from saccade.layers.linear import RowLinear, column_linear, gate_up_linear
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +32,8 @@ class GatedMLP(Layer):
         self.down = RowLinear(place, spec.width, width, bias=spec.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.gate_up.bias is None:
+            return self.down(self.kernels.gated_linear(x, self.gate_up.weight, self.activation))
         return self.down(self.kernels.gated_activation(self.gate_up(x), self.activation))
 
 
@@ -48,9 +41,11 @@ class PlainMLP(Layer):
     """down(activation(up(x)))"""
 
     def __init__(self, place: Placement, fan_in: int, fan_out: int, spec: MLPSpec) -> None:
-        self.activate = ACTIVATIONS[spec.activation]
+        self.kernels = place.kernels
+        self.activation = spec.activation
         self.up = column_linear(place, fan_in, spec.width, bias=spec.bias)
         self.down = RowLinear(place, spec.width, fan_out, bias=spec.bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.activate(self.up(x)))
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        inner = self.kernels.activated_linear(x, self.up.weight, self.up.bias, self.activation)
+        return self.down(inner, out)

@@ -63,9 +63,10 @@ class VisionAttention(Layer):
         self.out = RowLinear(place, spec.width, spec.width, bias=True)
 
     def __call__(self, x_PD: Tensor, rotation: tuple[Tensor, Tensor] | None, segments: Segments) -> Tensor:
-        q_PHK, k_PHK, v_PHK = self.qkv.heads(x_PD)
-        if rotation is not None:
-            q_PHK, k_PHK = self.kernels.apply_rotary(q_PHK, k_PHK, *rotation)
+        if rotation is None:
+            q_PHK, k_PHK, v_PHK = self.qkv.heads(x_PD)
+        else:
+            q_PHK, k_PHK, v_PHK = self.kernels.rotate_packed(self.qkv(x_PD), self.qkv.num_heads, *rotation)
         o_PHK = self.kernels.varlen_attention(
             q_PHK, k_PHK, v_PHK, segments.cu_seqlens_S1, segments.max_length, scale=self.scale
         )
@@ -84,13 +85,12 @@ class PositionGrid(Layer):
     """
 
     def __init__(self, place: Placement, side: int, width: int) -> None:
+        self.kernels = place.kernels
         self.weight = place.parameter(side * side, width)
 
-    def __call__(self, indices_4P: Tensor, weights_4P: Tensor) -> Tensor:
-        total_PD = torch.zeros((), device=self.weight.device)
-        for indices_P, weights_P in zip(indices_4P, weights_4P, strict=True):
-            total_PD = total_PD + self.weight[indices_P] * weights_P.unsqueeze(-1)
-        return total_PD.to(self.weight.dtype)
+    def __call__(self, x_PD: Tensor, indices_4P: Tensor, weights_4P: Tensor) -> Tensor:
+        """x plus the positions."""
+        return self.kernels.add_positions(x_PD, self.weight, indices_4P, weights_4P)
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:
         yield "weight", Slot(view=self.weight, shape=tuple(self.weight.shape), std=0.1)
@@ -117,10 +117,10 @@ class Merger(Layer):
         mlp = MLPSpec(width=self.joined, activation="gelu", gated=False, bias=True)
         self.mlp = PlainMLP(place, self.joined, spec.out_width, mlp)
 
-    def __call__(self, x_PD: Tensor) -> Tensor:
+    def __call__(self, x_PD: Tensor, out_UE: Tensor | None = None) -> Tensor:
         if self.norm_after_merge:
-            return self.mlp(self.norm(x_PD.view(-1, self.joined)))
-        return self.mlp(self.norm(x_PD).view(-1, self.joined))
+            return self.mlp(self.norm(x_PD.view(-1, self.joined)), out_UE)
+        return self.mlp(self.norm(x_PD).view(-1, self.joined), out_UE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +138,6 @@ class PoolProjector(Layer):
         self.norm = new_norm(place, width, spec.norm)
         self.project = Linear(place, width, spec.out_width)
 
-    def __call__(self, x_PD: Tensor) -> Tensor:
+    def __call__(self, x_PD: Tensor, out_UE: Tensor | None = None) -> Tensor:
         pooled_UD = x_PD.unflatten(0, (-1, self.unit)).mean(dim=1, dtype=torch.float32).to(x_PD.dtype)
-        return self.project(self.norm(pooled_UD))
+        return self.project(self.norm(pooled_UD), out_UE)

@@ -42,35 +42,44 @@ class Tower(Layer):
         self.projector = _new_projector(place, width, spec.projector)
         self.deepstack = [_new_projector(place, width, spec.deepstack_merger) for _ in spec.deepstack_layers]
 
-    def __call__(self, step: VisionStep) -> Tensor:
-        """(L, U, E): the projected rows, then the deepstack rows, in the order of the patches."""
+    def __call__(self, step: VisionStep, out_LUE: Tensor | None = None) -> Tensor:
+        """(L, U, E): the projected rows, then the deepstack rows, in the order of the patches; in `out` where given."""
         x_PD = self._embed(step)
+        if out_LUE is None:
+            out_LUE = x_PD.new_empty(self.spec.levels, x_PD.shape[0] // self.spec.unit, self.spec.projector.out_width)
         rotation = self.rotary(self._windowed(step, step.positions_P2).T) if self.rotary else None
         frames = Segments(cu_seqlens_S1=step.cu_seqlens_S1, max_length=step.max_segment)
         windows = _windows(step) or frames
         residual_PD: Tensor | None = None
-        levels_UE: list[Tensor] = []
+        level = 0
         for i, block in enumerate(self.blocks):
             segments = frames if i in self.spec.full_layers else windows
             x_PD, residual_PD = block(x_PD, residual_PD, rotation, segments)
             if i in self.spec.deepstack_layers:
                 x_PD, residual_PD = x_PD + residual_PD, None
-                levels_UE.append(self.deepstack[len(levels_UE)](x_PD))
-        levels_UE.insert(0, self._project(x_PD, residual_PD))
-        return torch.stack([_unwindowed(step, rows_UE) for rows_UE in levels_UE])
+                level += 1
+                self._merge(self.deepstack[level - 1], x_PD, step, out_LUE[level])
+        if self.norm is not None:
+            x_PD = self.norm.carry(x_PD, residual_PD)[0]
+        elif residual_PD is not None:
+            x_PD = x_PD + residual_PD
+        self._merge(self.projector, x_PD, step, out_LUE[0])
+        return out_LUE
 
     def _embed(self, step: VisionStep) -> Tensor:
         # Padding may hold anything. Attention weighs it with zero, and zero times NaN is NaN.
         x_PD = self.patches(step.patches_PC.nan_to_num())
         if self.grid is not None:
             assert step.grid_indices_4P is not None and step.grid_weights_4P is not None
-            x_PD = x_PD + self.grid(step.grid_indices_4P, step.grid_weights_4P)
+            x_PD = self.grid(x_PD, step.grid_indices_4P, step.grid_weights_4P)
         return self._windowed(step, x_PD)
 
-    def _project(self, x_PD: Tensor, residual_PD: Tensor | None) -> Tensor:
-        if self.norm is not None:
-            return self.projector(self.norm.carry(x_PD, residual_PD)[0])
-        return self.projector(x_PD if residual_PD is None else x_PD + residual_PD)
+    def _merge(self, projector: Merger | PoolProjector, x_PD: Tensor, step: VisionStep, out_UE: Tensor) -> None:
+        """Rows in the order of the patches, straight into their place unless windows shuffled them."""
+        if step.window_inverse_U is None:
+            projector(x_PD, out_UE)
+        else:
+            torch.index_select(projector(x_PD), 0, step.window_inverse_U, out=out_UE)
 
     def _windowed(self, step: VisionStep, x_PX: Tensor) -> Tensor:
         """Rows regrouped so that each window is contiguous; the patches of a unit stay together."""
@@ -78,10 +87,6 @@ class Tower(Layer):
             return x_PX
         units_UX: Tensor = x_PX.unflatten(0, (-1, self.spec.unit))
         return units_UX[step.window_order_U].flatten(0, 1)
-
-
-def _unwindowed(step: VisionStep, rows_UE: Tensor) -> Tensor:
-    return rows_UE if step.window_inverse_U is None else rows_UE[step.window_inverse_U]
 
 
 def _windows(step: VisionStep) -> Segments | None:

@@ -1,11 +1,15 @@
 """The Triton resize against the plain one, which is torch's own for bytes."""
 
+from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from saccade.errors import RequestError
 from saccade.kernels import fused_images, images
+from saccade.kernels.image_jobs import MAX_JOBS, Column, Job, Shape, banded_jobs, whole_job, write_table
 from tests.kernels.cases import photo
 
 SETTINGS: dict[str, Any] = {"mean": (0.48, 0.45, 0.4), "std": (0.27, 0.26, 0.28)}
@@ -49,3 +53,65 @@ def test_video_into_a_buffer() -> None:
     assert torch.isnan(arena[:2]).all()
     assert torch.isnan(arena[10:]).all()
     assert torch.isnan(arena[:, 1536:]).all()
+
+
+SHAPES = {
+    "qwen": Shape(**SETTINGS, patch=4, temporal_patch=2, merge=2, resample="bicubic"),
+    "gemma": Shape(**SETTINGS, patch=7, temporal_patch=1, merge=1, resample="bilinear"),
+}
+
+
+def run_jobs(jobs: list[Job], shape: Shape, out: torch.Tensor) -> None:
+    """As the engine does it: pixels one after the other in one buffer behind their table."""
+    data = np.concatenate([np.ascontiguousarray(job.frames).ravel() for job in jobs])
+    places = np.cumsum([0, *(job.nbytes for job in jobs)])[:-1].tolist()
+    table = np.full((len(Column), MAX_JOBS), -7, dtype=np.int32)
+    counts = write_table(table, jobs, places, shape)
+    scratch = torch.full((sum(job.scratch_bytes for job in jobs) + 3,), 255, dtype=torch.uint8)
+    fused_images.resize_patchify_jobs(torch.from_numpy(table), torch.from_numpy(data), scratch, out, shape, counts)
+    assert (scratch[-3:] == 255).all()
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_many_images_and_videos_in_one_go(kind: str) -> None:
+    shape = SHAPES[kind]
+    side = shape.patch * shape.merge
+    sources = [(1, 13, 12), (1, 5, 9), (3, 7, 10), (2, 8, 8)]
+    sizes = [(2, 1), (1, 2), (1, 1), (1, 1)]
+    expected, jobs, row = [], [], 0
+    for seed, ((frames, height, width), (down, across)) in enumerate(zip(sources, sizes, strict=True)):
+        pixels = torch.stack([photo(height, width, seed=10 * seed + f) for f in range(frames)])
+        size = (down * side, across * side)
+        named: dict[str, Any] = {f.name: getattr(shape, f.name) for f in fields(shape)}
+        expected.append(images.resize_patchify(pixels, size, **named))
+        jobs.append(whole_job(pixels.numpy(), size, row, shape))
+        row += len(expected[-1])
+    out = torch.full((row + 2, expected[0].shape[1]), float("nan"))
+    run_jobs(jobs, shape, out)
+    difference = (out[:row] - torch.cat(expected)).abs()
+    assert difference.max() <= ONE_LEVEL
+    assert (difference > 1e-5).float().mean() < 1e-3
+    assert torch.isnan(out[row:]).all()
+
+
+@pytest.mark.parametrize(("frames", "old", "new"), [(1, (36, 6), (24, 8)), (3, (14, 5), (16, 8))])
+def test_bands_give_what_the_whole_gives(frames: int, old: tuple[int, int], new: tuple[int, int]) -> None:
+    shape = SHAPES["qwen"]
+    pixels = torch.stack([photo(*old, seed=f) for f in range(frames)]).numpy()
+    whole = whole_job(pixels, new, 1, shape)
+    num_rows = whole.num_patches(shape) + 2
+    expected, out = (torch.full((num_rows, 3 * 2 * 16), float("nan")) for _ in range(2))
+    run_jobs([whole], shape, expected)
+    most = max(whole.nbytes, whole.scratch_bytes) // frames * min(frames, 2)
+    jobs = list(banded_jobs(pixels, new, 1, shape, most * 2 // 3))
+    assert len(jobs) > -(-frames // 2)
+    for job in jobs:
+        assert max(job.nbytes, job.scratch_bytes) <= most * 2 // 3
+        run_jobs([job], shape, out)
+    torch.testing.assert_close(out, expected, equal_nan=True, rtol=0, atol=0)
+
+
+def test_what_fits_no_band_is_refused() -> None:
+    pixels = photo(64, 64, seed=1).numpy()[None]
+    with pytest.raises(RequestError, match="64x64 pixels cannot be resized to 16x8 in pieces of 500 bytes"):
+        list(banded_jobs(pixels, (8, 16), 0, SHAPES["qwen"], 500))

@@ -1,0 +1,223 @@
+"""What is to be resized and cut into patches in one go, as one table of numbers. Numpy alone.
+
+A job is one image or video, or, where that does not fit into a pixel buffer at once, a band of it: some rows of merged
+units of one time step, with the source rows that they need. So memory is bounded whatever comes.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.errors import RequestError
+from saccade.kernels.images import RESAMPLING
+
+MAX_JOBS = 64  # of one launch; a program finds its job by comparing with all starts
+BEYOND = 2**31 - 1
+MARGIN_ROWS = 1  # the device finds the first source row in float32
+
+
+class Column(IntEnum):
+    """Of the table, which is laid out by column: (columns, jobs). Floats lie in it bit by bit."""
+
+    ROWS_START = 0  # lines of all jobs before, frames times source rows
+    PATCHES_START = 1
+    PIXELS_AT = 2  # bytes
+    NUM_FRAMES = 3
+    BAND_ROWS = 4
+    BAND_START = 5  # the first source row that is there
+    OLD_WIDTH = 6
+    OLD_HEIGHT = 7
+    WIDTH = 8
+    SCRATCH_AT = 9  # bytes
+    OUT_ROW = 10
+    PATCHES_PER_STEP = 11
+    ROW_TAPS = 12
+    ROW_PRECISION = 13
+    COLUMN_TAPS = 14
+    COLUMN_PRECISION = 15
+    ROW_STRETCH = 16  # float
+    ROW_REACH = 17  # float
+    HEIGHT = 18
+    COLUMN_STRETCH = 19  # float
+    COLUMN_REACH = 20  # float
+    FIRST_PATCH = 21
+
+
+TABLE_BYTES = 4 * len(Column) * MAX_JOBS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How a kind of media is cut: the same for all jobs of a launch."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    patch: int
+    temporal_patch: int
+    merge: int
+    resample: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """`frames` (F, rows, old width, 3) hold source rows from `band_start` on; the patches go to rows from `out_row` on,
+    `patches_per_step` of them a time step, the first being number `first_patch` of its step."""
+
+    frames: NDArray[np.uint8]
+    old_height: int
+    size_hw: tuple[int, int]
+    out_row: int
+    band_start: int = 0
+    first_patch: int = 0
+    patches_per_step: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.frames.nbytes
+
+    @property
+    def scratch_bytes(self) -> int:
+        num_frames, band_rows = self.frames.shape[:2]
+        return int(num_frames * band_rows) * self.size_hw[1] * 3
+
+    def num_patches(self, shape: Shape) -> int:
+        return -(-int(self.frames.shape[0]) // shape.temporal_patch) * self.patches_per_step
+
+
+def whole_job(frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int, shape: Shape) -> Job:
+    per_step = (size_hw[0] // shape.patch) * (size_hw[1] // shape.patch)
+    return Job(frames=frames, old_height=frames.shape[1], size_hw=size_hw, out_row=out_row, patches_per_step=per_step)
+
+
+def banded_jobs(
+    frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int, shape: Shape, max_bytes: int
+) -> Iterator[Job]:
+    """Jobs of at most `max_bytes` each (pixels, and scratch) that together do what one job would."""
+    num_frames, old_height, old_width, _ = frames.shape
+    side = shape.patch * shape.merge
+    per_unit_row = size_hw[1] // shape.patch * shape.merge
+    steps = range(0, num_frames, shape.temporal_patch)
+    num_unit_rows = size_hw[0] // side
+    row_bytes = min(shape.temporal_patch, num_frames) * 3 * max(old_width, size_hw[1])
+    for step_idx, first_frame in enumerate(steps):
+        chosen = frames[first_frame : first_frame + shape.temporal_patch]
+        start = 0
+        while start < num_unit_rows:
+            stop = _last_fit(start, num_unit_rows, old_height, size_hw[0], side, shape.resample, max_bytes // row_bytes)
+            if stop == start:
+                raise RequestError(
+                    f"an image or video of {old_width}x{old_height} pixels cannot be resized to "
+                    f"{size_hw[1]}x{size_hw[0]} in pieces of {max_bytes} bytes",
+                    code="image_too_large",
+                )
+            low, high = source_rows(start * side, stop * side, old_height, size_hw[0], shape.resample)
+            first_patch = start * per_unit_row
+            yield Job(
+                frames=chosen[:, low:high],
+                old_height=old_height,
+                size_hw=size_hw,
+                out_row=out_row + step_idx * num_unit_rows * per_unit_row + first_patch,
+                band_start=low,
+                first_patch=first_patch,
+                patches_per_step=(stop - start) * per_unit_row,
+            )
+            start = stop
+
+
+def source_rows(start: int, stop: int, old: int, new: int, resample: str) -> tuple[int, int]:
+    """The source rows that target rows `start` to `stop` are made of."""
+    _, reach, num_taps, _ = filter_numbers(old, new, resample)
+    low = math.floor((start + 0.5) * old / new - reach - 0.5) - MARGIN_ROWS
+    high = math.floor((stop - 0.5) * old / new - reach - 0.5) + num_taps + MARGIN_ROWS
+    return max(low, 0), min(high, old)
+
+
+def write_table(table: NDArray[np.int32], jobs: list[Job], places: list[int], shape: Shape) -> tuple[int, int, int]:
+    """Fill a table (columns, MAX_JOBS) for jobs whose pixels lie at these bytes of the buffer.
+
+    Returns how many lines, patches and columns of the widest target there are.
+    """
+    assert 0 < len(jobs) <= MAX_JOBS, len(jobs)
+    floats = table.view(np.float32)
+    table[Column.ROWS_START : Column.PATCHES_START + 1, len(jobs) :] = BEYOND
+    line = patch = scratch = 0
+    for i, (job, place) in enumerate(zip(jobs, places, strict=True)):
+        num_frames, band_rows, old_width, _ = job.frames.shape
+        height, width = job.size_hw
+        row_filter = filter_numbers(old_width, width, shape.resample)
+        column_filter = filter_numbers(job.old_height, height, shape.resample)
+        table[:, i] = _column(job, line, patch, place, scratch, row_filter, column_filter)
+        floats[Column.ROW_STRETCH, i], floats[Column.ROW_REACH, i] = row_filter[:2]
+        floats[Column.COLUMN_STRETCH, i], floats[Column.COLUMN_REACH, i] = column_filter[:2]
+        line += num_frames * band_rows
+        patch += job.num_patches(shape)
+        scratch += job.scratch_bytes
+    return line, patch, max(job.size_hw[1] for job in jobs)
+
+
+@functools.lru_cache(maxsize=4096)
+def filter_numbers(old: int, new: int, resample: str) -> tuple[float, float, int, int]:
+    """How far the filter is stretched, its reach and the most pixels it touches, and the binary places of its weights.
+
+    torch keeps weights in 16 bits, with as many places as the largest weight of any pixel leaves.
+    """
+    stretch = max(old / new, 1.0)
+    reach = RESAMPLING[resample] * stretch
+    num_taps = math.ceil(2 * reach) + 2
+    centres = (np.arange(new)[:, None] + 0.5) * (old / new)
+    sources = np.floor(centres - reach - 0.5) + np.arange(num_taps)
+    x = np.abs(sources + 0.5 - centres) / stretch
+    if resample == "bicubic":
+        far = np.where(x < 2, ((-0.5 * x + 2.5) * x - 4) * x + 2, 0.0)
+        weights = np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, far)
+    else:
+        weights = np.maximum(1 - x, 0.0)
+    weights *= (sources >= 0) & (sources < old)
+    largest = float((weights / weights.sum(1, keepdims=True)).max())
+    precision = max(p for p in range(23) if p == 0 or int(0.5 + largest * 2**p) < 2**15)
+    return stretch, reach, num_taps, precision
+
+
+def _last_fit(start: int, count: int, old: int, new: int, side: int, resample: str, max_rows: int) -> int:
+    """The last unit row that a band from `start` on can end before."""
+    low, high = start, count
+    while low < high:
+        middle = (low + high + 1) // 2
+        first, last = source_rows(start * side, middle * side, old, new, resample)
+        low, high = (middle, high) if last - first <= max_rows else (low, middle - 1)
+    return low
+
+
+def _column(
+    job: Job, line: int, patch: int, place: int, scratch: int, row_filter: Any, column_filter: Any
+) -> tuple[int, ...]:
+    num_frames, band_rows, old_width, _ = job.frames.shape
+    height, width = job.size_hw
+    return (
+        line,
+        patch,
+        place,
+        num_frames,
+        band_rows,
+        job.band_start,
+        old_width,
+        job.old_height,
+        width,
+        scratch,
+        job.out_row,
+        job.patches_per_step,
+        *row_filter[2:],
+        *column_filter[2:],
+        0,
+        0,
+        height,
+        0,
+        0,
+        job.first_patch,
+    )

@@ -1,0 +1,209 @@
+"""Matrix products on Hopper: cuBLAS, or a tile of quack's where that is faster.
+
+A product of M rows takes whole rounds ("waves") of tiles over the GPU's processors, so its time follows from the tile:
+cuBLAS loses up to a quarter where M falls badly between its tiles, and a product with an activation behind it saves one
+pass over memory when both are one kernel. `choose` is a pure function of the shape: the same rows always take the same
+kernel, in a graph or not, so that switching graphs off changes no bit. Its numbers were measured on one H200
+(`python -m tests.gpu.profile_products`), on shapes of Qwen3-VL-8B.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from saccade.kernels import fused, fused_vision
+
+Kind = Literal["plain", "bias", "gated", "gelu_tanh"]
+
+_NUM_PROCESSORS = 132
+_FLOPS_PER_US = 5.93e6  # of one processor, when the whole GPU multiplies at 783 TFLOP/s
+_LAUNCH_US = 3.0
+_SPLIT_US = 12.0  # for partial sums to meet
+_FEWEST_ROWS = 384  # below, cuBLAS splits the inner dimension better
+_MANY_ROWS = {"plain": 1024, "bias": 16384, "gelu_tanh": 2**31}
+_WIDE_ROWS, _WIDE_COLUMNS = 2048, 16384
+_BYTES_PER_US = 4e6
+_LEAST_SHARE = 0.84  # of the peak that a tile must promise to be preferred to cuBLAS
+_LEAST_SHARE_ACTIVATED = 0.7  # cuBLAS then needs a second kernel
+_LEAST_SHARE_SPLIT = 0.75
+_ACTIVATIONS = {"gelu_tanh": "gelu_tanh_approx"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one group of threads computes: `rows` x `columns` of the result, of its transpose where `is_swapped`."""
+
+    rows: int
+    columns: int
+    cluster: tuple[int, int]
+    is_swapped: bool = False
+    is_pingpong: bool = True
+    num_splits: int = 1
+
+    def microseconds(self, m: int, n: int, k: int) -> float:
+        height, width = (n, m) if self.is_swapped else (m, n)
+        tall, wide = self.cluster
+        tiles = _up(ceil(height / self.rows), tall) * _up(ceil(width / self.columns), wide) * self.num_splits
+        waves = ceil(tiles / (_NUM_PROCESSORS // (tall * wide) * (tall * wide)))
+        busy = waves * 2 * self.rows * self.columns * k / self.num_splits / _FLOPS_PER_US
+        return busy + _LAUNCH_US + (_SPLIT_US if self.num_splits > 1 else 0.0)
+
+
+_SMALL = Tile(128, 128, (2, 1))
+_SPLIT = Tile(128, 208, (2, 1), is_swapped=True, num_splits=2)
+_TILES: dict[Kind, tuple[Tile, ...]] = {
+    "plain": (
+        Tile(128, 208, (2, 1), is_swapped=True),
+        Tile(128, 256, (2, 1), is_pingpong=False),
+        Tile(256, 192, (2, 1), is_pingpong=False),
+        Tile(128, 160, (2, 1), is_swapped=True),
+    ),
+    "bias": (Tile(128, 192, (1, 2)), Tile(128, 160, (1, 2))),
+    "gated": (Tile(256, 192, (2, 1), is_pingpong=False), Tile(128, 192, (1, 2))),
+    "gelu_tanh": (Tile(128, 192, (2, 1), is_swapped=True), Tile(128, 208, (2, 1), is_swapped=True)),
+}
+
+
+@lru_cache(maxsize=65536)
+def choose(kind: Kind, m: int, n: int, k: int) -> Tile | None:
+    """The tile for a product of (m, k) and (k, n); None leaves it to cuBLAS (and an activation to its own kernel)."""
+    if m < _FEWEST_ROWS or n % 8 or k % 8:
+        return None
+    if kind == "gated":
+        return _choose_gated(m, n, k)
+    if k > n and m >= _MANY_ROWS[kind]:
+        return None  # cuBLAS was as fast or faster wherever there is that much to add up
+    tile = _fastest(kind, m, n, k)
+    if _share(tile, m, n, k) >= (_LEAST_SHARE_ACTIVATED if kind == "gelu_tanh" else _LEAST_SHARE):
+        return tile
+    is_split = kind == "plain" and k >= 2 * n and _share(_SPLIT, m, n, k) >= _LEAST_SHARE_SPLIT
+    return _SPLIT if is_split else None
+
+
+def _choose_gated(m: int, n: int, k: int) -> Tile | None:
+    if m >= _WIDE_ROWS and n >= _WIDE_COLUMNS:
+        return _SMALL
+    fused_tile, plain = _fastest("gated", m, n, k), _fastest("plain", m, n, k)
+    apart_us = plain.microseconds(m, n, k) + _LAUNCH_US + 3 * m * n / _BYTES_PER_US
+    is_fast = _share(fused_tile, m, n, k) >= _LEAST_SHARE_ACTIVATED and fused_tile.microseconds(m, n, k) < apart_us
+    return fused_tile if is_fast else None
+
+
+def _fastest(kind: Kind, m: int, n: int, k: int) -> Tile:
+    return min(_TILES[kind], key=lambda tile: tile.microseconds(m, n, k))
+
+
+@dataclass(frozen=True, slots=True)
+class HopperProducts:
+    """The products of `reference`, with quack's kernels for the tiles that `choose` names."""
+
+    plain: Callable[..., Any]
+    activated: Callable[..., Any]
+    configs: Mapping[Tile, Any]
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """See `reference.linear`."""
+        tile = self._tile("plain" if bias is None else "bias", x, weight)
+        if tile is None:
+            return fused.linear(x, weight, bias, out)
+        y = _new(x, weight.shape[0]) if out is None else out
+        self.plain(x, weight.t(), y, bias=bias, config=self.configs[tile], split_k=tile.num_splits)
+        return y
+
+    def gated_linear(self, x: Tensor, weight: Tensor, kind: str) -> Tensor:
+        """See `reference.gated_linear`."""
+        tile = self._tile("gated", x, weight) if kind == "silu" else None
+        if tile is None:
+            return fused.gated_activation(self.linear(x, weight), kind)
+        y = _new(x, weight.shape[0] // 2)
+        self._activate(tile, x, weight, None, y, "swiglu", concat_layout=("B",))
+        return y
+
+    def activated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+        """See `reference.activated_linear`."""
+        tile = self._tile("gelu_tanh", x, weight) if kind == "gelu_tanh" else None
+        if tile is None:
+            return fused_vision.activated_linear(x, weight, bias, kind)
+        y = _new(x, weight.shape[0])
+        self._activate(tile, x, weight, bias, y, _ACTIVATIONS[kind])
+        return y
+
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Compile every tile: a second or less each, and nothing once they are in the package's cache on disk."""
+        x, weight, bias = (
+            torch.zeros(shape, device=device, dtype=dtype) for shape in ((512, 512), (1024, 512), (1024,))
+        )
+        y = _new(x, 1024)
+        for tile in (*_TILES["plain"], _SPLIT):
+            self.plain(x, weight.t(), y, bias=None, config=self.configs[tile], split_k=tile.num_splits)
+        for tile in _TILES["bias"]:
+            self.plain(x, weight.t(), y, bias=bias, config=self.configs[tile], split_k=1)
+        for tile in (*_TILES["gated"], _SMALL):
+            self._activate(tile, x, weight, None, _new(x, 512), "swiglu", concat_layout=("B",))
+        for tile in _TILES["gelu_tanh"]:
+            self._activate(tile, x, weight, bias, y, _ACTIVATIONS["gelu_tanh"])
+
+    def _tile(self, kind: Kind, x: Tensor, weight: Tensor) -> Tile | None:
+        if x.dim() != 2 or not x.is_contiguous() or not weight.is_contiguous():
+            return None
+        return choose(kind, x.shape[0], *weight.shape)
+
+    def _activate(
+        self, tile: Tile, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, name: str, **layout: Any
+    ) -> None:
+        self.activated(
+            x,
+            weight.t(),
+            bias=bias,
+            activation=name,
+            postact_out=y,
+            store_preact=False,
+            tuned=False,
+            config=self.configs[tile],
+            **layout,
+        )
+
+
+def load_products() -> HopperProducts | str:
+    """The products, or why there are none."""
+    try:
+        interface = importlib.import_module("quack.gemm_interface")
+        config = importlib.import_module("quack.gemm_config").GemmConfig
+        plain, activated = interface.gemm_tuned.fn, interface.gemm_act
+    except Exception as error:  # a broken installation must not stop a model that can do without
+        return f"quack-kernels cannot be used: {type(error).__name__}"
+    tiles = {tile for tiles in _TILES.values() for tile in tiles} | {_SMALL, _SPLIT}
+    return HopperProducts(plain, activated, {tile: config(**_fields(tile)) for tile in tiles})
+
+
+def _fields(tile: Tile) -> dict[str, Any]:
+    return {
+        "tile_m": tile.rows,
+        "tile_n": tile.columns,
+        "pingpong": tile.is_pingpong,
+        "cluster_m": tile.cluster[0],
+        "cluster_n": tile.cluster[1],
+        "swap_ab": tile.is_swapped,
+        "split_k": tile.num_splits,
+        "device_capacity": 9,
+        "is_dynamic_persistent": False,
+    }
+
+
+def _share(tile: Tile, m: int, n: int, k: int) -> float:
+    ideal = 2 * m * n * k / (_FLOPS_PER_US * _NUM_PROCESSORS)
+    return ideal / tile.microseconds(m, n, k)
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def _new(x: Tensor, width: int) -> Tensor:
+    return torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)

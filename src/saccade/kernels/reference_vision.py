@@ -1,0 +1,55 @@
+"""Plain-torch oracles of the kernels that only vision towers use. See `saccade.kernels.reference`.
+
+P patch rows, H heads, K columns of a head, D width, G cells of a position grid, L levels, U merged units, E rows of the
+encoder cache.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from saccade.errors import ConfigError
+
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
+
+
+def rotate_packed(qkv_PX: Tensor, num_heads: int, cos_PK: Tensor, sin_PK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys of rows laid out as [q | k | v], turned as by `apply_rotary`, and the values.
+
+    Columns i and i + K/2 of the tables hold the same angle. The rows may be overwritten: use the results alone.
+    """
+    q_PHK, k_PHK, v_PHK = qkv_PX.view(qkv_PX.shape[0], 3, num_heads, -1).unbind(1)
+    return _rotate(q_PHK, cos_PK, sin_PK), _rotate(k_PHK, cos_PK, sin_PK), v_PHK
+
+
+def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+    """activation(x weight' + bias); kind is "silu", "gelu_tanh" or "gelu". The sum may or may not be rounded first."""
+    return activate(functional.linear(x, weight, bias), kind)
+
+
+def add_positions(x_PD: Tensor, table_GD: Tensor, indices_4P: Tensor, weights_4P: Tensor) -> Tensor:
+    """x plus the rows of the table at four places each, weighed in float32 and rounded before they are added."""
+    total_PD = torch.zeros((), device=table_GD.device)
+    for indices_P, weights_P in zip(indices_4P, weights_4P, strict=True):
+        total_PD = total_PD + table_GD[indices_P] * weights_P.unsqueeze(-1)
+    return x_PD + total_PD.to(table_GD.dtype)
+
+
+def scatter_rows(rows_LUD: Tensor, targets_U: Tensor, out_LED: Tensor) -> None:
+    """Row u of every level goes to row `targets_U[u]`. Padded rows share one target, whose content is undefined."""
+    out_LED.index_copy_(1, targets_U, rows_LUD)
+
+
+def activate(x: Tensor, kind: str) -> Tensor:
+    if kind == "silu":
+        return functional.silu(x)
+    if kind not in ACTIVATIONS:
+        raise ConfigError(f"activation {kind!r} is not known; allowed: {', '.join(ACTIVATIONS)}")
+    return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
+def _rotate(x_PHK: Tensor, cos_PK: Tensor, sin_PK: Tensor) -> Tensor:
+    x = x_PHK.float()
+    first, second = x.chunk(2, dim=-1)
+    partner = torch.cat((-second, first), dim=-1)
+    return (x * cos_PK.float().unsqueeze(1) + partner * sin_PK.float().unsqueeze(1)).to(x_PHK.dtype)

@@ -1,0 +1,127 @@
+"""Which kernel a matrix product takes, and that every way computes the same."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade.kernels import reference
+from saccade.kernels.products import HopperProducts, Kind, Tile, choose
+
+# Kind and shape (rows, columns, inner): where a tile was clearly faster on one H200, and where cuBLAS was.
+CLEAR_WINS: list[tuple[Kind, int, int, int]] = [
+    ("plain", 416, 24576, 4096),
+    ("plain", 832, 4096, 12288),
+    ("plain", 2048, 6144, 4096),
+    ("gated", 1024, 24576, 4096),
+    ("gated", 8192, 24576, 4096),
+    ("gelu_tanh", 1408, 4304, 1152),
+    ("gelu_tanh", 41472, 4304, 1152),
+    ("bias", 10368, 3456, 1152),
+]
+CLEAR_LOSSES: list[tuple[Kind, int, int, int]] = [
+    ("plain", 64, 24576, 4096),
+    ("plain", 160, 4096, 12288),
+    ("plain", 320, 4096, 4096),
+    ("gated", 320, 24576, 4096),
+    ("gated", 416, 24576, 4096),
+    ("plain", 8192, 4096, 12288),
+    ("bias", 1408, 1152, 1152),
+    ("bias", 41472, 1152, 4304),
+]
+
+
+@pytest.mark.parametrize(("kind", "m", "n", "k"), CLEAR_WINS)
+def test_shapes_that_cublas_lost_get_a_tile(kind: Kind, m: int, n: int, k: int) -> None:
+    assert choose(kind, m, n, k) is not None
+
+
+@pytest.mark.parametrize(("kind", "m", "n", "k"), CLEAR_LOSSES)
+def test_shapes_that_cublas_won_stay_with_it(kind: Kind, m: int, n: int, k: int) -> None:
+    assert choose(kind, m, n, k) is None
+
+
+def test_rows_that_hardware_cannot_address_stay_with_cublas() -> None:
+    assert choose("plain", 1024, 4100, 4096) is None
+    assert choose("plain", 1024, 4096, 4100) is None
+
+
+def test_time_counts_whole_waves_of_tiles() -> None:
+    tile = Tile(128, 256, (1, 1))
+    one_wave = tile.microseconds(128 * 132, 256, 4096)
+    assert tile.microseconds(128 * 66, 256, 4096) == one_wave
+    assert tile.microseconds(128 * 133, 256, 4096) > 1.9 * one_wave
+
+
+def test_few_tiles_of_a_long_product_are_split() -> None:
+    tile = choose("plain", 416, 4096, 12288)
+    assert tile is not None and tile.num_splits == 2
+
+
+class Recorder:
+    """Stands for quack: computes with torch and notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def plain(self, x: Tensor, weight: Tensor, out: Tensor, *, bias: Tensor | None, config: Any, split_k: int) -> None:
+        self.calls.append((config, split_k))
+        out.copy_(reference.linear(x, weight.t(), bias))
+
+    def activated(self, x: Tensor, weight: Tensor, *, activation: str, postact_out: Tensor, **more: Any) -> None:
+        self.calls.append((more["config"], activation, more.get("concat_layout")))
+        assert more["store_preact"] is False and more["tuned"] is False
+        if activation == "swiglu":
+            postact_out.copy_(reference.gated_linear(x, weight.t(), "silu"))
+        else:
+            postact_out.copy_(reference.activated_linear(x, weight.t(), more["bias"], "gelu_tanh"))
+
+
+class AnyConfig(dict[Tile, str]):
+    def __missing__(self, tile: Tile) -> str:
+        return f"{tile.rows}x{tile.columns}"
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def products(recorder: Recorder) -> HopperProducts:
+    pytest.importorskip("triton")
+    return HopperProducts(recorder.plain, recorder.activated, AnyConfig())
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def test_a_product_is_the_same_whoever_computes_it(products: HopperProducts, recorder: Recorder) -> None:
+    weight, bias = random(3456, 1152), random(3456)
+    for rows in (100, 2816):
+        x, out = random(rows, 1152), torch.empty(rows, 3456)
+        expected = reference.linear(x, weight, bias)
+        torch.testing.assert_close(products.linear(x, weight, bias), expected)
+        assert products.linear(x, weight, bias, out) is out
+        torch.testing.assert_close(out, expected)
+    assert len(recorder.calls) == 2, "cuBLAS takes 100 rows, a tile 2816"
+
+
+def test_an_activation_is_part_of_the_product(products: HopperProducts, recorder: Recorder) -> None:
+    x, weight = random(2048, 64), random(16384, 64)
+    torch.testing.assert_close(products.gated_linear(x, weight, "silu"), reference.gated_linear(x, weight, "silu"))
+    [(_, activation, layout)] = recorder.calls
+    assert (activation, layout) == ("swiglu", ("B",)), "the rows of the weight are [gate | up], not interleaved"
+    x, weight, bias = random(1408, 1152), random(4304, 1152), random(4304)
+    activated = products.activated_linear(x, weight, bias, "gelu_tanh")
+    torch.testing.assert_close(activated, reference.activated_linear(x, weight, bias, "gelu_tanh"))
+    assert recorder.calls[-1][1] == "gelu_tanh_approx"
+
+
+def test_rows_that_are_not_contiguous_stay_with_cublas(products: HopperProducts, recorder: Recorder) -> None:
+    x = random(2816, 2304)[:, :1152]
+    weight = random(3456, 1152)
+    torch.testing.assert_close(products.linear(x, weight), reference.linear(x, weight))
+    assert recorder.calls == []
