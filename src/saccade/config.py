@@ -1,5 +1,7 @@
 """Settings: frozen, keyword-only, checked once. Facts found at run time live in other types."""
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -10,6 +12,17 @@ from saccade.errors import ConfigError
 def setting(default: Any, help: str) -> Any:
     """A field that is also a command-line flag; the flag's name and type are the field's."""
     return field(default=default, metadata={"help": help})
+
+
+ENVIRONMENT_PREFIX = "SACCADE_"
+
+
+def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Settings by field name from SACCADE_ variables: SACCADE_MAX_MODEL_LEN is `max_model_len`. Empty ones count as
+    unset. The only place that reads the environment."""
+    found = os.environ if variables is None else variables
+    prefix = ENVIRONMENT_PREFIX
+    return {name.removeprefix(prefix).lower(): text for name, text in found.items() if name.startswith(prefix) and text}
 
 
 class Mode(StrEnum):
@@ -44,18 +57,6 @@ class GraphSettings:
         for name in ("exact_after", "exact_max_graphs", "exact_max_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerSettings:
-    """Where the server listens. Only this machine can reach the default address."""
-
-    host: str = setting("127.0.0.1", "address to listen on")
-    port: int = setting(8000, "port to listen on; 0 picks a free one")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port is {self.port}; allowed are 0..65535 (--port)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

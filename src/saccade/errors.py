@@ -2,7 +2,7 @@
 
 SaccadeError
 ├── ConfigError        a setting, a checkpoint or the machine does not fit; the command line exits with 2
-├── RequestError       one request is wrong; `param` names the field (HTTP 400)
+├── RequestError       one request is wrong; `param` names the field (HTTP 400, or its `status`)
 ├── CapacityError      full for now, try again later (HTTP 503 with Retry-After)
 ├── EngineDeadError    the engine's process is gone, or is being closed (HTTP 503)
 └── GraphError         a graph was asked to do what its capture does not allow
@@ -20,12 +20,13 @@ class ConfigError(SaccadeError):
 
 
 class RequestError(SaccadeError):
-    """One request is wrong; the others are not concerned."""
+    """One request is wrong; the others are not concerned. `status` is the HTTP status it is answered with."""
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
+        self.status = status
 
 
 class CapacityError(SaccadeError):

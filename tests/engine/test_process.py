@@ -346,6 +346,20 @@ def test_a_killed_worker_fails_everything_at_once(made: tiny.Tiny, children: Chi
     assert mode == 0o700 and not worker_child.folder.exists()
 
 
+def test_a_worker_that_hangs_is_noticed_and_ended(made: tiny.Tiny) -> None:
+    async def work() -> None:
+        engine = await AsyncEngine.start(made.folder, replace(SETTINGS, watchdog_timeout_s=1.5), LIMITS)
+        await anext(engine.generate("first", text_prompt([9]), GREEDY))
+        os.kill(engine.pid, signal.SIGSTOP)
+        with pytest.raises(EngineDeadError, match=r"not answered for 1\.5 seconds"):
+            await collect(engine, "late", text_prompt([5]))
+        assert not engine.is_alive
+        await engine.aclose()
+        assert gone(engine.pid)
+
+    asyncio.run(asyncio.wait_for(work(), BOUND_S))
+
+
 def test_closing_drains_then_aborts_then_ends_the_process(made: tiny.Tiny) -> None:
     async def work() -> None:
         async with await AsyncEngine.start(made.folder, SETTINGS, LIMITS) as engine:

@@ -161,7 +161,7 @@ class TestLimits:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"max_num_seqs": 0}, r"max_num_seqs is 0; it must be at least 1 \(--max-num-seqs\)"),
+            ({"max_queued_requests": 0}, r"max_queued_requests is 0; it must be at least 1 \(--max-queued-requests\)"),
             ({"max_model_len": 1}, "at least 2"),
             ({"max_num_seqs": 33}, "33 requests that run need a row each"),
         ],

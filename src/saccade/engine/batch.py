@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from saccade.engine.matcher import Matcher
 from saccade.engine.plan import Chunk
 from saccade.engine.request import Request
 from saccade.inputs.placeholders import Prompt
@@ -25,6 +26,7 @@ class Running:
     prompt: Prompt
     sequence: int
     seed: int
+    matcher: Matcher | None = None  # where its output is in the grammar it must follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

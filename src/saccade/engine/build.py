@@ -12,10 +12,20 @@ from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex
 from saccade.cache.prefix import PrefixCache
 from saccade.engine.engine import Engine
+from saccade.engine.matcher import GrammarCompiler
 from saccade.engine.runner import Progress, Runner, RunnerSettings
 from saccade.engine.scheduler import Scheduler
 from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.sizes import (
+    PAGE_ROWS,
+    block_bytes,
+    blocks_that_fit,
+    runner_settings_for,
+    state_sizes_for,
+    wanted_blocks,
+)
 from saccade.engine.state import StateSizes, new_state
+from saccade.engine.verify import check_engine
 from saccade.errors import ConfigError
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.processor import Processor
@@ -23,9 +33,7 @@ from saccade.kernels.sampling import sampling_for
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, load_model
 
-PAGE_ROWS = 16
-CPU_KV_TOKENS = 16384
-HEADROOM_BYTES = 512 * 2**20  # for what libraries take late; measured use stays below it
+MOST_RECORDED_BYTES = 256 * 10**6
 Report = Callable[[str], None]
 
 
@@ -41,39 +49,46 @@ def build_engine(
     device = torch.device(_device(settings))
     report("loading weights")
     model = load_model(folder, device=device, dtype=_dtype(settings, device), load_format=settings.load_format)  # type: ignore[arg-type]
-    limits = replace(limits, max_model_len=min(limits.max_model_len, model.spec.max_position))
-    block_size = settings.block_size or (128 if device.type == "cuda" else 16)
-    runner_settings = RunnerSettings(
-        max_tokens=limits.max_num_batched_tokens,
-        max_units=min(limits.encoder_budget_tokens, settings.encoder_cache_tokens),
-        page_rows=PAGE_ROWS,
-        images=processor.images,
-        videos=processor.videos,
-        modes=settings.phase_modes(),
-        strict=settings.graphs_strict,
+    eos = GenerationDefaults.from_folder(Path(folder)).eos_token_ids
+    grammars = GrammarCompiler(processor.tokenizer, model.spec.decoder.vocab_size, eos)  # its thread has work now
+    settings = _affordable(settings, model)
+    limits = limits.resolved(is_cuda=device.type == "cuda", max_position=model.spec.max_position)
+    runner_settings = runner_settings_for(
+        settings, limits, processor.images, processor.videos, is_cuda=device.type == "cuda"
     )
-    sizes = StateSizes(
-        num_blocks=2,
-        block_size=block_size,
-        max_blocks=-(-limits.max_model_len // block_size),
-        max_sequences=limits.max_num_seqs,
-        num_vision_rows=settings.encoder_cache_tokens,
-    )
+    sizes = state_sizes_for(settings, limits, is_cuda=device.type == "cuda")
+    report("compiling kernels")
+    model.place.kernels.compile(device, model.place.dtype)
     report("measuring memory")
     sizes = replace(sizes, num_blocks=_num_blocks(model, settings, limits, sizes, runner_settings))
     report("capturing graphs")
     runner = Runner(new_state(model, sampling_for(device), sizes), runner_settings)
     runner.capture(progress)
-    pool = BlockPool(sizes.num_blocks, block_size)
+    pool = BlockPool(sizes.num_blocks, sizes.block_size)
     prefix = PrefixCache(pool, model=_fingerprint(folder, model)) if settings.enable_prefix_caching else None
     encoder = EncoderIndex(settings.encoder_cache_tokens, PAGE_ROWS)
     scheduler = Scheduler(limits, pool=pool, encoder=encoder, prefix=prefix)
-    eos = GenerationDefaults.from_folder(Path(folder)).eos_token_ids
-    engine = Engine(runner, scheduler, eos_token_ids=eos, seed=settings.seed)
+    engine = Engine(runner, scheduler, eos_token_ids=eos, seed=settings.seed, grammars=grammars)
+    _verify(engine, settings, report)
     report("warming up")
+    runner.reserve()
+    if device.type == "cuda":  # elsewhere a replay is a twin for tests, and speed is none of its virtues
+        runner.calibrate()
     engine.warm_up()
     report("ready")
     return engine
+
+
+def _verify(engine: Engine, settings: EngineSettings, report: Report) -> None:
+    """Refuses to go on where a graph is wrong."""
+    is_cuda = engine.runner.state.model.place.device.type == "cuda"
+    how = settings.verify if settings.verify != "auto" else ("short" if is_cuda else "off")
+    if how == "off":
+        return
+    report("verifying graphs")
+    check_engine(engine, is_short=how == "short")
+    if is_cuda:
+        torch.cuda.empty_cache()  # of eager runs that will not come again
 
 
 def _num_blocks(
@@ -85,8 +100,7 @@ def _num_blocks(
 ) -> int:
     """Blocks of the KV cache, block 0 (padding's) included: as asked for, or all that memory leaves."""
     if settings.kv_cache_tokens or model.place.device.type != "cuda":
-        wanted = settings.kv_cache_tokens or max(CPU_KV_TOKENS, limits.max_model_len)
-        num_blocks = -(-wanted // sizes.block_size) + 1
+        num_blocks = wanted_blocks(settings, limits, sizes.block_size)
     else:
         num_blocks = _measured_blocks(model, settings, sizes, runner_settings)
     if (num_blocks - 1) * sizes.block_size < limits.max_model_len:
@@ -101,27 +115,27 @@ def _measured_blocks(model: Model, settings: EngineSettings, sizes: StateSizes, 
     """Build everything but the cache once, with the largest graph of each phase, and see what it takes."""
     device = model.place.device
     before = _free_bytes(device)
-    block_bytes = _block_bytes(model, sizes)
+    bytes_per_block = block_bytes(model, sizes.block_size)
     trial = Runner(new_state(model, sampling_for(device), sizes), runner_settings)
     trial.capture(largest_only=True)
-    needed = before - _free_bytes(device) - sizes.num_blocks * block_bytes
+    needed = before - _free_bytes(device) - sizes.num_blocks * bytes_per_block + trial.reserve()
     del trial
     gc.collect()
     _, total = torch.cuda.mem_get_info(device)
     free = _free_bytes(device) - total * (1 - settings.gpu_memory_utilization)
-    return int((free - needed - HEADROOM_BYTES) // block_bytes)
-
-
-def _block_bytes(model: Model, sizes: StateSizes) -> int:
-    heads = model.decoder.layers[0].attention.qkv
-    row = heads.num_kv_heads * heads.head_dim * model.place.dtype.itemsize
-    return 2 * len(model.decoder.layers) * sizes.block_size * row
+    return blocks_that_fit(free, needed, bytes_per_block)
 
 
 def _free_bytes(device: torch.device) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
+
+
+def _affordable(settings: EngineSettings, model: Model) -> EngineSettings:
+    """Graphs recorded on a CPU hold every temporary and save no time: only small models get them unasked."""
+    is_large = model.place.device.type == "cpu" and model.parameter_bytes() > MOST_RECORDED_BYTES
+    return replace(settings, enforce_eager=True) if is_large and not settings.graphs else settings
 
 
 def _device(settings: EngineSettings) -> str:

@@ -2,13 +2,18 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
 from typing import Any
 
+from llguidance import LLMatcher
+
 from saccade.cache.prefix import Span
 from saccade.engine.batch import Running
+from saccade.engine.grammar import Grammar
+from saccade.engine.matcher import GrammarCompiler, Matcher
 from saccade.engine.params import SamplingParams
 from saccade.engine.plan import Event, Plan, Results, RowError
 from saccade.engine.request import Finish, FinishReason, Request, Status
@@ -41,6 +46,24 @@ class Update:
     scores: Scores | None = None
     prompt_scores: PromptScores | None = None
     finish: Finish | None = None
+    timings: dict[str, float] | None = None  # seconds by stage, with the finish
+
+
+@dataclass(slots=True)
+class _Marks:
+    """When a request came, was first run and gave its first token."""
+
+    arrival: float
+    started: float | None = None
+    first_token: float | None = None
+
+    def timings(self, now: float) -> dict[str, float]:
+        found = {"queue": (now if self.started is None else self.started) - self.arrival}
+        if self.started is not None:
+            found["prefill"] = (now if self.first_token is None else self.first_token) - self.started
+        if self.first_token is not None:
+            found["decode"] = now - self.first_token
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +85,17 @@ class Engine:
         eos_token_ids: frozenset[int] = frozenset(),
         seed: int = 0,
         clock: Callable[[], float] = monotonic,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.runner, self.scheduler = runner, scheduler
         self._eos_token_ids = eos_token_ids
+        self._grammars = grammars
+        self._compiled: dict[str, LLMatcher] = {}
         self._clock = clock
         self._seeds = Random(seed)
         self._prompts: dict[str, Prompt] = {}
         self._requests: dict[str, Request] = {}
+        self._marks: dict[str, _Marks] = {}
         self._running: dict[str, Running] = {}
         self._free_sequences = list(range(runner.state.max_sequences, 0, -1))
         self._in_flight: deque[Ticket | _Failure] = deque()
@@ -90,6 +117,7 @@ class Engine:
         """Take a request in; for n > 1 the ids of all its outputs. Refused with a RequestError or a CapacityError."""
         self._check_tokens(prompt, params)
         self._check_media(prompt)
+        compiled = self.compile(params.grammar).result() if params.grammar is not None else None
         request = Request(
             id=request_id,
             prompt_ids=tuple(prompt.token_ids.tolist()),
@@ -105,7 +133,16 @@ class Engine:
         for member_id in ids:
             self._prompts[member_id] = prompt
             self._requests[member_id] = self.scheduler.request(member_id)
+            if compiled is not None:
+                self._compiled[member_id] = compiled
+            self._marks[member_id] = _Marks(request.arrival)
         return ids
+
+    def compile(self, grammar: Grammar) -> Future[LLMatcher]:
+        """Compile a grammar ahead, so that `add` need not wait for it. The future has the RequestError it may raise."""
+        if self._grammars is None:
+            raise RequestError("this engine has no vocabulary to follow a grammar with", param="response_format")
+        return self._grammars.compile(grammar)
 
     def abort(self, request_id: str) -> list[Update]:
         """End a request now. Nothing is heard of it afterwards."""
@@ -119,6 +156,7 @@ class Engine:
         """Answer requests of every kind before the first real one: what is compiled, loaded or allocated outside of
         graphs then is so already."""
         self.runner.warm_up_pixels()
+        self.runner.warm_up_masks()
         longest = self.scheduler.settings.max_model_len
         prompt = text_prompt([0] * max(1, min(WARM_UP_TOKENS, longest - 4)))
         common: dict[str, Any] = {"max_tokens": min(3, longest - len(prompt)), "ignore_eos": True}
@@ -159,17 +197,23 @@ class Engine:
             raise
 
     def _begin(self, request_id: str) -> None:
-        request = self._requests[request_id]
+        request, marks = self._requests[request_id], self._marks[request_id]
+        if marks.started is None:
+            marks.started = self._clock()
         seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
-        owner = Running(request, self._prompts[request_id], self._free_sequences.pop(), seed)
+        compiled = self._compiled.get(request_id)
+        matcher = None if compiled is None else Matcher(compiled, request.output_ids)
+        owner = Running(request, self._prompts[request_id], self._free_sequences.pop(), seed, matcher)
         self._running[request_id] = owner
         self.runner.prepare(owner)
 
     def _take_in(self, step: Ticket | _Failure) -> list[Update]:
         output: StepOutput | None = None
+        errors: dict[str, str] = {}
         if isinstance(step, Ticket):
             try:
                 output = step.wait()
+                errors = _follow(step, output) | dict.fromkeys(output.bad, NO_NUMBERS) | dict(output.failed)
             except Exception as error:
                 step = _Failure(step.plan, _message(error))
         self._in_flight.popleft()
@@ -178,14 +222,22 @@ class Engine:
             results: Results = {chunk.request_id: RowError(message) for chunk in step.plan.chunks}
             scored = []
         else:
-            bad, tokens = output.bad, output.tokens
-            results = {name: RowError(NO_NUMBERS) if name in bad else (token,) for name, token in tokens.items()}
+            results = {name: (token,) for name, token in output.tokens.items() if name not in errors}
+            results |= {name: RowError(message) for name, message in errors.items()}
             scored = self._prompt_updates(step.plan, output)
-        updates = scored + self._from_events(self.scheduler.commit(step.plan, results), output)
+        events = self.scheduler.commit(step.plan, results)
+        updates = scored + self._from_events(events, output) + self._end_complete(step, events)
         for request_id, owner in list(self._running.items()):
             if owner.request.status is not Status.RUNNING:  # preempted because it read rows of an image that failed
                 self._release(request_id)
         return updates
+
+    def _end_complete(self, step: Ticket | _Failure, events: Iterable[Event]) -> list[Update]:
+        """End the requests whose grammar allows nothing more: no pass is needed to learn that."""
+        matchers = step.matchers if isinstance(step, Ticket) else {}
+        going = [event.request_id for event in events if event.finish is None and event.request_id in matchers]
+        done = [name for name in going if matchers[name].is_complete]
+        return [update for name in done for update in self._from_events(self.scheduler.stop(name, None))]
 
     def _prompt_updates(self, plan: Plan, output: StepOutput) -> list[Update]:
         starts = {chunk.request_id: chunk.start + 1 for chunk in plan.chunks}
@@ -199,12 +251,25 @@ class Engine:
         updates = []
         for event in events:
             scores = output.scores.get(event.request_id) if output is not None and event.token_ids else None
-            updates.append(Update(event.request_id, event.token_ids, scores, None, event.finish))
+            timings = self._timings(event)
+            updates.append(Update(event.request_id, event.token_ids, scores, None, event.finish, timings))
             if event.finish is not None:
                 self._release(event.request_id)
                 self._prompts.pop(event.request_id, None)
                 self._requests.pop(event.request_id, None)
+                self._compiled.pop(event.request_id, None)
         return updates
+
+    def _timings(self, event: Event) -> dict[str, float] | None:
+        marks = self._marks.get(event.request_id)
+        if marks is None:
+            return None
+        if event.token_ids and marks.first_token is None:
+            marks.first_token = self._clock()
+        if event.finish is None:
+            return None
+        del self._marks[event.request_id]
+        return marks.timings(self._clock())
 
     def _release(self, request_id: str) -> None:
         """Free a sequence. Steps in flight may still write its newest token; whoever gets it next writes later."""
@@ -241,12 +306,19 @@ class Engine:
             raise RequestError(message, param="allowed_token_ids")
 
     def _check_media(self, prompt: Prompt) -> None:
-        """With `--graphs-strict`, a pass that no graph holds fails its whole step: such a request is not let in."""
+        """With `--graphs-strict`, a frame that no graph holds fails its request: better before it waited."""
         limit = self.runner.settings.max_units
-        longest = max((media.plan.num_tokens for media in prompt.media), default=0)
+        longest = max((media.plan.num_tokens // media.plan.grid_thw[0] for media in prompt.media), default=0)
         if self.runner.settings.strict and longest > limit:
             message = f"an image or video has {longest} rows; the limit is {limit} (--encoder-budget-tokens)"
             raise RequestError(message, code="image_too_large")
+
+
+def _follow(ticket: Ticket, output: StepOutput) -> dict[str, str]:
+    """Move matchers on to the tokens that were sampled; what went wrong, by request."""
+    for name, matcher in ticket.matchers.items():
+        matcher.take(output.tokens[name])
+    return {name: matcher.error for name, matcher in ticket.matchers.items() if matcher.error is not None}
 
 
 def _message(error: Exception) -> str:

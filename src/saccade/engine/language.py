@@ -57,7 +57,7 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
         rows="tokens",
         buckets=prefill_buckets(max_tokens, state.max_sequences + 1),
         example=lambda lengths, rng: _example(model, state, lengths, rng),
-        state=state.watched(),
+        state=state.watched(model.decoder),
     )
 
 
@@ -89,7 +89,7 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
         rows="tokens",
         buckets=tuple(Capacity.of(tokens=n, requests=n) for n in decode_buckets(state.max_sequences)),
         example=lambda lengths, rng: _decode_example(model, state, lengths, rng),
-        state=state.watched(),
+        state=state.watched(model.decoder),
     )
 
 
@@ -121,7 +121,7 @@ def head_phase(model: Model, state: DeviceState, hidden_TD: Tensor) -> Phase:
         rows="tokens",
         buckets=tuple(Capacity.of(tokens=n) for n in decode_buckets(state.max_sequences)),
         example=example,
-        state={**state.watched(), "hidden": hidden_TD},
+        state={**state.watched(model.decoder), "hidden": hidden_TD},
     )
 
 

@@ -112,6 +112,7 @@ class Ready(Struct, frozen=True, tag=True):
 
     limits: SchedulerSettings
     kv_cache_tokens: int
+    block_size: int
 
 
 class News(Struct, frozen=True, array_like=True):
@@ -125,13 +126,14 @@ class News(Struct, frozen=True, array_like=True):
     scores: tuple[Array, Array, Array, Array] | None = None
     prompt_start: int = 0
     prompt_scores: tuple[Array, Array, Array, Array] | None = None
+    timings: dict[str, float] | None = None
 
     def to_update(self) -> Update:
         prompt = None
         if self.prompt_scores is not None:
             prompt = PromptScores(self.prompt_start, _unpack_scores(self.prompt_scores))
         scores = None if self.scores is None else _unpack_scores(self.scores)
-        return Update(str(self.serial), self.token_ids, scores, prompt, self.finish)
+        return Update(str(self.serial), self.token_ids, scores, prompt, self.finish, self.timings)
 
 
 class Updates(Struct, frozen=True, tag=True):
@@ -186,6 +188,7 @@ def to_news(serial: int, index: int, num_cached_tokens: int, update: Update) -> 
         None if update.scores is None else _pack_scores(update.scores),
         0 if prompt is None else prompt.start,
         None if prompt is None else _pack_scores(prompt.scores),
+        update.timings,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from saccade.engine.grammar import Grammar
 from saccade.errors import RequestError
 
 MAX_LOGPROBS = 20
@@ -23,6 +24,10 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 or -1 switches it off (kept as 0). `max_tokens` None fills the context.
     `logprobs` and `prompt_logprobs` count the alternatives beside the token itself; None asks for nothing. A `stop`
     string ends the output before itself, or behind itself with `include_stop_str_in_output`.
+
+    A `grammar` allows only tokens that lead to a text of its language, and the output ends when nothing may follow. It
+    has the last word: end tokens that `min_tokens` or `ignore_eos` forbid are taken where it leaves nothing else.
+    Log-probabilities are the model's own, before it and before every other edit.
     """
 
     n: int = 1
@@ -45,6 +50,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -53,6 +59,8 @@ class SamplingParams:
                 raise _refuse(name, getattr(self, name), "allowed are true and false")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _refuse("min_tokens", self.min_tokens, f"the most is max_tokens, here {self.max_tokens}")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise _refuse("grammar", type(self.grammar).__name__, "allowed is a Grammar")
         self._set("top_k", max(self.top_k, 0))
         self._set("logit_bias", None if self.logit_bias is None else _biases(self.logit_bias))
         self._set("stop", _strings("stop", self.stop))

@@ -44,6 +44,7 @@ from saccade.models.folder import find_folder
 __all__ = ["AsyncEngine", "Delta", "EngineStats", "Stage"]
 
 CLOSE_S = 5.0  # for a worker that was told to leave
+PULSE_S = 5.0  # between two looks at a worker
 LAST_WORDS_S = 0.5  # for what a worker said before it ended to be read
 
 Report = Callable[[Stage], None]
@@ -99,6 +100,7 @@ class AsyncEngine:
             await _wait_first(engine._ready, engine._dead)
             if engine._dead.done():
                 raise engine._dead.result()
+            engine._tasks.append(asyncio.create_task(engine._feel_pulse(start.settings.watchdog_timeout_s)))
         except BaseException:
             engine._child.kill()
             await engine.aclose()
@@ -124,6 +126,10 @@ class AsyncEngine:
     @property
     def kv_cache_tokens(self) -> int:
         return self._ready.result().kv_cache_tokens
+
+    @property
+    def block_size(self) -> int:
+        return self._ready.result().block_size
 
     @property
     def pid(self) -> int:
@@ -272,6 +278,18 @@ class AsyncEngine:
             await _wait_first(self._dead, timeout_s=LAST_WORDS_S)
             self._die(EngineDeadError(_died(f"its process ended with exit code {code}")))
         self._die(EngineDeadError(_died(f"its process was ended by {signal.Signals(-code).name}")))
+
+    async def _feel_pulse(self, limit_s: float) -> None:
+        """The worker answers between steps. One that does not for so long hangs: nothing else would tell."""
+        while limit_s > 0 and not self._dead.done():
+            await asyncio.sleep(min(PULSE_S, limit_s))
+            try:
+                await asyncio.wait_for(self.stats(), limit_s)
+            except EngineDeadError:
+                return
+            except TimeoutError:
+                why = f"it has not answered for {limit_s:g} seconds (--watchdog-timeout-s)"
+                self._die(EngineDeadError(_died(why)))
 
     def _die(self, error: SaccadeError) -> None:
         if self._dead.done():

@@ -92,7 +92,10 @@ class Request:
 
     @property
     def num_left(self) -> int:
-        """Rows that can be planned now. Behind the last output there is none."""
+        """Rows that can be planned now. Behind the last output there is none, and with a grammar none before the
+        newest output is known: it decides which tokens may follow."""
+        if self.num_pending and self.params.grammar is not None:
+            return 0
         if self.num_pending and len(self.output_ids) + self.num_pending >= self.max_outputs:
             return 0
         return self.num_tokens + self.num_pending - self.num_planned
@@ -123,6 +126,8 @@ class Request:
     def stop_met(self) -> Finish | None:
         """Whether the newest output is the last one."""
         params, token = self.params, self.output_ids[-1]
+        if params.grammar is not None and token in self.eos_token_ids:
+            return Finish(FinishReason.STOP)  # a grammar has let it through, so nothing else was left, or it was wanted
         if len(self.output_ids) >= params.min_tokens:
             if token in self.eos_token_ids and not params.ignore_eos:
                 return Finish(FinishReason.STOP)

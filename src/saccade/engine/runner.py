@@ -6,7 +6,7 @@ is queued behind it on the same stream, so nothing that a ticket still needs is 
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,22 +22,31 @@ from saccade.engine.batch import (
     is_decode,
     last_rows,
     mixed_values,
-    places,
     sequences,
 )
+from saccade.engine.encoder import Encoder, EncoderSettings
 from saccade.engine.language import decode_phase, head_phase, prefill_phase
+from saccade.engine.matcher import Masks, Matcher
 from saccade.engine.params import MAX_LOGPROBS
-from saccade.engine.plan import Chunk, EncodeItem, Plan
-from saccade.engine.sampler import edit_logits, has_edits, has_penalties, needs_sampler, sample_phase, sample_values
+from saccade.engine.plan import Chunk, Plan
+from saccade.engine.sampler import (
+    edit_logits,
+    has_edits,
+    has_penalties,
+    masked_rows,
+    needs_sampler,
+    sample_phase,
+    sample_values,
+)
 from saccade.engine.state import DeviceState
-from saccade.engine.vision import MAX_FRAMES, vision_phase, vision_values
-from saccade.graphs import GraphKey, GraphRunner, Phase, lane_for
+from saccade.graphs import GraphKey, GraphRunner, Phase, lane_for, thinned
 from saccade.inputs.settings import ImageSettings, VideoSettings
 
 Progress = Callable[[int, int, GraphKey], None]
 _TORCH_DTYPES = {"uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64}
 MAX_SCORED_ROWS = 256  # prompt rows whose logits exist at the same time
 NUM_TICKETS = 3  # two plans may be in flight
+EXACT_VISION_BYTES = 256 * 2**20  # what exact vision graphs may add to the pool that the largest bucket made
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +61,14 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step gave. A request in `bad` got logits that are no numbers."""
+    """What a step gave. A request in `bad` got logits that are no numbers, one in `failed` images that could not be
+    encoded."""
 
     tokens: Mapping[str, int]
     bad: frozenset[str]
     scores: Mapping[str, Scores]
     prompt_scores: Mapping[str, Scores]
+    failed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -70,6 +81,8 @@ class Ticket:
     is_bad: Tensor | None = None
     scores: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
     prompt_scores: dict[str, list[tuple[Tensor, ...]]] = field(default_factory=dict)
+    matchers: dict[str, Matcher] = field(default_factory=dict)  # of the sampled requests that follow a grammar
+    failed: Mapping[str, str] = field(default_factory=dict)  # what went wrong with images, by request
     done: Any = None
 
     def wait(self) -> StepOutput:
@@ -83,6 +96,7 @@ class Ticket:
             bad=frozenset(name for name, bad in zip(names, is_bad, strict=True) if bad),
             scores={name: _scores([parts]) for name, parts in self.scores.items()},
             prompt_scores={name: _scores(parts) for name, parts in self.prompt_scores.items()},
+            failed=self.failed,
         )
 
 
@@ -97,6 +111,23 @@ class RunnerSettings:
     videos: VideoSettings | None
     modes: Mapping[str, Mode | None]
     strict: bool
+    vision_tiers: frozenset[Tier] = frozenset({Tier.CAPACITY})  # where vision has graphs at all
+    bucket_stride: int = 1  # every so many-th bucket is captured
+
+    @property
+    def encoder(self) -> EncoderSettings:
+        return EncoderSettings(
+            max_units=self.max_units,
+            page_rows=self.page_rows,
+            images=self.images,
+            videos=self.videos,
+            bucket_stride=self.bucket_stride,
+            graphs=GraphSettings(
+                tiers=self.vision_tiers if self.modes["vision"] else frozenset(),
+                strict=self.strict,
+                exact_max_bytes=EXACT_VISION_BYTES,
+            ),
+        )
 
 
 class Runner:
@@ -112,9 +143,7 @@ class Runner:
         self.decode = self._graph_runner(decode_phase(model, state), "decode")
         self.head = self._graph_runner(head_phase(model, state, self._hidden_TD), "decode")
         self.sample = self._graph_runner(sample_phase(state), "decode")
-        self.vision = None
-        if model.tower is not None:
-            self.vision = self._graph_runner(vision_phase(model, state, settings.max_units), "vision")
+        self.encoder = Encoder(state, settings.encoder) if model.tower is not None else None
         media = model.spec.media
         self.layout = Layout(
             block_size=state.block_size,
@@ -125,7 +154,12 @@ class Runner:
         )
         self._host_ids = [self._host(torch.int64) for _ in range(NUM_TICKETS)]
         self._host_bad = [self._host(torch.bool) for _ in range(NUM_TICKETS)]
+        self._masks = Masks(state.max_sequences, state.logits.shape[1], model.place.device, num_turns=NUM_TICKETS)
         self._turn = 0
+
+    @property
+    def vision(self) -> GraphRunner | None:
+        return None if self.encoder is None else self.encoder.graphs
 
     @property
     def phases(self) -> tuple[GraphRunner, ...]:
@@ -133,17 +167,28 @@ class Runner:
         return tuple(runner for runner in found if runner is not None)
 
     def capture(self, progress: Progress | None = None, *, largest_only: bool = False) -> None:
-        """Capture every phase's graphs into one pool, each largest first; `largest_only` to measure what they need."""
+        """Capture every phase's graphs, each largest first; `largest_only` to measure what they need. Language passes
+        share one pool; vision passes, which run beside them, have their own."""
         gc.collect()  # once: captures run with the collector off
         for runner in self.phases:
             runner.capture_buckets(progress, largest_only=largest_only)
 
-    @torch.no_grad()
     def launch(self, plan: Plan, running: Mapping[str, Running]) -> Ticket:
+        try:
+            return self._launch(plan, running)
+        except BaseException:
+            if self.encoder is not None:
+                self.encoder.beside.join()  # what was launched of this plan is committed before it is over
+            raise
+
+    @torch.no_grad()
+    def _launch(self, plan: Plan, running: Mapping[str, Running]) -> Ticket:
         ticket = Ticket(plan)
         self._turn = (self._turn + 1) % NUM_TICKETS
         if plan.encode:
-            self._encode(plan.encode, running)
+            assert self.encoder is not None, f"{self._model.spec.architecture} sees no images"
+            ticket.failed = self.encoder.encode(plan.encode, running)
+            self.encoder.beside.wait()
         if is_decode(plan.chunks, running):
             ticket.sampled = plan.chunks
             self.decode.run(decode_values(plan.chunks, running, self.layout), lambda o: self._deliver(ticket, o))
@@ -158,13 +203,31 @@ class Runner:
 
     def warm_up_pixels(self) -> None:
         """Compile what turns pixels into patches; it runs before the vision graph, not inside it."""
-        for settings in (self.settings.images, self.settings.videos):
-            if self.vision is not None and settings is not None:
-                side = settings.patch * settings.merge
-                frames = np.zeros((settings.temporal_patch, 2 * side, side, 3), dtype=np.uint8)
-                self._patchify(
-                    frames, (side, side), settings, self.vision.phase.arena.rows("patches", settings.merge**2)
-                )
+        if self.encoder is not None:
+            self.encoder.warm_up()
+
+    def reserve(self) -> int:
+        """Keep memory for passes that may run without a graph; how many bytes."""
+        return 0 if self.encoder is None else self.encoder.reserve()
+
+    def calibrate(self) -> None:
+        """Measure what there is to choose between."""
+        if self.encoder is not None:
+            self.encoder.calibrate()
+
+    @property
+    def can_improve(self) -> bool:
+        """Whether there is something to do in an idle moment."""
+        return self.encoder is not None and self.encoder.has_hot
+
+    def improve(self) -> None:
+        """Do some of it: capture a layout of images that came often."""
+        if self.encoder is not None and self.encoder.has_hot:
+            self.encoder.capture_hot()
+
+    def warm_up_masks(self) -> None:
+        """Compile what grammars use before the sampler's graph."""
+        self._masks.warm_up(self.state.edited, self.state.sampling)
 
     def prepare(self, owner: Running) -> None:
         """Prepare a sequence for its next request: what penalties count is that request's prompt and outputs."""
@@ -210,6 +273,9 @@ class Runner:
         self.state.edited[:count].copy_(self.state.logits[:count])
         if any(has_edits(p) for p in params):
             edit_logits(self.state, ticket.sampled, running)
+        if rows := masked_rows(ticket.sampled, running):
+            self._masks.apply(self.state.edited[:count], rows, self.state.sampling, self._turn)
+            ticket.matchers = {ticket.sampled[item.row].request_id: item.matcher for item in rows}
         self.sample.run(sample_values(ticket.sampled, running), lambda outputs: self._deliver(ticket, outputs))
 
     def _score(self, ticket: Ticket, running: Mapping[str, Running]) -> None:
@@ -239,63 +305,13 @@ class Runner:
         chosen, ranks, top_ids, top_logprobs = self.state.sampling.logprobs(logits_NV, ids_N, most)
         return tuple(self._to_host(part) for part in (chosen, ranks, top_ids[:, :k], top_logprobs[:, :k]))
 
-    def _encode(self, items: Sequence[EncodeItem], running: Mapping[str, Running]) -> None:
-        """Images and videos to their rows of the encoder cache, packed as far as one pass holds."""
-        batch: list[EncodeItem] = []
-        num_rows = num_frames = 0
-        for item in items:
-            frames = running[item.request_id].prompt.media[item.media_idx].plan.grid_thw[0]
-            is_full = num_rows + item.num_rows > self.settings.max_units or num_frames + frames > MAX_FRAMES
-            if batch and is_full:
-                self._encode_batch(batch, running)
-                batch, num_rows, num_frames = [], 0, 0
-            batch.append(item)
-            num_rows, num_frames = num_rows + item.num_rows, num_frames + frames
-        self._encode_batch(batch, running)
-
-    def _encode_batch(self, items: Sequence[EncodeItem], running: Mapping[str, Running]) -> None:
-        spec = self._model.spec.vision
-        assert self.vision is not None and spec is not None
-        count = sum(item.num_rows for item in items) * spec.unit
-        arena = self.vision.phase.arena
-        if count <= arena.limits["patches"]:
-            patches_PC = arena.rows("patches", count)
-        else:
-            patches_PC = self._model.place.parameter(count, spec.patch_values)
-        grids, targets, start = [], [], 0
-        for item in items:
-            media = running[item.request_id].prompt.media[item.media_idx]
-            settings = self.settings.images if media.kind == "image" else self.settings.videos
-            assert settings is not None
-            end = start + item.num_rows * spec.unit
-            self._patchify(media.pixels, media.plan.size_hw, settings, patches_PC[start:end])
-            grids.append(media.plan.grid_thw)
-            targets.append(places(np.arange(item.num_rows), item.pages, self.settings.page_rows))
-            start = end
-        values = vision_values(spec, grids, patches_PC, np.concatenate(targets))
-        self.vision.run(values, lambda outputs: None)
-
-    def _patchify(
-        self, pixels: Any, size_hw: tuple[int, int], settings: ImageSettings | VideoSettings, out_PC: Tensor
-    ) -> None:
-        self._model.place.kernels.resize_patchify(
-            self._device(pixels),
-            size_hw,
-            mean=settings.mean,
-            std=settings.std,
-            patch=settings.patch,
-            temporal_patch=settings.temporal_patch,
-            merge=settings.merge,
-            resample=settings.resample,
-            out=out_PC,
-        )
-
     def _graph_runner(self, phase: Phase, switch: str) -> GraphRunner:
         mode = self.settings.modes[switch]
         tiers = frozenset({Tier.CAPACITY}) if mode else frozenset[Tier]()
         # Only attention over the KV cache is ever called between pieces: the other phases have none.
         mode = mode if phase.name in ("prefill", "decode") else Mode.FULL
         settings = GraphSettings(mode=mode or Mode.FULL, tiers=tiers, strict=self.settings.strict)
+        phase = replace(phase, buckets=thinned(phase.buckets, self.settings.bucket_stride))
         return GraphRunner(phase, settings, self._lane)
 
     def _host(self, dtype: torch.dtype) -> Tensor:

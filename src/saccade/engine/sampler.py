@@ -12,6 +12,7 @@ from torch import Tensor
 
 from saccade.engine.batch import Running
 from saccade.engine.language import decode_buckets
+from saccade.engine.matcher import MaskedRow
 from saccade.engine.params import SamplingParams
 from saccade.engine.plan import Chunk
 from saccade.engine.state import DeviceState
@@ -75,13 +76,13 @@ def sample_phase(state: DeviceState) -> Phase:
         rows="tokens",
         buckets=tuple(Capacity.of(tokens=count) for count in decode_buckets(state.max_sequences)),
         example=example,
-        state=state.watched(),
+        state=state.watched(None),
     )
 
 
 def needs_sampler(params: SamplingParams) -> bool:
     """Whether the likeliest token of the raw logits may be another one than is to be taken."""
-    return not params.is_greedy or has_edits(params) or has_penalties(params)
+    return not params.is_greedy or has_edits(params) or has_penalties(params) or params.grammar is not None
 
 
 def has_penalties(params: SamplingParams) -> bool:
@@ -115,7 +116,7 @@ def edit_logits(state: DeviceState, chunks: Sequence[Chunk], running: Mapping[st
             ids = _row(list(params.logit_bias), torch.int64, state)
             values = _row(list(params.logit_bias.values()), torch.float32, state)
             state.sampling.apply_bias(logits_1V, ids, values)
-        if chunk.end - len(owner.prompt) < params.min_tokens:
+        if chunk.end - len(owner.prompt) < params.min_tokens and params.grammar is None:
             vocab_size = state.logits.shape[1]  # a checkpoint may name end tokens that it has no row for
             stops = sorted(t for t in {*owner.request.eos_token_ids, *params.stop_token_ids} if t < vocab_size)
             active = torch.ones(1, dtype=torch.bool, device=state.logits.device)
@@ -123,6 +124,19 @@ def edit_logits(state: DeviceState, chunks: Sequence[Chunk], running: Mapping[st
         if params.allowed_token_ids:
             allowed = allowed_bits(params.allowed_token_ids, state.logits.shape[1])
             state.sampling.allow_only(logits_1V, _to_device(allowed[None], state))
+
+
+def masked_rows(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> list[MaskedRow]:
+    """The rows whose tokens a grammar chooses. It alone may take an end token early, so ends are left to it."""
+    rows = []
+    for row, chunk in enumerate(chunks):
+        owner = running[chunk.request_id]
+        if owner.matcher is not None:
+            params, eos = owner.request.params, owner.request.eos_token_ids
+            is_early = chunk.end - len(owner.prompt) < params.min_tokens
+            ends = {*eos, *params.stop_token_ids} if is_early else eos if params.ignore_eos else ()
+            rows.append(MaskedRow(row, owner.matcher, tuple(ends)))
+    return rows
 
 
 def allowed_bits(token_ids: Sequence[int], vocab_size: int) -> Tensor:

@@ -89,8 +89,8 @@ class Scheduler:
         members = tuple(self._families.get(request_id, {}).values()) or self._find(request_id)
         return tuple(self._end(member, Finish(FinishReason.ABORT)) for member in members)
 
-    def stop(self, request_id: str, detail: str) -> tuple[Event, ...]:
-        """End one request because its text met a stop string, which tokens cannot show."""
+    def stop(self, request_id: str, detail: str | None) -> tuple[Event, ...]:
+        """End one request because its text met a stop string, or (None) its grammar's end: tokens cannot show that."""
         return tuple(self._end(request, Finish(FinishReason.STOP, detail)) for request in self._find(request_id))
 
     def plan(self, now: float) -> Plan:

@@ -1,20 +1,27 @@
 """Limits of the scheduler."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from saccade.config import Mode, setting
+from saccade.config import Mode, Tier, setting
 from saccade.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerSettings:
-    """Every request that is let in can finish under these limits, alone in the worst case."""
+    """Every request that is let in can finish under these limits, alone in the worst case. Where 0 leaves one to the
+    machine, `resolved` gives the number."""
 
-    max_num_seqs: int = setting(256, "requests that run at the same time")
-    max_num_batched_tokens: int = setting(8192, "rows of one step, prompts and outputs together")
-    max_model_len: int = setting(8192, "tokens of one request, prompt and output together")
+    max_num_seqs: int = setting(0, "requests that run at the same time; 0: 256 on a GPU, 4 elsewhere")
+    max_num_batched_tokens: int = setting(
+        0, "rows of one step, prompts and outputs together; 0: 8192 on a GPU, 256 elsewhere"
+    )
+    max_model_len: int = setting(
+        0, "tokens of one request, prompt and output together; 0: the model's, at most 8192 on a GPU, 4096 elsewhere"
+    )
     prefill_chunk_tokens: int = setting(0, "prompt rows of one request in one step; 0 sets no limit")
-    encoder_budget_tokens: int = setting(8192, "image rows encoded in one step; a longer image goes alone")
+    encoder_budget_tokens: int = setting(
+        0, "image rows encoded in one step; a longer image goes alone; 0: 8192 on a GPU, 512 elsewhere"
+    )
     max_queued_requests: int = setting(4096, "waiting requests before new ones are refused")
     max_queued_tokens: int = setting(4 * 2**20, "prompt tokens of waiting requests before new ones are refused")
     retry_after_s: float = setting(1.0, "seconds after which a refused client is told to try again")
@@ -24,19 +31,45 @@ class SchedulerSettings:
             if not getattr(self, name) >= low:
                 flag = name.replace("_", "-")
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {low} (--{flag})")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.max_model_len == 1:
+            raise ConfigError("max_model_len is 1; it must be at least 2 (--max-model-len)")
+        if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}; {self.max_num_seqs} requests that run need "
                 "a row each (raise --max-num-batched-tokens or lower --max-num-seqs)"
             )
 
+    def resolved(self, *, is_cuda: bool, max_position: int) -> "SchedulerSettings":
+        """The limits of a machine and a model: no 0 for what they decide, and no request longer than the model can."""
+        own = GPU_LIMITS if is_cuda else CPU_LIMITS
+        chosen = {name: getattr(self, name) or value for name, value in own.items()}
+        seqs = chosen["max_num_seqs"]
+        if not self.max_num_seqs:
+            chosen["max_num_seqs"] = min(seqs, chosen["max_num_batched_tokens"])
+        if not self.max_num_batched_tokens:
+            chosen["max_num_batched_tokens"] = max(seqs, chosen["max_num_batched_tokens"])
+        chosen["max_model_len"] = min(chosen["max_model_len"], max_position)
+        return replace(self, **chosen)
 
+
+GPU_LIMITS = {
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 8192,
+    "max_model_len": 8192,
+    "encoder_budget_tokens": 8192,
+}
+CPU_LIMITS = {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 256,
+    "max_model_len": 4096,
+    "encoder_budget_tokens": 512,
+}
 _LOWEST = {
-    "max_num_seqs": 1,
-    "max_num_batched_tokens": 1,
-    "max_model_len": 2,
+    "max_num_seqs": 0,
+    "max_num_batched_tokens": 0,
+    "max_model_len": 0,
     "prefill_chunk_tokens": 0,
-    "encoder_budget_tokens": 1,
+    "encoder_budget_tokens": 0,
     "max_queued_requests": 1,
     "max_queued_tokens": 1,
     "retry_after_s": 0,
@@ -56,11 +89,20 @@ class EngineSettings:
     enable_prefix_caching: bool = setting(True, "keep the KV blocks of finished requests for prompts that begin alike")
     encoder_cache_tokens: int = setting(16384, "image rows kept for requests with the same images")
     graphs: str = setting(
-        "", "per phase, such as vision=off,prefill=piecewise,decode=full (auto, full, piecewise, off)"
+        "",
+        "per phase (none by default for models above 256 MB on a CPU), such as vision=capacity,prefill=piecewise; "
+        "prefill and decode: auto, full, piecewise, "
+        "off; vision: auto (both kinds, the faster one), capacity (buckets), exact (hot layouts only), off",
     )
     graphs_strict: bool = setting(False, "a step that is not replayed is an error")
+    verify: str = setting(
+        "auto", "compare graphs with eager runs before serving: short, full, off, or auto (short on a GPU)"
+    )
     enforce_eager: bool = setting(False, "no graphs at all")
     seed: int = setting(0, "seed of requests that bring none")
+    watchdog_timeout_s: float = setting(
+        300.0, "seconds without an answer after which an engine counts as dead; 0: never"
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -68,21 +110,51 @@ class EngineSettings:
             raise ConfigError(f"gpu_memory_utilization is {met}; allowed are above 0 to 1 (--gpu-memory-utilization)")
         if self.block_size < 0 or self.kv_cache_tokens < 0:
             raise ConfigError("block_size and kv_cache_tokens must be 0 or more (--block-size, --kv-cache-tokens)")
+        if not self.watchdog_timeout_s >= 0:
+            met = self.watchdog_timeout_s
+            raise ConfigError(f"watchdog_timeout_s is {met}; it must be 0 or more (--watchdog-timeout-s)")
+        if self.verify not in VERIFY_WORDS:
+            raise ConfigError(f"verify is {self.verify!r}; allowed: {', '.join(VERIFY_WORDS)} (--verify)")
         self.phase_modes()
+        self.vision_tiers()
 
     def phase_modes(self) -> dict[str, Mode | None]:
         """The mode of every phase; None runs it eagerly."""
         chosen: dict[str, Mode | None] = dict.fromkeys(GRAPH_PHASES, Mode.FULL)
         for part in filter(None, self.graphs.split(",")):
             phase, _, word = part.partition("=")
-            if phase not in GRAPH_PHASES or word not in GRAPH_WORDS:
+            words = VISION_WORDS if phase == "vision" else GRAPH_WORDS
+            if phase not in GRAPH_PHASES or word not in words:
                 raise ConfigError(
                     f"graphs has {part!r}; write PHASE=WORD with a phase of {', '.join(GRAPH_PHASES)} and a word of "
-                    f"{', '.join(GRAPH_WORDS)} (--graphs)"
+                    f"{', '.join(words)} (--graphs)"
                 )
-            chosen[phase] = GRAPH_WORDS[word]
+            chosen[phase] = GRAPH_WORDS.get(word, Mode.FULL)
         return dict.fromkeys(GRAPH_PHASES) if self.enforce_eager else chosen
 
+    def vision_tiers(self) -> frozenset[Tier]:
+        """The kinds of graphs that vision passes may have, where they have any."""
+        word = "auto"
+        for part in filter(None, self.graphs.split(",")):
+            phase, _, found = part.partition("=")
+            word = found if phase == "vision" else word
+        if word == "exact" and self.graphs_strict:
+            raise ConfigError(
+                "graphs has vision=exact, with which a layout is not replayed until it came often, and --graphs-strict "
+                "makes that an error; leave one out"
+            )
+        return VISION_WORDS[word]
 
+
+VERIFY_WORDS = ("auto", "short", "full", "off")
 GRAPH_PHASES = ("vision", "prefill", "decode")
 GRAPH_WORDS = {"auto": Mode.FULL, "full": Mode.FULL, "piecewise": Mode.PIECEWISE, "off": None}
+_CAPACITY = frozenset({Tier.CAPACITY})
+VISION_WORDS = {
+    "auto": frozenset({Tier.CAPACITY, Tier.EXACT}),
+    "capacity": _CAPACITY,
+    "exact": frozenset({Tier.EXACT}),
+    "off": frozenset[Tier](),
+    "full": _CAPACITY,
+    "piecewise": _CAPACITY,
+}

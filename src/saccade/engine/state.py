@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.sampling import Sampling
+from saccade.layers.layer import Layer
 from saccade.layers.step import Cache
 from saccade.models.vlm import Model
 
@@ -44,9 +45,10 @@ class DeviceState:
     def max_sequences(self) -> int:
         return self.logits.shape[0]
 
-    def watched(self) -> dict[str, Tensor]:
-        """All of it by name, weights included: a graph refuses to replay if the storage of any has moved."""
-        named = {name: slot.view for name, slot in self.model.slots()}
+    def watched(self, part: Layer | None) -> dict[str, Tensor]:
+        """All of it by name, with the weights of the part that a graph runs: it refuses to replay if the storage of any
+        has moved."""
+        named = dict(part.parameters()) if part is not None else {}
         for i, (keys, values) in enumerate(self.caches):
             named |= {f"keys of layer {i}": keys, f"values of layer {i}": values}
         if self.vision_rows is not None:

@@ -18,7 +18,8 @@ class Delta(Struct, frozen=True, kw_only=True):
     """What output `index` of a request gained. The one with a `finish_reason` is that output's last.
 
     `stop_reason` is the stop token or string that was met, or the message of an error. `num_output_tokens` counts the
-    whole output so far. `prompt_logprobs` come with the last delta of output 0.
+    whole output so far. `prompt_logprobs` come with the last delta of output 0. `timings` are the engine's seconds by
+    stage (queue, prefill, decode), with the last delta of every output.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class Delta(Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+    timings: dict[str, float] | None = None
 
 
 class RequestStream:
@@ -115,6 +117,7 @@ class RequestStream:
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
             prompt_logprobs=tuple(self._prompt_logprobs or ()) if has_scores else None,
+            timings=news.timings,
         )
 
 

@@ -5,6 +5,7 @@ P patches, U merged units, C values of a patch, L levels, D width of the decoder
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,14 @@ from saccade.models.geometry import Grid, geometry
 from saccade.models.spec import VisionSpec
 from saccade.models.vlm import Model
 
-MAX_FRAMES = 64  # images and frames of one pass; more run eagerly
+MAX_FRAMES = 64  # images and frames of one pass
+# Attention visits empty segments, too, so a bucket has room for no more frames than are likely: of 24 rows and more (an
+# image of 224x224 has 49). Smaller ones take a larger bucket.
+UNITS_PER_FRAME = 24
+FEWEST_FRAMES = 4
 UNITS_PER_WINDOW = 4  # fewer on average, and a batch has too many windows for its bucket
+MAX_CACHED_GRIDS = 256
+MAX_CACHED_PATCHES = 8192  # of one grid: larger ones come seldom, and making them anew takes less than a pass
 
 
 def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
@@ -40,8 +47,8 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
     tower, vision_rows = model.tower, state.vision_rows
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        rows_LUD = tower(_step(spec, frame))
-        vision_rows.index_copy_(1, frame["targets"], rows_LUD)
+        rows_LUD = tower(_step(spec, frame), frame["rows"])
+        model.place.kernels.scatter_rows(rows_LUD, frame["targets"], vision_rows)
         return {"rows": rows_LUD}
 
     def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
@@ -52,9 +59,10 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         patches = torch.randn(
             count, spec.patch_values, generator=on_device, device=model.place.device, dtype=model.place.dtype
         )
-        return vision_values(spec, grids, patches, np.zeros(sum(lengths), dtype=np.int64))
+        targets = np.arange(1, sum(lengths) + 1) % vision_rows.shape[1]
+        return vision_values(spec, grids, patches, targets)
 
-    buckets = tuple(_capacity(spec, units) for units in row_buckets(max_units, smallest=32))
+    buckets = tuple(_capacity(spec, units) for units in vision_buckets(max_units))
     return Phase(
         name="vision",
         body=body,
@@ -62,16 +70,68 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         rows="units",
         buckets=buckets,
         example=example,
-        state=state.watched(),
+        state=state.watched(tower),
     )
+
+
+def vision_buckets(max_units: int) -> tuple[int, ...]:
+    """Rows of the passes that get a graph, in few steps where a pass is short or several images share it.
+
+    Steps are an eighth of an octave from 256 to 4096 rows, where single images lie, a quarter elsewhere. They lie 1/48
+    above round numbers: images are squares of small numbers, and 49, 196, 324, 784 rows (224, 448, 560, 896 pixels a
+    side for patches of 16) are just above round ones, which would pad them by 9 %.
+    """
+    fine, coarse = (row_buckets(max_units, smallest=32, per_octave=n) for n in (8, 4))
+    chosen = [n for n in coarse if not 256 < n < 4096] + [n for n in fine if 256 < n < 4096]
+    return tuple(sorted({min(round(n * 49 / 48), max_units) for n in chosen} | {max_units}))
 
 
 def vision_values(spec: VisionSpec, grids: Sequence[Grid], patches_PC: Tensor, targets_U: Any) -> dict[str, Any]:
     """The inputs of a pass over these grids; row u of it goes to row targets[u] of the encoder cache."""
-    places = geometry(spec, grids)
+    return {"patches": patches_PC, "targets": targets_U, **Geometries(spec).packed(grids)}
+
+
+class Geometries:
+    """Positions, taps and boundaries of grids. Those of the grids seen last are remembered, unless they are large."""
+
+    def __init__(self, spec: VisionSpec) -> None:
+        self._spec = spec
+        self._remembered = lru_cache(maxsize=MAX_CACHED_GRIDS)(lambda grid: _geometry(spec, grid))
+
+    def packed(self, grids: Sequence[Grid]) -> dict[str, Any]:
+        """Of several grids, put together from those of each."""
+        return _packed(self._spec, [self._one(grid) for grid in grids])
+
+    def _one(self, grid: Grid) -> dict[str, Any]:
+        is_small = grid[0] * grid[1] * grid[2] <= MAX_CACHED_PATCHES
+        return self._remembered(grid) if is_small else _geometry(self._spec, grid)
+
+
+def _packed(spec: VisionSpec, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if len(parts) == 1:
+        return dict(parts[0])
+    values: dict[str, Any] = {}
+    for name, axis in _JOINED.items():
+        if name in parts[0]:
+            values[name] = np.concatenate([part[name] for part in parts], axis=axis)
+    for name in _BOUNDARIES:
+        if name in parts[0]:
+            lengths = [np.diff(part[name]) for part in parts]
+            values[name] = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+    if spec.window:
+        starts = np.cumsum([0, *(len(part["window_order"]) for part in parts)])
+        for name in ("window_order", "window_inverse"):
+            values[name] = np.concatenate([part[name] + s for part, s in zip(parts, starts, strict=False)])
+    return values
+
+
+_JOINED = {"positions": 0, "grid_indices": 1, "grid_weights": 1}
+_BOUNDARIES = ("cu_seqlens", "window_cu_seqlens")
+
+
+def _geometry(spec: VisionSpec, grid: Grid) -> dict[str, Any]:
+    places = geometry(spec, [grid])
     values = {
-        "patches": patches_PC,
-        "targets": targets_U,
         "cu_seqlens": places.cu_seqlens_S1,
         "positions": places.positions_P2,
         "grid_indices": places.grid_indices_4P,
@@ -80,7 +140,10 @@ def vision_values(spec: VisionSpec, grids: Sequence[Grid], patches_PC: Tensor, t
         "window_inverse": places.window_inverse_U,
         "window_cu_seqlens": places.window_cu_seqlens_W1,
     }
-    return {name: value for name, value in values.items() if value is not None}
+    found = {name: value for name, value in values.items() if value is not None}
+    for value in found.values():
+        value.flags.writeable = False
+    return found
 
 
 def _buffers(model: Model, spec: VisionSpec) -> list[Buffer]:
@@ -103,7 +166,8 @@ def _buffers(model: Model, spec: VisionSpec) -> list[Buffer]:
 
 
 def _capacity(spec: VisionSpec, units: int) -> Capacity:
-    sizes = {"units": units, "patches": units * spec.unit, "frames": min(MAX_FRAMES, units) + 1}
+    frames = min(MAX_FRAMES, max(FEWEST_FRAMES, units // UNITS_PER_FRAME), units)
+    sizes = {"units": units, "patches": units * spec.unit, "frames": frames + 1}
     if spec.window:
         sizes["windows"] = units // UNITS_PER_WINDOW + MAX_FRAMES
     return Capacity.of(sizes)

@@ -13,13 +13,17 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import zmq
+from llguidance import LLMatcher
 
 from saccade.engine.build import build_engine
 from saccade.engine.engine import Engine, Update
+from saccade.engine.matcher import refusal
 from saccade.engine.messages import (
     COMMANDS,
     REPLIES,
@@ -44,13 +48,16 @@ from saccade.engine.messages import (
     to_news,
     unpack_prompt,
 )
-from saccade.engine.request import Request
+from saccade.engine.request import Finish, FinishReason, Request
 from saccade.errors import CapacityError, ConfigError, RequestError, SaccadeError
 from saccade.inputs.processor import Processor
 
 EXIT_FAILED, EXIT_ORPHANED = 3, 4
 LINGER_MS = 2000  # for the last words to get out
+SMALL_BYTES = 256 * 10**6
 MAX_COMMANDS = 128  # between two steps, so that a storm of requests does not stop those that run
+COMPILE_POLL_MS = 2
+IDLE_MS = 500  # without a command: what is then done for later requests would keep one waiting for some 50 ms
 PR_SET_PDEATHSIG = 1
 
 Tell = Callable[[Reply], None]
@@ -65,6 +72,15 @@ class _Member:
     request: Request
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiling:
+    """A request that waits for its grammar."""
+
+    command: Add
+    frames: Buffers
+    grammar: Future[LLMatcher]
+
+
 class Worker:
     """Steps an engine and speaks for it. Every `Add` is answered by a refusal, or by news that end each output once."""
 
@@ -72,12 +88,14 @@ class Worker:
         self._engine, self._commands, self._tell = engine, commands, tell
         self._members: dict[str, _Member] = {}
         self._ids: dict[tuple[int, int], str] = {}
+        self._compiling: dict[int, _Compiling] = {}
         self._news: list[News] = []
         self._is_open = True
 
     def run(self) -> None:
         while self._is_open:
             self._take_commands()
+            self._add_compiled()
             if self._engine.has_work:
                 self._note(self._engine.step())
             if self._news:
@@ -85,7 +103,12 @@ class Worker:
                 self._news = []
 
     def _take_commands(self) -> None:
-        flags = zmq.NOBLOCK if self._engine.has_work else 0
+        flags = zmq.NOBLOCK if self._engine.has_work or self._compiling else 0
+        if self._compiling and not self._engine.has_work:
+            self._commands.poll(COMPILE_POLL_MS)
+        if not flags and self._engine.runner.can_improve and not self._commands.poll(IDLE_MS):
+            self._engine.runner.improve()
+            return
         for _ in range(MAX_COMMANDS):
             try:
                 frames = self._commands.recv_multipart(flags, copy=False)
@@ -97,8 +120,9 @@ class Worker:
     def _obey(self, frames: Buffers) -> None:
         match decode_command(frames[0]):
             case Add() as command:
-                self._add(command, frames[1:])
+                self._take(command, frames[1:])
             case Abort(serial=serial):
+                self._forget(serial)
                 self._note(self._engine.abort(str(serial)))
             case Stop(serial=serial, index=index, stop=stop):
                 if (serial, index) in self._ids:
@@ -110,6 +134,33 @@ class Worker:
                 self._close()
             case Start():
                 raise ConfigError("the engine was told to start twice")
+
+    def _take(self, command: Add, frames: Buffers) -> None:
+        """A request whose grammar has to be compiled first is overtaken by others meanwhile."""
+        grammar = command.params.grammar
+        if grammar is None:
+            self._add(command, frames)
+            return
+        try:
+            self._compiling[command.serial] = _Compiling(command, frames, self._engine.compile(grammar))
+        except RequestError as error:
+            self._tell(_refusal(command.serial, error))
+
+    def _add_compiled(self) -> None:
+        for serial, waiting in list(self._compiling.items()):
+            if not waiting.grammar.done():
+                continue
+            del self._compiling[serial]
+            if (error := refusal(waiting.grammar)) is not None:
+                self._tell(_refusal(serial, error))
+            else:
+                self._add(waiting.command, waiting.frames)
+
+    def _forget(self, serial: int) -> None:
+        waiting = self._compiling.pop(serial, None)
+        if waiting is not None:
+            ended = Finish(FinishReason.ABORT)
+            self._news += [News(serial, index, (), 0, ended) for index in range(waiting.command.params.n)]
 
     def _add(self, command: Add, frames: Buffers) -> None:
         try:
@@ -137,6 +188,8 @@ class Worker:
                 del self._members[update.request_id], self._ids[member.serial, member.index]
 
     def _close(self) -> None:
+        for serial in list(self._compiling):
+            self._forget(serial)
         for serial in {member.serial for member in self._members.values()}:
             self._note(self._engine.abort(str(serial)))
         self._is_open = False
@@ -166,7 +219,7 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell) -> int:
         gc.collect()
         gc.freeze()  # what stays for good need not be looked at again while requests run
         pool = engine.scheduler.holdings.pool
-        tell(Ready(engine.scheduler.settings, pool.num_tokens))
+        tell(Ready(engine.scheduler.settings, pool.num_tokens, pool.block_size))
         Worker(engine, commands, tell).run()
         tell(Closed())
     except SaccadeError as error:
@@ -181,6 +234,8 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell) -> int:
 
 def _build(start: Start, tell: Tell) -> Engine:
     folder = Path(start.folder)
+    if sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_BYTES:
+        torch.set_num_threads(1)  # on a CPU, threads that wait for each other cost a small model more than they save
     return build_engine(
         folder,
         start.settings,

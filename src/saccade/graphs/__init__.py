@@ -27,12 +27,12 @@ from saccade.graphs.buffers import (
 from saccade.graphs.capture import CapturedGraph, Watched, capture
 from saccade.graphs.frame import Body, Frame, run_body
 from saccade.graphs.gate import Curve, Gate
-from saccade.graphs.key import Capacity, GraphKey, row_buckets, structure_digest
+from saccade.graphs.key import Capacity, GraphKey, row_buckets, structure_digest, thinned
 from saccade.graphs.lane import CudaLane, Lane, lane_for
 from saccade.graphs.recorded import RecordedLane
 from saccade.graphs.runner import GraphRunner, Phase, copy_out
 from saccade.graphs.stats import Decision, Reason, Stats
-from saccade.graphs.verify import Report, verify
+from saccade.graphs.verify import Report, Row, verify, verify_batches
 
 __all__ = [
     "Arena",
@@ -61,6 +61,7 @@ __all__ = [
     "RepeatLast",
     "Report",
     "Role",
+    "Row",
     "Stats",
     "Tier",
     "Watched",
@@ -75,5 +76,7 @@ __all__ = [
     "rows",
     "run_body",
     "structure_digest",
+    "thinned",
     "verify",
+    "verify_batches",
 ]

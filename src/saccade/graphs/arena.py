@@ -299,7 +299,7 @@ def _write_padded(buffer: Buffer, view: Array, value: Array, capacity: Mapping[s
         view[...] = value
         return
     if buffer.axis:
-        view, value = np.moveaxis(view, buffer.axis, 0), np.moveaxis(value, buffer.axis, 0)
+        view, value = view.swapaxes(buffer.axis, 0), value.swapaxes(buffer.axis, 0)
     count = value.shape[0]
     view[:count] = value
     match buffer.padding:

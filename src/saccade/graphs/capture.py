@@ -70,7 +70,7 @@ class CapturedGraph:
         self.num_replays += 1
 
     def _current_pointers(self) -> list[int]:
-        return [*self._arena.addresses().values(), *(tensor.data_ptr() for tensor in self._state.values())]
+        return [*self._arena.addresses().values(), *map(Tensor.data_ptr, self._state.values())]
 
     def _refuse_moved(self) -> None:
         names = [*self._arena.addresses(), *self._state]
@@ -93,17 +93,19 @@ def capture(
     *,
     state: Mapping[str, Tensor],
     structure: Mapping[str, Array] | None = None,
+    is_warm: bool = False,
 ) -> CapturedGraph:
     """Capture a body over the arena's buffers, which must hold a batch that fits the key.
 
     `state` names the tensors outside the arena that the body reads or writes (weights, caches). `structure` is
-    given for an exact graph: then the key holds its digest.
+    given for an exact graph: then the key holds its digest. `is_warm` says that the body has just run at these rows.
     """
     assert (structure is not None) == bool(key.digest), f"structure and digest go together: {key}"
     started = perf_counter()
     tape = Tape(lane, arena, state)
     with torch.no_grad(), lane.session():
-        run_body(body, Frame(arena, key.capacity, structure))  # compiles, autotunes, loads: a capture can do none of it
+        if not is_warm:  # compiles, autotunes, loads: a capture can do none of it
+            run_body(body, Frame(arena, key.capacity, structure))
         held_before = lane.nbytes
         frame = Frame(arena, key.capacity, structure, tape if key.mode is Mode.PIECEWISE else None)
         tape.record(body, frame)

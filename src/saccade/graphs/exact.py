@@ -9,6 +9,7 @@ from saccade.graphs.capture import CapturedGraph
 from saccade.graphs.key import GraphKey
 
 MAX_CANDIDATES = 1024  # layouts whose sightings are counted; the longest unseen is forgotten first
+MAX_PENDING = 64  # hot layouts that wait for an idle moment, with their metadata
 
 
 class ExactGraphs:
@@ -31,6 +32,10 @@ class ExactGraphs:
         return sum(graph.nbytes for graph in self._graphs.values())
 
     @property
+    def has_pending(self) -> bool:
+        return bool(self._pending)
+
+    @property
     def graphs(self) -> tuple[CapturedGraph, ...]:
         return tuple(self._graphs.values())
 
@@ -41,14 +46,15 @@ class ExactGraphs:
         return graph
 
     def see(self, key: GraphKey, batch: Batch) -> None:
-        """Count a layout that has no graph; from its metadata alone it can be captured later."""
+        """Count a layout that has no graph; from its boundaries alone it can be captured later. Whatever else a batch
+        brings may say where its results go: a capture runs the body, and must not write there again."""
         self._sightings[key] = self._sightings.pop(key, 0) + 1
         while len(self._sightings) > MAX_CANDIDATES:
             self._pending.pop(self._sightings.popitem(last=False)[0], None)
-        if self._sightings[key] >= self._settings.exact_after and key not in self._pending:
-            arrays = {name: array.copy() for name, array in batch.arrays.items()}
-            structure = {name: arrays[name] for name in batch.structure}
-            self._pending[key] = Batch({}, arrays, batch.sizes, structure)
+        is_hot = self._sightings[key] >= self._settings.exact_after and key not in self._pending
+        if is_hot and len(self._pending) < MAX_PENDING:
+            structure = {name: array.copy() for name, array in batch.structure.items()}
+            self._pending[key] = Batch({}, structure, batch.sizes, structure)
 
     def capture_pending(self, capture: Callable[[GraphKey, Batch], CapturedGraph], limit: int) -> list[GraphKey]:
         """Capture up to `limit` hot layouts, hottest first, and let go of what no longer fits the bounds."""

@@ -53,23 +53,26 @@ class Gate:
 
 
 def measure(run: Callable[[int], Callable[[], object]], sizes: Sequence[int], wait: Callable[[], None]) -> Curve:
-    """Time `run(size)()` for each size: the median of a few rounds of back-to-back calls, host and device together."""
+    """Time `run(size)()` for each size: the median of a few calls, each until the device is done. It is part of the
+    start, so it is short: what takes long to run needs few rounds to be known."""
     points = []
     for size in sizes:
         call = run(size)
         call()
         wait()
-        points.append((size, median(_timed(call, wait) for _ in range(_ROUNDS))))
+        times = [_timed(call, wait)]
+        while len(times) < _MOST_ROUNDS and (len(times) < _FEWEST_ROUNDS or sum(times) < _ENOUGH_S):
+            times.append(_timed(call, wait))
+        points.append((size, median(times)))
     return Curve(tuple(points))
 
 
-_ROUNDS = 5
-_CALLS_PER_ROUND = 3
+_FEWEST_ROUNDS, _MOST_ROUNDS = 3, 9
+_ENOUGH_S = 0.05
 
 
 def _timed(call: Callable[[], object], wait: Callable[[], None]) -> float:
     started = perf_counter()
-    for _ in range(_CALLS_PER_ROUND):
-        call()
+    call()
     wait()
-    return (perf_counter() - started) / _CALLS_PER_ROUND
+    return perf_counter() - started

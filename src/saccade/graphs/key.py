@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from saccade.config import Mode
+
+Bucket = TypeVar("Bucket")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,11 @@ def structure_digest(structure: Mapping[str, Sequence[int] | np.ndarray[Any, np.
         state.update(f"{name}:{values.size};".encode())
         state.update(values.tobytes())
     return state.hexdigest()
+
+
+def thinned(buckets: Sequence[Bucket], stride: int) -> tuple[Bucket, ...]:
+    """Every `stride`-th of buckets that are sorted by size, the largest and the smallest among them."""
+    return tuple(sorted({*buckets[::-1][::stride], *buckets[:1]}, key=buckets.index))
 
 
 def row_buckets(largest: int, *, smallest: int = 16, per_octave: int = 8) -> tuple[int, ...]:

@@ -108,12 +108,14 @@ class GraphRunner:
         if Tier.CAPACITY not in self.settings.tiers:
             return
         buckets = self._buckets[::-1][: 1 if largest_only else None]
+        warm_rows = 0  # buckets of as many rows call the same kernels: one warm-up serves them all
         for done, bucket in enumerate(buckets):
             key = self._key(bucket)
             if progress:
                 progress(done, len(buckets), key)
             self.phase.arena.fill(self.example_for(bucket), bucket)
-            self._graphs[key] = self._capture(key)
+            self._graphs[key] = self._capture(key, is_warm=bucket[self.phase.rows] == warm_rows)
+            warm_rows = bucket[self.phase.rows]
 
     def calibrate(self) -> Gate:
         """Time eager runs and replays of a few buckets; from then on the cheaper one is chosen."""
@@ -124,6 +126,10 @@ class GraphRunner:
         graph = measure(lambda rows: lambda: self._replay_in_bucket(by_rows[rows]), list(by_rows), self._wait)
         self.gate = Gate(eager, graph)
         return self.gate
+
+    def forget_exact(self) -> None:
+        """Let go of all graphs of one structure each, and of what was counted on the way to them."""
+        self._exact = ExactGraphs(self.settings)
 
     def capture_hot(self, limit: int = 1) -> list[GraphKey]:
         """Capture layouts that came often enough. For idle moments: never call it on the path of a request."""
@@ -232,9 +238,13 @@ class GraphRunner:
         if all(batch.sizes[name] <= limits[name] for name in limits):
             self._exact.see(self._key(batch.sizes, batch.structure), batch)
 
-    def _capture(self, key: GraphKey, structure: Mapping[str, Array] | None = None) -> CapturedGraph:
+    def _capture(
+        self, key: GraphKey, structure: Mapping[str, Array] | None = None, *, is_warm: bool = False
+    ) -> CapturedGraph:
         phase = self.phase
-        graph = capture(phase.body, key, phase.arena, self._lane, state=phase.state, structure=structure)
+        graph = capture(
+            phase.body, key, phase.arena, self._lane, state=phase.state, structure=structure, is_warm=is_warm
+        )
         self.stats.captures += 1
         self.stats.capture_s += graph.capture_s
         return graph
@@ -243,7 +253,8 @@ class GraphRunner:
         arena = self.phase.arena
         views = arena.views(key.capacity)  # rows keep what they hold: a capture depends on the structure alone
         rows = {name: views[name] for name, buffer in arena.buffers.items() if buffer.role is Role.INPUT}
-        arena.fill(Batch(rows, batch.arrays, batch.sizes, batch.structure), key.capacity)
+        padding = arena.empty_batch().arrays
+        arena.fill(Batch(rows, {**padding, **batch.structure}, batch.sizes, batch.structure), key.capacity)
         return self._capture(key, batch.structure)
 
     def _eager(self, batch: Batch, bucket: Capacity | None = None) -> Frame:

@@ -1,0 +1,238 @@
+"""Images and videos to their rows of the encoder cache, on a stream of its own beside language steps.
+
+Why nothing is read before it is written or overwritten while it is read:
+- A language step waits (on the device) for the event behind the images of its own plan, and so for no others.
+- Pages of the cache that are written for plan k + 1 were free when that plan was made. A page becomes free when the
+  last plan that reads it is committed, and a plan is committed after the host has seen its end. So no step in flight
+  reads them. A step that was not launched to its end is committed without that: the next images then wait for it.
+- Buffers of the vision phase, staging included, are used by this stream alone, in order; graphs of the two streams have
+  pools of their own.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.config import GraphSettings, Tier
+from saccade.engine.batch import Ints, Running, places
+from saccade.engine.beside import Beside
+from saccade.engine.packing import Bins, Part, default_cost, pack, split
+from saccade.engine.pixels import Picture, new_pixels, warm_up_picture
+from saccade.engine.plan import EncodeItem
+from saccade.engine.state import DeviceState
+from saccade.engine.vision import Geometries, vision_phase
+from saccade.errors import SaccadeError
+from saccade.graphs import GraphRunner, lane_for, thinned
+from saccade.inputs.placeholders import Media
+from saccade.inputs.settings import ImageSettings, VideoSettings
+
+ENCODE_FAILED = "an image or video could not be encoded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSettings:
+    """Rows of the largest pass that has a graph, rows of a page of the cache, and how pixels become patches."""
+
+    max_units: int
+    page_rows: int
+    images: ImageSettings | None
+    videos: VideoSettings | None
+    graphs: GraphSettings
+    bucket_stride: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Parts of one pass, ready to be run: their grids, pixels and places in the cache."""
+
+    pictures: list[Picture]
+    grids: list[tuple[int, int, int]]
+    targets_U: Ints
+
+
+class Encoder:
+    def __init__(self, state: DeviceState, settings: EncoderSettings) -> None:
+        model = state.model
+        assert model.spec.vision is not None, f"{model.spec.architecture} has no vision tower"
+        self.settings = settings
+        self.beside = Beside(model.place.device)
+        phase = vision_phase(model, state, settings.max_units)
+        phase = replace(phase, buckets=thinned(phase.buckets, settings.bucket_stride))
+        self.graphs = GraphRunner(phase, settings.graphs, lane_for(model.place.device))
+        self.spec = model.spec.vision
+        self._place = model.place
+        self._geometries = Geometries(model.spec.vision)
+        self._pixels = new_pixels(model.place.device, model.place.kernels)
+        self._longest = min(state.max_keys, _num_rows(state) - settings.page_rows)
+
+    @property
+    def graphs(self) -> GraphRunner:
+        return self._graphs
+
+    @graphs.setter
+    def graphs(self, runner: GraphRunner) -> None:
+        """With it come the buckets that images are packed into."""
+        self._graphs = runner
+        buckets = sorted(runner.phase.buckets, key=lambda bucket: bucket["units"])
+        self.bins = Bins(tuple(b["units"] for b in buckets), tuple(b["frames"] for b in buckets))
+
+    @torch.no_grad()
+    def encode(self, items: Sequence[EncodeItem], running: Mapping[str, Running]) -> dict[str, str]:
+        """Launch the passes of a plan. Returns what went wrong, by the request that an item is encoded for; the others
+        are not touched by it."""
+        failed: dict[str, str] = {}
+        media = [running[item.request_id].prompt.media[item.media_idx] for item in items]
+        with self.beside.work():
+            for parts in self.packs(media):
+                for part, error in self._run_or_blame(parts, items, media):
+                    failed[items[part.item].request_id] = _message(error)
+        return failed
+
+    def packs(self, media: Sequence[Media]) -> list[list[Part]]:
+        """Which frames of which media share a pass."""
+        bins, unit = self.bins, self.spec.unit
+        parts = [
+            part
+            for i, one in enumerate(media)
+            for part in split(i, one.plan.grid_thw[0], one.plan.grid_thw[1] * one.plan.grid_thw[2] // unit, bins)
+        ]
+        return pack(parts, bins, self._cost())
+
+    def patchify(self, parts: Sequence[Part], items: Sequence[EncodeItem], media: Sequence[Media]) -> None:
+        """Only the patches of a pass."""
+        with self.beside.work():
+            load = self._load(parts, items, media)
+            self._pixels.patchify(load.pictures, self._patches(parts))
+        self.beside.wait()
+
+    def values(self, parts: Sequence[Part], items: Sequence[EncodeItem], media: Sequence[Media]) -> dict[str, Any]:
+        """The inputs of a pass; its patches are written by the way."""
+        load = self._load(parts, items, media)
+        patches_PC = self._patches(parts)
+        self._pixels.patchify(load.pictures, patches_PC)
+        return {"patches": patches_PC, "targets": load.targets_U, **self._geometries.packed(load.grids)}
+
+    def _patches(self, parts: Sequence[Part]) -> Tensor:
+        """Where the patches of a pass go: into the arena, unless they are more than it holds."""
+        count = sum(part.rows for part in parts) * self.spec.unit
+        arena = self.graphs.phase.arena
+        if count <= arena.limits["patches"]:
+            return arena.rows("patches", count)
+        return torch.empty(count, self.spec.patch_values, dtype=self._place.dtype, device=self._place.device)
+
+    def warm_up(self) -> None:
+        """Compile what turns pixels into patches; it runs before the vision graph, not inside it."""
+        with self.beside.work():
+            for settings in (self.settings.images, self.settings.videos):
+                if settings is not None:
+                    picture = warm_up_picture(settings)
+                    self._pixels.patchify([picture], self.graphs.phase.arena.rows("patches", picture.num_rows))
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """For what runs vision passes on the current stream: captures, measurements, verification."""
+        self.beside.wait()
+        yield
+        self.beside.join()
+
+    def calibrate(self) -> None:
+        """Measure eager runs and replays, so that the faster one is chosen; only where there is a choice to make."""
+        if Tier.EXACT in self.settings.graphs.tiers and self.graphs.graphs and not self.settings.graphs.strict:
+            with self.beside.work():
+                self.graphs.calibrate()
+
+    @property
+    def has_hot(self) -> bool:
+        """Whether a layout came often enough to be worth a graph of its own."""
+        return self.graphs.exact.has_pending
+
+    def capture_hot(self) -> None:
+        """Capture the hottest one. For idle moments: it takes some tens of milliseconds."""
+        with self.alone():
+            self.graphs.capture_hot(limit=1)
+
+    @torch.no_grad()
+    def reserve(self) -> int:
+        """Run the largest pass that may have to run without a graph, so that torch keeps the memory it needs. Returns
+        how much that is: what is left for the KV cache is smaller by it."""
+        rows = self._most_eager_rows()
+        if self._place.device.type != "cuda" or rows == 0:
+            return 0
+        with self.beside.work():
+            before = torch.cuda.memory_reserved(self._place.device)
+            values = self.graphs.phase.example((rows,), torch.Generator().manual_seed(0))
+            self.graphs.eager(values, lambda outputs: None)
+            del values
+            return torch.cuda.memory_reserved(self._place.device) - before
+
+    def _most_eager_rows(self) -> int:
+        """Rows of the largest frame where it is over budget; the whole budget where eager may be the faster way."""
+        tiers = self.settings.graphs.tiers
+        largest = min(self._longest, _largest_frame(self.settings))
+        if largest > self.settings.max_units and not self.settings.graphs.strict:
+            return largest
+        return 0 if self.settings.graphs.strict or tiers == {Tier.CAPACITY} else self.settings.max_units
+
+    def _run_or_blame(
+        self, parts: Sequence[Part], items: Sequence[EncodeItem], media: Sequence[Media]
+    ) -> Iterator[tuple[Part, Exception]]:
+        """Run a pass; if it fails, run each of its parts alone: one that fails alone is to blame."""
+        try:
+            self.graphs.run(self.values(parts, items, media), lambda outputs: None)
+        except Exception as error:
+            if len(parts) == 1:
+                yield parts[0], error
+                return
+            for part in parts:
+                yield from self._run_or_blame([part], items, media)
+
+    def _load(self, parts: Sequence[Part], items: Sequence[EncodeItem], media: Sequence[Media]) -> Load:
+        pictures, grids, targets = [], [], []
+        row = 0
+        for part in parts:
+            one, item = media[part.item], items[part.item]
+            settings = self.settings.images if one.kind == "image" else self.settings.videos
+            assert settings is not None, f"a {one.kind} for a model that takes none"
+            num_patches = part.rows * self.spec.unit
+            pictures.append(Picture(_frames(one, part, settings), one.plan.size_hw, settings, row, num_patches))
+            grids.append((part.count, *one.plan.grid_thw[1:]))
+            rows = np.arange(part.first * part.units, part.first * part.units + part.rows)
+            targets.append(places(rows, item.pages, self.settings.page_rows))
+            row += num_patches
+        return Load(pictures, grids, np.concatenate(targets))
+
+    def _cost(self) -> Callable[[int], float]:
+        gate = self.graphs.gate
+        return default_cost if gate is None else gate.graph.at
+
+
+def _frames(media: Media, part: Part, settings: ImageSettings | VideoSettings) -> Any:
+    """The pixels of a part."""
+    if media.pixels.ndim == 3:
+        return media.pixels
+    step = settings.temporal_patch
+    return media.pixels[part.first * step : (part.first + part.count) * step]
+
+
+def _largest_frame(settings: EncoderSettings) -> int:
+    """Rows of the largest frame that the settings of images and videos allow."""
+    found = [0]
+    for media in (settings.images, settings.videos):
+        if media is not None:
+            height, width = getattr(media, "fixed_size", None) or (media.max_pixels, 1)
+            found.append(height * width // (media.patch * media.merge) ** 2)
+    return max(found)
+
+
+def _num_rows(state: DeviceState) -> int:
+    assert state.vision_rows is not None
+    return state.vision_rows.shape[1]
+
+
+def _message(error: Exception) -> str:
+    return str(error) if isinstance(error, SaccadeError) else f"{ENCODE_FAILED}: {type(error).__name__}"

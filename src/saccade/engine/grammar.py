@@ -1,0 +1,174 @@
+"""What an output must look like: a grammar as it travels in a request, and the limits it must keep.
+
+llguidance turns a grammar into token masks. It stops by itself what grows while it runs (its fuel is set here), and it
+neither fetches references nor backtracks. What it does not bound is how long it takes to compile a schema, so sizes
+are checked before it sees one: with these limits the slowest grammars known take a few hundred milliseconds.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from llguidance import LLMatcher, LLParserLimits
+
+from saccade.engine.schemas import MAX_NESTING, check_schemas
+from saccade.errors import RequestError
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+KINDS = ("json_schema", "json_object", "regex", "choice", "lark")
+
+MAX_SCHEMA_CHARS = 256 * 1024
+MAX_TEXT_CHARS = 32 * 1024  # of regular expressions, and of Lark without its schemas
+MAX_CHOICES = 4096
+_MESSAGE_CHARS = 200
+# One space, or a line break and an indentation: as much blank as people write, and no endless run of it.
+JSON_OPTIONS: dict[str, Any] = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": r"( |\n[ \t]{0,40})",
+    "lenient": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """`text` is a JSON schema, nothing ("json_object"), a regular expression, a JSON list of strings ("choice"), or a
+    grammar in llguidance's dialect of Lark. The whole output matches it, from the first character to the last."""
+
+    kind: GrammarKind
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS or not isinstance(self.text, str):
+            raise _refuse(f"its kind must be one of {', '.join(KINDS)}, and its text a string")
+
+
+def check_grammar(grammar: Grammar) -> None:
+    """Raises a RequestError for a grammar that is broken or too large. It may compute for a while: not for an event
+    loop. What passes may still be refused where it meets a vocabulary."""
+    message = _guarded(lambda: LLMatcher.validate_grammar(to_llguidance(grammar), limits=parser_limits()))
+    if message and not message.startswith("WARNING"):
+        raise broken(message)
+
+
+def to_llguidance(grammar: Grammar) -> str:
+    """The grammar in llguidance's own form; raises a RequestError where it is over a limit."""
+    text = grammar.text
+    _check_length(text, MAX_TEXT_CHARS if grammar.kind == "regex" else MAX_SCHEMA_CHARS)
+    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+        raise _refuse("it is not valid Unicode")
+    return _CONVERT[grammar.kind](text)
+
+
+def parser_limits() -> LLParserLimits:
+    """What one grammar may use, and one token of it."""
+    return LLParserLimits(
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=100_000,
+        max_lexer_states=50_000,
+        max_items_in_row=1000,
+        step_max_items=20_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+def broken(message: str) -> RequestError:
+    """llguidance's words about a grammar are about the client's own text; one line of them helps, more does not."""
+    line = next((part for part in message.splitlines() if part.strip()), "it cannot be read")
+    return _refuse("".join(char for char in line if char.isprintable())[:_MESSAGE_CHARS])
+
+
+def _from_schema(text: str) -> str:
+    schema = _read_json(text)
+    if not isinstance(schema, dict):
+        raise _refuse("a JSON schema must be an object")
+    check_schemas([schema], _too_many)
+    return LLMatcher.grammar_from_json_schema(text, overrides=cast(Any, JSON_OPTIONS))
+
+
+def _from_choice(text: str) -> str:
+    choices = _read_json(text)
+    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
+        raise _refuse("choices must be a list of at least one string, none of them empty")
+    if len(choices) > MAX_CHOICES:
+        raise _refuse(f"it has {len(choices)} choices; the limit is {MAX_CHOICES}", code="grammar_too_large")
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in choices))
+
+
+def _from_regex(text: str) -> str:
+    _check_nesting(text)
+    return LLMatcher.grammar_from_regex(text)
+
+
+def _from_lark(text: str) -> str:
+    """Schemas inside of Lark keep the limits of schemas."""
+    decoder = json.JSONDecoder(parse_constant=_no_constant)
+    schemas, rest, end = [], "", 0
+    for match in re.finditer(r"%json\s*", text):
+        if match.start() < end:  # inside a schema
+            continue
+        rest += text[end : match.start()]
+        try:
+            schema, end = decoder.raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            raise _refuse("%json must be followed by a JSON schema") from None
+        schemas.append(schema)
+    _check_length(rest + text[end:], MAX_TEXT_CHARS)
+    _check_nesting(rest + text[end:])
+    check_schemas(schemas, _too_many)
+    return LLMatcher.grammar_from_lark(text)
+
+
+_CONVERT = {
+    "json_schema": _from_schema,
+    "json_object": lambda text: _from_schema('{"type": "object"}'),
+    "regex": _from_regex,
+    "choice": _from_choice,
+    "lark": _from_lark,
+}
+
+
+def _read_json(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):  # ValueError also for numbers of thousands of digits
+        raise _refuse("it is not valid JSON, or nested too deeply") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _too_many(what: str, count: int, limit: int) -> None:
+    raise _refuse(f"the schema has {count} {what}; the limit is {limit}", code="grammar_too_large")
+
+
+def _check_length(text: str, limit: int) -> None:
+    if len(text) > limit:
+        raise _refuse(f"it has {len(text)} characters; the limit is {limit}", code="grammar_too_large")
+
+
+def _check_nesting(text: str) -> None:
+    """Groups within groups; brackets that are only characters count too, which makes it stricter than need be."""
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        depth = max(depth, 0)
+        deepest = max(deepest, depth)
+    if deepest > MAX_NESTING:
+        raise _refuse(f"it is nested {deepest} levels deep; the limit is {MAX_NESTING}", code="grammar_too_large")
+
+
+def _guarded(call: Any) -> str:
+    """A panic of the library is an answer too. It derives from BaseException, as an interrupt does."""
+    try:
+        return str(call())
+    except (RequestError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
+        return "it cannot be read"
+
+
+def _refuse(what: str, *, code: str = "invalid_grammar") -> RequestError:
+    return RequestError(f"the grammar of the output is refused: {what}", param="response_format", code=code)

@@ -1,0 +1,162 @@
+"""Limits of JSON schemas, by their numbers alone.
+
+What llguidance computes for a schema can grow far beyond the schema: the square of an object's optional properties,
+every pair of patterns for names, one automaton state per multiple, and, where several schemas must hold at once
+(`allOf`, a `$ref` with siblings, `anyOf` beside `properties`), the product of their alternatives and two to the number
+of their patterns. Each of these has a limit here.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from math import isqrt, prod
+from typing import Any
+
+MAX_NESTING = 100
+MAX_VALUES = 20_000  # objects, lists and plain values
+MAX_PROPERTIES = 500  # of one object; of several the root of the sum of their squares
+MAX_BRANCHES = 2000
+MAX_NAME_PATTERNS = 32
+MAX_MULTIPLE = 10_000  # product of all multipleOf, without their decimal points
+MAX_FACTORS = 8  # schemas that must hold at once
+MAX_ALTERNATIVES = 1000  # ways to choose among theirs
+MAX_CHAIN = 50  # references that lead to references
+
+Refuse = Callable[[str, int, int], None]
+Weight = tuple[int, int]  # factors, alternatives
+
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+# Keywords that say something about a value by themselves; a type alone multiplies nothing.
+_OWN = frozenset({
+    *("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"),
+    *("items", "prefixItems", "minItems", "maxItems", "enum", "const", "pattern", "format", "minLength", "maxLength"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+})  # fmt: skip
+_CHILD_MAPS = ("properties", "patternProperties")
+_CHILDREN = ("items", "additionalProperties", "contains", "not")
+
+
+def check_schemas(schemas: Sequence[Any], refuse: Refuse) -> None:
+    """Calls `refuse(what, count, limit)`, which raises, at the first limit that the schemas of a grammar pass."""
+    counts = _Counts()
+    for depth, value in _walk(list(schemas)):
+        counts.values += 1
+        if isinstance(value, dict):
+            counts.add(value)
+        for what, count, limit in (("levels", depth, MAX_NESTING), ("values", counts.values, MAX_VALUES)):
+            if count > limit:
+                refuse(what, count, limit)
+    for what, count, limit in (
+        ("properties", isqrt(counts.squares), MAX_PROPERTIES),
+        ("patternProperties", counts.name_patterns, MAX_NAME_PATTERNS),
+        ("branches", counts.branches, MAX_BRANCHES),
+        ("states of multipleOf", prod(counts.multiples), MAX_MULTIPLE),
+    ):
+        if count > limit:
+            refuse(what, count, limit)
+    for schema in schemas:
+        _Scale(schema, refuse).weigh(schema)
+
+
+@dataclass(slots=True)
+class _Counts:
+    values: int = 0
+    squares: int = 0
+    name_patterns: int = 0
+    branches: int = 0
+    multiples: set[int] = field(default_factory=set)
+
+    def add(self, schema: dict[str, Any]) -> None:
+        self.squares += _size(schema.get("properties"), dict) ** 2
+        self.name_patterns += _size(schema.get("patternProperties"), dict)
+        self.branches += sum(_size(schema.get(key), list) for key in _LISTS)
+        multiple = schema.get("multipleOf")
+        if isinstance(multiple, int | float):
+            digits = Decimal(str(multiple)).as_tuple().digits[:20]
+            self.multiples.add(int("".join(map(str, digits))) or 1)
+
+
+class _Scale:
+    """How many schemas must hold at once, and among how many alternatives, at the worst place of a schema."""
+
+    def __init__(self, root: Any, refuse: Refuse) -> None:
+        self._root, self._refuse = root, refuse
+        self._known: dict[str, Weight] = {}
+        self._chain = 0
+
+    def weigh(self, schema: Any) -> Weight:
+        if not isinstance(schema, dict):
+            return 1, 1
+        parts = [*map(self.weigh, _listed(schema.get("allOf")))]
+        parts += [self._either(schema[key]) for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
+        if isinstance(schema.get("$ref"), str):
+            parts.append(self._follow(schema["$ref"]))
+        children = self._children(schema)
+        if not _OWN.isdisjoint(schema):
+            parts.append(_most(children))
+        if not parts:
+            return 1, 1
+        factors, alternatives = sum(part[0] for part in parts), prod(part[1] for part in parts)
+        if len(parts) > 1:
+            for what, count, limit in (
+                ("schemas that must hold at once", factors, MAX_FACTORS),
+                ("combinations of alternatives", alternatives, MAX_ALTERNATIVES),
+            ):
+                if count > limit:
+                    self._refuse(what, count, limit)
+        return factors, alternatives
+
+    def _either(self, branches: list[Any]) -> Weight:
+        weights = [self.weigh(branch) for branch in branches]
+        return _most(weights)[0], sum(weight[1] for weight in weights)
+
+    def _children(self, schema: dict[str, Any]) -> list[Weight]:
+        found = [schema.get(key) for key in _CHILDREN] + _listed(schema.get("prefixItems"))
+        for key in (*_CHILD_MAPS, "$defs", "definitions"):
+            if isinstance(schema.get(key), dict):
+                found += schema[key].values()
+        return [self.weigh(child) for child in found]
+
+    def _follow(self, pointer: str) -> Weight:
+        """A definition is weighed once; inside itself it weighs nothing more."""
+        if pointer not in self._known:
+            self._known[pointer] = (1, 1)
+            self._chain += 1
+            if self._chain > MAX_CHAIN:
+                self._refuse("references that lead to references", self._chain, MAX_CHAIN)
+            self._known[pointer] = self.weigh(_resolve(self._root, pointer))
+            self._chain -= 1
+        return self._known[pointer]
+
+
+def _walk(schema: Any) -> Iterator[tuple[int, Any]]:
+    waiting = [(1, schema)]
+    while waiting:
+        depth, value = waiting.pop()
+        yield depth, value
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        waiting += [(depth + 1, part) for part in inner]
+
+
+def _resolve(root: Any, pointer: str) -> Any:
+    """What a reference within the schema points to; other ones are refused by llguidance."""
+    value = root
+    for step in pointer.removeprefix("#").split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            value = value.get(step) if isinstance(value, dict) else None
+    return value
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _most(weights: list[Weight]) -> Weight:
+    return max((w[0] for w in weights), default=1), max((w[1] for w in weights), default=1)
+
+
+def _size(value: Any, kind: type[Any]) -> int:
+    return len(value) if isinstance(value, kind) else 0

@@ -1,0 +1,65 @@
+"""How large everything of an engine is, from settings and a model alone: what the engine allocates, and what
+`saccade plan` foretells, come from here."""
+
+from saccade.engine.runner import RunnerSettings
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.state import StateSizes
+from saccade.inputs.settings import ImageSettings, VideoSettings
+from saccade.models.vlm import Model
+
+PAGE_ROWS = 16
+CPU_KV_TOKENS = 16384
+CPU_BUCKET_STRIDE = 4  # recorded graphs share no memory, and padding costs little where everything is slow
+HEADROOM_BYTES = 512 * 2**20  # for what libraries take late; measured use stays below it
+GPU_BLOCK_SIZE, CPU_BLOCK_SIZE = 128, 16
+
+
+def runner_settings_for(
+    settings: EngineSettings,
+    limits: SchedulerSettings,
+    images: ImageSettings | None,
+    videos: VideoSettings | None,
+    *,
+    is_cuda: bool,
+) -> RunnerSettings:
+    return RunnerSettings(
+        max_tokens=limits.max_num_batched_tokens,
+        max_units=min(limits.encoder_budget_tokens, settings.encoder_cache_tokens),
+        page_rows=PAGE_ROWS,
+        images=images,
+        videos=videos,
+        modes=settings.phase_modes(),
+        strict=settings.graphs_strict,
+        vision_tiers=settings.vision_tiers(),
+        bucket_stride=1 if is_cuda else CPU_BUCKET_STRIDE,
+    )
+
+
+def state_sizes_for(settings: EngineSettings, limits: SchedulerSettings, *, is_cuda: bool) -> StateSizes:
+    """All sizes but that of the KV cache, which gets two blocks until it is known how many there is room for."""
+    block_size = settings.block_size or (GPU_BLOCK_SIZE if is_cuda else CPU_BLOCK_SIZE)
+    return StateSizes(
+        num_blocks=2,
+        block_size=block_size,
+        max_blocks=-(-limits.max_model_len // block_size),
+        max_sequences=limits.max_num_seqs,
+        num_vision_rows=settings.encoder_cache_tokens,
+    )
+
+
+def block_bytes(model: Model, block_size: int) -> int:
+    """Keys and values of one block in all layers."""
+    heads = model.decoder.layers[0].attention.qkv
+    row = heads.num_kv_heads * heads.head_dim * model.place.dtype.itemsize
+    return 2 * len(model.decoder.layers) * block_size * row
+
+
+def blocks_that_fit(free_bytes: float, needed_bytes: float, bytes_per_block: int) -> int:
+    """Blocks in what is free, once everything else that is needed and some room to spare are taken off."""
+    return int((free_bytes - needed_bytes - HEADROOM_BYTES) // bytes_per_block)
+
+
+def wanted_blocks(settings: EngineSettings, limits: SchedulerSettings, block_size: int) -> int:
+    """Blocks for the tokens that were asked for, or for a device whose memory is not measured; with block 0."""
+    wanted = settings.kv_cache_tokens or max(CPU_KV_TOKENS, limits.max_model_len)
+    return -(-wanted // block_size) + 1

@@ -1,0 +1,508 @@
+"""Outputs that follow a grammar: on a model with random weights, which would never do so by itself."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from time import monotonic
+from typing import Any
+
+import jsonschema_rs
+import numpy as np
+import pytest
+import torch
+
+from saccade.config import Mode
+from saccade.engine.engine import Engine
+from saccade.engine.grammar import Grammar, check_grammar
+from saccade.engine.matcher import NO_TOKEN, GrammarCompiler, MaskedRow, Masks, Matcher
+from saccade.engine.params import SamplingParams
+from saccade.engine.request import FinishReason
+from saccade.engine.settings import SchedulerSettings
+from saccade.errors import RequestError
+from saccade.inputs.placeholders import Prompt
+from saccade.kernels.sampling import sampling_for
+from tests.engine.conftest import Loaded
+from tests.engine.rig import Answer, Options, build, random_prompt, run
+from tests.engine.simulated import make_request, make_scheduler
+
+Load = Callable[[str], Loaded]
+EOS = 2
+SPECIAL = frozenset({0, 1, EOS, 100, 101, 102, 103})
+LONGER = (b"\n", b'{"', b'": ', b'", "', b"12", b"tru", b"null", b"}]", b"]}", b"  ", b"\xc3", b"\xa9", b"ab")
+OPTIONS = Options(max_model_len=200, num_blocks=200)
+
+
+class Words:
+    """A vocabulary of printable ASCII, a few longer tokens, halves of a character, and rows that mean nothing."""
+
+    special_ids = SPECIAL
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if 3 <= token_id <= 97:
+            return bytes([32 + token_id - 3])
+        return LONGER[token_id - 104] if 104 <= token_id < 104 + len(LONGER) else b""
+
+    def encode_plain(self, text: str) -> list[int]:
+        return [byte - 29 if 32 <= byte < 127 else 104 + LONGER.index(bytes([byte])) for byte in text.encode()]
+
+    def text(self, answer: Answer) -> str:
+        return b"".join(map(self.token_bytes, answer.token_ids)).decode()
+
+
+WORDS = Words()
+
+
+def make_engine(loaded: Load, options: Options = OPTIONS, eos: frozenset[int] = frozenset({EOS})) -> Engine:
+    made, model = loaded("qwen3")
+    bare = build(model, made.folder, options)
+    grammars = GrammarCompiler(WORDS, bare.runner.state.logits.shape[1], eos)
+    return Engine(bare.runner, bare.scheduler, eos_token_ids=eos, grammars=grammars)
+
+
+def prompts_for(loaded: Load, names: list[str], seed: int = 0) -> dict[str, Prompt]:
+    rng = np.random.default_rng(seed)
+    return {name: random_prompt(loaded("qwen3")[0], rng) for name in names}
+
+
+def ask(engine: Engine, loaded: Load, grammar: Grammar, **params: Any) -> Answer:
+    wanted = SamplingParams(grammar=grammar, **({"max_tokens": 150, "seed": 1} | params))
+    return run(engine, prompts_for(loaded, ["r"]), wanted)["r"]
+
+
+def is_whole(answer: Answer) -> bool:
+    assert answer.finish.reason in (FinishReason.STOP, FinishReason.LENGTH), answer.finish
+    return bool(answer.finish.reason is FinishReason.STOP)
+
+
+def random_schema(random: Random, depth: int = 0) -> dict[str, Any]:
+    kinds = ["string", "integer", "boolean", "null", "enum", "number", "pattern"]
+    if depth < 3:
+        kinds += ["object", "object", "array", "anyOf"]
+    match random.choice(kinds) if depth else "object":
+        case "string":
+            return {"type": "string", "maxLength": random.randint(0, 5)}
+        case "integer":
+            return {"type": "integer", "minimum": random.randint(-20, 0), "maximum": random.randint(1, 999)}
+        case "number":
+            return {"type": "number", "minimum": 0, "maximum": random.randint(1, 50)}
+        case "pattern":
+            return {"type": "string", "pattern": random.choice(["^[a-c]{2,4}$", "^x?y+z{1,2}$", "^(no|yes)$"])}
+        case "enum":
+            return {"enum": random.sample(["red", 'a"b', "", 7, -1.5, None, True, "é"], 3)}
+        case "array":
+            return {"type": "array", "items": random_schema(random, depth + 1), "maxItems": 3}
+        case "anyOf":
+            return {"anyOf": [random_schema(random, depth + 1) for _ in range(2)]}
+        case _:
+            names = random.sample(["a", "b", "key", "x y", "é", 'q"'], random.randint(1, 3))
+            required = [name for name in names if random.random() < 0.7]
+            return {
+                "type": "object",
+                "properties": {name: random_schema(random, depth + 1) for name in names},
+                "required": required,
+                "additionalProperties": False,
+            }
+
+
+@pytest.mark.parametrize("mode", [None, Mode.PIECEWISE, Mode.FULL])
+def test_json_validates_and_the_others_of_the_batch_do_not_notice(loaded: Load, mode: Mode | None) -> None:
+    random = Random(11 if mode is None else len(mode))
+    options = replace(OPTIONS, mode=mode, strict=mode is not None, max_num_seqs=10, max_tokens=48)
+    engine = make_engine(loaded, options)
+    schemas = {f"g{i}": random_schema(random) for i in range(6)}
+    plain = {f"p{i}": SamplingParams(temperature=i % 2, seed=i, max_tokens=40) for i in range(4)}
+    prompts = prompts_for(loaded, [*schemas, *plain])
+    alone = run(engine, {name: prompts[name] for name in plain}, plain)
+    params = plain | {
+        name: SamplingParams(
+            grammar=Grammar("json_schema", json.dumps(schema)), temperature=i % 3 / 2, seed=i, max_tokens=120
+        )
+        for i, (name, schema) in enumerate(schemas.items())
+    }
+    answers = run(engine, prompts, params)
+    assert {name: answers[name].token_ids for name in plain} == {name: a.token_ids for name, a in alone.items()}
+    whole = [name for name in schemas if is_whole(answers[name])]
+    assert len(whole) >= 4
+    for name in whole:
+        text = WORDS.text(answers[name])
+        assert jsonschema_rs.is_valid(schemas[name], json.loads(text)), (schemas[name], text)
+
+
+def test_any_object_is_json(loaded: Load) -> None:
+    engine = make_engine(loaded)
+    prompts = prompts_for(loaded, [f"r{i}" for i in range(6)])
+    params = {
+        name: SamplingParams(grammar=Grammar("json_object"), temperature=1.5, seed=i, max_tokens=100)
+        for i, name in enumerate(prompts)
+    }
+    whole = [answer for answer in run(engine, prompts, params).values() if is_whole(answer)]
+    assert whole and all(isinstance(json.loads(WORDS.text(answer)), dict) for answer in whole)
+
+
+PATTERNS = (r"[a-f]{3,8}", r"(\d{1,3}\.){3}\d{1,3}", r"(ab|ba)+c?", r"[A-Z][a-z]* (is|was) \d{2}", r"x{0,4}", r"é{2}")
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_texts_match_a_regular_expression(loaded: Load, pattern: str) -> None:
+    engine = make_engine(loaded)
+    for temperature in (0.0, 1.0):
+        answer = ask(engine, loaded, Grammar("regex", pattern), temperature=temperature, max_tokens=60, n=3)
+        if is_whole(answer):
+            assert re.fullmatch(pattern, WORDS.text(answer)), WORDS.text(answer)
+
+
+def test_choices_are_made_among_those_given(loaded: Load) -> None:
+    engine = make_engine(loaded)
+    choices = ["yes", "no", "no more", 'say "é"\n', "12"]
+    params = SamplingParams(grammar=Grammar("choice", json.dumps(choices)), n=16, seed=5, temperature=2, max_tokens=30)
+    answers = run(engine, prompts_for(loaded, ["r"]), params)
+    assert len(answers) == 16 and all(is_whole(answer) for answer in answers.values())
+    texts = {WORDS.text(answer) for answer in answers.values()}
+    assert texts <= set(choices) and len(texts) >= 3
+
+
+def test_lark_may_hold_schemas(loaded: Load) -> None:
+    engine = make_engine(loaded)
+    lark = 'start: "<t>" body "</t>"\nbody: %json {"type": "object", "properties": {"a": {"type": "boolean"}},' + (
+        ' "required": ["a"], "additionalProperties": false}'
+    )
+    text = WORDS.text(ask(engine, loaded, Grammar("lark", lark)))
+    assert json.loads(text.removeprefix("<t>").removesuffix("</t>"))["a"] in (True, False)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammar_chooses_like_a_list_of_allowed_tokens(loaded: Load, temperature: float) -> None:
+    """The mask comes before sampling: same logits, same noise, same penalties, same tokens."""
+    engine = make_engine(loaded)
+    common: dict[str, Any] = {"temperature": temperature, "seed": 9, "max_tokens": 24, "frequency_penalty": 0.5}
+    ids = tuple(range(70, 80))  # c to l
+    common["logit_bias"] = {70: 1.5}
+    prompts = prompts_for(loaded, ["r"], seed=4)
+    expected = run(engine, prompts, SamplingParams(allowed_token_ids=ids, **common))["r"]
+    found = run(engine, prompts, SamplingParams(grammar=Grammar("regex", "[c-l]{24}"), **common))["r"]
+    assert found.token_ids == expected.token_ids
+
+
+def test_scores_are_the_models_own(loaded: Load) -> None:
+    engine = make_engine(loaded)
+    prompts = prompts_for(loaded, ["r"], seed=6)
+    params = SamplingParams(grammar=Grammar("regex", "[0-9]{8}"), temperature=1, seed=3, max_tokens=20, logprobs=2)
+    answer = run(engine, prompts, params)["r"]
+    scores = [float(u.scores.chosen[0]) for u in answer.updates if u.scores is not None]
+    assert len(scores) == len(answer.token_ids)
+    whole = random_prompt(loaded("qwen3")[0], np.random.default_rng(0), length=3)
+    ids = np.concatenate([prompts["r"].token_ids, np.asarray(answer.token_ids, dtype=np.int32)])
+    whole = replace(whole, token_ids=ids, positions_3T=np.tile(np.arange(len(ids), dtype=np.int32), (3, 1)))
+    again = run(engine, {"w": whole}, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0))["w"]
+    chosen = np.concatenate([u.prompt_scores.scores.chosen for u in again.updates if u.prompt_scores is not None])
+    np.testing.assert_allclose(scores, chosen[-len(scores) :], atol=1e-4)
+
+
+class TestEnds:
+    def test_an_output_that_is_complete_ends_without_another_pass(self, loaded: Load) -> None:
+        engine = make_engine(loaded)
+        answer = ask(engine, loaded, Grammar("regex", "a{5}"), temperature=0)
+        assert WORDS.text(answer) == "aaaaa" and is_whole(answer)
+        assert EOS not in answer.token_ids and answer.updates[-1].token_ids == ()
+
+    def test_an_optional_end_is_the_end_token(self, loaded: Load) -> None:
+        engine = make_engine(loaded)
+        answer = ask(engine, loaded, Grammar("regex", "a{0,90}"), temperature=3, logit_bias={EOS: 5.0})
+        assert is_whole(answer) and answer.token_ids[-1] == EOS
+
+    @pytest.mark.parametrize("how", [{"min_tokens": 12}, {"ignore_eos": True}])
+    def test_ends_that_are_forbidden_wait_as_long_as_something_else_is_left(
+        self, loaded: Load, how: dict[str, Any]
+    ) -> None:
+        engine = make_engine(loaded)
+        answer = ask(engine, loaded, Grammar("regex", "c{0,15}"), logit_bias={EOS: 100.0}, **how)
+        assert is_whole(answer) and 12 <= len(WORDS.text(answer)) <= 15
+
+    def test_a_grammar_that_ends_early_ends_before_the_least_length(self, loaded: Load) -> None:
+        answer = ask(make_engine(loaded), loaded, Grammar("choice", '["hi", "hello"]'), min_tokens=50)
+        assert is_whole(answer) and WORDS.text(answer) in ("hi", "hello")
+
+    def test_a_model_without_end_tokens_can_end(self, loaded: Load) -> None:
+        engine = make_engine(loaded, eos=frozenset())
+        answer = ask(engine, loaded, Grammar("json_schema", '{"type": "object", "additionalProperties": false}'))
+        assert is_whole(answer) and json.loads(WORDS.text(answer)) == {}
+
+    def test_stop_tokens_still_stop(self, loaded: Load) -> None:
+        answer = ask(make_engine(loaded), loaded, Grammar("regex", "[a-z]{150}"), stop_token_ids=(90,), temperature=1)
+        assert answer.finish.detail == 90 and answer.token_ids[-1] == 90
+
+
+def test_outputs_are_rebuilt_after_preemption(loaded: Load) -> None:
+    names = [f"r{i}" for i in range(6)]
+    params = {
+        name: SamplingParams(grammar=Grammar("regex", f"[{name[1]}a-e]{{30}}!"), temperature=1, seed=i, max_tokens=50)
+        for i, name in enumerate(names)
+    }
+    params["r0"] = replace(params["r0"], n=3)
+    roomy = run(make_engine(loaded), prompts_for(loaded, names), params)
+    tight = make_engine(loaded, Options(max_model_len=120, num_blocks=24))
+    answers = run(tight, prompts_for(loaded, names), params)
+    assert tight.scheduler.num_preemptions > 0
+    assert {name: answer.token_ids for name, answer in answers.items()} == {n: a.token_ids for n, a in roomy.items()}
+    assert all(is_whole(answer) for answer in answers.values())
+
+
+def test_a_request_that_cannot_go_on_ends_alone(loaded: Load) -> None:
+    engine = make_engine(loaded)
+    prompts = prompts_for(loaded, ["bad", "good", "plain"])
+    good = SamplingParams(grammar=Grammar("regex", "[a-c]{20}"), seed=1, max_tokens=40)
+    plain = SamplingParams(temperature=0, max_tokens=10)
+    expected = run(engine, {"plain": prompts["plain"]}, plain)["plain"].token_ids
+    bad = replace(good, grammar=Grammar("regex", "a+b"), allowed_token_ids=(68,), max_tokens=30, logit_bias={69: 9.0})
+    bad = replace(bad, allowed_token_ids=(90,))
+    answers = run(engine, prompts, {"bad": bad, "good": good, "plain": plain})
+    assert answers["bad"].finish.reason is FinishReason.ERROR and answers["bad"].finish.detail == NO_TOKEN
+    assert re.fullmatch("[a-c]{20}", WORDS.text(answers["good"])) and answers["plain"].token_ids == expected
+
+
+def test_a_panic_of_the_parser_ends_its_requests_only(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Panic(BaseException):
+        pass
+
+    def panic(*args: Any) -> None:
+        raise Panic
+
+    engine = make_engine(loaded)
+    prompts = prompts_for(loaded, ["g", "plain"])
+    plain = SamplingParams(temperature=0, max_tokens=10)
+    expected = run(engine, {"plain": prompts["plain"]}, plain)["plain"].token_ids
+    monkeypatch.setattr(engine.runner._masks, "_compute", panic)
+    answers = run(engine, prompts, {"g": SamplingParams(grammar=Grammar("regex", "a")), "plain": plain})
+    assert answers["g"].finish.reason is FinishReason.ERROR and answers["plain"].token_ids == expected
+
+
+def test_without_a_vocabulary_a_grammar_is_refused(loaded: Load) -> None:
+    made, model = loaded("qwen3")
+    engine = build(model, made.folder, OPTIONS)
+    with pytest.raises(RequestError, match="no vocabulary"):
+        engine.add("r", prompts_for(loaded, ["r"])["r"], SamplingParams(grammar=Grammar("regex", "a")))
+    assert not engine.has_work
+
+
+def test_compiled_grammars_are_kept_and_matchers_are_their_own(loaded: Load) -> None:
+    compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
+    first = compiler.compile(Grammar("regex", "ab*"))
+    assert compiler.compile(Grammar("regex", "ab*")) is first
+    assert compiler.compile(Grammar("regex", "ab+")) is not first
+    one, two = Matcher(first.result()), Matcher(first.result())
+    one.take(68)
+    two.take(69)
+    assert one.error is None and two.error == NO_TOKEN
+    assert Matcher(first.result(), (68, 69, 69)).error is None
+
+
+class TestMasks:
+    def allowed(self, rows: list[MaskedRow]) -> list[set[int]]:
+        masks = Masks(8, 120, torch.device("cpu"), num_turns=2)
+        logits = torch.zeros(8, 120)
+        masks.apply(logits, rows, sampling_for("cpu"), turn=1)
+        return [set(row.isfinite().nonzero()[:, 0].tolist()) for row in logits]
+
+    def test_rows_between_are_left_alone(self) -> None:
+        compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
+        a, b = (Matcher(compiler.compile(Grammar("regex", letter)).result()) for letter in "ab")
+        found = self.allowed([MaskedRow(5, a), MaskedRow(2, b)])
+        assert found[5] == {68} and found[2] == {69}
+        assert all(len(found[row]) == 120 for row in range(8) if row not in (2, 5))
+
+    def test_what_is_forbidden_is_allowed_where_nothing_else_is(self) -> None:
+        compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
+        grammar = compiler.compile(Grammar("regex", "cd*")).result()
+        first, second, third = Matcher(grammar), Matcher(grammar, (70,)), Matcher(grammar, (70,))
+        found = self.allowed([MaskedRow(0, first, (70, 10**6)), MaskedRow(1, second, (EOS,)), MaskedRow(2, third)])
+        assert found[:3] == [{70}, {71}, {71, EOS}]
+
+    def test_the_end_that_no_model_has_is_nothing_to_choose(self) -> None:
+        compiler = GrammarCompiler(WORDS, 120)
+        matcher = Matcher(compiler.compile(Grammar("regex", "a*")).result(), (68,))
+        assert self.allowed([MaskedRow(0, matcher, (68,))])[0] == {68}
+
+    def test_a_matcher_with_an_error_leaves_its_row_alone(self) -> None:
+        compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
+        grammar = compiler.compile(Grammar("regex", "ab")).result()
+        bad, good = Matcher(grammar, (99,)), Matcher(grammar)
+        found = self.allowed([MaskedRow(0, bad), MaskedRow(1, good)])
+        assert bad.error == NO_TOKEN and len(found[0]) == 120 and {68} <= found[1] <= {68, 116}
+
+
+class TestPlans:
+    """Which rows are planned: a pure matter of the scheduler."""
+
+    GRAMMAR = SamplingParams(grammar=Grammar("regex", "a+"), max_tokens=6, seed=0)
+
+    def test_no_row_is_planned_before_the_last_token_is_known(self) -> None:
+        scheduler = make_scheduler(SchedulerSettings(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64))
+        scheduler.add(make_request("g", [5, 6, 7], params=self.GRAMMAR))
+        scheduler.add(make_request("p", [5, 6, 8], params=replace(self.GRAMMAR, grammar=None)))
+        rows, flights = [], []
+        for now in range(12):
+            plan = scheduler.plan(float(now))
+            scheduler.check()
+            rows.append({chunk.request_id for chunk in plan.chunks})
+            assert not any(chunk.is_pending_input for chunk in plan.chunks if chunk.request_id == "g")
+            flights += [plan] if plan.chunks else []
+            if flights and (len(flights) == 2 or not plan.chunks):
+                done = flights.pop(0)
+                scheduler.commit(done, {chunk.request_id: [9] for chunk in done.chunks})
+        assert rows[:4] == [{"g", "p"}, {"p"}, {"g", "p"}, {"p"}]
+
+    def test_an_end_that_a_grammar_let_through_is_the_end(self) -> None:
+        for how in ({"ignore_eos": True}, {"min_tokens": 5}, {}):
+            request = make_request("g", [5], params=replace(self.GRAMMAR, **how))
+            request.max_outputs = 6
+            request.output_ids.append(next(iter(request.eos_token_ids)))
+            finish = request.stop_met()
+            assert finish is not None and finish.reason is FinishReason.STOP
+
+    def test_chunks_of_a_prompt_are_not_held_up(self) -> None:
+        limits = SchedulerSettings(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64, prefill_chunk_tokens=4)
+        scheduler = make_scheduler(limits)
+        scheduler.add(make_request("g", list(range(5, 17)), params=self.GRAMMAR))
+        first, second = scheduler.plan(0.0), scheduler.plan(0.0)
+        assert [chunk.start for plan in (first, second) for chunk in plan.chunks] == [0, 4]
+
+
+def schema(value: Any) -> Grammar:
+    return Grammar("json_schema", value if isinstance(value, str) else json.dumps(value))
+
+
+def nested(depth: int) -> str:
+    return '{"properties":{"a":' * depth + "{}" + "}}" * depth
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+REFUSED = {
+    "not JSON": schema("{"),
+    "not an object": schema("[]"),
+    "no such type": schema({"type": "foo"}),
+    "unsatisfiable": schema({"type": "object", "properties": {"a": False}, "required": ["a"]}),
+    "not supported": schema({"type": "array", "uniqueItems": True}),
+    "remote reference": schema({"$ref": "http://127.0.0.1:1/schema.json"}),
+    "missing reference": schema({"$ref": "#/$defs/x"}),
+    "NaN": schema('{"const": NaN}'),
+    "infinity": schema('{"type": "number", "minimum": -Infinity}'),
+    "digits": schema('{"const": ' + "9" * 5000 + "}"),
+    "deep": schema(nested(150)),
+    "very deep": schema(nested(10_000)),
+    "10 MB": schema('{"description": "' + "x" * 10_000_000 + '"}'),
+    "many values": schema({"enum": list(range(30_000))}),
+    "many properties": schema({"type": "object", "properties": {f"p{i}": {} for i in range(5000)}}),
+    "many name patterns": schema({"patternProperties": {f"^{a}{b}.*$": {} for a in LETTERS for b in LETTERS}}),
+    "large multiple": schema({"type": "integer", "multipleOf": 1_000_003}),
+    "product of multiples": schema({"allOf": [{"type": "integer", "multipleOf": n} for n in (97, 91, 83)]}),
+    "many patterns at once": schema({"allOf": [{"type": "string", "pattern": f".*{c}.*{c}.*"} for c in LETTERS]}),
+    "hidden patterns at once": schema(
+        {
+            "$defs": {c: {"type": "string", "pattern": f".*{c}.*{c}.*"} for c in LETTERS},
+            "allOf": [{"$ref": f"#/$defs/{c}"} for c in LETTERS],
+        }
+    ),
+    "patterns at once in properties": schema(
+        {"allOf": [{"properties": {"a": {"pattern": f".*{c}.*{c}.*"}}} for c in LETTERS]}
+    ),
+    "product of alternatives": schema(
+        {"allOf": [{"anyOf": [{"type": "string", "pattern": f"{c}{i}"} for i in range(10)]} for c in "abcd"]}
+    ),
+    "chain of references": schema(
+        {"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)}, "$ref": "#/$defs/d0"}
+    ),
+    "open group": Grammar("regex", "(a"),
+    "look-ahead": Grammar("regex", "(?=a)b"),
+    "back-reference": Grammar("regex", r"(a)\1"),
+    "nested groups": Grammar("regex", "(" * 5000 + "a" + ")" * 5000),
+    "long expression": Grammar("regex", "a" * 100_000),
+    "half a character": Grammar("regex", "\ud800"),
+    "no choice": Grammar("choice", "[]"),
+    "empty choice": Grammar("choice", '[""]'),
+    "choices that are no strings": Grammar("choice", "[1]"),
+    "many choices": Grammar("choice", json.dumps([str(i) for i in range(10_000)])),
+    "deep choices": Grammar("choice", "[" * 100_000),
+    "no rule": Grammar("lark", ""),
+    "no start": Grammar("lark", 'a: "b"'),
+    "unknown rule": Grammar("lark", "start: nothing"),
+    "doubling terminals": Grammar(
+        "lark", "start: A\n" + "\n".join(f"{chr(65 + i)}: {chr(66 + i)} {chr(66 + i)}" for i in range(24)) + '\nY: "x"'
+    ),
+    "schema in lark": Grammar("lark", 'start: %json {"type": "integer", "multipleOf": 1000003}'),
+    "broken schema in lark": Grammar("lark", "start: %json {"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_bad_grammar_is_refused_at_once(name: str) -> None:
+    begin = monotonic()
+    with pytest.raises(RequestError) as caught:
+        check_grammar(REFUSED[name])
+    assert monotonic() - begin < 5
+    assert caught.value.status == 400 and caught.value.param == "response_format"
+    assert len(str(caught.value)) < 400 and str(caught.value).isprintable()
+
+
+BOMBS = {
+    "nested repeats": Grammar("regex", "((((a{1,100}){1,100}){1,100}){1,100}){1,100}"),
+    "nested plus": Grammar("regex", "((a+)+)+b"),
+    "counted": Grammar("regex", ".*a.{2000}c"),
+    "counted twice": Grammar("regex", "(.{0,50}(a|b).{0,50}){20}"),
+    "huge count": Grammar("regex", "a{0,1000000000}"),
+    "long string": schema({"type": "string", "minLength": 10**9}),
+    "many items": schema({"type": "array", "items": {"type": "integer"}, "minItems": 10**9}),
+    "options": Grammar("lark", "start: " + '"a"? ' * 2000),
+    "ambiguous": Grammar("lark", 'start: s\ns: s s | "a"'),
+    "both at once": Grammar("lark", "start: A\nA: " + " & ".join(f"/.*{c}.*{c}.*/" for c in LETTERS)),
+    "rules that double": Grammar(
+        "lark", "start: r0\n" + "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(24)) + '\nr24: "x"'
+    ),
+    "loop": Grammar("lark", "start: start"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_ends_in_a_refusal_an_error_or_an_answer_and_soon(loaded: Load, name: str) -> None:
+    engine = make_engine(loaded)
+    begin = monotonic()
+    try:
+        answer = ask(engine, loaded, BOMBS[name], max_tokens=20)
+    except RequestError:
+        pass
+    else:
+        assert answer.finish.reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR)
+    assert monotonic() - begin < 20
+    assert is_whole(ask(engine, loaded, Grammar("regex", "ok"))), "the next request is not concerned"
+
+
+def test_what_people_write_is_accepted() -> None:
+    """Shapes of schemas that common libraries produce."""
+    address = {"type": "object", "properties": {"city": {"type": "string"}, "zip": {"type": "string"}}}
+    person = {
+        "$defs": {"Address": address, "Kind": {"enum": ["a", "b"], "type": "string"}},
+        "type": "object",
+        "title": "Person",
+        "properties": {
+            "name": {"type": "string", "description": "who", "minLength": 1},
+            "age": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}], "default": None},
+            "kind": {"allOf": [{"$ref": "#/$defs/Kind"}], "default": "a"},
+            "homes": {"type": "array", "items": {"$ref": "#/$defs/Address"}},
+            "born": {"type": "string", "format": "date-time"},
+            "parent": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        },
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    check_grammar(schema(person))
+    many = {f"f{i}": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Address"}]} for i in range(200)}
+    check_grammar(schema({"$defs": {"Address": address}, "type": "object", "properties": many}))
+    check_grammar(Grammar("json_object"))
+
+
+def test_a_grammar_is_a_grammar() -> None:
+    with pytest.raises(RequestError, match="kind"):
+        Grammar("foo", "")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="grammar"):
+        SamplingParams(grammar="a+")  # type: ignore[arg-type]

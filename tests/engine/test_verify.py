@@ -1,0 +1,135 @@
+"""Verification of a whole engine: right graphs pass, a graph that froze something is named and not served."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade.config import Mode
+from saccade.engine.build import build_engine
+from saccade.engine.engine import Engine
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.verify import check_engine, sample, verify_engine
+from saccade.errors import ConfigError, GraphError
+from saccade.graphs import GraphRunner
+from saccade.inputs.processor import Processor
+from saccade.models.vlm import Model
+from tests.engine.conftest import Loaded
+from tests.engine.rig import Options, build
+from tests.models import tiny
+
+Load = Callable[[str], Loaded]
+SMALL = Options(mode=Mode.FULL, max_tokens=24, max_num_seqs=3, max_units=40, num_blocks=12, max_model_len=64)
+
+
+def engine_of(loaded: Loaded, num_buckets: int = 2) -> Engine:
+    """With the smallest and the largest bucket of every phase: what is verified is the same, only less often."""
+    made, model = loaded
+    engine = build(model, made.folder, replace(SMALL, mode=None))
+    runner = engine.runner
+    for name in ("prefill", "decode", "head", "sample", "vision"):
+        phase = getattr(runner, name)
+        buckets = sorted(phase.phase.buckets, key=lambda bucket: bucket[phase.phase.rows])
+        kept = tuple({buckets[0], buckets[-1]})[:num_buckets]
+        thin = GraphRunner(replace(phase.phase, buckets=kept), replace(phase.settings, tiers=frozenset({"capacity"})))
+        if name == "vision":
+            assert runner.encoder is not None
+            runner.encoder.graphs = thin
+        else:
+            setattr(runner, name, thin)
+    runner.capture()
+    for cache in (tensor for pair in runner.state.caches for tensor in pair):
+        cache.normal_()
+    return engine
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_every_bucket_and_phase_is_verified_and_leaves_no_trace(loaded: Load, family: str) -> None:
+    engine = engine_of(loaded(family))
+    seen: list[str] = []
+    report = verify_engine(engine, progress=seen.append)
+    assert report.is_right, f"\n{report}"
+    assert seen == ["vision", "prefill", "decode", "head", "sample"]
+    keys = {str(graph.key) for phase in engine.runner.phases for graph in phase.graphs}
+    assert keys <= {row.key for row in report.rows}
+    vision = {row.sequence for row in report.rows if row.key.startswith("vision")}
+    assert {"equal totals", "A-B-A", "small-large-small", "poisoned", "shuffled"} <= vision
+    assert {"other shapes", "poisoned shapes", "videos", "the same image twice"} <= vision
+    assert all(not phase.stats.replays and not phase.stats.fallbacks for phase in engine.runner.phases)
+    assert all(graph.num_replays == 0 for phase in engine.runner.phases for graph in phase.graphs)
+
+
+def test_the_short_form_takes_a_sample_of_every_phase(loaded: Load) -> None:
+    engine = engine_of(loaded("qwen3_vl"))
+    report = check_engine(engine)
+    assert {row.key.partition("/")[0] for row in report.rows} == {"vision", "prefill", "decode", "head", "sample"}
+    for phase in engine.runner.phases:
+        assert 1 <= len(sample(phase)) <= 2
+
+
+def test_an_engine_without_graphs_has_nothing_to_verify(loaded: Load) -> None:
+    made, model = loaded("qwen3_vl")
+    report = check_engine(build(model, made.folder, replace(SMALL, mode=None)))
+    assert report.rows == () and not report.is_right
+
+
+def freeze_boundaries(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture that reads segment boundaries on the host."""
+    varlen = model.place.kernels.varlen_attention
+
+    def frozen(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int, **how: Any) -> Tensor:
+        return varlen(q, k, v, torch.tensor(cu.tolist(), dtype=torch.int32), longest, **how)
+
+    assert model.tower is not None
+    kernels = replace(model.place.kernels, varlen_attention=frozen)
+    for block in model.tower.blocks:
+        monkeypatch.setattr(block.attention, "kernels", kernels)
+
+
+def test_frozen_boundaries_are_refused_with_their_phase_bucket_and_sequence(
+    loaded: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freeze_boundaries(loaded("qwen3_vl")[1], monkeypatch)
+    engine = engine_of(loaded("qwen3_vl"))
+    with pytest.raises(GraphError, match=r"graph \[vision/full .*units=\d+\] differs .* in sequence '.*Not serving"):
+        check_engine(engine)
+    wrong = [row for row in verify_engine(engine, is_short=True).rows if not row.is_right]
+    assert {row.key.partition("/")[0] for row in wrong} == {"vision"}
+
+
+def test_a_scatter_that_forgot_its_targets_is_found_in_the_cache(loaded: Load) -> None:
+    """Rows must be where the cache looks for them, not only in the output buffer."""
+    engine = engine_of(loaded("qwen3_vl"))
+    encoder = engine.runner.encoder
+    assert encoder is not None and engine.runner.state.vision_rows is not None
+    phase = encoder.graphs.phase
+    values = phase.example((7,), torch.Generator().manual_seed(3))
+    rows = encoder.graphs.run(values, lambda outputs: outputs["rows"].clone())
+    targets = torch.from_numpy(values["targets"])
+    assert torch.equal(engine.runner.state.vision_rows[:, targets], rows)
+
+
+def test_a_built_engine_is_verified_before_it_serves(made: tiny.Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = SchedulerSettings(max_num_seqs=2, max_num_batched_tokens=24, max_model_len=64, encoder_budget_tokens=16)
+    settings = EngineSettings(device="cpu", verify="short", encoder_cache_tokens=64, kv_cache_tokens=256)
+    stages: list[str] = []
+
+    def start(how: EngineSettings) -> Engine:
+        folder = Path(made.folder)
+        return build_engine(folder, how, limits, processor=Processor.from_folder(folder), report=stages.append)
+
+    start(settings)
+    assert "verifying graphs" in stages and stages[-1] == "ready"
+    stages.clear()
+    start(replace(settings, verify="off"))
+    assert "verifying graphs" not in stages
+    monkeypatch.setattr(sys.modules["saccade.graphs.verify"], "_difference", lambda actual, expected: 1.0)
+    with pytest.raises(GraphError, match="Not serving"):
+        start(settings)
+    with pytest.raises(ConfigError, match="allowed: auto, short, full, off"):
+        EngineSettings(verify="maybe")

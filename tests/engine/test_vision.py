@@ -1,0 +1,501 @@
+"""The vision path against the tower run on every image alone: whatever shares a pass, whatever came before it."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from saccade.config import GraphSettings, Mode, Tier
+from saccade.engine.batch import places
+from saccade.engine.encoder import ENCODE_FAILED, Encoder, EncoderSettings
+from saccade.engine.params import SamplingParams
+from saccade.engine.pixels import Picture, PlainPixels, SlotRing, rounds, shape_of, write_slot
+from saccade.engine.plan import EncodeItem
+from saccade.engine.request import FinishReason
+from saccade.engine.settings import EngineSettings
+from saccade.engine.state import StateSizes, new_state
+from saccade.engine.vision import Geometries, vision_values
+from saccade.errors import ConfigError, GraphError
+from saccade.graphs import Reason
+from saccade.inputs.placeholders import Media
+from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image
+from saccade.inputs.settings import ImageSettings, VideoSettings
+from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column
+from saccade.kernels.images import resize_patchify
+from saccade.kernels.sampling import sampling_for
+from saccade.models.geometry import geometry
+from saccade.models.vlm import Model
+from tests.engine.conftest import Loaded
+from tests.engine.rig import Options, build, finish, image_settings, oracle_tokens, random_prompt
+
+Load = Callable[[str], Loaded]
+PAGE_ROWS = 4
+NUM_ROWS = 2048
+TOWERS = ("qwen3_vl", "qwen2_5_vl", "gemma3_vl")
+BOTH = frozenset({Tier.CAPACITY, Tier.EXACT})
+
+
+def video_settings(images: ImageSettings) -> VideoSettings:
+    return VideoSettings(
+        **{name: getattr(images, name) for name in ("patch", "temporal_patch", "merge", "mean", "std", "resample")},
+        min_pixels=1,
+        max_pixels=2**20,
+        budget="video",
+        is_sampled=False,
+        fps=None,
+        num_frames=None,
+        min_frames=1,
+        max_frames=768,
+        is_capped=False,
+        max_video_tokens=768,
+    )
+
+
+class Rig:
+    """An encoder alone, with pages handed out in turn and rows read back from where they must be."""
+
+    def __init__(self, loaded: Loaded, *, max_units: int = 48, **graphs: Any) -> None:
+        made, self.model = loaded
+        self.images = image_settings(made.folder)
+        has_videos = self.images.fixed_size is None
+        self.videos = video_settings(self.images) if has_videos else None
+        sizes = StateSizes(num_blocks=2, block_size=8, max_blocks=64, max_sequences=2, num_vision_rows=NUM_ROWS)
+        self.state = new_state(self.model, sampling_for("cpu"), sizes)
+        settings = EncoderSettings(
+            max_units=max_units,
+            page_rows=PAGE_ROWS,
+            images=self.images,
+            videos=self.videos,
+            graphs=GraphSettings(**graphs),
+        )
+        self.encoder = Encoder(self.state, settings)
+        self.encoder.graphs.capture_buckets()
+        self._page = 1
+
+    def encode(self, media: Sequence[Media]) -> list[tuple[EncodeItem, dict[str, str]]]:
+        items = [self._item(i, one) for i, one in enumerate(media)]
+        failed = self.encoder.encode(items, _running(media))
+        return [(item, failed) for item in items]
+
+    def rows(self, item: EncodeItem) -> Tensor:
+        assert self.state.vision_rows is not None
+        where = places(np.arange(item.num_rows), item.pages, PAGE_ROWS)
+        return self.state.vision_rows[:, where].clone()
+
+    def run(self, media: Sequence[Media]) -> list[Tensor]:
+        done = self.encode(media)
+        assert not done[0][1], done[0][1]
+        return [self.rows(item) for item, _ in done]
+
+    def image(self, rng: np.random.Generator, height: int = 0, width: int = 0) -> Media:
+        high, wide = (height or int(rng.integers(6, 60))), (width or int(rng.integers(6, 60)))
+        pixels = rng.integers(0, 256, (high, wide, 3)).astype(np.uint8)
+        return Media("image", pixels, plan_image(high, wide, self.images), b"")
+
+    def video(self, rng: np.random.Generator, steps: int, down: int, across: int) -> Media:
+        assert self.videos is not None
+        side, step = self.videos.patch * self.videos.merge, self.videos.temporal_patch
+        pixels = rng.integers(0, 256, (steps * step, down * side + 3, across * side, 3)).astype(np.uint8)
+        grid = (steps, down * self.videos.merge, across * self.videos.merge)
+        count = grid[0] * grid[1] * grid[2]
+        tokens = steps * down * across
+        plan = VideoPlan((), (down * side, across * side), grid, count, tokens, (), 1.0)
+        return Media("video", pixels, plan, b"")
+
+    def mix(self, rng: np.random.Generator) -> list[Media]:
+        media = []
+        for _ in range(int(rng.integers(1, 5))):
+            if self.videos is not None and rng.random() < 0.35:
+                media.append(self.video(rng, *(int(n) for n in rng.integers(1, 4, 3))))
+            else:
+                media.append(self.image(rng))
+        return media
+
+    def _item(self, index: int, media: Media) -> EncodeItem:
+        count = -(-media.plan.num_tokens // PAGE_ROWS)
+        if (self._page + count) * PAGE_ROWS > NUM_ROWS:
+            self._page = 1
+        pages = tuple(range(self._page, self._page + count))
+        self._page += count
+        return EncodeItem(f"r{index}", 0, b"", media.plan.num_tokens, pages[::-1])
+
+
+@dataclass
+class _Prompt:
+    media: tuple[Media, ...]
+
+
+@dataclass
+class _Owner:
+    prompt: _Prompt
+
+
+def _running(media: Sequence[Media]) -> Any:
+    return {f"r{i}": _Owner(_Prompt((one,))) for i, one in enumerate(media)}
+
+
+@torch.no_grad()
+def alone(rig: Rig, media: Media) -> Tensor:
+    """The tower on one image or video, unpadded, from pixels resized by the oracle."""
+    spec, tower = rig.model.spec.vision, rig.model.tower
+    assert spec is not None and tower is not None
+    settings = rig.images if media.kind == "image" else rig.videos
+    assert settings is not None
+    patches = resize_patchify(
+        torch.from_numpy(media.pixels.copy()),
+        media.plan.size_hw,
+        mean=settings.mean,
+        std=settings.std,
+        patch=settings.patch,
+        temporal_patch=settings.temporal_patch,
+        merge=settings.merge,
+        resample=settings.resample,
+    )
+    return tower(geometry(spec, [media.plan.grid_thw]).step(patches))
+
+
+def check(rig: Rig, media: Sequence[Media], what: object = "") -> None:
+    for found, one in zip(rig.run(media), media, strict=True):
+        torch.testing.assert_close(found, alone(rig, one), rtol=1e-4, atol=1e-4, msg=lambda text: f"{what}: {text}")
+
+
+class TestAgainstTheTowerAlone:
+    @pytest.mark.parametrize(("family", "count"), [("qwen3_vl", 130), ("qwen2_5_vl", 130), ("gemma3_vl", 40)])
+    def test_random_mixes_of_images_and_videos(self, loaded: Load, family: str, count: int) -> None:
+        rig, rng = Rig(loaded(family), strict=True), np.random.default_rng(7)
+        for i in range(count):
+            check(rig, rig.mix(rng), f"mix {i}")
+        stats = rig.encoder.graphs.stats
+        assert stats.replays[Tier.CAPACITY] >= count and not stats.fallbacks
+        assert len(rig.encoder.graphs.graphs) == len(rig.encoder.graphs.phase.buckets)
+
+    @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+    def test_equal_totals_with_other_boundaries_and_windows(self, loaded: Load, family: str) -> None:
+        """One bucket for all: [4, 6, 8] and [5, 5, 8] units, then grids turned round, which moves windows alone."""
+        rig, rng = Rig(loaded(family), max_units=24, strict=True), np.random.default_rng(1)
+
+        def strips(*lengths: int) -> list[Media]:
+            return [rig.video(rng, 1, 1, n) for n in lengths]
+
+        shaped = [[rig.video(rng, 1, a, b)] for a, b in ((2, 9), (9, 2), (3, 6), (6, 3))]
+        for media in (strips(4, 6, 8), strips(5, 5, 8), strips(4, 6, 8), *shaped, shaped[0]):
+            check(rig, media, [one.plan.grid_thw for one in media])
+        used = [graph for graph in rig.encoder.graphs.graphs if graph.num_replays]
+        assert len(used) == 1 and used[0].num_replays == 8
+
+    def test_two_videos_of_one_size_in_a_batch(self, loaded: Load) -> None:
+        rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(2)
+        check(rig, [rig.video(rng, 2, 2, 3), rig.video(rng, 2, 2, 3), rig.image(rng)])
+
+    def test_an_image_twice_in_a_batch_has_the_same_rows_twice(self, loaded: Load) -> None:
+        rig, rng = Rig(loaded("qwen2_5_vl")), np.random.default_rng(3)
+        one = rig.image(rng)
+        first, other, again = rig.run([one, rig.image(rng), one])
+        torch.testing.assert_close(first, again, rtol=1e-5, atol=1e-5)
+        assert first.shape != other.shape or not torch.allclose(first, other)
+
+    @pytest.mark.parametrize("family", TOWERS)
+    def test_small_large_small_and_poisoned_padding(self, loaded: Load, family: str) -> None:
+        rig, rng = Rig(loaded(family)), np.random.default_rng(4)
+        small, large = rig.image(rng, 8, 8), rig.image(rng, 50, 50)
+        for media in (small, large, small):
+            arena = rig.encoder.graphs.phase.arena
+            arena.poison(arena.limits)
+            check(rig, [media])
+
+    def test_rows_in_the_cache_outlive_later_passes(self, loaded: Load) -> None:
+        rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(5)
+        items = [item for media in (rig.mix(rng) for _ in range(3)) for item, _ in rig.encode(media)]
+        kept = [rig.rows(item) for item in items]
+        for _ in range(10):
+            rig.run(rig.mix(rng))
+        for item, rows in zip(items, kept, strict=True):
+            assert torch.equal(rig.rows(item), rows)
+
+
+class TestChoices:
+    def test_more_frames_than_a_pass_holds_take_several(self, loaded: Load) -> None:
+        rig, rng = Rig(loaded("qwen3_vl"), strict=True), np.random.default_rng(1)
+        check(rig, [rig.video(rng, 70, 1, 1), rig.image(rng)])
+        assert rig.encoder.graphs.stats.replays[Tier.CAPACITY] > 1
+
+    def test_what_no_bucket_holds_runs_eagerly_with_a_reason(self, loaded: Load) -> None:
+        rig, rng = Rig(loaded("qwen3_vl"), max_units=24), np.random.default_rng(1)
+        check(rig, [rig.video(rng, 2, 6, 6), rig.image(rng, 8, 8)])
+        stats = rig.encoder.graphs.stats
+        assert stats.fallbacks == {Reason.TOO_LARGE: 2} and stats.replays[Tier.CAPACITY] == 1
+        spec = rig.encoder.spec
+        grids = [(1, 2, 2)] * 8  # eight frames of one unit each, in buckets with room for four
+        patches = torch.zeros(32, spec.patch_values)
+        batch = rig.encoder.graphs.phase.arena.admit(vision_values(spec, grids, patches, np.zeros(8, dtype=np.int64)))
+        decision = rig.encoder.graphs.decide(batch)
+        assert decision.reason is Reason.TOO_LARGE and decision.detail == "frames: 9 > 5"
+
+    def test_hot_layouts_get_graphs_of_their_own_in_idle_moments(self, loaded: Load) -> None:
+        rig, rng = Rig(loaded("qwen3_vl"), tiers=BOTH), np.random.default_rng(2)
+        encoder = rig.encoder
+
+        def hot() -> bool:
+            return encoder.has_hot
+
+        for _ in range(3):
+            assert not hot()
+            check(rig, [rig.image(rng, 20, 30)])
+        assert hot()
+        kept = [(item, rig.rows(item)) for item, _ in rig.encode([rig.image(rng, 20, 30), rig.image(rng)])]
+        encoder.capture_hot()
+        assert not hot()
+        for item, rows in kept:
+            assert torch.equal(rig.rows(item), rows), "a capture wrote into the cache"
+        check(rig, [rig.image(rng, 20, 30)])
+        check(rig, [rig.image(rng, 30, 20)])  # turned round: without windows the same boundaries
+        check(rig, [rig.image(rng, 40, 40)])
+        assert encoder.graphs.stats.replays[Tier.EXACT] == 2
+
+    def test_graphs_and_bytes_stay_bounded_while_500_sizes_pass(self, loaded: Load) -> None:
+        rig = Rig(loaded("qwen3_vl"), max_units=96, tiers=BOTH, exact_after=1, exact_max_graphs=4)
+        graphs, rng = rig.encoder.graphs, np.random.default_rng(3)
+        buckets = len(graphs.graphs)
+        grids = [(1, 2 * a, 2 * b) for a in range(1, 30) for b in range(1, 96 // a + 1)]
+        grids += [(f, 2 * a, 2 * b) for f in (2, 3) for a in range(1, 12) for b in range(1, 96 // a // f + 1)]
+        assert len(grids) >= 500
+        order = rng.permutation(len(grids))[:500]
+        for count, i in enumerate(order):
+            units = int(np.prod(grids[i])) // 4
+            patches = torch.zeros(units * 4, rig.encoder.spec.patch_values)
+            batch = graphs.phase.arena.admit(
+                vision_values(rig.encoder.spec, [grids[i]], patches, np.zeros(units, dtype=np.int64))
+            )
+            graphs._note_structure(batch)
+            if count % 50 == 0:
+                rig.encoder.capture_hot()
+            assert len(graphs.graphs) <= buckets + 4
+        assert graphs.exact.nbytes <= graphs.settings.exact_max_bytes
+        assert len(graphs.exact._pending) <= 64 and len(graphs.exact._sightings) <= 1024
+
+    def test_words_of_the_setting(self) -> None:
+        assert EngineSettings().vision_tiers() == BOTH
+        assert EngineSettings(graphs="vision=capacity").vision_tiers() == {Tier.CAPACITY}
+        assert EngineSettings(graphs="prefill=off,vision=exact").vision_tiers() == {Tier.EXACT}
+        assert EngineSettings(graphs="vision=off").phase_modes()["vision"] is None
+        with pytest.raises(ConfigError, match="a word of auto, capacity, exact, off"):
+            EngineSettings(graphs="vision=sometimes")
+        with pytest.raises(ConfigError, match="a word of auto, full, piecewise, off"):
+            EngineSettings(graphs="prefill=exact")
+        with pytest.raises(ConfigError, match="leave one out"):
+            EngineSettings(graphs="vision=exact", graphs_strict=True)
+
+
+class TestFailures:
+    def test_one_bad_item_fails_only_its_request(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(1)
+        media = [rig.image(rng) for _ in range(3)]
+        bad = Media("image", np.zeros((0, 4, 3), np.uint8), ImagePlan((8, 8), (1, 2, 2), 4, 1), b"")
+        done = rig.encode([media[0], bad, *media[1:]])
+        assert done[0][1].keys() == {"r1"} and "cannot resize" in done[0][1]["r1"]
+        for (item, _), one in zip([done[0], *done[2:]], media, strict=True):
+            torch.testing.assert_close(rig.rows(item), alone(rig, one), rtol=1e-4, atol=1e-4)
+        monkeypatch.setattr(rig.encoder.graphs, "run", _raise(MemoryError()))
+        assert rig.encode(media)[0][1] == {f"r{i}": f"{ENCODE_FAILED}: MemoryError" for i in range(3)}
+
+    def test_in_the_engine_others_of_the_step_go_on(self, loaded: Load) -> None:
+        made, model = loaded("qwen3_vl")
+        engine = build(model, made.folder, Options(max_num_seqs=4))
+        rng = np.random.default_rng(3)
+        prompts = {name: random_prompt(made, rng, num_images=1, length=10) for name in ("a", "b", "c")}
+        assert engine.runner.encoder is not None
+        encode = engine.runner.encoder.values
+
+        def fail(parts: Any, items: Any, media: Any) -> Any:
+            if any(items[part.item].request_id == "b" for part in parts):
+                raise GraphError("no luck")
+            return encode(parts, items, media)
+
+        engine.runner.encoder.values = fail  # type: ignore[method-assign]
+        params = SamplingParams(temperature=0, max_tokens=5)
+        names = [name for key, prompt in prompts.items() for name in engine.add(key, prompt, params)]
+        answers = finish(engine, names)
+        assert answers["b"].finish.reason is FinishReason.ERROR and answers["b"].finish.detail == "no luck"
+        for name in ("a", "c"):
+            assert answers[name].token_ids == oracle_tokens(made, prompts[name], 5)
+        assert engine.scheduler.stats().encoder_usage == 0
+
+
+def _raise(error: BaseException) -> Callable[..., Any]:
+    def fail(*args: Any) -> Any:
+        raise error
+
+    return fail
+
+
+@dataclass
+class LazyStream:
+    """A device that does nothing until somebody waits for it."""
+
+    queue: deque[Callable[[], None]] = field(default_factory=deque)
+
+    def run_until(self, mark: object) -> None:
+        while self.queue:
+            work = self.queue.popleft()
+            work()
+            if getattr(work, "mark", None) is mark:
+                return
+
+
+class LazyEvent:
+    def __init__(self, stream: LazyStream) -> None:
+        self.stream = stream
+        self.mark: object = None
+
+    def record(self) -> None:
+        self.mark = object()
+
+        def done() -> None: ...
+
+        done.mark = self.mark  # type: ignore[attr-defined]
+        self.stream.queue.append(done)
+
+    def synchronize(self) -> None:
+        if self.mark is not None:
+            self.stream.run_until(self.mark)
+
+
+class NeverWaits(LazyEvent):
+    def synchronize(self) -> None: ...
+
+
+class TestStaging:
+    @staticmethod
+    def copied(event: type[LazyEvent]) -> list[int]:
+        """What a device that lags behind has copied of ten values that went through a ring of three slots."""
+        stream, arrived = LazyStream(), list[int]()
+        ring = SlotRing([np.zeros(4) for _ in range(3)], [event(stream) for _ in range(3)])
+        for value in range(10):
+            slot = ring.take()
+            slot[:] = value
+            stream.queue.append(partial(lambda slot: arrived.append(int(slot[0])), slot))
+            ring.sent()
+        stream.run_until("the end")
+        return arrived
+
+    def test_a_slot_is_never_written_before_its_copy_is_done(self) -> None:
+        assert self.copied(LazyEvent) == list(range(10))
+
+    def test_without_the_wait_that_would_show(self) -> None:
+        assert self.copied(NeverWaits) != list(range(10))
+
+    def test_the_host_runs_ahead_by_as_many_slots_as_there_are(self) -> None:
+        stream = LazyStream()
+        ring = SlotRing([0, 1, 2], [LazyEvent(stream) for _ in range(3)])
+        for turn in range(3):
+            assert ring.take() == turn
+            stream.queue.append(lambda: None)
+            ring.sent()
+        assert len(stream.queue) == 6, "nothing had to be waited for yet"
+        ring.take()
+        assert len(stream.queue) == 4, "one copy and its event were waited for"
+
+    @pytest.mark.parametrize("max_bytes", [20_000, 4_000, 3_000])
+    def test_rounds_hold_all_pictures_within_their_slots(self, loaded: Load, max_bytes: int) -> None:
+        rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(4)
+        media = [rig.image(rng, 30, 20), rig.image(rng, 9, 9), rig.video(rng, 2, 1, 2), rig.image(rng, 40, 41)]
+        pictures, row = [], 0
+        for one in media:
+            settings = rig.images if one.kind == "image" else rig.videos
+            assert settings is not None
+            pictures.append(Picture(one.pixels, one.plan.size_hw, settings, row, one.plan.num_patches))
+            row += one.plan.num_patches
+        slot = np.full(TABLE_BYTES + max_bytes, 255, dtype=np.uint8)
+        written: list[int] = []
+        for shape, jobs in rounds(pictures, max_bytes):
+            assert shape == shape_of(rig.images) and len(jobs) <= MAX_JOBS
+            used, (lines, patches, widest) = write_slot(slot, jobs, shape)
+            assert used <= len(slot) and sum(job.scratch_bytes for job in jobs) <= max_bytes
+            table = slot[:TABLE_BYTES].view(np.int32).reshape(len(Column), MAX_JOBS)
+            for i, job in enumerate(jobs):
+                at = TABLE_BYTES + int(table[Column.PIXELS_AT, i])
+                np.testing.assert_array_equal(slot[at : at + job.nbytes], job.frames.ravel())
+                written += range(job.out_row, job.out_row + job.num_patches(shape))
+            assert patches == sum(job.num_patches(shape) for job in jobs)
+            assert lines == sum(job.frames.shape[0] * job.frames.shape[1] for job in jobs)
+            assert widest == max(job.size_hw[1] for job in jobs)
+        assert sorted(written) == list(range(row)), "every row of patches once"
+
+    def test_plain_pixels_fill_the_rows_they_are_told_to(self, loaded: Load) -> None:
+        rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(5)
+        one = rig.image(rng, 16, 24)
+        out = torch.full((60, rig.encoder.spec.patch_values), float("nan"))
+        PlainPixels(rig.model.place.kernels).patchify(
+            [Picture(one.pixels, one.plan.size_hw, rig.images, 3, one.plan.num_patches)], out
+        )
+        assert out[3 : 3 + one.plan.num_patches].isfinite().all() and out[:3].isnan().all()
+
+
+@pytest.mark.parametrize("family", TOWERS)
+def test_remembered_geometry_is_that_of_all_grids_at_once(loaded: Load, family: str) -> None:
+    _, model = loaded(family)
+    spec = model.spec.vision
+    assert spec is not None
+    rng, remembered = np.random.default_rng(0), Geometries(spec)
+    for _ in range(20):
+        shapes = rng.integers(1, 6, (int(rng.integers(1, 5)), 3))
+        grids = [(int(t), int(h) * spec.merge, int(w) * spec.merge) for t, h, w in shapes]
+        places_ = geometry(spec, grids)
+        found = remembered.packed(grids)
+        for name, value in found.items():
+            suffix = {"positions": "P2", "cu_seqlens": "S1", "window_cu_seqlens": "W1"}.get(name)
+            suffix = suffix or ("4P" if name.startswith("grid") else "U")
+            np.testing.assert_array_equal(value, getattr(places_, f"{name}_{suffix}"), err_msg=name)
+
+
+def test_an_idle_worker_captures_what_is_hot(loaded: Load) -> None:
+    """Through the engine: the same image size again and again, then an idle moment."""
+    made, model = loaded("qwen3_vl")
+    engine = build(model, made.folder, Options(mode=Mode.FULL, max_num_seqs=2, max_tokens=64, max_units=48))
+    assert engine.runner.encoder is not None
+    settings = GraphSettings(tiers=BOTH)
+    encoder = engine.runner.encoder
+    encoder.graphs.settings = encoder.graphs._exact._settings = settings
+    engine.runner.improve()
+    assert len(encoder.graphs.exact) == 0, "there was nothing to improve"
+    params = SamplingParams(temperature=0, max_tokens=2)
+    for i in range(4):
+        prompt = random_prompt(made, np.random.default_rng(11), num_images=1, length=6)
+        engine.add(f"r{i}", prompt, params, cache_salt=str(i))
+        finish(engine, [f"r{i}"])
+    assert engine.runner.can_improve
+    engine.runner.improve()
+    assert len(encoder.graphs.exact) == 1
+    prompt = random_prompt(made, np.random.default_rng(11), num_images=1, length=6)
+    engine.add("last", prompt, params, cache_salt="last")
+    assert finish(engine, ["last"])["last"].token_ids == oracle_tokens(made, prompt, 2)
+    assert encoder.graphs.stats.replays[Tier.EXACT] == 1
+
+
+def test_the_twin_can_show_frozen_boundaries(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutation that these tests are about: boundaries that a capture froze give wrong rows."""
+    model: Model = loaded("qwen3_vl")[1]
+    varlen = model.place.kernels.varlen_attention
+
+    def frozen(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int, **how: Any) -> Tensor:
+        return varlen(q, k, v, torch.tensor(cu.tolist(), dtype=torch.int32), longest, **how)
+
+    assert model.tower is not None
+    for block in model.tower.blocks:
+        kernels = block.attention.kernels
+        monkeypatch.setattr(block.attention, "kernels", _with(kernels, frozen))
+    rig, rng = Rig(loaded("qwen3_vl"), max_units=24), np.random.default_rng(1)
+    strips = [[rig.video(rng, 1, 1, n) for n in lengths] for lengths in ((4, 6, 8), (5, 5, 8))]
+    with pytest.raises(AssertionError):
+        for media in strips:
+            check(rig, media)
+
+
+def _with(kernels: Any, attention: Callable[..., Tensor]) -> Any:
+    return replace(kernels, varlen_attention=attention)
