@@ -9,7 +9,6 @@ Pillow is the reference. Grey and three-channel JPEGs take simplejpeg; both are 
 and "fancy" chroma upsampling (fastdct=False, fastupsample=False) their pixels are equal bit for bit.
 """
 
-import base64
 import binascii
 import hashlib
 import os
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pybase64
 import simplejpeg
 from PIL import BmpImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
@@ -103,7 +103,7 @@ def read_data_url(url: str, limits: ImageLimits, *, param: str | None = None) ->
         raise _invalid("a data URL must be base64 encoded (data:image/...;base64,...)", param)
     check_bytes(len(body) * 3 // 4 - 2, limits, param=param)
     try:
-        return base64.b64decode(_unwrap(body), validate=True)
+        return pybase64.b64decode(_unwrap(body), validate=True)
     except (binascii.Error, ValueError):
         raise _invalid("the data URL is not valid base64", param) from None
 
@@ -127,6 +127,7 @@ def check_bytes(num_bytes: int, limits: ImageLimits, *, param: str | None = None
             f"the image has {num_bytes} bytes; the limit is {limits.max_bytes}",
             param=param,
             code="image_too_large",
+            status=413,
         )
 
 
@@ -143,6 +144,7 @@ def check_size(height: int, width: int, limits: ImageLimits, *, param: str | Non
             f"the image is {width}x{height} pixels; the limit is {limits.max_pixels} pixels",
             param=param,
             code="image_too_large",
+            status=413,
         )
     if max(height, width) > limits.max_aspect * min(height, width):
         raise RequestError(

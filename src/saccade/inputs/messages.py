@@ -53,6 +53,12 @@ def read_messages(messages: Any) -> Conversation:
     return Conversation(read, tuple(media))
 
 
+def find_media(part: Any, param: str) -> MediaRef | None:
+    """The image or video that a content part asks for, None where it is something else; `param` names the part."""
+    type_ = (part.get("type") or _guess_type(part)) if isinstance(part, dict) else None
+    return _read_media(part, type_, param) if isinstance(type_, str) and type_ in _KIND_OF_TYPE else None
+
+
 def flatten_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages whose content is one string, for templates that know no parts."""
     return [message | {"content": _joined(message["content"])} for message in messages]

@@ -1,7 +1,7 @@
 """Videos of a request as RGB frames: one uint8 array of shape (frames, height, width, 3).
 
-Frames arrive decoded or as a list of images; containers (MP4 and the like) are not read here. The number of frames is
-checked before any frame is decoded, and all frames must have the size of the first.
+Frames arrive decoded, as a list of images, or in a file (see containers.py). The number of frames is checked before any
+frame is decoded, and all frames must have the size of the first.
 """
 
 import math
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.errors import RequestError
+from saccade.inputs.containers import decode_video
 from saccade.inputs.images import ImageLimits, ImageSource, load_image, read_data_url
 
 
@@ -25,11 +26,18 @@ class Video:
 
 
 def load_video(
-    video: Video | str | Sequence[ImageSource] | npt.NDArray[Any], limits: ImageLimits, *, param: str | None = None
+    video: Video | str | bytes | Sequence[ImageSource] | npt.NDArray[Any],
+    limits: ImageLimits,
+    *,
+    param: str | None = None,
 ) -> tuple[npt.NDArray[np.uint8], float | None]:
-    """Frames and rate. A string is a data URL of JPEG frames (data:video/jpeg;base64,frame,frame,...)."""
+    """Frames and rate. Bytes are a video file; a string is a data URL of one, or of JPEG frames
+    (data:video/jpeg;base64,frame,frame,...)."""
     if isinstance(video, str):
-        video = Video(_split_frames(video, limits, param))
+        is_file = video[:5].lower() == "data:" and video[:15].lower() != "data:video/jpeg"
+        video = read_data_url(video, limits, param=param) if is_file else Video(_split_frames(video, limits, param))
+    if isinstance(video, bytes | bytearray | memoryview):
+        video = Video(*decode_video(bytes(video), limits, param=param))
     if not isinstance(video, Video):
         video = Video(video)
     if video.fps is not None and not (math.isfinite(video.fps) and video.fps > 0):
@@ -52,6 +60,7 @@ def _load_frames(
             f"the limit is {limits.max_video_pixels} pixels in all",
             param=param,
             code="video_too_large",
+            status=413,
         )
     if isinstance(frames, np.ndarray):
         return frames
@@ -71,6 +80,7 @@ def check_frames(num_frames: int, limits: ImageLimits, param: str | None = None)
             f"the video has {num_frames} frames; the limit is {limits.max_frames}: send fewer frames",
             param=param,
             code="video_too_long",
+            status=413,
         )
 
 
@@ -79,7 +89,7 @@ def _split_frames(url: str, limits: ImageLimits, param: str | None) -> list[byte
     head, comma, body = url.partition(",")
     if not comma or not head.lower().startswith("data:video/jpeg"):
         raise RequestError(
-            "a video URL must be a data URL of JPEG frames (data:video/jpeg;base64,frame,frame,...)",
+            "a video URL must be a data URL of a file or of JPEG frames (data:video/jpeg;base64,frame,frame,...)",
             param=param,
             code="video_unsupported",
         )

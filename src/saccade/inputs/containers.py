@@ -1,0 +1,167 @@
+"""Video files and animated images as frames: MP4, MOV, WebM, MKV and AVI through PyAV, GIF and WebP through Pillow.
+
+The format is told by the first bytes and given to the demuxer, so that none is guessed that would open other files
+(playlists do); only common codecs are decoded. The size is checked before a decoder runs. Long videos are thinned
+evenly while they are decoded, so that no more frames exist at a time than the limits allow.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from io import BytesIO
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from PIL import GifImagePlugin, WebPImagePlugin
+
+from saccade.errors import RequestError
+from saccade.inputs.headers import read_header
+from saccade.inputs.images import ImageLimits, Pixels, check_size, load_image
+
+MAX_DECODED_FRAMES = 100_000
+MAX_DECODE_S = 30.0
+CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"})
+_ANIMATED: dict[str, Any] = {"GIF": GifImagePlugin.GifImageFile, "WEBP": WebPImagePlugin.WebPImageFile}
+_BROKEN = "the video is damaged or incomplete"
+
+
+def decode_video(data: bytes, limits: ImageLimits, *, param: str | None = None) -> tuple[Any, float | None]:
+    """Frames (an array, or a list for a still image) and their rate, None where it is not known."""
+    header = read_header(data)
+    demuxer = _demuxer(data)
+    if header is None and demuxer is None:
+        raise RequestError(
+            "the video format is not known; MP4, MOV, WebM, MKV, AVI, GIF and WebP are accepted",
+            param=param,
+            code="video_unsupported",
+        )
+    if header is not None and header.format not in _ANIMATED:
+        return [data], None
+    thinned = _Thinned(limits, monotonic() + MAX_DECODE_S)
+    try:
+        if header is not None:
+            check_size(header.height, header.width, limits, param=param)
+            _read_animation(_ANIMATED[header.format](BytesIO(data)), thinned, limits, param)
+        elif demuxer is not None:
+            _read_container(data, demuxer, thinned, limits, param)
+        return thinned.result(param)
+    except RequestError:
+        raise
+    except Exception:  # decoders raise many kinds; none of their texts may reach a client
+        raise _invalid(_BROKEN, param) from None
+
+
+@dataclass(slots=True)
+class _Thinned:
+    """Every frame at first; every second, fourth, ... of all once there would be too many."""
+
+    limits: ImageLimits
+    deadline: float
+    frames: list[Pixels] = field(default_factory=list)
+    seconds: float = 0.0
+    num_seen: int = 0
+    step: int = 1
+
+    def wants_next(self, height: int, width: int, param: str | None) -> bool:
+        """Called before a frame is converted; `add` must follow where it is wanted."""
+        if self.num_seen >= MAX_DECODED_FRAMES or monotonic() > self.deadline:
+            raise RequestError(
+                "the video takes too long to decode; send a shorter one, or frames",
+                param=param,
+                code="video_too_long",
+                status=413,
+            )
+        self.num_seen += 1
+        if (self.num_seen - 1) % self.step:
+            return False
+        most = min(self.limits.max_frames, self.limits.max_video_pixels // (height * width))
+        if most < 1:
+            raise RequestError(
+                f"the video has frames of {width}x{height} pixels; the limit is {self.limits.max_video_pixels} in all",
+                param=param,
+                code="video_too_large",
+                status=413,
+            )
+        if len(self.frames) >= most:
+            self.frames = self.frames[::2]
+            self.step *= 2
+        return (self.num_seen - 1) % self.step == 0
+
+    def result(self, param: str | None) -> tuple[Any, float | None]:
+        if not self.frames or any(frame.shape != self.frames[0].shape for frame in self.frames):
+            raise _invalid(_BROKEN, param)
+        rate = self.num_seen / self.seconds / self.step if self.seconds > 0 else math.nan
+        return np.stack(self.frames), rate if math.isfinite(rate) and rate > 0 else None
+
+
+def _read_animation(image: Any, thinned: _Thinned, limits: ImageLimits, param: str | None) -> None:
+    for index in range(MAX_DECODED_FRAMES + 1):
+        try:
+            image.seek(index)
+            wants = thinned.wants_next(image.height, image.width, param)
+            image.load()  # WebP tells how long a frame lasts only now
+        except EOFError:
+            return
+        thinned.seconds += max(float(image.info.get("duration") or 100), 10) / 1000
+        if wants:
+            thinned.frames.append(load_image(image.copy(), limits, param=param))
+
+
+def _read_container(data: bytes, demuxer: str, thinned: _Thinned, limits: ImageLimits, param: str | None) -> None:
+    try:
+        import av
+    except ImportError:
+        raise RequestError(
+            "this server cannot read video files (pip install 'saccade[video]'); send frames as data:video/jpeg",
+            param=param,
+            code="video_unsupported",
+        ) from None
+    with av.open(BytesIO(data), mode="r", format=demuxer) as container:
+        if not container.streams.video:
+            raise _invalid("the file has no video in it", param)
+        stream = container.streams.video[0]
+        if stream.codec_context.codec.canonical_name not in CODECS:
+            message = f"the video's codec is not accepted; allowed: {', '.join(sorted(CODECS))}"
+            raise RequestError(message, param=param, code="video_unsupported")
+        check_size(stream.codec_context.height, stream.codec_context.width, limits, param=param)
+        stream.codec_context.thread_count = 2
+        rate = float(stream.average_rate or 0)
+        for frame in _frames(container, stream):
+            check_size(frame.height, frame.width, limits, param=param)
+            if thinned.wants_next(frame.height, frame.width, param):
+                pixels = frame.to_ndarray(format="rgb24")
+                thinned.frames.append(np.rot90(pixels, round(frame.rotation / 90)) if frame.rotation else pixels)
+        thinned.seconds = thinned.num_seen / rate if rate > 0 else 0.0
+
+
+def _frames(container: Any, stream: Any) -> Iterator[Any]:
+    """A video that breaks off gives the frames before the break."""
+    import av
+
+    decoded = container.decode(stream)
+    seen = False
+    while True:
+        try:
+            yield next(decoded)
+        except StopIteration:
+            return
+        except av.error.FFmpegError:
+            if not seen:
+                raise
+            return
+        seen = True
+
+
+def _demuxer(data: bytes) -> str | None:
+    if data[4:8] == b"ftyp":
+        return "mp4"
+    if data.startswith(b"\x1a\x45\xdf\xa3"):
+        return "matroska"
+    if data.startswith(b"RIFF") and data[8:12] == b"AVI ":
+        return "avi"
+    return None
+
+
+def _invalid(message: str, param: str | None) -> RequestError:
+    return RequestError(message, param=param, code="video_invalid")

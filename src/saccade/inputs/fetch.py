@@ -1,0 +1,293 @@
+"""The one place that opens connections on behalf of a request.
+
+An address is parsed once, by one strict pattern, and what it parses to is what is connected to. The host is resolved
+once; unless every address found is public, nothing is sent. The connection goes to an address that was checked, never
+to the name again, while TLS still proves the name. A redirect is a new address with all checks. Proxies of the
+environment are not used, bodies are not decompressed, and bytes and seconds are counted while they come.
+"""
+
+import asyncio
+import ipaddress
+import re
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urljoin
+
+import httpcore2
+
+from saccade.errors import RequestError
+
+MAX_URL_CHARS = 8192
+HEADERS = ((b"User-Agent", b"saccade"), (b"Accept", b"*/*"), (b"Accept-Encoding", b"identity"))
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+Dial = Callable[[str, int], Awaitable[httpcore2.AsyncNetworkStream]]
+
+_URL = re.compile(
+    r"(?P<scheme>https?)://"
+    r"(?:\[(?P<six>[0-9a-f:.]{2,45})\]|(?P<name>[a-z0-9_](?:[a-z0-9._-]{0,252}[a-z0-9_])?\.?))"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+    r"(?P<target>[/?][^#]*)?(?:#.*)?",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.IGNORECASE)
+# Addresses that only look public: metadata services, relays, tunnels, ranges newer than the standard library's lists.
+_CLOSED = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            *("0.0.0.0/8", "100.64.0.0/10", "168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15"),
+            *("240.0.0.0/4", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
+            *("5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8"),
+        ),
+    )
+)
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a URL leads: all that is needed to ask for it, and nothing that would have to be parsed again."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{_bracketed(self.host)}:{self.port}{self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPolicy:
+    """Who may be asked: nobody, the named hosts (`*.a.org` for all below a.org), or everybody."""
+
+    allows_all: bool = False
+    domains: frozenset[str] = frozenset()
+    max_redirects: int = 3
+
+    @property
+    def is_open(self) -> bool:
+        return self.allows_all or bool(self.domains)
+
+    def allows(self, host: str) -> bool:
+        if not self.domains:
+            return self.allows_all
+        parts = host.split(".")
+        above = {"*." + ".".join(parts[i:]) for i in range(1, len(parts))}
+        return host in self.domains or not self.domains.isdisjoint(above)
+
+
+class Fetcher:
+    """Fetches one URL at a time for any number of tasks. Nothing stays open between two fetches."""
+
+    def __init__(
+        self,
+        policy: FetchPolicy,
+        *,
+        resolve: Resolve | None = None,
+        dial: Dial | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        """`resolve` and `dial` replace the system's name service and its connections, for tests."""
+        self.policy = policy
+        self._resolve = resolve or _resolve
+        self._dial = dial or _dial
+        self._ssl_context = ssl_context
+
+    async def fetch(self, url: str, *, max_bytes: int, timeout_s: float, param: str | None = None) -> bytes:
+        """The body of a URL. Every way to fail is a RequestError with a fixed text."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._follow(url, max_bytes, param)
+        except TimeoutError:
+            message = f"the URL was not fetched within {timeout_s:g} s"
+            raise RequestError(message, param=param, code="media_fetch_timeout", status=504) from None
+        except RequestError:
+            raise
+        except Exception:  # what a library says about a connection may tell of the inside
+            raise _failed("the URL could not be fetched", param) from None
+
+    async def _follow(self, url: str, max_bytes: int, param: str | None) -> bytes:
+        address = parse_url(url, param)
+        for _ in range(self.policy.max_redirects + 1):
+            answer = await self._ask(address, max_bytes, param)
+            if isinstance(answer, bytes):
+                return answer
+            following = parse_url(urljoin(address.url, answer), param)
+            if address.scheme == "https" and following.scheme != "https":
+                raise _refused("the URL redirects from https to http", param)
+            address = following
+        raise _failed(f"the URL redirects more than {self.policy.max_redirects} times", param)
+
+    async def _ask(self, address: Address, max_bytes: int, param: str | None) -> bytes | str:
+        """The body, or where to look instead."""
+        backend = _Pinned(await self._check(address, param), self._dial)
+        if address.scheme == "https" and self._ssl_context is None:
+            self._ssl_context = await asyncio.to_thread(ssl.create_default_context)
+        url = httpcore2.URL(scheme=address.scheme, host=address.host, port=address.port, target=address.target)
+        pool = httpcore2.AsyncConnectionPool(
+            ssl_context=self._ssl_context, max_connections=1, max_keepalive_connections=0, network_backend=backend
+        )
+        host = (b"Host", _host_header(address).encode())
+        async with pool, pool.stream("GET", url, headers=[host, *HEADERS]) as response:
+            headers = {name.lower(): value.decode("latin-1") for name, value in response.headers}
+            if response.status in REDIRECTS and b"location" in headers:
+                return headers[b"location"]
+            if response.status != 200:
+                status = 400 if 400 <= response.status < 500 else 424
+                raise _failed(f"the URL was answered with status {response.status}", param, status)
+            if headers.get(b"content-encoding", "identity").strip().lower() not in ("", "identity"):
+                raise _failed("the URL was answered with compressed data", param)
+            return await _read(response, headers.get(b"content-length", ""), max_bytes, param)
+
+    async def _check(self, address: Address, param: str | None) -> Sequence[str]:
+        """The addresses that may be connected to."""
+        if not self.policy.is_open:
+            hint = "the server does not fetch media (--allow-remote-media, --allowed-media-domains); send a data URL"
+            raise _refused(hint, param)
+        if not self.policy.allows(address.host):
+            raise _refused("the URL's host is not among those allowed (--allowed-media-domains)", param)
+        found = [address.host] if _is_literal(address.host) else await self._resolve(address.host, address.port)
+        if not found:
+            raise _failed("the URL's host has no address", param)
+        if not all(map(is_public, found)):
+            raise _refused("the URL's host is not a public address", param)
+        return found
+
+
+def parse_url(text: str, param: str | None = None) -> Address:
+    """The only parser of remote URLs: whatever is not plainly a host and a path is refused."""
+    match = _URL.fullmatch(text) if len(text) <= MAX_URL_CHARS and _is_plain(text) else None
+    if match is None:
+        raise _invalid("the URL must be https://host[:port]/path or http://host[:port]/path", param)
+    scheme = match["scheme"].lower()
+    host = _read_six(match["six"], param) if match["six"] else _read_name(match["name"], param)
+    port = int(match["port"] or (443 if scheme == "https" else 80))
+    if not 1 <= port <= 65535:
+        raise _invalid("the URL's port must be 1 to 65535", param)
+    target = quote(match["target"] or "/", safe="%/?:@!$&'()*+,;=-._~[]|")
+    return Address(scheme, host, port, target if target.startswith("/") else f"/{target}")
+
+
+def is_public(text: str) -> bool:
+    """Whether an address is on the public internet, for the packets as for the name: what is mapped, tunnelled or
+    translated to another address must be so too."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:  # also addresses with a zone
+        return False
+    if isinstance(address, ipaddress.IPv6Address):
+        if getattr(address, "scope_id", None):
+            return False
+        if address.ipv4_mapped is not None:
+            return is_public(str(address.ipv4_mapped))
+        if address in _NAT64:
+            return is_public(str(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)))
+    is_closed = any(address in network for network in _CLOSED if network.version == address.version)
+    return address.is_global and not (is_closed or address.is_multicast or address.is_reserved)
+
+
+def read_domains(text: str) -> frozenset[str]:
+    """Host names of a comma-separated list."""
+    return frozenset(name.strip().lower().rstrip(".") for name in text.split(",") if name.strip())
+
+
+class _Pinned(httpcore2.AsyncNetworkBackend):
+    """Connects to addresses that were checked, whatever name it is given."""
+
+    def __init__(self, addresses: Sequence[str], dial: Dial) -> None:
+        self._addresses, self._dial = addresses, dial
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        for address in self._addresses[:-1]:
+            try:
+                return await self._dial(address, port)
+            except (OSError, httpcore2.NetworkError):
+                continue
+        return await self._dial(self._addresses[-1], port)
+
+
+async def _resolve(host: str, port: int) -> Sequence[str]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+async def _dial(address: str, port: int) -> httpcore2.AsyncNetworkStream:
+    return await httpcore2.AnyIOBackend().connect_tcp(address, port)
+
+
+async def _read(response: httpcore2.Response, length: str, max_bytes: int, param: str | None) -> bytes:
+    if length.isdecimal() and len(length) < 20 and int(length) > max_bytes:
+        raise too_large("the URL's body", max_bytes, param)
+    parts, size = [], 0
+    async for part in response.aiter_stream():
+        size += len(part)
+        if size > max_bytes:
+            raise too_large("the URL's body", max_bytes, param)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _is_plain(text: str) -> bool:
+    return "\\" not in text and not any(char <= " " or char == "\x7f" for char in text)
+
+
+def _read_six(text: str, param: str | None) -> str:
+    try:
+        return str(ipaddress.IPv6Address(text))
+    except ValueError:
+        raise _invalid("the URL's host is not an address", param) from None
+
+
+def _read_name(text: str, param: str | None) -> str:
+    """A host name in lower case. What ends in a number is an address, and only its usual spelling is taken."""
+    name = text.lower().rstrip(".")
+    if _NUMBER.fullmatch(name.rpartition(".")[2]):
+        try:
+            return str(ipaddress.IPv4Address(name))
+        except ValueError:
+            raise _invalid("the URL's host is not an address", param) from None
+    return name
+
+
+def _is_literal(host: str) -> bool:
+    return ":" in host or host.replace(".", "").isdecimal()
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _host_header(address: Address) -> str:
+    is_default = address.port == (443 if address.scheme == "https" else 80)
+    return _bracketed(address.host) + ("" if is_default else f":{address.port}")
+
+
+def too_large(what: str, limit: int, param: str | None, *, code: str = "media_too_large") -> RequestError:
+    return RequestError(f"{what} has more than {limit} bytes, which is the limit", param=param, code=code, status=413)
+
+
+def _refused(message: str, param: str | None) -> RequestError:
+    return RequestError(message, param=param, code="media_not_allowed")
+
+
+def _invalid(message: str, param: str | None) -> RequestError:
+    return RequestError(message, param=param, code="media_invalid_url")
+
+
+def _failed(message: str, param: str | None, status: int = 424) -> RequestError:
+    return RequestError(message, param=param, code="media_fetch_failed", status=status)

@@ -1,0 +1,262 @@
+"""What messages say about media, replaced by the media themselves.
+
+A source is a data URL, an http(s) URL (only where the settings allow it) or a file:// URL (only below one folder).
+Whatever the messages hold, no other file is opened and no other host is spoken to. Counts are checked before anything
+is read, sizes while it is. Decoding is not done here: that is the processor's work, in a worker thread.
+"""
+
+import asyncio
+import json
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from saccade.config import setting
+from saccade.errors import ConfigError, RequestError
+from saccade.inputs.fetch import Fetcher, FetchPolicy, read_domains, too_large
+from saccade.inputs.images import ImageLimits, read_data_url
+from saccade.inputs.messages import MediaKind, MediaRef, find_media
+from saccade.inputs.videos import check_frames
+
+INLINE_CHARS = 64 * 1024  # shorter base64 is decoded faster than a thread is asked
+MAX_FETCHES = 64  # at a time, for all requests
+DEFAULT_LIMITS = {"image": 32, "video": 4}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaSettings:
+    """Where images and videos may come from, and how large they may be."""
+
+    allow_remote_media: bool = setting(False, "fetch images and videos from any public https or http address")
+    allowed_media_domains: str = setting("", "fetch media from these hosts only, such as a.org,*.b.org")
+    allowed_local_media_path: str = setting("", "folder whose files requests may name by file:// URLs")
+    max_image_bytes: int = setting(20 * 2**20, "largest encoded image in bytes")
+    max_fetch_bytes: int = setting(64 * 2**20, "largest encoded video in bytes, and most bytes of one fetch")
+    image_fetch_timeout_s: float = setting(5.0, "seconds to fetch an image")
+    video_fetch_timeout_s: float = setting(30.0, "seconds to fetch a video")
+    max_redirects: int = setting(3, "redirects to follow; each is checked like the first address")
+    limit_mm_per_prompt: str = setting("", 'most images and videos of a request: {"image": 32, "video": 4}')
+    max_video_frames: int = setting(768, "most frames of a video; longer video files are thinned")
+
+    def __post_init__(self) -> None:
+        for name in ("max_image_bytes", "max_fetch_bytes", "max_video_frames"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}; it must be at least 1 (--{name.replace('_', '-')})"
+                )
+        for name in ("image_fetch_timeout_s", "video_fetch_timeout_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0 (--{name.replace('_', '-')})")
+        if self.max_redirects < 0:
+            raise ConfigError(f"max_redirects is {self.max_redirects}; it must be at least 0 (--max-redirects)")
+        if self.allowed_local_media_path and not Path(self.allowed_local_media_path).is_dir():
+            raise ConfigError(f"{self.allowed_local_media_path!r} is not a folder (--allowed-local-media-path)")
+        self.counts()
+
+    def counts(self) -> dict[MediaKind, int]:
+        """Most images and videos of a request."""
+        try:
+            given = json.loads(self.limit_mm_per_prompt or "{}")
+        except ValueError:
+            given = None
+        if not isinstance(given, dict) or not all(_is_count(k, v) for k, v in given.items()):
+            message = f'limit_mm_per_prompt is {self.limit_mm_per_prompt!r}; give {{"image": 16, "video": 0}}'
+            raise ConfigError(f"{message} (--limit-mm-per-prompt)")
+        merged = DEFAULT_LIMITS | given
+        return {"image": merged["image"], "video": merged["video"]}
+
+    def limits(self) -> ImageLimits:
+        """What the processor must keep to; `Processor.from_folder` takes it."""
+        counts = self.counts()
+        return ImageLimits(
+            max_bytes=self.max_image_bytes,
+            max_frames=self.max_video_frames,
+            max_images=counts["image"],
+            max_videos=counts["video"],
+        )
+
+
+class MediaLoader:
+    """Reads the media of requests; one for a server, used by any number of tasks.
+
+    What is cancelled stops at once: downloads of a request end together, and leave no connection behind.
+    """
+
+    def __init__(self, settings: MediaSettings, *, fetcher: Fetcher | None = None) -> None:
+        self.settings = settings
+        self._counts = settings.counts()
+        self._limits = settings.limits()
+        self._root = os.path.realpath(settings.allowed_local_media_path) if settings.allowed_local_media_path else None
+        policy = FetchPolicy(
+            allows_all=settings.allow_remote_media,
+            domains=read_domains(settings.allowed_media_domains),
+            max_redirects=settings.max_redirects,
+        )
+        self._fetcher = fetcher or Fetcher(policy)
+        self._room = asyncio.Semaphore(MAX_FETCHES)
+
+    async def resolve(self, messages: Any) -> Any:
+        """A copy of the messages in which every image or video part holds bytes, or a list of frames as bytes.
+
+        What is no message or no media part is left as it is, for the processor to judge. A source that stands in
+        several parts is read once.
+        """
+        found = [
+            (i, j, ref)
+            for i, message in enumerate(_listed(messages))
+            for j, part in enumerate(_listed(message.get("content") if isinstance(message, dict) else None))
+            if (ref := find_media(part, f"messages[{i}].content[{j}]")) is not None and ref.source is not None
+        ]
+        self.check_counts([ref for _, _, ref in found])
+        loaded = await self._load_all([ref for _, _, ref in found])
+        copied = list(messages) if isinstance(messages, list | tuple) else messages
+        for (i, j, ref), data in zip(found, loaded, strict=True):
+            if copied[i] is messages[i]:
+                copied[i] = messages[i] | {"content": list(messages[i]["content"])}
+            copied[i]["content"][j] = _filled(messages[i]["content"][j], ref, data)
+        return copied
+
+    async def load(self, kind: MediaKind, source: Any, *, param: str | None = None) -> bytes | list[bytes]:
+        """The bytes of one image or video; of a video also a list of frames."""
+        if isinstance(source, bytes | bytearray | memoryview):
+            return bytes(source)
+        if not isinstance(source, str):
+            raise RequestError("an image or video must be a URL", param=param, code="invalid_messages")
+        scheme = source[:8].lower()
+        if scheme.startswith("data:"):
+            return await self._decode(kind, source, param)
+        if scheme.startswith("file:"):
+            return await asyncio.to_thread(self._read_file, source, self._max_bytes(kind), param)
+        if scheme.startswith(("http:", "https:")):
+            return await self._fetch(kind, source, param)
+        message = "a URL must begin with data:, https:, http: or file:"
+        raise RequestError(message, param=param, code="media_invalid_url")
+
+    def check_counts(self, refs: Sequence[MediaRef]) -> None:
+        for kind, limit in self._counts.items():
+            same = [ref for ref in refs if ref.kind == kind]
+            if len(same) > limit:
+                raise RequestError(
+                    f"the request has {len(same)} {kind}s; the limit is {limit} (--limit-mm-per-prompt)",
+                    param=same[limit].param,
+                    code=f"too_many_{kind}s",
+                )
+
+    async def aclose(self) -> None:
+        """Nothing is kept open between requests; here so that a server can end what it began."""
+
+    async def _load_all(self, refs: Sequence[MediaRef]) -> list[Any]:
+        if not refs:
+            return []
+        tasks: dict[tuple[MediaKind, Any], asyncio.Task[Any]] = {}
+        try:
+            async with asyncio.TaskGroup() as group:
+                for ref in refs:
+                    key = _key(ref)
+                    if key not in tasks:
+                        tasks[key] = group.create_task(self.load(ref.kind, ref.source, param=ref.param))
+        except BaseExceptionGroup as errors:
+            raise next((e for e in errors.exceptions if isinstance(e, RequestError)), errors.exceptions[0]) from None
+        return [tasks[_key(ref)].result() for ref in refs]
+
+    async def _decode(self, kind: MediaKind, url: str, param: str | None) -> bytes | list[bytes]:
+        read = _read_frames if kind == "video" and url[:16].lower().startswith("data:video/jpeg") else _read_data
+        limits = replace(self._limits, max_bytes=self._max_bytes(kind))
+        if len(url) // 4 * 3 > 2 * limits.max_bytes:
+            raise too_large(f"the {kind}", limits.max_bytes, param, code=f"{kind}_too_large")
+        if len(url) <= INLINE_CHARS:
+            return read(url, limits, param)
+        return await asyncio.to_thread(read, url, limits, param)
+
+    async def _fetch(self, kind: MediaKind, url: str, param: str | None) -> bytes:
+        settings = self.settings
+        timeout_s = settings.image_fetch_timeout_s if kind == "image" else settings.video_fetch_timeout_s
+        max_bytes = min(self._max_bytes(kind), settings.max_fetch_bytes)
+        async with self._room:
+            return await self._fetcher.fetch(url, max_bytes=max_bytes, timeout_s=timeout_s, param=param)
+
+    def _max_bytes(self, kind: MediaKind) -> int:
+        return self.settings.max_image_bytes if kind == "image" else self.settings.max_fetch_bytes
+
+    def _read_file(self, url: str, max_bytes: int, param: str | None) -> bytes:
+        """A regular file whose real path is below the folder. Neither paths nor reasons are told: both would say
+        what exists."""
+        refused = RequestError(
+            "the file is not among those that requests may read (--allowed-local-media-path)",
+            param=param,
+            code="media_not_allowed",
+        )
+        try:
+            if self._root is None:
+                raise refused
+            path = os.path.realpath(_file_path(url))
+            if not _is_below(path, self._root):
+                raise refused
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(file, "rb") as opened:  # noqa: PTH123
+                if not stat.S_ISREG(os.fstat(file).st_mode) or not _is_below(_opened_path(file, path), self._root):
+                    raise refused
+                data = opened.read(max_bytes + 1)
+        except (OSError, ValueError):
+            raise refused from None
+        if len(data) > max_bytes:
+            raise too_large("the file", max_bytes, param)
+        return data
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _key(ref: MediaRef) -> tuple[MediaKind, Any]:
+    return ref.kind, ref.source if isinstance(ref.source, str | bytes) else id(ref.source)
+
+
+def _filled(part: dict[str, Any], ref: MediaRef, data: Any) -> dict[str, Any]:
+    """The part with its source in place of what named it; what else it says stays."""
+    key = ref.param.rpartition(".")[2]
+    said = part[key] if isinstance(part[key], dict) else {}
+    return part | {key: said | {"url": data}}
+
+
+def _read_data(url: str, limits: ImageLimits, param: str | None) -> bytes:
+    return read_data_url(url, limits, param=param)
+
+
+def _read_frames(url: str, limits: ImageLimits, param: str | None) -> list[bytes]:
+    head, _, body = url.partition(",")
+    check_frames(body.count(",") + 1, limits, param)
+    if len(body) * 3 // 4 > limits.max_bytes + 4 * limits.max_frames:
+        raise too_large("the video", limits.max_bytes, param)
+    return [read_data_url(f"{head},{frame}", limits, param=param) for frame in body.split(",")]
+
+
+def _file_path(url: str) -> bytes:
+    rest = url[len("file:") :]
+    if rest.startswith("//"):
+        host, slash, rest = rest[2:].partition("/")
+        if host.lower() not in ("", "localhost"):
+            raise ValueError("a file of another machine")
+        rest = slash + rest
+    path = unquote_to_bytes(rest)
+    if not path.startswith(b"/") or b"\0" in path or "?" in rest or "#" in rest:
+        raise ValueError("not an absolute path")
+    return path
+
+
+def _is_below(path: str | bytes, root: str) -> bool:
+    return os.fsencode(path).startswith(os.fsencode(root).rstrip(b"/") + b"/")
+
+
+def _opened_path(file: int, path: str | bytes) -> str | bytes:
+    """Where the opened file really is: between the check of a path and its opening, links can change."""
+    link = f"/proc/self/fd/{file}"
+    return os.readlink(link) if os.path.lexists(link) else path  # noqa: PTH115
+
+
+def _is_count(kind: object, value: object) -> bool:
+    return kind in DEFAULT_LIMITS and isinstance(value, int) and not isinstance(value, bool) and value >= 0
