@@ -1,0 +1,173 @@
+"""A job in the engine: its outputs as they grow, its usage, its times."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from time import monotonic
+from typing import Any
+
+from saccade.engine.engine import NO_NUMBERS
+from saccade.engine.matcher import BROKEN, NO_TOKEN
+from saccade.engine.stream import Delta
+from saccade.errors import EngineDeadError
+from saccade.inputs.placeholders import Prompt
+from saccade.server.errors import HttpError, draining, engine_dead, too_late
+from saccade.server.exchange import Exchange
+from saccade.server.intake import Job
+from saccade.server.metrics import Record
+from saccade.server.service import Phase, Service
+
+Piece = tuple[int, Delta]  # which choice, and what it gained
+
+
+class Answer:
+    """The choices of a job: prompt p's output i is choice p * n + i. Iterate `pieces` once; whoever stops early aborts
+    what is left. Outputs that failed raise; the other fields grow as pieces are read."""
+
+    def __init__(self, service: Service, exchange: Exchange, job: Job[Any]) -> None:
+        self._service, self._exchange, self._job = service, exchange, job
+        self._n = job.params.n
+        self.num_choices = self._n * len(job.prompts)
+        self.num_prompt_tokens = sum(map(len, job.prompts))
+        self.num_image_tokens = sum(span.length for prompt in job.prompts for span in prompt.spans)
+        self.prompt_ids = [prompt.token_ids for prompt in job.prompts]
+        self._cached: dict[int, int] = {}
+        self._outputs = [0] * self.num_choices
+        self._reasons: dict[int, str] = {}
+        self._last = [exchange.arrival] * self.num_choices
+        self._first_s: float | None = None
+        self._engine_times: dict[str, float] = {}
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(self._outputs)
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        prompts, self._job.prompts = self._job.prompts, ()  # pixels must not stay here while the engine works
+        sources = [self._one(i, prompt) for i, prompt in enumerate(prompts)]
+        del prompts
+        try:
+            async with aclosing(sources[0] if len(sources) == 1 else _merged(sources)) as source:
+                async for piece in source:
+                    self._note(*piece)
+                    yield piece
+        except EngineDeadError:
+            raise draining() if self._service.phase is Phase.DRAINING else engine_dead() from None
+        finally:
+            self._end()
+
+    def usage(self) -> dict[str, Any]:
+        completion = self.num_output_tokens
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self.num_prompt_tokens + completion,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(self._cached.values()),
+                "image_tokens": self.num_image_tokens,
+                "multimodal_tokens": self.num_image_tokens,
+            },
+        }
+
+    def timings(self) -> dict[str, float]:
+        """Milliseconds by stage."""
+        seconds = {**self._job.seconds, **self._engine_times, "total": monotonic() - self._exchange.arrival}
+        if self._first_s is not None:
+            seconds["first_token"] = self._first_s
+        return {f"{name}_ms": round(value * 1000, 3) for name, value in seconds.items()}
+
+    async def _one(self, prompt_idx: int, prompt: Prompt) -> AsyncGenerator[Piece, None]:
+        service, job = self._service, self._job
+        engine_id = service.enlist(job.public_id)
+        try:
+            source = service.engine.generate(
+                engine_id,
+                prompt,
+                job.params,
+                priority=job.priority,
+                deadline=job.deadline,
+                cache_salt=job.cache_salt,
+            )
+            del prompt
+            async with aclosing(source):
+                async for delta in source:
+                    yield prompt_idx * self._n + delta.index, delta
+        finally:
+            service.dismiss(job.public_id, engine_id)
+
+    def _note(self, choice: int, delta: Delta) -> None:
+        now = monotonic()
+        metrics = self._service.metrics
+        if delta.token_ids:
+            if self._outputs[choice]:
+                metrics.note_gap((now - self._last[choice]) / len(delta.token_ids))
+            elif self._first_s is None:
+                self._first_s = now - self._exchange.arrival
+                metrics.note_first(self._first_s)
+            self._last[choice] = now
+            self._outputs[choice] = delta.num_output_tokens
+        self._cached[choice // self._n] = delta.num_cached_tokens
+        if delta.finish_reason is not None:
+            self._reasons[choice] = delta.finish_reason
+            for name, seconds in (delta.timings or {}).items():
+                self._engine_times[name] = max(seconds, self._engine_times.get(name, 0.0))
+            self._check(delta)
+
+    def _check(self, delta: Delta) -> None:
+        """A failed output fails the request."""
+        if delta.finish_reason == "deadline":
+            raise too_late()
+        if delta.finish_reason == "error" and delta.stop_reason in (NO_TOKEN, BROKEN):
+            raise HttpError(400, str(delta.stop_reason), code="grammar_failed", param="response_format")
+        if delta.finish_reason == "error":
+            is_sure = delta.stop_reason == NO_NUMBERS
+            text = "the engine failed to compute the answer" + ("; the model's numbers are broken" if is_sure else "")
+            raise HttpError(500, text, code="engine_error", should_retry=not is_sure)
+        if delta.finish_reason == "abort" and self._service.phase is not Phase.READY:
+            raise draining()
+
+    def _end(self) -> None:
+        reasons = [self._reasons.get(choice, "abort") for choice in range(self.num_choices)]
+        self._service.metrics.note_end(
+            Record(
+                finish_reasons=["error" if reason == "deadline" else reason for reason in reasons],
+                num_prompt_tokens=self.num_prompt_tokens,
+                num_output_tokens=self._outputs,
+                n=self._n,
+                max_tokens=self._job.params.max_tokens,
+                total_s=monotonic() - self._exchange.arrival,
+                first_s=self._first_s,
+                timings=self._engine_times,
+            )
+        )
+
+
+async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
+    """The pieces of all sources as they come. The first error ends all of them."""
+    queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue(2 * len(sources))
+
+    async def pump(source: AsyncGenerator[Piece, None]) -> None:
+        try:
+            async with aclosing(source):
+                async for piece in source:
+                    await queue.put(piece)
+        except Exception as error:
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    pumps = [asyncio.create_task(pump(source)) for source in sources]
+    try:
+        left = len(pumps)
+        while left:
+            item = await queue.get()
+            if item is None:
+                left -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

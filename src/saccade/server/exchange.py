@@ -1,0 +1,125 @@
+"""One HTTP exchange: its id, its body within limits, its end when the client leaves."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from time import monotonic
+from types import TracebackType
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
+
+from saccade.server.errors import ClientGoneError, HttpError
+
+ID_HEADER = b"x-request-id"
+_SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
+_KEY = "saccade.exchange"
+
+
+class Exchange:
+    """A request and its reply. Within `async with`, a client that leaves cancels whatever is done for it, in any phase
+    behind the body: the watch begins when the last byte of the body was read.
+
+    What an endpoint enters into `exits` ends with the exchange, behind the last byte of a stream.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.arrival = monotonic()
+        self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        self.id = _request_id(self.headers)
+        self.exits = AsyncExitStack()
+        self.extra_headers: list[tuple[bytes, bytes]] = [(ID_HEADER, self.id.encode())]
+        self.status: int | None = None
+        self.is_complete = False
+        self._receive, self._send = receive, send
+        self._is_gone = False
+        self._watch: asyncio.Task[None] | None = None
+        self._owner: asyncio.Task[object] | None = None
+        scope[_KEY] = self
+
+    @classmethod
+    def of(cls, request: Request) -> "Exchange":
+        found = request.scope[_KEY]
+        assert isinstance(found, Exchange)
+        return found
+
+    @property
+    def has_started(self) -> bool:
+        return self.status is not None
+
+    async def __aenter__(self) -> "Exchange":
+        self._owner = asyncio.current_task()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        try:
+            await self.exits.aclose()
+        finally:
+            if self._is_gone and self._owner is not None and self._owner.cancelling():
+                self._owner.uncancel()
+                raise ClientGoneError from None
+
+    async def receive(self) -> Message:
+        if self._watch is not None:
+            await asyncio.shield(self._watch)
+            return {"type": "http.disconnect"}
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self._is_gone = True
+            raise ClientGoneError
+        if not message.get("more_body", False):
+            self._watch = asyncio.create_task(self._await_leave())
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *self.extra_headers]
+        elif not message.get("more_body", False):
+            self.is_complete = True
+        await self._send(message)
+
+    async def body(self, *, limit: int, timeout_s: float) -> bytes:
+        """The body, refused as soon as it is known to be too long."""
+        _check_length(int(_digits(self.headers.get(b"content-length"))), limit)
+        parts: list[bytes] = []
+        size, is_more = 0, True
+        try:
+            async with asyncio.timeout(timeout_s or None):
+                while is_more:
+                    message = await self.receive()
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    _check_length(size, limit)
+                    is_more = message.get("more_body", False)
+        except TimeoutError:
+            raise HttpError(408, "the body took too long to arrive", code="body_timeout") from None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _await_leave(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self.is_complete and self._owner is not None:
+            self._is_gone = True
+            self._owner.cancel()
+
+
+def _request_id(headers: Mapping[bytes, bytes]) -> str:
+    given = headers.get(ID_HEADER, b"")
+    return given.decode() if _SANE_ID.fullmatch(given) else uuid4().hex
+
+
+def _digits(value: bytes | None) -> bytes:
+    return value if value is not None and value.isdigit() and len(value) < 20 else b"0"
+
+
+def _check_length(size: int, limit: int) -> None:
+    if size > limit:
+        text = f"the body has more than {limit} bytes, which is the limit (--max-body-bytes)"
+        raise HttpError(413, text, code="body_too_large")

@@ -1,0 +1,164 @@
+"""POST /generate: SGLang's native route. Streamed text is cumulative, as its clients expect."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from time import monotonic
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from saccade.engine.output import Logprobs
+from saccade.engine.params import SamplingParams
+from saccade.engine.stream import Delta
+from saccade.errors import RequestError
+from saccade.inputs.messages import read_messages
+from saccade.inputs.placeholders import Prompt
+from saccade.server.answer import Answer
+from saccade.server.events import event_stream
+from saccade.server.exchange import Exchange
+from saccade.server.intake import Job, Recipe, needs_loading, take_in
+from saccade.server.logprobs import likeliest, number
+from saccade.server.protocol import GenerateRequest
+from saccade.server.sampling import generate_params
+from saccade.server.service import Service
+
+
+class GenerateRecipe(Recipe[GenerateRequest]):
+    request = GenerateRequest
+
+    def params(self, request: GenerateRequest) -> SamplingParams:
+        if (request.text is None) == (request.input_ids is None):
+            raise RequestError("send exactly one of text and input_ids", param="text", code="invalid_value")
+        if request.image_data and request.input_ids is not None:
+            raise RequestError("images need text with their placeholders", param="image_data", code="invalid_value")
+        return generate_params(request, self.service.limits)
+
+    def messages(self, request: GenerateRequest) -> list[Any] | None:
+        """The images as a message, which is what the media loader knows."""
+        return as_message(request) if request.image_data and needs_loading(as_message(request)) else None
+
+    def prompts(self, request: GenerateRequest, messages: list[Any] | None) -> tuple[Prompt, ...]:
+        processor = self.service.engine.processor
+        if request.input_ids is not None:
+            return (processor.tokens(request.input_ids),)
+        media = read_messages(messages or as_message(request)).media if request.image_data else ()
+        return (processor.text(request.text or "", media=[(ref.kind, ref.source) for ref in media]),)
+
+
+def as_message(request: GenerateRequest) -> list[Any]:
+    images = [request.image_data] if isinstance(request.image_data, str) else request.image_data or []
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}} for url in images]}]
+
+
+class GenerateRoute:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._recipe = GenerateRecipe(service)
+
+    async def create(self, request: Request) -> Response:
+        exchange = Exchange.of(request)
+        job = await take_in(self._service, exchange, self._recipe)
+        reply = GenerateReply(self._service, exchange, job)
+        if job.request.stream:
+            return await event_stream(exchange, reply.chunks(), self._service.settings.sse_ping_s)
+        whole = await reply.whole()
+        return Response(await self._service.in_thread(orjson.dumps, whole), media_type="application/json")
+
+
+class _Output:
+    """One output as it grows."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.scores: list[Logprobs] = []
+        self.last: Delta | None = None
+
+    def take(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.scores += delta.logprobs or ()
+        self.last = delta
+
+
+class GenerateReply:
+    def __init__(self, service: Service, exchange: Exchange, job: Job[GenerateRequest]) -> None:
+        self._exchange, self._job = exchange, job
+        self._answer = Answer(service, exchange, job)
+        self._outputs = [_Output(index) for index in range(job.params.n)]
+        self._prompt_scores: list[Logprobs | None] | None = None
+
+    async def whole(self) -> Any:
+        async with aclosing(self._answer.pieces()) as pieces:
+            async for index, delta in pieces:
+                self._take(index, delta)
+        found = [self._body(output) for output in self._outputs]
+        return found[0] if len(found) == 1 else found
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self._answer.pieces()) as pieces:
+            async for index, delta in pieces:
+                self._take(index, delta)
+                body = self._body(self._outputs[index])
+                yield b"data: " + orjson.dumps(body | ({"index": index} if len(self._outputs) > 1 else {})) + b"\n\n"
+
+    def _take(self, index: int, delta: Delta) -> None:
+        self._outputs[index].take(delta)
+        if delta.prompt_logprobs is not None:
+            self._prompt_scores = list(delta.prompt_logprobs)
+
+    def _body(self, output: _Output) -> dict[str, Any]:
+        delta = output.last
+        assert delta is not None, "an output without a piece"
+        usage = self._answer.usage()
+        meta: dict[str, Any] = {
+            "id": self._job.public_id,
+            "finish_reason": _finish(delta),
+            "prompt_tokens": usage["prompt_tokens"],
+            "completion_tokens": len(output.token_ids),
+            "cached_tokens": delta.num_cached_tokens,
+            "e2e_latency": monotonic() - self._exchange.arrival,
+        }
+        if self._job.request.return_logprob:
+            meta |= self._scores(output)
+        if self._job.wants_timings:
+            meta["timings"] = self._answer.timings()
+        return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
+
+    def _scores(self, output: _Output) -> dict[str, Any]:
+        num_top = self._job.params.logprobs or 0
+        found: dict[str, Any] = {"output_token_logprobs": _chosen(output.token_ids, output.scores)}
+        if num_top:
+            found["output_top_logprobs"] = [_top(scores, num_top) for scores in output.scores]
+        if self._prompt_scores is not None:
+            start = max(self._job.request.logprob_start_len or 0, 0)
+            ids = self._answer.prompt_ids[0].tolist()
+            found["input_token_logprobs"] = _chosen(ids, self._prompt_scores)[start:]
+        return found
+
+
+def _finish(delta: Delta) -> dict[str, Any] | None:
+    match delta.finish_reason:
+        case None:
+            return None
+        case "length":
+            return {"type": "length", "length": delta.num_output_tokens}
+        case "stop":
+            return {"type": "stop", "matched": delta.stop_reason}
+        case reason:
+            return {"type": reason}
+
+
+def _chosen(token_ids: list[int], scores: list[Any]) -> list[list[Any]]:
+    """[log-probability, token id, text]; SGLang leaves the text out unless asked."""
+    return [
+        [None if found is None else number(found[token]), token, None]
+        for token, found in zip(token_ids, scores, strict=False)
+    ]
+
+
+def _top(scores: Logprobs, count: int) -> list[list[Any]]:
+    return [[number(score), token, None] for token, score in likeliest(scores, count)]

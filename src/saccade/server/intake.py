@@ -1,0 +1,170 @@
+"""From a body to a job for the engine: read, checked, its media fetched and decoded, its prompts tokenized.
+
+Everything that takes long runs in worker threads, in one go where nothing has to be fetched.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Generic, TypeVar
+
+from saccade.engine.grammar import check_grammar
+from saccade.engine.params import SamplingParams
+from saccade.errors import RequestError
+from saccade.inputs.messages import MediaRef, find_media
+from saccade.inputs.placeholders import Prompt
+from saccade.server.errors import HttpError, too_late
+from saccade.server.exchange import Exchange
+from saccade.server.protocol import Wire
+from saccade.server.reading import check_content_type, ignored_header, read_request
+from saccade.server.service import Service
+
+R = TypeVar("R", bound=Wire)
+
+TIMEOUT_HEADER, TIMINGS_HEADER = b"x-request-timeout", b"x-timings"
+
+
+@dataclass(slots=True)
+class Job(Generic[R]):
+    """A request on its way. `seconds` holds what each stage took."""
+
+    request: R
+    params: SamplingParams
+    model: str
+    public_id: str
+    prompts: tuple[Prompt, ...] = ()
+    deadline: float | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    wants_timings: bool = False
+    ignored: tuple[str, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Recipe(ABC, Generic[R]):
+    """How a route makes prompts of its requests. All of it runs in worker threads."""
+
+    request: type[R]
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    @abstractmethod
+    def params(self, request: R) -> SamplingParams: ...
+
+    @abstractmethod
+    def messages(self, request: R) -> list[Any] | None:
+        """Messages whose images and videos must be got before the prompts can be made; None where there are none."""
+
+    @abstractmethod
+    def prompts(self, request: R, messages: list[Any] | None) -> tuple[Prompt, ...]: ...
+
+
+async def take_in(service: Service, exchange: Exchange, recipe: Recipe[R]) -> Job[R]:
+    """The job of an exchange. Its place is held until the exchange ends."""
+    service.check_open()
+    check_content_type(exchange.headers)
+    place = exchange.exits.enter_context(service.admission.enter())
+    settings = service.settings
+    body = await exchange.body(limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
+    place.hold(len(body))
+    received = monotonic()
+    job, messages = await service.in_thread(_read, service, exchange, recipe, body)
+    del body
+    if messages is not None:
+        await _add_media(service, recipe, job, messages)
+    job.seconds["receive"] = received - exchange.arrival
+    job.seconds["prepare"] = monotonic() - received
+    for stage, seconds in job.seconds.items():
+        service.metrics.note_stage(stage, seconds)
+    if settings.strict:
+        exchange.extra_headers.append(ignored_header(job.ignored))
+    place.pass_on()
+    return job
+
+
+def _read(service: Service, exchange: Exchange, recipe: Recipe[R], body: bytes) -> tuple[Job[R], list[Any] | None]:
+    begun = monotonic()
+    request, ignored = read_request(recipe.request, body)
+    model = service.check_model(getattr(request, "model", None))
+    params = recipe.params(request)
+    if params.grammar is not None:
+        check_grammar(params.grammar)
+    job = Job(
+        request,
+        params,
+        model,
+        _first(request, ("request_id", "rid")) or exchange.id,
+        deadline=_deadline(service, exchange, getattr(request, "timeout", None)),
+        cache_salt=getattr(request, "cache_salt", None),
+        priority=getattr(request, "priority", None) or 0,
+        wants_timings=bool(getattr(request, "timings", None)) or TIMINGS_HEADER in exchange.headers,
+        ignored=ignored,
+    )
+    messages = recipe.messages(request)
+    job.seconds["parse"] = monotonic() - begun
+    if messages is None:
+        _make_prompts(recipe, job, None)
+    return job, messages
+
+
+async def _add_media(service: Service, recipe: Recipe[R], job: Job[R], messages: list[Any]) -> None:
+    begun = monotonic()
+    left = None if job.deadline is None else max(job.deadline - begun, 0.0)
+    try:
+        async with asyncio.timeout(left):
+            resolved = await service.media.resolve(messages)
+            job.seconds["fetch"] = monotonic() - begun
+            await service.in_thread(_make_prompts, recipe, job, resolved)
+    except TimeoutError:
+        raise too_late() from None
+
+
+def _make_prompts(recipe: Recipe[R], job: Job[R], messages: list[Any] | None) -> None:
+    begun = monotonic()
+    job.prompts = recipe.prompts(job.request, messages)
+    job.seconds["preprocess"] = monotonic() - begun
+
+
+def needs_loading(messages: Sequence[Any]) -> bool:
+    """Whether a source must be fetched or is not an image's data URL, which the processor reads itself, in the thread
+    that decodes it. What is no message at all is left for the processor to refuse."""
+    parts = (
+        part
+        for message in messages
+        if isinstance(message, dict) and isinstance(message.get("content"), list)
+        for part in message["content"]
+    )
+    refs = (find_media(part, "messages") for part in parts)
+    return any(ref is not None and ref.source is not None and not _is_inline(ref) for ref in refs)
+
+
+def _is_inline(ref: MediaRef) -> bool:
+    return ref.kind == "image" and isinstance(ref.source, str) and ref.source[:5].lower() == "data:"
+
+
+def _deadline(service: Service, exchange: Exchange, asked: float | None) -> float | None:
+    """A time of the monotonic clock: what the request asks for, within what the server allows."""
+    if asked is None and (header := exchange.headers.get(TIMEOUT_HEADER)) is not None:
+        asked = _seconds(header)
+    limits = [value for value in (asked, service.settings.request_timeout_s) if value]
+    return exchange.arrival + min(limits) if limits else None
+
+
+def _seconds(header: bytes) -> float:
+    try:
+        value = float(header)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 10**6:
+        raise HttpError(400, "the header X-Request-Timeout must be a number of seconds", code="invalid_value")
+    return value
+
+
+def _first(request: Wire, names: Sequence[str]) -> str | None:
+    found = [value for name in names if (value := getattr(request, name, None)) is not None]
+    if len(set(found)) > 1:
+        raise RequestError(f"{' and '.join(names)} differ; send one of them", param=names[1])
+    return found[0] if found else None

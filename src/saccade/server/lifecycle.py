@@ -1,0 +1,86 @@
+"""From the first byte of the model to the last reply: start, serve, drain, end."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+from saccade.engine.messages import Stage
+from saccade.engine.process import AsyncEngine
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.inputs.chat import read_template
+from saccade.inputs.generation import GenerationDefaults
+from saccade.inputs.media import MediaSettings
+from saccade.inputs.processor import Processor
+from saccade.models.folder import find_folder
+from saccade.server.service import Service
+from saccade.server.tools import tool_style
+
+POLL_S = 0.02
+END_S = 10.0  # for replies whose requests were aborted to be written
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to start."""
+
+    model: str
+    engine: EngineSettings
+    limits: SchedulerSettings
+    media: MediaSettings
+
+
+class Stages:
+    """Tells each stage of the start with the seconds it took."""
+
+    def __init__(self, say: Say, first: str, since: float) -> None:
+        """The first stage began at a time of the monotonic clock."""
+        self._say = say
+        self._name, self._since = first, since
+        self.seconds: dict[str, float] = {}
+
+    def enter(self, name: str) -> None:
+        if name == self._name:
+            return
+        now = monotonic()
+        if self._name:
+            self.seconds[self._name] = self.seconds.get(self._name, 0.0) + now - self._since
+            self._say(f"{self._name}: {now - self._since:.2f} s")
+        self._name, self._since = name, now
+
+
+async def start(service: Service, plan: Plan, stages: Stages) -> AsyncEngine:
+    """The engine, open for requests. Raises the ConfigError of a model or setting that does not fit."""
+    stages.enter("finding the model")
+    folder = await asyncio.to_thread(find_folder, plan.model)
+    stages.enter("reading tokenizer and template")
+    processor = await asyncio.to_thread(Processor.from_folder, folder, limits=plan.media.limits())
+    defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
+    stages.enter("starting the engine")
+
+    def hear(stage: Stage) -> None:
+        stages.enter(stage.name)
+
+    engine = await AsyncEngine.start(folder, plan.engine, plan.limits, processor=processor, report=hear)
+    stages.enter("")
+    service.open(engine, defaults, tool_style(await asyncio.to_thread(read_template, folder)))
+    return engine
+
+
+async def drain(service: Service, engine: AsyncEngine | None, hurry: asyncio.Event) -> None:
+    """Takes no more requests, waits for those inside until they have ended, the time is over or `hurry` is set; ends
+    the engine, and waits until the aborted ones were told."""
+    service.drain()
+    await _until_idle(service, service.settings.shutdown_timeout_s, hurry)
+    if engine is not None:
+        await engine.aclose()
+    await _until_idle(service, END_S, asyncio.Event())
+    await service.aclose()
+
+
+async def _until_idle(service: Service, limit_s: float, hurry: asyncio.Event) -> None:
+    end = monotonic() + limit_s
+    while not service.is_idle and not hurry.is_set() and monotonic() < end:
+        await asyncio.sleep(POLL_S)

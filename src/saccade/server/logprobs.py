@@ -1,0 +1,96 @@
+"""Log-probabilities in the two shapes of the API."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from saccade.engine.output import Logprob, Logprobs
+from saccade.inputs.tokenizer import Tokenizer
+
+FLOOR = -9999.0  # JSON has no infinity
+
+
+def chat_entries(
+    tokenizer: Tokenizer, token_ids: Sequence[int], scores: Sequence[Logprobs], num_top: int
+) -> list[dict[str, Any]]:
+    """choices[].logprobs.content: each token with its bytes, which need not be whole characters."""
+    return [
+        {
+            **_entry(tokenizer, token, found[token]),
+            "top_logprobs": [_entry(tokenizer, other, score) for other, score in likeliest(found, num_top)],
+        }
+        for token, found in zip(token_ids, scores, strict=False)
+    ]
+
+
+def likeliest(found: Logprobs, count: int) -> list[tuple[int, Logprob]]:
+    """The token itself is among the scores, but among the likeliest only by its rank."""
+    ranked = sorted(found.items(), key=lambda item: item[1].rank)
+    return [(token, score) for token, score in ranked if score.rank <= count][:count]
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.token_bytes(token).decode("utf-8", errors="replace")
+
+
+def number(score: Logprob) -> float:
+    return max(score.logprob, FLOOR)
+
+
+def prompt_entries(tokenizer: Tokenizer, scores: Iterable[Logprobs | None]) -> list[dict[str, Any] | None]:
+    """vLLM's prompt_logprobs: by token id, the first token without."""
+    return [
+        None
+        if found is None
+        else {
+            str(token): {
+                "logprob": number(score),
+                "rank": score.rank,
+                "decoded_token": token_text(tokenizer, token),
+            }
+            for token, score in found.items()
+        }
+        for found in scores
+    ]
+
+
+class CompletionScores:
+    """logprobs of a text completion: parallel lists over its tokens, with offsets into its text."""
+
+    def __init__(self, tokenizer: Tokenizer, num_top: int, offset: int = 0) -> None:
+        self._tokenizer, self._num_top, self._offset = tokenizer, num_top, offset
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets what was given out; offsets go on."""
+        self._tokens: list[str] = []
+        self._values: list[float | None] = []
+        self._tops: list[dict[str, float] | None] = []
+        self._offsets: list[int] = []
+
+    def add(self, token_ids: Sequence[int], scores: Sequence[Logprobs | None]) -> None:
+        for token, found in zip(token_ids, scores, strict=False):
+            text = token_text(self._tokenizer, token)
+            self._tokens.append(text)
+            self._offsets.append(self._offset)
+            self._offset += len(text)
+            self._values.append(None if found is None else number(found[token]))
+            self._tops.append(None if found is None else self._top(token, found))
+
+    def to_json(self) -> dict[str, Any]:
+        tops = self._tops if self._num_top else None
+        return {
+            "tokens": self._tokens,
+            "token_logprobs": self._values,
+            "top_logprobs": tops,
+            "text_offset": self._offsets,
+        }
+
+    def _top(self, token: int, found: Logprobs) -> dict[str, float]:
+        """The likeliest ones and the token itself, as OpenAI has it."""
+        chosen = [*likeliest(found, self._num_top), (token, found[token])]
+        return {token_text(self._tokenizer, other): number(score) for other, score in reversed(chosen)}
+
+
+def _entry(tokenizer: Tokenizer, token: int, score: Logprob) -> dict[str, Any]:
+    data = tokenizer.token_bytes(token)
+    return {"token": data.decode("utf-8", errors="replace"), "logprob": number(score), "bytes": list(data)}

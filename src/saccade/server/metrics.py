@@ -1,0 +1,251 @@
+"""Numbers for Prometheus: vLLM's names, so that its dashboards work, and ours for graphs.
+
+Every figure is kept once, under a plain name; a scrape writes it under the prefixes of the chosen style.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from saccade.engine.process import EngineStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OWN = "saccade:"
+_LABELS = ("model_name", "engine")
+# vLLM's buckets and finer ones below: a token of an 8B model takes less than vLLM's smallest bucket.
+_TTFT = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
+    2560,
+)  # fmt: skip
+_GAP = (
+    0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1,
+    2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+_SPAN = (
+    0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240,
+    480, 960, 1920, 7680,
+)  # fmt: skip
+_STAGE = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
+_COUNTS = (1, 2, 5, 10, 20, 50, 100)
+
+_HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("time to the first token", _TTFT),
+    "inter_token_latency_seconds": ("time between two tokens", _GAP),
+    "request_time_per_output_token_seconds": ("time per output token behind the first, by request", _GAP),
+    "e2e_request_latency_seconds": ("time of a whole request", _SPAN),
+    "request_queue_time_seconds": ("time in the engine's queue", _SPAN),
+    "request_inference_time_seconds": ("time from the first step to the last token", _SPAN),
+    "request_prefill_time_seconds": ("time from the first step to the first token", _SPAN),
+    "request_decode_time_seconds": ("time from the first to the last token", _SPAN),
+    "request_prompt_tokens": ("prompt tokens of a request", _TOKENS),
+    "request_generation_tokens": ("output tokens of a request", _TOKENS),
+    "request_max_num_generation_tokens": ("most output tokens of one output", _TOKENS),
+    "request_params_n": ("outputs asked for", _COUNTS),
+    "request_params_max_tokens": ("output tokens asked for", _TOKENS),
+}
+_SGLANG = {
+    "num_requests_running": "num_running_reqs",
+    "num_requests_waiting": "num_queue_reqs",
+    "kv_cache_usage_perc": "token_usage",
+    "request_success": "num_requests",
+}
+_PREFIXES = {"own": (OWN, "vllm:"), "vllm": ("vllm:",), "sglang": ("sglang:",)}
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """One request when it has ended; times in seconds, None where it did not get so far."""
+
+    finish_reasons: list[str]
+    num_prompt_tokens: int
+    num_output_tokens: list[int]
+    n: int
+    max_tokens: int | None
+    total_s: float
+    first_s: float | None = None
+    timings: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the front end knows at a scrape."""
+
+    stats: EngineStats | None
+    kv_cache_tokens: int
+    block_size: int
+    num_pending: int
+    num_refused: int
+    time_to_ready_s: float | None
+    is_ready: bool
+
+
+class Metrics:
+    """All counters of one server. Figures only grow; gauges are asked for when somebody scrapes."""
+
+    def __init__(self, model_name: str, style: str) -> None:
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._style = style
+        self._histograms = {
+            name: Histogram(name, text, _LABELS, buckets=buckets, registry=None)
+            for name, (text, buckets) in _HISTOGRAMS.items()
+        }
+        self._observers = {name: metric.labels(**self._labels) for name, metric in self._histograms.items()}
+        self._success = Counter("request_success", "requests that ended", (*_LABELS, "finished_reason"), registry=None)
+        self._prompt = Counter("prompt_tokens", "prompt tokens", _LABELS, registry=None)
+        self._output = Counter("generation_tokens", "output tokens", _LABELS, registry=None)
+        self._http = Counter("http_requests", "replies", ("path", "status"), registry=None)
+        self._stages = Histogram(
+            "image_preprocess_seconds", "preparation of a request", ("stage",), buckets=_STAGE, registry=None
+        )
+        for counter in (self._prompt, self._output):
+            counter.labels(**self._labels)
+        for reason in ("stop", "length", "abort", "error"):
+            self._success.labels(**self._labels, finished_reason=reason)
+
+    def note_http(self, path: str, status: int) -> None:
+        self._http.labels(path, str(status)).inc()
+
+    def note_stage(self, stage: str, seconds: float) -> None:
+        self._stages.labels(stage).observe(seconds)
+
+    def note_first(self, seconds: float) -> None:
+        self._observers["time_to_first_token_seconds"].observe(seconds)
+
+    def note_gap(self, seconds: float) -> None:
+        self._observers["inter_token_latency_seconds"].observe(seconds)
+
+    def note_end(self, record: Record) -> None:
+        for reason in record.finish_reasons:
+            self._success.labels(**self._labels, finished_reason=reason).inc()
+        num_output = sum(record.num_output_tokens)
+        self._prompt.labels(**self._labels).inc(record.num_prompt_tokens)
+        self._output.labels(**self._labels).inc(num_output)
+        observed: dict[str, float] = {
+            "e2e_request_latency_seconds": record.total_s,
+            "request_prompt_tokens": record.num_prompt_tokens,
+            "request_generation_tokens": num_output,
+            "request_max_num_generation_tokens": max(record.num_output_tokens, default=0),
+            "request_params_n": record.n,
+        }
+        if record.max_tokens is not None:
+            observed["request_params_max_tokens"] = record.max_tokens
+        if record.first_s is not None and max(record.num_output_tokens, default=0) > 1:
+            gaps = max(record.num_output_tokens) - 1
+            observed["request_time_per_output_token_seconds"] = (record.total_s - record.first_s) / gaps
+        observed |= _engine_times(record.timings or {})
+        for name, value in observed.items():
+            self._observers[name].observe(value)
+
+    def scrape(self, facts: Facts) -> bytes:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Families([*self._styled(facts), *self._own(facts)]))
+        return generate_latest(registry)
+
+    def _styled(self, facts: Facts) -> Iterator[Metric]:
+        for family in self._shared(facts):
+            for prefix in _PREFIXES[self._style]:
+                known = _SGLANG if prefix == "sglang:" else {}
+                yield _renamed(family, prefix, known.get(family.name, family.name))
+
+    def _shared(self, facts: Facts) -> Iterator[Metric]:
+        for metric in (*self._histograms.values(), self._success, self._prompt, self._output):
+            yield from metric.collect()
+        if facts.stats is None:
+            return
+        scheduler = facts.stats.scheduler
+        yield self._gauge("num_requests_running", "requests that run", scheduler.running)
+        yield self._gauge("num_requests_waiting", "requests that wait", scheduler.waiting + facts.num_pending)
+        yield self._gauge("kv_cache_usage_perc", "KV cache in use, 0 to 1", scheduler.kv_usage)
+        yield self._counter("num_preemptions", "requests put back", scheduler.preemptions)
+        yield self._counter("prefix_cache_queries", "prompt tokens looked up", scheduler.prefix_queried_tokens)
+        yield self._counter("prefix_cache_hits", "prompt tokens found computed", scheduler.prefix_hit_tokens)
+        yield self._counter("mm_cache_queries", "images looked up", scheduler.encoder_queries)
+        yield self._counter("mm_cache_hits", "images found encoded", scheduler.encoder_hits)
+        info = GaugeMetricFamily("cache_config_info", "the KV cache", labels=["block_size", "num_gpu_blocks", *_LABELS])
+        blocks = facts.kv_cache_tokens // max(facts.block_size, 1)
+        info.add_metric([str(facts.block_size), str(blocks), *self._labels.values()], 1)
+        yield info
+
+    def _own(self, facts: Facts) -> Iterator[Metric]:
+        families = [*self._http.collect(), *self._stages.collect(), *_front_families(facts)]
+        if facts.stats is not None:
+            families.append(
+                _plain_gauge("encoder_cache_usage", "encoder cache in use", facts.stats.scheduler.encoder_usage)
+            )
+            families += _graph_families(facts.stats.phases.values())
+        for family in families:
+            yield _renamed(family, OWN, family.name)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=_LABELS)
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=_LABELS)
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _engine_times(timings: Mapping[str, float]) -> dict[str, float]:
+    names = {"queue": "queue", "prefill": "prefill", "decode": "decode"}
+    found = {f"request_{names[key]}_time_seconds": timings[key] for key in names if key in timings}
+    if "prefill" in timings:
+        found["request_inference_time_seconds"] = timings["prefill"] + timings.get("decode", 0.0)
+    return found
+
+
+def _front_families(facts: Facts) -> Iterator[Metric]:
+    yield _plain_gauge("requests_pending", "requests being prepared", facts.num_pending)
+    yield _plain_gauge("ready", "whether requests are taken", float(facts.is_ready))
+    yield CounterMetricFamily("requests_refused", "requests refused because the server was full", facts.num_refused)
+    if facts.time_to_ready_s is not None:
+        yield _plain_gauge("time_to_ready_seconds", "from the start to the first request", facts.time_to_ready_s)
+
+
+def _graph_families(phases: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    replays = CounterMetricFamily("graph_replays", "replays", labels=["phase", "budget"])
+    fallbacks = CounterMetricFamily("graph_fallback", "passes without a graph", labels=["phase", "reason"])
+    padding = CounterMetricFamily("graph_padding_tokens", "rows that replays added", labels=["phase"])
+    real = CounterMetricFamily("graph_real_tokens", "rows that were asked for", labels=["phase"])
+    capture = GaugeMetricFamily("graph_capture_seconds", "time to capture", labels=["phase", "budget"])
+    memory = GaugeMetricFamily("graph_memory_bytes", "memory of the graphs", labels=["phase"])
+    for phase in phases:
+        name = str(phase["phase"])
+        padding.add_metric([name], phase.get("padded_rows", 0))
+        real.add_metric([name], phase.get("real_rows", 0))
+        for reason, times in phase.get("fallbacks", {}).items():
+            fallbacks.add_metric([name, reason], times)
+        graphs = phase.get("graphs", ())
+        memory.add_metric([name], sum(graph.get("bytes", 0) for graph in graphs))
+        for graph in graphs:
+            replays.add_metric([name, str(graph["key"])], graph.get("replays", 0))
+            capture.add_metric([name, str(graph["key"])], graph.get("capture_seconds", 0.0))
+    yield from (replays, fallbacks, padding, real, capture, memory)
+
+
+def _plain_gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value)
+
+
+def _renamed(family: Metric, prefix: str, name: str) -> Metric:
+    found = Metric(prefix + name, family.documentation, family.type)
+    for sample in family.samples:
+        if sample.name.endswith("_created"):
+            continue
+        found.samples.append(sample._replace(name=prefix + name + sample.name.removeprefix(family.name)))
+    return found

@@ -1,0 +1,114 @@
+"""GET /openapi.json, from the same models that check requests."""
+
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from saccade import __version__
+from saccade.server.auth import ADMIN_PATHS, OPEN_PATHS
+from saccade.server.ops import json_reply
+from saccade.server.protocol import (
+    AbortRequest,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    TokenizeRequest,
+    Wire,
+)
+from saccade.server.service import Service
+
+POSTS: dict[str, tuple[type[Wire], str]] = {
+    "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
+    "/v1/chat/completions/render": (ChatRequest, "Show the prompt of a conversation."),
+    "/v1/completions": (CompletionRequest, "Continue a text."),
+    "/generate": (GenerateRequest, "Continue a text, as SGLang has it."),
+    "/tokenize": (TokenizeRequest, "Tokens of a text or a conversation."),
+    "/detokenize": (DetokenizeRequest, "Text of tokens."),
+    "/abort_request": (AbortRequest, "End a request."),
+}
+GETS = {
+    "/v1/models": "The model.",
+    "/health": "Whether the server is alive.",
+    "/ready": "Whether requests are taken.",
+    "/ping": "Whether the server is alive.",
+    "/load": "Requests inside.",
+    "/metrics": "Numbers for Prometheus.",
+    "/version": "The version.",
+    "/graphs": "Every graph, by phase.",
+    "/server_info": "Limits and state.",
+}
+_REFS = "#/components/schemas/{model}"
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def build_document() -> dict[str, Any]:
+    kinds = sorted({kind for kind, _ in POSTS.values()}, key=lambda kind: kind.__name__)
+    _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_REFS)
+    paths: dict[str, Any] = {path: {"post": _post(path, kind, text)} for path, (kind, text) in POSTS.items()}
+    paths |= {path: {"get": _operation(path, text)} for path, text in GETS.items()}
+    paths["/v1/models/{name}"] = {
+        "get": {
+            **_operation("/v1/models/{name}", "One model."),
+            "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
+        }
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Saccade", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": {**found["$defs"], "Error": _ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+class OpenApiRoute:
+    """The document is made when it is first asked for."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._document: dict[str, Any] | None = None
+
+    async def show(self, request: Request) -> Response:
+        if self._document is None:
+            self._document = await self._service.in_thread(build_document)
+        return json_reply(self._document)
+
+
+def _post(path: str, kind: type[Wire], text: str) -> dict[str, Any]:
+    schema = {"$ref": _REFS.format(model=kind.__name__)}
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return {**_operation(path, text), "requestBody": body}
+
+
+def _operation(path: str, text: str) -> dict[str, Any]:
+    error = {
+        "description": "An error.",
+        "content": {"application/json": {"schema": {"$ref": _REFS.format(model="Error")}}},
+    }
+    security: list[dict[str, list[str]]] = [] if path in OPEN_PATHS else [{"key": []}]
+    note = " Needs the administrator's key." if path in ADMIN_PATHS else ""
+    return {
+        "summary": text + note,
+        "security": security,
+        "responses": {"200": {"description": "What was asked for."}, "default": error},
+    }

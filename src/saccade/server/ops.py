@@ -1,0 +1,137 @@
+"""Routes for whoever runs the server: the model, its health, its numbers."""
+
+import asyncio
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from saccade import __version__
+from saccade.engine.process import EngineStats
+from saccade.errors import RequestError, SaccadeError
+from saccade.server.errors import HttpError, draining, engine_dead, starting
+from saccade.server.exchange import Exchange
+from saccade.server.metrics import CONTENT_TYPE, Facts
+from saccade.server.protocol import AbortRequest
+from saccade.server.reading import check_content_type, read_request
+from saccade.server.service import Phase, Service
+
+STATS_S = 5.0  # for the engine to answer between two steps
+SMALL_BODY_BYTES = 64 * 1024
+
+
+def json_reply(value: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+class OpsRoutes:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def health(self, request: Request) -> Response:
+        """Alive: also while the model is loaded and while requests are drained. 503 only when a restart is needed."""
+        if self._service.phase is Phase.DEAD:
+            raise engine_dead()
+        return json_reply({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether requests should be sent here now."""
+        match self._service.phase:
+            case Phase.STARTING:
+                raise starting()
+            case Phase.DRAINING:
+                raise draining()
+            case Phase.DEAD:
+                raise engine_dead()
+        return json_reply({"status": "ready"})
+
+    async def models(self, request: Request) -> Response:
+        cards = [self._card(name) for name in self._service.names]
+        return json_reply({"object": "list", "data": cards})
+
+    async def model(self, request: Request) -> Response:
+        return json_reply(self._card(self._service.check_model(request.path_params["name"])))
+
+    async def version(self, request: Request) -> Response:
+        return json_reply({"version": __version__})
+
+    async def load(self, request: Request) -> Response:
+        return json_reply({"server_load": self._service.admission.inside})
+
+    async def graphs(self, request: Request) -> Response:
+        stats = await self._stats()
+        if stats is None:
+            raise starting() if self._service.phase is Phase.STARTING else engine_dead()
+        return json_reply({"phases": list(stats.phases.values())})
+
+    async def metrics(self, request: Request) -> Response:
+        service = self._service
+        stats = await self._stats()
+        engine = None if stats is None else service.engine
+        facts = Facts(
+            stats=stats,
+            kv_cache_tokens=0 if engine is None else engine.kv_cache_tokens,
+            block_size=0 if engine is None else engine.block_size,
+            num_pending=service.admission.pending,
+            num_refused=service.admission.num_refused,
+            time_to_ready_s=service.time_to_ready_s,
+            is_ready=service.phase is Phase.READY,
+        )
+        return Response(await service.in_thread(service.metrics.scrape, facts), media_type=CONTENT_TYPE)
+
+    async def server_info(self, request: Request) -> Response:
+        service = self._service
+        return json_reply(
+            {
+                "version": __version__,
+                "model": service.model,
+                "phase": service.phase.value,
+                "time_to_ready_s": service.time_to_ready_s,
+                "max_model_len": service.max_model_len,
+                "kv_cache_tokens": service.engine.kv_cache_tokens,
+                "requests": {"inside": service.admission.inside, "pending": service.admission.pending},
+                "tasks": len(asyncio.all_tasks()),
+            }
+        )
+
+    async def abort(self, request: Request) -> Response:
+        exchange = Exchange.of(request)
+        check_content_type(exchange.headers)
+        body = await exchange.body(limit=SMALL_BODY_BYTES, timeout_s=self._service.settings.body_timeout_s)
+        asked, _ = read_request(AbortRequest, body)
+        public_id = asked.rid or asked.request_id
+        if not public_id and not asked.abort_all:
+            raise RequestError("rid is missing (or abort_all: true)", param="rid", code="missing_parameter")
+        return json_reply({"aborted": self._service.abort(None if asked.abort_all else public_id)})
+
+    def _card(self, name: str) -> dict[str, Any]:
+        """Known before the model is loaded, except for how long its context is."""
+        service = self._service
+        is_ready = service.phase is Phase.READY
+        processor = service.engine.processor if is_ready else None
+        return {
+            "id": name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "saccade",
+            "root": service.names[0],
+            "parent": None,
+            "max_model_len": service.max_model_len if is_ready else None,
+            "capabilities": _capabilities(processor),
+            "permission": [],
+        }
+
+    async def _stats(self) -> EngineStats | None:
+        try:
+            async with asyncio.timeout(STATS_S):
+                return await self._service.engine.stats()
+        except (HttpError, SaccadeError, TimeoutError):
+            return None
+
+
+def _capabilities(processor: Any) -> list[str]:
+    if processor is None:
+        return []
+    found = ["completion"] + (["chat"] if processor.template is not None else [])
+    return found + (["multimodal"] if processor.images is not None else [])

@@ -1,0 +1,265 @@
+"""What clients send. pydantic checks requests only; replies are written by hand (see chunks.py).
+
+Unknown fields are ignored, as every server of this API does. Fields that would change the answer and that Saccade does
+not have are refused (see UNSUPPORTED): silence would be a wrong answer. Messages are not looked into here, so that
+images of some megabytes are neither copied nor matched; `inputs.messages` checks them.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+MAX_ID_LENGTH = 128
+
+
+def _whole(value: Any) -> Any:
+    """16.0 is 16; everything else is left to the check behind."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
+
+
+Int = Annotated[int, BeforeValidator(_whole)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31), BeforeValidator(_whole)]
+Priority = Annotated[int, Field(ge=-(2**31), lt=2**31), BeforeValidator(_whole)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$", max_length=MAX_ID_LENGTH)]
+_PART = {
+    "oneOf": [
+        {
+            "type": "object",
+            "required": ["type", "text"],
+            "properties": {"type": {"enum": ["text"]}, "text": {"type": "string"}},
+        },
+        {
+            "type": "object",
+            "required": ["type", "image_url"],
+            "properties": {
+                "type": {"enum": ["image_url"]},
+                "image_url": {
+                    "type": "object",
+                    "required": ["url"],
+                    "properties": {"url": {"type": "string"}, "detail": {"enum": ["auto", "low", "high"]}},
+                },
+            },
+        },
+    ]
+}
+Messages = Annotated[
+    list[Any],
+    WithJsonSchema(
+        {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["role", "content"],
+                "properties": {
+                    "role": {"enum": ["system", "user", "assistant"]},
+                    "content": {"oneOf": [{"type": "string"}, {"type": "array", "items": _PART}]},
+                },
+            },
+        }
+    ),
+]
+
+
+class Wire(BaseModel):
+    """Strict: a string is no number. JSON has one kind of number, so 16.0 passes for 16."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+
+    # Fields of other servers that would change the answer; any value but these is refused.
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+
+class StreamOptions(Wire):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchema(Wire):
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Wire):
+    type: Literal["text", "json_object", "json_schema", "regex", "structural_tag"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Wire):
+    """vLLM's; exactly one kind."""
+
+    json_: dict[str, Any] | str | bool | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+
+
+class Sampling(Wire):
+    """What chat, completions and their relatives have in common."""
+
+    model: str | None = None
+    n: Int | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Int | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    max_tokens: Int | None = None
+    min_tokens: Int | None = None
+    seed: Int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    logit_bias: dict[str, Number] | None = None
+    prompt_logprobs: Int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    priority: Priority | None = None
+    request_id: Id | None = None
+    rid: Id | None = None
+    return_token_ids: bool | None = None
+    timings: bool | None = None
+    timeout: Annotated[Number, Field(gt=0, le=10**6)] | None = None
+
+    UNSUPPORTED = {
+        "bad_words": (None, []),
+        "best_of": (None, 1),
+        "use_beam_search": (None, False),
+        "logits_processors": (None, []),
+        "truncate_prompt_tokens": (None,),
+        "prompt_embeds": (None,),
+        "echo": (None, False),
+        "suffix": (None, ""),
+    }
+
+
+class ChatRequest(Sampling):
+    messages: Messages
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    UNSUPPORTED = {
+        **Sampling.UNSUPPORTED,
+        "chat_template": (None,),
+        "functions": (None, []),
+        "function_call": (None, "none", "auto"),
+        "documents": (None, []),
+        "audio": (None,),
+        "mm_processor_kwargs": (None, {}),
+        "media_io_kwargs": (None, {}),
+    }
+
+
+class CompletionRequest(Sampling):
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    logprobs: Int | None = None
+    echo: bool | None = None
+
+    UNSUPPORTED = {name: allowed for name, allowed in Sampling.UNSUPPORTED.items() if name != "echo"}
+
+
+class GenerateParams(Wire):
+    """SGLang's sampling_params."""
+
+    n: Int | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Int | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    max_new_tokens: Int | None = None
+    min_new_tokens: Int | None = None
+    sampling_seed: Int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: dict[str, Number] | None = None
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+    UNSUPPORTED = {"stop_regex": (None, [], ""), "structural_tag": (None,), "custom_params": (None,)}
+
+
+class GenerateRequest(Wire):
+    """SGLang's native request; one prompt, not a batch."""
+
+    text: str | None = None
+    input_ids: list[TokenId] | None = None
+    image_data: str | list[str] | None = None
+    sampling_params: GenerateParams = Field(default_factory=GenerateParams)
+    return_logprob: bool | None = None
+    logprob_start_len: Int | None = None
+    top_logprobs_num: Int | None = None
+    stream: bool | None = None
+    rid: Id | None = None
+    priority: Priority | None = None
+    timings: bool | None = None
+
+    UNSUPPORTED = {
+        "input_embeds": (None,),
+        "video_data": (None, []),
+        "audio_data": (None, []),
+        "lora_path": (None,),
+        "return_hidden_states": (None, False),
+        "token_ids_logprob": (None,),
+    }
+
+
+class TokenizeRequest(Wire):
+    """Text, or messages as the chat template writes them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+    UNSUPPORTED = {"chat_template": (None,), "mm_processor_kwargs": (None, {})}
+
+
+class DetokenizeRequest(Wire):
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class AbortRequest(Wire):
+    rid: str | None = None
+    request_id: str | None = None
+    abort_all: bool | None = None

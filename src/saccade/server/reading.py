@@ -1,0 +1,81 @@
+"""Bodies to checked requests. Runs in worker threads: a body may be megabytes long."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import ValidationError
+
+from saccade.errors import RequestError
+from saccade.server.errors import HttpError
+from saccade.server.protocol import Wire
+
+Model = TypeVar("Model", bound=Wire)
+
+MAX_SHOWN_FIELDS = 16
+_FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def check_content_type(headers: Mapping[bytes, bytes]) -> None:
+    """JSON, or nothing said: some clients send no type."""
+    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    if kind and kind != b"application/json" and not kind.endswith(b"+json"):
+        raise HttpError(415, "the body must be JSON (Content-Type: application/json)", code="unsupported_media_type")
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    try:
+        found = orjson.loads(body)
+    except (orjson.JSONDecodeError, RecursionError):
+        raise RequestError("the body is not valid JSON", code="invalid_json") from None
+    if not isinstance(found, dict):
+        raise RequestError("the body must be a JSON object", code="invalid_json")
+    return found
+
+
+def read_request(kind: type[Model], body: bytes) -> tuple[Model, tuple[str, ...]]:
+    """The checked request and the names of fields that nobody reads."""
+    raw = read_json(body)
+    found = validate(kind, raw)
+    known = {field.alias or name for name, field in kind.model_fields.items()} | kind.UNSUPPORTED.keys()
+    return found, tuple(name for name in raw if name not in known)
+
+
+def validate(kind: type[Model], raw: dict[str, Any], at: str = "") -> Model:
+    for name, allowed in kind.UNSUPPORTED.items():
+        if name in raw and raw[name] not in allowed:
+            text = f"{at}{name} is not supported; leave it out"
+            raise RequestError(text, param=f"{at}{name}", code="unsupported_parameter")
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        raise _refusal(error, at) from None
+    except RecursionError:
+        raise RequestError("the body is nested too deeply", code="invalid_json") from None
+
+
+def ignored_header(names: tuple[str, ...]) -> tuple[bytes, bytes]:
+    shown = [name for name in names if _FIELD_NAME.fullmatch(name)][:MAX_SHOWN_FIELDS]
+    return b"x-ignored-fields", ",".join(shown).encode()
+
+
+def _refusal(error: ValidationError, at: str) -> RequestError:
+    """The first problem. pydantic's texts name types and limits, not values."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = at + _path(first["loc"])
+    if first["type"] == "missing":
+        return RequestError(f"{param} is missing", param=param, code="missing_parameter")
+    message = str(first["msg"]).removeprefix("Input ")
+    return RequestError(f"{param}: it {message}", param=param, code="invalid_value")
+
+
+def _path(places: tuple[int | str, ...]) -> str:
+    """Where the problem is; names that a client made up are cut, and the words of unions are left out."""
+    path = ""
+    for place in places:
+        if isinstance(place, int):
+            path += f"[{place}]"
+        elif _FIELD_NAME.fullmatch(place):
+            path += f".{place}" if path else place
+    return path

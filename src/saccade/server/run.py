@@ -1,0 +1,189 @@
+"""`saccade serve`: one process that speaks HTTP, and the engine's beside it."""
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from rich.console import Console
+from rich.logging import RichHandler
+
+from saccade.engine.process import AsyncEngine
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.errors import ConfigError, SaccadeError
+from saccade.inputs.media import MediaSettings
+from saccade.server.app import build_app
+from saccade.server.http11 import BoundedProtocol
+from saccade.server.lifecycle import Plan, Stages, drain, start
+from saccade.server.service import Service
+from saccade.server.settings import ServerSettings
+
+EXIT_CANNOT_START = 2
+GRACE_S = 5  # for connections to close when all replies are written
+BACKLOG = 2048
+SWITCH_S = 0.0005  # threads that decode images hand the interpreter back to the event loop this soon
+
+
+def serve(
+    model: str,
+    server: ServerSettings | None = None,
+    engine: EngineSettings | None = None,
+    limits: SchedulerSettings | None = None,
+    media: MediaSettings | None = None,
+) -> int:
+    """Serves until a signal ends it; the exit code. A second signal does not wait for running requests."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    settings = server or ServerSettings()
+    plan = Plan(model, engine or EngineSettings(), limits or SchedulerSettings(), media or MediaSettings())
+    try:
+        with _bound(settings) as listener:
+            sys.setswitchinterval(SWITCH_S)
+            _log_to(console)
+            front = _Front(settings, plan, console)
+            config = front.config(listener)
+            with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+                return runner.run(front.run(uvicorn_config=config, listener=listener))
+    except SaccadeError as error:
+        console.print(f"saccade: {error}", markup=False)
+        return EXIT_CANNOT_START
+
+
+class _Front:
+    """The front end's process: answers from the first moment, takes requests when the engine is ready."""
+
+    def __init__(self, settings: ServerSettings, plan: Plan, console: Console) -> None:
+        self._settings, self._plan, self._console = settings, plan, console
+        self._service = Service(plan.model, settings, plan.limits, plan.media)
+        self._engine: AsyncEngine | None = None
+
+    def config(self, listener: socket.socket) -> uvicorn.Config:
+        settings = self._settings
+        return uvicorn.Config(
+            build_app(self._service),
+            http=BoundedProtocol.limited(settings.max_header_bytes),
+            loop="auto",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=settings.access_log,
+            root_path=settings.root_path,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=int(settings.keep_alive_s),
+            timeout_graceful_shutdown=GRACE_S,
+            backlog=BACKLOG,
+            ssl_keyfile=settings.ssl_keyfile or None,
+            ssl_certfile=settings.ssl_certfile or None,
+        )
+
+    async def run(self, uvicorn_config: uvicorn.Config, listener: socket.socket) -> int:
+        http = _HttpServer(uvicorn_config)
+        self._warn()
+        self._say(f"listening on {_address(self._settings, listener)}")
+        serving = asyncio.create_task(http.serve(sockets=[listener]))
+        starting = asyncio.create_task(self._start(listener))
+        stopped = asyncio.create_task(http.stopped.wait())
+        try:
+            await asyncio.wait({starting, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
+            self._say("shutting down")
+            return 0
+        finally:
+            starting.cancel()
+            stopped.cancel()
+            await asyncio.gather(starting, stopped, return_exceptions=True)
+            await drain(self._service, self._engine, http.hurry)
+            http.should_exit = True
+            await serving
+
+    async def _start(self, listener: socket.socket) -> None:
+        stages = Stages(self._say, "opening the front end", self._service.begun)
+        try:
+            self._engine = await start(self._service, self._plan, stages)
+        except BaseException:
+            self._service.fail()
+            raise
+        total = self._service.time_to_ready_s or 0.0
+        self._say(f"ready on {_address(self._settings, listener)} after {total:.2f} s")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def _warn(self) -> None:
+        if not self._settings.is_local and not self._settings.api_key:
+            self._say(
+                f"warning: everybody who reaches {self._settings.host} may use this server; set a key (--api-key)"
+            )
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn, told what signals mean: the first drains, the second hurries. The exit code stays 0."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopped, self.hurry = asyncio.Event(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        chosen = self.hurry if self.stopped.is_set() else self.stopped
+        self._loop.call_soon_threadsafe(chosen.set)
+
+
+@contextmanager
+def _bound(settings: ServerSettings) -> Iterator[socket.socket]:
+    """The socket that is listened on. A Unix socket's file goes with it."""
+    with _bind_unix(Path(settings.uds)) if settings.uds else _bind(settings) as listener:
+        try:
+            yield listener
+        finally:
+            if settings.uds:
+                Path(settings.uds).unlink(missing_ok=True)
+
+
+def _bind(settings: ServerSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        where = f"{settings.host}:{settings.port}"
+        raise ConfigError(f"cannot listen on {where}: {error.strerror} (--host, --port)") from None
+    return listener
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    if path.is_socket():
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {path}: {error.strerror or error} (--uds)") from None
+    return listener
+
+
+def _address(settings: ServerSettings, listener: socket.socket) -> str:
+    if settings.uds:
+        return f"unix:{settings.uds}"
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if settings.ssl_certfile else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _log_to(console: Console) -> None:
+    handler = RichHandler(console=console, show_path=False, show_time=True, markup=False)
+    for name, level in (("saccade", logging.INFO), ("uvicorn", logging.WARNING), ("uvicorn.access", logging.INFO)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)

@@ -1,0 +1,113 @@
+"""From a request's fields to what the engine samples by."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.engine.grammar import Grammar
+from saccade.engine.params import MAX_LOGIT_BIAS, SamplingParams
+from saccade.errors import RequestError
+from saccade.inputs.generation import GenerationDefaults
+from saccade.server.protocol import ChatRequest, CompletionRequest, GenerateParams, GenerateRequest, Sampling
+from saccade.server.structure import chosen_grammar
+
+_PLAIN = (
+    "presence_penalty", "frequency_penalty", "min_tokens", "seed", "stop_token_ids", "ignore_eos",
+    "include_stop_str_in_output", "skip_special_tokens", "allowed_token_ids",
+)  # fmt: skip
+_SUGGESTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+COMPLETION_TOKENS, GENERATE_TOKENS = 16, 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingLimits:
+    """What the server allows and the checkpoint suggests."""
+
+    max_n: int
+    max_logprobs: int
+    defaults: GenerationDefaults | None
+
+
+def chat_params(request: ChatRequest, limits: SamplingLimits, calls: Grammar | None = None) -> SamplingParams:
+    """`calls` is the grammar of the tool calls that are asked for."""
+    if request.top_logprobs is not None and not request.logprobs:
+        raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
+    longest = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    fields = _common(request, limits)
+    if calls is not None:
+        if "grammar" in fields:
+            raise RequestError("a forced tool call leaves no room for other structure", param="tool_choice")
+        fields["grammar"] = calls
+    fields["max_tokens"] = longest
+    fields["logprobs"] = _logprobs("top_logprobs", (request.top_logprobs or 0) if request.logprobs else None, limits)
+    return SamplingParams(**fields)
+
+
+def completion_params(request: CompletionRequest, limits: SamplingLimits) -> SamplingParams:
+    """With `echo`, no token need be asked for: evaluations score a text that way. One is made and not shown."""
+    fields = _common(request, limits)
+    longest = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    fields["max_tokens"] = 1 if request.echo and longest == 0 else longest
+    fields["logprobs"] = _logprobs("logprobs", request.logprobs, limits)
+    if request.echo and request.logprobs is not None:
+        fields["prompt_logprobs"] = max(request.logprobs, fields.get("prompt_logprobs") or 0)
+    return SamplingParams(**fields)
+
+
+def generate_params(request: GenerateRequest, limits: SamplingLimits) -> SamplingParams:
+    params = request.sampling_params
+    fields = {name: getattr(params, name) for name in _PLAIN if hasattr(params, name)} | _suggested(params, limits)
+    fields["n"] = _count(params.n, limits)
+    fields["min_tokens"], fields["seed"] = params.min_new_tokens, params.sampling_seed
+    fields["include_stop_str_in_output"] = params.no_stop_trim
+    fields["stop"] = params.stop
+    fields["logit_bias"] = _biases(params.logit_bias)
+    fields["grammar"] = chosen_grammar(params)
+    fields = {name: value for name, value in fields.items() if value is not None}
+    fields["max_tokens"] = GENERATE_TOKENS if params.max_new_tokens is None else params.max_new_tokens
+    if request.return_logprob:
+        fields["logprobs"] = _logprobs("top_logprobs_num", request.top_logprobs_num or 0, limits)
+        if request.logprob_start_len not in (None, -1):
+            fields["prompt_logprobs"] = fields["logprobs"]
+    return SamplingParams(**fields)
+
+
+def _common(request: Sampling, limits: SamplingLimits) -> dict[str, Any]:
+    fields = {name: getattr(request, name) for name in _PLAIN} | _suggested(request, limits)
+    fields["n"] = _count(request.n, limits)
+    fields["stop"] = request.stop
+    fields["logit_bias"] = _biases(request.logit_bias)
+    fields["prompt_logprobs"] = _logprobs("prompt_logprobs", request.prompt_logprobs, limits)
+    fields["grammar"] = chosen_grammar(request)
+    if request.stream and request.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs", code="invalid_value")
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _suggested(request: Sampling | GenerateParams, limits: SamplingLimits) -> dict[str, Any]:
+    """The request's own values, then the checkpoint's."""
+    asked = {name: getattr(request, name) for name in _SUGGESTED}
+    if limits.defaults is None:
+        return asked
+    return {name: getattr(limits.defaults, name) if value is None else value for name, value in asked.items()}
+
+
+def _count(n: int | None, limits: SamplingLimits) -> int:
+    if n is not None and n > limits.max_n:
+        raise RequestError(f"n is more than {limits.max_n}, which is the limit (--max-n)", param="n")
+    return 1 if n is None else n
+
+
+def _logprobs(name: str, count: int | None, limits: SamplingLimits) -> int | None:
+    if count is not None and not 0 <= count <= limits.max_logprobs:
+        raise RequestError(f"{name}: allowed are 0..{limits.max_logprobs} (--max-logprobs)", param=name)
+    return count
+
+
+def _biases(biases: dict[str, float] | None) -> dict[int, float] | None:
+    if biases is None:
+        return None
+    if len(biases) > MAX_LOGIT_BIAS:
+        raise RequestError(f"logit_bias has more than {MAX_LOGIT_BIAS} tokens, which is the limit", param="logit_bias")
+    if not all(key.isascii() and key.isdigit() and len(key) < 11 for key in biases):
+        raise RequestError("logit_bias must map token ids to numbers", param="logit_bias")
+    return {int(key): value for key, value in biases.items()}

@@ -1,0 +1,149 @@
+"""What all routes share: the engine and how far it is, the model's names, the workers, the counters."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from itertools import count
+from time import monotonic, time
+from typing import ParamSpec, TypeVar
+
+from saccade.engine.process import AsyncEngine
+from saccade.engine.settings import SchedulerSettings
+from saccade.inputs.generation import GenerationDefaults
+from saccade.inputs.media import MediaLoader, MediaSettings
+from saccade.server.admission import Admission
+from saccade.server.errors import HttpError, draining, engine_dead, starting
+from saccade.server.metrics import Metrics
+from saccade.server.sampling import SamplingLimits
+from saccade.server.settings import ServerSettings
+from saccade.server.tools import ToolStyle
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MIN_THREADS, MAX_THREADS = 4, 16
+
+
+class Phase(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+class Service:
+    """One model behind the server. `engine` is there once the phase has left STARTING for READY."""
+
+    def __init__(self, model: str, settings: ServerSettings, limits: SchedulerSettings, media: MediaSettings) -> None:
+        self.settings = settings
+        self.names = settings.served_model_name or (model,)
+        self.model = model
+        self.created = int(time())
+        self.begun = monotonic()
+        self.time_to_ready_s: float | None = None
+        self.media = MediaLoader(media)
+        self.metrics = Metrics(self.names[0], settings.metrics_style)
+        self.admission = Admission(
+            max_inside=limits.max_num_seqs + limits.max_queued_requests,
+            max_pending=settings.max_pending_requests,
+            max_pending_bytes=settings.max_pending_bytes,
+            retry_after_s=limits.retry_after_s,
+        )
+        threads = settings.preprocess_threads or max(MIN_THREADS, min(os.cpu_count() or 1, MAX_THREADS))
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
+        self.tool_style: ToolStyle = "hermes"
+        self._engine: AsyncEngine | None = None
+        self._defaults: GenerationDefaults | None = None
+        self._phase = Phase.STARTING
+        self._serials = count()
+        self._running: dict[str, set[str]] = {}
+
+    @property
+    def phase(self) -> Phase:
+        if self._phase is Phase.READY and self._engine is not None and not self._engine.is_alive:
+            return Phase.DEAD
+        return self._phase
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """The engine, also while requests are drained; or the reason why there is none."""
+        if self.phase is Phase.DEAD:
+            raise engine_dead()
+        if self._engine is None:
+            raise starting()
+        return self._engine
+
+    def check_open(self) -> None:
+        """Raises unless new requests are taken."""
+        if self.phase is Phase.DRAINING:
+            raise draining()
+        _ = self.engine
+
+    @property
+    def limits(self) -> SamplingLimits:
+        return SamplingLimits(
+            max_n=self.settings.max_n, max_logprobs=self.settings.max_logprobs, defaults=self._defaults
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        return self.engine.limits.max_model_len
+
+    def open(self, engine: AsyncEngine, defaults: GenerationDefaults, tool_style: ToolStyle = "hermes") -> None:
+        """The engine is ready: requests are taken from now on."""
+        self._engine, self.tool_style = engine, tool_style
+        self._defaults = defaults if self.settings.generation_config == "auto" else None
+        self.time_to_ready_s = monotonic() - self.begun
+        if self._phase is Phase.STARTING:
+            self._phase = Phase.READY
+
+    def fail(self) -> None:
+        self._phase = Phase.DEAD
+
+    def drain(self) -> None:
+        """No request is taken from now on; those inside go on."""
+        self._phase = Phase.DRAINING
+
+    async def aclose(self) -> None:
+        await self.media.aclose()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs what would hold up the event loop. Whoever is cancelled leaves the queue of the pool."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, lambda: work(*args, **kwargs))
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with; no name means the model that is here."""
+        if not name:
+            return self.names[0]
+        if name not in self.names:
+            text = "the model is not served here; GET /v1/models lists what is"
+            raise HttpError(404, text, code="model_not_found", param="model")
+        return name
+
+    def enlist(self, public_id: str) -> str:
+        """An id for the engine that nobody else has. Clients may use theirs as often as they like."""
+        engine_id = f"{next(self._serials)}"
+        self._running.setdefault(public_id, set()).add(engine_id)
+        return engine_id
+
+    def dismiss(self, public_id: str, engine_id: str) -> None:
+        ids = self._running.get(public_id, set())
+        ids.discard(engine_id)
+        if not ids:
+            self._running.pop(public_id, None)
+
+    def abort(self, public_id: str | None) -> int:
+        """Ends a request, or all of them; how many of the engine's requests that were."""
+        chosen = list(self._running.values()) if public_id is None else [self._running.get(public_id, set())]
+        ids = [engine_id for group in chosen for engine_id in group]
+        for engine_id in ids:
+            self.engine.abort(engine_id)
+        return len(ids)
+
+    @property
+    def is_idle(self) -> bool:
+        return self.admission.inside == 0

@@ -1,0 +1,103 @@
+"""Where the server listens, whom it answers and how much it takes."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from saccade.config import setting
+from saccade.engine.params import MAX_LOGPROBS, MAX_N
+from saccade.errors import ConfigError
+
+METRICS_STYLES = ("own", "vllm", "sglang")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSettings:
+    """Only this machine can reach the default address. 0 switches a time limit off."""
+
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on; 0 picks a free one")
+    uds: str = setting("", "Unix socket to listen on instead of an address")
+    root_path: str = setting("", "path prefix under which a proxy serves this server")
+    ssl_keyfile: str = setting("", "TLS key file")
+    ssl_certfile: str = setting("", "TLS certificate file")
+    api_key: tuple[str, ...] = setting((), "keys of which a client must send one; without any, everybody is answered")
+    admin_api_key: str = setting("", "key of the administrative routes; without one they are closed")
+    allowed_origins: str = setting("", 'origins of web pages that may call, such as ["https://a.example"]')
+    served_model_name: tuple[str, ...] = setting((), "names of the model in the API; by default the name it was given")
+    generation_config: str = setting("auto", "auto: sampling defaults of the checkpoint; none: neutral ones")
+    max_body_bytes: int = setting(64 * 2**20, "largest request body")
+    max_header_bytes: int = setting(64 * 2**10, "largest head of a request")
+    max_pending_requests: int = setting(512, "requests being read and prepared before new ones are refused")
+    max_pending_bytes: int = setting(2 * 2**30, "bodies of requests being prepared before new ones are refused")
+    preprocess_threads: int = setting(0, "threads that decode images and tokenize; 0: one a core, 4 to 16")
+    max_n: int = setting(16, "most outputs of one request")
+    max_prompts: int = setting(128, "most prompts of one completion request")
+    max_logprobs: int = setting(MAX_LOGPROBS, "most alternatives a token")
+    request_timeout_s: float = setting(0.0, "seconds a request may take, also the most that it may ask for")
+    body_timeout_s: float = setting(60.0, "seconds a client may take to send a body")
+    keep_alive_s: float = setting(75.0, "seconds an idle connection is kept")
+    sse_ping_s: float = setting(15.0, "seconds of silence after which a stream gets a comment")
+    shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to end after SIGTERM")
+    metrics_style: str = setting("own", "own (with vLLM's names beside), vllm or sglang")
+    strict: bool = setting(False, "name unknown request fields in the header x-ignored-fields")
+    access_log: bool = setting(False, "log every request")
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _RANGES.items():
+            if not low <= getattr(self, name) <= high:
+                raise _refuse(name, getattr(self, name), f"allowed are {low}..{high}")
+        if self.metrics_style not in METRICS_STYLES:
+            raise _refuse("metrics_style", self.metrics_style, f"allowed are {', '.join(METRICS_STYLES)}")
+        if self.generation_config not in ("auto", "none"):
+            raise _refuse("generation_config", self.generation_config, "allowed are auto and none")
+        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
+            raise ConfigError("TLS needs both a key and a certificate (--ssl-keyfile, --ssl-certfile)")
+        if any(not key for key in self.api_key):
+            raise ConfigError("an API key is empty; leave it out to answer everybody (--api-key)")
+        if self.root_path and not self.root_path.startswith("/"):
+            raise _refuse("root_path", self.root_path, "it must begin with /")
+        for name in ("ssl_keyfile", "ssl_certfile"):
+            if getattr(self, name) and not Path(getattr(self, name)).is_file():
+                raise _refuse(name, getattr(self, name), "there is no such file")
+        self.origins()
+
+    def origins(self) -> list[str]:
+        """The allowed origins: a JSON list, or names separated by commas."""
+        text = self.allowed_origins.strip()
+        if not text.startswith("["):
+            return [part.strip() for part in text.split(",") if part.strip()]
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, list) or not all(isinstance(origin, str) for origin in found):
+            raise _refuse("allowed_origins", text, "it must be a JSON list of strings")
+        return found
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        return bool(self.uds) or self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "port": (0, 65535),
+    "max_body_bytes": (1024, 2**31),
+    "max_header_bytes": (1024, 2**24),
+    "max_pending_requests": (1, 2**20),
+    "max_pending_bytes": (1024, 2**40),
+    "preprocess_threads": (0, 1024),
+    "max_n": (1, MAX_N),
+    "max_prompts": (1, 4096),
+    "max_logprobs": (0, MAX_LOGPROBS),
+    "request_timeout_s": (0, 10**6),
+    "body_timeout_s": (0, 10**6),
+    "keep_alive_s": (1, 10**6),
+    "sse_ping_s": (0, 10**6),
+    "shutdown_timeout_s": (0, 10**6),
+}
+
+
+def _refuse(name: str, value: object, allowed: str) -> ConfigError:
+    return ConfigError(f"{name} is {value}; {allowed} (--{name.replace('_', '-')})")

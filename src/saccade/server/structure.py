@@ -1,0 +1,81 @@
+"""The many ways in which clients ask for structured output, brought to one grammar. None of them is ever ignored."""
+
+from typing import Any
+
+import orjson
+
+from saccade.engine.grammar import Grammar
+from saccade.errors import RequestError
+from saccade.server.protocol import GenerateParams, ResponseFormat, Sampling, StructuredOutputs
+
+Asked = list[tuple[str, Grammar]]
+
+
+def chosen_grammar(request: Sampling | GenerateParams) -> Grammar | None:
+    """The grammar a request asks for; two different wishes are an error."""
+    asked: Asked = []
+    if isinstance(request, Sampling):
+        if request.response_format is not None:
+            asked += _from_format(request.response_format)
+        if request.structured_outputs is not None:
+            asked += _from_structured(request.structured_outputs)
+        asked += _named(
+            ("guided_json", "json_schema", request.guided_json),
+            ("guided_regex", "regex", request.guided_regex),
+            ("guided_choice", "choice", request.guided_choice),
+            ("guided_grammar", "lark", request.guided_grammar),
+        )
+    asked += _named(
+        ("json_schema", "json_schema", request.json_schema),
+        ("regex", "regex", request.regex),
+        ("ebnf", "lark", request.ebnf),
+    )
+    if len(asked) > 1:
+        names = " and ".join(name for name, _ in asked[:2])
+        raise RequestError(f"{names} both ask for structure; send one of them", param=asked[1][0], code="invalid_value")
+    return asked[0][1] if asked else None
+
+
+def _from_format(asked: ResponseFormat) -> Asked:
+    match asked.type:
+        case "text":
+            return []
+        case "json_object":
+            return [("response_format", Grammar("json_object"))]
+        case "json_schema":
+            schema = None if asked.json_schema is None else asked.json_schema.schema_
+            if schema is None:
+                param = "response_format.json_schema.schema"
+                raise RequestError(f"{param} is missing", param=param, code="missing_parameter")
+            return [("response_format", _grammar("response_format", "json_schema", schema))]
+        case _:
+            text = "response_format must be of type text, json_object or json_schema"
+            raise RequestError(text, param="response_format.type", code="unsupported_parameter")
+
+
+def _from_structured(asked: StructuredOutputs) -> Asked:
+    if asked.structural_tag is not None:
+        param = "structured_outputs.structural_tag"
+        raise RequestError(f"{param} is not supported; use json", param=param, code="unsupported_parameter")
+    found = _named(
+        ("structured_outputs.json", "json_schema", asked.json_),
+        ("structured_outputs.regex", "regex", asked.regex),
+        ("structured_outputs.choice", "choice", asked.choice),
+        ("structured_outputs.grammar", "lark", asked.grammar),
+    )
+    return found + ([("structured_outputs.json_object", Grammar("json_object"))] if asked.json_object else [])
+
+
+def _named(*wishes: tuple[str, Any, Any]) -> Asked:
+    return [(name, _grammar(name, kind, value)) for name, kind, value in wishes if value is not None]
+
+
+def _grammar(name: str, kind: Any, value: Any) -> Grammar:
+    if isinstance(value, str):
+        return Grammar(kind, value)
+    try:
+        return Grammar(kind, orjson.dumps(value).decode())
+    except (TypeError, RecursionError):  # orjson's depth limit, or text that is no Unicode
+        raise RequestError(
+            f"{name} is nested too deeply or holds broken text", param=name, code="invalid_schema"
+        ) from None

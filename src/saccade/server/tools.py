@@ -1,0 +1,322 @@
+"""Tool calls in the text of a model: found while it streams, or forced by a grammar.
+
+Two ways to write a call are known, and each parser says which text is a call:
+- Hermes (Qwen): `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, any number of them, around them text.
+- Llama 3: the whole text is `{"name": "f", "parameters": {...}}`, or several of these with `;` between.
+
+Text that may be the beginning of a call is held back; a call is told of when it is complete, with its name and then its
+arguments. What looked like a call and is not valid JSON with a name and an object of arguments is given back as text,
+to the letter. Nothing is ever evaluated.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+from uuid import uuid4
+
+from saccade.engine.grammar import JSON_OPTIONS, Grammar
+from saccade.errors import RequestError
+
+ToolStyle = Literal["hermes", "llama3_json"]
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+MAX_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text for the reader."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """Call `index` of the message begins."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next piece of call `index`'s arguments, a JSON text when put together."""
+
+    index: int
+    text: str
+
+
+ToolEvent = Content | CallStarted | CallArguments
+
+
+class ToolParser(Protocol):
+    """One for each output. `num_calls` is how many calls were told of so far."""
+
+    num_calls: int
+
+    def push(self, text: str) -> list[ToolEvent]: ...
+
+    def finish(self) -> list[ToolEvent]: ...
+
+
+def new_call_id() -> str:
+    return f"call_{uuid4().hex[:24]}"
+
+
+class HermesParser:
+    """Calls between tags. White space beside a call belongs to the format, not to the text."""
+
+    def __init__(self, *, is_parallel: bool = True, new_id: Callable[[], str] = new_call_id) -> None:
+        """Without `is_parallel` nothing behind the first call is told of."""
+        self.num_calls = 0
+        self._is_parallel, self._new_id = is_parallel, new_id
+        self._held = ""  # text that may turn out to be blank before a call, or the beginning of its tag
+        self._call: _OpenCall | None = None
+
+    def push(self, text: str) -> list[ToolEvent]:
+        events: list[ToolEvent] = []
+        while text:
+            text = self._read_text(text, events) if self._call is None else self._read_call(self._call, text, events)
+        return events
+
+    def finish(self) -> list[ToolEvent]:
+        """A call whose closing tag never came still counts if it is complete."""
+        events: list[ToolEvent] = []
+        if self._call is not None:
+            self._end_call(self._call.text, self._call.blank + OPEN + self._call.text, events)
+            self._call = None
+        if self._held.strip() or not self.num_calls:
+            self._say(self._held, events)
+        self._held = ""
+        return events
+
+    def _read_text(self, text: str, events: list[ToolEvent]) -> str:
+        """Gives out what is certainly text; what follows an opening tag is left to be read."""
+        held = self._held + text
+        before, tag, behind = held.partition(OPEN)
+        if tag:
+            self._held = ""
+            self._say(before.rstrip(), events)
+            self._call = _OpenCall(before[len(before.rstrip()) :])
+            return behind
+        keep = _tail(held)
+        self._held = held[len(held) - keep :]
+        self._say(held[: len(held) - keep], events)
+        return ""
+
+    def _read_call(self, call: "_OpenCall", text: str, events: list[ToolEvent]) -> str:
+        end = call.add(text)
+        if end is None:
+            return ""
+        behind = call.text[end + len(CLOSE) :]
+        self._call = None
+        self._end_call(call.text[:end], call.blank + OPEN + call.text[: end + len(CLOSE)], events)
+        return behind
+
+    def _end_call(self, text: str, whole: str, events: list[ToolEvent]) -> None:
+        found = _read_call(text, ("arguments", "parameters"))
+        if found is None:
+            self._say(whole, events)
+        elif self._is_parallel or not self.num_calls:
+            events += _events(self.num_calls, self._new_id(), *found)
+            self.num_calls += 1
+
+    def _say(self, text: str, events: list[ToolEvent]) -> None:
+        if text and (self._is_parallel or not self.num_calls):
+            events.append(Content(text))
+
+
+class LlamaParser:
+    """A text that begins like an object is held back to its end, when it is known whether all of it is calls."""
+
+    def __init__(self, *, is_parallel: bool = True, new_id: Callable[[], str] = new_call_id) -> None:
+        self.num_calls = 0
+        self._is_parallel, self._new_id = is_parallel, new_id
+        self._held: list[str] = []
+        self._is_object: bool | None = None  # not known before the first character that is not blank
+
+    def push(self, text: str) -> list[ToolEvent]:
+        self._held.append(text)
+        if self._is_object is None and text.strip():
+            self._is_object = text.lstrip().startswith("{")
+        if self._is_object is not False:
+            return []
+        text, self._held = "".join(self._held), []
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[ToolEvent]:
+        text, self._held = "".join(self._held), []
+        calls = _read_calls(text)
+        if not calls:
+            return [Content(text)] if text else []
+        events: list[ToolEvent] = []
+        for found in calls if self._is_parallel else calls[:1]:
+            events += _events(self.num_calls, self._new_id(), *found)
+            self.num_calls += 1
+        return events
+
+
+def tool_parser(style: ToolStyle, *, is_parallel: bool = True) -> ToolParser:
+    return HermesParser(is_parallel=is_parallel) if style == "hermes" else LlamaParser(is_parallel=is_parallel)
+
+
+def tool_style(template: str | None) -> ToolStyle:
+    """How a checkpoint's chat template teaches its model to write calls; most of today's models follow Hermes."""
+    is_llama = template is not None and OPEN not in template and '"parameters"' in template
+    return "llama3_json" if is_llama else "hermes"
+
+
+def check_tools(tools: Any) -> None:
+    """Raises unless tools are functions with names that differ and schemas that are objects."""
+    if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
+        raise _wrong(f"tools must be a list of 1 to {MAX_TOOLS} functions", "tools")
+    names = [_check_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    if len(set(names)) < len(names):
+        raise _wrong("tools must have names that differ", "tools")
+
+
+def tool_grammar(
+    tools: Any, tool_choice: Any, *, style: ToolStyle = "hermes", is_parallel: bool = True
+) -> Grammar | None:
+    """What the output must look like: None where the model is free ("none", "auto"), calls of any tools where a call
+    is required, one call of the named tool where one is named."""
+    if tool_choice in (None, "none", "auto"):
+        return None
+    check_tools(tools)
+    functions = [tool["function"] for tool in tools]
+    if tool_choice != "required":
+        functions = [_named(functions, tool_choice)]
+    is_many = tool_choice == "required" and is_parallel
+    return Grammar("lark", _lark(functions, style, is_many=is_many))
+
+
+class _OpenCall:
+    """The text of a call as it comes. A closing tag inside a JSON string does not close it."""
+
+    def __init__(self, blank: str) -> None:
+        self.text, self.blank = "", blank
+        self._at = 0
+        self._is_string = self._is_escaped = False
+
+    def add(self, text: str) -> int | None:
+        """Where the closing tag begins, once all of it is there."""
+        self.text += text
+        while self._at < len(self.text):
+            char = self.text[self._at]
+            if char == "<" and not self._is_string:
+                if self.text.startswith(CLOSE, self._at):
+                    return self._at
+                if CLOSE.startswith(self.text[self._at :]):
+                    return None
+            self._is_string ^= char == '"' and not self._is_escaped
+            self._is_escaped = self._is_string and char == "\\" and not self._is_escaped
+            self._at += 1
+        return None
+
+
+def _tail(text: str) -> int:
+    """How much of the end of a text may be blank before a tag, and the beginning of one."""
+    longest = min(len(OPEN) - 1, len(text))
+    tag = next((n for n in range(longest, 0, -1) if OPEN.startswith(text[len(text) - n :])), 0)
+    rest = text[: len(text) - tag]
+    return tag + len(rest) - len(rest.rstrip())
+
+
+def _read_call(text: str, keys: Sequence[str]) -> tuple[str, str] | None:
+    """Name and arguments of a call, both as text."""
+    try:
+        call = json.loads(text, parse_constant=_no_constant)
+        return _call_of(call, keys)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read_calls(text: str) -> list[tuple[str, str]]:
+    decoder, at, calls = json.JSONDecoder(parse_constant=_no_constant), 0, []
+    text = text.strip()
+    try:
+        while at < len(text):
+            call, at = decoder.raw_decode(text, at)
+            found = _call_of(call, ("parameters", "arguments"))
+            rest = text[at:].lstrip()
+            if found is None or (rest and not rest.startswith(";")):
+                return []
+            calls.append(found)
+            rest = rest.removeprefix(";").lstrip()
+            at = len(text) - len(rest)
+    except (ValueError, RecursionError):
+        return []
+    return calls
+
+
+def _call_of(call: Any, keys: Sequence[str]) -> tuple[str, str] | None:
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+        return None
+    arguments: Any = next((call[key] for key in keys if key in call), {})
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments, parse_constant=_no_constant)
+    if not isinstance(arguments, dict):
+        return None
+    return call["name"], json.dumps(arguments, ensure_ascii=False)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _events(index: int, call_id: str, name: str, arguments: str) -> list[ToolEvent]:
+    return [CallStarted(index, call_id, name), CallArguments(index, arguments)]
+
+
+def _check_tool(tool: Any, param: str) -> str:
+    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+        raise _wrong("a tool must be of type function", param)
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise _wrong("a function must have a name of 1 to 64 letters, digits, _, . or -", f"{param}.function.name")
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise _wrong("parameters must be a JSON schema", f"{param}.function.parameters")
+    return name
+
+
+def _named(functions: Sequence[dict[str, Any]], choice: Any) -> dict[str, Any]:
+    function = choice.get("function", choice) if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    for function in functions:
+        if function["name"] == name:
+            return function
+    raise _wrong("tool_choice must be none, auto, required, or name one of the tools", "tool_choice")
+
+
+def _lark(functions: Sequence[dict[str, Any]], style: ToolStyle, *, is_many: bool) -> str:
+    """Each schema stands alone, so that its references to itself hold."""
+    key = "arguments" if style == "hermes" else "parameters"
+    begin, end, between = (OPEN + "\n", "\n" + CLOSE, "\n") if style == "hermes" else ("", "", "; ")
+    lines = [f"start: call ({_quoted(between)} call)*" if is_many else "start: call"]
+    lines.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
+    for i, function in enumerate(functions):
+        head = f'{begin}{{"name": {json.dumps(function["name"])}, "{key}": '
+        schema = {"type": "object"} | (function.get("parameters") or {}) | {"x-guidance": JSON_OPTIONS}
+        lines.append(f"call_{i}: {_quoted(head)} arguments_{i} {_quoted('}' + end)}")
+        lines.append(f"arguments_{i}: %json {_dumped(schema)}")
+    return "\n".join(lines)
+
+
+def _dumped(schema: dict[str, Any]) -> str:
+    try:
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        raise _wrong("parameters must be a JSON schema", "tools") from None
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _wrong(message: str, param: str) -> RequestError:
+    return RequestError(f"{param}: {message}", param=param, code="invalid_tools")

@@ -1,0 +1,173 @@
+"""Start, full, drained, hurried, dead: the server says what it is, and every request gets an end."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from tests.e2e.process import END_S, ServerProcess, running
+
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+LONG = {"messages": HELLO, "max_tokens": 250, "ignore_eos": True, "temperature": 0}
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + END_S
+    while not condition():
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.02)
+
+
+class Streaming(threading.Thread):
+    """A client that reads a stream to its end; `lines` grow as they come."""
+
+    def __init__(self, server: ServerProcess, body: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self.lines: list[str] = []
+        self.raw = b""
+        self._url, self._body = server.url, body | {"stream": True}
+        self.start()
+
+    def run(self) -> None:
+        with (
+            httpx2.Client(timeout=END_S, trust_env=False) as client,
+            client.stream("POST", f"{self._url}/v1/chat/completions", json=self._body) as reply,
+        ):
+            for part in reply.iter_bytes():
+                self.raw += part
+                self.lines = self.raw.decode().split("\n\n")
+
+    @property
+    def events(self) -> list[Any]:
+        """Every event must be whole: no half-written line, a JSON object or the end."""
+        assert self.raw.endswith(b"\n\n")
+        found = [line.removeprefix("data: ") for line in self.lines if line and not line.startswith(":")]
+        return [line if line == "[DONE]" else json.loads(line) for line in found]
+
+
+def test_a_server_lives_from_loading_to_a_drained_end(checkpoint: Path, tmp_path: Path) -> None:
+    with running(checkpoint, tmp_path / "log") as server, server.client() as client:
+        assert client.get("/health").status_code == 200
+        early = client.get("/ready")
+        if early.status_code != 200:  # on a fast machine it may be ready already
+            assert early.status_code == 503 and early.json()["error"]["code"] == "starting"
+            assert int(early.headers["retry-after"]) >= 1
+        server.wait_ready()
+        assert client.get("/ready").status_code == 200
+        assert "loading weights" in server.text and "warming up" in server.text
+        assert listening_ports(server.popen.pid, server.engine_pid()) == {int(server.url.rsplit(":", 1)[1])}
+        streams = [Streaming(server, LONG) for _ in range(3)]
+        wait_for(lambda: all(len(stream.lines) > 2 for stream in streams))
+        server.signal(signal.SIGTERM)
+        wait_for(lambda: client.get("/ready").status_code == 503)
+        assert client.get("/ready").json()["error"]["code"] == "shutting_down"
+        assert client.get("/health").status_code == 200
+        refused = client.post("/v1/chat/completions", json={"messages": HELLO})
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+        for stream in streams:
+            stream.join(END_S)
+            assert stream.events[-1] == "[DONE]" and stream.events[-2]["choices"][0]["finish_reason"] == "length"
+        assert server.wait() == 0 and "Traceback" not in server.text
+
+
+def listening_ports(*pids: int) -> set[int]:
+    """TCP ports on which any of the processes listens."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                inodes.add(str(link.readlink()))
+            except OSError:
+                continue
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                found.add(int(fields[1].rsplit(":", 1)[1], 16))
+    return found
+
+
+def test_requests_that_outlive_the_drain_are_told(checkpoint: Path, tmp_path: Path) -> None:
+    """Time over ends streams with an error; so does a second signal, at once."""
+    with running(checkpoint, tmp_path / "log", server={"shutdown_timeout_s": 25.0}) as server:
+        server.wait_ready()
+        body = {**LONG, "n": 8, "max_tokens": 440, "messages": [{"role": "user", "content": "a" * 40}]}
+        streams = [Streaming(server, body) for _ in range(4)]
+        wait_for(lambda: all(len(stream.lines) > 2 for stream in streams[:1]))
+        begun = time.monotonic()
+        server.signal(signal.SIGTERM)
+        with server.client() as client:
+            wait_for(lambda: client.get("/ready").status_code == 503)
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0 and time.monotonic() - begun < 20
+        for stream in streams:
+            stream.join(END_S)
+        begun_ones = [stream for stream in streams if stream.raw.startswith(b"data:")]
+        assert begun_ones and all(stream.events[-1] == "[DONE]" for stream in begun_ones)
+        assert {stream.events[-2]["error"]["code"] for stream in begun_ones} == {"shutting_down"}
+        for stream in streams:  # what had not begun has a status of its own
+            assert stream in begun_ones or json.loads(stream.raw)["error"]["code"] == "shutting_down"
+
+
+def test_a_full_server_refuses_and_recovers_and_a_dead_one_says_so(checkpoint: Path, tmp_path: Path) -> None:
+    limits = {"max_num_seqs": 2, "max_queued_requests": 3, "retry_after_s": 4}
+    with running(checkpoint, tmp_path / "log", limits=limits) as server, server.client() as client:
+        server.wait_ready()
+        streams = [Streaming(server, LONG) for _ in range(2)]
+        wait_for(lambda: all(len(stream.lines) > 2 for stream in streams))
+        streams += [Streaming(server, LONG) for _ in range(3)]
+        wait_for(lambda: client.get("/load").json()["server_load"] == 5)
+        begun = time.monotonic()
+        refused = client.post("/v1/chat/completions", json={"messages": HELLO})
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "queue_full"
+        assert refused.headers["retry-after"] == "4" and time.monotonic() - begun < 5
+        for stream in streams:
+            stream.join(END_S)
+            assert stream.events[-2]["choices"][0]["finish_reason"] == "length"
+        wait_for(lambda: client.get("/load").json()["server_load"] == 0)
+        assert client.post("/v1/chat/completions", json={"messages": HELLO, "max_tokens": 1}).status_code == 200
+        check_death(server, client)
+
+
+def check_death(server: ServerProcess, client: httpx2.Client) -> None:
+    """The engine is killed: what runs ends with an error, health tells the truth, the server still ends well."""
+    stream = Streaming(server, LONG)
+    with ThreadPoolExecutor() as pool:
+        plain = pool.submit(client.post, "/v1/chat/completions", json={**LONG, "max_tokens": 400})
+        wait_for(lambda: len(stream.lines) > 2)
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        reply = plain.result(END_S)
+    assert reply.status_code == 503 and reply.json()["error"]["code"] == "engine_dead"
+    stream.join(END_S)
+    assert stream.events[-2]["error"]["code"] == "engine_dead" and stream.events[-1] == "[DONE]"
+    for path in ("/health", "/ready"):
+        assert client.get(path).status_code == 503
+    late = client.post("/v1/chat/completions", json={"messages": HELLO})
+    assert late.status_code == 503 and late.headers["retry-after"]
+    assert client.get("/metrics").status_code == 200
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+
+
+def test_a_deadline_ends_a_request(server: ServerProcess, http: httpx2.Client) -> None:
+    reply = http.post("/v1/chat/completions", json={**LONG, "n": 8, "timeout": 0.05})
+    assert reply.status_code == 408 and reply.json()["error"]["code"] == "deadline_exceeded"
+    late = http.post("/v1/chat/completions", json={**LONG, "n": 8}, headers={"x-request-timeout": "0.05"})
+    assert late.status_code == 408
+    stream = Streaming(server, {**LONG, "n": 8, "timeout": 1.5, "request_id": "slow"})
+    stream.join(END_S)
+    assert stream.events[-1] == "[DONE]"
+
+
+def test_what_the_engine_finds_wrong_ends_the_server(checkpoint: Path, tmp_path: Path) -> None:
+    with running(checkpoint, tmp_path / "log", engine={"dtype": "float7"}) as server:
+        assert server.popen.wait(90) == 2
+        assert "float7" in server.text and "Traceback" not in server.text

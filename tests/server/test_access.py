@@ -1,0 +1,110 @@
+"""Who may call what: keys, odd paths, odd headers, cross-origin calls."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from starlette.routing import Route
+
+from saccade.server.app import build_app
+from saccade.server.auth import ADMIN_PATHS, OPEN_PATHS, Keys
+from saccade.server.errors import HttpError
+from tests.server.fake import Caller, FakeEngine, service_for
+
+Scripted = Callable[..., tuple[Caller, FakeEngine, object]]
+HOSTS = ["", "]", "/health", "a/health?", "localhost:99999999", "\\@/health", "health/../v1"]
+
+
+def routes() -> list[tuple[str, str]]:
+    app = build_app(service_for(None))
+    return [
+        (method, route.path.replace("{name:path}", "m"))
+        for route in app.routes
+        if isinstance(route, Route)
+        for method in sorted((route.methods or set()) - {"HEAD"})
+    ]
+
+
+@pytest.mark.parametrize(("method", "path"), routes())
+def test_every_route_but_health_and_ready_needs_a_key(engine: FakeEngine, method: str, path: str) -> None:
+    service = service_for(engine, api_key=("right", "other"), admin_api_key="boss")
+    caller = Caller(service)
+
+    async def run() -> None:
+        for host in HOSTS:
+            for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "right"}, {"x_api_key": "righ"}):
+                found = await caller.call(method, path, b"{}", {"host": host, **headers})
+                if path in OPEN_PATHS:
+                    assert found.status == 200
+                else:
+                    assert found.status == 401 and found.json["error"]["code"] == "invalid_api_key"
+        for headers in ({"authorization": "bearer right"}, {"x-api-key": "other"}):
+            found = await caller.call(method, path, b"{}", headers)
+            assert found.status == 403 if path in ADMIN_PATHS else found.status != 401
+        assert (await caller.call(method, path, b"{}", {"authorization": "Bearer boss"})).status not in (401, 403)
+
+    asyncio.run(run())
+
+
+def test_no_spelling_of_a_path_gets_around_the_key(engine: FakeEngine) -> None:
+    caller = Caller(service_for(engine, api_key=("right",)))
+
+    async def run() -> None:
+        for path in ("/health/", "//health", "/health/../v1/models", "/HEALTH", "/ready\0", "/v1/models;/health"):
+            found = await caller.get(path)
+            assert found.status == 401, path
+
+    asyncio.run(run())
+
+
+def test_administration_is_closed_without_a_key_of_its_own(engine: FakeEngine) -> None:
+    caller = Caller(service_for(engine))
+
+    async def run() -> None:
+        for headers in ({}, {"authorization": "Bearer "}, {"authorization": "Bearer x"}):
+            assert (await caller.get("/server_info", **headers)).status == 403
+
+    asyncio.run(run())
+
+
+def test_a_root_path_does_not_change_who_may_call_what(engine: FakeEngine) -> None:
+    caller = Caller(service_for(engine, api_key=("right",), root_path="/vlm"))
+
+    async def run() -> None:
+        assert (await caller.get("/vlm/health")).status != 401
+        assert (await caller.get("/vlm/v1/models")).status == 401
+
+    asyncio.run(run())
+
+
+def test_keys_are_not_kept() -> None:
+    keys = Keys(["secret-one"], "secret-two")
+    assert "secret" not in repr(vars(keys))
+    with pytest.raises(HttpError):
+        keys.check("/v1/models", {b"authorization": b"Bearer secret-ONE"})
+    keys.check("/v1/models", {b"authorization": b"Bearer  secret-one "})
+
+
+def test_pages_of_other_origins_may_call_only_when_allowed(engine: FakeEngine) -> None:
+    closed, open_ = Caller(service_for(engine)), Caller(service_for(engine, allowed_origins='["https://a.example"]'))
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+
+    async def run() -> None:
+        path = "/v1/chat/completions"
+        assert "access-control-allow-origin" not in (await closed.call("OPTIONS", path, b"", asked)).headers
+        found = await open_.call("OPTIONS", path, b"", asked)
+        assert found.status == 200 and found.headers["access-control-allow-origin"] == "https://a.example"
+        other = await open_.call("OPTIONS", path, b"", {**asked, "origin": "https://b.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+    asyncio.run(run())
+
+
+def test_heads_that_are_too_long_are_refused(engine: FakeEngine) -> None:
+    caller = Caller(service_for(engine, max_header_bytes=2048))
+
+    async def run() -> None:
+        found = await caller.get("/version", x="a" * 3000)
+        assert found.status == 431 and found.json["error"]["message"]
+
+    asyncio.run(run())

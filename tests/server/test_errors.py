@@ -1,0 +1,135 @@
+"""What clients are told: one envelope, our own texts, a status that says whether to come again."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import pytest
+
+from saccade.engine.engine import NO_NUMBERS
+from saccade.engine.matcher import NO_TOKEN
+from saccade.errors import CapacityError, EngineDeadError, RequestError
+from saccade.server.errors import to_http
+from saccade.server.service import Service
+from tests.server.fake import Caller, FakeEngine, Script, service_for
+
+CHAT = "/v1/chat/completions"
+HELLO: list[Any] = [{"role": "user", "content": "hi"}]
+Scripted = Callable[..., tuple[Caller, FakeEngine, Service]]
+
+
+def raising(error: Exception, after: int = 0) -> Script:
+    async def script(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        for _ in range(after):
+            yield {"text": "a", "token_ids": (5,)}
+        raise error
+
+    return script
+
+
+def ending(reason: str, detail: Any = None) -> Script:
+    async def script(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        yield {"text": "a", "token_ids": (5,)}
+        yield {"finish_reason": reason, "stop_reason": detail}
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (RequestError("x", param="p", code="c"), 400, "c"),
+        (RequestError("x", status=413, code="image_too_large"), 413, "image_too_large"),
+        (CapacityError("full", retry_after_s=2.2), 503, "queue_full"),
+        (EngineDeadError("the engine died: SECRET"), 503, "engine_dead"),
+        (TimeoutError(), 408, "deadline_exceeded"),
+        (ValueError("SECRET /etc/passwd 0x7ffe"), 500, "internal_error"),
+        (MemoryError("SECRET"), 500, "internal_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_before_the_answer_have_their_status(
+    scripted: Scripted, error: Exception, status: int, code: str, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caller, _, service = scripted(raising(error))
+    with caplog.at_level(logging.CRITICAL):
+        found = asyncio.run(caller.post(CHAT, {"messages": HELLO, "stream": stream}))
+    assert found.status == status and found.json["error"]["code"] == code
+    assert found.json["error"].keys() == {"message", "type", "param", "code"} and b"SECRET" not in found.body
+    assert found.headers["x-request-id"] and service.is_idle
+    assert ("retry-after" in found.headers) == (status == 503)
+    if status == 500:
+        assert (
+            found.headers["x-should-retry"] == "false"
+            and found.headers["x-request-id"] in found.json["error"]["message"]
+        )
+
+
+@pytest.mark.parametrize("error", [ValueError("SECRET"), EngineDeadError("SECRET")])
+def test_errors_within_a_stream_end_it_with_a_chunk(scripted: Scripted, error: Exception) -> None:
+    caller, _, service = scripted(raising(error, after=2))
+    found = asyncio.run(caller.post(CHAT, {"messages": HELLO, "stream": True}))
+    assert found.status == 200 and found.events[-1] == "[DONE]" and found.is_complete
+    assert found.events[-2]["error"]["message"] and b"SECRET" not in found.body and service.is_idle
+
+
+@pytest.mark.parametrize(
+    ("reason", "detail", "status", "retry"),
+    [
+        ("error", NO_NUMBERS, 500, "false"),
+        ("error", "the step failed: X", 500, "true"),
+        ("deadline", None, 408, "false"),
+        ("error", NO_TOKEN, 400, None),
+    ],
+)
+def test_outputs_that_failed_are_errors(
+    scripted: Scripted, reason: str, detail: Any, status: int, retry: str | None
+) -> None:
+    caller, _, _ = scripted(ending(reason, detail))
+    found = asyncio.run(caller.post(CHAT, {"messages": HELLO}))
+    assert found.status == status and found.headers.get("x-should-retry") == retry
+    streamed = asyncio.run(caller.post(CHAT, {"messages": HELLO, "stream": True}))
+    assert "error" in streamed.events[-2] and streamed.events[-1] == "[DONE]"
+
+
+def test_an_abort_by_hand_is_a_reason_and_one_by_the_end_an_error(scripted: Scripted) -> None:
+    caller, _, service = scripted(ending("abort"))
+    found = asyncio.run(caller.post(CHAT, {"messages": HELLO}))
+    assert found.status == 200 and found.json["choices"][0]["finish_reason"] == "abort"
+
+    async def script(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        yield {"text": "a", "token_ids": (5,)}
+        service.drain()
+        yield {"finish_reason": "abort"}
+
+    caller, _, service = scripted(script)
+    found = asyncio.run(caller.post(CHAT, {"messages": HELLO}))
+    assert found.status == 503 and found.json["error"]["code"] == "shutting_down"
+
+
+def test_phases_are_told_truly(engine: FakeEngine) -> None:
+    service = service_for(None)
+    caller = Caller(service)
+
+    async def statuses() -> list[int]:
+        paths = [await caller.get("/health"), await caller.get("/ready"), await caller.post(CHAT, {"messages": HELLO})]
+        return [found.status for found in paths]
+
+    async def run() -> None:
+        assert await statuses() == [200, 503, 503]
+        service.open(engine, service_for(engine)._defaults)  # type: ignore[arg-type]
+        assert await statuses() == [200, 200, 200]
+        engine.is_alive = False
+        assert await statuses() == [503, 503, 503]
+        engine.is_alive = True
+        service.drain()
+        assert await statuses() == [200, 503, 503]
+        assert (await caller.get("/metrics")).status == 200
+
+    asyncio.run(run())
+
+
+def test_nothing_is_said_about_unknown_errors() -> None:
+    found = to_http(RuntimeError("SECRET"), "id-1")
+    assert "SECRET" not in str(found.envelope()) and "id-1" in str(found) and found.status == 500

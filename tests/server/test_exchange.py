@@ -1,0 +1,146 @@
+"""Bodies within limits, and clients that leave in any phase."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from saccade.inputs.processor import Processor
+from saccade.server.service import Service
+from tests.server.fake import Answer, Caller, FakeEngine, service_for
+
+CHAT = "/v1/chat/completions"
+HELLO: list[Any] = [{"role": "user", "content": "hi"}]
+JSON = {"content-type": "application/json"}
+Scripted = Callable[..., tuple[Caller, FakeEngine, Service]]
+
+
+async def forever(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+    yield {"text": "a", "token_ids": (5,)}
+    await asyncio.sleep(1000)
+
+
+async def never(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+    await asyncio.sleep(1000)
+    yield {}
+
+
+def body(**more: Any) -> bytes:
+    return orjson.dumps({"messages": HELLO, **more})
+
+
+@pytest.mark.parametrize("script", [forever, never])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_request(scripted: Scripted, script: Any, stream: bool) -> None:
+    caller, engine, service = scripted(script)
+
+    async def run() -> None:
+        gone, answer = asyncio.Event(), Answer()
+        call = asyncio.create_task(caller.call("POST", CHAT, body(stream=stream), JSON, gone=gone, answer=answer))
+        while not engine.running:
+            await asyncio.sleep(0.01)
+        assert service.admission.inside == 1
+        gone.set()
+        await asyncio.wait_for(call, 10)
+        assert not engine.running and service.is_idle and not answer.is_complete
+        assert len(asyncio.all_tasks()) == 1, "no task is left behind"
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_while_media_are_fetched_ends_the_fetch(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller, engine, service = scripted()
+    state: list[str] = []
+
+    async def resolve(messages: Any) -> Any:
+        state.append("fetching")
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            state.append("cancelled")
+
+    monkeypatch.setattr(service.media, "resolve", resolve)
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a.example/b"}}]}]
+
+    async def run() -> None:
+        gone = asyncio.Event()
+        call = asyncio.create_task(caller.call("POST", CHAT, body(messages=messages), JSON, gone=gone))
+        while not state:
+            await asyncio.sleep(0.01)
+        gone.set()
+        await asyncio.wait_for(call, 10)
+        assert state == ["fetching", "cancelled"] and service.is_idle and not engine.seen
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_within_its_body_is_forgotten(scripted: Scripted) -> None:
+    caller, engine, service = scripted()
+
+    async def run() -> None:
+        gone, answer = asyncio.Event(), Answer()
+        gone.set()
+        await caller.call("POST", CHAT, [b'{"messa'], JSON, gone=gone, answer=answer, is_endless=True)
+        assert service.is_idle and not engine.seen and answer.status == 0
+
+    asyncio.run(run())
+
+
+def test_bodies_are_measured_while_they_come(processor: Processor) -> None:
+    service = service_for(FakeEngine(processor), max_body_bytes=5000)
+    caller = Caller(service)
+
+    async def run() -> None:
+        parts = [b" " * 1000] * 50
+        found = await caller.call("POST", CHAT, parts, JSON)
+        assert found.status == 413 and found.json["error"]["code"] == "body_too_large"
+        said = await caller.call("POST", CHAT, [], JSON | {"content-length": "999999"}, is_endless=True)
+        assert said.status == 413
+        for odd in ("-1", "abc", "9" * 40):
+            assert (await caller.call("POST", CHAT, body(), JSON | {"content-length": odd})).status == 200
+        assert service.is_idle
+
+    asyncio.run(run())
+
+
+def test_a_body_that_never_ends_is_not_waited_for(processor: Processor) -> None:
+    service = service_for(FakeEngine(processor), body_timeout_s=0.05)
+
+    async def run() -> None:
+        found = await Caller(service).call("POST", CHAT, [b"{"], JSON, is_endless=True)
+        assert found.status == 408 and found.json["error"]["code"] == "body_timeout" and service.is_idle
+
+    asyncio.run(run())
+
+
+def test_a_full_server_answers_before_it_reads(processor: Processor) -> None:
+    service = service_for(FakeEngine(processor, never), max_pending_requests=1)
+    caller = Caller(service)
+
+    async def run() -> None:
+        gone = asyncio.Event()
+        first = asyncio.create_task(caller.call("POST", CHAT, [b"{"], JSON, gone=gone, is_endless=True))
+        while not service.admission.pending:
+            await asyncio.sleep(0.01)
+        found = await caller.call("POST", CHAT, [], JSON, is_endless=True)  # its body would never come
+        assert found.status == 503 and found.json["error"]["code"] == "queue_full" and found.headers["retry-after"]
+        gone.set()
+        await first
+        assert service.is_idle and service.admission.num_refused == 1
+
+    asyncio.run(run())
+
+
+def test_bodies_that_wait_are_bounded_together(processor: Processor) -> None:
+    service = service_for(FakeEngine(processor), max_pending_bytes=2000)
+
+    async def run() -> None:
+        found = await Caller(service).post(CHAT, body(user="x" * 3000))
+        assert found.status == 503 and service.admission.pending_bytes == 0
+        assert (await Caller(service).post(CHAT, body())).status == 200
+
+    asyncio.run(run())

@@ -1,0 +1,99 @@
+"""Scrapes: vLLM's names for its dashboards, ours for graphs."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from saccade.server.service import Service
+from tests.server.fake import Caller, FakeEngine, service_for
+
+HELLO: list[Any] = [{"role": "user", "content": "hi"}]
+Scripted = Callable[..., tuple[Caller, FakeEngine, Service]]
+# What vLLM's Grafana file asks for.
+DASHBOARD = [
+    "vllm:time_to_first_token_seconds_bucket", "vllm:inter_token_latency_seconds_bucket",
+    "vllm:e2e_request_latency_seconds_bucket", "vllm:e2e_request_latency_seconds_sum",
+    "vllm:request_queue_time_seconds_sum", "vllm:request_prefill_time_seconds_sum",
+    "vllm:request_decode_time_seconds_sum", "vllm:request_prompt_tokens_bucket",
+    "vllm:request_generation_tokens_bucket", "vllm:request_max_num_generation_tokens_sum", "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total", "vllm:request_success_total", "vllm:num_requests_running",
+    "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total",
+    "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:mm_cache_queries_total",
+    "vllm:mm_cache_hits_total", "vllm:cache_config_info",
+]  # fmt: skip
+VLLM_TTFT = [
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+]  # fmt: skip
+
+
+def samples(text: str) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample)
+    return found
+
+
+def test_dashboards_of_vllm_find_every_name(scripted: Scripted) -> None:
+    caller, _, _ = scripted()
+
+    async def run() -> dict[str, list[Any]]:
+        for _ in range(3):
+            assert (await caller.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 9})).status == 200
+        return samples((await caller.get("/metrics")).body.decode())
+
+    found = asyncio.run(run())
+    assert set(DASHBOARD) <= found.keys()
+    for name in DASHBOARD:
+        assert {"model_name", "engine"} <= found[name][0].labels.keys()
+    assert found["vllm:time_to_first_token_seconds_count"][0].value == 3
+    assert found["vllm:generation_tokens_total"][0].value == 6
+    stops = {sample.labels["finished_reason"]: sample.value for sample in found["vllm:request_success_total"]}
+    assert stops["stop"] == 3
+    edges = {float(sample.labels["le"]) for sample in found["vllm:time_to_first_token_seconds_bucket"]}
+    assert set(VLLM_TTFT) <= edges
+
+
+def test_graphs_have_numbers_of_their_own(scripted: Scripted) -> None:
+    caller, _, _ = scripted()
+    found = samples(asyncio.run(caller.get("/metrics")).body.decode())
+    [replays] = found["saccade:graph_replays_total"]
+    assert replays.labels == {"phase": "decode", "budget": "decode full rows=8"} and replays.value == 3
+    assert found["saccade:graph_fallback_total"][0].labels["reason"] == "too_large"
+    assert found["saccade:graph_padding_tokens_total"][0].value == 1
+    assert found["saccade:graph_memory_bytes"][0].value == 10
+    phases = asyncio.run(caller.get("/graphs")).json["phases"]
+    assert phases[0]["phase"] == "decode" and phases[0]["graphs"][0]["replays"] == 3
+
+
+@pytest.mark.parametrize(
+    ("style", "there", "not_there"),
+    [
+        ("own", ["saccade:num_requests_running", "vllm:num_requests_running"], ["sglang:num_running_reqs"]),
+        ("vllm", ["vllm:num_requests_running", "saccade:graph_replays_total"], ["saccade:num_requests_running"]),
+        ("sglang", ["sglang:num_running_reqs", "sglang:token_usage"], ["vllm:num_requests_running"]),
+    ],
+)
+def test_the_style_chooses_the_prefix(engine: FakeEngine, style: str, there: list[str], not_there: list[str]) -> None:
+    found = samples(asyncio.run(Caller(service_for(engine, metrics_style=style)).get("/metrics")).body.decode())
+    assert set(there) <= found.keys() and not set(not_there) & found.keys()
+
+
+def test_unknown_paths_do_not_become_labels(scripted: Scripted) -> None:
+    caller, _, _ = scripted()
+
+    async def run() -> dict[str, list[Any]]:
+        for path in ("/a", "/b", '/"\n'):
+            await caller.get(path)
+        return samples((await caller.get("/metrics")).body.decode())
+
+    paths = [sample.labels["path"] for sample in asyncio.run(run())["saccade:http_requests_total"]]
+    assert paths == ["other"]
+
+
+def test_a_scrape_needs_no_engine() -> None:
+    found = samples(asyncio.run(Caller(service_for(None)).get("/metrics")).body.decode())
+    assert found["saccade:ready"][0].value == 0 and "vllm:num_requests_running" not in found

@@ -1,0 +1,229 @@
+"""Replies, whole and in chunks: the same answer, the shapes that clients rely on."""
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from saccade.engine.output import Logprob
+from saccade.server.chunks import ChunkWriter
+from saccade.server.logprobs import FLOOR, chat_entries
+from saccade.server.service import Service
+from tests.e2e.pictures import encoded, image_part, picture
+from tests.server.fake import Caller, FakeEngine
+
+CHAT = "/v1/chat/completions"
+HELLO: list[Any] = [{"role": "user", "content": "hi"}]
+Scripted = Callable[..., tuple[Caller, FakeEngine, Service]]
+
+
+async def interleaved(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+    """Two outputs, one with text that JSON must escape, one that ends early."""
+    scores = ({5: Logprob(-0.5, 1), 6: Logprob(-1.5, 2)},)
+    yield {"index": 1, "text": 'a"\n\u2028é', "token_ids": (5,), "logprobs": scores}
+    yield {
+        "index": 0,
+        "text": "",
+        "token_ids": (6,),
+        "logprobs": ({6: Logprob(float("-inf"), 9), 5: Logprob(-0.5, 1)},),
+    }
+    yield {"index": 1, "text": "", "token_ids": (5,), "logprobs": scores, "finish_reason": "stop", "stop_reason": "x"}
+    yield {"index": 0, "text": "b", "token_ids": (5,), "logprobs": scores, "finish_reason": "length"}
+
+
+def test_chunks_add_up_to_the_whole(scripted: Scripted) -> None:
+    caller, _, _ = scripted(interleaved)
+    asked = {
+        "messages": HELLO, "n": 2, "logprobs": True, "top_logprobs": 1, "return_token_ids": True, "request_id": "me",
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    whole = asyncio.run(caller.post(CHAT, asked)).json
+    streamed = asyncio.run(caller.post(CHAT, {**asked, "stream": True})).events
+    assert streamed[-1] == "[DONE]" and streamed[-2]["usage"] == whole["usage"] and not streamed[-2]["choices"]
+    for index in (0, 1):
+        mine = [event["choices"][0] for event in streamed[:-2] if event["choices"][0]["index"] == index]
+        choice = whole["choices"][index]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(part["delta"].get("content", "") for part in mine) == choice["message"]["content"]
+        assert [token for part in mine for token in part.get("token_ids", [])] == choice["token_ids"]
+        scores = [entry for part in mine for entry in (part["logprobs"] or {"content": []})["content"]]
+        assert scores == choice["logprobs"]["content"] and len(scores) == 2
+        assert [part["finish_reason"] for part in mine][-1] == choice["finish_reason"]
+        assert not any(part["finish_reason"] for part in mine[:-1])
+    assert {event["id"] for event in streamed[:-1]} == {"chatcmpl-me"} == {whole["id"]}
+    assert whole["usage"]["completion_tokens"] == 4
+
+
+def test_log_probabilities_are_numbers_and_ranked(engine: FakeEngine) -> None:
+    tokenizer = engine.processor.tokenizer
+    found = {5: Logprob(float("-inf"), 40), 6: Logprob(-0.1, 1), 7: Logprob(-2.0, 2)}
+    [entry] = chat_entries(tokenizer, [5], [found], 2)
+    assert entry["logprob"] == FLOOR and [other["logprob"] for other in entry["top_logprobs"]] == [-0.1, -2.0]
+    assert bytes(entry["bytes"]) == tokenizer.token_bytes(5)
+    [alone] = chat_entries(tokenizer, [6], [found], 0)
+    assert alone["top_logprobs"] == []
+
+
+@pytest.mark.parametrize("has_usage", [False, True])
+def test_spliced_chunks_are_the_json_that_was_meant(has_usage: bool) -> None:
+    head = {"id": 'a"b', "object": "o", "created": 1, "model": "m"}
+    writer = ChunkWriter(head, has_usage=has_usage)
+    line = writer.choice(3, b'"delta":{"content":"x"}', finish=b'"stop"', more=b',"stop_reason":7')
+    assert line.startswith(b"data: ") and line.endswith(b"\n\n") and b"\n" not in line[6:-2]
+    choice = {"index": 3, "delta": {"content": "x"}, "logprobs": None, "finish_reason": "stop", "stop_reason": 7}
+    assert orjson.loads(line[6:]) == {**head, "choices": [choice], **({"usage": None} if has_usage else {})}
+    with_usage = orjson.loads(writer.choice(0, b'"text":""', usage=b'{"a":1}')[6:])
+    assert with_usage["usage"] == {"a": 1}
+    assert orjson.loads(writer.last({"usage": {"a": 1}})[6:]) == {**head, "choices": [], "usage": {"a": 1}}
+
+
+def test_long_silence_is_broken_by_comments(scripted: Scripted) -> None:
+    async def slow(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        await asyncio.sleep(0.12)
+        yield {"text": "a", "token_ids": (5,)}
+        await asyncio.sleep(0.12)
+        yield {"text": "b", "token_ids": (5,), "finish_reason": "stop"}
+
+    caller, _, _ = scripted(slow, sse_ping_s=0.03)
+    found = asyncio.run(caller.post(CHAT, {"messages": HELLO, "stream": True}))
+    at = found.body.index(b'"a"')
+    assert found.body[:at].count(b": ping\n\n") >= 1 and found.body[at:].count(b": ping\n\n") >= 1
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in found.events[:-1]) == "ab"
+
+
+def test_timings_come_when_asked_for(scripted: Scripted) -> None:
+    async def timed(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        yield {"text": "a", "token_ids": (5,), "finish_reason": "stop", "timings": {"queue": 0.25, "prefill": 0.5}}
+
+    caller, _, _ = scripted(timed)
+    plain = asyncio.run(caller.post(CHAT, {"messages": HELLO})).json
+    assert "timings" not in plain
+    for found in (
+        asyncio.run(caller.post(CHAT, {"messages": HELLO, "timings": True})).json,
+        asyncio.run(caller.post(CHAT, {"messages": HELLO}, x_timings="1")).json,
+        asyncio.run(caller.post(CHAT, {"messages": HELLO, "timings": True, "stream": True})).events[-2],
+    ):
+        assert found["timings"]["queue_ms"] == 250 and found["timings"]["prefill_ms"] == 500
+        assert {"receive_ms", "parse_ms", "preprocess_ms", "total_ms", "first_token_ms"} <= found["timings"].keys()
+
+
+def test_requests_reach_the_engine_with_salt_priority_and_deadline(scripted: Scripted) -> None:
+    caller, engine, _ = scripted(request_timeout_s=100.0)
+    body = {"messages": HELLO, "cache_salt": "mine", "priority": -3, "timeout": 1e5}
+    assert asyncio.run(caller.post(CHAT, body)).status == 200
+    [(_, params, more)] = engine.seen
+    assert more["cache_salt"] == "mine" and more["priority"] == -3 and params.temperature == 0.25
+    assert 0 < more["deadline"] - time.monotonic() <= 100, "the server's limit is the smaller"
+
+
+def test_many_prompts_are_run_together_and_fail_together(scripted: Scripted) -> None:
+    async def echo(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        if len(prompt) == 3:
+            raise ValueError("boom")
+        for i in range(3):
+            await asyncio.sleep(0.001 * len(prompt))
+            yield {"text": str(len(prompt)), "token_ids": (5,), "finish_reason": "stop" if i == 2 else None}
+
+    caller, engine, service = scripted(echo)
+    found = asyncio.run(caller.post("/v1/completions", {"prompt": [[5, 5], [5], [5, 5, 5, 5]]})).json
+    assert [choice["text"] for choice in found["choices"]] == ["222", "111", "444"]
+    assert found["usage"]["prompt_tokens"] == 7 and found["usage"]["completion_tokens"] == 9
+    failed = asyncio.run(caller.post("/v1/completions", {"prompt": [[5] * 4, [5] * 3, [5]]}))
+    assert failed.status == 500 and not engine.running and service.is_idle
+    assert asyncio.run(caller.post("/v1/completions", {"prompt": []})).status == 400
+    assert asyncio.run(caller.post("/v1/completions", {"prompt": ["a"] * 500})).status == 400
+
+
+def test_tokens_of_messages_count_their_images(scripted: Scripted) -> None:
+    caller, _, _ = scripted()
+    content = [{"type": "text", "text": "see"}, image_part(encoded(picture(0, (64, 96))))]
+    messages = [{"role": "user", "content": content}]
+    found = asyncio.run(caller.post("/tokenize", {"messages": messages, "return_token_strs": True})).json
+    assert found["image_tokens"] == 6 and found["count"] == len(found["tokens"]) == len(found["token_strs"])
+    rendered = asyncio.run(caller.post(f"{CHAT}/render", {"messages": messages})).json
+    assert rendered["tokens"] == found["tokens"] and rendered["media"][0]["size_hw"] == [96, 64]
+    assert "<|vision_start|>" in rendered["prompt"]
+    text = asyncio.run(caller.post("/tokenize", {"prompt": "naïve 図"})).json
+    back = asyncio.run(caller.post("/detokenize", {"tokens": text["tokens"]})).json
+    assert back == {"prompt": "naïve 図"}
+    assert asyncio.run(caller.post("/detokenize", {"tokens": [10**9]})).json == {"prompt": ""}
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+async def calling(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+    first, second = '{"name": "add", "arguments": {"a": 1}}', '{"name": "add"}'
+    text = f"Sure. <tool_call>\n{first}\n</tool_call>\n<tool_call>{second}</tool_call>"
+    for at in range(0, len(text), 7):
+        end = "stop" if at + 7 >= len(text) else None
+        yield {"text": text[at : at + 7], "token_ids": (5,), "finish_reason": end}
+
+
+def test_calls_in_the_text_become_tool_calls(scripted: Scripted) -> None:
+    caller, _, _ = scripted(calling)
+    whole = asyncio.run(caller.post(CHAT, {"messages": HELLO, "tools": TOOLS})).json["choices"][0]
+    assert whole["finish_reason"] == "tool_calls" and whole["message"]["content"] == "Sure."
+    functions = [call["function"] for call in whole["message"]["tool_calls"]]
+    assert [function["name"] for function in functions] == ["add", "add"]
+    assert [orjson.loads(function["arguments"]) for function in functions] == [{"a": 1}, {}]
+    events = asyncio.run(caller.post(CHAT, {"messages": HELLO, "tools": TOOLS, "stream": True})).events[:-1]
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("content", "") for delta in deltas) == "Sure."
+    pieces = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    for index in (0, 1):
+        mine = [piece for piece in pieces if piece["index"] == index]
+        assert mine[0]["id"] and mine[0]["function"]["name"] == "add"
+        arguments = "".join(piece["function"]["arguments"] for piece in mine)
+        assert orjson.loads(arguments) == [{"a": 1}, {}][index]
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_without_tools_calls_are_text(scripted: Scripted) -> None:
+    caller, _, _ = scripted(calling)
+    for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        found = asyncio.run(caller.post(CHAT, {"messages": HELLO, **more})).json["choices"][0]
+        assert "<tool_call>" in found["message"]["content"] and found["finish_reason"] == "stop"
+    one = asyncio.run(caller.post(CHAT, {"messages": HELLO, "tools": TOOLS, "parallel_tool_calls": False})).json
+    assert len(one["choices"][0]["message"]["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tools": []},
+        {"tools": [{}]},
+        {"tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}},
+        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+        {"tools": TOOLS, "tool_choice": "sometimes"},
+    ],
+    ids=str,
+)
+def test_wrong_tools_are_refused(scripted: Scripted, wrong: dict[str, Any]) -> None:
+    caller, engine, _ = scripted()
+    found = asyncio.run(caller.post(CHAT, {"messages": HELLO, **wrong}))
+    assert found.status == 400 and found.json["error"]["param"].startswith("tool") and not engine.seen
+
+
+def test_a_required_call_is_forced_by_a_grammar(scripted: Scripted) -> None:
+    caller, engine, _ = scripted(calling)
+    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+        assert asyncio.run(caller.post(CHAT, {"messages": HELLO, "tools": TOOLS, "tool_choice": choice})).status == 200
+        grammar = engine.seen[-1][1].grammar
+        assert grammar is not None and "add" in grammar.text
+    assert asyncio.run(caller.post(CHAT, {"messages": HELLO, "tools": TOOLS})).status == 200
+    assert engine.seen[-1][1].grammar is None
+
+
+def test_video_frames_become_a_video(scripted: Scripted) -> None:
+    caller, _, _ = scripted()
+    frames = ",".join(base64.b64encode(encoded(picture(i, (64, 64)), "JPEG")).decode() for i in range(4))
+    part = {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{frames}"}}
+    messages = [{"role": "user", "content": [part, {"type": "text", "text": "what happens?"}]}]
+    rendered = asyncio.run(caller.post(f"{CHAT}/render", {"messages": messages})).json
+    assert rendered["media"][0]["kind"] == "video" and rendered["image_tokens"] > 0

@@ -1,0 +1,178 @@
+"""From fields to sampling: what is taken, refused, or filled in by the checkpoint."""
+
+import math
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade.engine.grammar import Grammar
+from saccade.engine.params import SamplingParams
+from saccade.errors import ConfigError, RequestError
+from saccade.inputs.generation import GenerationDefaults
+from saccade.server.protocol import ChatRequest, CompletionRequest, GenerateRequest
+from saccade.server.reading import ignored_header, read_request
+from saccade.server.sampling import SamplingLimits, chat_params, completion_params, generate_params
+from saccade.server.settings import ServerSettings
+from saccade.server.structure import chosen_grammar
+
+LIMITS = SamplingLimits(
+    max_n=4, max_logprobs=5, defaults=GenerationDefaults(eos_token_ids=frozenset(), temperature=0.3, top_k=9)
+)
+HELLO: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> SamplingParams:
+    request, _ = read_request(ChatRequest, orjson.dumps({"messages": HELLO, **fields}))
+    return chat_params(request, LIMITS)
+
+
+def test_the_checkpoint_fills_in_what_a_request_leaves_open() -> None:
+    assert (chat().temperature, chat().top_k, chat().top_p) == (0.3, 9, 1.0)
+    assert chat(temperature=0, top_k=-1).temperature == 0 and chat(top_k=-1).top_k == 0
+    neutral = SamplingLimits(max_n=4, max_logprobs=5, defaults=None)
+    request, _ = read_request(ChatRequest, orjson.dumps({"messages": HELLO}))
+    assert chat_params(request, neutral) == SamplingParams(max_tokens=None)
+
+
+def test_fields_arrive_where_they_belong() -> None:
+    found = chat(
+        n=2, seed=-5, stop="x", stop_token_ids=[3], ignore_eos=True, min_tokens=1, logit_bias={"5": -3}, max_tokens=9,
+        presence_penalty=1, frequency_penalty=-1, repetition_penalty=1.5, min_p=0.1, top_p=0.5, logprobs=True,
+        top_logprobs=3, prompt_logprobs=2, allowed_token_ids=[5], skip_special_tokens=False,
+        include_stop_str_in_output=True,
+    )  # fmt: skip
+    assert found == SamplingParams(
+        n=2, seed=-5, stop=("x",), stop_token_ids=(3,), ignore_eos=True, min_tokens=1, logit_bias={5: -3.0},
+        max_tokens=9, presence_penalty=1, frequency_penalty=-1, repetition_penalty=1.5, min_p=0.1, top_p=0.5,
+        logprobs=3, prompt_logprobs=2, allowed_token_ids=(5,), skip_special_tokens=False,
+        include_stop_str_in_output=True, temperature=0.3, top_k=9,
+    )  # fmt: skip
+
+
+def test_the_newer_name_of_the_length_wins() -> None:
+    assert chat(max_tokens=5, max_completion_tokens=7).max_tokens == 7
+    assert chat(max_tokens=5).max_tokens == 5 and chat().max_tokens is None
+    assert chat(max_tokens=16.0).max_tokens == 16, "JSON has one kind of number"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"n": 5}, {"n": 0}, {"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 6}, {"temperature": "1"},
+        {"temperature": True}, {"max_tokens": 1.5}, {"seed": 2**63}, {"stop": [""]}, {"stop": 5},
+        {"logit_bias": {"x": 1}},
+        {"logit_bias": {"1": "a"}}, {"stream": True, "prompt_logprobs": 1}, {"stream": 1}, {"cache_salt": ""},
+        {"request_id": "a b"}, {"request_id": "x" * 300}, {"priority": 2**40}, {"timeout": 0}, {"response_format": {}},
+        {"response_format": {"type": "json_schema"}}, {"response_format": {"type": "xml"}}, {"tools": "x"},
+        {"structured_outputs": {"structural_tag": {}}}, {"guided_choice": "x"}, {"messages": "x"}, {"messages": None},
+        {"truncate_prompt_tokens": 5}, {"use_beam_search": True}, {"functions": [{}]}, {"echo": True}, {"best_of": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_fields_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as refused:
+        chat(**wrong)
+    names = [name.split(".")[0] for name in wrong] + ["prompt_logprobs"]
+    assert refused.value.param is not None and refused.value.param.split(".")[0].split("[")[0] in names
+    assert str(refused.value)
+
+
+NUMERIC = [
+    "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "max_tokens", "min_tokens", "seed", "prompt_logprobs", "priority", "timeout",
+]  # fmt: skip
+
+
+@given(name=st.sampled_from(NUMERIC), value=st.one_of(st.floats(), st.integers(), st.just(10**400)))
+def test_any_number_is_finite_and_in_range_or_refused(name: str, value: float) -> None:
+    request_fields = {"messages": HELLO, name: value}
+    try:
+        found = chat_params(ChatRequest.model_validate(request_fields), LIMITS)
+    except (RequestError, ValueError):
+        return
+    assert math.isfinite(getattr(found, name, 0) or 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Grammar("json_object")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "string"}}}},
+            Grammar("json_schema", '{"type":"string"}'),
+        ),
+        ({"structured_outputs": {"json": {"type": "string"}}}, Grammar("json_schema", '{"type":"string"}')),
+        ({"structured_outputs": {"json": '{"type": "string"}'}}, Grammar("json_schema", '{"type": "string"}')),
+        ({"structured_outputs": {"regex": "a+"}}, Grammar("regex", "a+")),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, Grammar("choice", '["a","b"]')),
+        ({"structured_outputs": {"grammar": "start: A"}}, Grammar("lark", "start: A")),
+        ({"guided_json": {"type": "string"}}, Grammar("json_schema", '{"type":"string"}')),
+        ({"guided_regex": "a+"}, Grammar("regex", "a+")),
+        ({"guided_choice": ["a"]}, Grammar("choice", '["a"]')),
+        ({"guided_grammar": "start: A"}, Grammar("lark", "start: A")),
+        ({"regex": "a+"}, Grammar("regex", "a+")),
+        ({"ebnf": "start: A"}, Grammar("lark", "start: A")),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_every_way_to_ask_for_structure_gives_its_grammar(fields: dict[str, Any], grammar: Grammar | None) -> None:
+    request, ignored = read_request(ChatRequest, orjson.dumps({"messages": HELLO, **fields}))
+    assert chosen_grammar(request) == grammar and not ignored
+
+
+def test_completions_have_their_own_defaults() -> None:
+    def params(**fields: Any) -> SamplingParams:
+        return completion_params(read_request(CompletionRequest, orjson.dumps({"prompt": "a", **fields}))[0], LIMITS)
+
+    assert params().max_tokens == 16 and params(max_tokens=3).max_tokens == 3
+    scored = params(echo=True, max_tokens=0, logprobs=2)
+    assert (scored.max_tokens, scored.logprobs, scored.prompt_logprobs) == (1, 2, 2)
+    with pytest.raises(RequestError):
+        params(max_tokens=0)
+    for prompt in ([1, -1], [2**31], [[1], ["a"]], 5, None, [1.5], {"a": 1}):
+        with pytest.raises(RequestError):
+            params(prompt=prompt)
+
+
+def test_sglangs_names_are_understood() -> None:
+    body = {
+        "text": "a",
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+        "logprob_start_len": 0,
+        "sampling_params": {"max_new_tokens": 4, "min_new_tokens": 1, "sampling_seed": 3, "stop": "x", "regex": "a"},
+    }
+    found = generate_params(read_request(GenerateRequest, orjson.dumps(body))[0], LIMITS)
+    assert (found.max_tokens, found.min_tokens, found.seed, found.stop) == (4, 1, 3, ("x",))
+    assert (found.logprobs, found.prompt_logprobs, found.grammar) == (2, 2, Grammar("regex", "a"))
+
+
+def test_unknown_fields_are_named_safely() -> None:
+    _, ignored = read_request(ChatRequest, orjson.dumps({"messages": HELLO, "user": "x", "a\r\nb": 1, "é": 2}))
+    assert ignored_header(ignored) == (b"x-ignored-fields", b"user")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": -1}, {"metrics_style": "x"}, {"ssl_keyfile": "a"}, {"api_key": ("",)}, {"root_path": "x"},
+        {"allowed_origins": "[1]"}, {"allowed_origins": "["}, {"max_n": 0}, {"shutdown_timeout_s": -1.0},
+        {"request_timeout_s": float("nan")}, {"generation_config": "x"}, {"ssl_keyfile": "/no", "ssl_certfile": "/no"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings_say_what_is_wrong_with_them(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        ServerSettings(**wrong)
+    assert "--" in str(refused.value)
+
+
+def test_only_addresses_of_this_machine_are_local() -> None:
+    local = {
+        host: ServerSettings(host=host).is_local for host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "10.1.1.1")
+    }
+    assert [host for host, is_local in local.items() if is_local] == ["127.0.0.1", "localhost", "::1"]
