@@ -2,7 +2,6 @@
 
 import io
 import json
-from argparse import ArgumentParser
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from saccade.bench.offline import (
 from saccade.bench.offline_report import print_offline_bench
 from saccade.bench.settings import OfflineBenchSettings
 from saccade.bench.timing import rates_of
-from saccade.cli import add_flags, settings_from
+from saccade.cli.parser import Parser, settings_from
 from saccade.config import Mode
 from saccade.engine.state import DeviceState
 from saccade.errors import ConfigError
@@ -211,7 +210,7 @@ def test_captures_and_stages_are_reported(bench: OfflineBench) -> None:
     assert counts["piecewise", "prefill"] == counts["full", "prefill"] > 0
     assert all(part.buffer_bytes > 0 and part.seconds > 0 for part in bench.captures)
     names = [stage.name for stage in bench.stages]
-    assert names[:2] == ["weights", "caches"]
+    assert names[:3] == ["weights", "kernels", "caches"]
     assert "full: capture" in names and "eager: capture" not in names
 
 
@@ -261,9 +260,9 @@ def test_a_padded_eager_run_is_a_run_of_the_bucket(state: DeviceState) -> None:
 
 
 def test_flags_are_the_fields_of_the_settings() -> None:
-    parser = ArgumentParser()
-    add_flags(parser, OfflineBenchSettings)
-    flags = parser.parse_args(["--tokens", "64,4K", "--batches", "8", "--flop-per-s", "1e12", "--load-format", "dummy"])
+    parser = Parser("bench offline")
+    parser.add_settings(OfflineBenchSettings)
+    flags = parser.read(["--tokens", "64,4K", "--batches", "8", "--flop-per-s", "1e12", "--load-format", "dummy"])
     settings = settings_from(flags, OfflineBenchSettings)
     assert (settings.tokens, settings.batches, settings.flop_per_s) == ((64, 4096), (8,), 1e12)
     assert replace(settings, tokens=OfflineBenchSettings().tokens).context == 1000

@@ -136,7 +136,12 @@ def new_runner(model: Model, sizes: Sizes, way: str, *, num_blocks: int | None =
     for name in PHASES:
         found: GraphRunner = getattr(runner, name)
         phase = replace(found.phase, buckets=_thinned(found.phase, sizes.bucket_stride))
-        setattr(runner, name, GraphRunner(phase, found.settings, found._lane))
+        thin = GraphRunner(phase, found.settings, found._lane)
+        if name == "vision":
+            assert runner.encoder is not None
+            runner.encoder.graphs = thin
+        else:
+            setattr(runner, name, thin)
     return runner
 
 

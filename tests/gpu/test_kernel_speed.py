@@ -48,7 +48,12 @@ def test_speed_table(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [f"{'kernel':46} {'ms':>8} {'achieved':>14} {'of ceiling':>10}"]
     lines += [
         format_bytes(name, body, count)
-        for name, body, count in [*norm_work(kernels), *rotary_work(kernels), *image_work(kernels)]
+        for name, body, count in [
+            *norm_work(kernels),
+            *rotary_work(kernels),
+            *vision_work(kernels),
+            *image_work(kernels),
+        ]
     ]
     lines += [format_flops(name, body, count) for name, body, count in attention_work(kernels)]
     with capsys.disabled():
@@ -94,6 +99,24 @@ def rotary_work(kernels: Kernels) -> Iterator[Work]:
         q, k, _ = qkv_slices(rows, 16, 16, 72, seed=8, dtype=BF16, device="cuda")
         cos, sin = rotary_tables(rows, 72, seed=9, device="cuda")
         yield f"apply_rotary {rows}x16x72", partial(kernels.apply_rotary, q, k, cos, sin), rows * 72 * (4 * 32 + 8)
+
+
+def vision_work(kernels: Kernels) -> Iterator[Work]:
+    """What a vision tower adds: rotary in place on the packed product, positions, and rows to the encoder cache."""
+    for rows in (1296, 10368):
+        qkv, (cos, sin) = cuda(rows, 3 * 1152, seed=8), rotary_tables(rows, 72, seed=9, device="cuda")
+        yield (
+            f"rotate_packed {rows}x16x72",
+            partial(kernels.rotate_packed, qkv, 16, cos, sin),
+            rows * (4 * 2 * 1152 + 8 * 36),
+        )
+        x, table = cuda(rows, 1152, seed=10), cuda(2304, 1152, seed=11)
+        indices = torch.randint(0, 2304, (4, rows), dtype=torch.int32, device="cuda")
+        add = partial(kernels.add_positions, x, table, indices, torch.rand(4, rows, device="cuda"))
+        yield f"add_positions {rows}x1152", add, rows * 1152 * 2 * 2
+        levels, cache = cuda(4, rows // 4, 4096, seed=12), cuda(4, 16384, 4096, seed=13)
+        scatter = partial(kernels.scatter_rows, levels, torch.randperm(16384, device="cuda")[: rows // 4], cache)
+        yield f"scatter_rows 4x{rows // 4}x4096", scatter, 2 * levels.nbytes
 
 
 def image_work(kernels: Kernels) -> Iterator[Work]:

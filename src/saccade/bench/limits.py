@@ -5,9 +5,10 @@ weights read once a pass, and in decoding the keys and values of every context. 
 is written are left out, so a limit is never too high.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from saccade.models.spec import DecoderSpec, LayerSpec, MLPSpec, MoESpec
+from saccade.models.spec import DecoderSpec, LayerSpec, MergerSpec, MLPSpec, MoESpec, PoolSpec, VisionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +122,41 @@ def _reach(layer: LayerSpec, context: int) -> int:
 
 def _limit(products: int, flops: int, num_bytes: int, rates: Rates) -> Limit:
     return Limit(products / rates.flop_per_s * 1e3, flops / rates.flop_per_s * 1e3, num_bytes / rates.bytes_per_s * 1e3)
+
+
+def vision_limit(spec: VisionSpec, grids: Sequence[tuple[int, int, int]], itemsize: int, rates: Rates) -> Limit:
+    """Images and videos of these grids (frames, rows, columns of patches) through the tower, in one pass.
+
+    products = 2 * patches * (patch values * width + depth * block weights) + 2 * units * merger weights of all levels;
+    attention = 4 * width operations a pair of patches that see each other; bytes = all of these weights.
+    """
+    num_patches = sum(frames * rows * columns for frames, rows, columns in grids)
+    width, mlp = spec.block.width, spec.block.mlp
+    block = 4 * width * width + (3 if mlp.gated else 2) * width * mlp.width
+    per_patch = spec.patch_values * width + spec.depth * block
+    per_unit = _projector_parameters(width, spec.projector)
+    if spec.deepstack_merger is not None:
+        per_unit += len(spec.deepstack_layers) * _projector_parameters(width, spec.deepstack_merger)
+    products = 2 * num_patches * per_patch + 2 * num_patches // spec.unit * per_unit
+    flops = products + 4 * width * sum(_visible_pairs(spec, grid) for grid in grids)
+    return _limit(products, flops, (per_patch + per_unit) * itemsize, rates)
+
+
+def _projector_parameters(width: int, projector: MergerSpec | PoolSpec) -> int:
+    if isinstance(projector, PoolSpec):
+        return width * projector.out_width
+    joined = width * projector.unit
+    return joined * joined + joined * projector.out_width
+
+
+def _visible_pairs(spec: VisionSpec, grid: tuple[int, int, int]) -> int:
+    """Pairs of patches that see each other, in all layers together."""
+    frames, rows, columns = grid
+    whole = frames * (rows * columns) ** 2
+    if not spec.window:
+        return spec.depth * whole
+    side = spec.window * spec.merge
+    parts = [(-(-n // side) - 1) * [side] + [n - (-(-n // side) - 1) * side] for n in (rows, columns)]
+    windowed = frames * sum(n * n for n in parts[0]) * sum(n * n for n in parts[1])
+    num_full = len(spec.full_layers)
+    return num_full * whole + (spec.depth - num_full) * windowed

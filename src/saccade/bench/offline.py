@@ -116,6 +116,8 @@ def run_offline_bench(model_name: str, settings: OfflineBenchSettings, progress:
 
     with stage("weights"):
         model = load_model(model_name, device=device, dtype=_dtype(settings, device), load_format=settings.load_format)  # type: ignore[arg-type]
+    with stage("kernels"):
+        model.place.kernels.compile(device, model.place.dtype)
     with stage("caches"):
         state = bench_state(model, settings)
     rates = rates_of(device, model.place.dtype, settings.flop_per_s, settings.bytes_per_s)

@@ -1,0 +1,168 @@
+"""`--report`: a serving benchmark as one HTML file that needs nothing but itself."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from saccade.bench.html_charts import bar, distribution, timeline
+from saccade.bench.serving import ServingRun
+from saccade.bench.serving_compare import compare
+from saccade.bench.serving_files import as_data
+from saccade.bench.serving_report import TITLES, block, failure_lines
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #667080; --line: #dde1e6; --ground: #ffffff; --card: #f6f7f9;
+  --series-0: #2f6fde; --series-1: #e08a1e; --series-2: #199d88; --series-3: #b4479d; --series-4: #7a6ff0;
+  --series-5: #8a9a2b; --failed: #d13438; --good: #14804a; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e7eaee; --soft: #98a2b0; --line: #333a44; --ground: #14171b;
+  --card: #1d2127; --series-0: #6ea0ff; --series-1: #f3ac4d; --series-2: #4fc7b2; --series-3: #db7fc8;
+  --series-4: #a79fff; --series-5: #bccb5c; --failed: #ff6b6e; --good: #5fce93; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 32px 24px 64px; max-width: 1200px; background: var(--ground); color: var(--ink);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 36px 0 10px; }
+p.sub { color: var(--soft); margin: 0 0 20px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; }
+.card { background: var(--card); border-radius: 8px; padding: 12px 14px; }
+.card b { display: block; font-size: 23px; font-variant-numeric: tabular-nums; }
+.card span { color: var(--soft); font-size: 13px; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 18px; }
+figure { margin: 0; } figcaption { font-weight: 600; margin-bottom: 4px; }
+svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font-size: 11px; }
+svg .grid { stroke: var(--line); stroke-width: 1; }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 16px; color: var(--soft); font-size: 13px; margin-top: 6px; }
+.legend i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 6px; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 14px; }
+th, td { padding: 4px 14px 4px 0; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } th { color: var(--soft); font-weight: 600; }
+td.better { color: var(--good); } td.worse, .failed { color: var(--failed); }
+pre { background: var(--card); border-radius: 8px; padding: 14px; overflow-x: auto; font-size: 13px; }
+"""
+CARDS = (
+    ("requests/s", "request_throughput", ".1f"),
+    ("mean TTFT, ms", "mean_ttft_ms", ".1f"),
+    ("median TTFT, ms", "median_ttft_ms", ".1f"),
+    ("p99 TTFT, ms", "p99_ttft_ms", ".1f"),
+    ("vision tokens/s", "vision_token_throughput", ".0f"),
+    ("output tokens/s", "output_throughput", ".1f"),
+    ("failed", "failed", "d"),
+)
+
+
+def page(runs: Sequence[ServingRun], earlier: Mapping[str, Any] | None = None) -> str:
+    """The report of one run, or of several compared with the first; `earlier` is a loaded result to compare with."""
+    names = [run.name or f"run {index + 1}" for index, run in enumerate(runs)]
+    data: list[Mapping[str, Any]] = [as_data(run) for run in runs]
+    if earlier is not None:
+        names, data = [earlier.get("label") or "earlier", *names], [earlier, *data]
+    model = str(runs[0].environment["model"])
+    parts = [_head(model, runs[0])]
+    if len(runs) == 1:
+        parts.append(_cards(runs[0].figures))
+    parts += [_comparison(names, data), _charts(names, data)]
+    for run, name in zip(runs, names[-len(runs) :], strict=True):
+        if len(runs) > 1:
+            parts.append(f"<h2>{escape(name)}</h2>{_cards(run.figures)}")
+        parts += _run(run)
+    parts.append(_pairs("Environment", runs[0].environment))
+    for group, values in runs[0].settings.items():
+        parts.append(_pairs(f"Settings: {group}", values))
+    title = escape(f"{model}: serving benchmark")
+    meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    return (
+        f'<!doctype html><html lang="en"><head>{meta}<title>{title}</title><style>{STYLE}</style></head>'
+        f"<body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _head(model: str, run: ServingRun) -> str:
+    workload, load = run.settings["workload"], run.settings["load"]
+    images = f"{workload['image_count']} x {workload['image_resolution']}, " if run.figures["total_images"] else ""
+    limit = f"concurrency {load['max_concurrency']}" if load["max_concurrency"] else "no limit of concurrency"
+    said = f"{len(run.outcomes)} requests, {images}rate {load['request_rate']}, {limit}, {run.environment['date']}"
+    return f'<h1>{escape(model)}</h1><p class="sub">{escape(said)}</p>'
+
+
+def _run(run: ServingRun) -> Iterable[str]:
+    if run.failed:
+        lines = "".join(f"<li>{escape(line)}</li>" for line in failure_lines(run))
+        yield f'<h2 class="failed">Failures</h2><ul class="failed">{lines}</ul>'
+    yield f"<h2>Requests</h2>{timeline('to the first token, then to the end', run.outcomes)}"
+    yield _stages(run.stages)
+    yield _graphs(run.graphs)
+    yield f"<h2>Figures</h2><pre>{escape(chr(10).join(block(run)))}</pre>"
+
+
+def _cards(figures: Mapping[str, Any]) -> str:
+    shown = [(label, format(figures[key], form)) for label, key, form in CARDS if figures.get(key) is not None]
+    cards = "".join(f'<div class="card"><b>{value}</b><span>{label}</span></div>' for label, value in shown)
+    return f'<div class="cards">{cards}</div>'
+
+
+def _comparison(names: Sequence[str], data: Sequence[Mapping[str, Any]]) -> str:
+    if len(data) < 2:
+        return ""
+    head = [names[0], *(part for name in names[1:] for part in (name, "gain"))]
+    rows = []
+    for row in compare(data):
+        cells = [f"<td>{escape(row.label)}</td>", _cell(row.values[0])]
+        for index in range(1, len(row.values)):
+            gain = row.gains[index]
+            shown = "" if gain is None else f"{gain:.2f}x"
+            cells += [_cell(row.values[index]), f'<td class="{row.verdict(index)}">{shown}</td>']
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    titles = "".join(f"<th>{escape(name)}</th>" for name in ("", *head))
+    title = f"<h2>Compared with {escape(names[0])}: a gain above 1 is better</h2>"
+    return f'{title}<div class="wide"><table><tr>{titles}</tr>{"".join(rows)}</table></div>'
+
+
+def _charts(names: Sequence[str], data: Sequence[Mapping[str, Any]]) -> str:
+    """Distributions of all runs in one chart a metric."""
+    drawn = []
+    for metric in ("ttft", "itl", "e2el", "tpot"):
+        series = [(name, run.get(f"{metric}_quantiles_ms") or ()) for name, run in zip(names, data, strict=True)]
+        drawn.append(distribution(TITLES[metric], series))
+    return f'<h2>Distributions</h2><div class="charts">{"".join(drawn)}</div>'
+
+
+def _stages(stages: Mapping[str, Mapping[str, float]]) -> str:
+    if not stages:
+        return ""
+    rows = [
+        (name, *(f"{told[key]:.2f}" for key in ("mean_ms", "median_ms", "p99_ms")), f"{told['share']:.1%}")
+        for name, told in stages.items()
+    ]
+    shares = bar([(name, told["share"]) for name, told in stages.items()])
+    return "<h2>Where the time goes</h2>" + shares + _table(("stage", "mean ms", "median ms", "p99 ms", "share"), rows)
+
+
+def _graphs(phases: Sequence[Mapping[str, Any]]) -> str:
+    if not phases:
+        return ""
+    rows = []
+    for phase in phases:
+        why = ", ".join(f"{reason} {count}" for reason, count in phase["fallbacks_by_reason"].items())
+        counts = (phase["phase"], phase["replays"], phase["fallbacks"], why, phase["real_rows"])
+        rows.append((*counts, f"{phase['padding']:.1%}", phase["graphs"], f"{phase['graph_bytes'] / 2**20:.0f}"))
+    names = ("phase", "replays", "not replayed", "why", "rows", "padding", "graphs", "MiB")
+    return "<h2>Graphs</h2>" + _table(names, rows)
+
+
+def _pairs(title: str, values: Mapping[str, Any]) -> str:
+    rows = []
+    for name, value in values.items():
+        if value not in ("", None, {}):
+            rows.append((name, json.dumps(value) if isinstance(value, dict | list) else value))
+    return f"<h2>{escape(title)}</h2>{_table(('', ''), rows)}" if rows else ""
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _cell(value: float | None) -> str:
+    return f"<td>{'' if value is None else f'{value:.2f}'}</td>"

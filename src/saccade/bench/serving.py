@@ -1,0 +1,167 @@
+"""`saccade bench serve`: the same requests to any OpenAI server, or to servers of its own with other flags."""
+
+import asyncio
+import platform
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from os import cpu_count
+from typing import Any
+
+from saccade import __version__
+from saccade.bench.client import Client
+from saccade.bench.client_load import drive, run
+from saccade.bench.client_reply import Outcome
+from saccade.bench.serving_settings import (
+    DATASETS,
+    LoadSettings,
+    OutputSettings,
+    TargetSettings,
+    VariantSettings,
+    WorkloadSettings,
+    plain,
+)
+from saccade.bench.serving_stats import Figures, figures_of, stage_figures
+from saccade.bench.serving_target import (
+    Target,
+    count_words,
+    describe,
+    graphs_between,
+    metrics_between,
+    read_counters,
+)
+from saccade.bench.startup_server import LaunchedServer
+from saccade.bench.workload import make_workload
+from saccade.bench.workload_text import WordList
+from saccade.bench.workload_wording import Sample, Wording
+from saccade.errors import ConfigError
+
+
+class Shown:
+    """What the user sees while it runs; this one shows nothing."""
+
+    def say(self, text: str) -> None: ...
+
+    def begin(self, total: int) -> None: ...
+
+    def tick(self, outcome: Outcome) -> None: ...
+
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured, whichever server answers."""
+
+    workload: WorkloadSettings = field(default_factory=WorkloadSettings)
+    load: LoadSettings = field(default_factory=LoadSettings)
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRun:
+    """One run against one server."""
+
+    name: str
+    figures: Figures
+    outcomes: list[Outcome]
+    samples: list[Sample]
+    stages: dict[str, Any]
+    graphs: list[dict[str, Any]]
+    metrics: dict[str, float]
+    gauges: dict[str, float]
+    environment: dict[str, Any]
+    settings: dict[str, Any]
+
+    @property
+    def failed(self) -> int:
+        return int(self.figures["failed"])
+
+
+def run_variants(target: TargetSettings, plan: Plan, variants: VariantSettings, shown: Shown) -> list[ServingRun]:
+    """One server after the other, each alone on the machine, for the same requests."""
+    runs = []
+    for name, flags in variants.flags_by_name().items():
+        shown.say(f"starting {name or 'a server'} {flags}".rstrip())
+        with LaunchedServer(variants.serve_model, flags, timeout_s=variants.start_timeout_s, say=shown.say) as server:
+            own = replace(target, base_url=server.url)
+            made = run_serving(own, plan, shown, name=name)
+        made.environment.update(serve_model=variants.serve_model, serve_flags=flags, time_to_ready_s=server.ready_s)
+        runs.append(made)
+    return runs
+
+
+def run_serving(target: TargetSettings, plan: Plan, shown: Shown, *, name: str = "") -> ServingRun:
+    """Ask a server that runs."""
+    return run(_measure(target, plan, shown, name or plan.output.label))
+
+
+async def _measure(target: TargetSettings, plan: Plan, shown: Shown, name: str) -> ServingRun:
+    async with Client(target) as client:
+        shown.say(f"asking {target.url} what it is")
+        facts = await describe(client, target.model)
+        is_file = DATASETS[plan.workload.dataset_name] == "file"
+        words = WordList() if is_file else await count_words(client, facts.model)
+        shown.say(f"making {plan.workload.num_prompts} requests")
+        wording = _wording(target, plan.workload, facts)
+        samples = await asyncio.to_thread(make_workload, plan.workload, wording, words)
+        await _warm_up(client, plan, wording, words, shown)
+        requests = [client.prepare(sample.body) for sample in samples]
+        samples = [replace(sample, body=b"") for sample in samples]  # their bytes are in the requests
+        shown.begin(len(requests))
+        before = await read_counters(client)
+        outcomes, duration_s = await drive(client, requests, plan.load, seed=plan.workload.seed, progress=shown.tick)
+        shown.end()
+        after = await read_counters(client)
+    output = plan.output
+    figures = figures_of(outcomes, samples, duration_s, percentiles=output.percentiles(), limits_ms=output.limits_ms())
+    return ServingRun(
+        name=name,
+        figures=figures,
+        outcomes=outcomes,
+        samples=samples,
+        stages=stage_figures([outcome for outcome in outcomes if outcome.is_ok]),
+        graphs=graphs_between(before, after),
+        metrics=metrics_between(before, after),
+        gauges=after.gauges,
+        environment=_environment(facts, words),
+        settings={
+            "target": plain(target),
+            "workload": plain(plan.workload),
+            "load": plain(plan.load),
+            "output": plain(output),
+        },
+    )
+
+
+def _wording(target: TargetSettings, workload: WorkloadSettings, facts: Target) -> Wording:
+    wording = Wording.of(target, workload, facts.model)
+    if target.request_timings and facts.is_saccade:
+        return replace(wording, extra={"timings": True, **wording.extra})
+    return wording
+
+
+async def _warm_up(client: Client, plan: Plan, wording: Wording, words: WordList, shown: Shown) -> None:
+    """Requests of the same kind that are not among those measured, so that no cache knows them."""
+    count = plan.load.warmup_requests
+    if not count:
+        return
+    shown.say(f"warming up with {count} requests")
+    settings = replace(plan.workload, num_prompts=count, seed=plan.workload.seed + 2**31)
+    samples = await asyncio.to_thread(make_workload, settings, wording, words)
+    outcomes, _ = await drive(client, [client.prepare(sample.body) for sample in samples], plan.load)
+    failed = [outcome for outcome in outcomes if not outcome.is_ok]
+    if len(failed) == len(outcomes):
+        raise ConfigError(f"all {count} warm-up requests failed: {failed[0].error}: {failed[0].message}")
+
+
+def _environment(facts: Target, words: WordList) -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "client": f"saccade {__version__}, Python {platform.python_version()}",
+        "machine": f"{platform.system()} {platform.machine()}, {cpu_count()} cores",
+        "model": facts.model,
+        "max_model_len": facts.max_model_len,
+        "server": facts.version,
+        "server_info": facts.info,
+        "text": "counted by the server's tokenizer" if words.is_counted else "one word for each token",
+    }

@@ -1,0 +1,205 @@
+"""What `saccade bench serve` prints: the familiar block, then tables of what the server told."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from saccade.bench.client_reply import Outcome
+from saccade.bench.serving import ServingRun, Shown
+from saccade.bench.serving_compare import Compared, compare
+from saccade.bench.serving_stats import percentile_name
+
+WIDTH = 50
+MIB = 2**20
+REFRESH_PER_S = 2  # drawing takes the client's time
+TITLES = {
+    "ttft": "Time to First Token",
+    "tpot": "Time per Output Token (excl. 1st token)",
+    "itl": "Inter-Token Latency",
+    "e2el": "End-to-End Latency",
+}
+HEAD = (
+    ("Successful requests:", "completed", "d"),
+    ("Failed requests:", "failed", "d"),
+    ("Benchmark duration (s):", "duration", ".2f"),
+    ("Total input tokens:", "total_input_tokens", "d"),
+    ("Total input text tokens:", "total_input_text_tokens", "d"),
+    ("Total input vision tokens:", "total_input_vision_tokens", "d"),
+    ("Total generated tokens:", "total_output_tokens", "d"),
+    ("Request throughput (req/s):", "request_throughput", ".2f"),
+    ("Request goodput (req/s):", "request_goodput", ".2f"),
+    ("Image throughput (img/s):", "image_throughput", ".2f"),
+    ("Input token throughput (tok/s):", "input_throughput", ".2f"),
+    ("Vision token throughput (tok/s):", "vision_token_throughput", ".2f"),
+    ("Output token throughput (tok/s):", "output_throughput", ".2f"),
+    ("Peak output token throughput (tok/s):", "max_output_tokens_per_s", ".2f"),
+    ("Peak concurrent requests:", "max_concurrent_requests", "d"),
+    ("Total token throughput (tok/s):", "total_token_throughput", ".2f"),
+    ("Concurrency:", "concurrency", ".2f"),
+)
+
+
+class RichShown(Shown):
+    """A progress bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, console: Console, *, is_talkative: bool = True) -> None:
+        self._console = console
+        self._is_talkative = is_talkative
+        self._progress: Progress | None = None
+        self._failed = 0
+
+    def say(self, text: str) -> None:
+        if self._is_talkative:
+            self._console.print(text, style="dim", markup=False, highlight=False)
+
+    def begin(self, total: int) -> None:
+        if not self._console.is_terminal:
+            self.say(f"sending {total} requests")
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=self._console, refresh_per_second=REFRESH_PER_S)
+        self._task = self._progress.add_task("requests", total=total)
+        self._failed = 0
+        self._progress.start()
+
+    def tick(self, outcome: Outcome) -> None:
+        if self._progress is None:
+            return
+        self._failed += not outcome.is_ok
+        words = f"requests, {self._failed} failed" if self._failed else "requests"
+        self._progress.update(self._task, advance=1, description=words)
+
+    def end(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def print_run(run: ServingRun, console: Console) -> None:
+    for line in block(run):
+        console.print(line, markup=False, highlight=False)
+    for table in (stage_table(run.stages), graph_table(run.graphs), clock_table(run.metrics, run.figures["duration"])):
+        if table is not None:
+            console.print(table)
+    for line in memory_lines(run.gauges):
+        console.print(line, markup=False, highlight=False)
+    for line in failure_lines(run):
+        console.print(line, style="bold red", markup=False, highlight=False)
+
+
+def block(run: ServingRun) -> list[str]:
+    """The lines that readers and scripts know from the other servers' benchmarks."""
+    figures, settings = run.figures, run.settings
+    lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}"]
+    if run.name:
+        lines.append(_line("Run:", run.name))
+    lines.append(_line("Backend:", settings["target"]["backend"]))
+    lines.append(_line("Traffic request rate:", settings["load"]["request_rate"]))
+    lines.append(_line("Max request concurrency:", settings["load"]["max_concurrency"] or "not set"))
+    lines += [_line(label, format(figures[key], form)) for label, key, form in HEAD if figures[key] is not None]
+    metrics = [part.strip() for part in settings["output"]["percentile_metrics"].split(",") if part.strip()]
+    points = [float(part) for part in settings["output"]["metric_percentiles"].split(",") if part.strip()]
+    for metric in metrics:
+        if figures[f"mean_{metric}_ms"] is not None:
+            lines += _metric_lines(metric, figures, points)
+    return [*lines, "=" * WIDTH]
+
+
+def stage_table(stages: Mapping[str, Mapping[str, float]]) -> Table | None:
+    if not stages:
+        return None
+    table = Table("stage", "mean ms", "median ms", "p99 ms", "share", title="where the time of a request goes")
+    for name, told in stages.items():
+        numbers = (f"{told[key]:.2f}" for key in ("mean_ms", "median_ms", "p99_ms"))
+        table.add_row(name, *numbers, f"{told['share']:.1%}")
+    return table
+
+
+def graph_table(phases: Sequence[Mapping[str, Any]]) -> Table | None:
+    if not phases:
+        return None
+    table = Table("phase", "replays", "not replayed", "why", "rows", "padding", "graphs", "MiB", title="graphs")
+    for phase in phases:
+        why = ", ".join(f"{reason} {count}" for reason, count in phase["fallbacks_by_reason"].items())
+        counts = (str(phase["replays"]), str(phase["fallbacks"]), why, str(phase["real_rows"]))
+        size = f"{phase['graph_bytes'] / MIB:.0f}"
+        table.add_row(phase["phase"], *counts, f"{phase['padding']:.1%}", str(phase["graphs"]), size)
+    return table
+
+
+def clock_table(metrics: Mapping[str, float], duration_s: float) -> Table | None:
+    """The server's own clocks: its histograms and counters of seconds, by what they took in while the benchmark ran.
+
+    A clock of the whole server can be compared with the run's time; one of requests counts them side by side.
+    """
+    rows = []
+    for name, seconds in metrics.items():
+        family, brace, labels = name.partition("{")
+        is_twin = name.startswith("vllm:") and name.replace("vllm:", "saccade:", 1) in metrics
+        if not family.endswith(("_seconds_sum", "_seconds_total")) or is_twin:
+            continue
+        count = metrics.get(name.replace("_sum", "_count", 1), 0.0) if family.endswith("_sum") else 0.0
+        label = family.removesuffix("_sum").removesuffix("_total") + brace + labels
+        each = (f"{count:.0f}", f"{seconds / count * 1e3:.3f}") if count else ("", "")
+        rows.append((label, each[0], f"{seconds:.3f}", f"{seconds / duration_s:.1%}", each[1]))
+    if not rows:
+        return None
+    table = Table("clock", "times", "seconds", "of the run", "mean ms", title="the server's own clocks in this run")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def memory_lines(gauges: Mapping[str, float]) -> list[str]:
+    """Memory that the server reports in bytes."""
+    named = {name: value for name, value in gauges.items() if "memory" in name and "bytes" in name and value}
+    return [f"{name}: {value / MIB:.0f} MiB" for name, value in named.items()]
+
+
+def failure_lines(run: ServingRun) -> list[str]:
+    """Every kind of failure, how often, and what the server said the first time."""
+    first = {outcome.error: outcome for outcome in reversed(run.outcomes) if outcome.error}
+    return [
+        f"failed: {count} x {kind}, first request {first[kind].index}: {first[kind].message}"
+        for kind, count in run.figures["errors_by_kind"].items()
+    ]
+
+
+def print_comparison(names: Sequence[str], runs: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Figures of all runs; factors are to the first, above 1 is better."""
+    headers = [names[0], *(part for name in names[1:] for part in (name, "gain"))]
+    table = Table("", *headers, title=f"compared with {names[0]}: a gain above 1 is better")
+    for row in compare(runs):
+        table.add_row(row.label, *_cells(row))
+    console.print(table)
+
+
+def _cells(row: Compared) -> list[str]:
+    colours = {"better": "green", "worse": "red", "": "default"}
+    cells = [_number(row.values[0])]
+    for index in range(1, len(row.values)):
+        gain = row.gains[index]
+        shown = "" if gain is None else f"[{colours[row.verdict(index)]}]{gain:.2f}x[/]"
+        cells += [_number(row.values[index]), shown]
+    return cells
+
+
+def _metric_lines(metric: str, figures: Mapping[str, Any], points: Sequence[float]) -> list[str]:
+    lines = [f"{TITLES[metric]:-^{WIDTH}}"]
+    short = "E2E Latency" if metric == "e2el" else metric.upper()
+    names = {"mean": "Mean", "median": "Median", **{percentile_name(point): percentile_name(point) for point in points}}
+    for name, word in names.items():
+        value = figures[f"{name}_{metric}_ms"]
+        lines.append(_line(f"{word[0].upper()}{word[1:]} {short} (ms):", f"{value:.2f}"))
+    return lines
+
+
+def _line(label: str, value: object) -> str:
+    return f"{label:<40} {value!s:<10}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

@@ -1,0 +1,166 @@
+"""What a target tells of itself: model, tokenizer, graphs, metrics. It need not tell more than its model."""
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from saccade.bench.client import Client
+from saccade.bench.workload_text import LEAD, WORDS, WordList
+from saccade.errors import ConfigError
+
+SAMPLE_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})?\s+(\S+)")
+COUNTED_WORDS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Facts that do not change while it runs."""
+
+    model: str
+    max_model_len: int | None = None
+    version: str = ""
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_saccade(self) -> bool:
+        return "saccade" in json.dumps([self.version, self.info]).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Counters of a target at one moment."""
+
+    graphs: list[dict[str, Any]] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
+
+
+async def describe(client: Client, model: str) -> Target:
+    cards = await _json(client, "/v1/models")
+    found = [card for card in (cards or {}).get("data", ()) if isinstance(card, dict)]
+    card = next((card for card in found if card.get("id") == model), found[0] if found and not model else {})
+    name = model or card.get("id")
+    if not name:
+        raise ConfigError(f"{client.target.url} does not say which model it has; is it up? Else name one (--model)")
+    version = (await _json(client, "/version") or {}).get("version", "")
+    info = await _json(client, "/server_info") or {}
+    return Target(name, card.get("max_model_len"), f"{card.get('owned_by', '')} {version}".strip(), info)
+
+
+async def read_counters(client: Client) -> Reading:
+    graphs = await _json(client, "/graphs") or {}
+    phases = graphs.get("phases", ()) if isinstance(graphs, dict) else ()
+    items = phases.values() if isinstance(phases, dict) else phases
+    text = await _text(client, "/metrics")
+    metrics, gauges = parse_metrics(text or "")
+    return Reading([phase for phase in items if isinstance(phase, dict)], metrics, gauges)
+
+
+async def count_words(client: Client, model: str) -> WordList:
+    """Tokens that each word adds to a text, by the target's tokenizer; uncounted where it has none to ask."""
+    base = await _count(client, model, LEAD)
+    if base is None:
+        return WordList()
+    places = asyncio.Semaphore(COUNTED_WORDS_AT_ONCE)
+
+    async def cost(word: str) -> int | None:
+        async with places:
+            count = await _count(client, model, f"{LEAD} {word}")
+        return None if count is None else count - base
+
+    costs = await asyncio.gather(*map(cost, WORDS))
+    known = [cost for cost in costs if cost is not None and cost > 0]
+    return WordList(WORDS, tuple(known), base) if len(known) == len(WORDS) else WordList()
+
+
+def parse_metrics(text: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Prometheus text: what only grows (counters; sums and counts of histograms), and what is as it is (gauges)."""
+    kinds: dict[str, str] = {}
+    grown: dict[str, float] = {}
+    gauges: dict[str, float] = {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(maxsplit=3)
+            kinds[name] = kind
+        if (match := SAMPLE_LINE.match(line)) is None:
+            continue
+        name, labels, value = match[1], match[2] or "", _number(match[3])
+        if name.endswith(("_bucket", "_created")) or value is None:
+            continue
+        family = re.sub(r"_(total|sum|count)$", "", name)
+        is_gauge = kinds.get(name) == "gauge" or (name == family and kinds.get(family) != "counter")
+        (gauges if is_gauge else grown)[f"{name}{labels}"] = value
+    return grown, gauges
+
+
+def metrics_between(before: Reading, after: Reading) -> dict[str, float]:
+    """What grew in between."""
+    changes = {name: value - before.metrics.get(name, 0.0) for name, value in after.metrics.items()}
+    return {name: change for name, change in changes.items() if change}
+
+
+def graphs_between(before: Reading, after: Reading) -> list[dict[str, Any]]:
+    """For every phase: replays, fallbacks by reason, rows and padding in between, and the graphs it has."""
+    old = {phase.get("phase"): phase for phase in before.graphs}
+    return [_phase_between(old.get(phase.get("phase"), {}), phase) for phase in after.graphs]
+
+
+def _phase_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    real, padded = (int(new.get(name, 0)) - int(old.get(name, 0)) for name in ("real_rows", "padded_rows"))
+    fallbacks = _count_between(old.get("fallbacks"), new.get("fallbacks"))
+    graphs = new.get("graphs") or ()
+    return {
+        "phase": new.get("phase", ""),
+        "replays": sum(_count_between(old.get("replays"), new.get("replays")).values()),
+        "fallbacks": sum(fallbacks.values()),
+        "fallbacks_by_reason": fallbacks,
+        "real_rows": real,
+        "padded_rows": padded,
+        "padding": padded / real if real else 0.0,
+        "graphs": len(graphs),
+        "graph_bytes": sum(int(graph.get("bytes", 0)) for graph in graphs),
+        "captures": int(new.get("captures", 0)) - int(old.get("captures", 0)),
+    }
+
+
+def _count_between(old: Any, new: Any) -> dict[str, int]:
+    """Counters by name; a plain number is one counter."""
+    before = old if isinstance(old, dict) else {"all": old or 0}
+    after = new if isinstance(new, dict) else {"all": new or 0}
+    changes = {name: int(value) - int(before.get(name, 0)) for name, value in after.items()}
+    return {name: change for name, change in changes.items() if change}
+
+
+async def _count(client: Client, model: str, text: str) -> int | None:
+    body = {"model": model, "prompt": text, "add_special_tokens": False}
+    reply = await _json(client, "/tokenize", body)
+    count = reply.get("count", len(reply.get("tokens", ()))) if reply else None
+    return count if isinstance(count, int) else None
+
+
+async def _json(client: Client, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    text = await _text(client, path, body)
+    try:
+        value = json.loads(text or "null")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+async def _text(client: Client, path: str, body: dict[str, Any] | None = None) -> str | None:
+    """None where the target does not answer such a question."""
+    try:
+        status, data = await client.ask("POST" if body is not None else "GET", path, body)
+    except (OSError, TimeoutError):
+        return None
+    return data.decode("utf-8", "replace") if status == 200 else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,102 @@
+"""A server that a benchmark starts and ends itself: `python -m saccade serve` in a process of its own."""
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from threading import Event, Thread
+from time import perf_counter
+from types import TracebackType
+
+from saccade.errors import ConfigError
+
+SERVE = (sys.executable, "-m", "saccade", "serve")
+READY = re.compile(r"ready on (https?://\S+)")
+STOP_S = 60.0  # for a server that was told to leave
+TAIL_LINES = 20
+
+
+class LaunchedServer:
+    """Runs between `__enter__`, which returns when it is ready, and `__exit__`, which ends it.
+
+    All it prints is kept in `lines` with the seconds since it was started. A server that ends or is not ready in time
+    is a ConfigError with the last lines it printed.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        flags: str = "",
+        *,
+        timeout_s: float = 900.0,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.url = ""
+        self.ready_s = 0.0
+        self.lines: list[tuple[float, str]] = []
+        self._command = [*SERVE, *([model] if model else []), "--port", "0", *shlex.split(flags)]
+        self._timeout_s, self._say = timeout_s, say
+        self._heard = Event()
+
+    def __enter__(self) -> "LaunchedServer":
+        self._begun = perf_counter()
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            bufsize=1,
+        )
+        self._listener = Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        try:
+            self._await_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> int:
+        """Ask it to leave, and see to it that it does; its exit code."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            code = self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._listener.join(STOP_S)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        return code
+
+    def _await_ready(self) -> None:
+        self._heard.wait(self._timeout_s)
+        if self.url:
+            return
+        code = self._process.poll()
+        why = f"is not ready after {self._timeout_s:g} s" if code is None else f"ended with exit code {code}"
+        last = "\n".join(line for _, line in self.lines[-TAIL_LINES:])
+        raise ConfigError(f"`{shlex.join(self._command)}` {why}; it said:\n{last}")
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            since_s = perf_counter() - self._begun
+            self.lines.append((since_s, line.rstrip()))
+            self._say(line.rstrip())
+            if not self.url and (match := READY.search(line)):
+                self.ready_s = since_s
+                self.url = match[1].rstrip("/.,")
+                self._heard.set()
+        self._process.wait()
+        self._heard.set()

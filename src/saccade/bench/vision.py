@@ -1,0 +1,302 @@
+"""How fast images are encoded: eagerly, in buckets and as exact graphs, beside the limit, in one process.
+
+Everything goes the engine's way: packing into passes, pinned staging, resizing, filling, padding, scattering. Latency
+is that of one call on an idle device, until the rows are in the cache.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from saccade.bench.limits import Rates, vision_limit
+from saccade.bench.settings import VisionBenchSettings
+from saccade.bench.timing import latency_ms, rates_of, step_ms
+from saccade.bench.transformers_tower import time_transformers
+from saccade.config import GraphSettings, Tier
+from saccade.engine.encoder import Encoder, EncoderSettings
+from saccade.engine.packing import Part, padded_rows
+from saccade.engine.plan import EncodeItem
+from saccade.engine.state import StateSizes, new_state
+from saccade.errors import ConfigError
+from saccade.inputs.placeholders import Media
+from saccade.inputs.plans import plan_image
+from saccade.inputs.settings import ImageSettings
+from saccade.kernels.sampling import sampling_for
+from saccade.models.vlm import Model
+from saccade.models.weights import DTYPES, load_model
+
+Report = Callable[[str], None]
+
+PAGE_ROWS = 16
+WAYS = ("eager", "capacity", "exact")
+MIXED_SIDES, MIXED_COUNTS = (224, 1280), (1, 16)
+TRAIN_ROUNDS = 3
+BUSY_ROWS = 2600  # a longer pass keeps the device busy by itself: its rate follows from its latency
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One way to encode `count` images of one size. `rows` are those of all passes, padding included."""
+
+    size: str
+    count: int
+    way: str
+    rows: int
+    padding: float
+    ms: float
+    host_ms: float
+    images_per_s: float
+    limit_ms: float
+    of_limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """One batch of images of random sizes: padded as replays are, and the way the gate chose for each pass."""
+
+    count: int
+    rows: int
+    padding: float
+    num_passes: int
+    eager_ms: float
+    ms: float
+    ways: dict[str, int]
+
+    @property
+    def ratio(self) -> float:
+        """Of the time that an eager run takes."""
+        return self.ms / self.eager_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Preprocessing:
+    """Upload, resize, normalise and cut one image into patches."""
+
+    size: str
+    ms: float
+    host_ms: float
+
+
+@dataclass(slots=True)
+class VisionBench:
+    lines: list[Line] = field(default_factory=list)
+    mixed: list[Mixed] = field(default_factory=list)
+    preprocessing: list[Preprocessing] = field(default_factory=list)
+    num_graphs: int = 0
+    capture_s: float = 0.0
+    environment: dict[str, Any] = field(default_factory=dict)
+
+
+def run_vision_bench(model_name: str, settings: VisionBenchSettings, report: Report) -> VisionBench:
+    device = torch.device(settings.device if settings.device != "auto" else _best_device())
+    report("weights")
+    model = load_model(model_name, device=device, dtype=_dtype(settings, device), load_format=settings.load_format)  # type: ignore[arg-type]
+    if model.spec.vision is None:
+        raise ConfigError(f"{model_name} ({model.spec.architecture}) has no vision tower; give a model that sees")
+    images = ImageSettings.from_folder(Path(model_name))
+    assert images is not None, f"{model_name} has a tower and no settings of images"
+    rig = Rig(model, images, settings)
+    bench = VisionBench()
+    report("capture")
+    rig.prepare()
+    bench.num_graphs = len(rig.encoder.graphs.graphs)
+    bench.capture_s = sum(graph.capture_s for graph in rig.encoder.graphs.graphs)
+    rates = rates_of(device, model.place.dtype, settings.flop_per_s, settings.bytes_per_s)
+    for width, height in settings.pixel_sizes():
+        report(f"{width}x{height}")
+        bench.preprocessing.append(rig.time_pixels(width, height))
+        for count in settings.counts:
+            bench.lines += rig.time_ways(width, height, count, rates)
+    if settings.mixed:
+        report("mixed sizes")
+        bench.mixed = list(rig.time_mixed())
+    bench.environment = _environment(model, rates)
+    if settings.compare_transformers:
+        report("transformers")
+        bench.lines += _transformers_lines(Path(model_name), model, images, settings, rates)
+    return bench
+
+
+class Rig:
+    """An encoder as an engine has it, and images for it."""
+
+    def __init__(self, model: Model, images: ImageSettings, settings: VisionBenchSettings) -> None:
+        self.settings, self.images, self.model = settings, images, model
+        self.rng = np.random.default_rng(0)
+        sizes = StateSizes(
+            num_blocks=2, block_size=16, max_blocks=1, max_sequences=1, num_vision_rows=self._most_rows() + PAGE_ROWS
+        )
+        state = new_state(model, sampling_for(model.place.device), sizes)
+        self.encoder = Encoder(
+            state,
+            EncoderSettings(
+                max_units=settings.encoder_budget_tokens,
+                page_rows=PAGE_ROWS,
+                images=images,
+                videos=None,
+                graphs=GraphSettings(tiers=frozenset({Tier.CAPACITY, Tier.EXACT}), exact_after=1),
+            ),
+        )
+        self.device = model.place.device
+
+    def prepare(self) -> None:
+        self.encoder.graphs.capture_buckets()
+        self.encoder.warm_up()
+
+    def image(self, width: int, height: int) -> Media:
+        pixels = self.rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        return Media("image", pixels, plan_image(height, width, self.images), b"")
+
+    def time_pixels(self, width: int, height: int) -> Preprocessing:
+        media = [self.image(width, height)]
+        parts, items = self.encoder.packs(media)[0], _items(media)
+        ms, host_ms = latency_ms(lambda: self.encoder.patchify(parts, items, media), self.device, self.settings.rounds)
+        return Preprocessing(f"{width}x{height}", ms, host_ms)
+
+    def time_ways(self, width: int, height: int, count: int, rates: Rates) -> Iterator[Line]:
+        media = [self.image(width, height) for _ in range(count)]
+        packs, items = self.encoder.packs(media), _items(media)
+        real = sum(one.plan.num_tokens for one in media)
+        spec = self.encoder.spec
+        limit = vision_limit(spec, [one.plan.grid_thw for one in media], self.model.place.dtype.itemsize, rates)
+        for way in WAYS:
+            call = self._call(way, packs, items, media)
+            ms, host_ms = latency_ms(call, self.device, self.settings.rounds)
+            train_ms = ms if real > BUSY_ROWS else step_ms(call, self.device, TRAIN_ROUNDS)[0]
+            rows = padded_rows(packs, self.encoder.bins) if way == "capacity" else real
+            yield Line(
+                size=f"{width}x{height}",
+                count=count,
+                way=way,
+                rows=rows,
+                padding=rows / real - 1,
+                ms=ms,
+                host_ms=host_ms,
+                images_per_s=count / train_ms * 1e3,
+                limit_ms=limit.ms,
+                of_limit=limit.ms / ms,
+            )
+        self.encoder.graphs.forget_exact()
+
+    def time_mixed(self) -> Iterator[Mixed]:
+        """With the gate as an engine has it. Exact graphs are for layouts that come again: there are none here."""
+        graphs = self.encoder.graphs
+        self.encoder.calibrate()
+        for _ in range(self.settings.mixed_batches):
+            graphs.forget_exact()
+            sides = self.rng.integers(MIXED_SIDES[0], MIXED_SIDES[1] + 1, (int(self.rng.integers(*MIXED_COUNTS)), 2))
+            media = [self.image(int(w), int(h)) for w, h in sides]
+            packs, items = self.encoder.packs(media), _items(media)
+            real = sum(one.plan.num_tokens for one in media)
+            eager_ms, _ = latency_ms(self._call("eager", packs, items, media), self.device, TRAIN_ROUNDS)
+            before = _decisions(self.encoder)
+            ms, _ = latency_ms(self._call("capacity", packs, items, media), self.device, TRAIN_ROUNDS)
+            after = _decisions(self.encoder)
+            padding = padded_rows(packs, self.encoder.bins) / real - 1
+            ways = {name: after[name] - before.get(name, 0) for name in after if after[name] > before.get(name, 0)}
+            yield Mixed(len(media), real, padding, len(packs), eager_ms, ms, ways)
+        graphs.gate = None
+
+    def _call(
+        self, way: str, packs: list[list[Part]], items: list[EncodeItem], media: list[Media]
+    ) -> Callable[[], None]:
+        if way == "exact":
+            self._capture_exact(packs, items, media)
+        run = self.encoder.graphs.eager if way == "eager" else self.encoder.graphs.run
+
+        @torch.no_grad()
+        def call() -> None:
+            with self.encoder.beside.work():
+                for parts in packs:
+                    run(self.encoder.values(parts, items, media), _nothing)
+            self.encoder.beside.wait()
+
+        return call
+
+    def _capture_exact(self, packs: list[list[Part]], items: list[EncodeItem], media: list[Media]) -> None:
+        self._call("capacity", packs, items, media)()
+        while self.encoder.has_hot:
+            self.encoder.capture_hot()
+
+    def _most_rows(self) -> int:
+        """Of the images that are in the cache at the same time, each in pages of its own."""
+        largest = [plan_image(h, w, self.images).num_tokens for w, h in self.settings.pixel_sizes()]
+        rows = max(-(-n // PAGE_ROWS) * PAGE_ROWS for n in largest) * max(self.settings.counts)
+        side = MIXED_SIDES[1]
+        mixed = (plan_image(side, side, self.images).num_tokens + PAGE_ROWS) * MIXED_COUNTS[1]
+        return max(rows, mixed if self.settings.mixed else 0)
+
+
+def _nothing(outputs: object) -> None:
+    del outputs
+
+
+def _items(media: Sequence[Media]) -> list[EncodeItem]:
+    """Each in pages of its own, one after the other."""
+    items, page = [], 1
+    for i, one in enumerate(media):
+        count = -(-one.plan.num_tokens // PAGE_ROWS)
+        items.append(EncodeItem("bench", i, b"", one.plan.num_tokens, tuple(range(page, page + count))))
+        page += count
+    return items
+
+
+def _decisions(encoder: Encoder) -> dict[str, int]:
+    stats = encoder.graphs.stats
+    found = {tier.value: count for tier, count in stats.replays.items()}
+    return found | {f"eager: {reason.name.lower()}": count for reason, count in stats.fallbacks.items()}
+
+
+def _transformers_lines(
+    folder: Path, model: Model, images: ImageSettings, settings: VisionBenchSettings, rates: Rates
+) -> Iterator[Line]:
+    place, spec = model.place, model.spec.vision
+    assert spec is not None
+    run = partial(time_transformers, folder, place.device, place.dtype, spec.patch_values)
+    for width, height in settings.pixel_sizes():
+        plan = plan_image(height, width, images)
+        for count in settings.counts:
+            ms, host_ms = run([plan.grid_thw] * count, settings.rounds)
+            limit = vision_limit(spec, [plan.grid_thw] * count, place.dtype.itemsize, rates)
+            yield Line(
+                size=f"{width}x{height}",
+                count=count,
+                way="transformers",
+                rows=plan.num_tokens * count,
+                padding=0.0,
+                ms=ms,
+                host_ms=host_ms,
+                images_per_s=count / ms * 1e3,
+                limit_ms=limit.ms,
+                of_limit=limit.ms / ms,
+            )
+
+
+def _best_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _dtype(settings: VisionBenchSettings, device: torch.device) -> torch.dtype | None:
+    if settings.dtype == "auto":
+        return torch.float32 if device.type == "cpu" else None
+    if settings.dtype not in DTYPES:
+        raise ConfigError(f"dtype is {settings.dtype!r}; allowed: auto, {', '.join(DTYPES)} (--dtype)")
+    return DTYPES[settings.dtype]
+
+
+def _environment(model: Model, rates: Rates) -> dict[str, Any]:
+    place = model.place
+    return {
+        "device": torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "model": model.spec.architecture,
+        "dtype": str(place.dtype).removeprefix("torch."),
+        "kernels": place.kernels.name,
+        "flop_per_s": rates.flop_per_s,
+        "bytes_per_s": rates.bytes_per_s,
+    }

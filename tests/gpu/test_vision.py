@@ -1,0 +1,324 @@
+"""The vision path on the GPU at the dimensions of Qwen3-VL-8B and Qwen2.5-VL-7B: kernels, pixels, streams, memory.
+
+`pytest tests/gpu/test_vision.py -s` prints what was measured.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from saccade.config import Tier
+from saccade.engine.encoder import Encoder, EncoderSettings
+from saccade.engine.pixels import NUM_SLOTS, Picture, PlainPixels, StagedPixels
+from saccade.engine.plan import EncodeItem
+from saccade.engine.runner import Runner
+from saccade.engine.verify import check_engine
+from saccade.graphs import GraphSettings
+from saccade.inputs.images import digest_pixels
+from saccade.inputs.placeholders import Media
+from saccade.inputs.plans import plan_image
+from saccade.kernels import reference
+from saccade.kernels.dispatch import kernels_for
+from saccade.models.vlm import Model
+from tests.gpu.engine_rig import (
+    PAGE_ROWS,
+    Job,
+    Sizes,
+    drive,
+    dummy_model,
+    free,
+    greedy,
+    image_settings,
+    new_engine,
+    new_runner,
+    random_prompt,
+)
+from tests.gpu.test_families import QWEN3_VL_8B
+from tests.kernels.cases import photo, randn
+
+pytestmark = pytest.mark.cuda
+
+DEVICE, BF16 = "cuda", torch.bfloat16
+SIZES = Sizes(bucket_stride=4)
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    made = dummy_model(QWEN3_VL_8B, tmp_path_factory.mktemp("model"), device=DEVICE, dtype=BF16)
+    yield made
+    del made
+    free()
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    free()
+    yield
+    free()
+
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Any:
+    def show(*lines: str) -> None:
+        with capsys.disabled():
+            print("\n" + "\n".join(lines), end="", flush=True)
+
+    return show
+
+
+def error_of(actual: Tensor, expected: Tensor) -> float:
+    assert torch.isfinite(actual).all()
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+
+
+class TestKernels:
+    """Against the float32 oracles."""
+
+    @pytest.mark.parametrize(("heads", "width"), [(16, 72), (16, 80)])
+    @pytest.mark.parametrize("rows", [1, 1296, 1308])
+    def test_rotary_in_place(self, rows: int, heads: int, width: int) -> None:
+        kernels = kernels_for(DEVICE, BF16)
+        qkv = randn(rows, 3 * heads * width, seed=1, dtype=BF16, device=DEVICE)
+        angles = torch.cat([randn(rows, width // 2, seed=2, device=DEVICE)] * 2, dim=1)
+        expected = reference.rotate_packed(qkv.float(), heads, angles.cos(), angles.sin())
+        for ours, theirs in zip(kernels.rotate_packed(qkv, heads, angles.cos(), angles.sin()), expected, strict=True):
+            assert error_of(ours, theirs) < 3e-3
+
+    def test_the_gelu_of_the_product_is_the_tanh_one(self) -> None:
+        """In float32, where the two kinds differ by more than rounding."""
+        x, weight, bias = (randn(*s, seed=i, device=DEVICE) for i, s in enumerate([(64, 32), (48, 32), (48,)]))
+        ours = torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
+        sums = F.linear(x, weight, bias)
+        to_tanh = (ours - F.gelu(sums, approximate="tanh")).abs().max()
+        to_erf = (ours - F.gelu(sums)).abs().max()
+        assert to_tanh < 2e-5 < 1e-4 < to_erf, (to_tanh, to_erf)
+
+    @pytest.mark.parametrize("kind", ["gelu_tanh", "gelu", "silu"])
+    @pytest.mark.parametrize("rows", [2, 1296, 10368])
+    def test_activated_linear(self, rows: int, kind: str) -> None:
+        kernels = kernels_for(DEVICE, BF16)
+        x, bias = randn(rows, 1152, seed=1, dtype=BF16, device=DEVICE), randn(4304, seed=2, dtype=BF16, device=DEVICE)
+        weight = randn(4304, 1152, seed=3, dtype=BF16, device=DEVICE) / 34
+        expected = reference.activated_linear(x.float(), weight.float(), bias.float(), kind)
+        assert error_of(kernels.activated_linear(x, weight, bias, kind), expected) < 4e-3
+
+    def test_positions_and_scattered_rows(self) -> None:
+        kernels = kernels_for(DEVICE, BF16)
+        x, table = (randn(*s, seed=i, dtype=BF16, device=DEVICE) for i, s in enumerate([(1308, 1152), (2304, 1152)]))
+        indices = torch.randint(0, 2304, (4, 1308), dtype=torch.int32, device=DEVICE)
+        weights = torch.rand(4, 1308, device=DEVICE)
+        expected = reference.add_positions(x.float(), table.float(), indices, weights)
+        assert error_of(kernels.add_positions(x, table, indices, weights), expected) < 4e-3
+        rows, targets = randn(4, 327, 4096, seed=3, dtype=BF16, device=DEVICE), torch.randperm(999, device=DEVICE)[:327]
+        ours, theirs = (torch.zeros(4, 1000, 4096, dtype=BF16, device=DEVICE) for _ in range(2))
+        kernels.scatter_rows(rows, targets, ours)
+        reference.scatter_rows(rows, targets, theirs)
+        assert torch.equal(ours, theirs)
+
+
+class TestPixels:
+    def pictures(self, model: Model, sizes: list[tuple[int, int]], seed: int = 0) -> list[Picture]:
+        settings = image_settings(model, max_pixels=2**22)
+        made, row = [], 0
+        for i, (height, width) in enumerate(sizes):
+            plan = plan_image(height, width, settings)
+            count = plan.grid_thw[1] * plan.grid_thw[2]
+            made.append(Picture(photo(height, width, seed=seed + i).numpy(), plan.size_hw, settings, row, count))
+            row += count
+        return made
+
+    def both(self, pictures: list[Picture], staged: StagedPixels) -> tuple[Tensor, Tensor]:
+        count = sum(picture.num_rows for picture in pictures)
+        ours = torch.full((count, 1536), float("nan"), dtype=BF16, device=DEVICE)
+        staged.patchify(pictures, ours)
+        theirs = torch.zeros(count, 1536)
+        PlainPixels(kernels_for("cpu", torch.float32)).patchify(pictures, theirs)
+        return ours.float().cpu(), theirs
+
+    @pytest.mark.parametrize("slot_bytes", [32 * MIB, 300_000])
+    def test_many_pictures_in_one_go_and_in_bands(self, model: Model, slot_bytes: int) -> None:
+        pictures = self.pictures(model, [(560, 560), (224, 900), (33, 40), (1080, 720), (64, 64)])
+        ours, theirs = self.both(pictures, StagedPixels(torch.device(DEVICE), slot_bytes))
+        assert (ours - theirs).abs().max() <= 1.01 / 255 / 0.5 + 0.005  # one level, and bfloat16
+
+    def test_staging_is_not_written_before_its_copy_is_done(self, model: Model) -> None:
+        """The device is kept busy, so that copies lag behind the host, which goes round the ring several times."""
+        staged = StagedPixels(torch.device(DEVICE), 2 * MIB)
+        rounds = [self.pictures(model, [(560, 560)], seed=i) for i in range(3 * NUM_SLOTS)]
+        outs = [torch.zeros(r[0].num_rows, 1536, dtype=BF16, device=DEVICE) for r in rounds]
+        expected = [self.both(r, staged)[0] for r in rounds]
+        busy = torch.randn(8192, 8192, device=DEVICE)
+        for pictures, out in zip(rounds, outs, strict=True):
+            busy = busy @ busy * 1e-3
+            staged.patchify(pictures, out)
+        for out, right in zip(outs, expected, strict=True):
+            assert torch.equal(out.float().cpu(), right)
+
+    def test_preprocessing_takes_little_time_and_no_memory(self, model: Model, show: Any) -> None:
+        staged = StagedPixels(torch.device(DEVICE))
+        pictures = self.pictures(model, [(560, 560)])
+        out = torch.zeros(pictures[0].num_rows, 1536, dtype=BF16, device=DEVICE)
+        for _ in range(3):
+            staged.patchify(pictures, out)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        times = []
+        for _ in range(20):
+            started = time.perf_counter()
+            staged.patchify(pictures, out)
+            torch.cuda.synchronize()
+            times.append((time.perf_counter() - started) * 1e3)
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+        show(f"560x560: upload, resize, normalise and patchify in {np.median(times):.3f} ms, launch included")
+
+
+def new_encoder(model: Model, runner: Runner, **graphs: Any) -> Encoder:
+    settings = EncoderSettings(
+        max_units=1024,
+        page_rows=PAGE_ROWS,
+        images=image_settings(model, max_pixels=2**22),
+        videos=None,
+        graphs=GraphSettings(**graphs),
+    )
+    return Encoder(runner.state, settings)
+
+
+class TestStreams:
+    """Vision passes beside language steps."""
+
+    def test_answers_do_not_depend_on_the_stream(self, model: Model, show: Any) -> None:
+        """Images are encoded while steps of other requests run; the same requests one stream after the other give the
+        same tokens and log-probabilities, to the last bit."""
+        answers = []
+        for is_beside in (True, False):
+            runner = new_runner(model, SIZES, "full")
+            runner.capture()
+            if not is_beside:
+                assert runner.encoder is not None
+                beside = runner.encoder.beside
+                beside._stream = beside._done = None  # in order with everything else
+            rng = np.random.default_rng(5)
+            jobs = [
+                Job(
+                    int(rng.integers(0, 60)),
+                    f"r{i}",
+                    random_prompt(runner, rng, 40, i % 3, 600),
+                    greedy(12, logprobs=5),
+                )
+                for i in range(60)
+            ]
+            started = time.perf_counter()
+            answers.append(drive(new_engine(runner, SIZES), jobs))
+            show(f"{'beside' if is_beside else 'in order'}: {time.perf_counter() - started:.2f} s")
+            del runner
+            free()
+        for name, found in answers[0].items():
+            assert found.tokens == answers[1][name].tokens, name
+            assert found.likeliest == answers[1][name].likeliest, name
+
+    def test_encoding_overlaps_a_language_step(self, model: Model, show: Any) -> None:
+        """On the device: a long product on the current stream, vision passes beside it; together less than the sum."""
+        runner = new_runner(model, SIZES, "full")
+        encoder = new_encoder(model, runner, strict=True)
+        encoder.graphs.capture_buckets()
+        media, items = some_media(model, [(560, 560)] * 2, 0)
+        running = as_running(media)
+        a = torch.randn(2048, 2048, device=DEVICE, dtype=BF16)
+
+        def product() -> None:
+            b = a
+            for _ in range(400):
+                b = b @ a
+
+        def both() -> None:
+            encoder.encode(items, running)
+            product()
+            encoder.beside.wait()
+
+        def alone() -> None:
+            encoder.encode(items, running)
+            encoder.beside.wait()
+
+        times = {call.__name__: _median_ms(call) for call in (product, alone, both)}
+        show(f"ms: {times}; overlapped {times['both'] / (times['product'] + times['alone']):.0%} of the sum")
+
+    def test_memory_is_flat_while_sizes_change(self, model: Model, show: Any) -> None:
+        runner = new_runner(model, SIZES, "full")
+        encoder = new_encoder(model, runner, tiers=frozenset({Tier.CAPACITY, Tier.EXACT}))
+        encoder.graphs.capture_buckets()
+        encoder.warm_up()
+        encoder.reserve()
+        rng = np.random.default_rng(1)
+
+        def traffic(count: int) -> None:
+            for i in range(count):
+                sizes = [tuple(int(s) for s in rng.integers(64, 700, 2)) for _ in range(int(rng.integers(1, 4)))]
+                media, items = some_media(model, sizes, i)  # type: ignore[arg-type]
+                assert encoder.encode(items, as_running(media)) == {}
+            torch.cuda.synchronize()
+
+        traffic(10)
+        before = _used_bytes()
+        traffic(300)
+        after = _used_bytes()
+        show(f"300 passes of random sizes: {(after - before) / MIB:.1f} MiB more; {encoder.graphs.stats.snapshot()}")
+        assert after <= before
+
+
+def test_a_short_verification_takes_a_second_or_two(model: Model, show: Any) -> None:
+    runner = new_runner(model, SIZES, "full")
+    runner.capture()
+    engine = new_engine(runner, SIZES)
+    started = time.perf_counter()
+    report = check_engine(engine)
+    worst = max(report.rows, key=lambda row: row.difference)
+    show(
+        f"{len(report.rows)} checks in {time.perf_counter() - started:.1f} s, largest difference {worst.difference:.1e}"
+    )
+
+
+def some_media(model: Model, sizes: list[tuple[int, int]], seed: int) -> tuple[list[Media], list[EncodeItem]]:
+    settings = image_settings(model, max_pixels=2**20)
+    rng = np.random.default_rng(seed)
+    media, items, page = [], [], 1
+    for i, (height, width) in enumerate(sizes):
+        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        plan = plan_image(height, width, settings)
+        media.append(Media("image", pixels, plan, digest_pixels(pixels, b"")))
+        count = -(-plan.num_tokens // PAGE_ROWS)
+        items.append(EncodeItem("r", i, media[-1].digest, plan.num_tokens, tuple(range(page, page + count))))
+        page += count
+    return media, items
+
+
+def as_running(media: list[Media]) -> Any:
+    class Owner:
+        class prompt:  # noqa: N801
+            pass
+
+    Owner.prompt.media = tuple(media)  # type: ignore[attr-defined]
+    return {"r": Owner}
+
+
+def _median_ms(call: Any, rounds: int = 7) -> float:
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - started) * 1e3)
+    return float(np.median(times))
+
+
+def _used_bytes() -> int:
+    torch.cuda.synchronize()
+    free_bytes, total = torch.cuda.mem_get_info()
+    return total - free_bytes
