@@ -1,5 +1,6 @@
 import json
-from argparse import ArgumentTypeError
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,34 +8,53 @@ import pytest
 from PIL import Image
 
 from saccade import __version__
-from saccade.cli import human_int, main
+from saccade.cli import main
+from saccade.cli.run import parts_of
+from saccade.errors import ConfigError
 from tests.engine.conftest import made as made  # a fixture
 from tests.models import tiny
 
+SMALL = ["--device", "cpu", "--max-tokens", "5", "--max-model-len", "256"]
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    path = tmp_path / "a.png"
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, (24, 30, 3)).astype(np.uint8)).save(path)
+    return path
+
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["--version"])
-    assert stopped.value.code == 0
+    assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"saccade {__version__}\n"
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
-    shown = capsys.readouterr().out
-    assert "serve" in shown
-    assert "bench" in shown
+    for words in ([], ["--help"], ["help"]):
+        assert main(words) == 0
+        shown = capsys.readouterr().out
+        assert "serve" in shown and "bench graphs" in shown
+    assert main(["bench"]) == 0
+    assert "bench offline" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("text", "value"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5K", 1536), ("2M", 2**21)])
-def test_human_integers(text: str, value: int) -> None:
-    assert human_int(text) == value
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sevre"], "unknown command sevre; did you mean serve"),
+        (["bench", "graph"], "unknown command bench graph; did you mean bench graphs"),
+        (["--verbose"], "unknown flag --verbose"),
+    ],
+)
+def test_an_unknown_command_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "k", "8q", "1.5", "0.3k1"])
-def test_what_is_no_integer_is_refused(text: str) -> None:
-    with pytest.raises(ArgumentTypeError):
-        human_int(text)
+def test_help_needs_no_torch() -> None:
+    code = "import sys; from saccade.cli import main; main(['serve', '--help']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_bad_setting_exits_with_2_and_says_what_to_turn(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,14 +79,48 @@ def test_an_unknown_size_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "size is '70b'; known are 8b, tiny (--size)" in capsys.readouterr().err
 
 
-def test_run_asks_about_an_image(made: tiny.Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = tmp_path / "a.png"
-    Image.fromarray(np.random.default_rng(1).integers(0, 256, (24, 30, 3)).astype(np.uint8)).save(picture)
-    flags = ["--device", "cpu", "--max-tokens", "5", "--max-model-len", "256", "--max-num-seqs", "2", "--enforce-eager"]
-    assert main(["run", str(made.folder), "What is this?", "--image", str(picture), *flags]) == 0
-    assert len(capsys.readouterr().out.strip()) > 0
+def test_run_asks_about_an_image(made: tiny.Tiny, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(made.folder), "What is this?", "--image", str(picture), *SMALL]) == 0
+    flagged = capsys.readouterr().out
+    assert len(flagged.strip()) > 0
+    assert main(["run", str(made.folder), f"{picture} What is this?", *SMALL]) == 0
+    assert capsys.readouterr().out == flagged, "an image in the prompt is the same image"
+
+
+def test_run_takes_the_bundled_model_where_none_is_named(picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "What shape is this?", "--image", str(picture), *SMALL]) == 0
+    assert capsys.readouterr().out.endswith("\n")
 
 
 def test_run_names_a_missing_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", str(tmp_path / "nothing"), "hello"]) == 2
     assert "nothing" in capsys.readouterr().err
+
+
+def test_run_names_a_missing_image(made: tiny.Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(made.folder), "hello", "--image", "gone.png"]) == 2
+    assert "gone.png is not a file (--image, --video)" in capsys.readouterr().err
+
+
+def test_paths_in_a_prompt_become_images_where_they_stand(picture: Path) -> None:
+    image = {"type": "image", "image": picture}
+    assert parts_of(f"Compare {picture} with '{picture}', please") == [
+        {"type": "text", "text": "Compare"},
+        image,
+        {"type": "text", "text": "with"},
+        image,
+        {"type": "text", "text": ", please"},
+    ]
+    assert parts_of(str(picture)) == [image]
+    assert parts_of("What is in photo.png?") == [{"type": "text", "text": "What is in photo.png?"}]
+    with pytest.raises(ConfigError, match="not there"):
+        parts_of("What is in ./missing.png?")
+
+
+def test_verify_prints_every_graph(made: tiny.Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    limits = ["--max-num-batched-tokens", "24", "--max-num-seqs", "2", "--max-model-len", "64"]
+    media = ["--encoder-budget-tokens", "40", "--encoder-cache-tokens", "256"]
+    assert main(["verify", str(made.folder), "--device", "cpu", "--short", "--json", *limits, *media]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["right"]
+    assert {row["key"].split("/")[0] for row in report["rows"]} == {"vision", "prefill", "decode", "head", "sample"}

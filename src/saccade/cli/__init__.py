@@ -1,0 +1,5 @@
+"""The command line: one module a command, each imported only when its command is called."""
+
+from saccade.cli.app import main
+
+__all__ = ["main"]

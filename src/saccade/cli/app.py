@@ -1,0 +1,125 @@
+"""Finds the command that was called and runs it."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+
+from saccade import __version__
+from saccade.cli.parser import Parser, did_you_mean
+from saccade.errors import SaccadeError
+
+EXIT_BAD_SETTING = 2
+EXIT_INTERRUPTED = 130
+DESCRIPTION = (
+    "Serves vision-language models: every forward pass is a CUDA-graph replay, and every replay the right one."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command: what it does in a line, and the module that has `new_parser(name)` and `run(flags)`."""
+
+    about: str
+    module: str
+
+    def load(self) -> ModuleType:
+        return import_module(f"saccade.cli.{self.module}")
+
+
+COMMANDS = {
+    "serve": Command("serve a model behind the OpenAI API", "serve"),
+    "run": Command("ask a model once, with images", "run"),
+    "verify": Command("every graph against an eager run, in sequences that break stale ones", "verify"),
+    "eval": Command("questions with known answers: accuracy, and what was taken for what", "evaluate"),
+    "bench serve": Command("load a server: time to first token, throughput, goodput", "bench_serve"),
+    "bench offline": Command("prefill and decode of a model: eager and graphs, beside their limits", "bench_offline"),
+    "bench vision": Command("vision tower by image size: eager, capacity and exact graphs", "bench_vision"),
+    "bench graphs": Command("a decoder body: eager, piecewise and full graphs, by tokens", "bench_graphs"),
+    "bench startup": Command("how long a server takes until it is ready, and on what", "bench_startup"),
+    "plan": Command("what a model needs on a GPU, and what is left for requests", "plan"),
+    "explain": Command("how a request would be run: tokens, buckets, padding, graphs", "explain"),
+    "doctor": Command("check the machine and a model, and say what to fix", "doctor"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        return dispatch(list(sys.argv[1:] if argv is None else argv))
+    except SaccadeError as error:
+        sys.stderr.write(f"saccade: {error}\n")
+        return EXIT_BAD_SETTING
+    except SystemExit as stop:  # help was asked for
+        return int(stop.code or 0)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "--help=all", "help"):
+        return show_help(words[1:])
+    if words[0] in ("-V", "--version"):
+        sys.stdout.write(f"saccade {__version__}\n")
+        return 0
+    name, rest = find_command(words)
+    if name == "bench":
+        sys.stdout.write(overview("bench "))
+        return 0
+    module = COMMANDS[name].load()
+    status: int = module.run(module.new_parser(name).read(rest))
+    return status
+
+
+def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The command at the beginning of these words, and what follows it; `bench` alone where no benchmark is named."""
+    pair = " ".join(words[:2])
+    if pair in COMMANDS:
+        return pair, list(words[2:])
+    if words[0] in COMMANDS:
+        return words[0], list(words[1:])
+    if words[0] == "bench" and (len(words) == 1 or words[1] in ("-h", "--help")):
+        return "bench", []
+    is_bench = words[0] == "bench"
+    met = pair if is_bench else words[0]
+    known = [name for name in [*COMMANDS, "bench", "help"] if name.startswith("bench ") == is_bench]
+    kind = "flag" if met.startswith("-") else "command"
+    raise SaccadeError(f"unknown {kind} {met}{did_you_mean(met, known)} (see `saccade --help`)")
+
+
+def show_help(words: Sequence[str]) -> int:
+    if words[:1] == ["--markdown"]:
+        from saccade.cli.markdown import reference
+
+        sys.stdout.write(reference({name: (command.about, new_parser(name)) for name, command in COMMANDS.items()}))
+        return 0
+    if words and not words[0].startswith("-"):
+        name, rest = find_command(words)
+        return dispatch([*name.split(), f"--help={rest[0]}" if rest else "--help"])
+    sys.stdout.write(overview(""))
+    return 0
+
+
+def new_parser(name: str) -> Parser:
+    parser: Parser = COMMANDS[name].load().new_parser(name)
+    return parser
+
+
+def overview(prefix: str) -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items() if name.startswith(prefix)]
+    return "\n".join(
+        [
+            f"usage: saccade {prefix}COMMAND [flags]",
+            "",
+            DESCRIPTION,
+            "",
+            *lines,
+            "",
+            "`saccade COMMAND --help` explains a command; `saccade --version` names the version.",
+            "",
+        ]
+    )

@@ -1,0 +1,40 @@
+"""`saccade bench serve`: load on a server, ours or any other that speaks OpenAI's protocol."""
+
+from argparse import Namespace
+
+from rich.console import Console
+
+from saccade.bench.serving_settings import (
+    LoadSettings,
+    OutputSettings,
+    TargetSettings,
+    VariantSettings,
+    WorkloadSettings,
+)
+from saccade.cli.aliases import add_same
+from saccade.cli.parser import Parser, settings_from
+
+
+def new_parser(name: str) -> Parser:
+    about = (
+        "Send requests to a server and measure time to first token, time between tokens, throughput and goodput. Flags "
+        "and results are those of SGLang's and vLLM's benchmarks; any OpenAI server can be the target."
+    )
+    parser = Parser(name, about=about)
+    for settings in (TargetSettings, WorkloadSettings, LoadSettings, OutputSettings, VariantSettings):
+        parser.add_settings(settings)
+    add_same(parser)
+    return parser
+
+
+def run(flags: Namespace) -> int:
+    from saccade.bench.serving_command import bench_serve
+
+    return bench_serve(
+        settings_from(flags, TargetSettings),
+        settings_from(flags, WorkloadSettings),
+        settings_from(flags, LoadSettings),
+        settings_from(flags, OutputSettings),
+        settings_from(flags, VariantSettings),
+        Console(),
+    )

@@ -1,0 +1,34 @@
+"""`saccade bench vision`: the vision tower of a model, without requests."""
+
+import json
+from argparse import Namespace
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from saccade.bench.settings import VisionBenchSettings
+from saccade.cli.model import MODEL_WORD, chosen_model
+from saccade.cli.parser import Parser, settings_from
+
+
+def new_parser(name: str) -> Parser:
+    about = "Images of several sizes through the vision tower: eager and with graphs, beside what FLOPs allow."
+    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
+    parser.add_settings(VisionBenchSettings)
+    return parser
+
+
+def run(flags: Namespace) -> int:
+    from saccade.bench.vision import run_vision_bench  # imports torch
+    from saccade.bench.vision_report import plot_vision_bench, print_vision_bench
+
+    settings = settings_from(flags, VisionBenchSettings)
+    with Console(stderr=True).status("starting") as status:
+        bench = run_vision_bench(chosen_model(flags.words), settings, status.update)
+    print_vision_bench(bench, Console())
+    if settings.json:
+        Path(settings.json).write_text(json.dumps(asdict(bench), indent=1))
+    if settings.plot:
+        plot_vision_bench(bench, settings.plot)
+    return 0

@@ -1,0 +1,117 @@
+"""What `saccade doctor` looks at in a checkpoint, from its files to an answer about an image."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from saccade.cli.checks import GIB, Finding, Level, guarded
+
+MAX_SAMPLE_BYTES = 2 * GIB  # a larger model would keep a CPU busy for long
+AGAIN = "download the checkpoint again, or choose another"
+
+
+def check_model(model: str, *, sample: bool) -> Iterator[Finding]:
+    from saccade.models.folder import find_folder
+
+    found: list[Path] = []
+
+    def look() -> Finding:
+        found.append(find_folder(model))
+        return Finding("checkpoint", Level.OK, str(found[0]))
+
+    yield guarded("checkpoint", look, "give a folder with config.json and .safetensors files, or a hub id")
+    if not found:
+        return
+    folder = found[0]
+    yield guarded("config", lambda: check_config(folder), AGAIN)
+    yield guarded("weights", lambda: check_weights(folder), AGAIN)
+    yield guarded("tokenizer", lambda: check_tokenizer(folder), AGAIN)
+    yield guarded("template", lambda: check_template(folder), "add the model's chat_template.jinja to the folder")
+    yield guarded(
+        "sample", lambda: check_sample(folder, sample), "report it, with the output of `saccade doctor --json`"
+    )
+
+
+def check_config(folder: Path) -> Finding:
+    from saccade.models.config import Config
+    from saccade.models.registry import read_spec
+
+    _, spec = read_spec(Config.read(folder / "config.json"))
+    sees = "sees images" if spec.vision else "text only"
+    found = f"{spec.architecture}, {len(spec.decoder.layers)} layers, {spec.max_position} positions, {sees}"
+    return Finding("config", Level.OK, found)
+
+
+def check_weights(folder: Path) -> Finding:
+    from saccade.models.folder import SafetensorsFolder
+
+    weights = SafetensorsFolder.open(folder)
+    return Finding("weights", Level.OK, f"{len(weights.files)} files, {weights.total_bytes / GIB:.2f} GiB")
+
+
+def check_tokenizer(folder: Path) -> Finding:
+    """Tokens that stand for media must be what config.json says they are."""
+    from saccade.inputs.generation import GenerationDefaults
+    from saccade.inputs.processor import Processor
+
+    processor = Processor.from_folder(folder)
+    tokenizer, places = processor.tokenizer, processor.placeholders
+    ends = sorted(GenerationDefaults.from_folder(folder).eos_token_ids)
+    names = {token: tokenizer.token_text(token) for token in ends}
+    found = f"{len(tokenizer.special_tokens)} special tokens; ends with {', '.join(map(str, names.values())) or 'none'}"
+    if not ends:
+        fix = "generation_config.json names no eos_token_id: answers end only at --max-tokens"
+        return Finding("tokenizer", Level.NOTE, found, fix)
+    if places is not None:
+        found += f"; an image is {tokenizer.token_text(places.image_token_id)}"
+    return Finding("tokenizer", Level.OK, found)
+
+
+def check_template(folder: Path) -> Finding:
+    from saccade.inputs.processor import Processor
+
+    processor = Processor.from_folder(folder)
+    content: list[dict[str, Any]] = [{"type": "text", "text": "What is this?"}]
+    if processor.images is not None:
+        content.insert(0, {"type": "image", "image": sample_image()})
+    prompt = processor.chat([{"role": "user", "content": content}])
+    media = sum(span.length for span in prompt.spans)
+    return Finding("template", Level.OK, f"renders to {len(prompt)} tokens, {media} of them an image's")
+
+
+def check_sample(folder: Path, wanted: bool) -> Finding:
+    """A real answer on the CPU, about an image where the model sees."""
+    from saccade.models.folder import SafetensorsFolder
+
+    size = SafetensorsFolder.open(folder).total_bytes
+    if not wanted or size > MAX_SAMPLE_BYTES:
+        why = "--no-sample" if not wanted else f"{size / GIB:.1f} GiB of weights are too slow on a CPU"
+        return Finding("sample", Level.NOTE, f"skipped: {why}", "try `saccade run` with an image")
+    from saccade import LLM, SamplingParams
+
+    started = perf_counter()
+    limits = {"max_num_seqs": 1, "max_model_len": 2048, "max_num_batched_tokens": 2048, "kv_cache_tokens": 2048}
+    with LLM(folder, device="cpu", enforce_eager=True, **limits) as llm:
+        content: list[dict[str, Any]] = [{"type": "text", "text": "What shape is this?"}]
+        if llm.processor.images is not None:
+            content.insert(0, {"type": "image", "image": sample_image()})
+        params = SamplingParams(temperature=0, max_tokens=8)
+        [output] = llm.chat([{"role": "user", "content": content}], params, progress=False)
+    answer = output.outputs[0]
+    found = f"answered {answer.text!r} in {perf_counter() - started:.1f} s"
+    if answer.finish_reason == "error":
+        return Finding("sample", Level.BROKEN, f"failed: {answer.stop_reason}", "report it")
+    return Finding("sample", Level.OK, found)
+
+
+def sample_image() -> bytes:
+    """A red circle on white, as PNG."""
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (96, 96), "white")
+    ImageDraw.Draw(image).ellipse((20, 20, 76, 76), fill="red")
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()

@@ -1,0 +1,77 @@
+"""`saccade doctor`: is everything here that serving needs, and if not, what to do about it."""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from saccade import __version__
+from saccade.cli.checks import Finding, Level, check_machine
+from saccade.cli.model import MODEL_WORD, bundled_model
+from saccade.cli.parser import Parser, settings_from
+from saccade.config import setting
+from saccade.errors import ConfigError
+
+EXIT_BROKEN = 1
+MARKS = {Level.OK: ("✓", "green"), Level.NOTE: ("•", "yellow"), Level.BROKEN: ("✗", "red")}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DoctorSettings:
+    """What `saccade doctor` looks at."""
+
+    host: str = setting("127.0.0.1", "address that a server would listen on")
+    port: int = setting(8000, "port that a server would listen on")
+    sample: bool = setting(True, "let the model answer once, on the CPU")
+    json: bool = setting(False, "print JSON, for bug reports")
+
+
+def new_parser(name: str) -> Parser:
+    about = "Check the machine, and a model where one is named or comes with the package; say what to fix."
+    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
+    parser.add_settings(DoctorSettings)
+    return parser
+
+
+def run(flags: Namespace) -> int:
+    settings = settings_from(flags, DoctorSettings)
+    console = Console(stderr=settings.json)
+    findings = []
+    with console.status("looking") as status:
+        for finding in _findings(flags.words, settings):
+            findings.append(finding)
+            status.update(f"looked at {finding.check}")
+            if not settings.json:
+                _show(console, finding)
+    broken = [finding for finding in findings if finding.level is Level.BROKEN]
+    if settings.json:
+        data = {"saccade": __version__, "ok": not broken, "findings": [asdict(finding) for finding in findings]}
+        sys.stdout.write(json.dumps(data, indent=1) + "\n")
+    else:
+        console.print("all that is needed works" if not broken else f"{len(broken)} of {len(findings)} checks failed")
+    return EXIT_BROKEN if broken else 0
+
+
+def _findings(words: list[str], settings: DoctorSettings) -> Iterator[Finding]:
+    from saccade.cli.checks_model import check_model
+
+    yield from check_machine(settings.host, settings.port)
+    try:
+        model = words[0] if words else str(bundled_model())
+    except ConfigError as error:
+        yield Finding("checkpoint", Level.NOTE, str(error), "saccade doctor MODEL")
+        return
+    yield from check_model(model, sample=settings.sample)
+
+
+def _show(console: Console, finding: Finding) -> None:
+    mark, colour = MARKS[finding.level]
+    line = Text(f"{mark} ", style=colour)
+    line.append(f"{finding.check:<11}", style="bold").append(finding.found, style="default")
+    console.print(line, soft_wrap=True)
+    if finding.fix and finding.level is not Level.OK:
+        console.print(Text(f"  → {finding.fix}", style=colour), soft_wrap=True)

@@ -1,0 +1,146 @@
+"""`saccade explain`: how a request would be run, decided by the code that would run it."""
+
+import json
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from saccade.cli.aliases import add_aliases
+from saccade.cli.model import MODEL_WORD, chosen_model
+from saccade.cli.parser import Parser, settings_from
+from saccade.cli.plan import settings_folder
+from saccade.config import setting
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.errors import ConfigError
+
+if TYPE_CHECKING:
+    from saccade.engine.rehearsal import Rehearsed
+    from saccade.inputs.plans import ImagePlan, VideoPlan
+    from saccade.inputs.settings import ImageSettings, VideoSettings
+
+MAX_STEPS_SHOWN = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExplainSettings:
+    """The request to explain; `batch` of it arrive together, each with images of its own."""
+
+    image: tuple[str, ...] = setting((), "an image of WIDTHxHEIGHT pixels, such as 1280x720")
+    video: tuple[str, ...] = setting(
+        (), "a video of FRAMESxWIDTHxHEIGHT, such as 8x640x480, or with a rate 60x640x480@30"
+    )
+    prompt_tokens: int = setting(200, "text tokens of the prompt, with those of its template")
+    batch: int = setting(1, "number of such requests")
+    json: bool = setting(False, "print JSON")
+
+    def __post_init__(self) -> None:
+        for name, low in (("prompt_tokens", 1), ("batch", 1)):
+            if getattr(self, name) < low:
+                flag = name.replace("_", "-")
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {low} (--{flag})")
+        self.images(), self.videos()
+
+    def images(self) -> list[tuple[int, int]]:
+        """(width, height) of each."""
+        found = [re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text) for text in self.image]
+        if None in found:
+            raise ConfigError(f"image is {self.image[found.index(None)]!r}; write WIDTHxHEIGHT (--image)")
+        return [(int(match[1]), int(match[2])) for match in found if match]
+
+    def videos(self) -> list[tuple[int, int, int, float | None]]:
+        """(frames, width, height, frames a second) of each."""
+        size = r"([1-9]\d{0,5})x([1-9]\d{0,5})x([1-9]\d{0,5})(?:@(\d+(?:\.\d+)?))?"
+        found = [re.fullmatch(size, text) for text in self.video]
+        if None in found:
+            raise ConfigError(f"video is {self.video[found.index(None)]!r}; write FRAMESxWIDTHxHEIGHT (--video)")
+        return [(int(m[1]), int(m[2]), int(m[3]), float(m[4]) if m[4] else None) for m in found if m]
+
+
+def new_parser(name: str) -> Parser:
+    about = (
+        "How a request would be run: tokens of its images, buckets, padding, and for every pass whether a graph is "
+        "replayed and why. Needs neither a GPU nor weights; the engine's own scheduler and runner decide."
+    )
+    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
+    for settings in (ExplainSettings, EngineSettings, SchedulerSettings):
+        parser.add_settings(settings)
+    add_aliases(parser)
+    return parser
+
+
+def run(flags: Namespace) -> int:
+    asked = settings_from(flags, ExplainSettings)
+    engine, limits = settings_from(flags, EngineSettings), settings_from(flags, SchedulerSettings)
+    from saccade.engine.blueprint import draw  # imports torch
+    from saccade.engine.rehearsal import made_up_prompt, rehearse
+    from saccade.inputs.settings import PlaceholderSettings
+
+    model = chosen_model(flags.words)
+    folder = settings_folder(model)
+    blueprint = draw(folder, engine, limits, is_cuda=engine.device != "cpu")
+    plans = _plans(asked, blueprint.runner.settings.images, blueprint.runner.settings.videos)
+    placeholders = PlaceholderSettings.from_folder(folder)
+    names = [str(index) for index in range(asked.batch)]
+    prompts = [made_up_prompt(plans, asked.prompt_tokens, placeholders, name) for name in names]
+    seen = rehearse(blueprint, prompts)
+    media = list(zip([*asked.image, *asked.video], plans, strict=True))
+    if asked.json:
+        sys.stdout.write(json.dumps(as_data(model, media, len(prompts[0]), seen), indent=1) + "\n")
+    else:
+        _show(Console(), media, len(prompts[0]), seen)
+    return 0
+
+
+def as_data(model: str, media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "Rehearsed") -> dict[str, Any]:
+    return {
+        "model": model,
+        "media": [
+            {"given": text, "resized": plan.size_hw[::-1], "grid_thw": plan.grid_thw, "tokens": plan.num_tokens}
+            for text, plan in media
+        ],
+        "prompt_tokens": num_tokens,
+        "steps": [[{**asdict(one), "padding": one.padding} for one in step] for step in seen.steps],
+    }
+
+
+def _plans(
+    asked: ExplainSettings, images: "ImageSettings | None", videos: "VideoSettings | None"
+) -> "list[ImagePlan | VideoPlan]":
+    from saccade.inputs.plans import plan_image, plan_video
+
+    if asked.image and images is None:
+        raise ConfigError("this model takes no images (--image)")
+    if asked.video and videos is None:
+        raise ConfigError("this model takes no videos (--video)")
+    found: list[ImagePlan | VideoPlan] = []
+    if images is not None:
+        found += [plan_image(height, width, images) for width, height in asked.images()]
+    if videos is not None:
+        found += [plan_video(frames, high, wide, fps, videos) for frames, wide, high, fps in asked.videos()]
+    return found
+
+
+def _show(console: Console, media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "Rehearsed") -> None:
+    for text, plan in media:
+        width, height = plan.size_hw[1], plan.size_hw[0]
+        frames = f", {plan.grid_thw[0]} steps in time" if plan.grid_thw[0] > 1 else ""
+        console.print(
+            f"{text}: resized to {width}x{height}, {plan.num_patches} patches{frames}, {plan.num_tokens} tokens"
+        )
+    console.print(f"a prompt has {num_tokens} tokens")
+    table = Table("step", "phase", "content", "rows", "bucket", "padding", "tier", "why")
+    for number, step in enumerate(seen.steps[:MAX_STEPS_SHOWN], start=1):
+        for one in step:
+            padding = f"{one.padding:.1%}" if one.graph else "-"
+            figures = (f"{one.rows:,}", f"{one.bucket_rows:,}" if one.graph else "-", padding)
+            table.add_row(str(number), one.phase, one.content, *figures, one.tier.value, one.reason)
+    console.print(table)
+    left = len(seen.steps) - MAX_STEPS_SHOWN
+    if left > 0:
+        console.print(f"and {left} more steps (--json shows all)")

@@ -1,0 +1,170 @@
+"""Flags of a command, generated from the fields of its settings, so that none is spelled twice.
+
+A setting is taken from the first of: its flag, the file of `--config`, its environment variable, the command's own
+default, the field's default.
+"""
+
+from argparse import Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, get_type_hints
+
+import yaml
+
+from saccade.cli.groups import Group, HelpAction, name_of
+from saccade.cli.values import is_list, read_value, reader_of, shown
+from saccade.config import ENVIRONMENT_PREFIX, environment
+from saccade.errors import ConfigError
+
+Settings = TypeVar("Settings")
+
+
+class Parser(ArgumentParser):
+    """The parser of one command. `words` names what may stand without a flag, such as [MODEL]."""
+
+    def __init__(self, name: str, *, words: str = "", max_words: int = 0, about: str = "") -> None:
+        usage = f"saccade {name} {words} [flags]".replace("  ", " ")
+        super().__init__(f"saccade {name}", usage=usage, description=about, add_help=False, allow_abbrev=False)
+        self.name, self.max_words = name, max_words
+        self.groups: list[Group] = []
+        self.kinds: dict[str, Any] = {}
+        self.aliases: dict[str, str] = {}  # other names of settings, as a file may spell them
+        self._own_defaults: dict[str, Any] = {}
+        general = self.new_group("general", "settings may also come from a file or the environment")
+        general.add("--config", metavar="FILE", help="YAML file with settings; flags overrule it")
+        general.add("-h", "--help", action=HelpAction, help="GROUP, a word of a flag, or all")
+
+    def new_group(self, name: str, about: str) -> Group:
+        group = Group(self, name, about)
+        self.groups.append(group)
+        return group
+
+    def add_settings(self, settings: type[Any], **defaults: Any) -> None:
+        """One flag a field: `--max-model-len` for `max_model_len`, with the field's type, default and help.
+
+        `defaults` are this command's own. A field that another settings class has brought already shares its flag.
+        """
+        group = self.new_group(name_of(settings), (settings.__doc__ or "").strip().split("\n")[0])
+        types = get_type_hints(settings)
+        for field in fields(settings):
+            if field.name not in self.kinds:
+                self._add_field(group, field, types[field.name], defaults.get(field.name, field.default))
+
+    def read(self, argv: Sequence[str]) -> Namespace:
+        """Every setting by its name, from wherever it comes; `words` holds what stood without a flag, `chosen` the
+        names of those that are not defaults."""
+        before, rest = _split(argv)
+        given, extras = self.parse_known_args(before)
+        for extra in extras:
+            if extra.startswith("-") and extra != "-":
+                self.refuse_unknown(extra.split("=")[0])
+        words = [*extras, *rest]
+        chosen = self._from_environment()
+        chosen |= self._from_file(getattr(given, "config", None) or environment().get("config"))
+        chosen |= vars(given)
+        values = {**self._own_defaults, **chosen}
+        if self.max_words and "model" in values and not words:
+            words = [values["model"]]
+        if len(words) > self.max_words:
+            self.error(f"unexpected {words[self.max_words]!r}; usage: {self.usage}")
+        return Namespace(**{**values, "words": words, "chosen": frozenset(chosen)})
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see `saccade {self.name} --help`)")
+
+    def knows(self, flag: str) -> bool:
+        return flag in self._option_string_actions
+
+    def refuse_unknown(self, flag: str) -> NoReturn:
+        known = [text for text in self._option_string_actions if text.startswith("--")]
+        self.error(f"unknown flag {flag}{did_you_mean(flag, known)}")
+
+    def _add_field(self, group: Group, field: Field[Any], kind: Any, default: Any) -> None:
+        assert default is not MISSING, f"{field.name} has no default"
+        self.kinds[field.name], self._own_defaults[field.name] = kind, default
+        flag = f"--{field.name.replace('_', '-')}"
+        note = f" (default: {shown(default)})" if default not in ("", None, ()) and default is not False else ""
+        text = (field.metadata.get("help", "") + note).replace("%", "%%")
+        if kind is bool:
+            group.add(flag, action=BooleanOptionalAction, help=text)
+        elif is_list(kind):
+            group.add(flag, action=Gather, type=reader_of(kind), metavar=_metavar(kind), help=f"{text}; repeatable")
+        else:
+            group.add(flag, type=reader_of(kind), metavar=_metavar(kind), help=text)
+
+    def _from_environment(self) -> dict[str, Any]:
+        found = environment()
+        return {
+            name: _read(f"{ENVIRONMENT_PREFIX}{name.upper()}", reader_of(kind), found[name])
+            for name, kind in self.kinds.items()
+            if name in found
+        }
+
+    def _from_file(self, path: str | None) -> dict[str, Any]:
+        if not path:
+            return {}
+        values = {}
+        for key, value in _read_yaml(Path(path)).items():
+            name = str(key).replace("-", "_")
+            name = self.aliases.get(name, name)
+            if name == "model" and self.max_words:
+                values[name] = str(value)
+            elif name in self.kinds:
+                kind = self.kinds[name]
+                values[name] = _read(f"{path}: {key}", lambda v, kind=kind: read_value(kind, v), value)
+            else:
+                known = [name.replace("_", "-") for name in self.kinds]
+                self.error(f"{path}: unknown setting {key}{did_you_mean(str(key), known)}")
+        return values
+
+
+class Gather(Action):
+    """Every use of a flag adds to its list."""
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: Any = None) -> None:
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *values))
+
+
+def settings_from(flags: Namespace, settings: type[Settings], defaults: Mapping[str, Any] | None = None) -> Settings:
+    """Settings of one kind. `defaults` replace those of fields that nobody chose."""
+    names = [field.name for field in fields(settings)]  # type: ignore[arg-type]
+    own = {name: value for name, value in (defaults or {}).items() if name in names and name not in flags.chosen}
+    return settings(**{name: own.get(name, getattr(flags, name)) for name in names})
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """A question to add to a message about an unknown word, or nothing."""
+    close = get_close_matches(word, known, n=2, cutoff=0.6)
+    bare = word.strip("-")
+    close = close or [text for text in known if bare and bare in text][:2]
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Behind a lone -- nothing is a flag."""
+    at = list(argv).index("--") if "--" in argv else len(argv)
+    return list(argv[:at]), list(argv[at + 1 :])
+
+
+def _read(where: str, read: Any, value: Any) -> Any:
+    try:
+        return read(value)
+    except ArgumentTypeError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _read_yaml(path: Path) -> Mapping[Any, Any]:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {error} (--config)") from None
+    if not isinstance(found or {}, dict):
+        raise ConfigError(f"{path} holds a {type(found).__name__}; settings are `name: value` lines (--config)")
+    return found or {}
+
+
+def _metavar(kind: Any) -> str:
+    names = {int: "N", float: "X", str: "TEXT"}
+    return names.get(kind, "A,B" if is_list(kind) else "WORD")

@@ -1,0 +1,109 @@
+"""`saccade plan`: what a model needs on a GPU, from its config.json alone."""
+
+import json
+import sys
+from argparse import Namespace
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from saccade.cli.aliases import add_aliases
+from saccade.cli.model import MODEL_WORD, chosen_model
+from saccade.cli.parser import Parser, settings_from
+from saccade.config import setting
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+
+if TYPE_CHECKING:
+    from saccade.engine.memory import GPU, MemoryPlan, Room
+
+EXIT_DOES_NOT_FIT = 1
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanSettings:
+    """What is asked of `saccade plan`."""
+
+    gpu: tuple[str, ...] = setting((), "GPU such as H200 or A100-40, or a size such as 80GiB; without one, a list")
+    json: bool = setting(False, "print JSON")
+
+
+def new_parser(name: str) -> Parser:
+    about = (
+        "What a model needs on a GPU and what is left for requests, before anything is downloaded but its settings. "
+        "Buffers are counted by the code that allocates them; graphs are estimated."
+    )
+    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
+    for settings in (PlanSettings, EngineSettings, SchedulerSettings):
+        parser.add_settings(settings)
+    add_aliases(parser)
+    return parser
+
+
+def run(flags: Namespace) -> int:
+    asked = settings_from(flags, PlanSettings)
+    engine, limits = settings_from(flags, EngineSettings), settings_from(flags, SchedulerSettings)
+    from saccade.engine.blueprint import draw  # imports torch
+    from saccade.engine.memory import GPUS, find_gpu, plan_memory, room_on
+
+    gpus = [find_gpu(name) for name in asked.gpu] or list(GPUS)
+    model = chosen_model(flags.words)
+    plan = plan_memory(draw(settings_folder(model), engine, limits))
+    rooms = [(gpu, room_on(plan, gpu.nbytes, engine.gpu_memory_utilization)) for gpu in gpus]
+    if asked.json:
+        sys.stdout.write(json.dumps(as_data(model, plan, rooms), indent=1) + "\n")
+    else:
+        _show(Console(), model, plan, rooms)
+    return EXIT_DOES_NOT_FIT if asked.gpu and not all(room.fits for _, room in rooms) else 0
+
+
+def settings_folder(model: str) -> Path:
+    """The folder of a model's settings files; weights are not fetched. A config.json stands for its folder."""
+    from saccade.models.folder import find_folder
+
+    path = Path(model).expanduser()
+    return path.parent if path.name == "config.json" and path.is_file() else find_folder(model, with_weights=False)
+
+
+def as_data(model: str, plan: "MemoryPlan", rooms: "list[tuple[GPU, Room]]") -> dict[str, Any]:
+    return {
+        "model": model,
+        "bytes": {name: size for name, size, _ in plan.rows()},
+        "kv_token_bytes": plan.token_bytes,
+        "block_size": plan.block_size,
+        "num_graphs": plan.num_graphs,
+        "max_model_len": plan.max_model_len,
+        "gpus": [{"gpu": gpu.name, "fits": room.fits, **asdict(room)} for gpu, room in rooms],
+    }
+
+
+def _show(console: Console, model: str, plan: "MemoryPlan", rooms: "list[tuple[GPU, Room]]") -> None:
+    parts = Table("part", "GiB", "how it is known", title=f"{model}, beside the KV cache")
+    for name, size, source in plan.rows():
+        parts.add_row(name, f"{size / GIB:.2f}", source)
+    console.print(parts)
+    table = Table("GPU", "GiB", "KV GiB", "KV tokens", f"requests of {plan.max_model_len:,} tokens", "kernels")
+    for gpu, room in rooms:
+        if room.fits:
+            figures = (f"{room.kv_bytes / GIB:.1f}", f"{room.kv_tokens:,}", f"{room.longest_requests:.1f}")
+        else:
+            figures = ("-", "-", f"does not fit: {room.missing_bytes / GIB:.1f} GiB missing")
+        table.add_row(gpu.name, f"{gpu.gib:.1f}", *figures, _kernels(gpu))
+    console.print(table)
+    console.print(f"a KV token takes {plan.token_bytes / 1024:.0f} KiB, a block {plan.block_size} tokens")
+    if not all(room.fits for _, room in rooms):
+        console.print(
+            "to make it fit: lower --max-model-len, --max-num-seqs, --encoder-cache-tokens, --encoder-budget-tokens or "
+            "--max-num-batched-tokens, raise --gpu-memory-utilization, or take a smaller model"
+        )
+
+
+def _kernels(gpu: "GPU") -> str:
+    if gpu.capability == (0, 0):
+        return "?"
+    if gpu.capability >= (9, 0):
+        return "flash-attn-4, Triton"
+    return "torch varlen, Triton" if gpu.capability >= (8, 0) else "Triton"

@@ -1,0 +1,157 @@
+"""`saccade run`: one question, answered while it is generated. Without one, a conversation."""
+
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from saccade.cli.aliases import add_aliases
+from saccade.cli.model import bundled_model, looks_like_model
+from saccade.cli.parser import Parser, settings_from
+from saccade.config import AnswerSettings
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.errors import ConfigError
+
+if TYPE_CHECKING:
+    from saccade.engine.llm import LLM
+    from saccade.engine.params import SamplingParams
+
+EXIT_FAILED = 1
+REQUEST_ID = "run"
+# A path with an image's ending, bare or quoted; what it names decides whether it is one.
+_PATH = re.compile(
+    r"""(['"]?)((?:[^\s'"]|\\ )+?\.(?:jpe?g|png|webp|gif|bmp))\1(?=[\s,;:?!)]|\.?$|\.\s)""", re.IGNORECASE
+)
+
+Part = dict[str, Any]
+
+
+def new_parser(name: str) -> Parser:
+    about = (
+        "Ask a model once. Paths of images inside the prompt count as images; without MODEL, the model that comes with "
+        "the package answers. Without PROMPT it is read from a pipe, or asked for. For a single answer no graphs are "
+        "captured: --no-enforce-eager captures them."
+    )
+    parser = Parser(name, words="[MODEL] [PROMPT]", max_words=2, about=about)
+    media = parser.new_group("media", "what the prompt is about")
+    media.add("--image", action="append", metavar="FILE", help="an image; repeatable")
+    media.add("--video", action="append", metavar="FILE", help="a video; repeatable")
+    parser.add_settings(AnswerSettings)
+    parser.add_settings(EngineSettings, enforce_eager=True)
+    parser.add_settings(SchedulerSettings, max_num_seqs=1)
+    add_aliases(parser)
+    return parser
+
+
+def run(flags: Namespace) -> int:
+    model, prompt = _model_and_prompt(flags.words)
+    media = [("image", path) for path in getattr(flags, "image", [])]
+    media += [("video", path) for path in getattr(flags, "video", [])]
+    content: list[Part] = [{"type": kind, kind: _existing(path)} for kind, path in media]
+    first = content + parts_of(prompt) if prompt else None
+    if first is None and not sys.stdin.isatty():
+        raise ConfigError("there is no prompt; give one: saccade run [MODEL] PROMPT")
+    answer = settings_from(flags, AnswerSettings)
+    llm = _load(model, flags)
+    from saccade import SamplingParams
+
+    params = SamplingParams(max_tokens=answer.max_tokens, temperature=answer.temperature)
+    with llm:
+        return _ask(llm, first, params) if first else _talk(llm, content, params)
+
+
+def parts_of(prompt: str) -> list[Part]:
+    """The prompt as text and images: a path in it becomes the image it names, where it stands."""
+    parts: list[Part] = []
+    at = 0
+    for match in _PATH.finditer(prompt):
+        path = Path(match[2].replace("\\ ", " ")).expanduser()
+        if not path.is_file():
+            if match[2].startswith(("/", "./", "../", "~")):
+                raise ConfigError(f"the prompt names {match[2]}, which is not there")
+            continue
+        parts += [*_text(prompt[at : match.start()]), {"type": "image", "image": path}]
+        at = match.end()
+    return [*parts, *_text(prompt[at:])]
+
+
+def _text(text: str) -> list[Part]:
+    return [{"type": "text", "text": text.strip()}] if text.strip() else []
+
+
+def _model_and_prompt(words: list[str]) -> tuple[str, str]:
+    """One word is a model where it looks like one, else the prompt."""
+    if len(words) == 2:
+        return words[0], words[1]
+    if words and not looks_like_model(words[0]):
+        return str(bundled_model()), words[0]
+    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().strip()
+    return (words[0] if words else str(bundled_model())), piped
+
+
+def _existing(path: str) -> Path:
+    found = Path(path).expanduser()
+    if not found.is_file():
+        raise ConfigError(f"{path} is not a file (--image, --video)")
+    return found
+
+
+def _load(model: str, flags: Namespace) -> "LLM":
+    from dataclasses import asdict
+
+    from saccade import LLM  # imports torch
+
+    chosen = {**asdict(settings_from(flags, EngineSettings)), **asdict(settings_from(flags, SchedulerSettings))}
+    with Console(stderr=True).status(f"loading {model}"):
+        return LLM(model, **chosen)
+
+
+def _ask(llm: "LLM", content: list[Part], params: "SamplingParams") -> int:
+    _, error = _stream(llm, [{"role": "user", "content": content}], params)
+    if error:
+        sys.stderr.write(f"saccade: {error}\n")
+    return EXIT_FAILED if error else 0
+
+
+def _talk(llm: "LLM", content: list[Part], params: "SamplingParams") -> int:
+    """A conversation until the end of the input; images that were given belong to its first question."""
+    messages: list[dict[str, Any]] = []
+    for line in _lines():
+        messages.append({"role": "user", "content": content + parts_of(line)})
+        content = []
+        text, error = _stream(llm, messages, params)
+        messages.append({"role": "assistant", "content": text})
+        if error:
+            sys.stderr.write(f"saccade: {error}\n")
+    return 0
+
+
+def _lines() -> Iterator[str]:
+    while True:
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            return
+        if line:
+            yield line
+
+
+def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams") -> tuple[str, str]:
+    """Write an answer as it comes. Returns it, and what went wrong."""
+    from saccade.engine.output import OutputStream
+
+    engine, tokenizer = llm.engine, llm.processor.tokenizer
+    engine.add(REQUEST_ID, llm.processor.chat(messages), params)
+    stream = OutputStream(0, tokenizer.detokenizer(skip_special_tokens=True), params)
+    while engine.has_work:
+        for update in engine.step():
+            text, _ = stream.take(update)
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    sys.stdout.write("\n")
+    output = stream.output
+    return output.text, str(output.stop_reason) if output.finish_reason == "error" else ""

@@ -1,0 +1,31 @@
+"""`saccade serve`: a model behind the OpenAI API."""
+
+from argparse import Namespace
+from typing import Any
+
+from saccade.cli.aliases import add_aliases
+from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
+from saccade.cli.parser import Parser, settings_from
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.inputs.media import MediaSettings
+from saccade.server.settings import ServerSettings
+
+BUNDLED: dict[str, Any] = {**BUNDLED_LIMITS, "served_model_name": ("saccade",)}
+
+
+def new_parser(name: str) -> Parser:
+    about = "Serve a model: a checkpoint folder or a hub id. Without one, the model that comes with the package."
+    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
+    for settings in (ServerSettings, EngineSettings, SchedulerSettings, MediaSettings):
+        parser.add_settings(settings)
+    add_aliases(parser)
+    return parser
+
+
+def run(flags: Namespace) -> int:
+    own = {} if flags.words else BUNDLED
+    server, engine = settings_from(flags, ServerSettings, own), settings_from(flags, EngineSettings, own)
+    limits, media = settings_from(flags, SchedulerSettings, own), settings_from(flags, MediaSettings, own)
+    from saccade.server.run import serve
+
+    return serve(chosen_model(flags.words), server, engine, limits, media)

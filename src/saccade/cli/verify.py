@@ -1,0 +1,76 @@
+"""`saccade verify`: every graph against an eager run."""
+
+import json
+import sys
+from argparse import Namespace
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from saccade.cli.aliases import add_aliases
+from saccade.cli.model import MODEL_WORD, chosen_model
+from saccade.cli.parser import Parser, settings_from
+from saccade.config import setting
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+
+if TYPE_CHECKING:
+    from saccade.graphs import Report
+
+EXIT_WRONG = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifySettings:
+    """How much `saccade verify` looks at."""
+
+    short: bool = setting(False, "a sample, as every start takes one")
+    json: bool = setting(False, "print JSON")
+
+
+def new_parser(name: str) -> Parser:
+    about = (
+        "Replay every graph of a model and compare it with an eager run: equal totals with other boundaries, A-B-A, "
+        "small-large-small, shuffled order, poisoned padding, other image shapes, videos, repeated images."
+    )
+    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
+    for settings in (VerifySettings, EngineSettings, SchedulerSettings):
+        parser.add_settings(settings)
+    add_aliases(parser)
+    return parser
+
+
+def run(flags: Namespace) -> int:
+    asked = settings_from(flags, VerifySettings)
+    chosen = {**asdict(settings_from(flags, EngineSettings)), **asdict(settings_from(flags, SchedulerSettings))}
+    from saccade import LLM  # imports torch
+    from saccade.engine.verify import verify_engine
+
+    model = chosen_model(flags.words)
+    with Console(stderr=True).status(f"loading {model}") as status, LLM(model, **chosen) as llm:
+        report = verify_engine(
+            llm.engine, is_short=asked.short, progress=lambda phase: status.update(f"verifying {phase}")
+        )
+    if asked.json:
+        data = {"right": report.is_right, "rows": [{**asdict(row), "right": row.is_right} for row in report.rows]}
+        sys.stdout.write(json.dumps(data, indent=1) + "\n")
+    else:
+        show(Console(), report)
+    return 0 if report.is_right else EXIT_WRONG
+
+
+def show(console: Console, report: "Report") -> None:
+    """One line a graph: its worst sequence."""
+    table = Table("graph", "sequences", "batches", "largest difference", "worst sequence", "right")
+    for key in dict.fromkeys(row.key for row in report.rows):
+        rows = [row for row in report.rows if row.key == key]
+        worst = max(rows, key=lambda row: (not row.is_right, row.difference))
+        is_right = all(row.is_right for row in rows)
+        batches = sum(row.num_batches for row in rows)
+        verdict = "yes" if is_right else f"NO {worst.problem}"
+        table.add_row(key, str(len(rows)), str(batches), f"{worst.difference:.1e}", worst.sequence, verdict)
+    console.print(table)
+    wrong = sum(not row.is_right for row in report.rows)
+    verdict = "every replay is what an eager run is" if report.is_right else f"{wrong} checks FAILED"
+    console.print(f"{len(report.rows)} checks: {verdict}" if report.rows else "there are no graphs to verify")

@@ -1,0 +1,77 @@
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from saccade.cli import checks, main
+from saccade.cli.checks import Finding, Level
+from tests.engine.conftest import made as made  # a fixture
+from tests.models import tiny
+
+
+def examined(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Finding]]:
+    code = main(["doctor", "--json", "--port", "0", *words])
+    data = json.loads(capsys.readouterr().out)
+    assert data["ok"] == (code == 0)
+    return code, {
+        item["check"]: Finding(item["check"], Level(item["level"]), item["found"], item["fix"])
+        for item in data["findings"]
+    }
+
+
+def test_a_whole_checkpoint_passes_from_its_files_to_an_answer(
+    made: tiny.Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = examined(capsys, str(made.folder))
+    assert code == 0, found
+    assert found["config"].found.startswith("Qwen3VLForConditionalGeneration, 3 layers")
+    assert found["sample"].level is Level.OK and "answered" in found["sample"].found
+    assert "of them an image's" in found["template"].found
+    assert {"python", "torch", "gpu", "kernels", "disk", "files", "port", "sockets"} <= found.keys()
+
+
+def test_a_broken_checkpoint_is_named_with_what_to_do(
+    made: tiny.Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in made.folder.iterdir():
+        if file.suffix != ".safetensors" and file.name != "chat_template.jinja":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    code, found = examined(capsys, str(tmp_path))
+    assert code == 1
+    assert {name for name, item in found.items() if item.level is Level.BROKEN} == {"weights", "template", "sample"}
+    assert all(item.fix for item in found.values() if item.level is Level.BROKEN)
+    assert found["config"].level is Level.OK
+
+
+def test_a_missing_checkpoint_ends_the_examination_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = examined(capsys, str(tmp_path / "nothing"))
+    assert code == 1
+    assert found["checkpoint"].level is Level.BROKEN and "config" not in found
+
+
+def test_a_taken_port_is_broken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        found = checks.check_port("127.0.0.1", taken.getsockname()[1])
+    assert found.level is Level.BROKEN and "--port" in found.fix
+
+
+def test_a_check_that_raises_is_a_finding() -> None:
+    def fails() -> Finding:
+        raise ZeroDivisionError("oh")
+
+    assert checks.guarded("x", fails, "do this") == Finding("x", Level.BROKEN, "ZeroDivisionError: oh", "do this")
+
+
+def test_a_gpu_that_torch_cannot_use_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "nvidia_gpus", lambda: ["driver: H200, 580.1, 143771 MiB"])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert checks.check_gpu().level is Level.BROKEN
+
+
+def test_marks_and_fixes_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(tmp_path / "nothing"), "--port", "0"]) == 1
+    shown = capsys.readouterr().out
+    assert "✓ python" in shown and "✗ checkpoint" in shown and "→ give a folder" in shown

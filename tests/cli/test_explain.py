@@ -1,0 +1,131 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from saccade import LLM, SamplingParams
+from saccade.cli import main
+from saccade.config import Tier
+from saccade.engine.blueprint import draw
+from saccade.engine.rehearsal import made_up_prompt, rehearse
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.vision import vision_buckets
+from saccade.inputs.plans import plan_image
+from saccade.inputs.settings import PlaceholderSettings
+from tests.engine.conftest import made as made  # a fixture
+from tests.models import tiny
+
+
+def explained(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    assert main(["explain", "--model", str(folder), "--json", *flags]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_tokens_buckets_and_padding_at_real_size(real_size: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--image", "1280x720", "--image", "640x480", "--prompt-tokens", "200"]
+    found = explained(real_size, capsys, *flags)
+    assert [item["tokens"] for item in found["media"]] == [40 * 22, 20 * 15], "units of 32x32 pixels"
+    assert found["prompt_tokens"] == 200 + 880 + 300
+    first, *later = found["steps"]
+    by_phase = {one["phase"]: one for one in first}
+    assert by_phase["vision"]["rows"] == 1180
+    assert by_phase["vision"]["bucket_rows"] == min(n for n in vision_buckets(8192) if n >= 1180)
+    assert by_phase["prefill"]["rows"] == 1380
+    assert by_phase["prefill"]["bucket_rows"] == 1408, "an eighth of an octave above 1024: 1024 + 3 * 128"
+    assert by_phase["head"]["rows"] == 1
+    assert [[one["phase"] for one in step] for step in later] == [["decode"]]
+    assert all(
+        one["tier"] == "capacity" and one["reason"] == "it fits a bucket" for step in found["steps"] for one in step
+    )
+
+
+def test_reasons_are_given_where_nothing_is_replayed(real_size: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = explained(real_size, capsys, "--image", "2048x2048", "--encoder-budget-tokens", "1K")
+    vision = found["steps"][0][0]
+    assert (vision["phase"], vision["tier"], vision["rows"]) == ("vision", "eager", 4096)
+    assert vision["reason"].startswith("it is larger than every bucket (")
+    found = explained(real_size, capsys, "--image", "640x480", "--graphs", "vision=off", "--disable-cuda-graph")
+    assert {one["reason"] for step in found["steps"] for one in step} == {"graphs are off"}
+
+
+def test_videos_and_long_prompts(real_size: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--video", "8x640x480", "--prompt-tokens", "3000", "--max-num-batched-tokens", "2K", "--max-num-seqs", "8"]
+    found = explained(real_size, capsys, *flags)
+    frames = found["media"][0]["grid_thw"][0]
+    assert found["media"][0]["tokens"] == frames * 300
+    prefills = [one["rows"] for step in found["steps"] for one in step if one["phase"] == "prefill"]
+    assert sum(prefills) == found["prompt_tokens"] and prefills[0] == 2048
+
+
+def test_a_table_is_printed(real_size: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(real_size), "--image", "560x560", "--batch", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "resized to 576x576" in shown or "resized to 544x544" in shown
+    assert "prefill" in shown and "decode" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--image", "12"], "write WIDTHxHEIGHT (--image)"),
+        (["--image", "0x4"], "write WIDTHxHEIGHT (--image)"),
+        (["--video", "640x480"], "write FRAMESxWIDTHxHEIGHT (--video)"),
+        (["--batch", "0"], "it must be at least 1 (--batch)"),
+        (["--prompt-tokens", "9k", "--max-model-len", "8k"], "(--max-model-len)"),
+        (["--image", "10000x10"], "at most 200 times"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    real_size: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert main(["explain", str(real_size), *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_explained_is_what_happens(made: tiny.Tiny) -> None:
+    """Replays, rows and padding of a real engine, against the rehearsal of the same requests."""
+    rng = np.random.default_rng(5)
+    sizes = [(24, 30), (17, 40), (32, 12)]
+    settings = EngineSettings(device="cpu", encoder_cache_tokens=512, kv_cache_tokens=1024, graphs="vision=capacity")
+    limits = SchedulerSettings(max_num_seqs=4, max_num_batched_tokens=48, max_model_len=128, encoder_budget_tokens=40)
+    blueprint = draw(made.folder, settings, limits, is_cuda=False)
+    images = blueprint.runner.settings.images
+    placeholders = PlaceholderSettings.from_folder(made.folder)
+    assert images is not None
+    plans = [plan_image(height, width, images) for height, width in sizes]
+    arguments = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
+    arguments |= {name: getattr(limits, name) for name in limits.__dataclass_fields__}
+    with LLM(made.folder, **arguments) as llm:
+        pictures = [Image.fromarray(rng.integers(0, 256, (h, w, 3)).astype(np.uint8)) for h, w in sizes]
+        talks = [
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what is it" * i}],
+                }
+            ]
+            for i, picture in enumerate(pictures, start=1)
+        ]
+        lengths = [len(llm.processor.chat(talk)) for talk in talks]
+        before = {runner.phase.name: runner.stats.snapshot() for runner in llm.engine.runner.phases}
+        llm.chat(talks, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), progress=False)
+        after = {runner.phase.name: runner.stats.snapshot() for runner in llm.engine.runner.phases}
+    texts = [length - plan.num_tokens for length, plan in zip(lengths, plans, strict=True)]
+    prompts = [
+        made_up_prompt([plan], text, placeholders, str(i))
+        for i, (plan, text) in enumerate(zip(plans, texts, strict=True))
+    ]
+    assert [len(prompt) for prompt in prompts] == lengths
+    passes = [one for step in rehearse(blueprint, prompts).steps for one in step]
+    for phase in ("vision", "prefill", "decode", "head"):
+        mine = [one for one in passes if one.phase == phase]
+        assert all(one.tier is Tier.CAPACITY for one in mine)
+        grown = {name: after[phase][name] - before[phase][name] for name in ("real_rows", "padded_rows")}
+        assert sum(one.rows for one in mine) == grown["real_rows"], phase
+        assert sum(one.bucket_rows - one.rows for one in mine) == grown["padded_rows"], phase
+        replays = after[phase]["replays"].get("capacity", 0) - before[phase]["replays"].get("capacity", 0)
+        assert len(mine) == replays, phase

@@ -1,0 +1,259 @@
+from argparse import ArgumentTypeError
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from saccade.cli import main
+from saccade.cli.aliases import REFUSED, SAME, SWITCHES, add_aliases
+from saccade.cli.app import COMMANDS, new_parser
+from saccade.cli.groups import help_text
+from saccade.cli.parser import Parser, settings_from
+from saccade.cli.values import human_int
+from saccade.config import environment, setting
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.errors import ConfigError
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShapeSettings:
+    """What a shape is like."""
+
+    num_sides: int = setting(4, "sides; 100% of them")
+    width: float = setting(1.5, "metres")
+    name: str = setting("", "what it is called")
+    is_filled: bool = setting(True, "no hole")
+    tags: tuple[str, ...] = setting((), "words")
+    sizes: tuple[int, ...] = setting((1, 2), "numbers")
+    colour: Colour = setting(Colour.RED, "its colour")  # noqa: RUF009
+    style: Literal["thick", "thin"] = setting("thin", "its line")
+    depth: int | None = setting(None, "or flat")
+
+
+def read(*words: str, **defaults: Any) -> ShapeSettings:
+    parser = Parser("shape")
+    parser.add_settings(ShapeSettings, **defaults)
+    return settings_from(parser.read(words), ShapeSettings)
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "shape.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(("text", "value"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5K", 1536), ("2M", 2**21)])
+def test_human_integers(text: str, value: int) -> None:
+    assert human_int(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "k", "8q", "1.5", "0.3k1"])
+def test_what_is_no_integer_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentTypeError):
+        human_int(text)
+
+
+def test_without_flags_settings_are_their_defaults() -> None:
+    assert read() == ShapeSettings()
+    assert read(num_sides=7) == ShapeSettings(num_sides=7)
+
+
+def test_every_type_has_a_flag() -> None:
+    found = read(
+        *("--num-sides", "8k", "--width=2.5", "--name", "a b", "--no-is-filled", "--colour", "blue"),
+        *("--style", "thick", "--depth", "3", "--tags", "a,b", "--tags", '["c,d"]', "--sizes", "1K", "--sizes", "3,4"),
+    )
+    assert found == ShapeSettings(
+        num_sides=8000,
+        width=2.5,
+        name="a b",
+        is_filled=False,
+        tags=("a", "b", "c,d"),
+        sizes=(1024, 3, 4),
+        colour=Colour.BLUE,
+        style="thick",
+        depth=3,
+    )
+
+
+def test_a_file_overrules_the_environment_and_flags_overrule_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SACCADE_NUM_SIDES", "3")
+    monkeypatch.setenv("SACCADE_WIDTH", "3.5")
+    monkeypatch.setenv("SACCADE_IS_FILLED", "off")
+    monkeypatch.setenv("SACCADE_TAGS", "x,y")
+    monkeypatch.setenv("SACCADE_NAME", "")
+    config = write(tmp_path, "num-sides: 1k\nwidth: 4\ntags: [p, 'q,r']\n")
+    found = read("--config", config, "--width", "5", num_sides=9, name="the command's")
+    assert found == ShapeSettings(num_sides=1000, width=5.0, is_filled=False, tags=("p", "q,r"), name="the command's")
+    monkeypatch.setenv("SACCADE_CONFIG", config)
+    assert read() == ShapeSettings(num_sides=1000, width=4.0, is_filled=False, tags=("p", "q,r"))
+
+
+def test_the_environment_is_read_by_prefix() -> None:
+    assert environment({"SACCADE_MAX_MODEL_LEN": "8k", "OTHER": "1", "SACCADE_": "", "SACCADE_X": ""}) == {
+        "max_model_len": "8k"
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("num_side: 3", "unknown setting num_side; did you mean num-sides"),
+        ("num_sides: three", "num_sides: 'three' is not an integer"),
+        ("num_sides: true", "num_sides: True is not a int"),
+        ("num_sides: {a: 1}", "num_sides: {'a': 1} is a dict"),
+        ("- 1", "settings are `name: value` lines"),
+        ("a: [", "cannot be read as YAML"),
+        ("colour: green", "'green' is not one of red, blue"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=r"shape\.yaml") as refused:
+        read("--config", write(tmp_path, text))
+    assert message in str(refused.value)
+
+
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SACCADE_IS_FILLED", "perhaps")
+    with pytest.raises(ConfigError, match="SACCADE_IS_FILLED: 'perhaps' is neither true nor false"):
+        read()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num-side", "3"], "unknown flag --num-side; did you mean --num-sides"),
+        (["--sides", "3"], "--num-sides?"),
+        (["--zzz=1"], "unknown flag --zzz (see"),
+        (["--width", "wide"], "'wide' is not a number"),
+        (["--style", "wavy"], "'wavy' is not one of thick, thin"),
+        (["--num-sides"], "expected one argument"),
+        (["stray"], "unexpected 'stray'"),
+        (["--", "--num-sides"], "unexpected '--num-sides'"),
+    ],
+)
+def test_wrong_flags_are_refused_with_a_way_out(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(*words)
+    assert message in str(refused.value)
+    assert "saccade shape --help" in str(refused.value)
+
+
+def test_words_may_stand_anywhere() -> None:
+    parser = Parser("shape", words="[MODEL] [PROMPT]", max_words=2)
+    parser.add_settings(ShapeSettings)
+    for words in (
+        ["a", "--width", "2", "b"],
+        ["--width", "2", "a", "b"],
+        ["a", "b", "--width=2"],
+        ["--width=2", "--", "a", "b"],
+    ):
+        flags = parser.read(words)
+        assert (flags.words, flags.width) == (["a", "b"], 2.0)
+
+
+def test_help_shows_an_overview_a_group_or_what_a_word_finds() -> None:
+    parser = new_parser("serve")
+    outline, one = help_text(parser, ""), help_text(parser, "scheduler")
+    assert "--max-model-len" in outline and "tokens of one request" not in outline
+    assert "--help=GROUP" in outline
+    assert "tokens of one request" in one and "--port" not in one
+    found = help_text(parser, "encoder")
+    assert "--encoder-cache-tokens" in found and "--encoder-budget-tokens" in found and "--max-model-len" not in found
+    assert "no flag mentions 'zebra'" in help_text(parser, "zebra")
+    everything = help_text(parser, "all")
+    assert all(
+        f"--{f.name.replace('_', '-')}" in everything for f in (*fields(EngineSettings), *fields(SchedulerSettings))
+    )
+    assert "100% of them" in help_text(_shape_parser(), "")
+
+
+def _shape_parser() -> Parser:
+    parser = Parser("shape")
+    parser.add_settings(ShapeSettings)
+    return parser
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*name.split(), "--help=all"]) == 0
+    shown = capsys.readouterr().out
+    assert f"usage: saccade {name}" in shown
+    assert main(["help", *name.split()]) == 0
+    assert f"usage: saccade {name}" in capsys.readouterr().out
+
+
+def test_the_reference_names_every_flag_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "--markdown"]) == 0
+    shown = capsys.readouterr().out
+    for name in COMMANDS:
+        parser = new_parser(name)
+        section = shown.split(f"## saccade {name}\n")[1].split("\n## ")[0]
+        assert all(f"`--{field.replace('_', '-')}`" in section for field in parser.kinds), name
+
+
+def _engine_parser() -> Parser:
+    parser = Parser("serve", words="[MODEL]", max_words=1)
+    parser.add_settings(EngineSettings)
+    parser.add_settings(SchedulerSettings)
+    add_aliases(parser)
+    return parser
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        (["--mem-fraction-static", "0.5"], "gpu_memory_utilization", 0.5),
+        (["--context-length", "4k"], "max_model_len", 4000),
+        (["--max-running-requests", "7"], "max_num_seqs", 7),
+        (["--disable-cuda-graph"], "enforce_eager", True),
+        (["--disable-radix-cache"], "enable_prefix_caching", False),
+        (["--page-size", "64"], "block_size", 64),
+        (["--max-queued-requests", "9"], "max_queued_requests", 9),
+    ],
+)
+def test_names_of_sglang_mean_ours(words: list[str], field: str, value: Any) -> None:
+    assert getattr(_engine_parser().read(words), field) == value
+
+
+def test_a_file_may_use_other_names_too(tmp_path: Path) -> None:
+    config = write(tmp_path, "context-length: 2k\nmodel: a/b\n")
+    flags = _engine_parser().read(["--config", config])
+    assert (flags.max_model_len, flags.words) == (2000, ["a/b"])
+    assert _engine_parser().read(["--config", config, "c"]).words == ["c"]
+
+
+@pytest.mark.parametrize("words", [["--model-path", "a/b"], ["--model", "a/b"], ["a/b"]])
+def test_a_model_may_be_named_in_three_ways(words: list[str]) -> None:
+    assert _engine_parser().read(words).words == ["a/b"]
+
+
+def test_aliases_point_at_settings_that_exist() -> None:
+    known = {name for command in COMMANDS for name in new_parser(command).kinds}
+    assert {*SAME.values(), *(field for field, _ in SWITCHES.values())} <= known
+
+
+@pytest.mark.parametrize("flag", REFUSED)
+def test_a_flag_without_a_meaning_says_why(flag: str) -> None:
+    reason, neutral = REFUSED[flag]
+    with pytest.raises(ConfigError) as refused:
+        _engine_parser().read([flag, "something"])
+    assert f"{flag} has no meaning here: {reason}" in str(refused.value)
+    for value in neutral - {""}:
+        _engine_parser().read([flag, value])
+
+
+@pytest.mark.parametrize("flag", ["-tp", "--tensor-parallel-size", "--tp-size", "--tp"])
+def test_tensor_parallelism_of_one_alone_is_taken(flag: str) -> None:
+    _engine_parser().read([flag, "1"])
+    with pytest.raises(ConfigError, match="supported is 1"):
+        _engine_parser().read([flag, "4"])

@@ -1,0 +1,130 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from saccade.cli import main
+from saccade.engine.blueprint import draw
+from saccade.engine.build import build_engine
+from saccade.engine.memory import CONTEXT_BYTES, find_gpu, plan_memory, room_on
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.sizes import HEADROOM_BYTES
+from saccade.errors import ConfigError
+from saccade.inputs.processor import Processor
+from tests.engine.conftest import made as made  # a fixture
+from tests.models import tiny
+
+LAYERS, WIDTH, MLP, VOCAB, HEADS, KV_HEADS, HEAD = 36, 4096, 12288, 151936, 32, 8, 128
+V_DEPTH, V_WIDTH, V_MLP, V_PATCH, UNIT, LEVELS = 27, 1152, 4304, 3 * 2 * 16 * 16, 4, 4
+
+
+def parameters_of_qwen3_vl_8b() -> int:
+    """Counted by hand from the dimensions."""
+    attention = WIDTH * HEAD * (2 * HEADS + 2 * KV_HEADS) + 2 * HEAD
+    text = LAYERS * (attention + 3 * WIDTH * MLP + 2 * WIDTH) + WIDTH + 2 * VOCAB * WIDTH
+    block = 4 * V_WIDTH * V_WIDTH + 4 * V_WIDTH + 2 * V_WIDTH * V_MLP + V_MLP + V_WIDTH + 4 * V_WIDTH
+    merged = UNIT * V_WIDTH
+    merger = merged * merged + merged + merged * WIDTH + WIDTH
+    norms = 2 * V_WIDTH + (LEVELS - 1) * 2 * merged
+    vision = V_PATCH * V_WIDTH + V_WIDTH + 2304 * V_WIDTH + V_DEPTH * block + LEVELS * merger + norms
+    return text + vision
+
+
+def planned(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, object]:
+    main(["plan", str(folder), "--json", *flags])
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_plan_at_real_size_agrees_with_counting_by_hand(real_size: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(real_size), "--json", "--gpu", "H200", "--max-model-len", "8K"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    sizes = plan["bytes"]
+    assert sizes["weights"] == 2 * parameters_of_qwen3_vl_8b()
+    assert plan["kv_token_bytes"] == 2 * 2 * LAYERS * KV_HEADS * HEAD
+    assert sizes["encoder cache"] == 2 * LEVELS * 16384 * WIDTH
+    logits = 256 * VOCAB * 4
+    assert sizes["logits and sampling"] == 2 * logits + 257 * VOCAB * 4 + 257 * 8
+    [gpu] = plan["gpus"]
+    left = int(find_gpu("H200").nbytes * 0.9) - sum(sizes.values())
+    block = plan["block_size"] * plan["kv_token_bytes"]
+    assert gpu["kv_tokens"] == (left // block - 1) * plan["block_size"]
+    assert gpu["longest_requests"] == gpu["kv_tokens"] / 8192
+    assert gpu["fits"]
+
+
+def test_what_does_not_fit_is_said_and_changes_the_exit_code(
+    real_size: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(real_size), "--gpu", "12GiB"]) == 1
+    shown = capsys.readouterr().out
+    assert "does not fit" in shown.replace("\n", " ") and "--max-model-len" in shown
+    assert main(["plan", str(real_size / "config.json")]) == 0, "a list of GPUs answers whether it fits or not"
+
+
+def test_more_of_anything_leaves_less(real_size: Path) -> None:
+    def tokens(engine: EngineSettings, limits: SchedulerSettings) -> int:
+        plan = plan_memory(draw(real_size, engine, limits))
+        return room_on(plan, find_gpu("80GiB").nbytes, engine.gpu_memory_utilization).kv_tokens
+
+    limits = SchedulerSettings()
+    base = tokens(EngineSettings(), limits)
+    assert tokens(EngineSettings(gpu_memory_utilization=0.8), limits) < base
+    assert tokens(EngineSettings(encoder_cache_tokens=32768), limits) < base
+    assert tokens(EngineSettings(), SchedulerSettings(encoder_budget_tokens=2048)) > base
+    assert tokens(EngineSettings(enforce_eager=True), limits) > base
+    assert tokens(EngineSettings(kv_cache_tokens=10_000), limits) == -(-10_000 // 128) * 128
+
+
+@pytest.mark.parametrize("graphs", ["", "vision=off,prefill=piecewise"])
+def test_a_plan_says_what_an_engine_allocates(made: tiny.Tiny, graphs: str) -> None:
+    engine_settings = EngineSettings(device="cpu", encoder_cache_tokens=512, kv_cache_tokens=700, graphs=graphs)
+    limits = SchedulerSettings(max_num_seqs=3, max_num_batched_tokens=32, max_model_len=128, encoder_budget_tokens=48)
+    processor = Processor.from_folder(made.folder)
+    engine = build_engine(made.folder, engine_settings, limits, processor=processor)
+    plan = plan_memory(draw(made.folder, engine_settings, limits, is_cuda=False))
+    state = engine.runner.state
+    assert plan.weights == engine.runner.state.model.parameter_bytes()
+    assert plan.arenas == {phase.phase.name: phase.phase.arena.nbytes for phase in engine.runner.phases}
+    assert state.vision_rows is not None and plan.encoder_cache == state.vision_rows.nbytes
+    assert plan.sampling == sum(t.nbytes for t in (state.newest_ids, state.logits, state.edited, state.seen))
+    assert plan.num_graphs == sum(len(phase.graphs) for phase in engine.runner.phases)
+    room = room_on(plan, 2**32, 0.9)
+    assert room.num_blocks == state.num_blocks
+    assert room.kv_bytes == sum(keys.nbytes + values.nbytes for keys, values in state.caches)
+
+
+def test_room_is_what_is_left() -> None:
+    from saccade.engine.memory import MemoryPlan
+
+    plan = MemoryPlan(
+        weights=1000,
+        encoder_cache=0,
+        sampling=0,
+        arenas={},
+        language_temporaries=0,
+        vision_temporaries=0,
+        eager_vision=0,
+        num_graphs=0,
+        block_bytes=160,
+        block_size=16,
+        max_model_len=32,
+        max_num_seqs=100,
+        wanted_blocks=None,
+    )
+    fixed = 1000 + CONTEXT_BYTES + HEADROOM_BYTES
+    room = room_on(plan, fixed + 4 * 160 + 7, 1.0)
+    assert (room.num_blocks, room.kv_tokens, room.longest_requests, room.fits) == (4, 48, 1.5, True)
+    short = room_on(plan, fixed + 2 * 160, 1.0)
+    assert (short.fits, short.missing_bytes) == (False, 160)
+
+
+@pytest.mark.parametrize(("name", "gib"), [("h200", 139.8), ("RTX 4090", 23.5), ("4090", 23.5), ("80GiB", 80.0)])
+def test_gpus_have_names_and_sizes(name: str, gib: float) -> None:
+    assert find_gpu(name).gib == gib
+
+
+@pytest.mark.parametrize("name", ["A100", "GPU", "-3GiB", "nanGiB", "GiB"])
+def test_other_gpus_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="--gpu"):
+        find_gpu(name)
