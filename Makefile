@@ -3,8 +3,9 @@ PYTHON ?= python3
 PORT ?= 8000
 BIN := .venv/bin
 STAMP := .venv/installed
+RUNTIME := .venv/runtime
 
-.PHONY: install check test gpu serve clean
+.PHONY: install check test accuracy gpu serve clean
 
 install: $(STAMP)
 
@@ -12,6 +13,11 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $(STAMP)
+
+$(RUNTIME): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable .
+	touch $(RUNTIME)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -26,7 +32,7 @@ gpu: $(STAMP)
 	$(BIN)/pip install --quiet --editable ".[cuda,dev]"
 	$(BIN)/pytest tests/gpu
 
-serve: $(STAMP)
+serve: $(RUNTIME)
 	$(BIN)/saccade serve --port $(PORT)
 
 clean:

@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from saccade.errors import ConfigError
@@ -19,10 +21,24 @@ ENVIRONMENT_PREFIX = "SACCADE_"
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     """Settings by field name from SACCADE_ variables: SACCADE_MAX_MODEL_LEN is `max_model_len`. Empty ones count as
-    unset. The only place that reads the environment."""
+    unset. The only module that reads or writes the environment."""
     found = os.environ if variables is None else variables
     prefix = ENVIRONMENT_PREFIX
     return {name.removeprefix(prefix).lower(): text for name, text in found.items() if name.startswith(prefix) and text}
+
+
+KERNEL_CACHES = ("QUACK_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
+
+
+def use_private_kernel_cache() -> None:
+    """Have packages keep the kernels that they compile, and load as code, in a folder of this user alone; left to
+    themselves they take one with a known name in the shared temporary folder. Must come before their import."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(home) / "saccade" / "kernels"
+    with suppress(OSError):  # nowhere to write: they compile anew
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in KERNEL_CACHES:
+            os.environ.setdefault(name, str(folder))
 
 
 class Mode(StrEnum):

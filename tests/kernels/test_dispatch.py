@@ -1,12 +1,16 @@
 """The choice of kernels: complete, explained, and the same functions everywhere."""
 
 import inspect
+import os
+import stat
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from saccade.config import KERNEL_CACHES
 from saccade.errors import ConfigError
 from saccade.kernels import dispatch, images, reference
 from saccade.kernels.dispatch import Kernels, kernels_for
@@ -106,3 +110,16 @@ def test_the_installed_torch_has_an_adapter() -> None:
     assert {"cu_seq_q", "max_q"} <= adapters.load_torch_varlen().accepts
     refusal = adapters.load_flash_attention()
     assert not isinstance(refusal, str) or "saccade[cuda]" in refusal
+
+
+def test_compiled_kernels_are_kept_where_only_their_user_can_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(KERNEL_CACHES[0], raising=False)
+    monkeypatch.setenv(KERNEL_CACHES[1], "/chosen/by/the/user")
+    choose(monkeypatch, (9, 0), torch.bfloat16, "not installed here")
+    folder = tmp_path / "saccade" / "kernels"
+    assert os.environ[KERNEL_CACHES[0]] == str(folder)
+    assert os.environ[KERNEL_CACHES[1]] == "/chosen/by/the/user"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -37,6 +37,7 @@ MAX_FRAMES = 64  # images and frames of one pass
 UNITS_PER_FRAME = 24
 FEWEST_FRAMES = 4
 UNITS_PER_WINDOW = 4  # fewer on average, and a batch has too many windows for its bucket
+TYPICAL_UNITS = 324  # of an image: 560 x 560 pixels with patches of 16
 MAX_CACHED_GRIDS = 256
 MAX_CACHED_PATCHES = 8192  # of one grid: larger ones come seldom, and making them anew takes less than a pass
 
@@ -71,6 +72,7 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         buckets=buckets,
         example=example,
         state=state.watched(tower),
+        typical=TYPICAL_UNITS,
     )
 
 

@@ -26,7 +26,7 @@ Outputs = Mapping[str, Tensor]
 Example = Callable[[tuple[int, ...], torch.Generator], Mapping[str, Any]]
 Progress = Callable[[int, int, GraphKey], None]
 
-NUM_GATE_SIZES = 4
+NUM_GATE_SIZES = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,8 @@ class Phase:
     """A forward pass to be replayed: its body, its buffers, its buckets.
 
     `example` makes a batch with the given segment lengths and random content; it serves warm-up, capture, the gate
-    and verification. `state` names what the body touches outside the arena: weights, caches.
+    and verification. `state` names what the body touches outside the arena: weights, caches. `typical` is the length
+    of an ordinary segment: where it is given, examples consist of such, so that what is measured is what will be run.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Phase:
     buckets: tuple[Capacity, ...]
     example: Example
     state: Mapping[str, Tensor] = field(default_factory=dict)
+    typical: int | None = None
 
     def __post_init__(self) -> None:
         for bucket in self.buckets:
@@ -200,7 +202,8 @@ class GraphRunner:
         """A batch that fills a bucket as far as the example's own structure lets it."""
         rows = bucket[self.phase.rows]
         while rows:
-            batch = self.phase.arena.admit(self.phase.example((rows,), torch.Generator().manual_seed(rows)))
+            lengths = _lengths(rows, self.phase.typical or rows)
+            batch = self.phase.arena.admit(self.phase.example(lengths, torch.Generator().manual_seed(rows)))
             if self.phase.arena.misfit(batch.sizes, bucket) is None:
                 return batch
             rows //= 2
@@ -291,3 +294,9 @@ class GraphRunner:
     def _wait(self) -> None:
         if self.phase.arena.device.type == "cuda":
             torch.cuda.synchronize(self.phase.arena.device)
+
+
+def _lengths(rows: int, typical: int) -> tuple[int, ...]:
+    """Segments of typical length and a rest."""
+    whole, rest = divmod(rows, typical)
+    return (typical,) * whole + ((rest,) if rest else ())

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.config import use_private_kernel_cache
 from saccade.errors import ConfigError
 from saccade.kernels import images, reference
 
@@ -76,6 +77,7 @@ def _reference_kernels(reason: str) -> Kernels:
 
 def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
     """Triton for all, then faster attention where this GPU, dtype and installation allow it."""
+    use_private_kernel_cache()
     fused, fused_images, fused_vision, attention, adapters = (
         importlib.import_module(f"saccade.kernels.{name}")
         for name in ("fused", "fused_images", "fused_vision", "attention", "adapters")

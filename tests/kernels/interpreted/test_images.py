@@ -76,8 +76,8 @@ def run_jobs(jobs: list[Job], shape: Shape, out: torch.Tensor) -> None:
 def test_many_images_and_videos_in_one_go(kind: str) -> None:
     shape = SHAPES[kind]
     side = shape.patch * shape.merge
-    sources = [(1, 13, 12), (1, 5, 9), (3, 7, 10), (2, 8, 8)]
-    sizes = [(2, 1), (1, 2), (1, 1), (1, 1)]
+    sources = [(1, 9, 10), (3, 5, 6), (2, 6, 4)]
+    sizes = [(1, 2), (1, 1), (1, 1)]
     expected, jobs, row = [], [], 0
     for seed, ((frames, height, width), (down, across)) in enumerate(zip(sources, sizes, strict=True)):
         pixels = torch.stack([photo(height, width, seed=10 * seed + f) for f in range(frames)])
@@ -94,8 +94,8 @@ def test_many_images_and_videos_in_one_go(kind: str) -> None:
     assert torch.isnan(out[row:]).all()
 
 
-@pytest.mark.parametrize(("frames", "old", "new"), [(1, (36, 6), (24, 8)), (3, (14, 5), (16, 8))])
-def test_bands_give_what_the_whole_gives(frames: int, old: tuple[int, int], new: tuple[int, int]) -> None:
+def test_bands_give_what_the_whole_gives() -> None:
+    frames, old, new = 1, (36, 4), (24, 8)
     shape = SHAPES["qwen"]
     pixels = torch.stack([photo(*old, seed=f) for f in range(frames)]).numpy()
     whole = whole_job(pixels, new, 1, shape)
