@@ -85,7 +85,7 @@ class Rig:
 
     def rows(self, item: EncodeItem) -> Tensor:
         assert self.state.vision_rows is not None
-        where = places(np.arange(item.num_rows), item.pages, PAGE_ROWS)
+        where = places(0, item.num_rows, item.pages, PAGE_ROWS)
         return self.state.vision_rows[:, where].clone()
 
     def run(self, media: Sequence[Media]) -> list[Tensor]:

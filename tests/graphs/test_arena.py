@@ -91,6 +91,42 @@ def test_padded_rows_are_as_many_segments_as_a_limit_asks_for(lengths: list[int]
         assert arena.misfit(batch.sizes, too_few) == f"windows: {exact['windows']} > {exact['windows'] - 1}"
 
 
+def test_what_a_slab_held_before_never_shows() -> None:
+    """Host slabs are used in turn, by all capacities: every fill writes its own padding over what lay there."""
+    arena, rng = make_arena(), np.random.default_rng(5)
+    capacities = [Capacity.of(tokens=t, segments=s) for t in (6, 11, 16) for s in (3, 5)]
+    for _ in range(60):
+        lengths = rng.integers(0, 3, int(rng.integers(1, 3))).tolist()
+        given_values, capacity, total = values(*lengths), capacities[rng.integers(len(capacities))], sum(lengths)
+        arena.fill(arena.admit(given_values), capacity)
+        views, padded = arena.views(capacity), capacity["tokens"] - total
+        last = given_values["positions"][:, -1:] if total else np.zeros((3, 1))
+        positions = np.concatenate([given_values["positions"], np.repeat(last, padded, axis=1)], axis=1)
+        assert views["slots"].tolist() == [*range(total), *[7] * padded]
+        assert views["positions"].tolist() == positions.tolist()
+        assert views["order"].tolist() == [*reversed(range(total)), *range(total, capacity["tokens"])]
+        assert views["cu"].tolist() == given_values["cu"] + [capacity["tokens"]] * (capacity["segments"] - len(lengths))
+
+
+def test_a_replaced_storage_is_filled_and_its_address_told() -> None:
+    """Nothing that is remembered for a capacity may hide that a buffer moved."""
+    arena, capacity = make_arena(), Capacity.of(tokens=8, segments=2)
+    arena.fill(arena.admit(values(3)), capacity)
+    before, old = arena.pointers(), arena._storages["x"]
+    arena._storages["x"] = new = torch.zeros_like(old)
+    kept = old.clone()
+    given_values = values(4)
+    arena.fill(arena.admit(given_values), capacity)
+    assert torch.equal(arena.views(capacity)["x"][:4], given_values["x"]) and torch.equal(old, kept)
+    assert arena.pointers() != before and arena.addresses()["x"] == new.data_ptr()
+    assert arena.owns(arena.views(capacity)["x"]) and not arena.owns(old)
+
+
+def test_falling_boundaries_are_seen_in_unsigned_arrays_too() -> None:
+    with pytest.raises(GraphError, match="fall from 3 to 2 at 2"):
+        make_arena().admit({**values(2, 3), "cu": np.asarray([0, 3, 2, 5], dtype=np.uint32)})
+
+
 def test_a_segment_longer_than_its_limit_is_refused() -> None:
     buffers = [rows("x", ("tokens",), torch.float32), boundaries("cu", of="tokens", count="windows", longest=4)]
     with pytest.raises(GraphError, match="boundaries 'cu' have a segment of 5; the longest may be 4"):

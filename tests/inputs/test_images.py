@@ -254,6 +254,13 @@ def test_data_urls() -> None:
     assert load_image(
         "data:image/png;base64," + "\n".join(text[i : i + 76] for i in range(0, len(text), 76)), LIMITS
     ).any()
+    expected = decode_image(data, LIMITS)
+    escaped = text.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D")
+    wrapped = "\r\n".join(text[i : i + 60] for i in range(0, len(text), 60))
+    both = "\n".join(escaped[i : i + 61] for i in range(0, len(escaped), 61))  # escapes are cut, too
+    assert escaped != text and len({text, escaped, wrapped, both}) == 4
+    for body in (escaped, wrapped, both, text + "\n", escaped + "\r\n"):
+        assert np.array_equal(load_image("data:image/png;base64," + body, LIMITS), expected)
     for url in (
         "data:image/png," + text,
         "data:image/png;base64",

@@ -3,14 +3,14 @@
 import json
 import sys
 from argparse import Namespace
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from saccade.cli.aliases import add_aliases
-from saccade.cli.model import MODEL_WORD, chosen_model
+from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
 from saccade.engine.settings import EngineSettings, SchedulerSettings
@@ -43,7 +43,9 @@ def new_parser(name: str) -> Parser:
 
 def run(flags: Namespace) -> int:
     asked = settings_from(flags, VerifySettings)
-    chosen = {**asdict(settings_from(flags, EngineSettings)), **asdict(settings_from(flags, SchedulerSettings))}
+    own = {} if flags.words else BUNDLED_LIMITS
+    engine = replace(settings_from(flags, EngineSettings, own), verify="off")  # what is wrong belongs into the table
+    chosen = {**asdict(engine), **asdict(settings_from(flags, SchedulerSettings, own))}
     from saccade import LLM  # imports torch
     from saccade.engine.verify import verify_engine
 

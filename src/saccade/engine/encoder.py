@@ -201,10 +201,9 @@ class Encoder:
             num_patches = part.rows * self.spec.unit
             pictures.append(Picture(_frames(one, part, settings), one.plan.size_hw, settings, row, num_patches))
             grids.append((part.count, *one.plan.grid_thw[1:]))
-            rows = np.arange(part.first * part.units, part.first * part.units + part.rows)
-            targets.append(places(rows, item.pages, self.settings.page_rows))
+            targets.append(places(part.first * part.units, part.rows, item.pages, self.settings.page_rows))
             row += num_patches
-        return Load(pictures, grids, np.concatenate(targets))
+        return Load(pictures, grids, targets[0] if len(targets) == 1 else np.concatenate(targets))
 
     def _cost(self) -> Callable[[int], float]:
         gate = self.graphs.gate

@@ -119,7 +119,7 @@ def head_phase(model: Model, state: DeviceState, hidden_TD: Tensor) -> Phase:
         body=body,
         arena=arena,
         rows="tokens",
-        buckets=tuple(Capacity.of(tokens=n) for n in decode_buckets(state.max_sequences)),
+        buckets=tuple(Capacity.of(tokens=n) for n in head_buckets(state.max_sequences)),
         example=example,
         state={**state.watched(model.decoder), "hidden": hidden_TD},
     )
@@ -139,6 +139,11 @@ def prefill_buckets(max_tokens: int, max_requests: int) -> tuple[Capacity, ...]:
 def decode_buckets(largest: int) -> tuple[int, ...]:
     """Every batch up to 8 rows, then steps that pad by a few percent."""
     return tuple(sorted({*range(1, min(8, largest) + 1), *row_buckets(largest, smallest=8)}))
+
+
+def head_buckets(largest: int) -> tuple[int, ...]:
+    """Powers of two: heads and samplers are bound by weights and vocabulary, so that rows more or less cost nothing."""
+    return row_buckets(largest, smallest=1, per_octave=1)
 
 
 def _row_buffers(model: Model) -> list[Buffer]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine.batch import Running
-from saccade.engine.language import decode_buckets
+from saccade.engine.language import head_buckets
 from saccade.engine.matcher import MaskedRow
 from saccade.engine.params import SamplingParams
 from saccade.engine.plan import Chunk
@@ -74,9 +74,9 @@ def sample_phase(state: DeviceState) -> Phase:
         body=body,
         arena=Arena(buffers, {"tokens": state.max_sequences}, state.logits.device),
         rows="tokens",
-        buckets=tuple(Capacity.of(tokens=count) for count in decode_buckets(state.max_sequences)),
+        buckets=tuple(Capacity.of(tokens=count) for count in head_buckets(state.max_sequences)),
         example=example,
-        state=state.watched(None),
+        state=state.watched(),
     )
 
 

@@ -45,21 +45,22 @@ class DeviceState:
     def max_sequences(self) -> int:
         return self.logits.shape[0]
 
-    def watched(self, part: Layer | None) -> dict[str, Tensor]:
-        """All of it by name, with the weights of the part that a graph runs: it refuses to replay if the storage of any
-        has moved."""
-        named = dict(part.parameters()) if part is not None else {}
-        for i, (keys, values) in enumerate(self.caches):
-            named |= {f"keys of layer {i}": keys, f"values of layer {i}": values}
-        if self.vision_rows is not None:
-            named["vision rows"] = self.vision_rows
-        return {
-            **named,
+    def watched(self, decoder: Layer | None = None) -> dict[str, Tensor]:
+        """What a language pass reads or writes, by name: a graph refuses to replay if the storage of any has moved.
+        Without a decoder, what a sampler does."""
+        named = {
             "newest ids": self.newest_ids,
             "logits": self.logits,
             "edited logits": self.edited,
             "seen tokens": self.seen,
         }
+        if decoder is None:
+            return named
+        for i, (keys, values) in enumerate(self.caches):
+            named |= {f"keys of layer {i}": keys, f"values of layer {i}": values}
+        if self.vision_rows is not None:
+            named["vision rows"] = self.vision_rows
+        return {**dict(decoder.parameters()), **named}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         rows="units",
         buckets=buckets,
         example=example,
-        state=state.watched(tower),
+        state={**dict(tower.parameters()), "vision rows": vision_rows},
         typical=TYPICAL_UNITS,
     )
 

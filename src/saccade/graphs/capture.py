@@ -70,7 +70,7 @@ class CapturedGraph:
         self.num_replays += 1
 
     def _current_pointers(self) -> list[int]:
-        return [*self._arena.addresses().values(), *map(Tensor.data_ptr, self._state.values())]
+        return [*self._arena.pointers(), *map(Tensor.data_ptr, self._state.values())]
 
     def _refuse_moved(self) -> None:
         names = [*self._arena.addresses(), *self._state]

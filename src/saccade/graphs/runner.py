@@ -79,6 +79,7 @@ class GraphRunner:
         self._bucket_rows = [bucket[phase.rows] for bucket in self._buckets]
         self._graphs: dict[GraphKey, CapturedGraph] = {}
         self._exact = ExactGraphs(self.settings)
+        self._outputs = [buffer for buffer in phase.arena.buffers.values() if buffer.role is Role.OUTPUT]
 
     @property
     def graphs(self) -> tuple[CapturedGraph, ...]:
@@ -139,16 +140,20 @@ class GraphRunner:
 
     def decide(self, batch: Batch) -> Decision:
         """How a batch is to be run: pure, touches no device."""
+        return self._decide(batch, self._exact_key(batch))
+
+    def _decide(self, batch: Batch, exact_key: GraphKey | None) -> Decision:
         if not self.settings.tiers:
             return Decision(Tier.EAGER, Reason.GRAPHS_OFF)
-        options = dict(self._options(batch))
-        real_rows = batch.sizes[self.phase.rows]
+        options = self._options(batch, exact_key)
         if not options:
             return self._explain_no_graph(batch)
         rows_by_tier = {tier: key.capacity[self.phase.rows] for tier, key in options.items()}
-        preferred = min(rows_by_tier, key=lambda tier: rows_by_tier[tier])
         gate = None if self.settings.strict else self.gate
-        tier = gate.cheapest({**rows_by_tier, Tier.EAGER: real_rows}) if gate else preferred
+        if gate is not None:
+            tier = gate.cheapest({**rows_by_tier, Tier.EAGER: batch.sizes[self.phase.rows]})
+        else:
+            tier = min(rows_by_tier, key=rows_by_tier.__getitem__)
         if tier is Tier.EAGER:
             return Decision(tier, Reason.EAGER_FASTER)
         reason = Reason.EXACT_GRAPH if tier is Tier.EXACT else Reason.FITS_BUCKET
@@ -158,13 +163,14 @@ class GraphRunner:
         """Run one batch. `consume` gets views of the valid output rows, which the next replay overwrites: it may
         reduce, scatter or copy them (`copy_out`), but not keep them."""
         batch = self.phase.arena.admit(values)
-        decision = self.decide(batch)
+        exact_key = self._exact_key(batch)
+        decision = self._decide(batch, exact_key)
         real_rows = batch.sizes[self.phase.rows]
         graph_rows = decision.key.capacity[self.phase.rows] if decision.key else real_rows
         if decision.key is None and self.settings.strict and decision.reason is not Reason.GRAPHS_OFF:
             raise GraphError(f"{self.phase.name} batch of {batch.sizes} is not replayed: {decision} (--graphs-strict)")
         if Tier.EXACT in self.settings.tiers and decision.tier is not Tier.EXACT:
-            self._note_structure(batch)
+            self._note_structure(batch, exact_key)
         self.stats.count(decision, real_rows, graph_rows)
         if decision.key is None:
             # With graphs off the same padded shapes are run, so that switching them off changes no answer by a bit.
@@ -213,15 +219,19 @@ class GraphRunner:
         digest = structure_digest(structure) if structure is not None else ""
         return GraphKey(self.phase.name, self.settings.mode, capacity, digest)
 
-    def _options(self, batch: Batch) -> list[tuple[Tier, GraphKey]]:
-        options = []
-        if len(self._exact):
-            key = self._key(batch.sizes, batch.structure)
-            if self._exact.get(key) is not None:
-                options.append((Tier.EXACT, key))
+    def _exact_key(self, batch: Batch) -> GraphKey | None:
+        """The key of a graph of this structure alone, where there may be one."""
+        if len(self._exact) or Tier.EXACT in self.settings.tiers:
+            return self._key(batch.sizes, batch.structure)
+        return None
+
+    def _options(self, batch: Batch, exact_key: GraphKey | None) -> dict[Tier, GraphKey]:
+        options = {}
+        if exact_key is not None and len(self._exact) and self._exact.get(exact_key) is not None:
+            options[Tier.EXACT] = exact_key
         bucket = self.bucket_for(batch.sizes)
-        if bucket is not None and self._key(bucket) in self._graphs:
-            options.append((Tier.CAPACITY, self._key(bucket)))
+        if bucket is not None and (key := self._key(bucket)) in self._graphs:
+            options[Tier.CAPACITY] = key
         return options
 
     def bucket_for(self, sizes: Mapping[str, int]) -> Capacity | None:
@@ -236,10 +246,10 @@ class GraphRunner:
             return Decision(Tier.EAGER, Reason.TOO_LARGE, detail=problem or "")
         return Decision(Tier.EAGER, Reason.NOT_CAPTURED)
 
-    def _note_structure(self, batch: Batch) -> None:
-        limits = self.phase.arena.limits
-        if all(batch.sizes[name] <= limits[name] for name in limits):
-            self._exact.see(self._key(batch.sizes, batch.structure), batch)
+    def _note_structure(self, batch: Batch, key: GraphKey | None = None) -> None:
+        limits = self.phase.arena.limits  # of the same dimensions, in the same order
+        if all(size <= limit for (_, size), (_, limit) in zip(batch.sizes.sizes, limits.sizes, strict=True)):
+            self._exact.see(key or self._key(batch.sizes, batch.structure), batch)
 
     def _capture(
         self, key: GraphKey, structure: Mapping[str, Array] | None = None, *, is_warm: bool = False
@@ -277,12 +287,15 @@ class GraphRunner:
 
     def _hand_over(self, frame: Frame, batch: Batch, consume: Callable[[Outputs], Result]) -> Result:
         outputs = {}
-        for name, buffer in frame.arena.buffers.items():
-            if buffer.role is Role.OUTPUT:
-                valid = buffer.sized(batch.sizes)
-                axis = buffer.axis
-                outputs[name] = frame[name] if axis is None else frame[name].narrow(axis, 0, valid[axis])
+        for buffer in self._outputs:
+            view = frame[buffer.name]
+            if buffer.axis is not None and buffer.dimension is not None:
+                name, extra = buffer.dimension
+                view = view.narrow(buffer.axis, 0, batch.sizes[name] + extra)
+            outputs[buffer.name] = view
         result = consume(outputs)
+        if result is None:
+            return result
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and frame.arena.owns(leaf):
                 raise GraphError(

@@ -1,0 +1,126 @@
+"""Metadata on its way to the device: where it lies in a slab at a capacity, and the host slabs it is written to."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.errors import ConfigError
+from saccade.graphs.buffers import Buffer, DummySegment, Fill, OwnIndex, RepeatLast, Role
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+ALIGNMENT_BYTES = 256
+NUM_STAGING_SLABS = 3  # a slab is written again only when its copy is done; three let the host run two batches ahead
+
+
+class Place:
+    """Bytes `start` to `stop` of the metadata slab hold a buffer of this shape."""
+
+    __slots__ = ("_num_rows", "buffer", "dtype", "shape", "start", "stop")
+
+    def __init__(self, buffer: Buffer, start: int, capacity: Mapping[str, int]) -> None:
+        self.buffer = buffer
+        self.start, self.stop = start, start + buffer.nbytes(capacity)
+        self.shape = buffer.sized(capacity)
+        self.dtype = numpy_dtype(buffer)
+        padding = buffer.padding
+        self._num_rows = capacity[padding.rows] if isinstance(padding, DummySegment) else 0
+
+    def view(self, slab: Array) -> Array:
+        """The buffer in a host slab, the axis that varies first."""
+        view = slab[self.start : self.stop].view(self.dtype).reshape(self.shape)
+        return view.swapaxes(self.buffer.axis, 0) if self.buffer.axis else view
+
+    def write(self, view: Array, value: Array) -> None:
+        """Put a value into a view that `view` gave, and its padding behind it."""
+        axis = self.buffer.axis
+        if axis is None:
+            view[...] = value
+            return
+        count = value.shape[axis]
+        view[:count] = value.swapaxes(axis, 0) if axis else value
+        if count < len(view):
+            self._pad(view, count)
+
+    def _pad(self, view: Array, count: int) -> None:
+        padding = self.buffer.padding
+        if isinstance(padding, DummySegment):
+            view[count:] = self._num_rows
+            if padding.longest:
+                ends = np.arange(1, len(view) - count + 1) * padding.longest + view[count - 1]
+                np.minimum(ends, self._num_rows, out=view[count:], casting="unsafe")
+        elif isinstance(padding, OwnIndex):
+            view[count:] = np.arange(count, len(view))
+        elif isinstance(padding, RepeatLast) and count:
+            view[count:] = view[count - 1]
+        else:
+            view[count:] = padding.value if isinstance(padding, Fill) else 0
+
+
+class Layout:
+    """How a batch lies in the arena at one capacity; worked out once, since buckets come again and again."""
+
+    def __init__(self, buffers: Sequence[Buffer], capacity: Mapping[str, int]) -> None:
+        self.places: list[Place] = []
+        self.nbytes = 0
+        for buffer in buffers:
+            if buffer.role is Role.METADATA:
+                place = Place(buffer, self.nbytes, capacity)
+                self.places.append(place)
+                self.nbytes = -(-place.stop // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.shapes = {b.name: b.sized(capacity) for b in buffers if b.role is not Role.METADATA}
+        self._fronts: dict[str, Tensor] = {}
+        self._views: list[list[Array] | None] = [None] * NUM_STAGING_SLABS
+
+    def front(self, name: str, storage: Tensor) -> Tensor:
+        """What a buffer takes of its storage. Kept for the next time, unless the storage was replaced or has moved."""
+        front = self._fronts.get(name)
+        if front is None or front.data_ptr() != storage.data_ptr():
+            shape = self.shapes[name]
+            front = self._fronts[name] = storage[: prod(shape)].view(shape)
+        return front
+
+    def send(self, arrays: Mapping[str, Array], staging: "Staging", slab: Tensor) -> None:
+        """Write all metadata, padding included, to the next host slab, and queue its copy."""
+        turn, staged = staging.next_slab()
+        views = self._views[turn]
+        if views is None:
+            views = self._views[turn] = [place.view(staged) for place in self.places]
+        for place, view in zip(self.places, views, strict=True):
+            place.write(view, arrays[place.buffer.name])
+        staging.send(slab, self.nbytes)
+
+
+class Staging:
+    """A ring of host slabs. On CUDA they are pinned, and a slab is reused only after its copy is done."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        slabs = [torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(NUM_STAGING_SLABS)]
+        self._slabs = slabs
+        self._arrays: list[Array] = [slab.numpy() for slab in slabs]
+        self._events = [torch.cuda.Event() for _ in slabs] if pinned else None
+        self._turn = 0
+
+    def next_slab(self) -> tuple[int, Array]:
+        """The number of a slab, and the slab, which from now on is the host's."""
+        self._turn = (self._turn + 1) % NUM_STAGING_SLABS
+        if self._events is not None:
+            self._events[self._turn].synchronize()
+        return self._turn, self._arrays[self._turn]
+
+    def send(self, target: Tensor, nbytes: int) -> None:
+        target[:nbytes].copy_(self._slabs[self._turn][:nbytes], non_blocking=True)
+        if self._events is not None:
+            self._events[self._turn].record()
+
+
+def numpy_dtype(buffer: Buffer) -> np.dtype[Any]:
+    try:
+        return np.dtype(str(buffer.dtype).removeprefix("torch."))
+    except TypeError:
+        raise ConfigError(f"metadata {buffer.name!r} is {buffer.dtype}, which the host has no array for") from None
