@@ -2,10 +2,13 @@
 
 import asyncio
 import shutil
+import socket
 import ssl
 import subprocess
+import threading
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 
 from saccade.errors import RequestError
 from saccade.inputs.fetch import Fetcher, FetchPolicy, is_public, parse_url, read_domains
-from tests.inputs.web import PUBLIC, answer, live, serve
+from tests.inputs.web import LIMIT_S, PUBLIC, answer, live, serve
 
 BODY = b"picture" * 100
 
@@ -431,3 +434,27 @@ def test_whatever_parses_is_a_plain_host(text: str) -> None:
     assert not set(address.host) & set("/\\@[]#?% ") and address.host == address.host.lower()
     assert address.target.startswith("/") and not any(c <= " " for c in address.target)
     assert parse_url(address.url) == address
+
+
+def test_names_that_take_long_hold_up_nothing_but_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up cannot be cancelled: those that are given up go on in threads, which nobody else may need."""
+    release = threading.Event()
+
+    def slow(*args: Any, **more: Any) -> list[Any]:
+        assert release.wait(LIMIT_S)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+
+    async def run() -> None:
+        fetcher = Fetcher(FetchPolicy(allows_all=True))
+        try:
+            asked = [fetcher.fetch(f"https://a{i}.test/", max_bytes=10, timeout_s=0.05) for i in range(50)]
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            assert {getattr(error, "code", None) for error in found} == {"media_fetch_timeout"}
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: "at once"), 5) == "at once"
+        finally:
+            release.set()
+            fetcher.close()
+
+    live(run())

@@ -36,6 +36,7 @@ class FakeEngine:
         self.processor, self.script = processor, script
         self.limits = SchedulerSettings(max_model_len=max_model_len)
         self.kv_cache_tokens, self.block_size, self.is_alive = 1600, 16, True
+        self.gpu_bytes, self.gpu_ready_bytes = 0, 0
         self.running: set[str] = set()
         self.seen: list[tuple[Prompt, SamplingParams, dict[str, Any]]] = []
         self.aborted: list[str] = []
@@ -65,7 +66,7 @@ class FakeEngine:
         numbers = dict.fromkeys(Stats.__dataclass_fields__, 0)
         graph = {"key": "decode full rows=8", "tier": "capacity", "bytes": 10, "capture_seconds": 0.5, "replays": 3}
         phase = {"phase": "decode", "fallbacks": {"too_large": 2}, "real_rows": 9, "padded_rows": 1, "graphs": [graph]}
-        return EngineStats(Stats(**(numbers | {"running": len(self.running)})), {"decode": phase})
+        return EngineStats(Stats(**(numbers | {"running": len(self.running)})), {"decode": phase}, self.gpu_bytes)
 
 
 def service_for(engine: FakeEngine | None, limits: SchedulerSettings | None = None, **settings: Any) -> Service:

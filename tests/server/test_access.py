@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from starlette.routing import Route
 
 from saccade.server.app import build_app
-from saccade.server.auth import ADMIN_PATHS, OPEN_PATHS, Keys
+from saccade.server.auth import ADMIN_PATHS, Keys
 from saccade.server.errors import HttpError
 from tests.server.fake import Caller, FakeEngine, service_for
 
 Scripted = Callable[..., tuple[Caller, FakeEngine, object]]
+OPEN = {"/", "/health", "/ready"}
 HOSTS = ["", "]", "/health", "a/health?", "localhost:99999999", "\\@/health", "health/../v1"]
 
 
@@ -26,7 +28,7 @@ def routes() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("method", "path"), routes())
-def test_every_route_but_health_and_ready_needs_a_key(engine: FakeEngine, method: str, path: str) -> None:
+def test_every_route_but_health_and_the_page_needs_a_key(engine: FakeEngine, method: str, path: str) -> None:
     service = service_for(engine, api_key=("right", "other"), admin_api_key="boss")
     caller = Caller(service)
 
@@ -34,7 +36,7 @@ def test_every_route_but_health_and_ready_needs_a_key(engine: FakeEngine, method
         for host in HOSTS:
             for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "right"}, {"x_api_key": "righ"}):
                 found = await caller.call(method, path, b"{}", {"host": host, **headers})
-                if path in OPEN_PATHS:
+                if path in OPEN:
                     assert found.status == 200
                 else:
                     assert found.status == 401 and found.json["error"]["code"] == "invalid_api_key"
@@ -55,6 +57,14 @@ def test_no_spelling_of_a_path_gets_around_the_key(engine: FakeEngine) -> None:
             assert found.status == 401, path
 
     asyncio.run(run())
+
+
+def test_the_page_can_be_loaded_without_a_key_and_says_nothing_of_the_server(engine: FakeEngine) -> None:
+    """It has a field for the key; what it shows then, it asks for with that key."""
+    asked: dict[str, Any] = {"api_key": ("right",), "served_model_name": ("hidden-name",)}
+    found, other = (asyncio.run(Caller(service_for(engine, **more)).get("/")) for more in (asked, {}))
+    assert found.status == 200 and found.headers["content-type"].startswith("text/html")
+    assert found.body == other.body and b"hidden-name" not in found.body
 
 
 def test_administration_is_closed_without_a_key_of_its_own(engine: FakeEngine) -> None:
@@ -94,6 +104,8 @@ def test_pages_of_other_origins_may_call_only_when_allowed(engine: FakeEngine) -
         assert "access-control-allow-origin" not in (await closed.call("OPTIONS", path, b"", asked)).headers
         found = await open_.call("OPTIONS", path, b"", asked)
         assert found.status == 200 and found.headers["access-control-allow-origin"] == "https://a.example"
+        stainless = {**asked, "access-control-request-headers": "authorization,x-stainless-lang,x-stainless-os"}
+        assert (await open_.call("OPTIONS", path, b"", stainless)).status == 200, "what OpenAI's client asks for"
         other = await open_.call("OPTIONS", path, b"", {**asked, "origin": "https://b.example"})
         assert "access-control-allow-origin" not in other.headers
 

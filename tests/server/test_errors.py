@@ -67,9 +67,14 @@ def test_errors_before_the_answer_have_their_status(
 
 
 @pytest.mark.parametrize("error", [ValueError("SECRET"), EngineDeadError("SECRET")])
-def test_errors_within_a_stream_end_it_with_a_chunk(scripted: Scripted, error: Exception) -> None:
+def test_errors_within_a_stream_end_it_with_a_chunk(
+    scripted: Scripted, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     caller, _, service = scripted(raising(error, after=2))
-    found = asyncio.run(caller.post(CHAT, {"messages": HELLO, "stream": True}))
+    with caplog.at_level("ERROR", "saccade.server"):
+        found = asyncio.run(caller.post(CHAT, {"messages": HELLO, "stream": True}))
+    is_unknown = isinstance(error, ValueError)
+    assert is_unknown == any(record.exc_info for record in caplog.records), "the log has what the client is not told"
     assert found.status == 200 and found.events[-1] == "[DONE]" and found.is_complete
     assert found.events[-2]["error"]["message"] and b"SECRET" not in found.body and service.is_idle
 

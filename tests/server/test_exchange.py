@@ -135,6 +135,55 @@ def test_a_full_server_answers_before_it_reads(processor: Processor) -> None:
     asyncio.run(run())
 
 
+def test_bodies_count_while_they_come(processor: Processor) -> None:
+    """Bodies that are not complete fill the memory, too."""
+    service = service_for(FakeEngine(processor), max_pending_bytes=1024)
+    caller = Caller(service)
+
+    async def run() -> None:
+        gone = asyncio.Event()
+        parts = [b" " * 600]
+        slow = asyncio.create_task(caller.call("POST", CHAT, parts, JSON, gone=gone, is_endless=True))
+        async with asyncio.timeout(10):
+            while service.admission.pending_bytes != 600:
+                await asyncio.sleep(0.01)
+        found = await caller.call("POST", CHAT, b" " * 600, JSON)
+        assert found.status == 503 and "retry-after" in found.headers
+        gone.set()
+        await asyncio.wait_for(slow, 10)
+
+    asyncio.run(run())
+    assert service.admission.pending_bytes == 0 and service.is_idle
+
+
+def test_packed_bodies_are_refused(scripted: Scripted) -> None:
+    caller, _, _ = scripted()
+    for coding, status in (("gzip", 415), ("br", 415), ("identity", 200)):
+        found = asyncio.run(caller.call("POST", CHAT, body(), {**JSON, "content-encoding": coding}))
+        assert found.status == status
+
+
+@pytest.mark.parametrize("depth", [60, 200, 700, 950, 1000, 1015, 5000])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'"chat_template_kwargs":{"a":%s}',
+        b'"tools":[{"type":"function","function":{"name":"f","parameters":{"a":%s}}}]',
+        b'"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"a":%s}}}',
+        b'"messages":[{"role":"user","content":%s}]',
+        b'"messages":[{"role":"assistant","content":"","tool_calls":[{"function":{"name":"f","arguments":{"a":%s}}}]}]',
+        b'"documents":%s',
+        b'"nobody_knows":%s',
+    ],
+)
+def test_deep_bodies_are_answered(scripted: Scripted, fields: bytes, depth: int) -> None:
+    caller, _, _ = scripted()
+    messages = b"" if b"messages" in fields else b'"messages":[{"role":"user","content":"hi"}],'
+    deep = b"{" + messages + fields % (b"[" * depth + b"]" * depth) + b"}"
+    found = asyncio.run(caller.call("POST", CHAT, deep, JSON))
+    assert found.status == 400 or (found.status == 200 and (b"nobody" in fields or depth == 60))
+
+
 def test_bodies_that_wait_are_bounded_together(processor: Processor) -> None:
     service = service_for(FakeEngine(processor), max_pending_bytes=2000)
 

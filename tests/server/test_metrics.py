@@ -1,12 +1,13 @@
 """Scrapes: vLLM's names for its dashboards, ours for graphs."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from saccade.errors import CapacityError, RequestError
 from saccade.server.service import Service
 from tests.server.fake import Caller, FakeEngine, service_for
 
@@ -92,6 +93,74 @@ def test_unknown_paths_do_not_become_labels(scripted: Scripted) -> None:
 
     paths = [sample.labels["path"] for sample in asyncio.run(run())["saccade:http_requests_total"]]
     assert paths == ["other"]
+
+
+def test_a_root_path_does_not_change_labels(engine: FakeEngine) -> None:
+    caller = Caller(service_for(engine, root_path="/vlm"))
+
+    async def run() -> dict[str, list[Any]]:
+        await caller.get("/vlm/version")
+        return samples((await caller.get("/metrics")).body.decode())
+
+    assert [sample.labels["path"] for sample in asyncio.run(run())["saccade:http_requests_total"]] == ["/version"]
+
+
+def test_memory_of_the_device_is_told_where_there_is_one(engine: FakeEngine) -> None:
+    caller = Caller(service_for(engine))
+    names = ("saccade:gpu_memory_used_bytes", "saccade:gpu_memory_ready_bytes")
+    assert not set(names) & samples(asyncio.run(caller.get("/metrics")).body.decode()).keys()
+    engine.gpu_bytes, engine.gpu_ready_bytes = 2**36 + 1, 2**36
+    found = samples(asyncio.run(caller.get("/metrics")).body.decode())
+    assert [found[name][0].value for name in names] == [2**36 + 1, 2**36]
+
+
+def test_tokens_are_counted_while_they_come(scripted: Scripted) -> None:
+    counted = asyncio.Event()
+
+    async def slow(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        yield {"text": "a", "token_ids": (5, 6, 7)}
+        await counted.wait()
+        yield {"text": "b", "token_ids": (8,), "finish_reason": "stop"}
+
+    caller, _, _ = scripted(slow)
+
+    async def scraped() -> tuple[float, float, float]:
+        found = samples((await caller.get("/metrics")).body.decode())
+        ended = sum(sample.value for sample in found["vllm:request_success_total"])
+        return found["vllm:prompt_tokens_total"][0].value, found["vllm:generation_tokens_total"][0].value, ended
+
+    async def run() -> tuple[Any, Any, int]:
+        call = asyncio.create_task(caller.post("/v1/chat/completions", {"messages": HELLO}))
+        async with asyncio.timeout(10):
+            while (early := await scraped())[1] == 0:
+                await asyncio.sleep(0.01)
+        counted.set()
+        return (
+            early,
+            await scraped() if (await call).status == 200 else None,
+            call.result().json["usage"]["prompt_tokens"],
+        )
+
+    early, late, num_prompt = asyncio.run(run())
+    assert early == (num_prompt, 3, 0) and late == (num_prompt, 4, 1)
+
+
+@pytest.mark.parametrize("error", [RequestError("no"), CapacityError("full", retry_after_s=1)])
+def test_requests_that_the_engine_refuses_are_not_its_requests(scripted: Scripted, error: Exception) -> None:
+    async def refuses(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        if prompt is not None:
+            raise error
+        yield {}
+
+    caller, _, _ = scripted(refuses)
+
+    async def run() -> dict[str, list[Any]]:
+        assert (await caller.post("/v1/chat/completions", {"messages": HELLO})).status in (400, 503)
+        return samples((await caller.get("/metrics")).body.decode())
+
+    found = asyncio.run(run())
+    assert not sum(sample.value for sample in found["vllm:request_success_total"])
+    assert found["vllm:e2e_request_latency_seconds_count"][0].value == 0
 
 
 def test_a_scrape_needs_no_engine() -> None:

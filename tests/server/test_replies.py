@@ -4,16 +4,19 @@ import asyncio
 import base64
 import time
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
 from saccade.engine.output import Logprob
+from saccade.inputs.processor import Processor
 from saccade.server.chunks import ChunkWriter
-from saccade.server.logprobs import FLOOR, chat_entries
+from saccade.server.logprobs import FLOOR, CompletionScores, chat_entries
 from saccade.server.service import Service
 from tests.e2e.pictures import encoded, image_part, picture
+from tests.inputs.folders import write_gemma
 from tests.server.fake import Caller, FakeEngine
 
 CHAT = "/v1/chat/completions"
@@ -227,3 +230,81 @@ def test_video_frames_become_a_video(scripted: Scripted) -> None:
     messages = [{"role": "user", "content": [part, {"type": "text", "text": "what happens?"}]}]
     rendered = asyncio.run(caller.post(f"{CHAT}/render", {"messages": messages})).json
     assert rendered["media"][0]["kind"] == "video" and rendered["image_tokens"] > 0
+
+
+@pytest.mark.parametrize("given", ["Zażółć gęślą 🙂 图片", "a<|im_end|>b", "\U0001f9ff\U0001f9ff", "é"])
+def test_offsets_point_into_the_text(processor: Processor, given: str) -> None:
+    """A token of whole characters stands at its offset; a part of a character has the offset of that character."""
+    tokenizer = processor.tokenizer
+    ids = processor.text(given).token_ids.tolist()
+    scores = CompletionScores(tokenizer, 0)
+    scores.add_prompt(ids, [{token: Logprob(-1.0, 1)} for token in ids], given)
+    scores.add(ids, [{token: Logprob(-1.0, 1)} for token in ids])
+    found = scores.to_json()
+    whole = given + tokenizer.decode(ids, skip_special_tokens=True)
+    offsets = found["text_offset"]
+    assert offsets == sorted(offsets) and offsets[0] == 0 and offsets[len(ids)] == len(given)
+    for token, text, offset in zip(ids * 2, found["tokens"], offsets, strict=True):
+        is_skipped = token in tokenizer.special_ids and offset >= len(given)
+        if "\ufffd" not in text and not is_skipped:
+            assert whole[offset : offset + len(text)] == text
+        assert 0 <= offset <= len(whole)
+
+
+def test_what_the_tokenizer_adds_before_a_prompt_has_no_place_in_its_text(tmp_path: Path) -> None:
+    processor = Processor.from_folder(write_gemma(tmp_path))
+    ids = processor.text("The dog").token_ids.tolist()
+    scores = CompletionScores(processor.tokenizer, 0)
+    scores.add_prompt(ids, [None] * len(ids), "The dog")
+    found = scores.to_json()
+    assert found["tokens"][0] == "<bos>" and found["text_offset"][:2] == [0, 0]
+    assert "The dog"[found["text_offset"][-1] :] == found["tokens"][-1]
+
+
+def test_a_broken_part_is_named(scripted: Scripted) -> None:
+    caller, _, _ = scripted()
+    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": ""}}]
+    messages = [*HELLO, {"role": "user", "content": parts}]
+    found = asyncio.run(caller.post(CHAT, {"messages": messages})).json["error"]
+    assert found["param"] == "messages[1].content[1].image_url"
+
+
+@pytest.mark.parametrize(("given", "meant"), [("developer", "system"), ("function", "tool")])
+def test_other_names_of_roles_are_not_left_out(scripted: Scripted, given: str, meant: str) -> None:
+    """The template writes nothing for a role it does not know."""
+    caller, _, _ = scripted()
+
+    def rendered(role: str) -> str:
+        messages = [{"role": role, "content": "KEEP"}, *HELLO]
+        answer = asyncio.run(caller.post("/v1/chat/completions/render", {"messages": messages}))
+        assert answer.status == 200
+        return str(answer.json["prompt"])
+
+    assert "KEEP" in rendered(given) and rendered(given) == rendered(meant)
+
+
+def test_sglangs_chunks_hold_all_that_came_before(scripted: Scripted) -> None:
+    caller, _, _ = scripted(interleaved)
+    asked = {"text": "hi", "sampling_params": {"n": 2}, "return_logprob": True, "top_logprobs_num": 1}
+    whole = asyncio.run(caller.post("/generate", asked)).json
+    *chunks, done = asyncio.run(caller.post("/generate", {**asked, "stream": True})).events
+    assert done == "[DONE]" and len(chunks) == 4
+    for index in (0, 1):
+        *_, last = mine = [chunk for chunk in chunks if chunk["index"] == index]
+        assert [len(chunk["meta_info"]["output_token_logprobs"]) for chunk in mine] == [1, 2]
+        assert (last["text"], last["output_ids"]) == (whole[index]["text"], whole[index]["output_ids"])
+        for key in ("output_token_logprobs", "output_top_logprobs", "finish_reason", "completion_tokens"):
+            assert last["meta_info"][key] == whole[index]["meta_info"][key]
+
+
+def test_prompt_scores_of_many_prompts_come_with_their_choices(scripted: Scripted) -> None:
+    async def scored(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        ids = prompt.token_ids.tolist()
+        scores = (None, *({token: Logprob(-float(token), 1)} for token in ids[1:]))
+        yield {"text": "a", "token_ids": (5,), "finish_reason": "stop", "prompt_logprobs": scores}
+
+    caller, _, _ = scripted(scored)
+    asked = {"prompt": [[5, 6], [7, 8, 9]], "prompt_logprobs": 0, "max_tokens": 1}
+    found = asyncio.run(caller.post("/v1/completions", asked)).json["choices"]
+    listed = [[None if entry is None else [*entry] for entry in choice["prompt_logprobs"]] for choice in found]
+    assert listed == [[None, ["6"]], [None, ["8"], ["9"]]]

@@ -24,6 +24,31 @@ def test_an_address_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"127.0.0.1:{port}" in capsys.readouterr().err
 
 
+def test_tls_files_that_are_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "pem").write_text("garbage")
+    file = str(tmp_path / "pem")
+    assert serve("m", ServerSettings(port=0, ssl_keyfile=file, ssl_certfile=file)) == 2
+    said = capsys.readouterr().err
+    assert "--ssl-certfile" in said and "Traceback" not in said
+
+
+def test_a_unix_socket_of_another_server_is_not_taken_away(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        assert serve(str(tmp_path / "nothing"), ServerSettings(uds=str(path))) == 2
+        assert "another server" in capsys.readouterr().err and path.is_socket()
+    assert serve(str(tmp_path / "nothing"), ServerSettings(uds=str(path))) == 2
+    assert "nothing" in capsys.readouterr().err and not path.exists(), "one that is left behind is in nobody's way"
+
+
+def test_a_file_is_not_taken_for_a_socket(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    assert serve("m", ServerSettings(uds=str(tmp_path / "file"))) == 2
+    assert "--uds" in capsys.readouterr().err and (tmp_path / "file").read_text() == "kept"
+
+
 def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert serve(str(tmp_path / "nothing"), ServerSettings(port=0)) == 2
     said = capsys.readouterr().err

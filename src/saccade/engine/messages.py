@@ -113,6 +113,7 @@ class Ready(Struct, frozen=True, tag=True):
     limits: SchedulerSettings
     kv_cache_tokens: int
     block_size: int
+    gpu_bytes: int = 0  # in use on the whole device, by whoever; 0 without one
 
 
 class News(Struct, frozen=True, array_like=True):
@@ -157,6 +158,7 @@ class StatsReply(Struct, frozen=True, tag=True):
     serial: int
     scheduler: Stats
     phases: dict[str, dict[str, Any]]
+    gpu_bytes: int = 0
 
 
 class Failure(Struct, frozen=True, tag=True):

@@ -52,10 +52,12 @@ Report = Callable[[Stage], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The scheduler's numbers, and each phase's counters and graphs by its name."""
+    """The scheduler's numbers, each phase's counters and graphs by its name, and the device's memory in use (0 on a
+    CPU)."""
 
     scheduler: Stats
     phases: Mapping[str, Mapping[str, Any]]
+    gpu_bytes: int = 0
 
 
 class AsyncEngine:
@@ -130,6 +132,11 @@ class AsyncEngine:
     @property
     def block_size(self) -> int:
         return self._ready.result().block_size
+
+    @property
+    def gpu_ready_bytes(self) -> int:
+        """The device's memory in use when the engine got ready; 0 on a CPU."""
+        return self._ready.result().gpu_bytes
 
     @property
     def pid(self) -> int:
@@ -254,7 +261,7 @@ class AsyncEngine:
                     self._streams[serial].fail(_exception(reply))
             case StatsReply(serial=serial):
                 if serial in self._asked and not self._asked[serial].done():
-                    self._asked[serial].set_result(EngineStats(reply.scheduler, reply.phases))
+                    self._asked[serial].set_result(EngineStats(reply.scheduler, reply.phases, reply.gpu_bytes))
             case _:
                 self._hear_of_engine(reply)
 

@@ -97,20 +97,21 @@ class RequestStream:
             is_news = bool(update.token_ids) or update.finish is not None
             if not is_news or output.output.finish_reason is not None:
                 continue
-            num_scored = len(output.output.logprobs or ())
+            start = len(output.output.token_ids)
             text, stop = output.take(update)
-            yield self._delta(item, output, text, num_scored), stop if update.finish is None else None
+            yield self._delta(item, output, text, start), stop if update.finish is None else None
 
-    def _delta(self, news: News, stream: OutputStream, text: str, num_scored: int) -> Delta:
+    def _delta(self, news: News, stream: OutputStream, text: str, start: int) -> Delta:
+        """Tokens from `start` on. Behind a stop string there are none, though the engine may have sent some."""
         output = stream.output
         is_last = output.finish_reason is not None
         has_scores = self._prompt_logprobs is not None and is_last and news.index == 0
         return Delta(
             request_id=self.request_id,
             index=news.index,
-            token_ids=news.token_ids,
+            token_ids=tuple(output.token_ids[start:]),
             text=text,
-            logprobs=None if output.logprobs is None else tuple(output.logprobs[num_scored:]),
+            logprobs=None if output.logprobs is None else tuple(output.logprobs[start : len(output.token_ids)]),
             num_prompt_tokens=len(self._prompt_ids),
             num_cached_tokens=news.num_cached_tokens,
             num_output_tokens=len(output.token_ids),

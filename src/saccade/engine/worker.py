@@ -129,7 +129,7 @@ class Worker:
                     self._note(self._engine.stop(self._ids[serial, index], stop))
             case AskStats(serial=serial):
                 phases = {runner.phase.name: runner.snapshot() for runner in self._engine.runner.phases}
-                self._tell(StatsReply(serial, self._engine.scheduler.stats(), phases))
+                self._tell(StatsReply(serial, self._engine.scheduler.stats(), phases, gpu_bytes_in_use()))
             case Close():
                 self._close()
             case Start():
@@ -219,7 +219,7 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell) -> int:
         gc.collect()
         gc.freeze()  # what stays for good need not be looked at again while requests run
         pool = engine.scheduler.holdings.pool
-        tell(Ready(engine.scheduler.settings, pool.num_tokens, pool.block_size))
+        tell(Ready(engine.scheduler.settings, pool.num_tokens, pool.block_size, gpu_bytes_in_use()))
         Worker(engine, commands, tell).run()
         tell(Closed())
     except SaccadeError as error:
@@ -244,6 +244,14 @@ def _build(start: Start, tell: Tell) -> Engine:
         report=lambda name: tell(Stage(name)),
         progress=lambda done, total, key: tell(Stage("capturing graphs", done, total, str(key))),
     )
+
+
+def gpu_bytes_in_use() -> int:
+    """Of the whole device, whoever uses them: what the allocator keeps and what graphs and libraries took is in it."""
+    if not torch.cuda.is_initialized():
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return total - free
 
 
 def _refusal(serial: int, error: Exception) -> Refused:

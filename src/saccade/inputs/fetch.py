@@ -12,6 +12,7 @@ import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urljoin
@@ -21,6 +22,7 @@ import httpcore2
 from saccade.errors import RequestError
 
 MAX_URL_CHARS = 8192
+NAME_THREADS = 8
 HEADERS = ((b"User-Agent", b"saccade"), (b"Accept", b"*/*"), (b"Accept-Encoding", b"identity"))
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
@@ -96,7 +98,9 @@ class Fetcher:
     ) -> None:
         """`resolve` and `dial` replace the system's name service and its connections, for tests."""
         self.policy = policy
-        self._resolve = resolve or _resolve
+        self._resolve = resolve or self._look_up
+        # Threads of their own: looking up a name cannot be cancelled, and names that take long must hold up only names.
+        self._names = ThreadPoolExecutor(NAME_THREADS, thread_name_prefix="names")
         self._dial = dial or _dial
         self._ssl_context = ssl_context
 
@@ -112,6 +116,12 @@ class Fetcher:
             raise
         except Exception:  # what a library says about a connection may tell of the inside
             raise _failed("the URL could not be fetched", param) from None
+
+    def close(self) -> None:
+        self._names.shutdown(wait=False, cancel_futures=True)
+
+    async def _look_up(self, host: str, port: int) -> Sequence[str]:
+        return await asyncio.get_running_loop().run_in_executor(self._names, _addresses, host, port)
 
     async def _follow(self, url: str, max_bytes: int, param: str | None) -> bytes:
         address = parse_url(url, param)
@@ -220,9 +230,8 @@ class _Pinned(httpcore2.AsyncNetworkBackend):
         return await self._dial(self._addresses[-1], port)
 
 
-async def _resolve(host: str, port: int) -> Sequence[str]:
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+def _addresses(host: str, port: int) -> Sequence[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 

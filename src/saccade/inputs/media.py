@@ -147,7 +147,8 @@ class MediaLoader:
                 )
 
     async def aclose(self) -> None:
-        """Nothing is kept open between requests; here so that a server can end what it began."""
+        """No connection is kept between requests; what is left are threads that look up names."""
+        self._fetcher.close()
 
     async def _load_all(self, refs: Sequence[MediaRef]) -> list[Any]:
         if not refs:

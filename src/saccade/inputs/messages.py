@@ -21,6 +21,8 @@ _KIND_OF_TYPE: dict[str, MediaKind] = {
     "video_url": "video",
 }
 _TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
+# Newer and older names of roles that templates know: one they do not know, many of them leave out without a word.
+_ROLE_NAMES = {"developer": "system", "function": "tool"}
 # What a template may read of a message besides role and content.
 _KEPT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 
@@ -80,7 +82,10 @@ def _read_message(message: Any, param: str, media: list[MediaRef]) -> dict[str, 
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise _wrong(f"role must be one of {', '.join(sorted(ROLES))}", f"{param}.role")
-    read = {"role": role, "content": _read_content(message.get("content"), f"{param}.content", media)}
+    read = {
+        "role": _ROLE_NAMES.get(role, role),
+        "content": _read_content(message.get("content"), f"{param}.content", media),
+    }
     read |= {key: message[key] for key in _KEPT_FIELDS if isinstance(message.get(key), str)}
     if isinstance(message.get("reasoning"), str):
         read.setdefault("reasoning_content", message["reasoning"])

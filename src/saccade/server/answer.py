@@ -9,7 +9,7 @@ from typing import Any
 from saccade.engine.engine import NO_NUMBERS
 from saccade.engine.matcher import BROKEN, NO_TOKEN
 from saccade.engine.stream import Delta
-from saccade.errors import EngineDeadError
+from saccade.errors import CapacityError, EngineDeadError, RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.server.errors import HttpError, draining, engine_dead, too_late
 from saccade.server.exchange import Exchange
@@ -36,6 +36,7 @@ class Answer:
         self._reasons: dict[int, str] = {}
         self._last = [exchange.arrival] * self.num_choices
         self._first_s: float | None = None
+        self._is_refused = False
         self._engine_times: dict[str, float] = {}
 
     @property
@@ -51,10 +52,14 @@ class Answer:
                 async for piece in source:
                     self._note(*piece)
                     yield piece
+        except (RequestError, CapacityError):  # refused by the engine: it never was one of its requests
+            self._is_refused = True
+            raise
         except EngineDeadError:
             raise draining() if self._service.phase is Phase.DRAINING else engine_dead() from None
         finally:
-            self._end()
+            if not self._is_refused:
+                self._end()
 
     def usage(self) -> dict[str, Any]:
         completion = self.num_output_tokens
@@ -99,6 +104,9 @@ class Answer:
         now = monotonic()
         metrics = self._service.metrics
         if delta.token_ids:
+            if self._first_s is None:
+                metrics.note_tokens(prompt=self.num_prompt_tokens)
+            metrics.note_tokens(output=delta.num_output_tokens - self._outputs[choice])
             if self._outputs[choice]:
                 metrics.note_gap((now - self._last[choice]) / len(delta.token_ids))
             elif self._first_s is None:

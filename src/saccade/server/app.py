@@ -28,6 +28,7 @@ def build_app(service: Service) -> Starlette:
     known = {route.path for route in routes}
 
     def note(path: str, exchange: Exchange) -> None:
+        path = path.removeprefix(settings.root_path)
         service.metrics.note_http(path if path in known else "other", exchange.status or 499)
 
     gate = Middleware(
@@ -80,7 +81,7 @@ def _cors(origins: list[str]) -> list[Middleware]:
             CORSMiddleware,
             allow_origins=origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-api-key", ID_HEADER.decode()],
+            allow_headers=["*"],  # OpenAI's client for browsers sends many of its own
             expose_headers=[ID_HEADER.decode()],
         )
     ]

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from saccade.server.errors import HttpError
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+# The page is a file that comes with the package and holds no secrets: whoever loads it types a key into it.
+OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 ADMIN_PATHS = frozenset({"/abort_request", "/server_info"})
 
 

@@ -16,7 +16,7 @@ from saccade.inputs.processor import Processor
 from saccade.server.chunks import NULL, ChunkWriter
 from saccade.server.exchange import Exchange
 from saccade.server.intake import Job, Recipe, take_in
-from saccade.server.logprobs import CompletionScores
+from saccade.server.logprobs import CompletionScores, prompt_entries
 from saccade.server.protocol import CompletionRequest
 from saccade.server.reply import Reply
 from saccade.server.sampling import completion_params
@@ -108,7 +108,9 @@ class CompletionReply(Reply):
             return []
         logprobs, more = NULL, b""
         if delta.logprobs is not None:
-            scores = self._streamed.setdefault(index, CompletionScores(self.tokenizer, self._num_top))
+            if index not in self._streamed:
+                self._streamed[index] = self._new_scores()
+            scores = self._streamed[index]
             scores.clear()
             scores.add(delta.token_ids, delta.logprobs)
             logprobs = orjson.dumps(scores.to_json())
@@ -134,16 +136,22 @@ class CompletionReply(Reply):
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
+        if self.job.request.prompt_logprobs is not None:
+            scores = self.prompt_scores.get(self._prompt_idx(index), ())
+            found["prompt_logprobs"] = prompt_entries(self.tokenizer, scores)
         if self.job.request.return_token_ids:
             found |= {"token_ids": choice.token_ids, "prompt_token_ids": prompt_ids}
         return found
 
     def _logprobs(self, index: int, choice: Choice, prompt_ids: list[int]) -> dict[str, Any]:
-        scores = CompletionScores(self.tokenizer, self._num_top)
+        scores = self._new_scores()
         if self.job.request.echo:
-            scores.add(prompt_ids, self.prompt_scores.get(self._prompt_idx(index), ()))
+            scores.add_prompt(prompt_ids, self.prompt_scores.get(self._prompt_idx(index), ()), self._echo(index))
         scores.add(choice.token_ids, choice.scores)
         return scores.to_json()
+
+    def _new_scores(self) -> CompletionScores:
+        return CompletionScores(self.tokenizer, self._num_top, skip_special_tokens=self.job.params.skip_special_tokens)
 
     def _echo(self, index: int) -> str:
         given = listed_prompts(self.job.request.prompt)[self._prompt_idx(index)]

@@ -3,6 +3,7 @@
 Texts come from this project alone. What another library said about a request goes to the log, never to a client.
 """
 
+import logging
 import math
 from typing import Any
 
@@ -11,6 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from saccade.errors import CapacityError, ConfigError, EngineDeadError, RequestError, SaccadeError
+
+log = logging.getLogger("saccade.server")
 
 _TYPES = {
     401: "authentication_error",
@@ -101,3 +104,12 @@ def to_http(error: BaseException, request_id: str) -> HttpError:
         case _:
             text = f"something went wrong inside the server; its log has more under request {request_id}"
             return HttpError(500, text, code="internal_error", should_retry=False)
+
+
+def explain(error: Exception, request_id: str) -> HttpError:
+    """What a client may know; the rest goes to the log."""
+    found = to_http(error, request_id)
+    if found.status >= 500 and not isinstance(error, HttpError):
+        is_ours = found.code != "internal_error"
+        log.error("request %s: %s", request_id, found, exc_info=None if is_ours else error)
+    return found

@@ -1,4 +1,4 @@
-"""Server-sent events: `data:` lines, comments while nothing happens, and an end in any case."""
+"""Server-sent events: `data:` lines, comments while nothing happens, an end in any case, also for who does not read."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -8,25 +8,27 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from saccade.server.errors import ClientGoneError, to_http
+from saccade.server.errors import ClientGoneError, explain
 from saccade.server.exchange import Exchange
 
 DONE = b"data: [DONE]\n\n"
+TICK_S = 1.0
 PING = b": ping\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 async def event_stream(
-    exchange: Exchange, chunks: AsyncGenerator[bytes, None], ping_s: float, headers: dict[str, str] | None = None
+    exchange: Exchange, chunks: AsyncGenerator[bytes, None], *, ping_s: float, stall_s: float = 0.0
 ) -> "EventStream":
     """A reply of chunks. What fails before the first of them is raised, so that it gets a status of its own; a first
-    chunk that takes long is not waited for."""
+    chunk that takes long is not waited for. A client that takes nothing for `stall_s` seconds counts as gone; 0: may
+    take as long as it likes, as without pings."""
     first = asyncio.ensure_future(_first(chunks))
     exchange.exits.push_async_callback(_end, first, chunks)
     await asyncio.wait({first}, timeout=ping_s or None)
     if first.done():
         first.result()
-    return EventStream(exchange, first, chunks, ping_s, headers)
+    return EventStream(exchange, first, chunks, ping_s, stall_s)
 
 
 class EventStream(Response):
@@ -36,19 +38,20 @@ class EventStream(Response):
         first: "asyncio.Future[bytes]",
         chunks: AsyncGenerator[bytes, None],
         ping_s: float,
-        headers: dict[str, str] | None,
+        stall_s: float,
     ) -> None:
         self.status_code = 200
         self.background = None
         self.media_type = "text/event-stream"
-        self.init_headers({**_HEADERS, **(headers or {})})
+        self.init_headers(_HEADERS)
         del self.headers["content-length"]
-        self._exchange, self._first, self._chunks, self._ping_s = exchange, first, chunks, ping_s
-        self._last = monotonic()
+        self._exchange, self._first, self._chunks = exchange, first, chunks
+        self._ping_s, self._stall_s = ping_s, stall_s
+        self._last, self._num_sending = monotonic(), 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        pings = asyncio.create_task(self._ping(send)) if self._ping_s else None
+        pings = asyncio.create_task(self._watch(send)) if self._ping_s else None
         try:
             await self._send_all(send)
         finally:
@@ -64,20 +67,28 @@ class EventStream(Response):
         except ClientGoneError:
             raise
         except Exception as error:
-            found = to_http(error, self._exchange.id)
+            found = explain(error, self._exchange.id)
             await self._send_chunk(send, b"data: " + orjson.dumps(found.envelope()) + b"\n\n")
 
     async def _send_chunk(self, send: Send, chunk: bytes) -> None:
         self._last = monotonic()
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        self._num_sending += 1
+        try:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        finally:
+            self._num_sending -= 1
 
-    async def _ping(self, send: Send) -> None:
+    async def _watch(self, send: Send) -> None:
+        """Breaks the silence, unless it is the client that does not take what there is."""
         while True:
-            wait = self._last + self._ping_s - monotonic()
-            if wait <= 0:
+            silence = monotonic() - self._last
+            if self._num_sending and 0 < self._stall_s < silence:
+                self._exchange.leave()
+                return
+            if not self._num_sending and silence >= self._ping_s:
                 await self._send_chunk(send, PING)
-                wait = self._ping_s
-            await asyncio.sleep(wait)
+                silence = 0.0
+            await asyncio.sleep(max(self._ping_s - silence, min(self._ping_s, TICK_S)))
 
 
 async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from time import monotonic
 from types import TracebackType
@@ -85,8 +85,8 @@ class Exchange:
             self.is_complete = True
         await self._send(message)
 
-    async def body(self, *, limit: int, timeout_s: float) -> bytes:
-        """The body, refused as soon as it is known to be too long."""
+    async def body(self, *, limit: int, timeout_s: float, hold: Callable[[int], None] = lambda size: None) -> bytes:
+        """The body, refused as soon as it is known to be too long. `hold` is told of every part that came."""
         _check_length(int(_digits(self.headers.get(b"content-length"))), limit)
         parts: list[bytes] = []
         size, is_more = 0, True
@@ -97,17 +97,22 @@ class Exchange:
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     _check_length(size, limit)
+                    hold(len(parts[-1]))
                     is_more = message.get("more_body", False)
         except TimeoutError:
             raise HttpError(408, "the body took too long to arrive", code="body_timeout") from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _await_leave(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def leave(self) -> None:
+        """Ends whatever is done for a client that is gone, or as good as gone."""
         if not self.is_complete and self._owner is not None:
             self._is_gone = True
             self._owner.cancel()
+
+    async def _await_leave(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.leave()
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:

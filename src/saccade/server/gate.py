@@ -1,15 +1,12 @@
 """What every request passes: an id, the limits of its head, the key, and one place where errors become replies."""
 
-import logging
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade.server.auth import Keys
-from saccade.server.errors import ClientGoneError, HttpError, to_http
+from saccade.server.errors import ClientGoneError, HttpError, explain
 from saccade.server.exchange import Exchange
-
-log = logging.getLogger("saccade.server")
 
 OnEnd = Callable[[str, Exchange], None]
 
@@ -48,10 +45,7 @@ class Gate:
     async def _fail(self, error: Exception, scope: Scope, exchange: Exchange) -> None:
         if isinstance(error, ClientGoneError):
             raise error
-        found = to_http(error, exchange.id)
-        if found.status >= 500 and not isinstance(error, HttpError):
-            is_ours = found.code != "internal_error"
-            log.error("request %s: %s", exchange.id, found, exc_info=None if is_ours else error)
+        found = explain(error, exchange.id)
         if exchange.has_started:  # half a reply cannot be taken back: the connection is closed
             raise error
         await found.response()(scope, exchange.receive, exchange.send)

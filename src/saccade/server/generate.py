@@ -1,6 +1,6 @@
 """POST /generate: SGLang's native route. Streamed text is cumulative, as its clients expect."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from time import monotonic
 from typing import Any
@@ -62,25 +62,31 @@ class GenerateRoute:
         job = await take_in(self._service, exchange, self._recipe)
         reply = GenerateReply(self._service, exchange, job)
         if job.request.stream:
-            return await event_stream(exchange, reply.chunks(), self._service.settings.sse_ping_s)
+            settings = self._service.settings
+            times = {"ping_s": settings.sse_ping_s, "stall_s": settings.body_timeout_s}
+            return await event_stream(exchange, reply.chunks(), **times)
         whole = await reply.whole()
         return Response(await self._service.in_thread(orjson.dumps, whole), media_type="application/json")
 
 
 class _Output:
-    """One output as it grows."""
+    """One output as it grows. Every streamed chunk has all of it, so that nothing is made anew for a chunk."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    def __init__(self, num_top: int) -> None:
+        self._num_top = num_top
         self.text = ""
         self.token_ids: list[int] = []
-        self.scores: list[Logprobs] = []
+        self.chosen: list[list[Any]] = []
+        self.tops: list[list[list[Any]]] = []
         self.last: Delta | None = None
 
     def take(self, delta: Delta) -> None:
+        scores = delta.logprobs or ()
         self.text += delta.text
         self.token_ids += delta.token_ids
-        self.scores += delta.logprobs or ()
+        self.chosen += _chosen(delta.token_ids, scores)
+        if self._num_top:
+            self.tops += [_top(found, self._num_top) for found in scores]
         self.last = delta
 
 
@@ -88,7 +94,7 @@ class GenerateReply:
     def __init__(self, service: Service, exchange: Exchange, job: Job[GenerateRequest]) -> None:
         self._exchange, self._job = exchange, job
         self._answer = Answer(service, exchange, job)
-        self._outputs = [_Output(index) for index in range(job.params.n)]
+        self._outputs = [_Output(job.params.logprobs or 0) for _ in range(job.params.n)]
         self._prompt_scores: list[Logprobs | None] | None = None
 
     async def whole(self) -> Any:
@@ -129,10 +135,9 @@ class GenerateReply:
         return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
 
     def _scores(self, output: _Output) -> dict[str, Any]:
-        num_top = self._job.params.logprobs or 0
-        found: dict[str, Any] = {"output_token_logprobs": _chosen(output.token_ids, output.scores)}
-        if num_top:
-            found["output_top_logprobs"] = [_top(scores, num_top) for scores in output.scores]
+        found: dict[str, Any] = {"output_token_logprobs": output.chosen}
+        if self._job.params.logprobs:
+            found["output_top_logprobs"] = output.tops
         if self._prompt_scores is not None:
             start = max(self._job.request.logprob_start_len or 0, 0)
             ids = self._answer.prompt_ids[0].tolist()
@@ -152,7 +157,7 @@ def _finish(delta: Delta) -> dict[str, Any] | None:
             return {"type": reason}
 
 
-def _chosen(token_ids: list[int], scores: list[Any]) -> list[list[Any]]:
+def _chosen(token_ids: Sequence[int], scores: Sequence[Logprobs | None]) -> list[list[Any]]:
     """[log-probability, token id, text]; SGLang leaves the text out unless asked."""
     return [
         [None if found is None else number(found[token]), token, None]

@@ -1,44 +1,142 @@
-"""uvicorn's HTTP/1.1 with a bounded head, and broken requests answered in the API's own shape."""
+"""uvicorn's HTTP/1.1 with bounds on what is not yet a request, and broken requests answered in the API's own shape."""
 
+import asyncio
+
+import httptools
 import orjson
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from saccade.server.errors import HttpError
 
+_HOP_HEADERS = frozenset({b"upgrade", b"http2-settings", b"connection"})
+_UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
+
 
 class BoundedProtocol(HttpToolsProtocol):
-    """The parser keeps a head until it is complete: without a limit, one that never ends fills the memory."""
+    """The parser keeps what it cannot hand on yet: heads, trailers, chunk sizes. Without a limit, one that never ends
+    fills the memory; without a time for heads, clients that say nothing use up the connections.
+
+    Clients that offer another protocol (Java's offers HTTP/2 with every request) are answered in this one. A reply that
+    was begun is never written into: the connection ends instead.
+    """
 
     max_header_bytes = 64 * 1024
-    _head_bytes = 0
+    head_timeout_s = 60.0
+    _held_bytes = 0  # since the parser last handed something on
     _is_in_head = False
+    _is_upgrade = False
+    _head_timer: asyncio.TimerHandle | None = None
+    _serving: RequestResponseCycle | None = None
 
     @classmethod
-    def limited(cls, max_header_bytes: int) -> type["BoundedProtocol"]:
-        return type("LimitedProtocol", (cls,), {"max_header_bytes": max_header_bytes})
+    def limited(cls, max_header_bytes: int, head_timeout_s: float = 60.0) -> type["BoundedProtocol"]:
+        """`head_timeout_s` 0: heads may take as long as they like."""
+        limits = {"max_header_bytes": max_header_bytes, "head_timeout_s": head_timeout_s}
+        return type("LimitedProtocol", (cls,), limits)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """A request that waits behind another one must not hide that the other one's client is gone."""
+        self._end_wait()
+        super().connection_lost(exc)
+        if self._serving is not None and not self._serving.response_complete:
+            self._serving.disconnected = True
+            self._serving.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        was_in_head = self._is_in_head
-        super().data_received(data)
-        if was_in_head and self._is_in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > self.max_header_bytes and not self.transport.is_closing():
-                text = f"the headers have more than {self.max_header_bytes} bytes, which is the limit"
-                self._refuse(HttpError(431, text, code="headers_too_large"))
+        self._unset_keepalive_if_required()
+        self._held_bytes += len(data)
+        left: bytes | None = data
+        while left is not None and not self.transport.is_closing():
+            left = self._feed(left)
+        if self.transport.is_closing():
+            return
+        if self._held_bytes > self.max_header_bytes:
+            text = f"the headers have more than {self.max_header_bytes} bytes, which is the limit"
+            self._refuse(HttpError(431, text, code="headers_too_large"))
+        elif not self._is_in_head:
+            self._end_wait()
+        elif self._head_timer is None:
+            self._await_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head_bytes, self._is_in_head = 0, True
+        self._held_bytes, self._is_in_head, self._is_upgrade = 0, True, False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_head:  # nobody reads trailers
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._is_in_head = False
-        super().on_headers_complete()
+        self._held_bytes, self._is_in_head = 0, False
+        self._is_upgrade = self.parser.should_upgrade()
+        if not self._is_upgrade:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._held_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._held_bytes = 0
+        if not self._is_upgrade:
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(HttpError(400, "the request is not valid HTTP", code="invalid_http"))
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._serving = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _feed(self, data: bytes) -> bytes | None:
+        """What is still to be read, where the parser has stopped for an upgrade."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            return self._without_upgrade() + data[upgrade.args[0] :]
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        return None
+
+    def _without_upgrade(self) -> bytes:
+        """The head again, with nothing in it that makes the parser take the body for another protocol."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":
+            self.send_400_response("")
+        given = b",".join(value for name, value in self.headers if name == b"connection").split(b",")
+        kept = [token.strip() for token in given if token.strip().lower() not in _UPGRADE_TOKENS]
+        headers = [(name, value) for name, value in self.headers if name not in _HOP_HEADERS]
+        lines = [name + b": " + value for name, value in [*headers, (b"connection", b", ".join(kept))]]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return b"\r\n".join([method + b" " + self.url + b" HTTP/" + version, *lines, b"", b""])
+
+    def _await_head(self) -> None:
+        if self.head_timeout_s:
+            self._head_timer = self.loop.call_later(self.head_timeout_s, self._give_up)
+
+    def _end_wait(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        if self._is_in_head:
+            self._refuse(HttpError(408, "the head took too long to arrive", code="head_timeout"))
+        else:
+            self.transport.close()
+
     def _refuse(self, error: HttpError) -> None:
-        body = orjson.dumps(error.envelope())
-        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[error.status] + head + body)
+        if self.transport.is_closing():
+            return
+        serving = self._serving
+        if serving is None or serving.response_complete or not serving.response_started:
+            body = orjson.dumps(error.envelope())
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[error.status] + head + body)
         self.transport.close()

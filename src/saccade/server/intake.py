@@ -68,8 +68,7 @@ async def take_in(service: Service, exchange: Exchange, recipe: Recipe[R]) -> Jo
     check_content_type(exchange.headers)
     place = exchange.exits.enter_context(service.admission.enter())
     settings = service.settings
-    body = await exchange.body(limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
-    place.hold(len(body))
+    body = await exchange.body(limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s, hold=place.hold)
     received = monotonic()
     job, messages = await service.in_thread(_read, service, exchange, recipe, body)
     del body
@@ -124,20 +123,22 @@ async def _add_media(service: Service, recipe: Recipe[R], job: Job[R], messages:
 
 def _make_prompts(recipe: Recipe[R], job: Job[R], messages: list[Any] | None) -> None:
     begun = monotonic()
-    job.prompts = recipe.prompts(job.request, messages)
+    try:
+        job.prompts = recipe.prompts(job.request, messages)
+    except RecursionError:  # whoever looks into all of a request stops at some depth, if the JSON parser did not
+        raise RequestError("the body is nested too deeply", code="invalid_json") from None
     job.seconds["preprocess"] = monotonic() - begun
 
 
 def needs_loading(messages: Sequence[Any]) -> bool:
     """Whether a source must be fetched or is not an image's data URL, which the processor reads itself, in the thread
     that decodes it. What is no message at all is left for the processor to refuse."""
-    parts = (
-        part
-        for message in messages
+    refs = (
+        find_media(part, f"messages[{i}].content[{j}]")
+        for i, message in enumerate(messages)
         if isinstance(message, dict) and isinstance(message.get("content"), list)
-        for part in message["content"]
+        for j, part in enumerate(message["content"])
     )
-    refs = (find_media(part, "messages") for part in parts)
     return any(ref is not None and ref.source is not None and not _is_inline(ref) for ref in refs)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from saccade.engine.output import Logprob, Logprobs
+from saccade.inputs.detokenizer import Detokenizer
 from saccade.inputs.tokenizer import Tokenizer
 
 FLOOR = -9999.0  # JSON has no infinity
@@ -54,10 +55,15 @@ def prompt_entries(tokenizer: Tokenizer, scores: Iterable[Logprobs | None]) -> l
 
 
 class CompletionScores:
-    """logprobs of a text completion: parallel lists over its tokens, with offsets into its text."""
+    """logprobs of a text completion: parallel lists over its tokens, with offsets into its text.
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int, offset: int = 0) -> None:
-        self._tokenizer, self._num_top, self._offset = tokenizer, num_top, offset
+    A token that holds a part of a character begins where the character does; one that is not in the text, where it
+    would be.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, num_top: int, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer, self._num_top, self._offset = tokenizer, num_top, 0
+        self._text = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
         self.clear()
 
     def clear(self) -> None:
@@ -67,12 +73,20 @@ class CompletionScores:
         self._tops: list[dict[str, float] | None] = []
         self._offsets: list[int] = []
 
+    def add_prompt(self, token_ids: Sequence[int], scores: Sequence[Logprobs | None], text: str) -> None:
+        """The tokens of an echoed text. What the tokenizer put before it, such as <bos>, begins where it does."""
+        self._add(token_ids, scores, self._tokenizer.detokenizer(skip_special_tokens=False))
+        extra, self._offset = self._offset - len(text), len(text)
+        self._offsets = [min(max(offset - extra, 0), len(text)) for offset in self._offsets]
+
     def add(self, token_ids: Sequence[int], scores: Sequence[Logprobs | None]) -> None:
+        self._add(token_ids, scores, self._text)
+
+    def _add(self, token_ids: Sequence[int], scores: Sequence[Logprobs | None], text: Detokenizer) -> None:
         for token, found in zip(token_ids, scores, strict=False):
-            text = token_text(self._tokenizer, token)
-            self._tokens.append(text)
+            self._tokens.append(token_text(self._tokenizer, token))
             self._offsets.append(self._offset)
-            self._offset += len(text)
+            self._offset += len(text.push(token))
             self._values.append(None if found is None else number(found[token]))
             self._tops.append(None if found is None else self._top(token, found))
 

@@ -83,6 +83,7 @@ class Facts:
     num_refused: int
     time_to_ready_s: float | None
     is_ready: bool
+    gpu_ready_bytes: int = 0
 
 
 class Metrics:
@@ -103,8 +104,7 @@ class Metrics:
         self._stages = Histogram(
             "image_preprocess_seconds", "preparation of a request", ("stage",), buckets=_STAGE, registry=None
         )
-        for counter in (self._prompt, self._output):
-            counter.labels(**self._labels)
+        self._num_prompt, self._num_output = self._prompt.labels(**self._labels), self._output.labels(**self._labels)
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(**self._labels, finished_reason=reason)
 
@@ -120,12 +120,15 @@ class Metrics:
     def note_gap(self, seconds: float) -> None:
         self._observers["inter_token_latency_seconds"].observe(seconds)
 
+    def note_tokens(self, *, prompt: int = 0, output: int = 0) -> None:
+        """As they come: a rate over requests that take long would otherwise jump when one ends."""
+        self._num_prompt.inc(prompt)
+        self._num_output.inc(output)
+
     def note_end(self, record: Record) -> None:
         for reason in record.finish_reasons:
             self._success.labels(**self._labels, finished_reason=reason).inc()
         num_output = sum(record.num_output_tokens)
-        self._prompt.labels(**self._labels).inc(record.num_prompt_tokens)
-        self._output.labels(**self._labels).inc(num_output)
         observed: dict[str, float] = {
             "e2e_request_latency_seconds": record.total_s,
             "request_prompt_tokens": record.num_prompt_tokens,
@@ -179,6 +182,7 @@ class Metrics:
                 _plain_gauge("encoder_cache_usage", "encoder cache in use", facts.stats.scheduler.encoder_usage)
             )
             families += _graph_families(facts.stats.phases.values())
+            families += _memory_families(facts.stats.gpu_bytes, facts.gpu_ready_bytes)
         for family in families:
             yield _renamed(family, OWN, family.name)
 
@@ -215,6 +219,13 @@ def _front_families(facts: Facts) -> Iterator[Metric]:
     yield CounterMetricFamily("requests_refused", "requests refused because the server was full", facts.num_refused)
     if facts.time_to_ready_s is not None:
         yield _plain_gauge("time_to_ready_seconds", "from the start to the first request", facts.time_to_ready_s)
+
+
+def _memory_families(used: int, at_ready: int) -> Iterator[Metric]:
+    """Of the whole device. Without one there is nothing to tell."""
+    if used:
+        yield _plain_gauge("gpu_memory_used_bytes", "device memory in use, by all processes", used)
+        yield _plain_gauge("gpu_memory_ready_bytes", "device memory in use when requests were first taken", at_ready)
 
 
 def _graph_families(phases: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:

@@ -77,8 +77,10 @@ class OpsRoutes:
             num_refused=service.admission.num_refused,
             time_to_ready_s=service.time_to_ready_s,
             is_ready=service.phase is Phase.READY,
+            gpu_ready_bytes=0 if engine is None else engine.gpu_ready_bytes,
         )
-        return Response(await service.in_thread(service.metrics.scrape, facts), media_type=CONTENT_TYPE)
+        # Not among the threads that prepare requests: a scrape must not wait for those.
+        return Response(await asyncio.to_thread(service.metrics.scrape, facts), media_type=CONTENT_TYPE)
 
     async def server_info(self, request: Request) -> Response:
         service = self._service

@@ -232,7 +232,7 @@ class GenerateRequest(Wire):
         "input_embeds": (None,),
         "video_data": (None, []),
         "audio_data": (None, []),
-        "lora_path": (None,),
+        "lora_path": (None, ""),
         "return_hidden_states": (None, False),
         "token_ids_logprob": (None,),
     }

@@ -18,7 +18,9 @@ _FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def check_content_type(headers: Mapping[bytes, bytes]) -> None:
-    """JSON, or nothing said: some clients send no type."""
+    """JSON, or nothing said: some clients send no type. Nothing is unpacked: a small body would become a large one."""
+    if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
+        raise HttpError(415, "the body must not be compressed (Content-Encoding)", code="unsupported_media_type")
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if kind and kind != b"application/json" and not kind.endswith(b"+json"):
         raise HttpError(415, "the body must be JSON (Content-Type: application/json)", code="unsupported_media_type")

@@ -46,6 +46,7 @@ def serve(
             _log_to(console)
             front = _Front(settings, plan, console)
             config = front.config(listener)
+            _load(config)
             with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
                 return runner.run(front.run(uvicorn_config=config, listener=listener))
     except SaccadeError as error:
@@ -65,7 +66,7 @@ class _Front:
         settings = self._settings
         return uvicorn.Config(
             build_app(self._service),
-            http=BoundedProtocol.limited(settings.max_header_bytes),
+            http=BoundedProtocol.limited(settings.max_header_bytes, settings.body_timeout_s),
             loop="auto",
             ws="none",
             lifespan="off",
@@ -147,12 +148,21 @@ def _bound(settings: ServerSettings) -> Iterator[socket.socket]:
                 Path(settings.uds).unlink(missing_ok=True)
 
 
+def _load(config: uvicorn.Config) -> None:
+    try:
+        config.load()
+    except OSError as error:  # of ssl, too
+        what = f"{config.ssl_certfile}, {config.ssl_keyfile}"
+        raise ConfigError(f"cannot use the TLS files {what}: {error.strerror or 'broken'} (--ssl-certfile)") from None
+
+
 def _bind(settings: ServerSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
+        listener.listen(BACKLOG)  # two that have only bound share a port, and learn of it later
     except OSError as error:
         listener.close()
         where = f"{settings.host}:{settings.port}"
@@ -161,8 +171,7 @@ def _bind(settings: ServerSettings) -> socket.socket:
 
 
 def _bind_unix(path: Path) -> socket.socket:
-    if path.is_socket():
-        path.unlink()
+    _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(path))
@@ -171,6 +180,21 @@ def _bind_unix(path: Path) -> socket.socket:
         listener.close()
         raise ConfigError(f"cannot listen on {path}: {error.strerror or error} (--uds)") from None
     return listener
+
+
+def _remove_stale(path: Path) -> None:
+    """A socket that nobody listens on was left behind. One that answers is somebody's, and stays."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        except OSError:  # not to be judged from here: binding will fail and say why
+            return
+        else:
+            raise ConfigError(f"another server listens on {path} (--uds)")
 
 
 def _address(settings: ServerSettings, listener: socket.socket) -> str:

@@ -35,7 +35,9 @@ class ServerSettings:
     max_prompts: int = setting(128, "most prompts of one completion request")
     max_logprobs: int = setting(MAX_LOGPROBS, "most alternatives a token")
     request_timeout_s: float = setting(0.0, "seconds a request may take, also the most that it may ask for")
-    body_timeout_s: float = setting(60.0, "seconds a client may take to send a body")
+    body_timeout_s: float = setting(
+        60.0, "seconds a client may take to send a head or a body, or read nothing of a stream"
+    )
     keep_alive_s: float = setting(75.0, "seconds an idle connection is kept")
     sse_ping_s: float = setting(15.0, "seconds of silence after which a stream gets a comment")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to end after SIGTERM")

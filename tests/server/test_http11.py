@@ -1,0 +1,198 @@
+"""The bytes on the wire: what is not yet a request is bounded, and what is odd is still answered."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+import uvicorn
+
+from saccade.server.app import build_app
+from saccade.server.http11 import BoundedProtocol
+from saccade.server.service import Service
+from tests.server.fake import Caller, FakeEngine
+
+Scripted = Callable[..., tuple[Caller, FakeEngine, Service]]
+H2C = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+CLOSE = "Connection: close\r\n"
+HANG_S = 20.0
+
+
+async def words(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+    yield {"text": "a", "token_ids": (5,)}
+    await asyncio.sleep(1000)
+
+
+async def flood(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+    while True:
+        yield {"text": "a" * 2**16, "token_ids": (5,)}
+        await asyncio.sleep(0)
+
+
+def post(headers: str = "", **fields: Any) -> bytes:
+    body = orjson.dumps({"messages": [{"role": "user", "content": "hi"}], **fields})
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+    return head.encode() + body
+
+
+@asynccontextmanager
+async def listening(service: Service, head_timeout_s: float = 60.0) -> AsyncIterator[int]:
+    """A port on which uvicorn serves an app."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        http = BoundedProtocol.limited(4096, head_timeout_s)
+        config = uvicorn.Config(build_app(service), http=http, ws="none", lifespan="off", log_config=None, loop="none")
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.force_exit = server.should_exit = True
+            await asyncio.wait_for(task, HANG_S)
+
+
+async def answered(port: int, *parts: bytes) -> bytes:
+    """All that the server says until it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+        await asyncio.sleep(0.002)
+    try:
+        return await asyncio.wait_for(reader.read(), HANG_S)
+    finally:
+        writer.close()
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(HANG_S):
+        while not is_true():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("size", [17, 97, 10**6])
+def test_a_client_that_offers_another_protocol_is_answered_in_this_one(scripted: Scripted, size: int) -> None:
+    """Java's client offers HTTP/2 with every request; its connection is used again."""
+    _, engine, service = scripted()
+    sent = post(H2C) * 2 + post("Connection: Upgrade, close\r\nUpgrade: h2c\r\n")
+
+    async def run() -> bytes:
+        async with listening(service) as port:
+            return await answered(port, *(sent[i : i + size] for i in range(0, len(sent), size)))
+
+    found = asyncio.run(run())
+    assert found.count(b"HTTP/1.1 200 OK") == 3 and found.count(b"two words") == 3 and len(engine.seen) == 3
+
+
+def test_tunnels_are_not_built(scripted: Scripted) -> None:
+    _, _, service = scripted()
+
+    async def run() -> bytes:
+        async with listening(service) as port:
+            return await answered(port, b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n")
+
+    assert asyncio.run(run()).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        ([], b""),
+        ([b"GET /health HT"], b"408"),
+        ([b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /health HTTP/1.1\r\nHo"], b"408"),
+    ],
+)
+def test_heads_are_not_waited_for_without_end(scripted: Scripted, sent: list[bytes], status: bytes) -> None:
+    _, _, service = scripted()
+
+    async def run() -> bytes:
+        async with listening(service, head_timeout_s=0.2) as port:
+            return await answered(port, *sent)
+
+    found = asyncio.run(run())
+    assert found.count(b"HTTP/1.1 200") == max(len(sent) - 1, 0)
+    assert found.rpartition(b"HTTP/1.1 ")[2].startswith(status) if sent else found == b""
+
+
+def test_a_slow_reply_is_not_a_slow_head(scripted: Scripted) -> None:
+    async def slow(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        await asyncio.sleep(0.5)
+        yield {"text": "late", "token_ids": (5,), "finish_reason": "stop"}
+
+    _, _, service = scripted(slow)
+
+    async def run() -> bytes:
+        async with listening(service, head_timeout_s=0.1) as port:
+            return await answered(port, post(CLOSE))
+
+    assert b"late" in asyncio.run(run())
+
+
+def test_trailers_are_dropped_and_bounded(scripted: Scripted) -> None:
+    _, _, service = scripted()
+    head, _, body = post(CLOSE).partition(b"\r\n\r\n")
+    head = b"\r\n".join(line for line in head.split(b"\r\n") if b"Length" not in line)
+    chunked = head + b"\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n" % len(body) + body + b"\r\n0\r\nX-Trailer: "
+
+    async def run() -> None:
+        async with listening(service) as port:
+            assert (await answered(port, chunked + b"a\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(chunked)
+            with pytest.raises(ConnectionError):
+                async with asyncio.timeout(HANG_S):
+                    while True:
+                        writer.write(b"a" * 4096)
+                        await writer.drain()
+                        await asyncio.sleep(0.001)
+            writer.close()
+
+    asyncio.run(run())
+    assert service.is_idle
+
+
+def test_nothing_is_written_into_a_reply(scripted: Scripted) -> None:
+    _, engine, service = scripted(words)
+
+    async def run() -> bytes:
+        async with listening(service) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(post(stream=True))
+            head = await asyncio.wait_for(reader.readuntil(b'"a"'), HANG_S)
+            writer.write(b"NO HTTP\r\n\r\n")
+            rest = await asyncio.wait_for(reader.read(), HANG_S)
+            writer.close()
+            await until(lambda: not engine.running and service.is_idle)
+            return head + rest
+
+    assert asyncio.run(run()).count(b"HTTP/1.1") == 1
+
+
+def test_a_client_that_leaves_is_noticed_though_it_sent_another_request(scripted: Scripted) -> None:
+    _, engine, service = scripted(words)
+
+    async def run() -> None:
+        async with listening(service) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(post() + post())
+            await until(lambda: bool(engine.running))
+            writer.close()
+            await until(lambda: not engine.running and service.is_idle)
+
+    asyncio.run(run())
+    assert len(engine.seen) == 1
+
+
+def test_a_client_that_does_not_read_its_stream_is_given_up(scripted: Scripted) -> None:
+    _, engine, service = scripted(flood, sse_ping_s=0.05, body_timeout_s=0.3)
+
+    async def run() -> None:
+        async with listening(service) as port:
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(post(stream=True))
+                await until(lambda: bool(engine.running))
+                await until(lambda: not engine.running and service.is_idle)
+
+    asyncio.run(run())
