@@ -94,9 +94,16 @@ class OutputStream:
             text = self._held[: at + len(stop) * self._params.include_stop_str_in_output]
             self._held = ""
             return text, stop
-        keep = 0 if is_last else min(self._hold_back, len(self._held))
+        keep = 0 if is_last else self._num_undecided()
         text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return text, None
+
+    def _num_undecided(self) -> int:
+        """Characters at the end that may be the beginning of a stop string."""
+        for count in range(min(self._hold_back, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-count:]) for stop in self._params.stop):
+                return count
+        return 0
 
 
 def to_logprobs(token_ids: Sequence[int], scores: Scores) -> list[Logprobs]:

@@ -1,0 +1,63 @@
+"""Text of an output as it streams: stop strings are found wherever pieces are cut, and nothing else waits for them."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade.engine.engine import Update
+from saccade.engine.output import OutputStream
+from saccade.engine.params import SamplingParams
+
+LETTERS = "ab"
+
+
+class Letters:
+    """A detokenizer whose tokens are letters."""
+
+    def push(self, token: int) -> str:
+        return LETTERS[token]
+
+    def flush(self) -> str:
+        return ""
+
+
+def stream(stops: list[str]) -> OutputStream:
+    params = SamplingParams(temperature=0, stop=stops, max_tokens=1000)
+    letters: Any = Letters()
+    return OutputStream(0, letters, params)
+
+
+def update(token: int) -> Update:
+    return Update("r", (token,), None, None)
+
+
+@given(st.lists(st.integers(0, 1), max_size=24), st.lists(st.text(LETTERS, min_size=1, max_size=5), max_size=3))
+def test_a_stream_ends_where_a_stop_string_begins_and_holds_back_no_more_than_it_must(
+    tokens: list[int], stops: list[str]
+) -> None:
+    output, shown, whole = stream(stops), "", ""
+    for token in tokens:
+        whole += LETTERS[token]
+        text, met = output.take(update(token))
+        shown += text
+        found = [(whole.find(stop), stop) for stop in stops if stop in whole]
+        if found:
+            assert (met, shown) == (min(found)[1], whole[: min(found)[0]])
+            return
+        held = whole.removeprefix(shown)
+        assert met is None and whole.startswith(shown)
+        assert not held or any(stop.startswith(held) for stop in stops), "this can begin no stop string"
+    assert not any(stop in whole for stop in stops)
+
+
+def test_text_that_begins_no_stop_string_is_shown_at_once() -> None:
+    output = stream(["baaaaaaaab"])
+    assert [output.take(update(token))[0] for token in (0, 0, 1, 1, 0)] == ["a", "a", "", "b", ""]
+
+
+@pytest.mark.parametrize("stops", [[], ["b"]])
+def test_without_a_longer_stop_string_nothing_waits(stops: list[str]) -> None:
+    output = stream(stops)
+    assert [output.take(update(0))[0] for _ in range(3)] == ["a", "a", "a"]
