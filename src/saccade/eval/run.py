@@ -1,0 +1,148 @@
+"""Runs tasks through the engine."""
+
+import json
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from saccade.engine.llm import LLM
+from saccade.engine.params import SamplingParams
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.errors import ConfigError
+from saccade.eval.choices import read_choices, score_choices
+from saccade.eval.drawn import MAKERS
+from saccade.eval.examples import Example, normalise
+from saccade.eval.files import folder, mnist, sklearn_digits
+from saccade.eval.results import Answered, EvalReport, TaskResult
+from saccade.eval.settings import EvalSettings
+
+DRAWN = 200
+BATCH = 32
+WAYS = {
+    "graphs full": "vision=full,prefill=full,decode=full",
+    "graphs piecewise": "vision=piecewise,prefill=piecewise,decode=piecewise",
+    "graphs off": "vision=off,prefill=off,decode=off",
+}
+FILES: dict[str, Callable[[EvalSettings], list[Example]]] = {
+    "mnist": mnist,
+    "sklearn-digits": sklearn_digits,
+    "folder": folder,
+}
+Step = Callable[[int], None]
+
+
+def run_eval(
+    model: str | Path,
+    settings: EvalSettings,
+    *,
+    engine: EngineSettings | None = None,
+    limits: SchedulerSettings | None = None,
+    console: Console | None = None,
+) -> EvalReport:
+    """Every chosen task, with graphs as `engine` says, or with `graphs_compare` in each way.
+
+    A task that `all` brought and whose data is missing is skipped with the reason; one that was named is an error.
+    `console` shows a bar; None shows nothing.
+    """
+    engine, limits = engine or EngineSettings(), limits or SchedulerSettings()
+    tasks = {name: _load(name, settings) for name in settings.tasks()}
+    ways: Mapping[str, dict[str, Any]] = {"default": {}}
+    if settings.graphs_compare:
+        ways = {way: {"graphs": graphs, "enforce_eager": False} for way, graphs in WAYS.items()}
+    results = {}
+    for way, changed in ways.items():
+        with LLM(model, **(asdict(engine) | asdict(limits) | changed)) as llm:
+            results[way] = [_run_task(llm, name, task, settings, way, console) for name, task in tasks.items()]
+    report = EvalReport(str(model), results, {"seed": settings.seed, "device": engine.device, "dtype": engine.dtype})
+    if settings.json:
+        Path(settings.json).write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+    return report
+
+
+def make_examples(name: str, settings: EvalSettings) -> list[Example]:
+    """The questions of a task. Drawn ones do not depend on how many are asked for, or on other tasks."""
+    if name in MAKERS:
+        seeds = [settings.seed, zlib.crc32(name.encode())]
+        return [MAKERS[name](np.random.default_rng([*seeds, index])) for index in range(settings.limit or DRAWN)]
+    found = FILES[name](settings)
+    if not settings.limit or settings.limit >= len(found):
+        return found
+    order = np.random.default_rng(settings.seed).permutation(len(found))[: settings.limit]
+    return [found[int(index)] for index in order]
+
+
+def _load(name: str, settings: EvalSettings) -> list[Example] | TaskResult | None:
+    """None for multiple choice, whose questions are scored, not answered."""
+    if name == "choices":
+        if not settings.data:
+            raise ConfigError("the task choices needs a task.json of BIG-bench (--data FILE)")
+        return None
+    try:
+        return make_examples(name, settings)
+    except ConfigError as error:
+        if settings.task != "all":
+            raise
+        return TaskResult(name, skipped=str(error))
+
+
+def _run_task(
+    llm: LLM,
+    name: str,
+    task: list[Example] | TaskResult | None,
+    settings: EvalSettings,
+    way: str,
+    console: Console | None,
+) -> TaskResult:
+    if isinstance(task, TaskResult):
+        return task
+    started = time.perf_counter()
+    with _bar(console) as bar:
+        total = len(task) if task is not None else 1
+        shown = bar.add_task(name if way == "default" else f"{name}, {way}", total=total)
+        if task is None:
+            answers = _choose(llm, settings)
+            bar.update(shown, completed=1)
+        else:
+            answers = _answer(llm, task, settings.max_tokens, lambda count: bar.update(shown, advance=count))
+    return TaskResult(name, tuple(answers), time.perf_counter() - started)
+
+
+def _answer(llm: LLM, examples: list[Example], max_tokens: int, step: Step) -> list[Answered]:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    answers = []
+    for start in range(0, len(examples), BATCH):
+        part = examples[start : start + BATCH]
+        outputs = llm.chat([example.messages() for example in part], params, progress=False)
+        for example, output in zip(part, outputs, strict=True):
+            said = normalise(output.outputs[0].text)
+            expected = normalise(example.answer)
+            answers.append(Answered(example.question, expected, said, said == expected))
+        step(len(part))
+    return answers
+
+
+def _choose(llm: LLM, settings: EvalSettings) -> list[Answered]:
+    found = read_choices(Path(settings.data))
+    found = found[: settings.limit] if settings.limit else found
+    answers = []
+    for choice, scores in zip(found, score_choices(llm, found, settings.prompt, progress=False), strict=True):
+        best = scores.index(max(scores))
+        right = choice.choices[min(choice.right)]
+        answers.append(Answered(choice.question, right, choice.choices[best], best in choice.right))
+    return answers
+
+
+def _bar(console: Console | None) -> Progress:
+    return Progress(
+        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+        *(TimeElapsedColumn(), TimeRemainingColumn()),
+        console=console or Console(quiet=True),
+        disable=console is None,
+    )

@@ -1,0 +1,77 @@
+"""Statistics and reports, against values worked out by hand."""
+
+import json
+import math
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from saccade.eval import EvalReport, TaskResult, print_eval
+from saccade.eval.results import Answered, wilson
+
+
+def result(name: str, *pairs: tuple[str, str]) -> TaskResult:
+    answers = tuple(
+        Answered(f"{name} {i}?", expected, said, expected == said) for i, (expected, said) in enumerate(pairs)
+    )
+    return TaskResult(name, answers, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("right", "total", "low", "high"),
+    [
+        (0, 10, 0.0, 0.2775328),
+        (10, 10, 0.7224672, 1.0),
+        (8, 10, 0.4901625, 0.9433178),
+        (97, 100, 0.9154806, 0.9897455),
+        (1, 2, 0.0945312, 0.9054688),
+    ],
+)
+def test_the_interval_is_wilsons(right: int, total: int, low: float, high: float) -> None:
+    assert wilson(right, total) == pytest.approx((low, high), abs=1e-6)
+
+
+def test_the_interval_solves_the_equation_of_its_definition() -> None:
+    """Its ends are the shares p with |right/total - p| = z sqrt(p (1 - p) / total)."""
+    for right, total in ((3, 17), (250, 300), (40, 41)):
+        for end in wilson(right, total, z=1.7):
+            assert abs(right / total - end) == pytest.approx(1.7 * math.sqrt(end * (1 - end) / total), rel=1e-9)
+
+
+def test_no_question_says_nothing() -> None:
+    empty = TaskResult("none")
+    assert empty.interval == (0.0, 1.0) and math.isnan(empty.accuracy)
+
+
+def test_confusions_count_every_pair() -> None:
+    found = result("colors", ("red", "red"), ("red", "blue"), ("red", "blue"), ("blue", "blue"))
+    assert (found.right, found.total, found.accuracy) == (2, 4, 0.5)
+    assert found.confusions() == {("red", "red"): 1, ("red", "blue"): 2, ("blue", "blue"): 1}
+
+
+def test_differences_name_the_question_and_what_each_way_said() -> None:
+    same, other = result("a", ("x", "x"), ("y", "y")), result("a", ("x", "x"), ("y", "z"))
+    assert EvalReport("m", {"full": [same], "off": [same]}).differences() == []
+    (found,) = EvalReport("m", {"full": [same], "off": [other]}).differences()
+    assert (found.task, found.index, found.said) == ("a", 1, {"full": "y", "off": "z"})
+
+
+def test_the_report_is_json_and_holds_every_answer() -> None:
+    report = EvalReport("m", {"default": [result("a", ("x", "x"), ("y", "z")), TaskResult("b", skipped="no data")]})
+    read = json.loads(json.dumps(report.to_json()))
+    first, second = read["ways"]["default"]
+    assert (first["right"], first["total"], first["accuracy"]) == (1, 2, 0.5)
+    assert first["interval_95"] == pytest.approx([0.0945312, 0.9054688], abs=1e-6)
+    assert first["answers"][1] == {"question": "a 1?", "expected": "y", "said": "z", "is_right": False}
+    assert second == {"task": "b", "skipped": "no data"}
+
+
+def test_the_tables_show_shares_confusions_and_differences() -> None:
+    console = Console(width=160, record=True, file=StringIO())
+    full = result("colors", ("red", "red"), ("red", "[b]blue"), ("blue", "blue"))
+    off = result("colors", ("red", "red"), ("red", "red"), ("blue", "blue"))
+    print_eval(EvalReport("m", {"graphs full": [full], "graphs off": [off]}), console)
+    text = console.export_text()
+    assert "66.7%" in text and "100.0%" in text
+    assert "(other)" in text and "1 of 3 answers differ" in text and "[b]blue" in text

@@ -1,0 +1,110 @@
+"""The module that is trained is transformers' Qwen3-VL, and Saccade's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from tests.training.conftest import SMALL, Class
+from training.checkpoint import write_checkpoint
+from training.model import Batch, Model
+from training.train import Passes, Pupil, schedule
+from training.vocabulary import token_id
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    made = Model(SMALL)
+    made.initialise(torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)) * 0.02)
+    return made
+
+
+@pytest.fixture(scope="module")
+def oracle(model: Model, school: Class, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder: Path = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, {name: part.detach() for name, part in model.named_parameters()}, SMALL, school.tokenizer)
+    hf.utils.logging.disable_progress_bar()
+    return hf.Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def as_inputs(batch: Batch, i: int, school: Class) -> dict[str, torch.Tensor]:
+    """One sample the way transformers wants it."""
+    ids, kinds = batch.ids[i].clone(), torch.zeros_like(batch.ids[i])
+    inputs: dict[str, torch.Tensor] = {}
+    if batch.patches is not None and batch.layout is not None:
+        patches = batch.patches[i].flatten(0, 1)
+        is_video = patches.shape[-1] == 2 * 768
+        ids[batch.places[i]] = token_id(school.tokenizer, "<|video_pad|>" if is_video else "<|image_pad|>")
+        kinds[batch.places[i]] = 2 if is_video else 1
+        if not is_video:
+            patches = patches.view(-1, 3, 1, 256).expand(-1, -1, 2, -1).flatten(1)
+        grid = torch.tensor([[1, batch.layout.rows * 2, batch.layout.columns * 2]] * batch.patches.shape[1])
+        suffix = "_videos" if is_video else ""
+        inputs = {f"pixel_values{suffix}": patches, ("video" if is_video else "image") + "_grid_thw": grid}
+    return {"input_ids": ids[None], "mm_token_type_ids": kinds[None], **inputs}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [("pictures", (3, 5)), ("pictures", (4, 4)), ("pairs", (4, 4)), ("videos", (4, 5)), ("texts", (1, 1))],
+)
+def test_logits_are_those_of_transformers(
+    model: Model, oracle: Any, school: Class, name: str, grid: tuple[int, int]
+) -> None:
+    torch.manual_seed(3)
+    batch = getattr(school.recipe, name)(grid, 6)
+    ours = model(batch)
+    for i in range(6):
+        theirs = oracle(**as_inputs(batch, i, school)).logits[0][batch.rows[i]]
+        known = batch.targets[i] >= 0
+        torch.testing.assert_close(ours[i][known], theirs[known], atol=1e-4, rtol=1e-4)
+
+
+def test_a_few_steps_lower_the_loss(school: Class) -> None:
+    torch.manual_seed(4)
+    model = Model(SMALL)
+    model.initialise(torch.Generator().manual_seed(5))
+    pupil, passes = Pupil(model, 3e-3, torch.device("cpu")), Passes(model, graphs=False, log=print)
+    batch = school.recipe.texts((1, 1), 32)
+    losses = []
+    for _ in range(12):
+        passes.run(("texts", (1, 1)), lambda: batch, 1.0, 0)
+        losses.append(float(passes.losses[0]))
+        pupil.update(0.02, 300)
+    assert losses[-1] < 0.7 * losses[0], losses
+
+
+def test_a_saved_state_goes_on_where_it_stopped(school: Class, tmp_path: Path) -> None:
+    torch.manual_seed(6)
+    batch = school.recipe.texts((1, 1), 8)
+
+    def new() -> tuple[Pupil, Passes]:
+        model = Model(SMALL)
+        model.initialise(torch.Generator().manual_seed(7))
+        return Pupil(model, 1e-3, torch.device("cpu")), Passes(model, graphs=False, log=print)
+
+    pupil, passes = new()
+    for step in range(4):
+        if step == 2:
+            pupil.save(tmp_path / "state.safetensors", step, 12.5)
+        passes.run(("texts", (1, 1)), lambda: batch, 1.0, 0)
+        pupil.update(0.5, step)
+    other, others_passes = new()
+    assert other.load(tmp_path / "state.safetensors") == (2, 12.5)
+    for step in range(2, 4):
+        others_passes.run(("texts", (1, 1)), lambda: batch, 1.0, 0)
+        other.update(0.5, step)
+    for name, ours, theirs in zip(pupil.names, pupil.masters, other.masters, strict=True):
+        torch.testing.assert_close(ours, theirs, msg=name)
+
+
+def test_the_rate_rises_and_falls() -> None:
+    late = [schedule(i / 100, 1000) for i in range(101)]
+    assert late[0] == 1 and late[-1] == pytest.approx(0.01) and late == sorted(late, reverse=True)
+    assert schedule(0.0, 2) == pytest.approx(0.01)

@@ -1,0 +1,154 @@
+"""Pictures show what their facts say, and conversations are what the tokenizer would make of their text."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.training.conftest import Class
+from training.backdrops import CONTRAST, photograph
+from training.batches import GRIDS
+from training.checkpoint import MAX_UNITS, MIN_UNITS
+from training.dialogue import KINDS
+from training.language import COLORS, LETTERS, QUESTIONS, SHAPES, wordings
+from training.questions import ask_digit_pair, ask_shapes
+from training.scenes import GAP, Script, Shapes
+from training.vocabulary import SPECIALS
+
+KINDS_OF_BATCH = [("pictures", (4, 5)), ("pairs", (3, 4)), ("videos", (4, 4)), ("texts", (1, 1))]
+
+
+def test_the_vocabulary_has_qwens_special_tokens_and_reads_anything(school: Class) -> None:
+    tokenizer = school.tokenizer
+    assert tokenizer.get_vocab_size() == 1024
+    for text in SPECIALS:
+        assert tokenizer.encode(text, add_special_tokens=False).ids == [tokenizer.token_to_id(text)]
+    for text in ("What color is it?", "Zażółć 图片 🙂\n\n\t x", LETTERS + LETTERS.lower(), "3 + 14 = 17"):
+        assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+    assert len(tokenizer.encode("QUICK").ids) == 5, "words in capitals are spelled"
+    for name in SHAPES + COLORS:
+        assert len(tokenizer.encode(name).ids) <= 2
+
+
+@pytest.mark.parametrize(("name", "grid"), KINDS_OF_BATCH)
+def test_joined_fragments_are_the_ids_of_their_text(school: Class, name: str, grid: tuple[int, int]) -> None:
+    torch.manual_seed(1)
+    batch = getattr(school.recipe, name)(grid, 24)
+    for i in range(24):
+        last = int(batch.rows[i].max()) + 1
+        keep = torch.ones(batch.ids.shape[1], dtype=torch.bool)
+        if batch.patches is not None:
+            keep[batch.places[i].view(batch.patches.shape[1], -1)[:, 1:].flatten()] = False
+        ids = batch.ids[i][: last + 1][keep[: last + 1]].tolist()
+        text = school.tokenizer.decode(ids, skip_special_tokens=False)
+        assert school.tokenizer.encode(text, add_special_tokens=False).ids == ids, text
+
+
+def conversations(school: Class, name: str, grid: tuple[int, int], count: int) -> list[str]:
+    batch = getattr(school.recipe, name)(grid, count)
+    return [school.tokenizer.decode(row, skip_special_tokens=False) for row in batch.ids.tolist()]
+
+
+def test_targets_are_the_tokens_behind_their_rows_and_end_every_answer(school: Class) -> None:
+    torch.manual_seed(2)
+    batch = school.recipe.pictures((4, 4), 24)
+    end = school.tokenizer.token_to_id("<|im_end|>")
+    for i in range(24):
+        known = batch.targets[i] >= 0
+        assert torch.equal(batch.ids[i][batch.rows[i][known] + 1], batch.targets[i][known])
+        assert batch.targets[i].tolist().count(end) == 2, "two questions, two answers"
+
+
+def test_sums_are_right(school: Class) -> None:
+    torch.manual_seed(3)
+    found = 0
+    for text in conversations(school, "texts", (1, 1), 400):
+        for a, sign, b, result in re.findall(r"(\d+) ([+-]) (\d+)\D*?assistant\n(\d+)<", text):
+            assert int(result) == (int(a) + int(b) if sign == "+" else int(a) - int(b)), text
+            found += 1
+    assert found > 40
+
+
+def shares(found: Shapes, canvas: Tensor, index: int, k: int) -> float:
+    """How much of a small square in the middle of a shape has its colour."""
+    x, y = int(found.x[index, k]), int(found.y[index, k])
+    patch = canvas[index, :, y - 1 : y + 2, x - 1 : x + 2]
+    return float((patch - found.rgb[index, k, :, None, None]).abs().amax(0).lt(0.25).float().mean())
+
+
+def test_shapes_lie_where_the_facts_say_and_do_not_touch(school: Class) -> None:
+    torch.manual_seed(4)
+    canvas, facts = school.studio.shapes(60, 160, 192)
+    solid = [SHAPES.index(name) for name in ("circle",)]
+    seen = 0
+    for i in range(60):
+        num = int(facts.present[i].sum())
+        assert 1 <= num <= 7
+        x, y, r = (values[i, :num] for values in (facts.x, facts.y, facts.radius))
+        assert bool(((x > r) & (x < 192 - r) & (y > r) & (y < 160 - r)).all())
+        apart = torch.hypot(x[:, None] - x, y[:, None] - y) + torch.eye(num) * 1e6
+        assert bool((apart * 1.001 >= GAP * 0.95 * (r[:, None] + r)).all()) or float(r.min()) < 6
+        for k in range(num):
+            if int(facts.shape[i, k]) in solid:
+                assert shares(facts, canvas, i, k) > 0.8
+                seen += 1
+    assert seen > 5
+
+
+def test_colors_stand_out(school: Class) -> None:
+    torch.manual_seed(5)
+    behind = torch.rand(200, 3)
+    names, shades = school.studio.palette.pick(behind, 3)
+    apart = (shades - behind[:, None]).norm(dim=-1)
+    assert float((apart >= CONTRAST).float().mean()) > 0.98
+    assert names.min() >= 0 and names.max() < len(COLORS)
+
+
+def test_words_fill_no_more_than_the_picture(school: Class) -> None:
+    torch.manual_seed(6)
+    canvas, script, is_number = school.studio.script(40, 96, 256)
+    assert canvas.shape == (40, 3, 96, 256)
+    assert bool(((script.characters < 26).sum(1)[~is_number] == script.length[~is_number]).all())
+    assert bool(((script.characters < 10).sum(1)[is_number] >= script.length[is_number]).all())
+    contrast = canvas.flatten(2).amax(-1) - canvas.flatten(2).amin(-1)
+    assert bool((contrast.amax(1) > 0.15).all()), "something is written on each"
+
+
+def test_photographs_are_bytes_between_minus_one_and_one(school: Class) -> None:
+    torch.manual_seed(7)
+    photos = photograph(torch.rand(16, 3, 64, 96), 0.5)
+    levels = (photos + 1) * 127.5
+    assert float((levels - levels.round()).abs().max()) < 1e-3
+    assert float(photos.min()) >= -1 and float(photos.max()) <= 1
+
+
+def test_a_video_moves_the_way_that_is_told(school: Class) -> None:
+    torch.manual_seed(8)
+    frames, facts, way, growth = school.studio.video(60, 128, 128)
+    for i in torch.nonzero((growth < 0) & (facts.present.sum(1) == 1)).flatten().tolist()[:20]:
+        still = (frames[i, 1] - frames[i, 0]).abs().sum(0)
+        before, after = (
+            ((frames[i, f] - facts.rgb[i, 0, :, None, None]).abs().sum(0) < 0.2) & (still > 0.1) for f in (0, 1)
+        )
+        if not before.any() or not after.any():
+            continue
+        (y0, x0), (y1, x1) = (np.nonzero(part.numpy()) for part in (before, after))
+        dx, dy = x1.mean() - x0.mean(), y1.mean() - y0.mean()
+        told = int(way[i])
+        assert (dx < 0, dx > 0, dy < 0, dy > 0)[told], (told, dx, dy)
+
+
+def test_every_kind_of_question_is_asked_and_every_size_is_served(school: Class) -> None:
+    torch.manual_seed(9)
+    facts = school.studio.arrange(3000, 128, 160, torch.ones(3000, 3))
+    turns = [ask_shapes(facts, 5).kind]
+    turns += [getattr(school.recipe, name)((2, 3), 100).kind for name in ("pictures", "pairs", "videos", "texts")]
+    turns += [school.recipe.texts((1, 1), 500).kind]
+    single = [Script(torch.randint(0, 10, (50, 1)), torch.ones(50).long(), torch.zeros(50).long()) for _ in range(2)]
+    turns += [ask_digit_pair(*single).kind]
+    asked = {KINDS[kind] for turn in turns for kind in turn.flatten().tolist()}
+    assert asked == set(QUESTIONS)
+    assert all(len(list(wordings(kind))) >= 2 for kind in QUESTIONS)
+    assert all(MIN_UNITS <= rows * columns <= MAX_UNITS for rows, columns in GRIDS)

@@ -1,0 +1,1 @@
+"""Makes the model that ships with Saccade: vocabulary, data, training, export."""

@@ -1,0 +1,46 @@
+"""Writes the measured accuracies into the model card: `python -m training.card --card README.md REPORT.json ...`.
+
+The reports are what `saccade eval --json` wrote.
+"""
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+HEADING = "## Measured accuracy\n"
+
+
+def rows(report: dict[str, Any]) -> list[str]:
+    results = next(iter(report["ways"].values()))
+    found = []
+    for result in results:
+        if "skipped" not in result:
+            low, high = result["interval_95"]
+            share = f"{100 * result['accuracy']:.1f} % | {100 * low:.1f} - {100 * high:.1f} %"
+            found.append(f"| {result['task']} | {result['total']} | {share} |")
+    return found
+
+
+def write(card: Path, reports: list[Path]) -> None:
+    lines = [row for path in reports for row in rows(json.loads(path.read_text()))]
+    table = "| task | questions | right | 95 % interval |\n|---|---|---|---|\n" + "\n".join(lines)
+    text = (
+        "Greedy answers through `saccade eval` on a CPU (float32), on pictures and digits that were not trained on.\n"
+    )
+    section = f"{HEADING}\n{text}\n{table}\n\n"
+    old = card.read_text()
+    card.write_text(re.sub(re.escape(HEADING) + r".*?(?=^## )", lambda _: section, old, flags=re.DOTALL | re.MULTILINE))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--card", type=Path, required=True)
+    parser.add_argument("reports", type=Path, nargs="+")
+    options = parser.parse_args()
+    write(options.card, options.reports)
+
+
+if __name__ == "__main__":
+    main()
