@@ -34,7 +34,6 @@ from tests.gpu.engine_rig import (
     PaddedEager,
     Sizes,
     drive,
-    dummy_model,
     few_buckets,
     free,
     greedy,
@@ -43,9 +42,8 @@ from tests.gpu.engine_rig import (
     random_prompt,
     with_buckets,
 )
-from tests.gpu.test_families import QWEN3_VL_8B
 
-pytestmark = pytest.mark.cuda
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("clean")]
 
 DEVICE, DTYPE = "cuda", torch.bfloat16
 SIZES = Sizes()
@@ -53,30 +51,6 @@ NUM_REQUESTS = int(os.environ.get("SACCADE_TEST_REQUESTS", "200"))
 WATCHED_S = float(os.environ.get("SACCADE_TEST_SECONDS", "20"))
 LONGEST_PROMPT, LONGEST_OUTPUT, LONGEST_SIDE = 1500, 24, 700
 MIB = 2**20
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    made = dummy_model(QWEN3_VL_8B, tmp_path_factory.mktemp("model"), device=DEVICE, dtype=DTYPE)
-    yield made
-    del made
-    free()
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> Iterator[None]:
-    free()
-    yield
-    free()
-
-
-@pytest.fixture
-def show(capsys: pytest.CaptureFixture[str]) -> Any:
-    def show(*lines: str) -> None:
-        with capsys.disabled():
-            print("\n" + "\n".join(lines), end="", flush=True)
-
-    return show
 
 
 def mixed_jobs(runner: Runner, count: int, *, seed: int) -> list[Job]:

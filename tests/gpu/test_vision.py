@@ -4,7 +4,6 @@
 """
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,6 @@ from tests.gpu.engine_rig import (
     Job,
     Sizes,
     drive,
-    dummy_model,
     free,
     greedy,
     image_settings,
@@ -39,38 +37,13 @@ from tests.gpu.engine_rig import (
     new_runner,
     random_prompt,
 )
-from tests.gpu.test_families import QWEN3_VL_8B
 from tests.kernels.cases import photo, randn
 
-pytestmark = pytest.mark.cuda
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("clean")]
 
 DEVICE, BF16 = "cuda", torch.bfloat16
 SIZES = Sizes(bucket_stride=4)
 MIB = 2**20
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    made = dummy_model(QWEN3_VL_8B, tmp_path_factory.mktemp("model"), device=DEVICE, dtype=BF16)
-    yield made
-    del made
-    free()
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> Iterator[None]:
-    free()
-    yield
-    free()
-
-
-@pytest.fixture
-def show(capsys: pytest.CaptureFixture[str]) -> Any:
-    def show(*lines: str) -> None:
-        with capsys.disabled():
-            print("\n" + "\n".join(lines), end="", flush=True)
-
-    return show
 
 
 def error_of(actual: Tensor, expected: Tensor) -> float:

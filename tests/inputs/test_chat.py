@@ -122,10 +122,7 @@ def test_special_tokens_of_users_stay_text(folders: dict[str, Path], family: str
     tokenizer = processor.tokenizer
     for text in hostile_texts():
         benign, hostile = (_request(place, value) for value in ("innocent", text))
-        try:
-            expected = processor.chat(**benign)
-        except RequestError:
-            pytest.skip(f"the template knows no {place}")
+        expected = processor.chat(**benign)
         found = processor.chat(**hostile)
         assert _specials(found.token_ids, tokenizer) == _specials(expected.token_ids, tokenizer), repr(text)
         decoded = tokenizer.decode(found.token_ids.tolist(), skip_special_tokens=False)

@@ -3,8 +3,8 @@
 A product of M rows takes whole rounds ("waves") of tiles over the GPU's processors, so its time follows from the tile:
 cuBLAS loses up to a quarter where M falls badly between its tiles, and a product with an activation behind it saves one
 pass over memory when both are one kernel. `choose` is a pure function of the shape: the same rows always take the same
-kernel, in a graph or not, so that switching graphs off changes no bit. Its numbers were measured on one H200
-(`python -m tests.gpu.profile_products`), on shapes of Qwen3-VL-8B.
+kernel, in a graph or not, so that switching graphs off changes no bit. Its thresholds come from a scan of tiles on one
+H200, on shapes of Qwen3-VL-8B; `python -m tests.gpu.profile_products` compares the choice with cuBLAS.
 """
 
 import importlib

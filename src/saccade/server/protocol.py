@@ -100,10 +100,9 @@ class StructuredOutputs(Wire):
     structural_tag: Any = None
 
 
-class Sampling(Wire):
-    """What chat, completions and their relatives have in common."""
+class Choices(Wire):
+    """How tokens are chosen and when they end, under the names that OpenAI, vLLM and SGLang share."""
 
-    model: str | None = None
     n: Int | None = None
     temperature: Number | None = None
     top_p: Number | None = None
@@ -112,16 +111,22 @@ class Sampling(Wire):
     repetition_penalty: Number | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    max_tokens: Int | None = None
-    min_tokens: Int | None = None
-    seed: Int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    allowed_token_ids: list[TokenId] | None = None
     logit_bias: dict[str, Number] | None = None
+
+
+class Sampling(Choices):
+    """What chat, completions and their relatives have in common."""
+
+    model: str | None = None
+    max_tokens: Int | None = None
+    min_tokens: Int | None = None
+    seed: Int | None = None
+    include_stop_str_in_output: bool | None = None
+    allowed_token_ids: list[TokenId] | None = None
     prompt_logprobs: Int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -186,26 +191,13 @@ class CompletionRequest(Sampling):
     UNSUPPORTED = {name: allowed for name, allowed in Sampling.UNSUPPORTED.items() if name != "echo"}
 
 
-class GenerateParams(Wire):
+class GenerateParams(Choices):
     """SGLang's sampling_params."""
 
-    n: Int | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: Int | None = None
-    min_p: Number | None = None
-    repetition_penalty: Number | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
     max_new_tokens: Int | None = None
     min_new_tokens: Int | None = None
     sampling_seed: Int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
-    ignore_eos: bool | None = None
     no_stop_trim: bool | None = None
-    skip_special_tokens: bool | None = None
-    logit_bias: dict[str, Number] | None = None
     json_schema: dict[str, Any] | str | None = None
     regex: str | None = None
     ebnf: str | None = None
