@@ -28,17 +28,20 @@ def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 KERNEL_CACHES = ("QUACK_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
+KEEPS_ATTENTION = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 
 
 def use_private_kernel_cache() -> None:
     """Have packages keep the kernels that they compile, and load as code, in a folder of this user alone; left to
-    themselves they take one with a known name in the shared temporary folder. Must come before their import."""
+    themselves they take one with a known name in the shared temporary folder, or keep nothing and compile at every
+    start. Must come before their import."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(home) / "saccade" / "kernels"
     with suppress(OSError):  # nowhere to write: they compile anew
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in KERNEL_CACHES:
             os.environ.setdefault(name, str(folder))
+        os.environ.setdefault(KEEPS_ATTENTION, "1")
 
 
 class Mode(StrEnum):

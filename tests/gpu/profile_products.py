@@ -55,7 +55,7 @@ def main() -> None:
             tile = choose(kind, m, n, k)
             cublas = microseconds(theirs[kind], m, n, k)
             chosen = microseconds(ours[kind], m, n, k) if tile is not None else cublas
-            shown = "cuBLAS" if tile is None else f"{tile.rows}x{tile.columns} / {tile.num_splits}"
+            shown = "cuBLAS" if tile is None else f"{tile.rows}x{tile.columns}"
             figures = (
                 f"{cublas:.1f}",
                 f"{chosen:.1f}",

@@ -41,7 +41,9 @@ class Compiler:
         return self.compile
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        options = {k: kwargs.pop(k) for k in ("num_warps", "num_stages") if k in kwargs} | {"enable_fp_fusion": True}
+        options = {k: kwargs.pop(k) for k in ("num_warps", "num_stages", "launch_pdl") if k in kwargs} | {
+            "enable_fp_fusion": True
+        }
         names = self.kernel.arg_names
         signature = {name: self.type_of(value) for name, value in zip(names, args, strict=False)}
         fixed = {p.name for p in self.kernel.params if not p.do_not_specialize}
@@ -64,7 +66,9 @@ class Compiler:
 @pytest.fixture(params=[80, 90])
 def compilers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Compiler]]:
     stand_ins: dict[str, Compiler] = {}
-    for module in ("fused", "attention", "fused_images", "fused_vision"):
+    overlap = importlib.import_module("saccade.kernels.overlap")
+    monkeypatch.setattr(overlap, "_can_overlap", lambda device: request.param >= 90)
+    for module in ("fused", "attention", "fused_images", "fused_vision", "vectors"):
         host = importlib.import_module(f"saccade.kernels.{module}")
         for name in [n for n in vars(host) if n.endswith("_kernel")]:
             stand_ins[name] = Compiler(getattr(host, name), request.param)
@@ -86,6 +90,15 @@ def test_norms_and_activations(compilers: dict[str, Compiler]) -> None:
     for kind in ("silu", "gelu_tanh", "gelu"):
         fused.gated_activation(bf16(5, 2 * 4304), kind)
     assert compilers["norm_kernel"].launches == 4
+
+
+def test_products_with_one_row(compilers: dict[str, Compiler]) -> None:
+    from saccade.kernels import fused
+
+    for width, inner in ((6144, 4096), (4096, 12288), (4304, 1152)):
+        fused.linear(bf16(1, inner), bf16(width, inner), bf16(width))
+        fused.gated_linear(bf16(1, inner), bf16(2 * width, inner), "silu")
+    assert compilers["vector_kernel"].launches == 6
 
 
 def test_rotary_and_stores(compilers: dict[str, Compiler]) -> None:

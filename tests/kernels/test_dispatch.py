@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from saccade.config import KERNEL_CACHES
+from saccade.config import KEEPS_ATTENTION, KERNEL_CACHES
 from saccade.errors import ConfigError
 from saccade.kernels import dispatch, images, reference
 from saccade.kernels.dispatch import Kernels, kernels_for
@@ -116,10 +116,13 @@ def test_compiled_kernels_are_kept_where_only_their_user_can_write(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(KERNEL_CACHES[0], raising=False)
+    for name in (KERNEL_CACHES[0], KEEPS_ATTENTION):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
     monkeypatch.setenv(KERNEL_CACHES[1], "/chosen/by/the/user")
     choose(monkeypatch, (9, 0), torch.bfloat16, "not installed here")
     folder = tmp_path / "saccade" / "kernels"
     assert os.environ[KERNEL_CACHES[0]] == str(folder)
     assert os.environ[KERNEL_CACHES[1]] == "/chosen/by/the/user"
+    assert os.environ[KEEPS_ATTENTION] == "1"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

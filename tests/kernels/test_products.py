@@ -11,7 +11,12 @@ from saccade.kernels.products import HopperProducts, Kind, Tile, choose
 
 # Kind and shape (rows, columns, inner): where a tile was clearly faster on one H200, and where cuBLAS was.
 CLEAR_WINS: list[tuple[Kind, int, int, int]] = [
+    ("plain", 384, 4096, 4096),
+    ("plain", 416, 6144, 4096),
+    ("plain", 416, 4096, 4096),
     ("plain", 416, 24576, 4096),
+    ("plain", 448, 24576, 4096),
+    ("plain", 832, 6144, 4096),
     ("plain", 832, 4096, 12288),
     ("plain", 2048, 6144, 4096),
     ("gated", 1024, 24576, 4096),
@@ -24,6 +29,7 @@ CLEAR_LOSSES: list[tuple[Kind, int, int, int]] = [
     ("plain", 64, 24576, 4096),
     ("plain", 160, 4096, 12288),
     ("plain", 320, 4096, 4096),
+    ("plain", 512, 4096, 4096),
     ("gated", 320, 24576, 4096),
     ("gated", 416, 24576, 4096),
     ("plain", 8192, 4096, 12288),
@@ -54,9 +60,11 @@ def test_time_counts_whole_waves_of_tiles() -> None:
     assert tile.microseconds(128 * 133, 256, 4096) > 1.9 * one_wave
 
 
-def test_few_tiles_of_a_long_product_are_split() -> None:
-    tile = choose("plain", 416, 4096, 12288)
-    assert tile is not None and tile.num_splits == 2
+def test_few_rows_take_a_narrow_tile_that_they_fill() -> None:
+    """Narrow tiles are many, so that a product of few rows still keeps all processors busy."""
+    narrow = choose("plain", 416, 4096, 12288)
+    assert narrow is not None and narrow.columns == 112
+    assert choose("plain", 400, 4096, 12288) is None, "four tiles of 112 columns would be empty by a tenth"
 
 
 class Recorder:

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from saccade.kernels.overlap import overlapping
 from saccade.kernels.triton_attention import combine_kernel, paged_kernel, varlen_kernel
 
 SHORT_SEGMENT = 64  # one tile: a segment this short is read once and never looped over
@@ -55,6 +56,7 @@ def varlen_attention(
         D_BLOCK=max(16, triton.next_power_of_2(head_width)),
         num_warps=4,
         num_stages=1 if max_seqlen <= SHORT_SEGMENT else 2,
+        **overlapping(q_THD),
     )
     return out
 
@@ -119,6 +121,7 @@ def paged_attention(  # noqa: PLR0913
         D_BLOCK=max(16, triton.next_power_of_2(head_width)),
         num_warps=8 if block_m >= 128 else 4,
         num_stages=2,
+        **overlapping(q_THD),
     )
     if splits > 1:
         _combine(partial, lse, out)
@@ -163,6 +166,7 @@ def _combine(partial: Tensor, lse: Tensor, out: Tensor) -> None:
         SPLITS_BLOCK=splits,
         D_BLOCK=triton.next_power_of_2(head_width),
         num_warps=2,
+        **overlapping(out),
     )
 
 

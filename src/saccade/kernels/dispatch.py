@@ -43,6 +43,7 @@ class Kernels:
     activated_linear: Callable[..., Tensor]
     add_positions: Callable[..., Tensor]
     scatter_rows: Callable[..., None]
+    place_rows: Callable[..., tuple[Tensor, Tensor]]
     resize_patchify: Callable[..., Tensor]
     reasons: dict[str, str] = field(default_factory=dict)
     compilers: tuple[Callable[[torch.device, torch.dtype], None], ...] = ()

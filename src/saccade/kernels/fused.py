@@ -9,14 +9,21 @@ import triton
 from torch import Tensor
 
 from saccade.errors import ConfigError
-from saccade.kernels.reference import linear
+from saccade.kernels import reference
+from saccade.kernels.overlap import overlapping
 from saccade.kernels.triton_fused import gated_kernel, norm_kernel, rotary_kernel, store_kernel
-
-__all__ = ["linear"]  # what torch hands to cuBLAS needs no other version
+from saccade.kernels.vectors import is_vector, vector_gated_linear, vector_linear
 
 _ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 _HEADS_PER_PROGRAM = 8
 _STRETCH = 1024  # columns of one program of the elementwise kernels
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """See `reference.linear`: cuBLAS, but for a single row."""
+    if is_vector(x, weight):
+        return vector_linear(x, weight, bias, out)
+    return reference.linear(x, weight, bias, out)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0) -> Tensor:
@@ -53,12 +60,14 @@ def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
     if num_rows == 0:
         return y
     grid = (num_rows, triton.cdiv(width, _STRETCH))
-    gated_kernel[grid](rows, y, width, rows.stride(0), KIND=kind, BLOCK=_STRETCH, num_warps=4)
+    gated_kernel[grid](rows, y, width, rows.stride(0), KIND=kind, BLOCK=_STRETCH, num_warps=4, **overlapping(rows))
     return y
 
 
 def gated_linear(x: Tensor, weight: Tensor, kind: str) -> Tensor:
     """See `reference.gated_linear`."""
+    if kind == "silu" and is_vector(x, weight):
+        return vector_gated_linear(x, weight)
     return gated_activation(linear(x, weight), kind)
 
 
@@ -138,6 +147,7 @@ def store_kv(k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor, k_cache_NBGD: Tensor
         BLOCK_SIZE=k_cache_NBGD.shape[1],
         BLOCK=_STRETCH,
         num_warps=4,
+        **overlapping(k),
     )
 
 
@@ -179,6 +189,7 @@ def _normalise(
         ROWS=rows_per_program,
         BLOCK=block,
         num_warps=min(16, max(4, block // 512)),
+        **overlapping(rows),
     )
     return y, total
 
@@ -244,6 +255,7 @@ def _launch_rotary(  # noqa: PLR0913
         REST_BLOCK=0 if width == head_width else triton.next_power_of_2(head_width - width),
         D_BLOCK=triton.next_power_of_2(head_width),
         num_warps=4,
+        **overlapping(q),
     )
     return q_out
 

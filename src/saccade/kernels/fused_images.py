@@ -8,6 +8,7 @@ from torch import Tensor
 
 from saccade.kernels.image_jobs import MAX_JOBS, Shape, filter_numbers
 from saccade.kernels.images import check_request
+from saccade.kernels.launch import KeptLaunch
 from saccade.kernels.triton_images import (
     job_patches_kernel,
     job_rows_kernel,
@@ -84,25 +85,47 @@ def resize_patchify_jobs(
     shape: Shape,
     counts: tuple[int, int, int],
 ) -> None:
-    """All jobs of a table in two launches; `counts` is what `image_jobs.write_table` returned. Allocates nothing."""
-    num_lines, num_patches, widest = counts
-    floats_XJ = table_XJ.view(torch.float32)
-    is_cubic = shape.resample == "bicubic"
-    job_rows_kernel[(num_lines, triton.cdiv(widest * 3, _STRETCH))](
-        table_XJ, floats_XJ, pixels, scratch, JOBS=MAX_JOBS, CUBIC=is_cubic, BLOCK=_STRETCH
-    )
-    job_patches_kernel[(num_patches, shape.temporal_patch)](
-        table_XJ,
-        floats_XJ,
-        scratch,
-        out_PC,
-        out_PC.stride(0),
-        *shape.mean,
-        *shape.std,
-        JOBS=MAX_JOBS,
-        CUBIC=is_cubic,
-        PATCH=shape.patch,
-        TEMPORAL=shape.temporal_patch,
-        MERGE=shape.merge,
-        BLOCK=triton.next_power_of_2(3 * shape.patch * shape.patch),
-    )
+    """As `JobKernels`, for buffers that are used once."""
+    JobKernels(table_XJ, pixels, scratch)(out_PC, shape, counts)
+
+
+class JobKernels:
+    """All jobs of a table in two launches, for a table, pixels and scratch that stay where they are: then only the
+    first launch of a shape into a buffer costs what a launch by Triton does. Allocates nothing."""
+
+    def __init__(self, table_XJ: Tensor, pixels: Tensor, scratch: Tensor) -> None:
+        self._tables = table_XJ, table_XJ.view(torch.float32)
+        self._pixels, self._scratch = pixels, scratch
+        self._rows, self._patches = KeptLaunch(job_rows_kernel), KeptLaunch(job_patches_kernel)
+
+    def __call__(self, out_PC: Tensor, shape: Shape, counts: tuple[int, int, int]) -> None:
+        """`counts` is what `image_jobs.write_table` returned."""
+        num_lines, num_patches, widest = counts
+        is_cubic = shape.resample == "bicubic"
+        self._rows(
+            is_cubic,
+            (num_lines, -(-widest * 3 // _STRETCH)),
+            *self._tables,
+            self._pixels,
+            self._scratch,
+            JOBS=MAX_JOBS,
+            CUBIC=is_cubic,
+            BLOCK=_STRETCH,
+        )
+        stride = out_PC.stride(0)
+        self._patches(
+            (shape, out_PC.data_ptr(), stride, out_PC.dtype),
+            (num_patches, shape.temporal_patch),
+            *self._tables,
+            self._scratch,
+            out_PC,
+            stride,
+            *shape.mean,
+            *shape.std,
+            JOBS=MAX_JOBS,
+            CUBIC=is_cubic,
+            PATCH=shape.patch,
+            TEMPORAL=shape.temporal_patch,
+            MERGE=shape.merge,
+            BLOCK=1 << (3 * shape.patch * shape.patch - 1).bit_length(),
+        )

@@ -5,8 +5,9 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
+from saccade.kernels.overlap import overlapping
 from saccade.kernels.reference_vision import activate
-from saccade.kernels.triton_vision import positions_kernel, rotate_kernel, scatter_kernel
+from saccade.kernels.triton_vision import place_kernel, positions_kernel, rotate_kernel, scatter_kernel
 
 _STRETCH = 2048
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
@@ -30,6 +31,7 @@ def rotate_packed(qkv_PX: Tensor, num_heads: int, cos_PK: Tensor, sin_PK: Tensor
             HEADS_BLOCK=triton.next_power_of_2(2 * num_heads),
             HALF_BLOCK=triton.next_power_of_2(head_width // 2),
             num_warps=4,
+            **overlapping(qkv_PX),
         )
     q_PHK, k_PHK, v_PHK = qkv_PX.view(num_rows, 3, num_heads, head_width).unbind(1)
     return q_PHK, k_PHK, v_PHK
@@ -60,6 +62,29 @@ def add_positions(x_PD: Tensor, table_GD: Tensor, indices_4P: Tensor, weights_4P
             num_warps=4,
         )
     return y_PD
+
+
+def place_rows(embeds_TD: Tensor, rows_LED: Tensor, sources_T: Tensor) -> tuple[Tensor, Tensor]:
+    """See `reference_vision.place_rows`; in place."""
+    num_levels, _, width = rows_LED.shape
+    num_rows = embeds_TD.shape[0]
+    assert embeds_TD.is_contiguous() and rows_LED.stride()[1:] == (width, 1), (embeds_TD.stride(), rows_LED.stride())
+    others = torch.empty((num_levels - 1, num_rows, width), dtype=embeds_TD.dtype, device=embeds_TD.device)
+    if num_rows:
+        grid = (num_rows, num_levels, triton.cdiv(width, _STRETCH))
+        place_kernel[grid](
+            embeds_TD,
+            rows_LED,
+            sources_T,
+            others,
+            num_rows,
+            rows_LED.stride(0),
+            D=width,
+            BLOCK=min(_STRETCH, triton.next_power_of_2(width)),
+            num_warps=4,
+            **overlapping(embeds_TD),
+        )
+    return embeds_TD, others
 
 
 def scatter_rows(rows_LUD: Tensor, targets_U: Tensor, out_LED: Tensor) -> None:

@@ -6,10 +6,10 @@ units of one time step, with the source rows that they need. So memory is bounde
 
 import functools
 import math
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,8 @@ class Column(IntEnum):
 
 
 TABLE_BYTES = 4 * len(Column) * MAX_JOBS
+_COLUMNS = struct.Struct("=16i2fi2fi")  # of one job, in order
+assert _COLUMNS.size == 4 * len(Column)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +84,13 @@ class Job:
         return self.frames.nbytes
 
     @property
-    def scratch_bytes(self) -> int:
+    def num_lines(self) -> int:
         num_frames, band_rows = self.frames.shape[:2]
-        return int(num_frames * band_rows) * self.size_hw[1] * 3
+        return int(num_frames * band_rows)
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self.num_lines * self.size_hw[1] * 3
 
     def num_patches(self, shape: Shape) -> int:
         return -(-int(self.frames.shape[0]) // shape.temporal_patch) * self.patches_per_step
@@ -144,18 +150,11 @@ def write_table(table: NDArray[np.int32], jobs: list[Job], places: list[int], sh
     Returns how many lines, patches and columns of the widest target there are.
     """
     assert 0 < len(jobs) <= MAX_JOBS, len(jobs)
-    floats = table.view(np.float32)
     table[Column.ROWS_START : Column.PATCHES_START + 1, len(jobs) :] = BEYOND
     line = patch = scratch = 0
     for i, (job, place) in enumerate(zip(jobs, places, strict=True)):
-        num_frames, band_rows, old_width, _ = job.frames.shape
-        height, width = job.size_hw
-        row_filter = filter_numbers(old_width, width, shape.resample)
-        column_filter = filter_numbers(job.old_height, height, shape.resample)
-        table[:, i] = _column(job, line, patch, place, scratch, row_filter, column_filter)
-        floats[Column.ROW_STRETCH, i], floats[Column.ROW_REACH, i] = row_filter[:2]
-        floats[Column.COLUMN_STRETCH, i], floats[Column.COLUMN_REACH, i] = column_filter[:2]
-        line += num_frames * band_rows
+        table[:, i] = np.frombuffer(_columns(job, (line, patch, place, scratch), shape.resample), np.int32)
+        line += job.num_lines
         patch += job.num_patches(shape)
         scratch += job.scratch_bytes
     return line, patch, max(job.size_hw[1] for job in jobs)
@@ -194,12 +193,14 @@ def _last_fit(start: int, count: int, old: int, new: int, side: int, resample: s
     return low
 
 
-def _column(
-    job: Job, line: int, patch: int, place: int, scratch: int, row_filter: Any, column_filter: Any
-) -> tuple[int, ...]:
+def _columns(job: Job, starts: tuple[int, int, int, int], resample: str) -> bytes:
+    """What the table says of a job."""
+    line, patch, place, scratch = starts
     num_frames, band_rows, old_width, _ = job.frames.shape
     height, width = job.size_hw
-    return (
+    row_filter = filter_numbers(old_width, width, resample)
+    column_filter = filter_numbers(job.old_height, height, resample)
+    return _COLUMNS.pack(
         line,
         patch,
         place,
@@ -214,10 +215,8 @@ def _column(
         job.patches_per_step,
         *row_filter[2:],
         *column_filter[2:],
-        0,
-        0,
+        *row_filter[:2],
         height,
-        0,
-        0,
+        *column_filter[:2],
         job.first_patch,
     )

@@ -24,14 +24,15 @@ Kind = Literal["plain", "bias", "gated", "gelu_tanh"]
 _NUM_PROCESSORS = 132
 _FLOPS_PER_US = 5.93e6  # of one processor, when the whole GPU multiplies at 783 TFLOP/s
 _LAUNCH_US = 3.0
-_SPLIT_US = 12.0  # for partial sums to meet
 _FEWEST_ROWS = 384  # below, cuBLAS splits the inner dimension better
 _MANY_ROWS = {"plain": 1024, "bias": 16384, "gelu_tanh": 2**31}
 _WIDE_ROWS, _WIDE_COLUMNS = 2048, 16384
 _BYTES_PER_US = 4e6
 _LEAST_SHARE = 0.84  # of the peak that a tile must promise to be preferred to cuBLAS
 _LEAST_SHARE_ACTIVATED = 0.7  # cuBLAS then needs a second kernel
-_LEAST_SHARE_SPLIT = 0.75
+_FEW_ROWS = 512  # up to here cuBLAS leaves more, and narrow tiles fill the processors in one wave
+_LEAST_SHARE_FEW = 0.75
+_LEAST_FILLED = 0.92  # of a narrow tile's columns: with less to do, whole clusters wait for what is not there
 _ACTIVATIONS = {"gelu_tanh": "gelu_tanh_approx"}
 
 
@@ -44,25 +45,28 @@ class Tile:
     cluster: tuple[int, int]
     is_swapped: bool = False
     is_pingpong: bool = True
-    num_splits: int = 1
 
     def microseconds(self, m: int, n: int, k: int) -> float:
         height, width = (n, m) if self.is_swapped else (m, n)
         tall, wide = self.cluster
-        tiles = _up(ceil(height / self.rows), tall) * _up(ceil(width / self.columns), wide) * self.num_splits
+        tiles = _up(ceil(height / self.rows), tall) * _up(ceil(width / self.columns), wide)
         waves = ceil(tiles / (_NUM_PROCESSORS // (tall * wide) * (tall * wide)))
-        busy = waves * 2 * self.rows * self.columns * k / self.num_splits / _FLOPS_PER_US
-        return busy + _LAUNCH_US + (_SPLIT_US if self.num_splits > 1 else 0.0)
+        return waves * 2 * self.rows * self.columns * k / _FLOPS_PER_US + _LAUNCH_US
 
 
 _SMALL = Tile(128, 128, (2, 1))
-_SPLIT = Tile(128, 208, (2, 1), is_swapped=True, num_splits=2)
+_NARROW = (
+    Tile(192, 112, (1, 2), is_swapped=True),
+    Tile(128, 112, (1, 2), is_swapped=True),
+    Tile(128, 96, (1, 2), is_swapped=True),
+)
 _TILES: dict[Kind, tuple[Tile, ...]] = {
     "plain": (
         Tile(128, 208, (2, 1), is_swapped=True),
-        Tile(128, 256, (2, 1), is_pingpong=False),
         Tile(256, 192, (2, 1), is_pingpong=False),
+        Tile(128, 256, (2, 1), is_pingpong=False),
         Tile(128, 160, (2, 1), is_swapped=True),
+        Tile(192, 224, (2, 1), is_swapped=True, is_pingpong=False),
     ),
     "bias": (Tile(128, 192, (1, 2)), Tile(128, 160, (1, 2))),
     "gated": (Tile(256, 192, (2, 1), is_pingpong=False), Tile(128, 192, (1, 2))),
@@ -80,10 +84,13 @@ def choose(kind: Kind, m: int, n: int, k: int) -> Tile | None:
     if k > n and m >= _MANY_ROWS[kind]:
         return None  # cuBLAS was as fast or faster wherever there is that much to add up
     tile = _fastest(kind, m, n, k)
-    if _share(tile, m, n, k) >= (_LEAST_SHARE_ACTIVATED if kind == "gelu_tanh" else _LEAST_SHARE):
-        return tile
-    is_split = kind == "plain" and k >= 2 * n and _share(_SPLIT, m, n, k) >= _LEAST_SHARE_SPLIT
-    return _SPLIT if is_split else None
+    return tile if _share(tile, m, n, k) >= _least_share(kind, m) else None
+
+
+def _least_share(kind: Kind, m: int) -> float:
+    if kind == "gelu_tanh":
+        return _LEAST_SHARE_ACTIVATED
+    return _LEAST_SHARE_FEW if kind == "plain" and m < _FEW_ROWS else _LEAST_SHARE
 
 
 def _choose_gated(m: int, n: int, k: int) -> Tile | None:
@@ -96,7 +103,9 @@ def _choose_gated(m: int, n: int, k: int) -> Tile | None:
 
 
 def _fastest(kind: Kind, m: int, n: int, k: int) -> Tile:
-    return min(_TILES[kind], key=lambda tile: tile.microseconds(m, n, k))
+    narrow = _NARROW if kind == "plain" and m < _FEW_ROWS else ()
+    filled = (tile for tile in narrow if m / _up(m, tile.columns) >= _LEAST_FILLED)
+    return min((*_TILES[kind], *filled), key=lambda tile: tile.microseconds(m, n, k))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +122,14 @@ class HopperProducts:
         if tile is None:
             return fused.linear(x, weight, bias, out)
         y = _new(x, weight.shape[0]) if out is None else out
-        self.plain(x, weight.t(), y, bias=bias, config=self.configs[tile], split_k=tile.num_splits)
+        self.plain(x, weight.t(), y, bias=bias, config=self.configs[tile], split_k=1)
         return y
 
     def gated_linear(self, x: Tensor, weight: Tensor, kind: str) -> Tensor:
         """See `reference.gated_linear`."""
         tile = self._tile("gated", x, weight) if kind == "silu" else None
+        if tile is None and x.shape[0] == 1:
+            return fused.gated_linear(x, weight, kind)
         if tile is None:
             return fused.gated_activation(self.linear(x, weight), kind)
         y = _new(x, weight.shape[0] // 2)
@@ -140,8 +151,8 @@ class HopperProducts:
             torch.zeros(shape, device=device, dtype=dtype) for shape in ((512, 512), (1024, 512), (1024,))
         )
         y = _new(x, 1024)
-        for tile in (*_TILES["plain"], _SPLIT):
-            self.plain(x, weight.t(), y, bias=None, config=self.configs[tile], split_k=tile.num_splits)
+        for tile in (*_TILES["plain"], *_NARROW):
+            self.plain(x, weight.t(), y, bias=None, config=self.configs[tile], split_k=1)
         for tile in _TILES["bias"]:
             self.plain(x, weight.t(), y, bias=bias, config=self.configs[tile], split_k=1)
         for tile in (*_TILES["gated"], _SMALL):
@@ -178,7 +189,7 @@ def load_products() -> HopperProducts | str:
         plain, activated = interface.gemm_tuned.fn, interface.gemm_act
     except Exception as error:  # a broken installation must not stop a model that can do without
         return f"quack-kernels cannot be used: {type(error).__name__}"
-    tiles = {tile for tiles in _TILES.values() for tile in tiles} | {_SMALL, _SPLIT}
+    tiles = {tile for tiles in _TILES.values() for tile in tiles} | {_SMALL, *_NARROW}
     return HopperProducts(plain, activated, {tile: config(**_fields(tile)) for tile in tiles})
 
 
@@ -190,7 +201,6 @@ def _fields(tile: Tile) -> dict[str, Any]:
         "cluster_m": tile.cluster[0],
         "cluster_n": tile.cluster[1],
         "swap_ab": tile.is_swapped,
-        "split_k": tile.num_splits,
         "device_capacity": 9,
         "is_dynamic_persistent": False,
     }

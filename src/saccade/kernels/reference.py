@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from saccade.errors import ConfigError
 from saccade.kernels.reference_attention import paged_attention, varlen_attention
-from saccade.kernels.reference_vision import activated_linear, add_positions, rotate_packed, scatter_rows
+from saccade.kernels.reference_vision import activated_linear, add_positions, place_rows, rotate_packed, scatter_rows
 
 __all__ = [
     "activated_linear",
@@ -25,6 +25,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "paged_attention",
+    "place_rows",
     "qk_norm_rotary",
     "qk_norm_rotary_store",
     "rms_norm",

@@ -40,6 +40,14 @@ def scatter_rows(rows_LUD: Tensor, targets_U: Tensor, out_LED: Tensor) -> None:
     out_LED.index_copy_(1, targets_U, rows_LUD)
 
 
+def place_rows(embeds_TD: Tensor, rows_LED: Tensor, sources_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Token rows with level 0 of a vision row wherever a source is given (-1: none), and the other levels of it, zero
+    at text. The embeddings may be overwritten: use the results alone."""
+    is_text_T1 = (sources_T < 0).unsqueeze(-1)
+    placed_LTD = rows_LED[:, sources_T.clamp(min=0)]
+    return torch.where(is_text_T1, embeds_TD, placed_LTD[0]), placed_LTD[1:].masked_fill(is_text_T1, 0.0)
+
+
 def activate(x: Tensor, kind: str) -> Tensor:
     if kind == "silu":
         return functional.silu(x)

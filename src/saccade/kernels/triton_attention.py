@@ -9,6 +9,8 @@ its tile lies outside them. Loads are masked by those boundaries, so no value fr
 import triton
 import triton.language as tl
 
+from saccade.kernels.overlap import await_inputs
+
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -64,8 +66,10 @@ def varlen_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     D_BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (tile of queries, head, segment)."""
+    await_inputs(OVERLAPS)
     segment = tl.program_id(2)
     start = tl.load(starts_ptr + segment)
     length = tl.load(starts_ptr + segment + 1) - start
@@ -146,6 +150,7 @@ def paged_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     D_BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (tile of queries and share of its keys, key head, request).
 
@@ -153,6 +158,7 @@ def paged_kernel(
     With SPLITS > 1 each program takes one stretch of the keys and leaves its softmax in `partial` and `lse`,
     which `combine_kernel` joins.
     """
+    await_inputs(OVERLAPS)
     request = tl.program_id(2)
     start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - start
@@ -224,8 +230,10 @@ def combine_kernel(
     SPLITS: tl.constexpr,
     SPLITS_BLOCK: tl.constexpr,
     D_BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Joins the partial softmaxes of one (row, head): weights are 2 ** (lse - largest lse)."""
+    await_inputs(OVERLAPS)
     item = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, SPLITS_BLOCK)
     columns = tl.arange(0, D_BLOCK)

@@ -9,6 +9,8 @@ before they meet a stride: slots of a large cache lie beyond 2**31 elements.
 import triton
 import triton.language as tl
 
+from saccade.kernels.overlap import await_inputs
+
 
 @triton.jit(do_not_specialize=("num_rows",))
 def norm_kernel(
@@ -29,11 +31,14 @@ def norm_kernel(
     HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """y = norm(x) or norm(x + residual): RMS norm, or layer norm when CENTRES; the sum goes to total."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     inside = (rows < num_rows) & (columns < width)
+    weight = tl.load(weight_ptr + columns, mask=columns < width, other=0.0).to(tl.float32) + offset
+    await_inputs(OVERLAPS)
     x = tl.load(x_ptr + rows * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if ADDS:
         x += tl.load(residual_ptr + rows * residual_stride + columns, mask=inside, other=0.0).to(tl.float32)
@@ -44,7 +49,6 @@ def norm_kernel(
         mean = tl.sum(x, axis=1)[:, None] / width
         x = tl.where(inside, x - mean, 0.0)
     scale = tl.rsqrt(tl.sum(x * x, axis=1)[:, None] / width + eps)
-    weight = tl.load(weight_ptr + columns, mask=columns < width, other=0.0).to(tl.float32) + offset
     y = x * scale * weight
     if HAS_BIAS:
         y += tl.load(bias_ptr + columns, mask=columns < width, other=0.0).to(tl.float32)
@@ -59,8 +63,10 @@ def gated_kernel(
     x_stride,
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """y = activation(gate) * up of one stretch of one row laid out as [gate | up]."""
+    await_inputs(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -171,6 +177,7 @@ def rotary_kernel(
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
     D_BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (t, i): the i-th tile of row t's heads, counted over queries, then keys, then values.
 
@@ -181,6 +188,7 @@ def rotary_kernel(
     tile = tl.program_id(1)
     q_tiles = tl.cdiv(num_q_heads, HEADS)
     kv_tiles = tl.cdiv(num_kv_heads, HEADS)
+    await_inputs(OVERLAPS)
     slot = tl.load(slots_ptr + row).to(tl.int64) if STORES else row
     block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     cos_ptr += row * cos_stride
@@ -229,12 +237,14 @@ def store_kernel(
     D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Copies a stretch of row t's keys and values to slot slots[t]."""
     row = tl.program_id(0).to(tl.int64)
     elements = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = elements < num_elements
     heads, columns = elements // D, elements % D
+    await_inputs(OVERLAPS)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     k = tl.load(k_ptr + row * k_row_stride + heads * k_head_stride + columns, mask=inside, other=0.0)

@@ -9,6 +9,8 @@ known at run time Triton would load them two bytes at a time.
 import triton
 import triton.language as tl
 
+from saccade.kernels.overlap import await_inputs
+
 
 @triton.jit
 def rotate_kernel(
@@ -22,8 +24,10 @@ def rotate_kernel(
     K: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program t: all query and key heads of row t, in place. HEADS counts both."""
+    await_inputs(OVERLAPS)
     HALF: tl.constexpr = K // 2
     row = tl.program_id(0).to(tl.int64)
     heads = tl.arange(0, HEADS_BLOCK)[:, None]
@@ -63,6 +67,34 @@ def positions_kernel(
     element = y_ptr.dtype.element_ty
     x = tl.load(x_ptr + row * D + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(y_ptr + row * D + columns, (x + total.to(element).to(tl.float32)).to(element), mask=inside)
+
+
+@triton.jit
+def place_kernel(
+    embeds_ptr,
+    rows_ptr,
+    sources_ptr,
+    others_ptr,
+    num_rows,
+    level_stride,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Program (t, level, stretch): a stretch of the vision row that stands at token t. Level 0 goes over the embedding,
+    which stays where there is none; the other levels to rows of their own, which are zero there."""
+    await_inputs(OVERLAPS)
+    row = tl.program_id(0).to(tl.int64)
+    level = tl.program_id(1)
+    columns = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    source = tl.load(sources_ptr + row).to(tl.int64)
+    is_seen = columns < tl.where(source >= 0, D, 0)
+    values = tl.load(rows_ptr + level * level_stride + source * D + columns, mask=is_seen, other=0.0)
+    if level == 0:
+        tl.store(embeds_ptr + row * D + columns, values, mask=is_seen)
+    else:
+        place = (level - 1).to(tl.int64) * num_rows + row
+        tl.store(others_ptr + place * D + columns, values, mask=columns < D)
 
 
 @triton.jit

@@ -117,3 +117,21 @@ def test_store_into_a_strided_cache() -> None:
     reference.store_kv(k, v, slots, theirs[:, 0], theirs[:, 1])
     assert torch.equal(ours, theirs)
     assert torch.equal(ours[2, 1, 1], v[0])
+
+
+@pytest.mark.parametrize(("width", "inner"), [(5, 72), (64, 4096), (33, 6144), (2, 8)])
+def test_products_with_one_row(width: int, inner: int) -> None:
+    x, bias = randn(1, inner, seed=1, dtype=torch.float16), randn(width, seed=2, dtype=torch.float16)
+    weight = (randn(2 * width, inner, seed=3) * inner**-0.5).half()
+    half = weight[:width]
+    out = torch.full((1, width), float("nan"), dtype=torch.float16)
+    assert_same(fused.linear(x, half), reference.linear(x.float(), half.float()).half())
+    assert fused.linear(x, half, bias, out) is out
+    assert_same(out, reference.linear(x.float(), half.float(), bias.float()).half())
+    assert_same(fused.gated_linear(x, weight, "silu"), reference.gated_linear(x, weight, "silu"))
+
+
+def test_a_row_of_a_wider_tensor_is_a_row() -> None:
+    wide, weight = randn(3, 400, seed=4, dtype=torch.float16), randn(9, 72, seed=5, dtype=torch.float16)
+    x = wide[1:2, 100:172]
+    assert_same(fused.linear(x, weight), reference.linear(x.float(), weight.float()).half())

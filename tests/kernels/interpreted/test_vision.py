@@ -56,3 +56,16 @@ def test_activated_linear(kind: str) -> None:
     for b in (bias, None):
         ours = fused_vision.activated_linear(x, weight, b, kind)
         torch.testing.assert_close(ours, reference.activated_linear(x, weight, b, kind))
+
+
+@pytest.mark.parametrize("levels", [1, 4])
+@pytest.mark.parametrize("width", [40, 2560])
+def test_rows_of_images_among_tokens(width: int, levels: int) -> None:
+    embeds, rows = randn(6, width, seed=1), randn(levels, 9, width, seed=2)
+    rows[:, 0] = POISON  # nobody's source: text must not touch it
+    sources = torch.tensor([-1, 3, 8, -1, 3, -1], dtype=torch.int32)
+    expected = reference.place_rows(embeds.clone(), rows, sources)
+    placed, others = fused_vision.place_rows(embeds.clone(), rows, sources)
+    assert torch.equal(placed, expected[0]) and torch.equal(others, expected[1])
+    assert torch.equal(placed[[0, 3, 5]], embeds[[0, 3, 5]]) and torch.equal(placed[1], rows[0, 3])
+    assert others.shape == (levels - 1, 6, width) and not others[:, [0, 3, 5]].any()
