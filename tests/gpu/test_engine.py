@@ -264,7 +264,7 @@ def _fill_with_noise(runner: Runner) -> None:
     state.logits.normal_()
     assert state.vision_rows is not None
     state.vision_rows.normal_()
-    runner._hidden_TD.normal_()
+    runner._trunk_TD.normal_()
 
 
 def test_a_launch_never_waits_for_the_device(model: Model, show: Any) -> None:

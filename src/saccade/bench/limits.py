@@ -40,19 +40,21 @@ class Limit:
 
 
 def prefill_limit(spec: DecoderSpec, tokens: int, itemsize: int, rates: Rates) -> Limit:
-    """One prompt of `tokens` rows through all layers, without the LM head.
+    """One prompt of `tokens` rows through all layers but the last MLP, which is the head's.
 
-    products = 2 * tokens * layer_parameters; attention as in `causal_flops`; bytes = the weights of the layers.
+    products = 2 * tokens * their parameters; attention as in `causal_flops`; bytes = their weights.
     """
-    products = 2 * tokens * layer_parameters(spec)
+    products = 2 * tokens * (layer_parameters(spec) - last_mlp_parameters(spec, None))
     flops = products + causal_flops(spec, tokens)
-    return _limit(products, flops, read_parameters(spec, tokens) * itemsize, rates)
+    read = read_parameters(spec, tokens) - last_mlp_parameters(spec, tokens)
+    return _limit(products, flops, read * itemsize, rates)
 
 
 def head_limit(spec: DecoderSpec, num_rows: int, itemsize: int, rates: Rates) -> Limit:
-    """`num_rows` rows to logits: 2 * rows * vocabulary * width operations, vocabulary * width weights."""
-    products = 2 * num_rows * head_parameters(spec)
-    return _limit(products, products, head_parameters(spec) * itemsize, rates)
+    """`num_rows` rows through the last MLP to logits: 2 operations a row and weight."""
+    products = 2 * num_rows * (last_mlp_parameters(spec, None) + head_parameters(spec))
+    read = last_mlp_parameters(spec, num_rows) + head_parameters(spec)
+    return _limit(products, products, read * itemsize, rates)
 
 
 def decode_limit(spec: DecoderSpec, batch: int, context: int, itemsize: int, rates: Rates) -> Limit:
@@ -74,6 +76,11 @@ def layer_parameters(spec: DecoderSpec) -> int:
 def read_parameters(spec: DecoderSpec, num_rows: int) -> int:
     """Weights of all layers that a pass over these rows reads. Of a mixture: as many experts as rows can reach."""
     return sum(_attention_parameters(spec) + _mlp_parameters(spec.width, layer.mlp, num_rows) for layer in spec.layers)
+
+
+def last_mlp_parameters(spec: DecoderSpec, num_rows: int | None) -> int:
+    """As `_mlp_parameters`, of the last layer."""
+    return _mlp_parameters(spec.width, spec.layers[-1].mlp, num_rows)
 
 
 def head_parameters(spec: DecoderSpec) -> int:

@@ -1,8 +1,9 @@
 """What the engine's passes take, without requests: prefill and decode, eagerly and as graphs, beside their limits.
 
 All ways run in one process on the same weights, caches and inputs, through the same runners that the engine uses:
-filling the buffers, choosing the bucket and padding to it count. Prefill is one prompt on an idle device; decode steps
-follow each other without a wait. Every replay is compared with an eager run of the same padded buffers.
+filling the buffers, choosing the bucket and padding to it count. Prefill is one prompt on an idle device, up to the
+last attention; the last MLP and the LM head, which only a prompt's last row needs, are the head's. Decode steps follow
+each other without a wait. Every replay is compared with an eager run of the same padded buffers.
 """
 
 import gc
@@ -59,8 +60,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A replay against an eager run of the same padded buffers: the tokens, and the largest difference of hidden
-    states (prefill) or logits (decode) as a share of the largest value."""
+    """A replay against an eager run of the same padded buffers: the tokens, and the largest difference of
+    outputs (prefill) or logits (decode) as a share of the largest value."""
 
     phase: str
     size: int
@@ -224,7 +225,7 @@ def _works(runner: Runner, settings: OfflineBenchSettings, rates: Rates) -> Iter
     spec, itemsize = model.spec.decoder, model.place.dtype.itemsize
 
     def last_token(outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return outputs["hidden"], model.logits(outputs["hidden"][-1:]).argmax(dim=-1)
+        return outputs["trunk"], model.logits(model.finish(outputs["trunk"][-1:])).argmax(dim=-1)
 
     def next_tokens(outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return state.logits[: outputs["next_ids"].shape[0]].clone(), outputs["next_ids"]

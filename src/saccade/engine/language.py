@@ -28,11 +28,13 @@ from saccade.graphs import (
 from saccade.layers.step import Step
 from saccade.models.vlm import Model
 
+FEW_ROWS = 128  # up to here a step takes as long as its weights are read, so that padding costs nothing
+FEW_ROWS_STEP, WIDEST_STEP = 16, 256
 FEW_REQUESTS = 32  # most steps with prompts have few; attention over hundreds of empty requests costs 3 % at 8192 rows
 
 
 def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
-    """Rows of any number of requests, prompts and outputs mixed, to hidden states."""
+    """Rows of any number of requests, prompts and outputs mixed, to what the head makes tokens of."""
     dtype = model.place.dtype
     arena = Arena(
         [
@@ -41,14 +43,14 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
             metadata("key_lengths", ("requests",)),
             metadata("block_tables", ("requests", state.max_blocks)),
             *_bridges(model),
-            output("hidden", ("tokens", model.spec.decoder.width), dtype),
+            output("trunk", ("tokens", model.spec.decoder.width), dtype),
         ],
         {"tokens": max_tokens, "requests": state.max_sequences + 1},
         model.place.device,
     )
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        return {"hidden": _hidden(model, state, frame, max_query=frame.capacity["tokens"])}
+        return {"trunk": model.trunk(_step(model, state, frame, max_query=frame.capacity["tokens"]))}
 
     return Phase(
         name="prefill",
@@ -79,7 +81,7 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
     )
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        hidden_TD = _hidden(model, state, frame, max_query=1)
+        hidden_TD = model.body(_step(model, state, frame, max_query=1))
         return _tokens(model, state, hidden_TD, frame["sequences"])
 
     return Phase(
@@ -93,8 +95,8 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
     )
 
 
-def head_phase(model: Model, state: DeviceState, hidden_TD: Tensor) -> Phase:
-    """Chosen rows of the prefill's hidden states to their next tokens."""
+def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
+    """Chosen rows of the prefill's output through the last MLP to their next tokens."""
     arena = Arena(
         [
             metadata("rows", ("tokens",)),
@@ -107,11 +109,11 @@ def head_phase(model: Model, state: DeviceState, hidden_TD: Tensor) -> Phase:
     )
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        return _tokens(model, state, hidden_TD[frame["rows"]], frame["sequences"])
+        return _tokens(model, state, model.finish(trunk_TD[frame["rows"]]), frame["sequences"])
 
     def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
         count = sum(lengths)
-        rows = torch.randint(0, hidden_TD.shape[0], (count,), generator=rng)
+        rows = torch.randint(0, trunk_TD.shape[0], (count,), generator=rng)
         return {"rows": rows, "sequences": torch.zeros(count, dtype=torch.int32)}
 
     return Phase(
@@ -121,7 +123,7 @@ def head_phase(model: Model, state: DeviceState, hidden_TD: Tensor) -> Phase:
         rows="tokens",
         buckets=tuple(Capacity.of(tokens=n) for n in head_buckets(state.max_sequences)),
         example=example,
-        state={**state.watched(model.decoder), "hidden": hidden_TD},
+        state={**state.watched(model.decoder), "trunk": trunk_TD},
     )
 
 
@@ -130,10 +132,18 @@ def prefill_buckets(max_tokens: int, max_requests: int) -> tuple[Capacity, ...]:
     counts = (FEW_REQUESTS, max_requests)
     found = [
         Capacity.of(tokens=tokens, requests=min(count, tokens + 1, max_requests))
-        for tokens in row_buckets(max_tokens)
+        for tokens in prefill_rows(max_tokens)
         for count in counts
     ]
     return tuple(dict.fromkeys(found))
+
+
+def prefill_rows(largest: int) -> tuple[int, ...]:
+    """Steps of 6 to 12 % up to 4,096 rows, and of 256 above, where the last per cent are milliseconds."""
+    few = range(FEW_ROWS_STEP, FEW_ROWS, FEW_ROWS_STEP)
+    steps = row_buckets(largest, smallest=FEW_ROWS)
+    many = range(WIDEST_STEP * 16, largest, WIDEST_STEP)
+    return tuple(sorted(n for n in {*few, *steps, *many} if n <= largest))
 
 
 def decode_buckets(largest: int) -> tuple[int, ...]:
@@ -168,14 +178,14 @@ def _bridges(model: Model) -> list[Buffer]:
     return [bridge("q", shape, model.place.dtype), bridge("attn", shape, model.place.dtype)]
 
 
-def _hidden(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> Tensor:
+def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> Step:
     newest_T = state.newest_ids[frame["pending"].clamp(min=0)]
     ids_T = torch.where(frame["pending"] < 0, frame["ids"].long(), newest_T)
     if "sources" in frame:
         embeds_TD, deepstack_LTD = model.embed(ids_T, state.vision_rows, frame["sources"])
     else:
         embeds_TD, deepstack_LTD = model.embed(ids_T)
-    step = Step(
+    return Step(
         embeds_TD=embeds_TD,
         positions_3T=frame["positions"],
         deepstack_LTD=deepstack_LTD,
@@ -189,7 +199,6 @@ def _hidden(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -
         caches=state.caches,
         outside=frame.outside,
     )
-    return model.body(step)
 
 
 def _tokens(model: Model, state: DeviceState, hidden_ND: Tensor, sequences_N: Tensor) -> dict[str, Tensor]:

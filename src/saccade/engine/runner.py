@@ -138,10 +138,10 @@ class Runner:
         self._lane = lane_for(model.place.device)
         self._is_cuda = model.place.device.type == "cuda"
         prefill = prefill_phase(model, state, settings.max_tokens)
-        self._hidden_TD = prefill.arena.views(prefill.arena.limits)["hidden"]
+        self._trunk_TD = prefill.arena.views(prefill.arena.limits)["trunk"]
         self.prefill = self._graph_runner(prefill, "prefill")
         self.decode = self._graph_runner(decode_phase(model, state), "decode")
-        self.head = self._graph_runner(head_phase(model, state, self._hidden_TD), "decode")
+        self.head = self._graph_runner(head_phase(model, state, self._trunk_TD), "decode")
         self.sample = self._graph_runner(sample_phase(state), "decode")
         self.encoder = Encoder(state, settings.encoder) if model.tower is not None else None
         media = model.spec.media
@@ -295,7 +295,8 @@ class Runner:
         parts = []
         for start in range(0, len(next_ids), MAX_SCORED_ROWS):
             ids = np.asarray(next_ids[start : start + MAX_SCORED_ROWS], dtype=np.int64)
-            logits = self._model.logits(self._hidden_TD[row + start : row + start + len(ids)])
+            hidden_ND = self._model.finish(self._trunk_TD[row + start : row + start + len(ids)])
+            logits = self._model.logits(hidden_ND)
             parts.append(self._scores(logits, self._device(ids), k))
         return parts
 

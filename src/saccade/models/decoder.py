@@ -31,6 +31,7 @@ class Decoder(Layer):
         self.embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=place.dtype))
         self.rotaries = [Rotary(rotary, place.device) for rotary in spec.rotaries]
         self.layers = [DecoderLayer(place, spec, layer) for layer in spec.layers]
+        assert spec.deepstack_levels < len(self.layers), "deepstack rows go between layers"
         self.norm = new_norm(place, spec.width, spec.norm)
         self.head = None if spec.tied_head else VocabTable(place, spec.vocab_size, spec.width)
 
@@ -40,16 +41,34 @@ class Decoder(Layer):
 
     def body(self, step: Step) -> Tensor:
         """Hidden states after the final norm. Writes the keys and values of the step's rows to its caches."""
+        return self._finish(*self._attend(step))
+
+    def trunk(self, step: Step) -> Tensor:
+        """The body up to the last attention. What is left, `finish`, is a matter of each row alone: a prompt has one
+        row that is asked for, and does without the last MLP for all others."""
+        x_TD, residual_TD = self._attend(step)
+        return x_TD + residual_TD
+
+    def finish(self, trunk_ND: Tensor) -> Tensor:
+        """Rows of a trunk to hidden states after the final norm."""
+        return self._finish(trunk_ND, None)
+
+    def _attend(self, step: Step) -> tuple[Tensor, Tensor]:
         rotations = [rotary(step.positions_3T) for rotary in self.rotaries]
         x_TD: Tensor = step.embeds_TD
         residual_TD: Tensor | None = None
         for i, layer in enumerate(self.layers):
+            if i:
+                x_TD, residual_TD = self.layers[i - 1].feed(x_TD, residual_TD)
+            if 0 < i <= self.spec.deepstack_levels and step.deepstack_LTD is not None:
+                x_TD = x_TD + step.deepstack_LTD[i - 1]
             cos_TK, sin_TK = rotations[self.spec.layers[i].rotary]
-            x_TD, residual_TD = layer(x_TD, residual_TD, cos_TK, sin_TK, step, step.caches[i])
-            if i < self.spec.deepstack_levels:
-                assert step.deepstack_LTD is not None, "deepstack rows are an input of every step, zeros for text"
-                x_TD = x_TD + step.deepstack_LTD[i]
-        return self.norm.carry(x_TD, residual_TD)[0]
+            x_TD, residual_TD = layer.attend(x_TD, residual_TD, cos_TK, sin_TK, step, step.caches[i])
+        assert residual_TD is not None, "a decoder has layers"
+        return x_TD, residual_TD
+
+    def _finish(self, x_ND: Tensor, residual_ND: Tensor | None) -> Tensor:
+        return self.norm.carry(*self.layers[-1].feed(x_ND, residual_ND))[0]
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Scores of all tokens in float32."""
@@ -65,7 +84,7 @@ class Decoder(Layer):
 
 
 class DecoderLayer(Layer):
-    """Attention and MLP; takes and returns (x, residual), whose sum is the hidden state."""
+    """Attention and MLP; both take and return (x, residual), whose sum is the hidden state."""
 
     def __init__(self, place: Placement, spec: DecoderSpec, layer: LayerSpec) -> None:
         self.attention_norm = new_norm(place, spec.width, spec.norm)
@@ -75,7 +94,7 @@ class DecoderLayer(Layer):
         self.mlp = _new_feed_forward(place, spec.width, layer)
         self.mlp_post_norm = new_norm(place, spec.width, spec.norm) if spec.post_norms else None
 
-    def __call__(
+    def attend(
         self,
         x_TD: Tensor,
         residual_TD: Tensor | None,
@@ -88,6 +107,9 @@ class DecoderLayer(Layer):
         x_TD = self.attention(x_TD, cos_TK, sin_TK, step, cache)
         if self.attention_post_norm is not None:
             x_TD = self.attention_post_norm(x_TD)
+        return x_TD, residual_TD
+
+    def feed(self, x_TD: Tensor, residual_TD: Tensor | None) -> tuple[Tensor, Tensor]:
         x_TD, residual_TD = self.mlp_norm.carry(x_TD, residual_TD)
         x_TD = self.mlp(x_TD)
         if self.mlp_post_norm is not None:

@@ -3,7 +3,6 @@
 T token rows, L deepstack levels, U rows of vision output, D width of the decoder.
 """
 
-import torch
 from torch import Tensor
 
 from saccade.layers.layer import Layer, Placement
@@ -30,25 +29,22 @@ class Model(Layer):
         """Embeddings and deepstack rows of these tokens.
 
         `sources_T` says which vision row stands at a token, -1 for text; ids of placeholders are not looked up. The
-        deepstack rows are zero at text, and None only where the family has none at all.
+        deepstack rows are zero at text, and None where the family has none or no row can be an image's.
         """
         if rows_LUD is None or sources_T is None:
-            return self.decoder.embed(ids_T), self._no_deepstack(ids_T)
-        is_text_T1 = (sources_T < 0).unsqueeze(-1)
+            return self.decoder.embed(ids_T), None
         embeds_TD = self.decoder.embed(ids_T.where(sources_T < 0, 0))
-        placed_LTD = rows_LUD[:, sources_T.clamp(min=0)]
-        embeds_TD = torch.where(is_text_T1, embeds_TD, placed_LTD[0])
-        levels = self.spec.decoder.deepstack_levels
-        return embeds_TD, placed_LTD[1:].masked_fill(is_text_T1, 0.0) if levels else None
+        embeds_TD, deepstack_LTD = self.place.kernels.place_rows(embeds_TD, rows_LUD, sources_T)
+        return embeds_TD, deepstack_LTD if self.spec.decoder.deepstack_levels else None
 
     def body(self, step: Step) -> Tensor:
         return self.decoder.body(step)
 
+    def trunk(self, step: Step) -> Tensor:
+        return self.decoder.trunk(step)
+
+    def finish(self, trunk_ND: Tensor) -> Tensor:
+        return self.decoder.finish(trunk_ND)
+
     def logits(self, hidden_TD: Tensor) -> Tensor:
         return self.decoder.logits(hidden_TD)
-
-    def _no_deepstack(self, ids_T: Tensor) -> Tensor | None:
-        spec = self.spec.decoder
-        if not spec.deepstack_levels:
-            return None
-        return self.place.parameter(spec.deepstack_levels, ids_T.shape[0], spec.width)
