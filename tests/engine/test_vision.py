@@ -13,7 +13,7 @@ from torch import Tensor
 
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.engine.batch import places
-from saccade.engine.encoder import ENCODE_FAILED, Encoder, EncoderSettings
+from saccade.engine.encoder import ENCODE_FAILED, MAX_VIEWS, Encoder, EncoderSettings
 from saccade.engine.params import SamplingParams
 from saccade.engine.pixels import Picture, PlainPixels, SlotRing, rounds, shape_of, write_slot
 from saccade.engine.plan import EncodeItem
@@ -217,6 +217,58 @@ class TestAgainstTheTowerAlone:
             rig.run(rig.mix(rng))
         for item, rows in zip(items, kept, strict=True):
             assert torch.equal(rig.rows(item), rows)
+
+
+class TestOrder:
+    """What the host does for a pass, and when."""
+
+    def test_patches_are_under_way_before_anything_else_of_a_pass_is_worked_out(
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(1)
+        done: list[str] = []
+
+        def noted(owner: Any, name: str) -> None:
+            call = getattr(owner, name)
+
+            def note(*args: Any) -> Any:
+                done.append(name)
+                return call(*args)
+
+            monkeypatch.setattr(owner, name, note)
+
+        for owner, name in (
+            (rig.encoder._pixels, "patchify"),
+            (rig.encoder, "_targets"),
+            (rig.encoder._geometries, "packed"),
+            (rig.encoder.graphs, "run"),
+        ):
+            noted(owner, name)
+        check(rig, [rig.image(rng), rig.video(rng, 2, 2, 1)])
+        assert done == ["patchify", "_targets", "packed", "run"]
+
+    def test_patches_go_to_the_arena_of_the_runner_there_is_now(self, loaded: Load) -> None:
+        rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(2)
+        one = rig.image(rng, 20, 20)
+        check(rig, [one])
+        other = Rig(loaded("qwen3_vl")).encoder.graphs
+        before, rig.encoder.graphs = rig.encoder.graphs, other
+        item = rig._item(0, one)
+        values = rig.encoder.values(rig.encoder.packs([one])[0], [item], [one])
+        assert other.phase.arena.owns(values["patches"]) and not before.phase.arena.owns(values["patches"])
+        rig.encoder.graphs = before
+        check(rig, [one])
+
+    def test_views_of_patches_are_bounded_and_those_of_the_arena_only(self, loaded: Load) -> None:
+        rig, rng = Rig(loaded("qwen3_vl"), max_units=24), np.random.default_rng(3)
+        arena = rig.encoder.graphs.phase.arena
+        for media in (rig.video(rng, 1, 2, 3), rig.video(rng, 1, 5, 6), rig.video(rng, 1, 2, 3)):
+            parts = rig.encoder.packs([media])[0]
+            patches = rig.encoder._patches(parts)
+            assert len(patches) == media.plan.num_patches
+            assert arena.owns(patches) == (media.plan.num_tokens <= 24)
+        assert rig.encoder._rows_of_arena.cache_info().currsize == 1
+        assert rig.encoder._rows_of_arena.cache_info().maxsize == MAX_VIEWS
 
 
 class TestChoices:

@@ -120,7 +120,7 @@ class Mutations:
     def test_a_regrown_buffer_is_found_even_without_the_guard(self, monkeypatch: pytest.MonkeyPatch) -> None:
         runner = self.runner()
         self.regrow(runner)
-        monkeypatch.setattr(CapturedGraph, "_current_pointers", lambda self: self._pointers)
+        monkeypatch.setattr(CapturedGraph, "_refuse_moved", lambda self: None)
         assert self.wrong_sequences(runner) == SEQUENCES
 
     def test_with_the_guard_a_regrown_buffer_is_refused(self) -> None:

@@ -6,12 +6,14 @@ Why nothing is read before it is written or overwritten while it is read:
   last plan that reads it is committed, and a plan is committed after the host has seen its end. So no step in flight
   reads them. A step that was not launched to its end is committed without that: the next images then wait for it.
 - Buffers of the vision phase, staging included, are used by this stream alone, in order; graphs of the two streams have
-  pools of their own.
+  pools of their own. So the patches of a pass may be launched before the host knows anything else of it: they are
+  written when the replay before it, which reads the same rows, is over.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ from saccade.inputs.placeholders import Media
 from saccade.inputs.settings import ImageSettings, VideoSettings
 
 ENCODE_FAILED = "an image or video could not be encoded"
+MAX_VIEWS = 256  # of the arena's patches, one for each count that came lately
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +47,6 @@ class EncoderSettings:
     videos: VideoSettings | None
     graphs: GraphSettings
     bucket_stride: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Parts of one pass, ready to be run: their grids, pixels and places in the cache."""
-
-    pictures: list[Picture]
-    grids: list[tuple[int, int, int]]
-    targets_U: Ints
 
 
 class Encoder:
@@ -80,6 +74,7 @@ class Encoder:
         self._graphs = runner
         buckets = sorted(runner.phase.buckets, key=lambda bucket: bucket["units"])
         self.bins = Bins(tuple(b["units"] for b in buckets), tuple(b["frames"] for b in buckets))
+        self._rows_of_arena = lru_cache(MAX_VIEWS)(partial(runner.phase.arena.rows, "patches"))
 
     @torch.no_grad()
     def encode(self, items: Sequence[EncodeItem], running: Mapping[str, Running]) -> dict[str, str]:
@@ -104,34 +99,40 @@ class Encoder:
         return pack(parts, bins, self._cost())
 
     def patchify(self, parts: Sequence[Part], items: Sequence[EncodeItem], media: Sequence[Media]) -> None:
-        """Only the patches of a pass."""
+        """Only the patches of a pass, wherever its rows would go."""
+        del items
         with self.beside.work():
-            load = self._load(parts, items, media)
-            self._pixels.patchify(load.pictures, self._patches(parts))
+            self._patchify(parts, media)
         self.beside.wait()
 
     def values(self, parts: Sequence[Part], items: Sequence[EncodeItem], media: Sequence[Media]) -> dict[str, Any]:
-        """The inputs of a pass; its patches are written by the way."""
-        load = self._load(parts, items, media)
+        """The inputs of a pass. Its patches are under way first: while they are copied and resized, the host works out
+        the rest."""
+        patches_PC = self._patchify(parts, media)
+        grids = [(part.count, *media[part.item].plan.grid_thw[1:]) for part in parts]
+        return {"patches": patches_PC, "targets": self._targets(parts, items), **self._geometries.packed(grids)}
+
+    def _patchify(self, parts: Sequence[Part], media: Sequence[Media]) -> Tensor:
         patches_PC = self._patches(parts)
-        self._pixels.patchify(load.pictures, patches_PC)
-        return {"patches": patches_PC, "targets": load.targets_U, **self._geometries.packed(load.grids)}
+        self._pixels.patchify(self._pictures(parts, media), patches_PC)
+        return patches_PC
 
     def _patches(self, parts: Sequence[Part]) -> Tensor:
         """Where the patches of a pass go: into the arena, unless they are more than it holds."""
         count = sum(part.rows for part in parts) * self.spec.unit
         arena = self.graphs.phase.arena
         if count <= arena.limits["patches"]:
-            return arena.rows("patches", count)
+            return self._rows_of_arena(count)
         return torch.empty(count, self.spec.patch_values, dtype=self._place.dtype, device=self._place.device)
 
     def warm_up(self) -> None:
-        """Compile what turns pixels into patches; it runs before the vision graph, not inside it."""
+        """Compile what turns pixels into patches; it runs before the vision graph, not inside it. Twice: what was
+        compiled is launched in another way from then on."""
         with self.beside.work():
-            for settings in (self.settings.images, self.settings.videos):
+            for settings in (self.settings.images, self.settings.videos) * 2:
                 if settings is not None:
                     picture = warm_up_picture(settings)
-                    self._pixels.patchify([picture], self.graphs.phase.arena.rows("patches", picture.num_rows))
+                    self._pixels.patchify([picture], self._rows_of_arena(picture.num_rows))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -191,19 +192,22 @@ class Encoder:
             for part in parts:
                 yield from self._run_or_blame([part], items, media)
 
-    def _load(self, parts: Sequence[Part], items: Sequence[EncodeItem], media: Sequence[Media]) -> Load:
-        pictures, grids, targets = [], [], []
-        row = 0
+    def _pictures(self, parts: Sequence[Part], media: Sequence[Media]) -> list[Picture]:
+        pictures, row = [], 0
         for part in parts:
-            one, item = media[part.item], items[part.item]
+            one = media[part.item]
             settings = self.settings.images if one.kind == "image" else self.settings.videos
             assert settings is not None, f"a {one.kind} for a model that takes none"
             num_patches = part.rows * self.spec.unit
             pictures.append(Picture(_frames(one, part, settings), one.plan.size_hw, settings, row, num_patches))
-            grids.append((part.count, *one.plan.grid_thw[1:]))
-            targets.append(places(part.first * part.units, part.rows, item.pages, self.settings.page_rows))
             row += num_patches
-        return Load(pictures, grids, targets[0] if len(targets) == 1 else np.concatenate(targets))
+        return pictures
+
+    def _targets(self, parts: Sequence[Part], items: Sequence[EncodeItem]) -> Ints:
+        """Where the rows of a pass go in the cache."""
+        page_rows = self.settings.page_rows
+        found = [places(part.first * part.units, part.rows, items[part.item].pages, page_rows) for part in parts]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _cost(self) -> Callable[[int], float]:
         gate = self.graphs.gate

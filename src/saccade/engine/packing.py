@@ -71,6 +71,8 @@ def pack(parts: Sequence[Part], bins: Bins, cost: Cost = default_cost) -> list[l
     Exact for parts in order of size, each pass taking neighbours in that order; and two or more passes are also tried
     with each filled as far as subsets of the parts allow. A part that no bucket holds is a pass of its own.
     """
+    if len(parts) == 1:
+        return [list(parts)]
     fitting = [part for part in parts if bins.rows_for(part.rows, part.count) is not None]
     alone = [[part] for part in parts if bins.rows_for(part.rows, part.count) is None]
     fitting.sort(key=lambda part: -part.rows)

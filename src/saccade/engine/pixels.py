@@ -80,15 +80,14 @@ class StagedPixels:
 
     def __init__(self, device: torch.device, slot_bytes: int = SLOT_BYTES) -> None:
         # Not imported with this module: Triton is there only where a GPU may be.
-        from saccade.kernels.fused_images import resize_patchify_jobs
+        from saccade.kernels.fused_images import JobKernels
 
-        self._run = resize_patchify_jobs
         self._max_bytes = slot_bytes
         nbytes = TABLE_BYTES + slot_bytes
         self._staged = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-        self._table = self._staged[:TABLE_BYTES].view(torch.int32).view(len(Column), MAX_JOBS)
-        self._pixels = self._staged[TABLE_BYTES:]
-        self._scratch = torch.zeros(slot_bytes, dtype=torch.uint8, device=device)
+        table_XJ = self._staged[:TABLE_BYTES].view(torch.int32).view(len(Column), MAX_JOBS)
+        scratch = torch.zeros(slot_bytes, dtype=torch.uint8, device=device)
+        self._run = JobKernels(table_XJ, self._staged[TABLE_BYTES:], scratch)
         pinned = [torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(NUM_SLOTS)]
         slots = [(slab, slab.numpy()) for slab in pinned]
         self._ring = SlotRing(slots, [torch.cuda.Event() for _ in slots])
@@ -99,7 +98,7 @@ class StagedPixels:
             used, counts = write_slot(array, jobs, shape)
             self._staged[:used].copy_(slab[:used], non_blocking=True)
             self._ring.sent()
-            self._run(self._table, self._pixels, self._scratch, out_PC, shape, counts)
+            self._run(out_PC, shape, counts)
 
 
 class PlainPixels:

@@ -55,34 +55,41 @@ class CapturedGraph:
         self._keep_alive = tuple(state.values())
         self._arena = frame.arena
         self._state = state
-        self._pointers = self._current_pointers()
+        self._pointers = self._arena.pointers()
+        self._state_pointers = self._current_state_pointers()
 
     @property
     def num_steps(self) -> int:
         return len(self._steps)
 
     def replay(self) -> None:
-        """Run the graph on what its buffers hold now. Refused if any of them has moved since the capture."""
-        if self._current_pointers() != self._pointers:
+        """Run the graph on what its buffers hold now. Refused if any of them has moved since the capture.
+
+        Weights and caches are many, and all that was captured is kept alive: they are looked at while the device is at
+        work. If one has moved, nobody gets to see what the graph made of the old one.
+        """
+        if self._arena.pointers() != self._pointers:
             self._refuse_moved()
         for step in self._steps:
             step()
+        if self._current_state_pointers() != self._state_pointers:
+            self._refuse_moved()
         self.num_replays += 1
 
-    def _current_pointers(self) -> list[int]:
-        return [*self._arena.pointers(), *map(Tensor.data_ptr, self._state.values())]
+    def _current_state_pointers(self) -> list[int]:
+        return list(map(Tensor.data_ptr, self._state.values()))
 
     def _refuse_moved(self) -> None:
         names = [*self._arena.addresses(), *self._state]
-        for name, captured, now in zip(names, self._pointers, self._current_pointers(), strict=False):
+        before = [*self._pointers, *self._state_pointers]
+        after = [*self._arena.pointers(), *self._current_state_pointers()]
+        for name, captured, now in zip(names, before, after, strict=False):
             if captured != now:
                 raise AddressError(
                     f"{name!r} was at {captured:#x} when graph [{self.key}] was captured and is at {now:#x} now; "
                     "static buffers are allocated once and weights stay in place: capture again after moving them"
                 )
-        raise AddressError(
-            f"graph [{self.key}] was captured with {len(self._pointers)} buffers; now there are {len(names)}"
-        )
+        raise AddressError(f"graph [{self.key}] was captured with {len(before)} buffers; now there are {len(names)}")
 
 
 def capture(

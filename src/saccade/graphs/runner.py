@@ -169,14 +169,16 @@ class GraphRunner:
         graph_rows = decision.key.capacity[self.phase.rows] if decision.key else real_rows
         if decision.key is None and self.settings.strict and decision.reason is not Reason.GRAPHS_OFF:
             raise GraphError(f"{self.phase.name} batch of {batch.sizes} is not replayed: {decision} (--graphs-strict)")
-        if Tier.EXACT in self.settings.tiers and decision.tier is not Tier.EXACT:
-            self._note_structure(batch, exact_key)
         self.stats.count(decision, real_rows, graph_rows)
         if decision.key is None:
             # With graphs off the same padded shapes are run, so that switching them off changes no answer by a bit.
             bucket = self.bucket_for(batch.sizes) if decision.reason is Reason.GRAPHS_OFF else None
-            return self._hand_over(self._eager(batch, bucket), batch, consume)
-        return self.replay(decision.key, batch, consume)
+            result = self._hand_over(self._eager(batch, bucket), batch, consume)
+        else:
+            result = self.replay(decision.key, batch, consume)
+        if Tier.EXACT in self.settings.tiers and decision.tier is not Tier.EXACT:
+            self._note_structure(batch, exact_key)  # while the device is at work
+        return result
 
     def eager(
         self, values: Mapping[str, Any], consume: Callable[[Outputs], Result], *, at: Capacity | None = None
