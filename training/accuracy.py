@@ -10,9 +10,12 @@ from training.dialogue import KINDS
 from training.model import Batch, Model
 
 SETS = (
-    *(("pictures", (6, 6)), ("pictures", (4, 8)), ("pictures", (8, 6)), ("pictures", (3, 10)), ("pictures", (7, 7))),
-    *(("pairs", (4, 6)), ("videos", (5, 5)), ("texts", (1, 1))),
+    *(("pictures", (7, 7)), ("pictures", (6, 8)), ("pictures", (5, 5)), ("pictures", (3, 7)), ("pictures", (4, 4))),
+    *(("pairs", (5, 5)), ("videos", (5, 5)), ("texts", (1, 1))),
 )
+MAX_TURNS = 4
+Found = dict[str, tuple[int, int]]
+"""How many answers of a kind were right, and how many were asked."""
 
 
 def held_out(recipe: Recipe, size: int, seed: int) -> list[Batch]:
@@ -24,19 +27,24 @@ def held_out(recipe: Recipe, size: int, seed: int) -> list[Batch]:
 
 
 @torch.no_grad()
-def accuracy(model: Model, batches: Sequence[Batch], end_id: int) -> dict[str, tuple[int, int]]:
-    """(right, asked) of every kind that was asked."""
+def accuracy(model: Model, batches: Sequence[Batch], end_id: int) -> tuple[Found, Found]:
+    """Of every kind that was asked, anywhere in a conversation and at its beginning: later answers can lean on what
+    was said before."""
     device = batches[0].ids.device
-    right, asked = (torch.zeros(len(KINDS), device=device) for _ in range(2))
+    right_TK, asked_TK = (torch.zeros(MAX_TURNS, len(KINDS), device=device) for _ in range(2))
     for batch in batches:
         with torch.compiler.set_stance("force_eager"):  # a pass without gradients would be compiled once more
             best = model(batch).argmax(-1)
         for turn in range(batch.kind.shape[1]):
             ok, whole = _right(best, batch.targets, end_id, turn)
-            right.index_add_(0, batch.kind[:, turn], (ok & whole).float())
-            asked.index_add_(0, batch.kind[:, turn], whole.float())
-    pairs = zip(right.tolist(), asked.tolist(), strict=True)
-    return {kind: (int(r), int(a)) for kind, (r, a) in zip(KINDS, pairs, strict=True) if a}
+            right_TK[turn].index_add_(0, batch.kind[:, turn], (ok & whole).float())
+            asked_TK[turn].index_add_(0, batch.kind[:, turn], whole.float())
+    return _found(right_TK.sum(0), asked_TK.sum(0)), _found(right_TK[0], asked_TK[0])
+
+
+def _found(right: Tensor, asked: Tensor) -> Found:
+    pairs = zip(KINDS, right.tolist(), asked.tolist(), strict=True)
+    return {kind: (int(r), int(a)) for kind, r, a in pairs if a}
 
 
 def _right(best_BA: Tensor, targets_BA: Tensor, end_id: int, turn: int) -> tuple[Tensor, Tensor]:

@@ -167,8 +167,9 @@ def _jpeg(canvas: Tensor) -> Tensor:
     k = torch.arange(8, device=canvas.device, dtype=torch.float32)
     waves = torch.cos((2 * k[None] + 1) * k[:, None] * math.pi / 16) * 0.5
     waves = waves * (1 - (1 - math.sqrt(0.5)) * (k[:, None] == 0))
-    blocks = canvas.unflatten(2, (-1, 8)).unflatten(4, (-1, 8)).transpose(3, 4)
-    steps = (1 + k[:, None] + k[None]) * 0.02 * torch.rand(batch, 1, 1, 1, 1, 1, device=canvas.device) + 1e-3
-    coded = ((waves @ blocks @ waves.T) / steps).round() * steps
-    back: Tensor = (waves.T @ coded @ waves).transpose(3, 4).reshape(batch, channels, height, width)
+    both_64_64 = torch.kron(waves, waves)  # all waves of a block at once: one large product, not many of 8 x 8
+    blocks = canvas.unflatten(2, (-1, 8)).unflatten(4, (-1, 8)).transpose(3, 4).flatten(-2)
+    steps = ((1 + k[:, None] + k[None]) * 0.02).flatten() * torch.rand(batch, 1, 1, 1, 1, device=canvas.device) + 1e-3
+    coded = ((blocks @ both_64_64.T) / steps).round() * steps
+    back: Tensor = (coded @ both_64_64).unflatten(-1, (8, 8)).transpose(3, 4).reshape(batch, channels, height, width)
     return back.clamp(0, 1)

@@ -1,14 +1,16 @@
 """Batches of scenes with conversations: which pictures, which sizes, how many of each."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from training.backdrops import photograph
 from training.dialogue import Book, Sheet, Turn
+from training.marks import FIRST_DIGIT, FIRST_LETTER, NOTHING, Marks, beside, join, mark, mark_ground
 from training.model import FACTOR, Batch, Layout, Shape, make_layout, place_images
 from training.questions import (
     ask_digit_pair,
@@ -19,19 +21,67 @@ from training.questions import (
     ask_shapes,
     ask_video,
 )
-from training.scenes import Shapes, Studio
+from training.scenes import Script, Shapes, Studio
 
-GRIDS = (
-    *((4, 4), (5, 5), (6, 6), (7, 7), (7, 7), (4, 6), (6, 4), (4, 8), (8, 4), (5, 7), (7, 5), (6, 8), (8, 6), (5, 9)),
-    *((9, 5), (3, 8), (3, 6), (3, 12), (4, 12), (4, 10), (8, 3), (2, 8), (2, 12), (3, 10), (2, 10), (5, 8), (8, 5)),
-    *((6, 7), (5, 6), (4, 5), (3, 14), (3, 16), (2, 16), (3, 7), (4, 7), (12, 4)),
-)
-"""Rows and columns of 32 pixels; what is here twice comes twice as often."""
 
-SMALL_GRIDS = ((4, 4), (4, 6), (6, 4), (5, 5), (7, 7), (6, 8), (8, 6), (5, 9))
-TEXT_TOKENS, ANSWER_TOKENS = 68, 24
-ONE_TURN_TOKENS = 52
-CHAT_TOKENS, CHAT_ANSWER_TOKENS = 96, 56
+class Mix(NamedTuple):
+    """How often a grid comes, and which shares of its pictures hold print and handwriting; the others hold shapes."""
+
+    often: int
+    script: float
+    digits: float
+
+
+GRIDS: Mapping[tuple[int, int], Mix] = {
+    (4, 4): Mix(4, 0.1, 0.5),
+    (5, 5): Mix(2, 0.12, 0.2),
+    (6, 6): Mix(1, 0.15, 0.15),
+    (7, 7): Mix(5, 0.1, 0.1),
+    (6, 8): Mix(4, 0.1, 0.08),
+    (8, 6): Mix(3, 0.1, 0.08),
+    (5, 9): Mix(3, 0.2, 0.05),
+    (9, 5): Mix(1, 0.1, 0.05),
+    (5, 8): Mix(1, 0.3, 0.05),
+    (8, 5): Mix(1, 0.1, 0.05),
+    (5, 7): Mix(1, 0.3, 0.05),
+    (7, 5): Mix(1, 0.1, 0.05),
+    (4, 5): Mix(3, 0.6, 0.15),
+    (5, 4): Mix(1, 0.5, 0.2),
+    (4, 6): Mix(2, 0.6, 0.1),
+    (6, 4): Mix(1, 0.2, 0.1),
+    (3, 6): Mix(4, 0.8, 0.08),
+    (3, 7): Mix(4, 0.8, 0.08),
+    (3, 8): Mix(2, 0.8, 0.08),
+    (3, 10): Mix(2, 0.8, 0.06),
+    (4, 8): Mix(2, 0.6, 0.06),
+    (4, 10): Mix(1, 0.7, 0.06),
+    (2, 9): Mix(1, 0.85, 0.05),
+    (3, 13): Mix(1, 0.8, 0.05),
+    (4, 12): Mix(1, 0.7, 0.05),
+    (8, 4): Mix(1, 0.1, 0.05),
+    (2, 14): Mix(1, 0.85, 0.05),
+}
+"""Rows and columns of 32 pixels. Small squares are what scans become, wide ones hold words, large ones are photos."""
+
+ORDER = tuple(grid for grid, mix in GRIDS.items() for _ in range(mix.often))
+"""What the size of a step's pictures is drawn from."""
+
+SMALL_GRIDS = ((4, 4), (5, 5), (7, 7), (6, 8), (8, 6), (5, 9))
+
+
+class Room(NamedTuple):
+    """How many turns a conversation may have, and tokens beside its images; so many of them are answers'. What is
+    longer is cut off; that is less than one sample in a thousand."""
+
+    turns: int
+    tokens: int
+    answers: int
+
+
+SHAPES_ROOM = Room(4, 110, 20)
+WORDS_ROOM = Room(2, 64, 16)
+SIDE_ROOM = Room(2, 68, 8)
+CHAT_ROOM = Room(2, 88, 44)
 
 
 @dataclass(frozen=True)
@@ -52,30 +102,33 @@ class Recipe:
         return self.layouts[grid]
 
     def pictures(self, grid: tuple[int, int], batch: int) -> Batch:
-        """One picture and two questions about it. Wide pictures hold more words."""
+        """One picture and up to four questions about it; where most are words, two: a word is all there is to ask."""
         height, width = grid[0] * FACTOR, grid[1] * FACTOR
-        share = 0.42 if width >= 2.5 * height else 0.3
-        num_script = int(batch * share)
-        num_digits = int(batch * (0.2 if share < 0.4 else 0.14))
-        num_shapes = batch - num_script - num_digits
-        shapes, facts = self.studio.shapes(num_shapes, height, width)
+        mix = GRIDS.get(grid, Mix(1, 0.3, 0.2))
+        room = SHAPES_ROOM if mix.script < 0.5 else WORDS_ROOM
+        num_script, num_digits = max(1, int(batch * mix.script)), max(1, int(batch * mix.digits))
+        shapes, facts = self.studio.shapes(batch - num_script - num_digits, height, width)
         digits, handwriting = self.studio.digits(num_digits, height, width)
         script, print_, is_number = self.studio.script(num_script, height, width)
         patches = torch.cat([self._photos(part) for part in (shapes, digits, script)])
-        turns: list[tuple[Turn, Turn, Turn]] = []
-        for _ in range(2):
-            before = turns[-1] if turns else (None, None, None)
-            turns.append(
-                (
-                    ask_shapes(facts, self.num_words, before[0]),
-                    ask_digits(handwriting, self.num_words, before[1]),
-                    ask_script(print_, is_number, self.num_words, before[2]),
-                )
-            )
-        return self._batch(patches[:, None], grid, [_join(*parts) for parts in turns], self.book.image)
+        parts = (
+            ask_shapes(facts, self.num_words, room.turns),
+            ask_digits(handwriting, self.num_words, room.turns),
+            ask_script(print_, is_number, self.num_words, room.turns),
+        )
+        turns = [_join(*turn) for turn in zip(*parts, strict=True)]
+        size = (height, width)
+        things = mark(facts.shape.masked_fill(facts.present == 0, NOTHING), facts.color, facts.x, facts.y, size)
+        reach = facts.radius - 1e6 * (1 - facts.present)
+        marks = join(
+            beside(things, mark_ground(facts.x, facts.y, reach, size)),
+            _mark_script(handwriting, torch.ones_like(handwriting.length, dtype=torch.bool), size),
+            _mark_script(print_, is_number, size),
+        )
+        return self._batch(patches[:, None], grid, turns, self.book.image, room, marks)
 
     def pairs(self, grid: tuple[int, int], batch: int) -> Batch:
-        """Two pictures, one question."""
+        """Two pictures, up to two questions."""
         height, width = grid[0] * FACTOR, grid[1] * FACTOR
         num_digits = max(1, batch // 5)
         num_shapes = batch - num_digits
@@ -88,8 +141,12 @@ class Recipe:
             ],
             1,
         )
-        turn = _join(ask_pair(facts, others), ask_digit_pair(digits[0][1], digits[1][1]))
-        return self._batch(patches, grid, [turn], self.book.image)
+        parts = (
+            ask_pair(facts, others, self.num_words, SIDE_ROOM.turns),
+            ask_digit_pair(digits[0][1], digits[1][1], self.num_words, SIDE_ROOM.turns),
+        )
+        turns = [_join(*turn) for turn in zip(*parts, strict=True)]
+        return self._batch(patches, grid, turns, self.book.image, SIDE_ROOM)
 
     def _two_scenes(self, batch: int, height: int, width: int) -> tuple[Tensor, Tensor, Shapes, Shapes]:
         """Half of them show one shape each, and then often the same shape or the same colour."""
@@ -115,31 +172,41 @@ class Recipe:
         return first, second, facts, changed
 
     def videos(self, grid: tuple[int, int], batch: int) -> Batch:
-        """Two frames, one question."""
+        """Two frames, up to two questions."""
         height, width = grid[0] * FACTOR, grid[1] * FACTOR
         frames, facts, way, growth = self.studio.video(batch, height, width)
         patches = self._photos(frames.transpose(0, 1).flatten(0, 1)).unflatten(0, (2, batch)).unflatten(-1, (3, 256))
         both = patches.permute(1, 2, 3, 0, 4).flatten(2)  # a patch of a video is channel, frame, y, x
-        return self._batch(both[:, None], grid, [ask_video(facts, way, growth)], self.book.video)
+        turns = ask_video(facts, way, growth, self.num_words, SIDE_ROOM.turns)
+        return self._batch(both[:, None], grid, turns, self.book.video, SIDE_ROOM)
 
     def texts(self, grid: tuple[int, int], batch: int) -> Batch:
         """No picture, two questions; `grid` is not used."""
-        first = ask_nothing(batch, self.num_words, self.studio.device)
-        turns = [first, ask_nothing(batch, self.num_words, self.studio.device, first)]
-        sheet = self._sheet(turns, None, 0)
+        turns = ask_nothing(batch, self.num_words, self.studio.device, CHAT_ROOM.turns)
+        sheet = self._sheet(turns, None, 0, CHAT_ROOM)
         token = torch.arange(sheet.ids.shape[1], device=sheet.ids.device).expand(3, batch, -1)
         return Batch(None, None, sheet.ids, token, token[0, :, :0], sheet.rows, sheet.targets, _kinds(turns))
 
     def _photos(self, canvas: Tensor) -> Tensor:
         return photograph(canvas, random.uniform(0.3, 0.8), self.dtype)
 
-    def _batch(self, patches_BIPC: Tensor, grid: tuple[int, int], turns: Sequence[Turn], marker: int) -> Batch:
+    def _batch(
+        self,
+        patches_BIPC: Tensor,
+        grid: tuple[int, int],
+        turns: Sequence[Turn],
+        marker: int,
+        room: Room,
+        marks: Marks | None = None,
+    ) -> Batch:
         layout, images = self.layout(grid), patches_BIPC.shape[1]
-        sheet = self._sheet(turns, [marker] * images, layout.units)
+        sheet = self._sheet(turns, [marker] * images, layout.units, room)
         positions, places = place_images(sheet.starts[:, :images], sheet.ids.shape[1], *grid)
-        return Batch(patches_BIPC, layout, sheet.ids, positions, places, sheet.rows, sheet.targets, _kinds(turns))
+        return Batch(
+            patches_BIPC, layout, sheet.ids, positions, places, sheet.rows, sheet.targets, _kinds(turns), marks
+        )
 
-    def _sheet(self, turns: Sequence[Turn], markers: Sequence[int] | None, units: int) -> Sheet:
+    def _sheet(self, turns: Sequence[Turn], markers: Sequence[int] | None, units: int, room: Room) -> Sheet:
         """A conversation: perhaps a system message, then the turns; in a sixth the image comes after the question."""
         book, batch = self.book, len(turns[0].kind)
         chance = torch.rand(batch, device=self.studio.device)
@@ -152,6 +219,7 @@ class Recipe:
             asked.extend([is_answer] * block.shape[1])
 
         for number, turn in enumerate(turns):
+            first = len(parts)
             question = book.question(turn)
             add(book.user)
             if number == 0 and markers:
@@ -165,12 +233,13 @@ class Recipe:
             add(book.answer(turn), True)
             add(book.end, True)
             add(book.newline)
+            if number:
+                parts[first:] = [torch.cat(parts[first:], 1).masked_fill(~turn.given[:, None], book.blank)]
         is_answer = self._flags(tuple(asked)).expand(batch, -1)
-        num_tokens, num_answers = CHAT_TOKENS, CHAT_ANSWER_TOKENS
-        if markers:
-            budget = TEXT_TOKENS if len(turns) > 1 else ONE_TURN_TOKENS
-            num_tokens, num_answers = len(markers) * (units + 2) + budget, ANSWER_TOKENS
-        return book.compose(torch.cat(parts, 1), is_answer, units=units, num_tokens=num_tokens, num_answers=num_answers)
+        num_tokens = room.tokens + len(markers or ()) * (units + 2)
+        return book.compose(
+            torch.cat(parts, 1), is_answer, units=units, num_tokens=num_tokens, num_answers=room.answers
+        )
 
     def _flags(self, values: tuple[bool, ...]) -> Tensor:
         """On the device, made once: a copy from the host would wait for all that the device has to do."""
@@ -190,7 +259,15 @@ def _join(*turns: Turn) -> Turn:
         torch.cat([turn.kind for turn in turns]),
         torch.cat([turn.reply for turn in turns]),
         torch.cat([turn.values for turn in turns]),
+        torch.cat([turn.given for turn in turns]),
     )
+
+
+def _mark_script(script: Script, is_number: Tensor, size: tuple[int, int]) -> Marks:
+    first = torch.where(is_number, FIRST_DIGIT, FIRST_LETTER)[:, None]
+    place = torch.arange(script.characters.shape[1], device=first.device)
+    names = (script.characters + first).masked_fill(place >= script.length[:, None], NOTHING)
+    return mark(names, script.color[:, None].expand_as(names), script.x, script.y, size)
 
 
 def _kinds(turns: Sequence[Turn]) -> Tensor:

@@ -31,11 +31,13 @@ _IGNORED = -100
 
 @dataclass(frozen=True)
 class Turn:
-    """A question and its answer: kinds (B,) and the values (B, V) of their slots."""
+    """A question and its answer: kinds (B,) and the values (B, V) of their slots. Samples that are not `given` the
+    turn end before it."""
 
     kind: Tensor
     reply: Tensor
     values: Tensor
+    given: Tensor
 
 
 @dataclass(frozen=True)

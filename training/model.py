@@ -57,9 +57,11 @@ class Model(nn.Module):
         return decoder
 
     def compile_blocks(self) -> None:
-        """Fuse what lies between the matrix products. Blocks of a kind share one compilation for all sizes."""
-        parts = [*self.tower.blocks, *self.decoder.layers, self.tower.merger, *self.tower.deepstack_merger_list]
-        for part in parts:
+        """Fuse what lies between the matrix products. Blocks of a kind share one compilation for all sizes.
+
+        Mergers are left as they are: they are few, and compiling their two kinds takes longer than it saves in a run.
+        """
+        for part in (*self.tower.blocks, *self.decoder.layers):
             part.compile(dynamic=True)
 
     def embed(self, ids_BT: Tensor) -> Tensor:
@@ -71,10 +73,16 @@ class Model(nn.Module):
 
     def forward(self, batch: "Batch") -> Tensor:
         """Logits (B, A, V) of the rows that predict answers."""
-        levels = None
-        if batch.layout is not None and batch.patches is not None:
-            levels = self.tower(batch.patches.flatten(0, 1), batch.layout)
-            levels = levels.unflatten(1, batch.patches.shape[:2]).flatten(2, 3)
+        return self.answer(batch, self.see(batch))
+
+    def see(self, batch: "Batch") -> Tensor | None:
+        """(L, B, N, D) rows of all images of a sample, and of each deepstack level."""
+        if batch.layout is None or batch.patches is None:
+            return None
+        levels: Tensor = self.tower(batch.patches.flatten(0, 1), batch.layout)
+        return levels.unflatten(1, batch.patches.shape[:2]).flatten(2, 3)
+
+    def answer(self, batch: "Batch", levels: Tensor | None) -> Tensor:
         hidden_BTD = self.decoder(self.embed(batch.ids), batch.positions, levels, batch.places)
         rows = batch.rows.unsqueeze(-1).expand(-1, -1, hidden_BTD.shape[-1])
         return self.logits(hidden_BTD.gather(1, rows))
@@ -289,7 +297,7 @@ class Layout:
 @dataclass(frozen=True)
 class Batch:
     """What one step reads: I images a sample as patches (B, I, P, C), tokens, positions, the tokens (B, N) that the
-    images' rows replace, and the rows (B, A) that predict the targets."""
+    images' rows replace, and the rows (B, A) that predict the targets; `marks` as in marks.py, or None."""
 
     patches: Tensor | None
     layout: Layout | None
@@ -299,6 +307,7 @@ class Batch:
     rows: Tensor
     targets: Tensor
     kind: Tensor
+    marks: Any = None
 
 
 def place_images(starts_BI: Tensor, num_tokens: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:

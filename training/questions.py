@@ -1,99 +1,58 @@
 """What can be asked about a scene, and the answer. B samples, K places, Q kinds of questions."""
 
-from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from training.dialogue import KINDS, REPLIES, VALUES, Turn
+from training.dialogue import REPLIES, Turn
+from training.drafts import Columns, Draft
 from training.language import COLORS, MAX_NUMBER, SHAPES
 from training.scenes import Script, Shapes
 
-Columns = Mapping[str, Tensor]
-MAX_OFFERS = 32
-_ALIKE = ("describe", "read", "number", "digit")
 
-
-class Draft:
-    """A turn being written. Every kind of question is offered with a weight (B,), its reply and its values; one of
-    those with a weight above zero is chosen."""
-
-    def __init__(self, batch: int, device: torch.device, before: Turn | None = None) -> None:
-        """What the turn `before` has already told is not asked again."""
-        self.batch, self.device = batch, device
-        self.asked = None if before is None else before.kind
-        self.best = torch.full((batch,), -1e9, device=device)
-        self.kind = torch.full((batch,), KINDS.index("unknown"), device=device)
-        self.reply = torch.full((batch,), REPLIES.index("unknown"), device=device)
-        self.values: dict[str, Tensor] = {}
-        self.noise = -torch.rand(batch, MAX_OFFERS, device=device).clamp(1e-9, 1 - 1e-7).log().neg().log()
-        self.offers = 0
-
-    def offer(self, kind: str, weight: Tensor | float, reply: str | Tensor, **columns: Tensor) -> None:
-        """`weight` may be a number; several offers of a kind count together."""
-        noise = self.noise[:, self.offers]
-        self.offers += 1
-        weights = torch.full_like(noise, weight) if isinstance(weight, float) else weight.float()
-        if self.asked is not None:
-            for same in _ALIKE if kind in _ALIKE else (kind,):
-                weights = weights * (self.asked != KINDS.index(same))
-        score = weights.clamp(min=1e-30).log() + noise
-        wins = (score > self.best) & (weights > 0)
-        self.best = torch.where(wins, score, self.best)
-        self.kind = self.kind.masked_fill(wins, KINDS.index(kind))
-        if isinstance(reply, str):
-            self.reply = self.reply.masked_fill(wins, REPLIES.index(reply))
-        else:
-            self.reply = torch.where(wins, reply, self.reply)
-        for name, column in columns.items():
-            old = self.values.get(name)
-            column = column.long()
-            self.values[name] = column if old is None else torch.where(wins, column, old)
-
-    def turn(self) -> Turn:
-        zero = torch.zeros(self.batch, dtype=torch.long, device=self.device)
-        return Turn(self.kind, self.reply, torch.stack([self.values.get(name, zero) for name in VALUES], 1))
-
-    def unknown(self, weight: float, num_words: int) -> None:
-        word = torch.randint(0, num_words, (self.batch,), device=self.device)
-        self.offer("unknown", weight, "unknown", word=word)
-
-
-def ask_shapes(facts: Shapes, num_words: int, before: Turn | None = None) -> Turn:
-    draft = Draft(facts.shape.shape[0], facts.shape.device, before)
+def ask_shapes(facts: Shapes, num_words: int, turns: int = 1) -> list[Turn]:
+    draft = Draft(facts.shape.shape[0], facts.shape.device)
     num = facts.present.sum(1)
-    _ask_names(draft, facts, num)
-    _ask_counts(draft, facts)
+    unique = _unique(facts.shape, facts.present)
+    _ask_names(draft, facts, unique, num)
+    _ask_counts(draft, facts, num)
     _ask_presence(draft, facts)
-    _ask_places(draft, facts, num)
+    _ask_places(draft, facts, unique, num)
+    _ask_edges(draft, facts, unique)
     _ask_description(draft, facts, num)
     draft.unknown(0.05, num_words)
-    return draft.turn()
+    return draft.turns(turns, unique.sum(1) > 2)
 
 
-def _ask_names(draft: Draft, facts: Shapes, num: Tensor) -> None:
+def _ask_names(draft: Draft, facts: Shapes, unique: Tensor, num: Tensor) -> None:
+    """Of several things each question means another."""
     alone = num == 1
     draft.offer("shape", 2.0 * alone, "shape", shape=facts.shape[:, 0])
     draft.offer("color", 2.0 * alone, "color", color=facts.color[:, 0])
-    by_shape, has_shape = _pick(_unique(facts.shape, facts.present))
-    draft.offer(
-        "color of", 1.2 * has_shape, "color", shape=_at(facts.shape, by_shape), color=_at(facts.color, by_shape)
-    )
-    by_color, has_color = _pick(_unique(facts.color, facts.present))
-    draft.offer(
-        "shape of", 1.2 * has_color, "shape", shape=_at(facts.shape, by_color), color=_at(facts.color, by_color)
-    )
+    by_shape, has_shape = _pick(unique)
+    shape, color = _at(facts.shape, by_shape), _at(facts.color, by_shape)
+    draft.offer("color of", (2.2 - 1.8 * alone) * has_shape, "color", shape=shape, color=color)
+    single = _unique(facts.color, facts.present)
+    other = single.scatter(1, by_shape[:, None], 0.0)
+    by_color, has_color = _pick(torch.where((alone | ~has_shape)[:, None], single, other))
+    shape, color = _at(facts.shape, by_color), _at(facts.color, by_color)
+    draft.offer("shape of", (1.2 - 0.9 * alone) * has_color, "shape", shape=shape, color=color)
 
 
-def _ask_counts(draft: Draft, facts: Shapes) -> None:
-    """Mostly of what is there, sometimes of anything."""
+def _ask_counts(draft: Draft, facts: Shapes, num: Tensor) -> None:
+    """Mostly of what is there, sometimes of anything; each of something else."""
+    wanted = torch.where(num > 1, 1.0, 0.25)
+    draft.offer("count all", 0.8 * wanted, "number", number=num)
+    shape, _ = _subject(facts)
+    is_shape = (facts.shape == shape[:, None]) * facts.present
+    draft.offer("count shape", 2.0 * wanted, "number", shape=shape, number=is_shape.sum(1))
+    _, color = _subject(facts)
+    is_color = (facts.color == color[:, None]) * facts.present
+    draft.offer("count color", 0.8 * wanted, "number", color=color, number=is_color.sum(1))
     shape, color = _subject(facts)
-    is_shape, is_color = facts.shape == shape[:, None], facts.color == color[:, None]
-    draft.offer("count all", 0.8, "number", number=facts.present.sum(1))
-    draft.offer("count shape", 1.5, "number", shape=shape, number=(is_shape * facts.present).sum(1))
-    draft.offer("count color", 0.9, "number", color=color, number=(is_color * facts.present).sum(1))
-    both = (is_shape & is_color) * facts.present
-    draft.offer("count both", 0.7, "number", shape=shape, color=color, number=both.sum(1))
+    both = ((facts.shape == shape[:, None]) & (facts.color == color[:, None])) * facts.present
+    draft.offer("count both", 0.6 * wanted, "number", shape=shape, color=color, number=both.sum(1))
 
 
 def _ask_presence(draft: Draft, facts: Shapes) -> None:
@@ -104,42 +63,74 @@ def _ask_presence(draft: Draft, facts: Shapes) -> None:
     color = torch.where(coin[:, 1], true_color, torch.randint_like(true_color, len(COLORS)))
     shown = facts.present > 0
     is_shape, is_color = (facts.shape == shape[:, None]) & shown, (facts.color == color[:, None]) & shown
-    draft.offer("has shape", 0.7, "yes", shape=shape, yes=is_shape.any(1))
-    draft.offer("has color", 0.5, "yes", color=color, yes=is_color.any(1))
-    draft.offer("has both", 0.8, "yes", shape=shape, color=color, yes=(is_shape & is_color).any(1))
+    draft.offer("has shape", 0.5, "yes", later=0.7, shape=shape, yes=is_shape.any(1))
+    draft.offer("has color", 0.2, "yes", later=0.7, color=color, yes=is_color.any(1))
+    draft.offer("has both", 0.6, "yes", later=0.7, shape=shape, color=color, yes=(is_shape & is_color).any(1))
 
 
-def _ask_places(draft: Draft, facts: Shapes, num: Tensor) -> None:
-    unique = _unique(facts.shape, facts.present)
+class _Two(NamedTuple):
+    """Two things of different shapes: their names and how they lie; sides are 0..3 as SLOTS has them."""
+
+    names: dict[str, Tensor]
+    colors: dict[str, Tensor]
+    exist: Tensor
+    clear_x: Tensor
+    clear_y: Tensor
+    side_x: Tensor
+    side_y: Tensor
+    is_plain: Tensor
+    main: Tensor
+
+
+def _two(facts: Shapes, unique: Tensor) -> _Two:
     first, has_first = _pick(unique)
     second, has_second = _pick(unique.scatter(1, first[:, None], 0.0))
-    two = has_first & has_second
     margin = 0.11 * min(facts.height, facts.width) + 0.3 * (_at(facts.radius, first) + _at(facts.radius, second))
     dx, dy = _at(facts.x, first) - _at(facts.x, second), _at(facts.y, first) - _at(facts.y, second)
-    clear_x, clear_y = dx.abs() > margin, dy.abs() > margin
     side_x, side_y = (dx > 0).long(), 2 + (dy > 0).long()
-    names = {"shape": _at(facts.shape, first), "shape1": _at(facts.shape, second)}
-    colors = {"color": _at(facts.color, first), "color1": _at(facts.color, second)}
-    by_x = clear_x & (~clear_y | (torch.rand_like(dx) < 0.5))
-    truth = torch.where(by_x, side_x, side_y)
-    asked = torch.where(torch.rand_like(dx) < 0.5, truth, truth ^ 1)
-    relation = asked * 2 + torch.randint_like(asked, 2)
-    either = two & (clear_x | clear_y)
-    draft.offer("relation", 1.5 * either, "yes", **names, relation=relation, yes=asked == truth)
-    draft.offer("relation both", 0.6 * either, "yes", **names, **colors, relation=relation, yes=asked == truth)
-    draft.offer("left or right", 1.2 * (two & clear_x), "side", **names, side=side_x)
-    draft.offer("above or below", 1.2 * (two & clear_y), "side", **names, side=side_y)
     mostly_x, mostly_y = dx.abs() > 1.5 * dy.abs() + margin, dy.abs() > 1.5 * dx.abs() + margin
-    main = torch.where(mostly_x, side_x, side_y)
-    draft.offer("where", 1.3 * (two & (mostly_x | mostly_y)), "side", **names, side=main)
-    facing = torch.where(mostly_x, side_x, side_y) * 2 + torch.randint_like(asked, 2)
-    draft.offer("next to", 1.0 * (two & (num == 2) & (mostly_x | mostly_y)), "shape", **names, relation=facing)
-    off_x, off_y = _at(facts.x, first) - facts.width / 2, _at(facts.y, first) - facts.height / 2
-    shape = _at(facts.shape, first)
-    left_right = has_first & (off_x.abs() > 0.1 * facts.width)
-    draft.offer("on the left", 1.2 * left_right, "edge", shape=shape, edge=(off_x > 0).long())
-    top_bottom = has_first & (off_y.abs() > 0.1 * facts.height)
-    draft.offer("at the top", 1.2 * top_bottom, "edge", shape=shape, edge=2 + (off_y > 0).long())
+    return _Two(
+        {"shape": _at(facts.shape, first), "shape1": _at(facts.shape, second)},
+        {"color": _at(facts.color, first), "color1": _at(facts.color, second)},
+        has_first & has_second,
+        dx.abs() > margin,
+        dy.abs() > margin,
+        side_x,
+        side_y,
+        mostly_x | mostly_y,
+        torch.where(mostly_x, side_x, side_y),
+    )
+
+
+def _ask_places(draft: Draft, facts: Shapes, unique: Tensor, num: Tensor) -> None:
+    """Three pairs of things, so that where there are more than two an answer seldom gives the next one away."""
+    for kind, weight, has_colors in (("relation", 2.5, False), ("relation both", 0.6, True)):
+        two = _two(facts, unique)
+        by_x = two.clear_x & (~two.clear_y | (torch.rand(draft.batch, device=draft.device) < 0.5))
+        truth = torch.where(by_x, two.side_x, two.side_y)
+        asked = torch.where(torch.rand(draft.batch, device=draft.device) < 0.5, truth, truth ^ 1)
+        columns = two.names | {"relation": asked * 2 + torch.randint_like(asked, 2), "yes": asked == truth}
+        either = two.exist & (two.clear_x | two.clear_y)
+        draft.offer(kind, weight * either, "yes", **columns, **(two.colors if has_colors else {}))
+    draft.offer("where", 3.5 * (two.exist & two.is_plain), "side", **two.names, side=two.main)
+    two = _two(facts, unique)
+    draft.offer("left or right", 2.0 * (two.exist & two.clear_x), "side", **two.names, side=two.side_x)
+    draft.offer("above or below", 2.0 * (two.exist & two.clear_y), "side", **two.names, side=two.side_y)
+    facing = two.main * 2 + torch.randint_like(two.main, 2)
+    only_two = two.exist & (num == 2) & two.is_plain
+    draft.offer("next to", 0.8 * only_two, "shape", **two.names, relation=facing)
+
+
+def _ask_edges(draft: Draft, facts: Shapes, unique: Tensor) -> None:
+    """On which half of the picture something lies; across and down are asked of two things."""
+    for kind, places, size, base in (
+        ("on the left", facts.x, facts.width, 0),
+        ("at the top", facts.y, facts.height, 2),
+    ):
+        index, exists = _pick(unique)
+        off = _at(places, index) - size / 2
+        clear = exists & (off.abs() > 0.1 * size)
+        draft.offer(kind, 1.0 * clear, "edge", shape=_at(facts.shape, index), edge=base + (off > 0).long())
 
 
 def _ask_description(draft: Draft, facts: Shapes, num: Tensor) -> None:
@@ -150,30 +141,30 @@ def _ask_description(draft: Draft, facts: Shapes, num: Tensor) -> None:
     clear = torch.cat([torch.ones_like(is_clear[:, :1]), is_clear], 1)
     shape, color = facts.shape.gather(1, order), facts.color.gather(1, order)
     columns = {f"shape{k or ''}": shape[:, k] for k in range(3)} | {f"color{k or ''}": color[:, k] for k in range(3)}
-    reply = torch.full_like(draft.reply, REPLIES.index("one")) + (num.long() - 1).clamp(0, 2)
+    reply = REPLIES.index("one") + (num.long() - 1).clamp(0, 2)
     reply = torch.where(num > 3, torch.full_like(reply, REPLIES.index("many")), reply)
     is_fine = (clear.gather(1, (num.long() - 1).clamp(0, 2)[:, None])[:, 0] > 0) | (num > 3)
-    draft.offer("describe", 1.0 * is_fine, reply, **columns, number=num)
+    draft.offer("describe", 0.6 * is_fine, reply, later=0.5, **columns, number=num)
 
 
-def ask_digits(script: Script, num_words: int, before: Turn | None = None) -> Turn:
-    draft = Draft(len(script.length), script.length.device, before)
+def ask_digits(script: Script, num_words: int, turns: int = 1) -> list[Turn]:
+    draft = Draft(len(script.length), script.length.device)
     alone = script.length == 1
     spelled = _columns("digit", script.characters, 4, 10)
     draft.offer("digit", 4.0 * alone, "digits", **spelled)
     draft.offer("number", 4.0 * ~alone, "digits", **spelled)
     _ask_digit_traits(draft, script, spelled, alone)
-    draft.unknown(0.15, num_words)
-    return draft.turn()
+    draft.unknown(0.1, num_words)
+    return draft.turns(turns)
 
 
-def ask_script(script: Script, is_number: Tensor, num_words: int, before: Turn | None = None) -> Turn:
-    draft = Draft(len(script.length), script.length.device, before)
+def ask_script(script: Script, is_number: Tensor, num_words: int, turns: int = 1) -> list[Turn]:
+    draft = Draft(len(script.length), script.length.device)
     letters = ~is_number
     spelled = _columns("letter", script.characters.masked_fill(is_number[:, None], 26), 7, 26)
     draft.offer("read", 7.0 * letters, "letters", **spelled)
     draft.offer("describe", 0.8 * letters, "the word", **spelled)
-    draft.offer("color of text", 0.5 * letters, "color", color=script.color)
+    draft.offer("color of text", 0.5 * letters, "color", later=draft.seldom(0.3), color=script.color)
     draft.offer("letters", 0.4 * letters, "number", number=script.length)
     draft.offer("first letter", 0.5 * letters, "letters", **_columns("letter", script.characters[:, :1], 7, 26))
     last = script.characters.gather(1, script.length[:, None] - 1).clamp(max=26)
@@ -184,20 +175,20 @@ def ask_script(script: Script, is_number: Tensor, num_words: int, before: Turn |
     draft.offer("digit", 3.0 * alone, "digits", **numbered)
     draft.offer("number", 3.0 * is_number, "digits", **numbered)
     draft.offer("read", 1.5 * is_number, "digits", **numbered)
-    draft.unknown(0.15, num_words)
-    return draft.turn()
+    draft.unknown(0.1, num_words)
+    return draft.turns(turns)
 
 
 def _ask_digit_traits(draft: Draft, script: Script, spelled: Columns, alone: Tensor) -> None:
     first = script.characters[:, 0]
     guess = torch.where(torch.rand(draft.batch, device=draft.device) < 0.5, first, torch.randint_like(first, 10))
     draft.offer("is digit", 0.5 * alone, "yes", digit=guess, yes=guess == first)
-    draft.offer("color of digit", 0.5, "color", color=script.color)
+    draft.offer("color of digit", 0.5, "color", later=draft.seldom(0.3), color=script.color)
     draft.offer("describe", 0.6 * alone, "the digit", **spelled)
     draft.offer("describe", 0.6 * ~alone, "the number", **spelled)
 
 
-def ask_pair(first: Shapes, second: Shapes) -> Turn:
+def ask_pair(first: Shapes, second: Shapes, num_words: int, turns: int = 1) -> list[Turn]:
     """About two pictures of shapes."""
     draft = Draft(first.shape.shape[0], first.shape.device)
     num = torch.stack([first.present.sum(1), second.present.sum(1)], 1)
@@ -205,23 +196,24 @@ def ask_pair(first: Shapes, second: Shapes) -> Turn:
     other, _ = _subject(second, share=0.5)
     shape = torch.where(torch.rand(draft.batch, device=draft.device) < 0.5, shape, other)
     has = torch.stack([((part.shape == shape[:, None]) * part.present).sum(1) for part in (first, second)], 1)
-    draft.offer("more", 1.5 * (has[:, 0] != has[:, 1]), "which", shape=shape, which=has[:, 1] > has[:, 0])
+    draft.offer("more", 2.5 * (has[:, 0] != has[:, 1]), "which", shape=shape, which=has[:, 1] > has[:, 0])
     draft.offer("more all", 1.0 * (num[:, 0] != num[:, 1]), "which", which=num[:, 1] > num[:, 0])
     only_one = (has[:, 0] > 0) != (has[:, 1] > 0)
     draft.offer("which has", 1.0 * only_one, "which", shape=shape, which=has[:, 1] > 0)
     alone = (num == 1).all(1)
-    draft.offer("same shape", 2.0 * alone, "yes", yes=first.shape[:, 0] == second.shape[:, 0])
-    draft.offer("same color", 2.0 * alone, "yes", yes=first.color[:, 0] == second.color[:, 0])
+    draft.offer("same shape", 1.5 * alone, "yes", yes=first.shape[:, 0] == second.shape[:, 0])
+    draft.offer("same color", 1.0 * alone, "yes", yes=first.color[:, 0] == second.color[:, 0])
     which = torch.randint_like(shape, 2)
     seen = torch.where(which == 0, first.shape[:, 0], second.shape[:, 0])
     color = torch.where(which == 0, first.color[:, 0], second.color[:, 0])
     single = num.gather(1, which[:, None])[:, 0] == 1
-    draft.offer("shape in", 1.5 * single, "shape", which=which, shape=seen)
-    draft.offer("color in", 1.5 * single, "color", which=which, color=color)
-    return draft.turn()
+    draft.offer("shape in", 1.2 * single, "shape", which=which, shape=seen)
+    draft.offer("color in", 0.8 * single, "color", which=which, color=color)
+    draft.unknown(0.02, num_words)
+    return draft.turns(turns)
 
 
-def ask_digit_pair(first: Script, second: Script) -> Turn:
+def ask_digit_pair(first: Script, second: Script, num_words: int, turns: int = 1) -> list[Turn]:
     draft = Draft(len(first.length), first.length.device)
     which = torch.randint_like(first.length, 2)
     digit = torch.where(which == 0, first.characters[:, 0], second.characters[:, 0])
@@ -233,10 +225,11 @@ def ask_digit_pair(first: Script, second: Script) -> Turn:
     larger = second.characters[:, 0] > first.characters[:, 0]
     differ = both & (second.characters[:, 0] != first.characters[:, 0])
     draft.offer("larger", 1.0 * differ, "which", which=larger, digit=digit)
-    return draft.turn()
+    draft.unknown(0.02, num_words)
+    return draft.turns(turns)
 
 
-def ask_video(facts: Shapes, way: Tensor, growth: Tensor) -> Turn:
+def ask_video(facts: Shapes, way: Tensor, growth: Tensor, num_words: int, turns: int = 1) -> list[Turn]:
     """`growth` is -1 where the first shape moves, 0 where it grows, 1 where it shrinks."""
     draft = Draft(len(way), way.device)
     shape, moves = facts.shape[:, 0], growth < 0
@@ -246,26 +239,27 @@ def ask_video(facts: Shapes, way: Tensor, growth: Tensor) -> Turn:
     draft.offer("grow", 4.0 * (~moves & differs), "size", shape=shape, size=growth.clamp(min=0))
     draft.offer("shape moves", 0.8 * (alone | moves), "shape", shape=shape)
     draft.offer("color moves", 0.8 * (alone | moves), "color", color=facts.color[:, 0])
-    return draft.turn()
+    draft.unknown(0.02, num_words)
+    return draft.turns(turns)
 
 
-def ask_nothing(batch: int, num_words: int, device: torch.device, before: Turn | None = None) -> Turn:
+def ask_nothing(batch: int, num_words: int, device: torch.device, turns: int = 1) -> list[Turn]:
     """Text alone."""
-    draft = Draft(batch, device, before)
+    draft = Draft(batch, device)
     a, b = (torch.randint(0, 11, (batch,), device=device) for _ in range(2))
-    draft.offer("sum", 3.0, "result", number=a, number1=b, number2=a + b)
+    draft.offer("sum", 2.0, "result", number=a, number1=b, number2=a + b)
     high, low = torch.maximum(a, b), torch.minimum(a, b)
     draft.offer("difference", 1.5, "result", number=high, number1=low, number2=high - low)
     c, d = (torch.randint(0, MAX_NUMBER // 2 + 1, (batch,), device=device) for _ in range(2))
     draft.offer("is larger", 1.5 * (c != d), "yes", number=c, number1=d, yes=c > d)
     word = torch.randint(0, num_words, (batch,), device=device)
-    draft.offer("copy", 3.0, "copy", word=word)
+    draft.offer("copy", 1.5, "copy", word=word)
     draft.offer("hello", 0.4, "hello")
     draft.offer("who", 0.6, "who")
-    draft.unknown(2.5, num_words)
+    draft.unknown(1.5, num_words)
     for kind in ("shape", "color", "count all", "describe", "digit", "read", "count shape", "color of", "has shape"):
         draft.offer(kind, 0.12, "blind", shape=torch.randint_like(word, len(SHAPES)))
-    return draft.turn()
+    return draft.turns(turns)
 
 
 def _subject(facts: Shapes, share: float = 0.88) -> tuple[Tensor, Tensor]:

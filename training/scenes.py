@@ -38,11 +38,14 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Script:
-    """Characters in a row: digits 0..9 or letters 0..25, padded with the blank one; (B, K), and their colour (B,)."""
+    """Characters in a row: digits 0..9 or letters 0..25, padded with the blank one; (B, K), and their colour (B,).
+    `x` and `y` (B, K) are their middles, in pixels."""
 
     characters: Tensor
     length: Tensor
     color: Tensor
+    x: Tensor
+    y: Tensor
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,12 @@ class Studio:
         return self.paint(canvas, facts), facts
 
     def arrange(self, batch: int, height: int, width: int, behind_B3: Tensor, num: Tensor | None = None) -> Shapes:
-        """One shape in a fifth of the pictures, two or three different ones in a third, up to seven in the others."""
+        """One shape in an eighth of the pictures, two to four different ones in nearly half, up to seven in others."""
         if num is None:
             chance = self.rand(batch)
-            few, many = 2 + self.integers(2, batch), 2 + (self.rand(batch).sqrt() * 6).long()
-            num = torch.where(chance < 0.2, torch.ones_like(few), torch.where(chance < 0.52, few, many))
-            is_mixed = (chance < 0.2) | (chance >= 0.52)
+            few, many = 2 + self.integers(3, batch), 2 + (self.rand(batch).sqrt() * 6).long()
+            num = torch.where(chance < 0.12, torch.ones_like(few), torch.where(chance < 0.56, few, many))
+            is_mixed = (chance < 0.12) | (chance >= 0.56)
         else:
             is_mixed = self.rand(batch) < 0.5
         shape = torch.where(is_mixed[:, None], self._clustered(batch), self._distinct(batch))
@@ -170,7 +173,7 @@ class Studio:
         """One to three handwritten digits in a row, in strokes of many kinds."""
         canvas, behind = backdrop(batch, height, width, self.device)
         chance = self.rand(batch)
-        num = 1 + (chance > 0.62).long() + (chance > 0.81).long()
+        num = 1 + (chance > 0.7).long() + (chance > 0.86).long()
         index = self.integers(len(self.bank.labels_N), batch, MAX_DIGITS)
         color, rgb = self.palette.pick(behind, 1)
         side = self._digit_side(num, height, width)
@@ -181,19 +184,19 @@ class Studio:
         place = torch.arange(MAX_DIGITS, device=self.device)
         strokes = [self._strokes(index[:, k]) for k in range(MAX_DIGITS)]
         fields, edge, gain = (torch.stack(parts, 1) for parts in zip(*strokes, strict=True))
-        stretch = self.uniform(-0.1, 0.1, batch, MAX_DIGITS).exp()
+        stretch = self.uniform(-0.18, 0.18, batch, MAX_DIGITS).exp()
         pose = Pose(
             x[:, None] + place * step[:, None],
             y[:, None] + side[:, None] * self.uniform(-0.04, 0.04, batch, MAX_DIGITS),
             side[:, None] * (15 / 28) * stretch,
             side[:, None] * (15 / 28) / stretch,
             self.uniform(-0.2, 0.2, batch, 1).expand(-1, MAX_DIGITS),
-            self.uniform(-0.2, 0.2, batch, 1).expand(-1, MAX_DIGITS),
+            self.uniform(-0.28, 0.28, batch, 1).expand(-1, MAX_DIGITS),
         )
         shown = (~_beyond(num, MAX_DIGITS)).float()
         canvas = draw(canvas, fields, pose, Ink(rgb.expand(-1, MAX_DIGITS, -1), edge, gain, shown))
         labels = self.bank.labels_N[index].masked_fill(_beyond(num, MAX_DIGITS), 10)
-        return canvas, Script(labels, num, color[:, 0])
+        return canvas, Script(labels, num, color[:, 0], pose.x, pose.y)
 
     def _digit_side(self, num: Tensor, height: int, width: int) -> Tensor:
         """The side of a digit's square: from a third of the picture to all of it, as wide as several of them allow."""
@@ -203,15 +206,17 @@ class Studio:
         return torch.where(num == 1, alone, row).clamp(min=24.0)
 
     def _strokes(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Fields of digits: as they are, coarse (7 to 12 cells a side, smooth or square), thick, thin; a fifth of them
-        is printed, not written, for forms that few people write."""
+        """Fields of digits: as they are, coarse (7 to 12 cells a side, smooth or square, most of them fitted to their
+        frame), thick, thin; a fifth of them is printed, not written, for forms that few people write."""
         written = self.bank.digits_NSS[index].float() / 15
         n = len(written)
         raw = torch.where((self.rand(n) < 0.2)[:, None, None], self._printed(self.bank.labels_N[index]), written)
         start, part = n // 3, n // 12
         pieces = [raw[:start]]
         for i, cells in enumerate((8, 8, 8, 12, 7, 9)):
-            pieces.append(_coarse(raw[start + i * part : start + (i + 1) * part], cells, smooth=i != 1, tight=i % 2))
+            inner = raw[start + i * part : start + (i + 1) * part]
+            inner = inner[:, 3:25, 3:25] if i in (1, 3) else _fitted(inner, self.uniform(0.9, 1.4, len(inner)))
+            pieces.append(_coarse(inner, cells, smooth=i != 1))
         rest = raw[start + 6 * part :]
         middle = len(rest) // 2
         thick = functional.max_pool2d(rest[:middle, None], 2, 1, 1)[:, 0, :28, :28]
@@ -242,11 +247,11 @@ class Studio:
         case = self._case(batch)
         glyph = torch.where(is_number[:, None], 52 + digits, letters.clamp(max=25) + 26 * case)
         color, rgb = self.palette.pick(behind, 1)
-        canvas = self._write(canvas, font, glyph, length, rgb[:, 0])
+        canvas, pose = self._write(canvas, font, glyph, length, rgb[:, 0])
         spelled = torch.where(is_number[:, None], digits, letters)
         blank = torch.where(is_number, torch.full_like(length, 10), torch.full_like(length, BLANK))[:, None]
         spelled = torch.where(_beyond(length, MAX_LETTERS), blank.expand_as(spelled), spelled)
-        return canvas, Script(spelled, length, color[:, 0]), is_number
+        return canvas, Script(spelled, length, color[:, 0], pose.x, pose.y), is_number
 
     def _spelling(self, batch: int) -> tuple[Tensor, Tensor]:
         """Half are words, half letters at random."""
@@ -263,7 +268,7 @@ class Studio:
         places = torch.arange(MAX_LETTERS, device=self.device)[None]
         return ((chance > 0.45) & ((chance < 0.82) | (places > 0))).long()
 
-    def _write(self, canvas: Tensor, font: Tensor, glyph: Tensor, length: Tensor, rgb: Tensor) -> Tensor:
+    def _write(self, canvas: Tensor, font: Tensor, glyph: Tensor, length: Tensor, rgb: Tensor) -> tuple[Tensor, Pose]:
         batch, _, height, width = canvas.shape
         shown = ~_beyond(length, MAX_LETTERS)
         advance = (self.bank.advances_FG[font[:, None], glyph] + self.uniform(-0.01, 0.1, batch, 1)) * shown
@@ -290,7 +295,7 @@ class Studio:
             (em / softness)[:, None].expand_as(x),
             shown.float(),
         )
-        return draw(canvas, self.bank.glyphs_FGSS[font[:, None], glyph].float(), pose, ink)
+        return draw(canvas, self.bank.glyphs_FGSS[font[:, None], glyph].float(), pose, ink), pose
 
     def video(self, batch: int, height: int, width: int) -> tuple[Tensor, Shapes, Tensor, Tensor]:
         """(B, 2, 3, H, W) frames of shapes of which the first moves (ways 0..3) or changes its size (4, 5)."""
@@ -344,9 +349,27 @@ def _first(count: int, item: Drawn) -> Drawn:
     return replace(item, **values)
 
 
-def _coarse(fields: Tensor, cells: int, *, smooth: bool, tight: int) -> Tensor:
-    """Strokes as a scanner of few cells sees them. MNIST leaves a margin of four pixels; `tight` cuts most of it."""
-    inner = fields[:, 3:25, 3:25] if tight else fields[:, 2:26, 2:26]
+def _fitted(fields: Tensor, wide: Tensor) -> Tensor:
+    """Strokes in the middle of a frame of their own height that is `wide` times as broad."""
+    solid, ticks = fields > 0.3, torch.arange(fields.shape[-1], device=fields.device)
+
+    def ends(filled: Tensor) -> tuple[Tensor, Tensor]:
+        size = filled.shape[1]
+        return ticks.where(filled, size).amin(1) * 2 / size - 1, (ticks + 1).where(filled, 0).amax(1) * 2 / size - 1
+
+    (top, bottom), (left, right) = ends(solid.any(2)), ends(solid.any(1))
+    half = ((bottom - top) / 2).clamp(min=0.25)
+    none = torch.zeros_like(half)
+    across = torch.stack([half * wide, none, (left + right) / 2], -1)
+    down = torch.stack([none, half, (top + bottom) / 2], -1)
+    if not len(fields):
+        return fields
+    grid = functional.affine_grid(torch.stack([across, down], 1), [len(fields), 1, 32, 32], align_corners=False)
+    return functional.grid_sample(fields.unsqueeze(1), grid, align_corners=False).squeeze(1)
+
+
+def _coarse(inner: Tensor, cells: int, *, smooth: bool) -> Tensor:
+    """Strokes as a scanner of few cells sees them."""
     small = (functional.adaptive_avg_pool2d(inner.unsqueeze(1), (cells, cells)) * 1.5).clamp(0, 1)
     if not smooth:
         return functional.interpolate(small, size=(28, 28), mode="nearest").squeeze(1)

@@ -10,7 +10,8 @@ import transformers as hf
 from tests.training.conftest import SMALL, Class
 from training.checkpoint import write_checkpoint
 from training.model import Batch, Model
-from training.train import Passes, Pupil, schedule
+from training.passes import Passes
+from training.pupil import Pupil, schedule
 from training.vocabulary import token_id
 
 

@@ -1,5 +1,6 @@
 """Pictures show what their facts say, and conversations are what the tokenizer would make of their text."""
 
+import math
 import re
 
 import numpy as np
@@ -8,13 +9,14 @@ import torch
 from torch import Tensor
 
 from tests.training.conftest import Class
-from training.backdrops import CONTRAST, photograph
+from training.backdrops import CONTRAST, _jpeg, photograph
 from training.batches import GRIDS
 from training.checkpoint import MAX_UNITS, MIN_UNITS
-from training.dialogue import KINDS
+from training.dialogue import KINDS, Turn
+from training.drafts import TOLD, TOLD_OF_TWO
 from training.language import COLORS, LETTERS, QUESTIONS, SHAPES, wordings
-from training.questions import ask_digit_pair, ask_shapes
-from training.scenes import GAP, Script, Shapes
+from training.questions import ask_digit_pair, ask_digits, ask_script, ask_shapes
+from training.scenes import GAP, Script, Shapes, _fitted
 from training.vocabulary import SPECIALS
 
 KINDS_OF_BATCH = [("pictures", (4, 5)), ("pairs", (3, 4)), ("videos", (4, 4)), ("texts", (1, 1))]
@@ -58,7 +60,70 @@ def test_targets_are_the_tokens_behind_their_rows_and_end_every_answer(school: C
     for i in range(24):
         known = batch.targets[i] >= 0
         assert torch.equal(batch.ids[i][batch.rows[i][known] + 1], batch.targets[i][known])
-        assert batch.targets[i].tolist().count(end) == 2, "two questions, two answers"
+        assert 1 <= batch.targets[i].tolist().count(end) <= 4, "as many answers as questions"
+
+
+def names(turns: list[Turn], i: int) -> list[str]:
+    return [KINDS[int(turn.kind[i])] for turn in turns if turn.given[i]]
+
+
+def test_later_questions_are_new_and_not_told_by_earlier_ones(school: Class) -> None:
+    torch.manual_seed(10)
+    facts = school.studio.arrange(1500, 160, 160, torch.ones(1500, 3))
+    turns = ask_shapes(facts, 5, turns=4)
+    alike = [facts.shape[i, : int(facts.present[i].sum())].tolist() for i in range(1500)]
+    lengths = set()
+    for i in range(1500):
+        asked = names(turns, i)
+        lengths.add(len(asked))
+        rich = sum(alike[i].count(shape) == 1 for shape in alike[i]) > 2
+        for k, kind in enumerate(asked):
+            for before in asked[:k]:
+                assert kind != before and kind not in TOLD.get(before, ()), asked
+                assert rich or kind not in TOLD_OF_TWO.get(before, ()), asked
+    assert 4 in lengths and 0 not in lengths
+
+
+def test_a_sample_with_nothing_left_to_ask_ends(school: Class) -> None:
+    torch.manual_seed(11)
+    digits = Script(torch.randint(0, 10, (400, 3)), torch.ones(400).long(), torch.zeros(400).long())
+    turns = ask_digits(digits, 5, turns=4)
+    given = torch.stack([turn.given for turn in turns], 1).long()
+    assert bool(given[:, 0].all()) and 0 < int(given[:, 1].sum()) < 400
+    assert bool((given.diff(dim=1) <= 0).all()), "no turn behind one that is left out"
+    later = [kind for i in range(400) for kind in names(turns, i)[1:]]
+    assert later.count("unknown") < 30, "refusals fill no conversation"
+    batch = school.recipe.pictures((4, 4), 48)
+    for ids, targets in zip(batch.ids.tolist(), batch.targets, strict=True):
+        text = school.tokenizer.decode(ids, skip_special_tokens=False)
+        answers = int((targets == school.tokenizer.token_to_id("<|im_end|>")).sum())
+        assert text.count("<|im_start|>user") == text.count("<|im_start|>assistant") == answers
+
+
+def test_the_first_question_is_asked_as_if_there_were_no_others(school: Class) -> None:
+    torch.manual_seed(12)
+    facts = school.studio.arrange(6000, 160, 160, torch.ones(6000, 3))
+    alone, first = (
+        torch.bincount(ask_shapes(facts, 5, turns=num)[0].kind, minlength=len(KINDS)) / 6000 for num in (1, 4)
+    )
+    assert float((alone - first).abs().max()) < 0.025
+
+
+def test_blocks_are_coded_by_rows_and_columns(school: Class) -> None:
+    canvas = torch.rand(2, 3, 16, 24)
+    k = torch.arange(8.0)
+    waves = torch.cos((2 * k[None] + 1) * k[:, None] * math.pi / 16) * 0.5
+    waves[0] *= math.sqrt(0.5)
+    torch.manual_seed(13)
+    found = _jpeg(canvas.clone())
+    torch.manual_seed(13)
+    coarse = torch.rand(2, 1, 1, 1, 1)
+    for sample in range(2):
+        steps = (1 + k[:, None] + k[None]) * 0.02 * float(coarse[sample]) + 1e-3
+        block = canvas[sample, 1, 8:16, 16:24]
+        coded = ((waves @ block @ waves.T) / steps).round() * steps
+        expected = (waves.T @ coded @ waves).clamp(0, 1)
+        torch.testing.assert_close(found[sample, 1, 8:16, 16:24], expected, atol=1e-5, rtol=0)
 
 
 def test_sums_are_right(school: Class) -> None:
@@ -116,6 +181,18 @@ def test_words_fill_no_more_than_the_picture(school: Class) -> None:
     assert bool((contrast.amax(1) > 0.15).all()), "something is written on each"
 
 
+def test_fitted_strokes_fill_the_height_of_their_frame_and_stand_in_its_middle() -> None:
+    fields = torch.zeros(3, 28, 28)
+    fields[0, 5:23, 3:7] = fields[1, 2:10, 20:24] = fields[2, 10:26, 8:24] = 1
+    wide = torch.tensor([1.0, 1.0, 1.4])
+    found = _fitted(fields, wide)
+    for i, (height, width) in enumerate(((18, 4), (8, 4), (16, 16))):
+        rows, columns = found[i].amax(1) > 0.4, found[i].amax(0) > 0.4
+        assert bool(rows.all())
+        assert abs(int(columns.sum()) - 32 * width / (height * float(wide[i]))) <= 1.5
+        assert abs(float(torch.nonzero(columns).float().mean()) - 15.5) <= 1
+
+
 def test_photographs_are_bytes_between_minus_one_and_one(school: Class) -> None:
     torch.manual_seed(7)
     photos = photograph(torch.rand(16, 3, 64, 96), 0.5)
@@ -143,11 +220,13 @@ def test_a_video_moves_the_way_that_is_told(school: Class) -> None:
 def test_every_kind_of_question_is_asked_and_every_size_is_served(school: Class) -> None:
     torch.manual_seed(9)
     facts = school.studio.arrange(3000, 128, 160, torch.ones(3000, 3))
-    turns = [ask_shapes(facts, 5).kind]
+    turns = [ask_shapes(facts, 5)[0].kind]
     turns += [getattr(school.recipe, name)((2, 3), 100).kind for name in ("pictures", "pairs", "videos", "texts")]
     turns += [school.recipe.texts((1, 1), 500).kind]
     single = [Script(torch.randint(0, 10, (50, 1)), torch.ones(50).long(), torch.zeros(50).long()) for _ in range(2)]
-    turns += [ask_digit_pair(*single).kind]
+    turns += [ask_digit_pair(single[0], single[1], 5)[0].kind]
+    spelled = Script(torch.randint(0, 26, (300, 7)), torch.full((300,), 7), torch.zeros(300).long())
+    turns += [ask_script(spelled, torch.zeros(300, dtype=torch.bool), 5)[0].kind]
     asked = {KINDS[kind] for turn in turns for kind in turn.flatten().tolist()}
     assert asked == set(QUESTIONS)
     assert all(len(list(wordings(kind))) >= 2 for kind in QUESTIONS)

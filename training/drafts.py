@@ -1,0 +1,156 @@
+"""Which of the questions that fit a sample are asked, one after the other. B samples, O offers."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from training.dialogue import KINDS, REPLIES, VALUES, Turn
+
+Columns = Mapping[str, Tensor]
+_COUNTS = ("count all", "count shape", "count color", "count both")
+_HAS = ("has shape", "has color", "has both")
+_READING = ("digit", "number", "read", "is digit", "first letter", "last letter", "letters", "describe")
+_PLACES = ("relation", "relation both", "left or right", "above or below", "where", "next to")
+
+TOLD: Mapping[str, tuple[str, ...]] = {
+    "shape": ("shape of", "shape moves", "describe"),
+    "color": ("color of", "color moves", "describe"),
+    "color of": ("shape", "color", "shape of"),
+    "shape of": ("shape", "color", "color of"),
+    "describe": ("shape", "color", "color of", "shape of", *_COUNTS, *_HAS, *_PLACES, *_READING),
+    "count all": ("describe",),
+    "relation both": ("where", "color of", "shape of"),
+    "where": ("relation both",),
+    "digit": _READING,
+    "number": _READING,
+    "read": _READING,
+    "is digit": ("digit", "describe"),
+    "shape in": ("same shape",),
+    "color in": ("same color",),
+    "digit in": ("larger",),
+    "move": ("shape moves",),
+    "grow": ("shape moves",),
+}
+"""What an answer, or the wording of its question, gives away: these kinds are not asked behind it."""
+
+TOLD_OF_TWO: Mapping[str, tuple[str, ...]] = {
+    "relation": _PLACES,
+    "relation both": _PLACES,
+    "left or right": ("relation", "relation both", "where", "next to"),
+    "above or below": ("relation", "relation both", "where", "next to"),
+    "where": _PLACES,
+    "next to": _PLACES,
+    "shape of": ("color of",),
+    "color of": ("shape of",),
+}
+"""What it gives away where only two things could be meant."""
+
+
+class Offer(NamedTuple):
+    """A question that could be asked: how much it is wanted at first (B,), and `later` times as much behind others."""
+
+    kind: str
+    weight: Tensor
+    later: float | Tensor
+    reply: str | Tensor
+    columns: Columns
+
+
+class Draft:
+    """Turns being written. Every kind of question is offered with a weight (B,), its reply and its values; of those
+    with a weight above zero some are chosen, one after the other."""
+
+    def __init__(self, batch: int, device: torch.device) -> None:
+        self.batch, self.device = batch, device
+        self.offers: list[Offer] = []
+
+    def offer(
+        self, kind: str, weight: Tensor | float, reply: str | Tensor, later: float | Tensor = 1.0, **columns: Tensor
+    ) -> None:
+        """`weight` may be a number; several offers of a kind count together."""
+        weights = torch.full((self.batch,), weight, device=self.device) if isinstance(weight, float) else weight
+        self.offers.append(Offer(kind, weights.float(), later, reply, columns))
+
+    def unknown(self, weight: float, num_words: int) -> None:
+        """Behind another question only now and then: a sample with nothing left to ask is not filled with refusals."""
+        word = torch.randint(0, num_words, (self.batch,), device=self.device)
+        self.offer("unknown", weight, "unknown", later=self.seldom(0.02), word=word)
+
+    def seldom(self, share: float) -> Tensor:
+        """For `later`, of questions that are easy or say little: 1 for a share of the samples, else 0."""
+        return (torch.rand(self.batch, device=self.device) < share).float()
+
+    def turns(self, num: int, is_rich: Tensor | None = None) -> list[Turn]:
+        """`num` turns of different kinds, none of which is told by an earlier one; samples with nothing left to ask
+        are not `given` the last of them. `is_rich` (B,) are scenes where two questions hardly mean the same things."""
+        kinds_O, replies_O, free_OO, free_of_two_OO = _tables(
+            tuple(offer.kind for offer in self.offers),
+            tuple(offer.reply if isinstance(offer.reply, str) else "unknown" for offer in self.offers),
+            self.device,
+        )
+        replies_BO = self._spread([offer.reply for offer in self.offers], replies_O)
+        later_BO = torch.stack([self._factor(offer.later) for offer in self.offers], 1)
+        names, values_BOV = self._values()
+        weights_BO = torch.stack([offer.weight for offer in self.offers], 1)
+        noise = -torch.rand(num, *weights_BO.shape, device=self.device).clamp(1e-9, 1 - 1e-7).log().neg().log()
+        made = []
+        for number in range(num):
+            score_BO = (weights_BO.clamp(min=1e-30).log() + noise[number]).masked_fill(weights_BO <= 0, -1e9)
+            best_B1 = score_BO.argmax(1, keepdim=True)
+            chosen = values_BOV.gather(1, best_B1.unsqueeze(-1).expand(-1, -1, len(names)))[:, 0]
+            made.append(
+                Turn(
+                    kinds_O[best_B1[:, 0]],
+                    replies_BO.gather(1, best_B1)[:, 0],
+                    self._columns(names, chosen),
+                    weights_BO.amax(1) > 0,
+                )
+            )
+            free_BO = free_OO[best_B1[:, 0]]
+            if is_rich is not None:
+                free_BO = free_BO * torch.where(is_rich[:, None], free_BO, free_of_two_OO[best_B1[:, 0]])
+            weights_BO = weights_BO * free_BO * (later_BO if number == 0 else 1.0)
+        return made
+
+    def _factor(self, later: float | Tensor) -> Tensor:
+        return torch.full((self.batch,), later, device=self.device) if isinstance(later, float) else later
+
+    def _spread(self, replies: list[str | Tensor], replies_O: Tensor) -> Tensor:
+        columns = [
+            replies_O[k].expand(self.batch) if isinstance(reply, str) else reply for k, reply in enumerate(replies)
+        ]
+        return torch.stack(columns, 1)
+
+    def _values(self) -> tuple[list[str], Tensor]:
+        """The names of the values that are used at all, and these of every offer (B, O, names)."""
+        names = sorted({name for offer in self.offers for name in offer.columns})
+        zero = torch.zeros(self.batch, dtype=torch.long, device=self.device)
+        rows = [
+            offer.columns[name].long() if name in offer.columns else zero for offer in self.offers for name in names
+        ]
+        return names, torch.stack(rows, 1).unflatten(1, (len(self.offers), len(names)))
+
+    def _columns(self, names: list[str], chosen_BV: Tensor) -> Tensor:
+        zero = torch.zeros_like(chosen_BV[:, 0])
+        return torch.stack([chosen_BV[:, names.index(name)] if name in names else zero for name in VALUES], 1)
+
+
+@cache
+def _tables(
+    kinds: tuple[str, ...], replies: tuple[str, ...], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Offers as numbers, and what may follow what; made once, since a copy to a device waits for all it has to do."""
+
+    def free(told: Mapping[str, tuple[str, ...]]) -> Tensor:
+        rows = [[float(b != a and b not in told.get(a, ())) for b in kinds] for a in kinds]
+        return torch.tensor(rows, device=device)
+
+    return (
+        torch.tensor([KINDS.index(kind) for kind in kinds], device=device),
+        torch.tensor([REPLIES.index(reply) for reply in replies], device=device),
+        free(TOLD),
+        free(TOLD_OF_TWO),
+    )
