@@ -10,11 +10,13 @@ RUNTIME := .venv/runtime
 install: $(STAMP)
 
 $(STAMP): pyproject.toml
+	@echo "Installing into .venv: a minute or two the first time ..."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $(STAMP)
 
 $(RUNTIME): pyproject.toml
+	@echo "Installing into .venv: about a minute the first time ..."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable .
 	touch $(RUNTIME)

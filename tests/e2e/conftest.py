@@ -22,7 +22,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shared(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    settings = {"admin_api_key": "boss", "strict": True, "sse_ping_s": 5.0, "max_body_bytes": 8 * 2**20}
+    settings = {
+        "admin_api_key": "boss",
+        "strict": True,
+        "sse_ping_s": 5.0,
+        "max_body_bytes": 8 * 2**20,
+        "reasoning_parser": "qwen3",
+    }
     with running(checkpoint, tmp_path_factory.mktemp("server") / "log", server=settings) as server:
         server.wait_ready()
         yield server

@@ -283,7 +283,7 @@ def test_unsupported_fields_are_refused_and_unknown_ones_named(http: httpx2.Clie
     for name, value in {
         "bad_words": ["a"],
         "chat_template": "x",
-        "mm_processor_kwargs": {"a": 1},
+        "media_io_kwargs": {"a": 1},
         "best_of": 2,
     }.items():
         reply = http.post(CHAT, json={"messages": HELLO, "max_tokens": 1, name: value})

@@ -1,7 +1,9 @@
 """The engine against transformers' generate: the same tokens whatever is switched on, and nothing left behind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from saccade.engine.engine import NO_NUMBERS, Engine
 from saccade.engine.params import SamplingParams
 from saccade.engine.request import FinishReason
 from saccade.engine.runner import Ticket
+from saccade.engine.stopwatch import Stopwatch
 from saccade.errors import CapacityError, GraphError, RequestError
 from saccade.inputs.placeholders import Prompt, text_prompt
 from tests.engine.conftest import Loaded
@@ -383,3 +386,81 @@ def _raise(error: BaseException) -> Callable[..., Any]:
 def _without_column(logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     column = torch.where(hidden.isnan().any(dim=1), torch.nan, -30.0)
     return torch.cat([logits[:, :98], column[:, None].to(logits.dtype), logits[:, 99:]], dim=1)
+
+
+class TestVisionTimes:
+    def test_encoded_images_have_a_time_within_the_prefill(self, loaded: Load) -> None:
+        made, model = loaded("qwen3_vl")
+        rng = np.random.default_rng(21)
+        engine = build(model, made.folder, Options(has_prefix_cache=True))
+        prompts = {"seen": random_prompt(made, rng, num_images=2), "text": random_prompt(made, rng)}
+        found = {name: answer.updates[-1].timings for name, answer in run(engine, prompts, GREEDY).items()}
+        assert found["seen"] is not None and found["text"] is not None
+        assert 0 < found["seen"]["vision"] <= found["seen"]["prefill"] and "vision" not in found["text"]
+        again = run(engine, {"again": prompts["seen"]}, GREEDY)["again"].updates[-1].timings
+        assert again is not None and "vision" not in again, "what is in the cache is not encoded"
+
+    def test_steps_that_encode_are_summed_up(self, loaded: Load) -> None:
+        made, model = loaded("qwen3_vl")
+        engine = build(model, made.folder, Options(prefill_chunk=7, max_units=4))
+        prompt = random_prompt(made, np.random.default_rng(22), num_images=3, length=20)
+        [answer, fork] = run(engine, {"r": prompt}, replace(GREEDY, n=2)).values()
+        timings, forked = answer.updates[-1].timings, fork.updates[-1].timings
+        assert timings is not None and 0 < timings["vision"] <= timings["prefill"]
+        assert forked is not None and "vision" not in forked, "its images were its parent's"
+
+    def test_an_aborted_request_tells_of_what_was_done(self, loaded: Load) -> None:
+        made, model = loaded("qwen3_vl")
+        engine = build(model, made.folder, Options())
+        engine.add("r", random_prompt(made, np.random.default_rng(23), num_images=1), GREEDY)
+        engine.step()
+        [update] = engine.abort("r")
+        assert update.timings is not None and update.timings["vision"] > 0
+        finish(engine, [])
+
+    def test_a_step_that_failed_has_no_time(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        made, model = loaded("qwen3_vl")
+        engine = build(model, made.folder, Options())
+        monkeypatch.setattr(engine.runner, "launch", lambda plan, running: 1 / 0)
+        answers = run(engine, {"r": random_prompt(made, np.random.default_rng(24), num_images=1)}, GREEDY)
+        timings = answers["r"].updates[-1].timings
+        assert timings is not None and "vision" not in timings
+
+
+class TestStopwatch:
+    """On a device: events on the stream of the passes, which nobody waits for."""
+
+    def test_events_are_recorded_beside_and_only_queried(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log: list[str] = []
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+                self.is_done = False
+
+            def record(self) -> None:
+                log.append("record")
+
+            def query(self) -> bool:
+                return self.is_done
+
+            def elapsed_time(self, other: "Event") -> float:
+                assert self.is_done and other.is_done, "would fail or wait"
+                return 12.5
+
+        class Beside:
+            @contextmanager
+            def work(self) -> Iterator[None]:
+                log.append("enter")
+                yield
+                log.append("leave")
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        encoder: Any = SimpleNamespace(beside=Beside())
+        watch = Stopwatch(encoder, torch.device("cuda"), clock=lambda: 1 / 0)
+        lap = watch.start()
+        assert lap.seconds() is None, "not launched"
+        watch.stop(lap)
+        assert log == ["enter", "record", "leave"] * 2 and lap.seconds() is None, "still running"
+        lap.begin.is_done = lap.end.is_done = True
+        assert lap.seconds() == 0.0125

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
 from typing import Any
@@ -19,6 +19,7 @@ from saccade.engine.plan import Event, Plan, Results, RowError
 from saccade.engine.request import Finish, FinishReason, Request, Status
 from saccade.engine.runner import Runner, Scores, StepOutput, Ticket
 from saccade.engine.scheduler import Scheduler
+from saccade.engine.stopwatch import Lap, Stopwatch
 from saccade.errors import GraphError, RequestError, SaccadeError
 from saccade.inputs.placeholders import Prompt, text_prompt
 
@@ -51,11 +52,12 @@ class Update:
 
 @dataclass(slots=True)
 class _Marks:
-    """When a request came, was first run and gave its first token."""
+    """When a request came, was first run and gave its first token, and the vision passes that its images were in."""
 
     arrival: float
     started: float | None = None
     first_token: float | None = None
+    laps: list[Lap] = field(default_factory=list)
 
     def timings(self, now: float) -> dict[str, float]:
         found = {"queue": (now if self.started is None else self.started) - self.arrival}
@@ -63,7 +65,8 @@ class _Marks:
             found["prefill"] = (now if self.first_token is None else self.first_token) - self.started
         if self.first_token is not None:
             found["decode"] = now - self.first_token
-        return found
+        vision = [seconds for lap in self.laps if (seconds := lap.seconds()) is not None]
+        return found | ({"vision": sum(vision)} if vision else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class Engine:
         self._prompts: dict[str, Prompt] = {}
         self._requests: dict[str, Request] = {}
         self._marks: dict[str, _Marks] = {}
+        self._stopwatch = Stopwatch(runner.encoder, runner.state.model.place.device, clock)
         self._running: dict[str, Running] = {}
         self._free_sequences = list(range(runner.state.max_sequences, 0, -1))
         self._in_flight: deque[Ticket | _Failure] = deque()
@@ -189,12 +193,25 @@ class Engine:
             for chunk in plan.chunks:
                 if chunk.request_id not in self._running:
                     self._begin(chunk.request_id)
-            return self.runner.launch(plan, self._running)
+            lap = self._start_lap(plan)
+            ticket = self.runner.launch(plan, self._running)
+            if lap is not None:
+                self._stopwatch.stop(lap)
+            return ticket
         except Exception as error:  # one bad step must not take the others down
             return _Failure(plan, _message(error))
         except BaseException:  # interrupted: what was planned must still be accounted for
             self._in_flight.append(_Failure(plan, STEP_FAILED))
             raise
+
+    def _start_lap(self, plan: Plan) -> Lap | None:
+        """Whose images are encoded in one step shares its passes, and so their time."""
+        if not plan.encode:
+            return None
+        lap = self._stopwatch.start()
+        for request_id in {item.request_id for item in plan.encode}:
+            self._marks[request_id].laps.append(lap)
+        return lap
 
     def _begin(self, request_id: str) -> None:
         request, marks = self._requests[request_id], self._marks[request_id]

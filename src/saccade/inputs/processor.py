@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from saccade.errors import ConfigError, RequestError
@@ -10,9 +11,10 @@ from saccade.inputs.chat import ChatTemplate, Rendered
 from saccade.inputs.images import ImageLimits, digest_pixels, load_image
 from saccade.inputs.messages import MediaKind, MediaRef
 from saccade.inputs.placeholders import Media, Prompt, check_markers, expand_text, place_media, text_prompt
-from saccade.inputs.plans import plan_image, plan_video
+from saccade.inputs.plans import ImagePlan, plan_image, plan_video
 from saccade.inputs.settings import ImageSettings, PlaceholderSettings, VideoSettings
 from saccade.inputs.shield import Segment, plain_segments, special_pattern
+from saccade.inputs.sizing import at_detail, read_details
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.inputs.videos import load_video
 
@@ -67,8 +69,10 @@ class Processor:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        images: ImageSettings | None = None,
     ) -> Prompt:
-        """The prompt of a conversation. `media` fills, in order, the parts that name no source of their own."""
+        """The prompt of a conversation. `media` fills, in order, the parts that name no source of their own. `images`
+        are the checkpoint's settings with other bounds (see `read_sizing`)."""
         if self.template is None:
             raise ConfigError("the checkpoint has no chat template; use a text prompt or add chat_template.jinja")
         rendered = self.template.render(
@@ -78,7 +82,12 @@ class Processor:
             continue_final_message=continue_final_message,
             variables=variables,
         )
-        return self._finish(_fill_sources(rendered, media), has_bos=False)
+        wanted = images or self.images
+        details = read_details(messages) if rendered.media else {}
+        sizes = (
+            {} if wanted is None else {ref.param: at_detail(wanted, details.get(ref.param)) for ref in rendered.media}
+        )
+        return self._finish(_fill_sources(rendered, media), has_bos=False, sizes=sizes)
 
     def text(self, prompt: str, *, media: Sequence[tuple[str, Any]] = ()) -> Prompt:
         """The prompt of raw text, in which whoever wrote it may use special tokens. `media` are (kind, source) pairs.
@@ -98,7 +107,10 @@ class Processor:
             raise RequestError(f"the prompt has placeholder tokens {sorted(taken)} but no media", code="media_mismatch")
         return text_prompt(token_ids)
 
-    def _finish(self, rendered: Rendered, *, has_bos: bool) -> Prompt:
+    def _finish(
+        self, rendered: Rendered, *, has_bos: bool, sizes: Mapping[str, ImageSettings] = MappingProxyType({})
+    ) -> Prompt:
+        """`sizes` are the settings of the images that do not have the checkpoint's, by their param."""
         for ref in rendered.media:
             self._check_supported(ref)
         self._check_count(rendered.media, "image", self.limits.max_images)
@@ -107,7 +119,7 @@ class Processor:
         if settings is None:
             return text_prompt(self.tokenizer.encode(rendered.segments, has_bos=has_bos))
         check_markers(rendered.segments, [ref.kind for ref in rendered.media], settings)
-        media = [self._load(ref) for ref in rendered.media]
+        media = [self._load(ref, sizes.get(ref.param)) for ref in rendered.media]
         segments = expand_text(rendered.segments, [item.plan for item in media], settings)
         return place_media(self.tokenizer.encode(segments, has_bos=has_bos), media, settings)
 
@@ -126,13 +138,29 @@ class Processor:
                 code="too_many_media",
             )
 
-    def _load(self, ref: MediaRef) -> Media:
+    def _load(self, ref: MediaRef, settings: ImageSettings | None) -> Media:
         if ref.kind == "video":
             return self._load_video(ref)
-        assert self.images is not None, "checked before"
+        settings = settings or self.images
+        assert settings is not None, "checked before"
         pixels = load_image(ref.source, self.limits, param=ref.param)
-        plan = plan_image(pixels.shape[0], pixels.shape[1], self.images)
-        return Media("image", pixels, plan, digest_pixels(pixels, self.images.fingerprint))
+        plan = plan_image(pixels.shape[0], pixels.shape[1], settings)
+        self._check_plan(plan, settings, ref)
+        # Not the bounds but what they come to: at the same size, the same pixels have the same features.
+        name = settings.fingerprint + repr(plan.size_hw).encode()
+        return Media("image", pixels, plan, digest_pixels(pixels, name))
+
+    def _check_plan(self, plan: ImagePlan, settings: ImageSettings, ref: MediaRef) -> None:
+        """A lower bound of the request's own can round an image up to more than the engine has memory for."""
+        assert self.images is not None, "checked before"
+        height, width = plan.size_hw
+        if settings.min_pixels > self.images.min_pixels and height * width > self.images.max_pixels:
+            raise RequestError(
+                f"the image would be resized to {width}x{height} pixels; "
+                f"the limit is {self.images.max_pixels} pixels: ask for fewer (mm_processor_kwargs.min_pixels)",
+                param=ref.param,
+                code="image_too_large",
+            )
 
     def _load_video(self, ref: MediaRef) -> Media:
         assert self.videos is not None, "checked before"

@@ -5,7 +5,7 @@ the folder's JSON files, with the defaults that transformers uses where a file o
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
 from typing import Any, Literal
@@ -43,8 +43,9 @@ class ImageSettings:
 
     @property
     def fingerprint(self) -> bytes:
-        """Names every setting and its value; part of a digest, so that other settings give another name."""
-        return repr(self).encode()
+        """Names every setting and its value but the bounds; part of a digest, so that other settings give another
+        name. What the bounds come to is the size of the image, which a digest has to name beside this."""
+        return repr(replace(self, min_pixels=1, max_pixels=1)).encode()
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ImageSettings | None":
@@ -89,7 +90,7 @@ class VideoSettings:
 
     @property
     def fingerprint(self) -> bytes:
-        """See ImageSettings.fingerprint."""
+        """Names every setting and its value."""
         return repr(self).encode()
 
     @classmethod

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -12,6 +12,8 @@ from saccade.engine.params import SamplingParams
 from saccade.engine.stream import Delta
 from saccade.errors import RequestError
 from saccade.inputs.placeholders import Prompt
+from saccade.inputs.settings import ImageSettings
+from saccade.inputs.sizing import read_sizing
 from saccade.server.chunks import NULL, ChunkWriter
 from saccade.server.exchange import Exchange
 from saccade.server.intake import Job, Recipe, needs_loading, take_in
@@ -20,6 +22,7 @@ from saccade.server.protocol import ChatRequest
 from saccade.server.reply import Reply
 from saccade.server.sampling import chat_params
 from saccade.server.service import Service
+from saccade.server.thoughts import Thought, ThoughtParser, behind_thought, ends_in_thought
 from saccade.server.tools import (
     CallArguments,
     CallStarted,
@@ -30,6 +33,8 @@ from saccade.server.tools import (
     tool_grammar,
     tool_parser,
 )
+
+Event = Thought | ToolEvent
 
 
 class ChatRecipe(Recipe[ChatRequest]):
@@ -48,9 +53,21 @@ class ChatRecipe(Recipe[ChatRequest]):
             add_generation_prompt=request.add_generation_prompt is not False,
             continue_final_message=bool(request.continue_final_message),
             variables=request.chat_template_kwargs,
+            images=sized(self.service, request.mm_processor_kwargs),
         )
         request.messages = []  # the images are in the prompt now
         return (prompt,)
+
+    def settle(self, job: Job[ChatRequest]) -> None:
+        """Inside of a reasoning block, structure is for what follows the block."""
+        if not self.service.settings.reasoning_parser:
+            return
+        tokenizer = self.service.engine.processor.tokenizer
+        is_continued = bool(job.request.continue_final_message)
+        job.is_thinking = ends_in_thought(job.prompts[0].token_ids.tolist(), tokenizer, is_continued=is_continued)
+        if job.is_thinking and job.params.grammar is not None:
+            is_calls = job.request.tool_choice not in (None, "none", "auto")
+            job.params = replace(job.params, grammar=behind_thought(job.params.grammar, is_calls=is_calls))
 
     def _call_grammar(self, request: ChatRequest) -> Grammar | None:
         """What forces a call where one is asked for."""
@@ -64,6 +81,12 @@ class ChatRecipe(Recipe[ChatRequest]):
 
 def may_call(request: ChatRequest) -> bool:
     return request.tools is not None and request.tool_choice != "none"
+
+
+def sized(service: Service, kwargs: Any) -> ImageSettings | None:
+    """How large the images of a request are to be, within what the checkpoint and the encoder allow."""
+    engine = service.engine
+    return read_sizing(kwargs, engine.processor.images, max_tokens=engine.limits.encoder_budget_tokens)
 
 
 class ChatRoute:
@@ -82,6 +105,8 @@ class Choice:
     """One choice as it grows."""
 
     parser: ToolParser | None
+    thoughts: ThoughtParser | None = None
+    reasoning: list[str] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -89,12 +114,22 @@ class Choice:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
-    def read(self, delta: Delta) -> list[ToolEvent]:
-        """Text and calls in what the model wrote; all that was held back comes with the end."""
+    def read(self, delta: Delta) -> list[Event]:
+        """Reasoning, text and calls in what the model wrote; all that was held back comes with the end."""
+        is_last = delta.finish_reason is not None
+        if self.thoughts is None:
+            return [*self._read_answer(delta.text, is_last=is_last)]
+        thought, text = self.thoughts.push(delta.text)
+        if is_last:
+            more, rest = self.thoughts.finish()
+            thought, text = thought + more, text + rest
+        return [*([Thought(thought)] if thought else []), *self._read_answer(text, is_last=is_last)]
+
+    def _read_answer(self, text: str, *, is_last: bool) -> list[ToolEvent]:
         if self.parser is None:
-            return [Content(delta.text)] if delta.text else []
-        events = self.parser.push(delta.text)
-        return events if delta.finish_reason is None else events + self.parser.finish()
+            return [Content(text)] if text else []
+        events = self.parser.push(text)
+        return events + self.parser.finish() if is_last else events
 
     def reason(self, delta: Delta) -> str | None:
         has_calls = self.parser is not None and self.parser.num_calls > 0
@@ -108,15 +143,23 @@ class ChatReply(Reply):
     def __init__(self, service: Service, exchange: Exchange, job: Job[ChatRequest]) -> None:
         super().__init__(service, exchange, job)
         is_parallel = job.request.parallel_tool_calls is not False
+        # Structure from the first token on leaves no room for a block that the model would open itself.
+        self._has_thoughts = bool(service.settings.reasoning_parser) and (job.is_thinking or not job.params.grammar)
+        self._shows_thoughts = job.request.include_reasoning is not False
         self._choices = [
-            Choice(tool_parser(service.tool_style, is_parallel=is_parallel) if may_call(job.request) else None)
+            Choice(
+                tool_parser(service.tool_style, is_parallel=is_parallel) if may_call(job.request) else None,
+                ThoughtParser(is_open=job.is_thinking) if self._has_thoughts else None,
+            )
             for _ in range(self.answer.num_choices)
         ]
 
     def take(self, index: int, delta: Delta) -> None:
         choice = self._choices[index]
-        for event in choice.read(delta):
+        for event in self._shown(choice, delta):
             match event:
+                case Thought(text=text):
+                    choice.reasoning.append(text)
                 case Content(text=text):
                     choice.text.append(text)
                 case CallStarted(id=call_id, name=name):
@@ -143,7 +186,7 @@ class ChatReply(Reply):
         """A chunk for each event; scores and token ids go with the first."""
         scores = self._scores(delta)
         more = b',"token_ids":' + orjson.dumps(delta.token_ids) if self.job.request.return_token_ids else b""
-        values = [_delta(event) for event in self._choices[index].read(delta)]
+        values = [_delta(event) for event in self._shown(self._choices[index], delta)]
         if not values and (scores or more):
             values = [b'"delta":{"content":""}']
         logprobs = NULL if scores is None else orjson.dumps({"content": scores, "refusal": None})
@@ -159,10 +202,12 @@ class ChatReply(Reply):
         return writer.choice(index, b'"delta":{}', finish=finish, usage=self.running_usage(), more=more)
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        text = "".join(choice.text)
+        text, thought = "".join(choice.text), "".join(choice.reasoning)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if choice.calls:
             message |= {"content": text or None, "tool_calls": choice.calls}
+        if choice.thoughts is not None and self._shows_thoughts:
+            message |= {"content": text or (None if thought else message["content"]), **_named(thought or None)}
         found: dict[str, Any] = {
             "index": index,
             "message": message,
@@ -174,14 +219,25 @@ class ChatReply(Reply):
             found["token_ids"] = choice.token_ids
         return found
 
+    def _shown(self, choice: Choice, delta: Delta) -> list[Event]:
+        events = choice.read(delta)
+        return events if self._shows_thoughts else [event for event in events if not isinstance(event, Thought)]
+
     def _scores(self, delta: Delta) -> list[dict[str, Any]] | None:
         if delta.logprobs is None:
             return None
         return chat_entries(self.tokenizer, delta.token_ids, delta.logprobs, self.job.params.logprobs or 0)
 
 
-def _delta(event: ToolEvent) -> bytes:
+def _named(thought: str | None) -> dict[str, str | None]:
+    """Reasoning under both of its names: vLLM's newer one, and the one of SGLang and of older clients."""
+    return {"reasoning": thought, "reasoning_content": thought}
+
+
+def _delta(event: Event) -> bytes:
     match event:
+        case Thought(text=text):
+            return b'"delta":' + orjson.dumps(_named(text))
         case Content(text=text):
             return b'"delta":{"content":' + orjson.dumps(text) + b"}"
         case CallStarted(index=index, id=call_id, name=name):

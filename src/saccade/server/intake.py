@@ -40,6 +40,7 @@ class Job(Generic[R]):
     priority: int = 0
     wants_timings: bool = False
     ignored: tuple[str, ...] = ()
+    is_thinking: bool = False  # the prompt ends inside of a reasoning block
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -60,6 +61,9 @@ class Recipe(ABC, Generic[R]):
 
     @abstractmethod
     def prompts(self, request: R, messages: list[Any] | None) -> tuple[Prompt, ...]: ...
+
+    def settle(self, job: Job[R]) -> None:
+        """What can be decided only with the prompts at hand."""
 
 
 async def take_in(service: Service, exchange: Exchange, recipe: Recipe[R]) -> Job[R]:
@@ -125,6 +129,7 @@ def _make_prompts(recipe: Recipe[R], job: Job[R], messages: list[Any] | None) ->
     begun = monotonic()
     try:
         job.prompts = recipe.prompts(job.request, messages)
+        recipe.settle(job)
     except RecursionError:  # whoever looks into all of a request stops at some depth, if the JSON parser did not
         raise RequestError("the body is nested too deeply", code="invalid_json") from None
     job.seconds["preprocess"] = monotonic() - begun

@@ -141,7 +141,10 @@ class Metrics:
         if record.first_s is not None and max(record.num_output_tokens, default=0) > 1:
             gaps = max(record.num_output_tokens) - 1
             observed["request_time_per_output_token_seconds"] = (record.total_s - record.first_s) / gaps
-        observed |= _engine_times(record.timings or {})
+        timings = record.timings or {}
+        observed |= _engine_times(timings)
+        if "vision" in timings:
+            self.note_stage("vision", timings["vision"])
         for name, value in observed.items():
             self._observers[name].observe(value)
 

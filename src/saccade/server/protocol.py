@@ -61,6 +61,18 @@ Messages = Annotated[
         }
     ),
 ]
+_WHOLE = {"type": "integer", "minimum": 1}
+_EDGES = {"type": "object", "properties": {"shortest_edge": _WHOLE, "longest_edge": _WHOLE}}
+# Read by hand (inputs.sizing): an unknown key is refused there, and the reason is in words.
+ProcessorKwargs = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {"min_pixels": _WHOLE, "max_pixels": _WHOLE, "size": _EDGES},
+        }
+    ),
+]
 
 
 class Wire(BaseModel):
@@ -170,6 +182,8 @@ class ChatRequest(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    mm_processor_kwargs: ProcessorKwargs | None = None
+    include_reasoning: bool | None = None
 
     UNSUPPORTED = {
         **Sampling.UNSUPPORTED,
@@ -178,7 +192,6 @@ class ChatRequest(Sampling):
         "function_call": (None, "none", "auto"),
         "documents": (None, []),
         "audio": (None,),
-        "mm_processor_kwargs": (None, {}),
         "media_io_kwargs": (None, {}),
     }
 
@@ -241,9 +254,10 @@ class TokenizeRequest(Wire):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: ProcessorKwargs | None = None
     return_token_strs: bool | None = None
 
-    UNSUPPORTED = {"chat_template": (None,), "mm_processor_kwargs": (None, {})}
+    UNSUPPORTED = {"chat_template": (None,)}
 
 
 class DetokenizeRequest(Wire):

@@ -25,6 +25,9 @@ class ServerSettings:
     admin_api_key: str = setting("", "key of the administrative routes; without one they are closed")
     allowed_origins: str = setting("", 'origins of web pages that may call, such as ["https://a.example"]')
     served_model_name: tuple[str, ...] = setting((), "names of the model in the API; by default the name it was given")
+    reasoning_parser: str = setting(
+        "", "qwen3: <think>...</think> before an answer becomes reasoning_content; empty: it stays in the text"
+    )
     generation_config: str = setting("auto", "auto: sampling defaults of the checkpoint; none: neutral ones")
     max_body_bytes: int = setting(64 * 2**20, "largest request body")
     max_header_bytes: int = setting(64 * 2**10, "largest head of a request")
@@ -49,10 +52,10 @@ class ServerSettings:
         for name, (low, high) in _RANGES.items():
             if not low <= getattr(self, name) <= high:
                 raise _refuse(name, getattr(self, name), f"allowed are {low}..{high}")
-        if self.metrics_style not in METRICS_STYLES:
-            raise _refuse("metrics_style", self.metrics_style, f"allowed are {', '.join(METRICS_STYLES)}")
-        if self.generation_config not in ("auto", "none"):
-            raise _refuse("generation_config", self.generation_config, "allowed are auto and none")
+        for name, allowed in _WORDS.items():
+            if getattr(self, name) not in allowed:
+                words = ", ".join(word or '"" (off)' for word in allowed)
+                raise _refuse(name, getattr(self, name), f"allowed are {words}")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ConfigError("TLS needs both a key and a certificate (--ssl-keyfile, --ssl-certfile)")
         if any(not key for key in self.api_key):
@@ -83,6 +86,7 @@ class ServerSettings:
         return bool(self.uds) or self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 
+_WORDS = {"metrics_style": METRICS_STYLES, "generation_config": ("auto", "none"), "reasoning_parser": ("", "qwen3")}
 _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
     "max_body_bytes": (1024, 2**31),

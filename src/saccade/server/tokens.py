@@ -8,7 +8,7 @@ from starlette.responses import Response
 from saccade.engine.params import SamplingParams
 from saccade.errors import RequestError
 from saccade.inputs.placeholders import Prompt
-from saccade.server.chat import ChatRecipe
+from saccade.server.chat import ChatRecipe, sized
 from saccade.server.exchange import Exchange
 from saccade.server.intake import Recipe, needs_loading, take_in
 from saccade.server.logprobs import token_text
@@ -39,6 +39,7 @@ class TokenizeRecipe(Recipe[TokenizeRequest]):
                 add_generation_prompt=request.add_generation_prompt is not False,
                 continue_final_message=bool(request.continue_final_message),
                 variables=request.chat_template_kwargs,
+                images=sized(self.service, request.mm_processor_kwargs),
             ),
         )
 

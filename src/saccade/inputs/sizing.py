@@ -1,0 +1,124 @@
+"""How large a request wants its images: `mm_processor_kwargs` for all of them, OpenAI's `detail` for each.
+
+Both move the bounds of an image's area, within those of the checkpoint. A cap never makes an image larger: where it is
+below the lower bound, that comes down with it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from saccade.errors import RequestError
+from saccade.inputs.messages import find_media
+from saccade.inputs.settings import ImageSettings
+
+KWARGS = "mm_processor_kwargs"
+DETAILS = ("auto", "low", "high")
+LOW_DETAIL_PIXELS = 512 * 512  # what `detail: low` means to OpenAI
+# Two spellings of each bound: Qwen's own, and that of transformers, where an "edge" is an area for these families.
+_NAMES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
+
+
+def read_sizing(kwargs: Any, settings: ImageSettings | None, *, max_tokens: int | None = None) -> ImageSettings | None:
+    """A checkpoint's settings with the bounds that a request asks for. `max_tokens`: the most that the encoder takes
+    at once. Every other wish is refused, and so is any for a model that has no such bounds."""
+    if kwargs is None or kwargs == {}:
+        return settings
+    if not isinstance(kwargs, Mapping):
+        raise _wrong("must be an object", KWARGS)
+    if settings is None:
+        raise RequestError(f"{KWARGS}: this model takes no images", param=KWARGS, code="media_unsupported")
+    if settings.fixed_size is not None:
+        height, width = settings.fixed_size
+        message = f"{KWARGS}: this model sees every image at {width}x{height} pixels; leave it out"
+        raise RequestError(message, param=KWARGS, code="unsupported_parameter")
+    asked = _read_bounds(kwargs)
+    for value, param in asked.values():
+        _check_bound(value, param, settings, max_tokens)
+    low, high = asked.get("min_pixels"), asked.get("max_pixels")
+    if low is not None and high is not None and low[0] > high[0]:
+        raise _wrong(f"is {low[0]}, more than the upper bound, {high[0]}", low[1])
+    wanted = settings if low is None else replace(settings, min_pixels=low[0])
+    return wanted if high is None else capped(wanted, high[0])
+
+
+def read_details(messages: Any) -> dict[str, str]:
+    """What the images of a message list say about their `detail`, by the name that their errors have."""
+    found = {}
+    for i, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, dict) else None
+        for j, part in enumerate(content if isinstance(content, list | tuple) else ()):
+            ref = find_media(part, f"messages[{i}].content[{j}]")
+            if ref is not None and ref.kind == "image" and (detail := _read_detail(part, ref.param)) is not None:
+                found[ref.param] = detail
+    return found
+
+
+def at_detail(settings: ImageSettings, detail: str | None) -> ImageSettings:
+    """`low` caps the area; a model of one image size has nothing to cap."""
+    if detail != "low" or settings.fixed_size is not None:
+        return settings
+    return capped(settings, LOW_DETAIL_PIXELS)
+
+
+def capped(settings: ImageSettings, max_pixels: int) -> ImageSettings:
+    if max_pixels >= settings.max_pixels:
+        return settings
+    return replace(settings, min_pixels=min(settings.min_pixels, max_pixels), max_pixels=max_pixels)
+
+
+def _read_bounds(kwargs: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
+    """The bounds, each with the name it was given under."""
+    size = kwargs.get("size") or {}
+    if not isinstance(size, Mapping):
+        raise _wrong("must be an object with shortest_edge and longest_edge", f"{KWARGS}.size")
+    _check_names(kwargs, ("min_pixels", "max_pixels", "size"), KWARGS)
+    _check_names(size, tuple(_NAMES.values()), f"{KWARGS}.size")
+    found = {}
+    for name, edge in _NAMES.items():
+        given = [(kwargs.get(name), f"{KWARGS}.{name}"), (size.get(edge), f"{KWARGS}.size.{edge}")]
+        values = [(_whole(value, param), param) for value, param in given if value is not None]
+        if len({value for value, _ in values}) > 1:
+            raise _wrong(f"is {values[1][0]}, but {values[0][1]} is {values[0][0]}; send one of them", values[1][1])
+        if values:
+            found[name] = values[0]
+    return found
+
+
+def _check_names(given: Mapping[str, Any], allowed: tuple[str, ...], param: str) -> None:
+    for name, value in given.items():
+        if name not in allowed and value is not None:
+            at = f"{param}.{name}" if name.isidentifier() and len(name) < 64 else param
+            message = f"{at} is not supported; allowed are {', '.join(allowed)}"
+            raise RequestError(message, param=at, code="unsupported_parameter")
+
+
+def _whole(value: Any, param: str) -> int:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or value < 1 or value != value // 1:
+        raise _wrong("must be a positive whole number", param)
+    return int(value)
+
+
+def _check_bound(value: int, param: str, settings: ImageSettings, max_tokens: int | None) -> None:
+    if value > settings.max_pixels:
+        raise _wrong(f"is {value}; the limit is {settings.max_pixels}, which is the checkpoint's own", param)
+    most = None if max_tokens is None else max_tokens * (settings.patch * settings.merge) ** 2
+    if most is not None and value > most:
+        raise _wrong(f"is {value}; the limit is {most}, {max_tokens} tokens (--encoder-budget-tokens)", param)
+
+
+def _read_detail(part: Mapping[str, Any], param: str) -> str | None:
+    """Beside the URL, or beside the image where a part gives its URL alone."""
+    said = part.get(param.rpartition(".")[2])
+    detail = said.get("detail") if isinstance(said, Mapping) else None
+    at = f"{param}.detail"
+    if detail is None:
+        detail, at = part.get("detail"), f"{param.rpartition('.')[0]}.detail"
+    if detail is not None and detail not in DETAILS:
+        raise _wrong(f"must be {', '.join(DETAILS[:-1])} or {DETAILS[-1]}", at)
+    return detail
+
+
+def _wrong(what: str, param: str) -> RequestError:
+    return RequestError(f"{param} {what}", param=param, code="invalid_value")

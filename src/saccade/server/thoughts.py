@@ -1,0 +1,146 @@
+"""Reasoning in the text of a model: what stands between <think> and </think> before its answer, as Qwen writes it.
+
+Some chat templates open the block in the prompt, others leave that to the model, others close it at once where thinking
+is switched off. The prompt itself is looked at, not the request's switches: those differ from template to template.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from saccade.engine.grammar import JSON_OPTIONS, Grammar
+from saccade.errors import RequestError
+from saccade.inputs.tokenizer import Tokenizer
+
+OPEN, CLOSE = "<think>", "</think>"
+TAIL_TOKENS = 32  # of a prompt; an opening tag and the white space behind it are a few
+_PLACES = Literal["start", "thought", "gap", "answer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A piece of reasoning."""
+
+    text: str
+
+
+class ThoughtParser:
+    """Parts one output, piece by piece, into reasoning and answer; where the pieces end makes no difference.
+
+    Only a block at the beginning counts. `is_open`: it was opened in the prompt; an opening tag that comes nevertheless
+    is not shown. Without a closing tag everything is reasoning. Line breaks beside the tags belong to the format.
+    """
+
+    def __init__(self, *, is_open: bool) -> None:
+        self._is_open = is_open
+        self._place: _PLACES = "start"
+        self._has_begun = False
+        self._held = ""  # what may turn out to be a tag, or a line break beside one
+
+    def push(self, text: str) -> tuple[str, str]:
+        """The reasoning and the answer that a piece adds."""
+        if self._place == "answer":
+            return "", text
+        self._held += text
+        if self._place == "start" and not self._begin():
+            return "", ""
+        thought = self._think() if self._place == "thought" else ""
+        return thought, self._answer()
+
+    def finish(self) -> tuple[str, str]:
+        """What was held back."""
+        held, self._held = self._held, ""
+        is_thought = self._place == "thought" or (self._place == "start" and self._is_open)
+        if not self._has_begun and is_thought:
+            held = held.lstrip("\n")
+        return (held, "") if is_thought else ("", held)
+
+    def _begin(self) -> bool:
+        """Whether it is known what the text begins with."""
+        begin = self._held.lstrip()
+        if begin.startswith(OPEN):
+            self._held, self._place = begin.removeprefix(OPEN), "thought"
+        elif OPEN.startswith(begin):
+            return False
+        else:
+            self._place = "thought" if self._is_open else "answer"
+        return True
+
+    def _think(self) -> str:
+        thought, tag, behind = self._held.partition(CLOSE)
+        if tag:
+            self._held, self._place = behind, "gap"
+            thought = thought.rstrip("\n")
+        else:
+            keep = _undecided(thought)
+            thought, self._held = thought[: len(thought) - keep], thought[len(thought) - keep :]
+        if not self._has_begun:
+            thought = thought.lstrip("\n")
+            self._has_begun = bool(thought)
+        return thought
+
+    def _answer(self) -> str:
+        if self._place == "gap":
+            self._held = self._held.lstrip("\n")
+            self._place = "answer" if self._held else "gap"
+        if self._place != "answer":
+            return ""
+        answer, self._held = self._held, ""
+        return answer
+
+
+def ends_in_thought(token_ids: Sequence[int], tokenizer: Tokenizer, *, is_continued: bool) -> bool:
+    """Whether a prompt leaves a reasoning block open. A text that is continued may be far inside of one, which is
+    looked for behind the last special token: what a user spelled out before is not the model's."""
+    if not is_continued:
+        tail = tokenizer.decode(list(token_ids[-TAIL_TOKENS:]), skip_special_tokens=False)
+        return tail.rstrip().endswith(OPEN)
+    last = max((i for i, token in enumerate(token_ids) if token in tokenizer.special_ids), default=-1)
+    text = tokenizer.decode(list(token_ids[last + 1 :]), skip_special_tokens=False)
+    return text.rfind(OPEN) > text.rfind(CLOSE)
+
+
+def behind_thought(grammar: Grammar, *, is_calls: bool = False) -> Grammar:
+    """Any text up to the end of a reasoning block, and then what the grammar says. `is_calls`: it is that of forced
+    tool calls, whose rules are known."""
+    lines = ["start: thought answer", f'thought[suffix="{CLOSE}"]: /(?s:.*)/']
+    return Grammar("lark", "\n".join([*lines, *_answer_lines(grammar, is_calls=is_calls)]))
+
+
+def _answer_lines(grammar: Grammar, *, is_calls: bool) -> list[str]:
+    gap = r"answer: /\n*/ "
+    match grammar.kind:
+        case "json_object":
+            return [gap + "%json " + _with_options({"type": "object"})]
+        case "json_schema":
+            return [gap + "%json " + _with_options(json.loads(grammar.text))]
+        case "choice":
+            return [gap + "(" + " | ".join(json.dumps(c, ensure_ascii=False) for c in json.loads(grammar.text)) + ")"]
+        case "regex":
+            return [gap + "/" + re.sub(r"\\.|/|\n", _escaped, grammar.text, flags=re.DOTALL) + "/"]
+        case "lark" if is_calls:
+            return [gap + "calls", "calls: " + grammar.text.removeprefix("start: ")]
+    raise RequestError(
+        "a grammar of one's own cannot be followed behind reasoning; "
+        "use json or regex, or switch thinking off where the model can (chat_template_kwargs)",
+        param="structured_outputs.grammar",
+        code="unsupported_parameter",
+    )
+
+
+def _with_options(schema: dict[str, object]) -> str:
+    return json.dumps({**schema, "x-guidance": JSON_OPTIONS}, ensure_ascii=False)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return {"/": r"\/", "\n": r"\n"}.get(match.group(), match.group())
+
+
+def _undecided(text: str) -> int:
+    """How much of the end of a text may be line breaks before a closing tag, and the beginning of one."""
+    longest = min(len(CLOSE) - 1, len(text))
+    tag = next((n for n in range(longest, 0, -1) if CLOSE.startswith(text[len(text) - n :])), 0)
+    rest = text[: len(text) - tag]
+    return tag + len(rest) - len(rest.rstrip("\n"))
