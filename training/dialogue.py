@@ -24,7 +24,7 @@ VALUES = (
 """What a question or answer may name; a turn carries a number for each."""
 
 PARTS = 10
-_ALIASES = {"shapes": "shape", "ashape": "shape", "acolor": "color"}
+_ALIASES = {"shapes": "shape", "ashape": "shape", "acolor": "color", "spot": "edge"}
 _SLOT = re.compile(r"(\s?)\{([a-z]+?)(\d?)\}")
 _IGNORED = -100
 

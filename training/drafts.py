@@ -43,6 +43,8 @@ TOLD_OF_TWO: Mapping[str, tuple[str, ...]] = {
     "above or below": ("relation", "relation both", "where", "next to"),
     "where": _PLACES,
     "next to": _PLACES,
+    "shape at": _PLACES,
+    "color at": _PLACES,
     "shape of": ("color of",),
     "color of": ("shape of",),
 }

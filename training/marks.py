@@ -67,8 +67,8 @@ def join(*parts: Marks) -> Marks:
     def padded(part: Tensor, value: int) -> Tensor:
         return functional.pad(part, (0, longest - part.shape[1]), value=value)
 
-    fills = Marks(0, NOTHING, 0, 0, 0)  # type: ignore[arg-type]
-    return Marks(*(torch.cat([padded(part[i], fills[i]) for part in parts]) for i in range(len(fills))))
+    fills = (0, NOTHING, 0, 0, 0)
+    return Marks(*(torch.cat([padded(part[i], fill) for part in parts]) for i, fill in enumerate(fills)))
 
 
 class Guide(nn.Module):
@@ -87,4 +87,5 @@ class Guide(nn.Module):
         wanted = marks.colors.masked_fill(~is_there, NOTHING)
         loss = loss + functional.cross_entropy(colors.flatten(0, 1), wanted.flatten(), ignore_index=NOTHING)
         away = (places - torch.stack([marks.x, marks.y], -1)).abs().sum(-1) * is_there
-        return loss + PLACE_SHARE * away.sum() / is_there.sum().clamp(min=1)
+        total: Tensor = loss + PLACE_SHARE * away.sum() / is_there.sum().clamp(min=1)
+        return total

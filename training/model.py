@@ -80,7 +80,8 @@ class Model(nn.Module):
         if batch.layout is None or batch.patches is None:
             return None
         levels: Tensor = self.tower(batch.patches.flatten(0, 1), batch.layout)
-        return levels.unflatten(1, batch.patches.shape[:2]).flatten(2, 3)
+        joined: Tensor = levels.unflatten(1, batch.patches.shape[:2]).flatten(2, 3)
+        return joined
 
     def answer(self, batch: "Batch", levels: Tensor | None) -> Tensor:
         hidden_BTD = self.decoder(self.embed(batch.ids), batch.positions, levels, batch.places)

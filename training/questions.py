@@ -20,6 +20,7 @@ def ask_shapes(facts: Shapes, num_words: int, turns: int = 1) -> list[Turn]:
     _ask_presence(draft, facts)
     _ask_places(draft, facts, unique, num)
     _ask_edges(draft, facts, unique)
+    _ask_spots(draft, facts, num)
     _ask_description(draft, facts, num)
     draft.unknown(0.05, num_words)
     return draft.turns(turns, unique.sum(1) > 2)
@@ -131,6 +132,18 @@ def _ask_edges(draft: Draft, facts: Shapes, unique: Tensor) -> None:
         off = _at(places, index) - size / 2
         clear = exists & (off.abs() > 0.1 * size)
         draft.offer(kind, 1.0 * clear, "edge", shape=_at(facts.shape, index), edge=base + (off > 0).long())
+
+
+def _ask_spots(draft: Draft, facts: Shapes, num: Tensor) -> None:
+    """What lies furthest to a side, where that is clear: places are looked for before they can be told."""
+    for places, size, base in ((facts.x, facts.width, 0), (facts.y, facts.height, 2)):
+        is_far = torch.randint(0, 2, (draft.batch,), device=draft.device)
+        signed = torch.where(is_far[:, None] > 0, -places, places).masked_fill(facts.present == 0, 1e6)
+        nearest, index = signed.topk(2, largest=False)
+        clear = (num > 1) & (nearest[:, 1] - nearest[:, 0] > 0.15 * size)
+        shape, color = _at(facts.shape, index[:, 0]), _at(facts.color, index[:, 0])
+        draft.offer("shape at", 1.0 * clear, "shape", shape=shape, edge=base + is_far)
+        draft.offer("color at", 0.6 * clear, "color", color=color, edge=base + is_far)
 
 
 def _ask_description(draft: Draft, facts: Shapes, num: Tensor) -> None:

@@ -15,6 +15,7 @@ from training.checkpoint import MAX_UNITS, MIN_UNITS
 from training.dialogue import KINDS, Turn
 from training.drafts import TOLD, TOLD_OF_TWO
 from training.language import COLORS, LETTERS, QUESTIONS, SHAPES, wordings
+from training.marks import FIRST_DIGIT, FIRST_LETTER, GROUND, NOTHING, Guide, mark
 from training.questions import ask_digit_pair, ask_digits, ask_script, ask_shapes
 from training.scenes import GAP, Script, Shapes, _fitted
 from training.vocabulary import SPECIALS
@@ -84,9 +85,15 @@ def test_later_questions_are_new_and_not_told_by_earlier_ones(school: Class) -> 
     assert 4 in lengths and 0 not in lengths
 
 
+def spelled(characters: Tensor, length: int) -> Script:
+    num = len(characters)
+    nowhere = torch.zeros(characters.shape)
+    return Script(characters, torch.full((num,), length), torch.zeros(num).long(), nowhere, nowhere)
+
+
 def test_a_sample_with_nothing_left_to_ask_ends(school: Class) -> None:
     torch.manual_seed(11)
-    digits = Script(torch.randint(0, 10, (400, 3)), torch.ones(400).long(), torch.zeros(400).long())
+    digits = spelled(torch.randint(0, 10, (400, 3)), 1)
     turns = ask_digits(digits, 5, turns=4)
     given = torch.stack([turn.given for turn in turns], 1).long()
     assert bool(given[:, 0].all()) and 0 < int(given[:, 1].sum()) < 400
@@ -223,11 +230,38 @@ def test_every_kind_of_question_is_asked_and_every_size_is_served(school: Class)
     turns = [ask_shapes(facts, 5)[0].kind]
     turns += [getattr(school.recipe, name)((2, 3), 100).kind for name in ("pictures", "pairs", "videos", "texts")]
     turns += [school.recipe.texts((1, 1), 500).kind]
-    single = [Script(torch.randint(0, 10, (50, 1)), torch.ones(50).long(), torch.zeros(50).long()) for _ in range(2)]
+    single = [spelled(torch.randint(0, 10, (50, 1)), 1) for _ in range(2)]
     turns += [ask_digit_pair(single[0], single[1], 5)[0].kind]
-    spelled = Script(torch.randint(0, 26, (300, 7)), torch.full((300,), 7), torch.zeros(300).long())
-    turns += [ask_script(spelled, torch.zeros(300, dtype=torch.bool), 5)[0].kind]
+    word = spelled(torch.randint(0, 26, (300, 7)), 7)
+    turns += [ask_script(word, torch.zeros(300, dtype=torch.bool), 5)[0].kind]
     asked = {KINDS[kind] for turn in turns for kind in turn.flatten().tolist()}
     assert asked == set(QUESTIONS)
     assert all(len(list(wordings(kind))) >= 2 for kind in QUESTIONS)
     assert all(MIN_UNITS <= rows * columns <= MAX_UNITS for rows, columns in GRIDS)
+
+
+def test_marks_lie_on_the_rows_of_things(school: Class) -> None:
+    torch.manual_seed(5)
+    batch = school.recipe.pictures((6, 8), 200)
+    marks = batch.marks
+    is_thing = (marks.names != NOTHING) & (marks.names != GROUND)
+    column, row = marks.units % 8, marks.units // 8
+    assert ((marks.x * 8).floor()[is_thing] == column[is_thing]).all()
+    assert ((marks.y * 6).floor()[is_thing] == row[is_thing]).all()
+    taken = [set(units[there].tolist()) for units, there in zip(marks.units, is_thing, strict=True)]
+    assert all(len(rows) == int(there.sum()) for rows, there in zip(taken, is_thing, strict=True)), "one thing a row"
+    assert is_thing.sum() > 300 and (marks.names == GROUND).sum() > 100
+    assert {int(name) for name in marks.names[is_thing]} >= {0, 9, FIRST_LETTER, FIRST_DIGIT}
+
+
+def test_a_guide_learns_from_marked_rows_alone(school: Class) -> None:
+    torch.manual_seed(6)
+    rows, guide = torch.randn(3, 12, 8, requires_grad=True), Guide(8)
+    names = torch.tensor([[4, NOTHING], [GROUND, NOTHING], [NOTHING, NOTHING]])
+    marks = mark(
+        names, torch.zeros_like(names), torch.tensor([[40.0, 0]] * 3), torch.tensor([[70.0, 0]] * 3), (96, 128)
+    )
+    guide(rows, marks).backward()
+    assert rows.grad is not None
+    touched = rows.grad.abs().sum(-1) > 0
+    assert touched.nonzero().tolist() == [[0, 2 * 4 + 1], [1, 2 * 4 + 1]]
