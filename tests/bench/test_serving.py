@@ -133,6 +133,13 @@ def test_stages_add_up_to_the_whole_time() -> None:
     assert split_stages({"queue": 0.1}, 0.3) == {"queue": 0.1, "client and network": pytest.approx(0.2)}
 
 
+def test_vision_is_a_part_of_prefill() -> None:
+    stages = split_stages({"prefill": 0.3, "vision": 0.1, "total": 0.35}, 0.4)
+    assert (stages["vision"], stages["prefill"]) == pytest.approx((0.1, 0.2))
+    assert stages["rest of the server"] == pytest.approx(0.05)
+    assert split_stages({"prefill": 0.1, "vision": 0.3}, 0.4)["prefill"] == 0.0
+
+
 def test_stage_figures_are_over_requests_that_told() -> None:
     told = [outcome(i, 0.0, (1.0,), timings={"queue": 0.1 * i}) for i in range(3)]
     stages = stage_figures([*told, outcome(9, 0.0, (5.0,))])

@@ -20,8 +20,15 @@ from saccade.eval.run import make_examples
 from saccade.eval.settings import EvalSettings
 from saccade.layers.vision import Merger
 
-FLOORS = {"shapes": 0.9, "mnist": 0.88}
-"""To be filled with all tasks of `questions` when the last training is installed."""
+FLOORS = {
+    "shapes": 0.91,
+    "colors": 0.91,
+    "counts": 0.78,
+    "positions": 0.92,
+    "words": 0.92,
+    "sklearn-digits": 0.9,
+    "mnist": 0.92,
+}
 
 SIZES: dict[str, Any] = {
     "device": "cpu",
@@ -104,7 +111,7 @@ def test_answers_are_the_same_whichever_way_it_runs(
 
 
 def test_deepstack_rows_are_needed(llm: LLM, asked: dict[str, list[Example]], said: dict[str, list[str]]) -> None:
-    """Rows of zeros in their place cost many answers."""
+    """Rows of zeros in their place cost many answers, most of all where things are counted."""
     tower = llm.engine.runner.state.model.tower
     assert tower is not None
     mergers = [merger for merger in tower.deepstack if isinstance(merger, Merger)]
@@ -112,8 +119,8 @@ def test_deepstack_rows_are_needed(llm: LLM, asked: dict[str, list[Example]], sa
     weights = [part for part in parts if part is not None]
     assert len(weights) == 6
     kept = [weight.clone() for weight in weights]
-    examples = [e for name in ("shapes", "colors", "words", "mnist") for e in asked[name]]
-    before = share_right(examples, [s for name in ("shapes", "colors", "words", "mnist") for s in said[name]])
+    examples = [*asked["counts"], *asked["colors"]]
+    before = share_right(examples, [*said["counts"], *said["colors"]])
     try:
         for weight in weights:
             weight.zero_()
@@ -122,7 +129,7 @@ def test_deepstack_rows_are_needed(llm: LLM, asked: dict[str, list[Example]], sa
     finally:
         for weight, value in zip(weights, kept, strict=True):
             weight.copy_(value)
-    assert after < before - 0.2, (before, after)
+    assert after < before - 0.15, (before, after)
 
 
 def _moved(image: Any) -> Image.Image:

@@ -161,8 +161,12 @@ def split_stages(timings: Mapping[str, float], e2el_s: float) -> dict[str, float
     """Stages that follow each other and add up to the time to the end: what the server names, and what is left.
 
     `total` is all of the server's time, `prepare` all from a body to a prompt; the stages within are told beside them.
+    `vision` is a part of `prefill`, and taken off it.
     """
     stages = {name: value for name, value in timings.items() if name not in SUMS}
+    if {"vision", "prefill"} <= stages.keys():
+        stages["vision"] = min(stages["vision"], stages["prefill"])
+        stages["prefill"] -= stages["vision"]
     if "prepare" in timings:
         inside = sum(stages.get(name, 0.0) for name in PREPARED)
         stages = _insert_before_engine(stages, PREPARE_REST, timings["prepare"] - inside)

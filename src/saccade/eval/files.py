@@ -33,7 +33,7 @@ def mnist(settings: EvalSettings) -> list[Example]:
 
 
 def sklearn_digits(settings: EvalSettings) -> list[Example]:
-    """Handwritten digits of 8 x 8 pixels, which no recipe of ours has seen; enlarged eight times."""
+    """Handwritten digits of 8 x 8 pixels, which the bundled model was not trained on; enlarged eight times."""
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError:
