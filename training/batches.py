@@ -93,6 +93,7 @@ class Recipe:
     shape: Shape
     num_words: int
     dtype: torch.dtype
+    counting: float = 1.0
     layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
     flags: dict[tuple[bool, ...], Tensor] = field(default_factory=dict)
 
@@ -112,7 +113,7 @@ class Recipe:
         script, print_, is_number = self.studio.script(num_script, height, width)
         patches = torch.cat([self._photos(part) for part in (shapes, digits, script)])
         parts = (
-            ask_shapes(facts, self.num_words, room.turns),
+            ask_shapes(facts, self.num_words, room.turns, self.counting),
             ask_digits(handwriting, self.num_words, room.turns),
             ask_script(print_, is_number, self.num_words, room.turns),
         )

@@ -11,12 +11,13 @@ from training.language import COLORS, MAX_NUMBER, SHAPES
 from training.scenes import Script, Shapes
 
 
-def ask_shapes(facts: Shapes, num_words: int, turns: int = 1) -> list[Turn]:
+def ask_shapes(facts: Shapes, num_words: int, turns: int = 1, counting: float = 1.0) -> list[Turn]:
+    """Things are counted `counting` times as often as usual."""
     draft = Draft(facts.shape.shape[0], facts.shape.device)
     num = facts.present.sum(1)
     unique = _unique(facts.shape, facts.present)
     _ask_names(draft, facts, unique, num)
-    _ask_counts(draft, facts, num)
+    _ask_counts(draft, facts, num, counting)
     _ask_presence(draft, facts)
     _ask_places(draft, facts, unique, num)
     _ask_edges(draft, facts, unique)
@@ -41,9 +42,9 @@ def _ask_names(draft: Draft, facts: Shapes, unique: Tensor, num: Tensor) -> None
     draft.offer("shape of", (1.2 - 0.9 * alone) * has_color, "shape", shape=shape, color=color)
 
 
-def _ask_counts(draft: Draft, facts: Shapes, num: Tensor) -> None:
+def _ask_counts(draft: Draft, facts: Shapes, num: Tensor, counting: float) -> None:
     """Mostly of what is there, sometimes of anything; each of something else."""
-    wanted = torch.where(num > 1, 1.0, 0.25)
+    wanted = torch.where(num > 1, 1.0, 0.25) * counting
     draft.offer("count all", 0.8 * wanted, "number", number=num)
     shape, _ = _subject(facts)
     is_shape = (facts.shape == shape[:, None]) * facts.present

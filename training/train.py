@@ -66,6 +66,8 @@ class Options:
     compile: bool
     small: bool
     least_rate: float
+    start: Path | None
+    counting: float
 
 
 def read_options() -> Options:
@@ -86,6 +88,8 @@ def read_options() -> Options:
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="no torch.compile")
     parser.add_argument("--small", action="store_true", help="a toy model for a CPU")
     parser.add_argument("--least-rate", type=float, default=0.0, help="samples/s below which the run gives up early")
+    parser.add_argument("--start", type=Path, help="weights of an earlier run to go on from, with a new schedule")
+    parser.add_argument("--counting", type=float, default=1.0, help="how much more often things are to be counted")
     return Options(**vars(parser.parse_args()))
 
 
@@ -128,7 +132,7 @@ class School:
         recipes = []
         for is_exam in (False, True):
             studio = Studio(make_bank(tensors, device, heldout=is_exam), Palette.on(device), device)
-            recipes.append(Recipe(studio, book, shape, len(words), dtype))
+            recipes.append(Recipe(studio, book, shape, len(words), dtype, 1.0 if is_exam else options.counting))
         return cls(options, recipes[0], recipes[1], token_id(tokenizer, "<|im_end|>"), log)
 
 
@@ -154,6 +158,8 @@ def train(school: School, started: float) -> dict[str, object]:
     random.seed(options.seed)
     model = Model(school.recipe.shape)
     model.initialise(torch.Generator().manual_seed(options.seed))
+    if options.start is not None:
+        model.load_state_dict({name: tensor.float() for name, tensor in load_file(options.start).items()})
     model.to(device=device)
     guide = Guide(school.recipe.shape.hidden_size).to(device)
     pupil = Pupil(model, options.rate, device, guide)

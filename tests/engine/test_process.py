@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from saccade.engine import child, messages, process, stream, worker
+from saccade.engine import child, messages, process, spare, stream, worker
 from saccade.engine.build import build_engine
 from saccade.engine.output import OutputStream, place_prompt_scores
 from saccade.engine.params import SamplingParams
 from saccade.engine.process import AsyncEngine, Delta, Stage
 from saccade.engine.request import FinishReason
 from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.spare import Spare
 from saccade.errors import CapacityError, ConfigError, EngineDeadError, RequestError, SaccadeError
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt, text_prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
@@ -311,8 +312,8 @@ def children(monkeypatch: pytest.MonkeyPatch) -> list[tuple[child.Child, int]]:
     found: list[tuple[child.Child, int]] = []
     spawn = child.Child.spawn
 
-    async def watched() -> child.Child:
-        spawned = await spawn()
+    def watched(started: Spare | None = None) -> child.Child:
+        spawned = spawn(started)
         found.append((spawned, stat.S_IMODE(spawned.folder.stat().st_mode)))
         return spawned
 
@@ -457,7 +458,7 @@ def test_a_worker_ends_with_its_parent_and_leaves_nothing_behind(made: tiny.Tiny
 
 def test_a_worker_ends_when_its_input_does(tmp_path: Path) -> None:
     """Where the kernel does not tell it, a worker learns from its input that it is alone."""
-    with subprocess.Popen([sys.executable, "-P", "-m", child.WORKER, str(tmp_path)], stdin=subprocess.PIPE) as started:
+    with subprocess.Popen([sys.executable, "-P", "-m", spare.WORKER, str(tmp_path)], stdin=subprocess.PIPE) as started:
         try:
             assert started.stdin is not None
             started.stdin.close()
@@ -527,3 +528,19 @@ def test_nothing_is_pickled(module: Any) -> None:
     named |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
     assert not named & {"pickle", "multiprocessing", "marshal", "shelve"}
     assert "pyobj" not in Path(module.__file__).read_text()
+
+
+def test_a_spare_worker_that_nobody_takes_is_gone_with_its_folder() -> None:
+    with Spare() as unused:
+        assert unused.exit_code is None and stat.S_IMODE(unused.folder.stat().st_mode) == 0o700
+    assert gone(unused.pid) and not unused.folder.exists()
+
+
+def test_a_spare_worker_is_taken_over(made: tiny.Tiny) -> None:
+    async def work(waiting: Spare) -> int:
+        async with await AsyncEngine.start(made.folder, SETTINGS, LIMITS, spare=waiting) as engine:
+            return engine.pid
+
+    with Spare() as waiting:
+        assert asyncio.run(work(waiting)) == waiting.pid
+    assert waiting.is_taken and gone(waiting.pid) and not waiting.folder.exists()

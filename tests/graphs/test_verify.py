@@ -76,3 +76,21 @@ def test_window_boundaries_are_data_and_part_of_the_digest() -> None:
 def test_bridges_are_shared_by_all_layers() -> None:
     small = toy.make_runner(GraphSettings(mode=Mode.PIECEWISE)).phase.arena
     assert small.nbytes < 32 * toy.WIDTH * 4 * 8, "three layers, one set of bridges"
+
+
+def test_a_batch_that_repeats_itself_is_run_eagerly_once() -> None:
+    def num_eager_runs(is_repeatable: bool) -> int:
+        runner = toy.make_runner()
+        runner.phase = replace(runner.phase, is_repeatable=is_repeatable)
+        eager, calls = runner.eager, []
+
+        def counted(*args: Any, **options: Any) -> Any:
+            calls.append(options)
+            return eager(*args, **options)
+
+        runner.eager = counted  # type: ignore[method-assign]
+        buckets = [runner.graphs[0].key.capacity]
+        assert verify(runner, buckets=buckets, sequences=("A-B-A",), same_shape=True).is_right
+        return len(calls)
+
+    assert num_eager_runs(is_repeatable=False) - num_eager_runs(is_repeatable=True) == 1

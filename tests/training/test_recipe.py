@@ -265,3 +265,13 @@ def test_a_guide_learns_from_marked_rows_alone(school: Class) -> None:
     assert rows.grad is not None
     touched = rows.grad.abs().sum(-1) > 0
     assert touched.nonzero().tolist() == [[0, 2 * 4 + 1], [1, 2 * 4 + 1]]
+
+
+def test_things_are_counted_as_often_as_is_asked_for(school: Class) -> None:
+    def share(counting: float) -> float:
+        torch.manual_seed(8)
+        _, facts = school.studio.shapes(600, 96, 128)
+        [turn] = ask_shapes(facts, 5, 1, counting)
+        return sum(KINDS[kind].startswith("count") for kind in turn.kind.tolist()) / 600
+
+    assert share(3.0) > 1.5 * share(1.0) > 0.1

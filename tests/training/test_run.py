@@ -34,6 +34,8 @@ def options(least_rate: float) -> Options:
         compile=False,
         small=True,
         least_rate=least_rate,
+        start=None,
+        counting=1.0,
     )
 
 

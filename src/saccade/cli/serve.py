@@ -7,6 +7,7 @@ from saccade.cli.aliases import add_aliases
 from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.spare import Spare
 from saccade.inputs.media import MediaSettings
 from saccade.server.settings import ServerSettings
 
@@ -26,6 +27,8 @@ def run(flags: Namespace) -> int:
     own = {} if flags.words else BUNDLED
     server, engine = settings_from(flags, ServerSettings, own), settings_from(flags, EngineSettings, own)
     limits, media = settings_from(flags, SchedulerSettings, own), settings_from(flags, MediaSettings, own)
-    from saccade.server.run import serve
+    model = chosen_model(flags.words)
+    with Spare() as spare:  # before the server is imported: its worker's imports take as long
+        from saccade.server.run import serve
 
-    return serve(chosen_model(flags.words), server, engine, limits, media)
+        return serve(model, server, engine, limits, media, spare)

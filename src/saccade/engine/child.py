@@ -2,18 +2,15 @@
 
 import asyncio
 import shutil
-import sys
-import tempfile
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
 
 import zmq
 import zmq.asyncio
 
 from saccade.engine.messages import COMMANDS, REPLIES, Arrays, Command, Reply, decode_reply, encode
+from saccade.engine.spare import Spare
 from saccade.errors import ConfigError
 
-WORKER = "saccade.engine.worker"
 RECONNECT_MS = 20  # the worker's socket appears only when its imports are done
 TERMINATE_S, KILL_S = 3.0, 5.0
 
@@ -22,13 +19,13 @@ class Child:
     """A worker and the sockets to it.
 
     Sockets live in a new folder that only this user may enter. `hide` removes it once both ends are connected: then
-    nobody else can connect, and a parent that is killed leaves nothing behind. The other end of the worker's standard
-    input is held here and never written to: it closes with this process, and the worker ends.
+    nobody else can connect, and a parent that is killed leaves nothing behind (see `Spare`).
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._process: Process | None = None
+    def __init__(self, process: Spare) -> None:
+        """Takes the process over."""
+        self.process = process
+        self.folder = folder = process.folder
         self._context = zmq.asyncio.Context()
         self._replies = self._context.socket(zmq.PULL)
         # Not one of asyncio's: an abort must go out from where nothing can be awaited.
@@ -42,30 +39,17 @@ class Child:
         self._commands.connect(f"ipc://{folder / COMMANDS}")
 
     @classmethod
-    async def spawn(cls) -> "Child":
-        folder = Path(tempfile.mkdtemp(prefix="saccade-"))
+    def spawn(cls, spare: Spare | None = None) -> "Child":
+        """With a spare, that one; a new process otherwise."""
+        process = spare or Spare()
         try:
-            _check_length(folder)
-            child = cls(folder)
+            _check_length(process.folder)
+            child = cls(process)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        # -P: what lies in the working directory is not imported. A session of its own: Ctrl-C reaches the parent, which
-        # decides what becomes of the requests.
-        command = (sys.executable, "-P", "-m", WORKER, str(folder))
-        try:
-            child._process = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=DEVNULL, start_new_session=True
-            )
-        except BaseException:
-            child._clean_up()
-            raise
+            with process:
+                raise
+        process.is_taken = True
         return child
-
-    @property
-    def process(self) -> Process:
-        assert self._process is not None, "the worker was not started"
-        return self._process
 
     def send(self, command: Command, arrays: Arrays | None = None) -> None:
         """Never waits. Arrays are not copied: they must not change, as those of a prompt never do."""
@@ -83,7 +67,7 @@ class Child:
         return await self.process.wait()
 
     def kill(self) -> None:
-        if self.process.returncode is None:
+        if self.process.exit_code is None:
             self.process.kill()
 
     async def close(self, wait_s: float) -> None:
@@ -99,8 +83,7 @@ class Child:
             self._clean_up()
 
     def _clean_up(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+        self.process.close_input()
         self._replies.close()
         self._commands.close()
         self._context.term()

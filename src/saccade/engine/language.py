@@ -60,6 +60,7 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
         buckets=prefill_buckets(max_tokens, state.max_sequences + 1),
         example=lambda lengths, rng: _example(model, state, lengths, rng),
         state=state.watched(model.decoder),
+        is_repeatable=True,
     )
 
 
@@ -124,18 +125,17 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
         buckets=tuple(Capacity.of(tokens=n) for n in head_buckets(state.max_sequences)),
         example=example,
         state={**state.watched(model.decoder), "trunk": trunk_TD},
+        is_repeatable=True,
     )
 
 
 def prefill_buckets(max_tokens: int, max_requests: int) -> tuple[Capacity, ...]:
-    """Every token count with room for few requests, and with room for all."""
-    counts = (FEW_REQUESTS, max_requests)
-    found = [
-        Capacity.of(tokens=tokens, requests=min(count, tokens + 1, max_requests))
-        for tokens in prefill_rows(max_tokens)
-        for count in counts
-    ]
-    return tuple(dict.fromkeys(found))
+    """Every token count with room for few requests, and every second one, the largest among them, with room for all."""
+    found = []
+    for place, tokens in enumerate(reversed(prefill_rows(max_tokens))):
+        counts = (FEW_REQUESTS,) if place % 2 else (max_requests, FEW_REQUESTS)
+        found += [Capacity.of(tokens=tokens, requests=min(count, tokens + 1, max_requests)) for count in counts]
+    return tuple(dict.fromkeys(reversed(found)))
 
 
 def prefill_rows(largest: int) -> tuple[int, ...]:
@@ -147,8 +147,9 @@ def prefill_rows(largest: int) -> tuple[int, ...]:
 
 
 def decode_buckets(largest: int) -> tuple[int, ...]:
-    """Every batch up to 8 rows, then steps that pad by a few percent."""
-    return tuple(sorted({*range(1, min(8, largest) + 1), *row_buckets(largest, smallest=8)}))
+    """Every batch up to 8 rows, then four an octave: padded requests have no keys, and rows more or less cost little
+    where a step takes as long as its weights are read."""
+    return tuple(sorted({*range(1, min(8, largest) + 1), *row_buckets(largest, smallest=8, per_octave=4)}))
 
 
 def head_buckets(largest: int) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ from saccade.engine.messages import (
 from saccade.engine.params import SamplingParams
 from saccade.engine.plan import Stats
 from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.spare import Spare
 from saccade.engine.stream import Delta, RequestStream
 from saccade.errors import CapacityError, ConfigError, EngineDeadError, RequestError, SaccadeError
 from saccade.inputs.placeholders import Prompt
@@ -90,11 +91,13 @@ class AsyncEngine:
         *,
         processor: Processor | None = None,
         report: Report = lambda stage: None,
+        spare: Spare | None = None,
     ) -> "AsyncEngine":
         """Returns when the engine is ready. `report` hears of every stage. Without a processor the folder's own is
-        made. What the worker finds wrong with model or settings is raised here as the same ConfigError."""
+        made; a `spare` worker is taken over. What the worker finds wrong with model or settings is raised here as the
+        same ConfigError."""
         folder = await asyncio.to_thread(find_folder, model)
-        engine = cls(await Child.spawn(), report)
+        engine = cls(Child.spawn(spare), report)
         try:
             start = Start(str(folder.resolve()), settings or EngineSettings(), limits or SchedulerSettings())
             engine._send(start)

@@ -73,6 +73,7 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         example=example,
         state={**dict(tower.parameters()), "vision rows": vision_rows},
         typical=TYPICAL_UNITS,
+        is_repeatable=True,
     )
 
 

@@ -67,7 +67,7 @@ def measure(run: Callable[[int], Callable[[], object]], sizes: Sequence[int], wa
     return Curve(tuple(points))
 
 
-_FEWEST_ROUNDS, _MOST_ROUNDS = 3, 9
+_FEWEST_ROUNDS, _MOST_ROUNDS = 2, 9
 _ENOUGH_S = 0.05
 
 

@@ -26,7 +26,7 @@ Outputs = Mapping[str, Tensor]
 Example = Callable[[tuple[int, ...], torch.Generator], Mapping[str, Any]]
 Progress = Callable[[int, int, GraphKey], None]
 
-NUM_GATE_SIZES = 7
+NUM_GATE_SIZES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,8 @@ class Phase:
     `example` makes a batch with the given segment lengths and random content; it serves warm-up, capture, the gate
     and verification. `state` names what the body touches outside the arena: weights, caches. `typical` is the length
     of an ordinary segment: where it is given, examples consist of such, so that what is measured is what will be run.
+    `is_repeatable` says that an example gives the same outputs whatever ran before it, as one does that reads nothing
+    from caches but what it wrote itself; verification then needs one eager run of it.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Phase:
     example: Example
     state: Mapping[str, Tensor] = field(default_factory=dict)
     typical: int | None = None
+    is_repeatable: bool = False
 
     def __post_init__(self) -> None:
         for bucket in self.buckets:

@@ -8,6 +8,7 @@ from time import monotonic
 from saccade.engine.messages import Stage
 from saccade.engine.process import AsyncEngine
 from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.spare import Spare
 from saccade.inputs.chat import read_template
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media import MediaSettings
@@ -30,6 +31,7 @@ class Plan:
     engine: EngineSettings
     limits: SchedulerSettings
     media: MediaSettings
+    spare: Spare | None = None
 
 
 class Stages:
@@ -63,7 +65,9 @@ async def start(service: Service, plan: Plan, stages: Stages) -> AsyncEngine:
     def hear(stage: Stage) -> None:
         stages.enter(stage.name)
 
-    engine = await AsyncEngine.start(folder, plan.engine, plan.limits, processor=processor, report=hear)
+    engine = await AsyncEngine.start(
+        folder, plan.engine, plan.limits, processor=processor, report=hear, spare=plan.spare
+    )
     stages.enter("")
     service.open(engine, defaults, tool_style(await asyncio.to_thread(read_template, folder)))
     return engine

@@ -15,6 +15,7 @@ from rich.logging import RichHandler
 
 from saccade.engine.process import AsyncEngine
 from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.spare import Spare
 from saccade.errors import ConfigError, SaccadeError
 from saccade.inputs.media import MediaSettings
 from saccade.server.app import build_app
@@ -35,11 +36,13 @@ def serve(
     engine: EngineSettings | None = None,
     limits: SchedulerSettings | None = None,
     media: MediaSettings | None = None,
+    spare: Spare | None = None,
 ) -> int:
-    """Serves until a signal ends it; the exit code. A second signal does not wait for running requests."""
+    """Serves until a signal ends it; the exit code. A second signal does not wait for running requests. A `spare`
+    worker is taken over."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     settings = server or ServerSettings()
-    plan = Plan(model, engine or EngineSettings(), limits or SchedulerSettings(), media or MediaSettings())
+    plan = Plan(model, engine or EngineSettings(), limits or SchedulerSettings(), media or MediaSettings(), spare)
     try:
         with _bound(settings) as listener:
             sys.setswitchinterval(SWITCH_S)
