@@ -272,6 +272,6 @@ def test_things_are_counted_as_often_as_is_asked_for(school: Class) -> None:
         torch.manual_seed(8)
         _, facts = school.studio.shapes(600, 96, 128)
         [turn] = ask_shapes(facts, 5, 1, counting)
-        return sum(KINDS[kind].startswith("count") for kind in turn.kind.tolist()) / 600
+        return float(sum(KINDS[kind].startswith("count") for kind in turn.kind.tolist()) / 600)
 
     assert share(3.0) > 1.5 * share(1.0) > 0.1
