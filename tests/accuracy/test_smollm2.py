@@ -5,6 +5,7 @@ are asked. Takes some minutes: `make accuracy` runs it.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,9 @@ NUM_CHOICES = 12
 
 
 @pytest.fixture(scope="module")
-def checkpoints(gguf: Path, folder: Path) -> dict[str, Path]:
+def checkpoints(gguf: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same weights as three families, each a folder with links to one file."""
-    home = CACHE / "families-1"
-    if not (home / "tokenizer.json").is_file():
-        tokenizer = hf.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        home.mkdir(exist_ok=True)
-        (home / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
+    tokenizer = _tokenizer(gguf)
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     biases = {
@@ -57,17 +54,26 @@ def checkpoints(gguf: Path, folder: Path) -> dict[str, Path]:
     }
     made = {}
     for family in FAMILIES:
-        made[family] = home / family
-        made[family].mkdir(exist_ok=True)
+        made[family] = tmp_path_factory.mktemp(family)
         extra = {} if family == "llama" else biases | (_eye(config) if family == "qwen2_5_vl" else {})
-        _write(made[family], folder, _config(family, config), extra, home / "tokenizer.json")
+        _write(made[family], folder, _config(family, config), extra, tokenizer)
     return made
+
+
+def _tokenizer(gguf: Path) -> Path:
+    """Converted once; other processes may be at it, too."""
+    kept = CACHE / "tokenizer-1.json"
+    if not kept.is_file():
+        tokenizer = hf.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        part = kept.with_suffix(f".{os.getpid()}")
+        part.write_text(tokenizer.backend_tokenizer.to_str())
+        part.replace(kept)
+    return kept
 
 
 def _write(target: Path, source: Path, config: dict[str, Any], extra: dict[str, Any], tokenizer: Path) -> None:
     (target / "config.json").write_text(json.dumps(config))
     for name, path in (("model.safetensors", source / "model.safetensors"), ("tokenizer.json", tokenizer)):
-        (target / name).unlink(missing_ok=True)
         (target / name).symlink_to(path)
     (target / "tokenizer_config.json").write_text('{"add_bos_token": false, "eos_token": "<|im_end|>"}')
     (target / "generation_config.json").write_text('{"eos_token_id": 2}')
