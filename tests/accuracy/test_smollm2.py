@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from saccade import LLM, SamplingParams
 from saccade.eval.choices import Choice, read_choices, score_choices
 from saccade.inputs.tokenizer import Tokenizer
-from tests.models.test_smollm2 import CACHE, DATA, MARGIN, folder, gguf
+from tests.models.test_smollm2 import CACHE, DATA, folder, gguf, golden
 
-__all__ = ["folder", "gguf"]
+__all__ = ["folder", "gguf", "golden"]
 
 FAMILIES = ("llama", "qwen2", "qwen2_5_vl")
 WAYS = {
@@ -121,13 +121,6 @@ def _eye(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     shell = hf.Qwen2_5_VLConfig(vision_config=vision, text_config={"num_hidden_layers": 0, "vocab_size": 8})
     visual = hf.Qwen2_5_VLForConditionalGeneration(shell).model.visual.state_dict()
     return {f"model.visual.{name}": value.contiguous() for name, value in visual.items()}
-
-
-@pytest.fixture(scope="module")
-def golden() -> list[tuple[list[int], list[int]]]:
-    prompts = json.loads((DATA / "models_smollm2_prompts.json").read_text())
-    answers = json.loads((DATA / "smollm2_golden.json").read_text())
-    return [(prompts[item["prompt"]], item["tokens"]) for item in answers if item["min_margin"] >= MARGIN]
 
 
 @pytest.fixture(scope="module")

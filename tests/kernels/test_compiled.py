@@ -167,7 +167,7 @@ def test_many_images_at_once(compilers: dict[str, Compiler]) -> None:
             mean=(0.5,) * 3, std=(0.5,) * 3, patch=patch, temporal_patch=temporal, merge=merge, resample=resample
         )
         out = bf16(4, 3 * temporal * patch * patch)
-        fused_images.resize_patchify_jobs(table, bytes_, bytes_, out, shape, (30, 4, 64))
+        fused_images.JobKernels(table, bytes_, bytes_)(out, shape, (30, 4, 64))
     assert compilers["job_rows_kernel"].launches == compilers["job_patches_kernel"].launches == 2
 
 

@@ -154,8 +154,8 @@ class Rig:
 
     def time_pixels(self, width: int, height: int) -> Preprocessing:
         media = [self.image(width, height)]
-        parts, items = self.encoder.packs(media)[0], _items(media)
-        ms, host_ms = latency_ms(lambda: self.encoder.patchify(parts, items, media), self.device, self.settings.rounds)
+        parts = self.encoder.packs(media)[0]
+        ms, host_ms = latency_ms(lambda: self.encoder.patchify(parts, media), self.device, self.settings.rounds)
         return Preprocessing(f"{width}x{height}", ms, host_ms)
 
     def time_ways(self, width: int, height: int, count: int, rates: Rates) -> Iterator[Line]:

@@ -98,9 +98,8 @@ class Encoder:
         ]
         return pack(parts, bins, self._cost())
 
-    def patchify(self, parts: Sequence[Part], items: Sequence[EncodeItem], media: Sequence[Media]) -> None:
-        """Only the patches of a pass, wherever its rows would go."""
-        del items
+    def patchify(self, parts: Sequence[Part], media: Sequence[Media]) -> None:
+        """Only the patches of a pass."""
         with self.beside.work():
             self._patchify(parts, media)
         self.beside.wait()

@@ -77,18 +77,6 @@ def resize_patchify(  # noqa: PLR0913
     return out
 
 
-def resize_patchify_jobs(
-    table_XJ: Tensor,
-    pixels: Tensor,
-    scratch: Tensor,
-    out_PC: Tensor,
-    shape: Shape,
-    counts: tuple[int, int, int],
-) -> None:
-    """As `JobKernels`, for buffers that are used once."""
-    JobKernels(table_XJ, pixels, scratch)(out_PC, shape, counts)
-
-
 class JobKernels:
     """All jobs of a table in two launches, for a table, pixels and scratch that stay where they are: then only the
     first launch of a shape into a buffer costs what a launch by Triton does. Allocates nothing."""

@@ -1,6 +1,6 @@
 """Products with one row, as every step of a single request has them: weights are read once, and nothing else counts.
 
-On one H200 cuBLAS reads the weights of Qwen3-VL-8B at 2.7 to 3.1 TB/s for one row, this kernel at 3.6 to 3.9.
+`python -m tests.gpu.profile_products` compares with cuBLAS.
 """
 
 import torch

@@ -68,7 +68,7 @@ def run_jobs(jobs: list[Job], shape: Shape, out: torch.Tensor) -> None:
     table = np.full((len(Column), MAX_JOBS), -7, dtype=np.int32)
     counts = write_table(table, jobs, places, shape)
     scratch = torch.full((sum(job.scratch_bytes for job in jobs) + 3,), 255, dtype=torch.uint8)
-    fused_images.resize_patchify_jobs(torch.from_numpy(table), torch.from_numpy(data), scratch, out, shape, counts)
+    fused_images.JobKernels(torch.from_numpy(table), torch.from_numpy(data), scratch)(out, shape, counts)
     assert (scratch[-3:] == 255).all()
 
 
