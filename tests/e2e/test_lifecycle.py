@@ -101,7 +101,7 @@ def test_requests_that_outlive_the_drain_are_told(checkpoint: Path, tmp_path: Pa
         server.wait_ready()
         body = {**LONG, "n": 8, "max_tokens": 440, "messages": [{"role": "user", "content": "a" * 40}]}
         streams = [Streaming(server, body) for _ in range(4)]
-        wait_for(lambda: all(len(stream.lines) > 2 for stream in streams[:1]))
+        wait_for(lambda: any(len(stream.lines) > 2 for stream in streams))  # the engine takes them in any order
         begun = time.monotonic()
         server.signal(signal.SIGTERM)
         with server.client() as client:
