@@ -1,4 +1,5 @@
 import json
+from time import sleep
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ import torch
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.graphs import Capacity, Curve, Gate, GraphRunner, Reason, copy_out
+from saccade.graphs.gate import measure
 from tests.graphs import toy
 
 BOTH = frozenset({Tier.CAPACITY, Tier.EXACT})
@@ -207,6 +209,25 @@ class TestGate:
         assert gate.cheapest({Tier.EAGER: 10, Tier.CAPACITY: 10}) is Tier.EAGER
         assert gate.cheapest({Tier.EAGER: 90, Tier.CAPACITY: 100}) is Tier.CAPACITY
         assert gate.cheapest({Tier.EAGER: 90, Tier.CAPACITY: 100, Tier.EXACT: 90}) is Tier.EXACT
+
+    def test_a_replay_that_is_chosen_is_a_faster_one(self) -> None:
+        gate = Gate(eager=Curve(((10, 1.0),)), graph=Curve(((10, 0.99),)))
+        assert gate.cheapest({Tier.EAGER: 10, Tier.CAPACITY: 10}) is Tier.EAGER
+        gate = Gate(eager=Curve(((10, 1.0),)), graph=Curve(((10, 0.97),)))
+        assert gate.cheapest({Tier.EAGER: 10, Tier.CAPACITY: 10}) is Tier.CAPACITY
+        assert gate.cheapest({Tier.CAPACITY: 10, Tier.EXACT: 10}) is Tier.EXACT
+
+    def test_ways_are_measured_in_turn(self) -> None:
+        turns: list[tuple[str, int]] = []
+
+        def slow_way(size: int) -> None:
+            turns.append(("slow", size))
+            sleep(0.004)
+
+        slow, fast = measure([slow_way, lambda size: turns.append(("fast", size))], sizes=[3, 5], wait=lambda: None)
+        assert [name for name, _ in turns] == ["slow", "fast"] * (len(turns) // 2)
+        assert [size for size, _ in slow.points] == [size for size, _ in fast.points] == [3, 5]
+        assert all(slow.at(size) >= 0.004 for size in (3, 5))
 
     def test_a_runner_obeys_its_gate(self) -> None:
         runner = toy.make_runner(buckets=((16, 4),))

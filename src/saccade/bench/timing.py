@@ -1,6 +1,6 @@
 """How long a call takes: until the device is done, and until the host may go on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
 
@@ -10,6 +10,7 @@ from saccade.bench.limits import Rates
 
 NUM_WARM_UPS = 2
 TRAIN_LENGTH = 8
+HEAD_START_CYCLES = 2_000_000  # a millisecond, in which the host queues what is to be timed on the device
 CUDA_SIDE, CPU_SIDE = 8192, 512  # of the product that a device is measured with
 COPIED_BYTES = {"cuda": 4 * 2**30, "cpu": 64 * 2**20}
 
@@ -21,17 +22,42 @@ def wait(device: torch.device) -> None:
 
 def latency_ms(call: Callable[[], object], device: torch.device, rounds: int) -> tuple[float, float]:
     """Medians of single calls on an idle device: until it is done, and until the call returns."""
-    whole, host = [], []
-    for turn in range(NUM_WARM_UPS + rounds):
-        wait(device)
-        started = perf_counter()
-        call()
-        returned = perf_counter()
-        wait(device)
-        if turn >= NUM_WARM_UPS:
-            whole.append(perf_counter() - started)
-            host.append(returned - started)
+    times = [_timed(call, device) for _ in range(NUM_WARM_UPS + rounds)][NUM_WARM_UPS:]
+    whole, host = zip(*times, strict=True)
     return median(whole) * 1e3, median(host) * 1e3
+
+
+def compared_ms(calls: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[float]:
+    """As `latency_ms`, of several calls that take turns: a device whose clock wanders favours none of them."""
+    turns = [[_timed(call, device)[0] for call in calls] for _ in range(NUM_WARM_UPS + rounds)][NUM_WARM_UPS:]
+    return [median(times) * 1e3 for times in zip(*turns, strict=True)]
+
+
+def device_ms(call: Callable[[], object], device: torch.device, rounds: int) -> float | None:
+    """What a call takes on the device, from its first work to its last; the median. None where there is no device
+    that keeps its own time."""
+    if device.type != "cuda":
+        return None
+    times: list[float] = []
+    for _ in range(NUM_WARM_UPS + rounds):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        wait(device)
+        torch.cuda._sleep(HEAD_START_CYCLES)
+        begin.record()
+        call()
+        end.record()
+        wait(device)
+        times.append(begin.elapsed_time(end))
+    return median(times[NUM_WARM_UPS:])
+
+
+def _timed(call: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    wait(device)
+    started = perf_counter()
+    call()
+    returned = perf_counter()
+    wait(device)
+    return perf_counter() - started, returned - started
 
 
 def step_ms(call: Callable[[], object], device: torch.device, rounds: int) -> tuple[float, float]:

@@ -15,7 +15,7 @@ import torch
 
 from saccade.bench.limits import Rates, vision_limit
 from saccade.bench.settings import VisionBenchSettings
-from saccade.bench.timing import latency_ms, rates_of, step_ms
+from saccade.bench.timing import compared_ms, device_ms, latency_ms, rates_of, step_ms
 from saccade.bench.transformers_tower import time_transformers
 from saccade.config import GraphSettings, Tier
 from saccade.engine.encoder import Encoder, EncoderSettings
@@ -36,6 +36,8 @@ PAGE_ROWS = 16
 WAYS = ("eager", "capacity", "exact")
 MIXED_SIDES, MIXED_COUNTS = (224, 1280), (1, 16)
 TRAIN_ROUNDS = 3
+MIXED_ROUNDS = 7
+PIXEL_ROUNDS = 10  # times the rounds of a pass: what takes so little is soon asked often
 BUSY_ROWS = 2600  # a longer pass keeps the device busy by itself: its rate follows from its latency
 
 
@@ -75,11 +77,13 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """Upload, resize, normalise and cut one image into patches."""
+    """Upload, resize, normalise and cut one image into patches: from the call to the last patch, until the call
+    returns, and what the device was at work (None where it keeps no time)."""
 
     size: str
     ms: float
     host_ms: float
+    device_ms: float | None
 
 
 @dataclass(slots=True)
@@ -155,8 +159,14 @@ class Rig:
     def time_pixels(self, width: int, height: int) -> Preprocessing:
         media = [self.image(width, height)]
         parts = self.encoder.packs(media)[0]
-        ms, host_ms = latency_ms(lambda: self.encoder.patchify(parts, media), self.device, self.settings.rounds)
-        return Preprocessing(f"{width}x{height}", ms, host_ms)
+        rounds = PIXEL_ROUNDS * self.settings.rounds
+        ms, host_ms = latency_ms(lambda: self.encoder.patchify(parts, media), self.device, rounds)
+
+        def in_order() -> None:
+            self.encoder.beside.join()
+            self.encoder.patchify(parts, media)
+
+        return Preprocessing(f"{width}x{height}", ms, host_ms, device_ms(in_order, self.device, rounds))
 
     def time_ways(self, width: int, height: int, count: int, rates: Rates) -> Iterator[Line]:
         media = [self.image(width, height) for _ in range(count)]
@@ -193,9 +203,9 @@ class Rig:
             media = [self.image(int(w), int(h)) for w, h in sides]
             packs, items = self.encoder.packs(media), _items(media)
             real = sum(one.plan.num_tokens for one in media)
-            eager_ms, _ = latency_ms(self._call("eager", packs, items, media), self.device, TRAIN_ROUNDS)
             before = _decisions(self.encoder)
-            ms, _ = latency_ms(self._call("capacity", packs, items, media), self.device, TRAIN_ROUNDS)
+            calls = [self._call(way, packs, items, media) for way in ("eager", "capacity")]
+            eager_ms, ms = compared_ms(calls, self.device, MIXED_ROUNDS)
             after = _decisions(self.encoder)
             padding = padded_rows(packs, self.encoder.bins) / real - 1
             ways = {name: after[name] - before.get(name, 0) for name in after if after[name] > before.get(name, 0)}

@@ -58,9 +58,10 @@ def _lines_table(lines: Sequence[Line]) -> Table:
 
 
 def _preprocessing_table(lines: Sequence[Preprocessing]) -> Table:
-    table = Table("size", "ms", "host ms", title="pixels to patches: upload, resize, normalise, cut")
+    table = Table("size", "ms", "host ms", "device ms", title="pixels to patches: upload, resize, normalise, cut")
     for line in lines:
-        table.add_row(line.size, f"{line.ms:.3f}", f"{line.host_ms:.3f}")
+        on_device = "" if line.device_ms is None else f"{line.device_ms:.3f}"
+        table.add_row(line.size, f"{line.ms:.3f}", f"{line.host_ms:.3f}", on_device)
     return table
 
 

@@ -38,9 +38,15 @@ class Gate:
         return (self.eager if tier is Tier.EAGER else self.graph).at(rows)
 
     def cheapest(self, rows_by_tier: Mapping[Tier, int]) -> Tier:
-        """The tier that takes least time for the rows it would process; a graph wins a tie: it frees the host."""
+        """The tier that takes least time for the rows it would process. An eager run wins what is too close to call:
+        a replay that is chosen is a faster one."""
         order = (Tier.EXACT, Tier.CAPACITY, Tier.EAGER)
-        return min(rows_by_tier, key=lambda tier: (self.seconds(tier, rows_by_tier[tier]), order.index(tier)))
+
+        def cost(tier: Tier) -> tuple[float, int]:
+            seconds = self.seconds(tier, rows_by_tier[tier])
+            return seconds * (1 - _TOO_CLOSE if tier is Tier.EAGER else 1), order.index(tier)
+
+        return min(rows_by_tier, key=cost)
 
     def table(self) -> str:
         """What was measured, one line a size."""
@@ -52,27 +58,29 @@ class Gate:
         return "\n".join(lines)
 
 
-def measure(run: Callable[[int], Callable[[], object]], sizes: Sequence[int], wait: Callable[[], None]) -> Curve:
-    """Time `run(size)()` for each size: the median of a few calls, each until the device is done. It is part of the
-    start, so it is short: what takes long to run needs few rounds to be known."""
-    points = []
+def measure(ways: Sequence[Callable[[int], object]], sizes: Sequence[int], wait: Callable[[], None]) -> list[Curve]:
+    """Time every way for each size: the median of a few calls, each until the device is done. Ways take turns, so that
+    a device whose clock wanders favours none of them. It is part of the start, so it is short: what takes long to run
+    needs few rounds to be known."""
+    points: list[list[tuple[int, float]]] = [[] for _ in ways]
     for size in sizes:
-        call = run(size)
-        call()
-        wait()
-        times = [_timed(call, wait)]
-        while len(times) < _MOST_ROUNDS and (len(times) < _FEWEST_ROUNDS or sum(times) < _ENOUGH_S):
-            times.append(_timed(call, wait))
-        points.append((size, median(times)))
-    return Curve(tuple(points))
+        for way in ways:
+            _timed(way, size, wait)
+        rounds = [[_timed(way, size, wait) for way in ways]]
+        while len(rounds) < _MOST_ROUNDS and (len(rounds) < _FEWEST_ROUNDS or sum(map(sum, rounds)) < _ENOUGH_S):
+            rounds.append([_timed(way, size, wait) for way in ways])
+        for found, times in zip(points, zip(*rounds, strict=True), strict=True):
+            found.append((size, median(times)))
+    return [Curve(tuple(found)) for found in points]
 
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 2, 9
-_ENOUGH_S = 0.05
+_ENOUGH_S = 0.1
+_TOO_CLOSE = 0.02  # of an eager run: two measurements of the same run differ by about as much
 
 
-def _timed(call: Callable[[], object], wait: Callable[[], None]) -> float:
+def _timed(way: Callable[[int], object], size: int, wait: Callable[[], None]) -> float:
     started = perf_counter()
-    call()
+    way(size)
     wait()
     return perf_counter() - started

@@ -26,7 +26,7 @@ Outputs = Mapping[str, Tensor]
 Example = Callable[[tuple[int, ...], torch.Generator], Mapping[str, Any]]
 Progress = Callable[[int, int, GraphKey], None]
 
-NUM_GATE_SIZES = 6
+NUM_GATE_SIZES = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,13 +124,13 @@ class GraphRunner:
             warm_rows = bucket[self.phase.rows]
 
     def calibrate(self) -> Gate:
-        """Time eager runs and replays of a few buckets; from then on the cheaper one is chosen."""
+        """Time eager runs and replays of a few buckets; from then on the cheaper one is chosen. Small ones lie closer
+        together: there an eager run stops waiting for the host and starts to wait for the device."""
         last = len(self._buckets) - 1
-        picked = sorted({round(i * last / (NUM_GATE_SIZES - 1)) for i in range(NUM_GATE_SIZES)})
+        picked = sorted({round(last * (i / (NUM_GATE_SIZES - 1)) ** 2) for i in range(NUM_GATE_SIZES)})
         by_rows = {self._bucket_rows[i]: self.example_for(self._buckets[i]) for i in picked}
-        eager = measure(lambda rows: lambda: self._eager(by_rows[rows]), list(by_rows), self._wait)
-        graph = measure(lambda rows: lambda: self._replay_in_bucket(by_rows[rows]), list(by_rows), self._wait)
-        self.gate = Gate(eager, graph)
+        ways = (lambda rows: self._eager(by_rows[rows]), lambda rows: self._replay_in_bucket(by_rows[rows]))
+        self.gate = Gate(*measure(ways, list(by_rows), self._wait))
         return self.gate
 
     def forget_exact(self) -> None:

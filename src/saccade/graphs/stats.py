@@ -17,7 +17,7 @@ class Reason(StrEnum):
     GRAPHS_OFF = "graphs are off"
     TOO_LARGE = "it is larger than every bucket"
     NOT_CAPTURED = "no graph is captured for it yet"
-    EAGER_FASTER = "eager measured faster"
+    EAGER_FASTER = "a replay measured no faster"
 
 
 @dataclass(frozen=True, slots=True)
