@@ -71,10 +71,11 @@ def test_vision_is_a_stage_of_its_own(http: httpx2.Client) -> None:
     first = answer(http, 22, timings=True)["timings"]
     assert 0 < first["vision_ms"] <= first["prefill_ms"] <= first["total_ms"]
     assert {"queue_ms", "preprocess_ms", "prefill_ms", "decode_ms"} <= first.keys()
+    assert 0 < first["decode_media_ms"] < first["prepare_ms"] and first["preprocess_ms"] > 0
     again = answer(http, 22, timings=True)["timings"]
     assert "vision_ms" not in again and "prefill_ms" in again, "nothing was encoded"
     plain = http.post(CHAT, json={"messages": asked(), **BODY, "timings": True}).json()["timings"]
-    assert "vision_ms" not in plain
+    assert "vision_ms" not in plain and "decode_media_ms" not in plain
     wait_idle(http)
 
 

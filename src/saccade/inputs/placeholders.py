@@ -30,12 +30,13 @@ from saccade.inputs.shield import Segment
 @dataclass(frozen=True, slots=True)
 class Media:
     """One image or video of a prompt. `pixels` is (height, width, 3), for a video (frames, height, width, 3), with the
-    frames already those of the plan; `digest` names pixels and settings."""
+    frames already those of the plan; `digest` names pixels and settings; `decode_s` is what reading it took."""
 
     kind: MediaKind
     pixels: npt.NDArray[np.uint8] = field(repr=False)
     plan: ImagePlan | VideoPlan
     digest: bytes
+    decode_s: float = field(default=0.0, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

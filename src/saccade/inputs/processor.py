@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from types import MappingProxyType
 from typing import Any
 
@@ -143,12 +144,14 @@ class Processor:
             return self._load_video(ref)
         settings = settings or self.images
         assert settings is not None, "checked before"
+        begun = perf_counter()
         pixels = load_image(ref.source, self.limits, param=ref.param)
+        decode_s = perf_counter() - begun
         plan = plan_image(pixels.shape[0], pixels.shape[1], settings)
         self._check_plan(plan, settings, ref)
         # Not the bounds but what they come to: at the same size, the same pixels have the same features.
         name = settings.fingerprint + repr(plan.size_hw).encode()
-        return Media("image", pixels, plan, digest_pixels(pixels, name))
+        return Media("image", pixels, plan, digest_pixels(pixels, name), decode_s)
 
     def _check_plan(self, plan: ImagePlan, settings: ImageSettings, ref: MediaRef) -> None:
         """A lower bound of the request's own can round an image up to more than the engine has memory for."""
@@ -164,13 +167,15 @@ class Processor:
 
     def _load_video(self, ref: MediaRef) -> Media:
         assert self.videos is not None, "checked before"
+        begun = perf_counter()
         frames, fps = load_video(ref.source, self.limits, param=ref.param)
+        decode_s = perf_counter() - begun
         fps = fps or ref.fps
         plan = plan_video(frames.shape[0], frames.shape[1], frames.shape[2], fps, self.videos)
         pixels = frames[list(plan.frames)]
         pixels.flags.writeable = False
         # The times are in the prompt's text or positions, not in the features: they are no part of the digest.
-        return Media("video", pixels, plan, digest_pixels(pixels, self.videos.fingerprint))
+        return Media("video", pixels, plan, digest_pixels(pixels, self.videos.fingerprint), decode_s)
 
 
 def _fill_sources(rendered: Rendered, media: Sequence[Any]) -> Rendered:

@@ -132,7 +132,10 @@ def _make_prompts(recipe: Recipe[R], job: Job[R], messages: list[Any] | None) ->
         recipe.settle(job)
     except RecursionError:  # whoever looks into all of a request stops at some depth, if the JSON parser did not
         raise RequestError("the body is nested too deeply", code="invalid_json") from None
-    job.seconds["preprocess"] = monotonic() - begun
+    decoding = sum(media.decode_s for prompt in job.prompts for media in prompt.media)
+    if decoding:
+        job.seconds["decode_media"] = decoding
+    job.seconds["preprocess"] = monotonic() - begun - decoding
 
 
 def needs_loading(messages: Sequence[Any]) -> bool:
