@@ -24,14 +24,14 @@ def print_eval(report: EvalReport, console: Console) -> None:
 
 
 def _accuracy_table(report: EvalReport) -> Table:
-    table = Table("task", "way", "right", "questions", "accuracy", "95 % interval", "seconds", title="accuracy")
+    table = Table("task", "way", "right", "asked", "accuracy", "95 % interval", "s", title="accuracy")
     for way, results in report.results.items():
         for result in results:
             if result.skipped:
                 continue
             low, high = result.interval
             share = f"{result.accuracy:.1%}" if result.total else "-"
-            figures = (share, f"{low:.1%} - {high:.1%}", f"{result.seconds:.1f}")
+            figures = (share, f"{100 * low:.1f}-{high:.1%}", f"{result.seconds:.1f}")
             table.add_row(result.name, way, str(result.right), str(result.total), *figures)
     return table
 
