@@ -43,7 +43,7 @@ buffers = [
 ]
 arena = graphs.Arena(buffers, {"tokens": 128, "segments": 9}, DEVICE)
 buckets = tuple(graphs.Capacity.of(tokens=tokens, segments=9) for tokens in (32, 64, 128))
-weights = graphs.Watched(encoder)
+weights = graphs.Watched.of_module(encoder)
 phase = graphs.Phase(
     name="encoder", body=encoder, arena=arena, rows="tokens", buckets=buckets, example=example, state=weights
 )

@@ -11,7 +11,7 @@ from saccade.errors import ConfigError
 
 
 def key(name: str, salt: str | None = None) -> MediaKey:
-    return (salt, name.encode() * 16)
+    return (salt, name.encode() * 16, 0)
 
 
 def reserve(index: EncoderIndex, name: str, num_rows: int) -> Entry:

@@ -16,7 +16,7 @@ from saccade.engine.params import SamplingParams
 from saccade.engine.request import FinishReason
 from saccade.engine.runner import Ticket
 from saccade.engine.stopwatch import Stopwatch
-from saccade.errors import CapacityError, GraphError, RequestError
+from saccade.errors import CapacityError, EngineDeadError, GraphError, RequestError
 from saccade.inputs.placeholders import Prompt, text_prompt
 from tests.engine.conftest import Loaded
 from tests.engine.rig import Options, build, finish, oracle_inputs, oracle_tokens, random_prompt, run
@@ -247,6 +247,38 @@ class TestSurvival:
         expected = expect(made, prompts)
         assert all(answers[name].token_ids == expected[name] for name in names if name not in failed)
 
+    def test_a_device_that_is_lost_ends_the_engine(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Failing every later request, one by one, would be no way to go on: whoever watches it must see that."""
+        made, model = loaded("llama")
+        engine = build(model, made.folder, Options())
+        monkeypatch.setattr(engine.runner, "launch", _raise(RuntimeError("an illegal memory access")))
+        monkeypatch.setattr(engine.runner, "_is_cuda", True)
+        monkeypatch.setattr(torch.cuda, "synchronize", _raise(RuntimeError("CUDA error: lost\nand more words")))
+        engine.add("r", text_prompt([5, 6]), GREEDY)
+        with pytest.raises(EngineDeadError, match=r"the GPU does not go on: CUDA error: lost$"):
+            engine.step()
+
+    def test_what_fails_in_an_idle_moment_is_told_and_no_more(
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made, model = loaded("qwen3_vl")
+        engine = build(model, made.folder, Options())
+        assert engine.improve() is None
+        monkeypatch.setattr(engine.runner, "improve", _raise(torch.OutOfMemoryError("no memory")))
+        assert isinstance(engine.improve(), torch.OutOfMemoryError)
+        prompts = make_prompts(made, 2, seed=3)
+        assert tokens(engine, prompts) == expect(made, prompts)
+
+    def test_a_weight_that_was_replaced_is_noticed(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        made, model = loaded("llama")
+        engine = build(model, made.folder, Options(mode=Mode.FULL, strict=True))
+        prompts = make_prompts(made, 2, seed=3)
+        assert tokens(engine, prompts) == expect(made, prompts)
+        mlp: Any = model.decoder.layers[1].mlp
+        monkeypatch.setattr(mlp.down, "weight", mlp.down.weight.clone())
+        answers = run(engine, prompts, GREEDY)
+        assert all("layers.1.mlp.down.weight" in answer.finish.detail for answer in answers.values())
+
     def test_stop_tokens_beyond_the_vocabulary_hurt_nobody(self, loaded: Load) -> None:
         made, model = loaded("llama")
         engine = build(model, made.folder, Options())
@@ -273,6 +305,27 @@ class TestSurvival:
                 patched.setattr(Ticket, "wait", _raise(RuntimeError("device lost")))
                 for _ in range(3):
                     engine.step()
+        for name in names:
+            engine.abort(name)
+        for _ in range(10):
+            engine.step()
+        assert not engine.has_work
+        assert tokens(engine, prompts) == expect(made, prompts)
+
+    @pytest.mark.parametrize("place", ["launch", "wait"])
+    def test_an_interrupt_with_a_plan_in_flight_breaks_nothing(
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch, place: str
+    ) -> None:
+        made, model = loaded("llama")
+        engine = build(model, made.folder, Options())
+        prompts = make_prompts(made, 3, seed=8)
+        names = [name for p in prompts.items() for name in engine.add(p[0], p[1], GREEDY)]
+        engine.step()
+        with monkeypatch.context() as patched:
+            owner: Any = engine.runner if place == "launch" else Ticket
+            patched.setattr(owner, place, _raise(KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                engine.step()
         for name in names:
             engine.abort(name)
         for _ in range(10):

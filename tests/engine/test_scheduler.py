@@ -711,6 +711,32 @@ def storm_request(name: str, rng: random.Random) -> Request:
     return make_request(name, with_images(rng.randint(14, 20), *spans), spans=spans, params=ENDLESS)
 
 
+def test_a_reader_of_failed_rows_that_was_preempted_meanwhile_begins_again() -> None:
+    """Preempted between launch and commit, it holds the rows no more; the token made of them is not kept."""
+    met = 0
+    for num_blocks in range(9, 14):
+        for num_steps in range(6):
+            loop = make_loop(LIMITS, num_blocks=num_blocks, has_prefix=False)
+            loop.add(make_request("zero", [5] * 8, params=outputs(12)))
+            for _ in range(num_steps):
+                loop.step()
+            span = image(2, 6)
+            for name in "ab":
+                loop.add(make_request(name, with_images(12, span), spans=(span,), params=outputs(12)))
+            plan = loop.launch()
+            if not {"a", "b"} <= {chunk.request_id for chunk in plan.chunks}:
+                continue
+            loop.flights.clear()
+            loop.device.poisoned.clear()
+            loop.flights.append((plan, loop.device.run(plan, loop.requests, ["a"])))
+            if "b" not in loop.launch().preempted:
+                continue
+            met += 1
+            loop.land()
+            assert loop.requests["b"].output_ids == []
+    assert met, "the case does not come up any more: choose other sizes"
+
+
 def test_statistics() -> None:
     loop = make_loop(replace(LIMITS, max_num_seqs=1))
     for name in "ab":

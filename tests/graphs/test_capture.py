@@ -133,6 +133,6 @@ def captured(body: object, mode: Mode, module: nn.Module | None = None) -> tuple
     ]
     arena = Arena(buffers, {"tokens": 4}, "cpu")
     key = GraphKey("toy", mode, Capacity.of(tokens=4))
-    state = Watched(module or nn.Module())
+    state = Watched.of_module(module or nn.Module())
     graph = capture(body, key, arena, lane_for(arena.device), state=state)  # type: ignore[arg-type]
     return partial(graph.replay), arena

@@ -1,5 +1,6 @@
 import json
 from time import sleep
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -187,6 +188,35 @@ class TestExact:
         runner.capture_hot()
         assert sorted(graph.key.capacity["tokens"] for graph in runner.exact.graphs) == [3, 7]
 
+    def test_a_layout_that_would_not_be_replayed_is_not_captured(self) -> None:
+        runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1))
+        runner.gate = Gate(eager=Curve(((16, 1.0),)), graph=Curve(((16, 2.0),)))
+        runner.run(toy.batch(3, 5), copy_out)
+        assert not runner.exact.has_pending
+        runner.gate = None
+        runner.run(toy.batch(3, 5), copy_out)
+        assert len(runner.capture_hot()) == 1
+        runner.gate = Gate(eager=Curve(((16, 1.0),)), graph=Curve(((16, 2.0),)))
+        runner.run(toy.batch(3, 5), copy_out)
+        assert runner.stats.fallbacks[Reason.EAGER_FASTER] == 2 and not runner.exact.has_pending
+
+    def test_a_capture_that_failed_or_was_too_large_is_not_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1))
+        with monkeypatch.context() as patched:
+            patched.setattr("saccade.graphs.runner.capture", _fail)
+            runner.run(toy.batch(3, 5), copy_out)
+            with pytest.raises(MemoryError):
+                runner.capture_hot()
+        runner.run(toy.batch(3, 5), copy_out)
+        assert not runner.exact.has_pending
+        runner.run(toy.batch(4, 5), copy_out)
+        assert len(runner.capture_hot()) == len(runner.exact) == 1, "another one is"
+        small = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1, exact_max_bytes=1))
+        for _ in range(3):
+            small.run(toy.batch(3, 5), copy_out)
+            small.capture_hot()
+        assert small.stats.captures == len(small.graphs) + 1 and len(small.exact) == 0
+
     @staticmethod
     def hot_runner(lengths: tuple[int, ...]) -> GraphRunner:
         runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1))
@@ -243,6 +273,23 @@ class TestGate:
         assert [rows for rows, _ in gate.graph.points] == [8, 12, 16]
         assert all(seconds > 0 for _, seconds in (*gate.graph.points, *gate.eager.points))
         assert len(gate.table().splitlines()) == 4
+
+
+def _fail(*args: object, **named: object) -> None:
+    raise MemoryError
+
+
+def test_every_bucket_is_warmed_up_before_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets of as many rows may still launch other kernels: attention is split by requests, too."""
+    warmed: list[bool] = []
+
+    def note(*args: object, is_warm: bool, **named: object) -> SimpleNamespace:
+        warmed.append(is_warm)
+        return SimpleNamespace(capture_s=0.0)
+
+    monkeypatch.setattr("saccade.graphs.runner.capture", note)
+    toy.make_runner(buckets=((16, 4), (16, 8), (8, 4)))
+    assert warmed == [False] * 3
 
 
 def test_settings_are_checked() -> None:

@@ -122,7 +122,7 @@ def make_phase(
         rows="tokens",
         buckets=tuple(Capacity.of(tokens=r, segments=s) for r, s in buckets),
         example=partial(example, device=device, dtype=dtype),
-        state=state if state is not None else Watched(encoder),
+        state=state if state is not None else Watched.of_module(encoder),
     )
 
 

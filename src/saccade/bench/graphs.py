@@ -23,6 +23,8 @@ from saccade.kernels.dispatch import Kernels, kernels_for
 MIB = 2**20
 ROUNDS = 9
 NUM_SEGMENTS = 8
+GPU_TOKENS = (64, 128, 256, 406, 512, 1024, 2048, 4096)
+CPU_TOKENS = (64, 128, 256, 406, 512, 1024)  # time grows with the square of these, to minutes above
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ def run_graph_bench(settings: GraphBenchSettings, progress: Callable[[str], None
     size = settings.size if settings.size != "auto" else ("8b" if device.type == "cuda" else "tiny")
     if size not in SIZES:
         raise ConfigError(f"size is {size!r}; known are {', '.join(SIZES)} (--size)")
+    tokens = settings.tokens or (GPU_TOKENS if device.type == "cuda" else CPU_TOKENS)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     progress(f"weights of size {size} on {device}")
     body = DecoderBody(SIZES[size], settings.layers or SIZES[size].layers, kernels_for(device, dtype), dtype, device)
@@ -73,7 +76,7 @@ def run_graph_bench(settings: GraphBenchSettings, progress: Callable[[str], None
     held = {}
     for mode in Mode:
         before = _used_bytes(device)
-        runner = GraphRunner(_phase(body, settings.tokens, dtype, device), GraphSettings(mode=mode))
+        runner = GraphRunner(_phase(body, tokens, dtype, device), GraphSettings(mode=mode))
         runner.capture_buckets(lambda done, total, key: progress(f"capture {key}"))
         held[mode.value] = (_used_bytes(device) - before) / MIB if device.type == "cuda" else _twin_mib(runner)
         lines.extend(_measure(runner, mode, progress, eager=mode is Mode.FULL))
@@ -149,7 +152,7 @@ def _phase(body: DecoderBody, tokens: tuple[int, ...], dtype: torch.dtype, devic
         rows="tokens",
         buckets=tuple(Capacity.of(tokens=count, segments=NUM_SEGMENTS) for count in tokens),
         example=example,
-        state=Watched(body),
+        state=Watched.of_module(body),
     )
 
 

@@ -8,7 +8,8 @@ from saccade.errors import ConfigError
 
 PADDING_PAGE = 0
 
-MediaKey = tuple[str | None, bytes]  # salt and digest: tenants with other salts never learn of each other's images
+# Salt, digest and rows: tenants with other salts never learn of each other's images.
+MediaKey = tuple[str | None, bytes, int]
 
 
 @dataclass(eq=False, slots=True)

@@ -137,8 +137,10 @@ class Encoder:
     def alone(self) -> Iterator[None]:
         """For what runs vision passes on the current stream: captures, measurements, verification."""
         self.beside.wait()
-        yield
-        self.beside.join()
+        try:
+            yield
+        finally:
+            self.beside.join()
 
     def calibrate(self) -> None:
         """Measure eager runs and replays, so that the faster one is chosen; only where there is a choice to make."""
@@ -152,8 +154,9 @@ class Encoder:
         return self.graphs.exact.has_pending
 
     def capture_hot(self) -> None:
-        """Capture the hottest one. For idle moments: it takes some tens of milliseconds."""
-        with self.alone():
+        """Capture the hottest one. For idle moments: it takes some tens of milliseconds. In the order of vision passes,
+        on whose stream `reserve` left memory for the run that comes before a capture."""
+        with self.beside.work():
             self.graphs.capture_hot(limit=1)
 
     @torch.no_grad()

@@ -148,6 +148,20 @@ class Engine:
             raise RequestError("this engine has no vocabulary to follow a grammar with", param="response_format")
         return self._grammars.compile(grammar)
 
+    def forget_grammar(self, grammar: Grammar) -> None:
+        """Nobody waits for it any more."""
+        if self._grammars is not None:
+            self._grammars.forget(grammar)
+
+    def improve(self) -> Exception | None:
+        """Do in an idle moment what makes later requests faster. Returns what went wrong: they can do without."""
+        try:
+            self.runner.improve()
+        except Exception as error:
+            self.runner.require_device()
+            return error
+        return None
+
     def abort(self, request_id: str) -> list[Update]:
         """End a request now. Nothing is heard of it afterwards."""
         return self._from_events(self.scheduler.abort(request_id))
@@ -176,8 +190,11 @@ class Engine:
 
     def step(self) -> list[Update]:
         """Launch the next step, then take in the one before it, which ran meanwhile."""
+        updates: list[Update] = []
+        while len(self._in_flight) > 1:  # the last call was interrupted
+            updates += self._take_in(self._in_flight[0])
         plan = self.scheduler.plan(self._clock())
-        updates = self._from_events(plan.events)
+        updates += self._from_events(plan.events)
         for request_id in plan.preempted:
             self._release(request_id)
         if not plan.is_empty:
@@ -199,6 +216,7 @@ class Engine:
                 self._stopwatch.stop(lap)
             return ticket
         except Exception as error:  # one bad step must not take the others down
+            self.runner.require_device()
             return _Failure(plan, _message(error))
         except BaseException:  # interrupted: what was planned must still be accounted for
             self._in_flight.append(_Failure(plan, STEP_FAILED))
@@ -232,6 +250,7 @@ class Engine:
                 output = step.wait()
                 errors = _follow(step, output) | dict.fromkeys(output.bad, NO_NUMBERS) | dict(output.failed)
             except Exception as error:
+                self.runner.require_device()
                 step = _Failure(step.plan, _message(error))
         self._in_flight.popleft()
         if output is None:

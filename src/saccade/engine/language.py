@@ -124,7 +124,7 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
         rows="tokens",
         buckets=tuple(Capacity.of(tokens=n) for n in head_buckets(state.max_sequences)),
         example=example,
-        state={**state.watched(model.decoder), "trunk": trunk_TD},
+        state=state.watched(model.decoder) | {"trunk": trunk_TD},
         is_repeatable=True,
     )
 

@@ -58,6 +58,12 @@ class GrammarCompiler:
         self._compiled.move_to_end(grammar)
         return found
 
+    def forget(self, grammar: Grammar) -> None:
+        """Do not compile it if that has not begun."""
+        found = self._compiled.get(grammar)
+        if found is not None and found.cancel():
+            del self._compiled[grammar]
+
 
 class Matcher:
     """Where one output is in its grammar. Once it has an `error` nothing changes that."""
@@ -81,11 +87,12 @@ class Matcher:
 @dataclass(frozen=True, slots=True)
 class MaskedRow:
     """A row of logits and the matcher whose next token is taken from it. `forbidden` tokens are allowed only where
-    the grammar leaves nothing else."""
+    the grammar leaves nothing else, tokens other than the `allowed` never."""
 
     row: int
     matcher: Matcher
     forbidden: tuple[int, ...] = ()
+    allowed: Sequence[int] | None = None
 
 
 class Masks:
@@ -143,6 +150,8 @@ class Masks:
         if matcher.error is None and matcher.state.is_error():
             matcher.error = NO_TOKEN
         _clear(mask, (self._vocab_size,))
+        if item.allowed is not None:
+            mask &= _bits(mask, [token for token in item.allowed if token < self._vocab_size])
         if matcher.error is None and not mask.any():
             matcher.error = NO_TOKEN
         if matcher.error is not None:
@@ -160,6 +169,14 @@ def _clear(mask: NDArray[np.int32], token_ids: Sequence[int]) -> None:
     bits = mask.view(np.uint32)
     for token in token_ids:
         bits[token // 32] &= ~np.uint32(1 << token % 32)
+
+
+def _bits(like: NDArray[np.int32], token_ids: Sequence[int]) -> NDArray[np.int32]:
+    """A mask in which only the bits of these tokens are set."""
+    found = np.zeros(like.shape, dtype=np.uint32)
+    ids = np.asarray(token_ids, dtype=np.int64)
+    np.bitwise_or.at(found, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+    return found.view(np.int32)
 
 
 def _build_tokenizer(vocabulary: Vocabulary, vocab_size: int, eos_token_ids: frozenset[int]) -> LLTokenizer:

@@ -287,7 +287,8 @@ class AsyncEngine:
         if code >= 0:
             await _wait_first(self._dead, timeout_s=LAST_WORDS_S)
             self._die(EngineDeadError(_died(f"its process ended with exit code {code}")))
-        self._die(EngineDeadError(_died(f"its process was ended by {signal.Signals(-code).name}")))
+        else:
+            self._die(EngineDeadError(_died(f"its process was ended by {_signal_name(-code)}")))
 
     async def _feel_pulse(self, limit_s: float) -> None:
         """The worker answers between steps. One that does not for so long hangs: nothing else would tell."""
@@ -328,3 +329,11 @@ def _exception(refused: Refused) -> SaccadeError:
 
 def _died(why: str) -> str:
     return f"the engine died: {why}; its requests are lost, and it must be started again"
+
+
+def _signal_name(number: int) -> str:
+    """Real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -115,7 +115,7 @@ class Request:
         return self.prompt_ids[start:] + tuple(self.output_ids[max(start - num_prompt, 0) :])
 
     def media_key(self, span: Span) -> MediaKey:
-        return (self.cache_salt, span.digest)
+        return (self.cache_salt, span.digest, self.media_rows(span.media_idx))
 
     def media_rows(self, media_idx: int) -> int:
         return sum(span.length for span in self.spans if span.media_idx == media_idx)

@@ -39,6 +39,7 @@ from saccade.engine.sampler import (
     sample_values,
 )
 from saccade.engine.state import DeviceState
+from saccade.errors import EngineDeadError
 from saccade.graphs import GraphKey, GraphRunner, Phase, lane_for, thinned
 from saccade.inputs.settings import ImageSettings, VideoSettings
 
@@ -215,6 +216,14 @@ class Runner:
         if self.encoder is not None:
             self.encoder.calibrate()
 
+    def require_device(self) -> None:
+        """After an error: some, such as an access beyond memory, leave a GPU on which every later call fails."""
+        if self._is_cuda:
+            try:
+                torch.cuda.synchronize(self._model.place.device)
+            except Exception as error:
+                raise EngineDeadError(f"the GPU does not go on: {_first_line(error)}") from error
+
     @property
     def can_improve(self) -> bool:
         """Whether there is something to do in an idle moment."""
@@ -335,3 +344,7 @@ def _scores(parts: Sequence[tuple[Tensor, ...]]) -> Scores:
     return (
         Scores(*(torch.cat([part[i] for part in parts]).numpy() for i in range(4))) if parts else Scores([], [], [], [])
     )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -135,7 +135,7 @@ def masked_rows(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> list
             params, eos = owner.request.params, owner.request.eos_token_ids
             is_early = chunk.end - len(owner.prompt) < params.min_tokens
             ends = {*eos, *params.stop_token_ids} if is_early else eos if params.ignore_eos else ()
-            rows.append(MaskedRow(row, owner.matcher, tuple(ends)))
+            rows.append(MaskedRow(row, owner.matcher, tuple(ends), params.allowed_token_ids))
     return rows
 
 

@@ -17,10 +17,11 @@ plan is committed; rows of a request that ended meanwhile are ignored.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import count
 
 from saccade.cache.blocks import BlockPool
-from saccade.cache.encoder import EncoderIndex
+from saccade.cache.encoder import EncoderIndex, Entry
 from saccade.cache.prefix import PrefixCache, Span, overlapping
 from saccade.engine.admission import check_fits, check_queue
 from saccade.engine.draft import Draft, Flight
@@ -284,15 +285,29 @@ class Scheduler:
         """Rows that were encoded for a request that failed may be wrong: whoever else read them begins again."""
         failed = {request for request in flight.chunks if isinstance(results.get(request.id), RowError)}
         failed_ids = {request.id for request in failed}
+        flights = (flight, *self._flights)
         for entry, item in flight.encode.items():
             if item.request_id not in failed_ids:
                 continue
             self.holdings.encoder.discard(entry)
-            for request in self._running:
-                if entry in request.entries.values() and request not in failed:
-                    for other in (flight, *self._flights):
-                        other.void.add(request)
+            for request in self._readers(entry, flights):
+                if request in failed:
+                    continue
+                for other in flights:
+                    other.void.add(request)
+                if request.status is Status.RUNNING:
                     self._preempt(request)
+
+    def _readers(self, entry: Entry, flights: Sequence[Flight]) -> list[Request]:
+        """Who holds an entry, and whose chunks in flight read it: one that was preempted since holds it no more."""
+        found = [request for request in self._running if entry in request.entries.values()]
+        for flight in flights:
+            found += [
+                request
+                for request, chunk in flight.chunks.items()
+                if any(rows.pages == entry.pages for rows in chunk.media)
+            ]
+        return list(dict.fromkeys(found))
 
     def _end(self, request: Request, finish: Finish) -> Event:
         if request.status is Status.RUNNING:

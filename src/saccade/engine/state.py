@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from saccade.graphs import Watched
 from saccade.kernels.sampling import Sampling
 from saccade.layers.layer import Layer
 from saccade.layers.step import Cache
@@ -45,7 +46,7 @@ class DeviceState:
     def max_sequences(self) -> int:
         return self.logits.shape[0]
 
-    def watched(self, decoder: Layer | None = None) -> dict[str, Tensor]:
+    def watched(self, decoder: Layer | None = None) -> Watched:
         """What a language pass reads or writes, by name: a graph refuses to replay if the storage of any has moved.
         Without a decoder, what a sampler does."""
         named = {
@@ -55,12 +56,12 @@ class DeviceState:
             "seen tokens": self.seen,
         }
         if decoder is None:
-            return named
+            return Watched.of(named)
         for i, (keys, values) in enumerate(self.caches):
             named |= {f"keys of layer {i}": keys, f"values of layer {i}": values}
         if self.vision_rows is not None:
             named["vision rows"] = self.vision_rows
-        return {**dict(decoder.parameters()), **named}
+        return Watched(dict(decoder.homes())) | named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

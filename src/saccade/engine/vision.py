@@ -20,6 +20,7 @@ from saccade.graphs import (
     Frame,
     OwnIndex,
     Phase,
+    Watched,
     boundaries,
     metadata,
     output,
@@ -71,7 +72,7 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         rows="units",
         buckets=buckets,
         example=example,
-        state={**dict(tower.parameters()), "vision rows": vision_rows},
+        state=Watched(dict(tower.homes())) | {"vision rows": vision_rows},
         typical=TYPICAL_UNITS,
         is_repeatable=True,
     )

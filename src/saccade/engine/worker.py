@@ -107,7 +107,8 @@ class Worker:
         if self._compiling and not self._engine.has_work:
             self._commands.poll(COMPILE_POLL_MS)
         if not flags and self._engine.runner.can_improve and not self._commands.poll(IDLE_MS):
-            self._engine.runner.improve()
+            if (error := self._engine.improve()) is not None:
+                traceback.print_exception(error)
             return
         for _ in range(MAX_COMMANDS):
             try:
@@ -159,6 +160,9 @@ class Worker:
     def _forget(self, serial: int) -> None:
         waiting = self._compiling.pop(serial, None)
         if waiting is not None:
+            if all(other.grammar is not waiting.grammar for other in self._compiling.values()):
+                assert waiting.command.params.grammar is not None, "it waits for one"
+                self._engine.forget_grammar(waiting.command.params.grammar)
             ended = Finish(FinishReason.ABORT)
             self._news += [News(serial, index, (), 0, ended) for index in range(waiting.command.params.n)]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +17,42 @@ from saccade.graphs.piecewise import Tape
 
 
 class Watched(Mapping[str, Tensor]):
-    """The parameters and buffers of a module under their names, read anew at every look: a replaced one is noticed."""
+    """Tensors under their names, read anew at every look from where they live (the mapping, such as the attributes of
+    an object, and the name they have there): a replaced one is noticed."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._homes: dict[str, tuple[Mapping[str, Tensor | None], str]] = {}
+    def __init__(self, homes: Mapping[str, tuple[Mapping[str, Any], str]]) -> None:
+        self._homes = dict(homes)
+        self._places = tuple(self._homes.values())
+
+    @classmethod
+    def of_module(cls, module: nn.Module) -> "Watched":
+        """Its parameters and buffers."""
+        homes: dict[str, tuple[Mapping[str, Any], str]] = {}
         for prefix, part in module.named_modules():
             for home in (part._parameters, part._buffers):
                 for name, tensor in home.items():
                     if tensor is not None:
-                        self._homes[f"{prefix}.{name}".lstrip(".")] = (home, name)
+                        homes[f"{prefix}.{name}".lstrip(".")] = (home, name)
+        return cls(homes)
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor]) -> "Watched":
+        """The values of a mapping."""
+        return state if isinstance(state, Watched) else cls({name: (state, name) for name in state})
+
+    def pointers(self) -> list[int]:
+        """Where all of them are now."""
+        try:
+            return [home[name].data_ptr() for home, name in self._places]
+        except (AttributeError, KeyError):
+            return [tensor.data_ptr() for tensor in self.values()]  # which says who is gone
+
+    def __or__(self, other: Mapping[str, Tensor]) -> "Watched":
+        return Watched({**self._homes, **Watched.of(other)._homes})
 
     def __getitem__(self, name: str) -> Tensor:
         home, key = self._homes[name]
-        tensor = home.get(key)
+        tensor: Tensor | None = home.get(key)
         if tensor is None:
             raise AddressError(f"{name!r} is gone; a captured graph reads it")
         return tensor
@@ -54,9 +78,9 @@ class CapturedGraph:
         self._steps = tuple(steps)
         self._keep_alive = tuple(state.values())
         self._arena = frame.arena
-        self._state = state
+        self._state = Watched.of(state)
         self._pointers = self._arena.pointers()
-        self._state_pointers = self._current_state_pointers()
+        self._state_pointers = self._state.pointers()
 
     @property
     def num_steps(self) -> int:
@@ -72,17 +96,14 @@ class CapturedGraph:
             self._refuse_moved()
         for step in self._steps:
             step()
-        if self._current_state_pointers() != self._state_pointers:
+        if self._state.pointers() != self._state_pointers:
             self._refuse_moved()
         self.num_replays += 1
-
-    def _current_state_pointers(self) -> list[int]:
-        return list(map(Tensor.data_ptr, self._state.values()))
 
     def _refuse_moved(self) -> None:
         names = [*self._arena.addresses(), *self._state]
         before = [*self._pointers, *self._state_pointers]
-        after = [*self._arena.pointers(), *self._current_state_pointers()]
+        after = [*self._arena.pointers(), *self._state.pointers()]
         for name, captured, now in zip(names, before, after, strict=False):
             if captured != now:
                 raise AddressError(
@@ -105,7 +126,7 @@ def capture(
     """Capture a body over the arena's buffers, which must hold a batch that fits the key.
 
     `state` names the tensors outside the arena that the body reads or writes (weights, caches). `structure` is
-    given for an exact graph: then the key holds its digest. `is_warm` says that the body has just run at these rows.
+    given for an exact graph: then the key holds its digest. `is_warm` says that the body has just run at this key.
     """
     assert (structure is not None) == bool(key.digest), f"structure and digest go together: {key}"
     started = perf_counter()

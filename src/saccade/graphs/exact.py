@@ -23,6 +23,10 @@ class ExactGraphs:
         self._graphs: OrderedDict[GraphKey, CapturedGraph] = OrderedDict()
         self._sightings: OrderedDict[GraphKey, int] = OrderedDict()
         self._pending: dict[GraphKey, Batch] = {}
+        self._refused: OrderedDict[GraphKey, None] = OrderedDict()
+
+    def __contains__(self, key: GraphKey) -> bool:
+        return key in self._graphs
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -48,6 +52,8 @@ class ExactGraphs:
     def see(self, key: GraphKey, batch: Batch) -> None:
         """Count a layout that has no graph; from its boundaries alone it can be captured later. Whatever else a batch
         brings may say where its results go: a capture runs the body, and must not write there again."""
+        if key in self._refused:
+            return
         self._sightings[key] = self._sightings.pop(key, 0) + 1
         while len(self._sightings) > MAX_CANDIDATES:
             self._pending.pop(self._sightings.popitem(last=False)[0], None)
@@ -57,15 +63,24 @@ class ExactGraphs:
             self._pending[key] = Batch({}, structure, batch.sizes, structure)
 
     def capture_pending(self, capture: Callable[[GraphKey, Batch], CapturedGraph], limit: int) -> list[GraphKey]:
-        """Capture up to `limit` hot layouts, hottest first, and let go of what no longer fits the bounds."""
+        """Capture up to `limit` hot layouts, hottest first, and let go of what no longer fits the bounds. One that is
+        too large, or whose capture fails, is not tried again."""
         hottest = sorted(self._pending, key=lambda key: -self._sightings.get(key, 0))[:limit]
         for key in hottest:
-            graph = capture(key, self._pending.pop(key))
+            batch = self._pending.pop(key)
             self._sightings.pop(key, None)
+            self._refuse(key)
+            graph = capture(key, batch)
             if graph.nbytes <= self._settings.exact_max_bytes:
+                del self._refused[key]
                 self._graphs[key] = graph
             self._shrink()
         return hottest
+
+    def _refuse(self, key: GraphKey) -> None:
+        self._refused[key] = None
+        if len(self._refused) > MAX_CANDIDATES:
+            self._refused.popitem(last=False)
 
     def _shrink(self) -> None:
         limits = self._settings

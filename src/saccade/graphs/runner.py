@@ -114,14 +114,12 @@ class GraphRunner:
         if Tier.CAPACITY not in self.settings.tiers:
             return
         buckets = self._buckets[::-1][: 1 if largest_only else None]
-        warm_rows = 0  # buckets of as many rows call the same kernels: one warm-up serves them all
         for done, bucket in enumerate(buckets):
             key = self._key(bucket)
             if progress:
                 progress(done, len(buckets), key)
             self.phase.arena.fill(self.example_for(bucket), bucket)
-            self._graphs[key] = self._capture(key, is_warm=bucket[self.phase.rows] == warm_rows)
-            warm_rows = bucket[self.phase.rows]
+            self._graphs[key] = self._capture(key)
 
     def calibrate(self) -> Gate:
         """Time eager runs and replays of a few buckets; from then on the cheaper one is chosen. Small ones lie closer
@@ -252,9 +250,15 @@ class GraphRunner:
         return Decision(Tier.EAGER, Reason.NOT_CAPTURED)
 
     def _note_structure(self, batch: Batch, key: GraphKey | None = None) -> None:
+        """Count a layout that a graph of its own might serve faster."""
+        if (key is not None and key in self._exact) or not self._is_worth_exact(batch.sizes[self.phase.rows]):
+            return
         limits = self.phase.arena.limits  # of the same dimensions, in the same order
         if all(size <= limit for (_, size), (_, limit) in zip(batch.sizes.sizes, limits.sizes, strict=True)):
             self._exact.see(key or self._key(batch.sizes, batch.structure), batch)
+
+    def _is_worth_exact(self, rows: int) -> bool:
+        return self.gate is None or self.gate.cheapest({Tier.EXACT: rows, Tier.EAGER: rows}) is Tier.EXACT
 
     def _capture(
         self, key: GraphKey, structure: Mapping[str, Array] | None = None, *, is_warm: bool = False
@@ -273,7 +277,9 @@ class GraphRunner:
         rows = {name: views[name] for name, buffer in arena.buffers.items() if buffer.role is Role.INPUT}
         padding = arena.empty_batch().arrays
         arena.fill(Batch(rows, {**padding, **batch.structure}, batch.sizes, batch.structure), key.capacity)
-        return self._capture(key, batch.structure)
+        with torch.no_grad():  # on the current stream, which has memory for it: nothing may be allocated any more
+            run_body(self.phase.body, Frame(arena, key.capacity, batch.structure))
+        return self._capture(key, batch.structure, is_warm=True)
 
     def _eager(self, batch: Batch, bucket: Capacity | None = None) -> Frame:
         frame = eager_frame(self.phase.arena, batch) if bucket is None else self._padded_frame(batch, bucket)

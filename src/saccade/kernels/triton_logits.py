@@ -3,7 +3,8 @@
 """Device code of `saccade.kernels.fused_sampling`: edits of logits in place, and log-probabilities.
 
 Edits touch as little as they can: a row without penalties is not read, and of the others only the logits of tokens
-that were seen; forbidding tokens reads no logit at all.
+that were seen; forbidding tokens reads no logit at all. What a request decides is not specialised on: a new version
+would be compiled in a step that others share.
 """
 
 import triton
@@ -47,7 +48,7 @@ def penalise_kernel(
         tl.store(logits_ptr + columns, x, mask=seen != 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def note_kernel(
     seen_ptr,
     slots_ptr,
@@ -70,7 +71,7 @@ def note_kernel(
         tl.atomic_add(places, tl.full([BLOCK], 1, tl.int32), mask=is_real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_listed", "ids_stride", "values_stride"])
 def bias_kernel(
     logits_ptr,
     ids_ptr,

@@ -85,7 +85,7 @@ def place_kernel(
     which stays where there is none; the other levels to rows of their own, which are zero there."""
     await_inputs(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
-    level = tl.program_id(1)
+    level = tl.program_id(1).to(tl.int64)
     columns = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     source = tl.load(sources_ptr + row).to(tl.int64)
     is_seen = columns < tl.where(source >= 0, D, 0)
@@ -93,7 +93,7 @@ def place_kernel(
     if level == 0:
         tl.store(embeds_ptr + row * D + columns, values, mask=is_seen)
     else:
-        place = (level - 1).to(tl.int64) * num_rows + row
+        place = (level - 1) * num_rows + row
         tl.store(others_ptr + place * D + columns, values, mask=columns < D)
 
 

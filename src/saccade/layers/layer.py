@@ -1,7 +1,8 @@
 """What all layers have in common: where their parameters live, and which checkpoint tensors fill them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,9 +63,14 @@ class Layer:
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """All tensors below this layer by dotted path, as the layers hold them: fused ones once."""
-        yield from ((name, value) for name, value in vars(self).items() if isinstance(value, Tensor))
+        return ((path, attributes[name]) for path, (attributes, name) in self.homes())
+
+    def homes(self) -> Iterator[tuple[str, tuple[Mapping[str, Any], str]]]:
+        """Where those tensors live, by dotted path: attributes of a layer, and the name among them."""
+        attributes = vars(self)
+        yield from ((name, (attributes, name)) for name, value in attributes.items() if isinstance(value, Tensor))
         for name, child in self.children():
-            yield from ((f"{name}.{path}", tensor) for path, tensor in child.parameters())
+            yield from ((f"{name}.{path}", home) for path, home in child.homes())
 
     def children(self) -> Iterator[tuple[str, "Layer"]]:
         for name, value in vars(self).items():

@@ -69,3 +69,14 @@ def test_rows_of_images_among_tokens(width: int, levels: int) -> None:
     assert torch.equal(placed, expected[0]) and torch.equal(others, expected[1])
     assert torch.equal(placed[[0, 3, 5]], embeds[[0, 3, 5]]) and torch.equal(placed[1], rows[0, 3])
     assert others.shape == (levels - 1, 6, width) and not others[:, [0, 3, 5]].any()
+
+
+def test_rows_of_images_in_a_cache_of_more_than_two_billion_values() -> None:
+    """Only reserved, not touched: a few pages of it are ever read or written."""
+    tokens, width = 200_000, 4096
+    room = torch.empty(4 * tokens * width + 2**31, dtype=torch.float16)  # where 32 bits would wrap to
+    rows = room[2**31 :].view(4, tokens, width)
+    rows[:, 5] = torch.arange(1, 5, dtype=torch.float16)[:, None]
+    embeds = torch.zeros(1, width, dtype=torch.float16)
+    placed, others = fused_vision.place_rows(embeds, rows, torch.tensor([5], dtype=torch.int32))
+    assert placed[0, 0] == 1 and others[:, 0, 0].tolist() == [2, 3, 4]
