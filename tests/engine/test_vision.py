@@ -331,6 +331,26 @@ class TestChoices:
         assert graphs.exact.nbytes <= graphs.settings.exact_max_bytes
         assert len(graphs.exact._pending) <= 64 and len(graphs.exact._sightings) <= 1024
 
+    @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "gemma3_vl"])
+    def test_usual_images_have_graphs_of_their_own_from_the_start(
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch, family: str
+    ) -> None:
+        monkeypatch.setattr("saccade.engine.encoder.USUAL_SIZES", ((24, 24), (24, 25), (40, 20), (999, 999)))
+        rig, rng = Rig(loaded(family), tiers=BOTH, exact_max_graphs=3, max_units=64), np.random.default_rng(2)
+        rig.encoder.capture_usual()
+        graphs = rig.encoder.graphs
+        assert 0 < len(graphs.exact) <= 3
+        if rig.images.fixed_size is None:
+            assert graphs.exact.is_full, "with pairs, where single images are not enough"
+        for _ in range(2):
+            image = rig.image(rng, 24, 24)
+            [rows] = rig.run([image])
+            torch.testing.assert_close(rows, alone(rig, image), rtol=1e-4, atol=1e-4)
+        assert graphs.stats.replays == {Tier.EXACT: 2}
+        off = Rig(loaded(family), tiers=frozenset({Tier.CAPACITY}))
+        off.encoder.capture_usual()
+        assert len(off.encoder.graphs.exact) == 0
+
     def test_words_of_the_setting(self) -> None:
         assert EngineSettings().vision_tiers() == BOTH
         assert EngineSettings(graphs="vision=capacity").vision_tiers() == {Tier.CAPACITY}

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from tests.gpu.engine_rig import (
     PaddedEager,
     Sizes,
     drive,
+    dummy_model,
     few_buckets,
     free,
     greedy,
@@ -206,6 +208,31 @@ def test_every_bucket_of_every_phase_is_captured(model: Model, show: Any) -> Non
     count = sum(len(phase.graphs) for phase in runner.phases)
     held = (used_bytes() - before) / MIB
     show(*lines, f"all {count} graphs in {wall_s:.2f} s (largest of each before: {first_s:.2f} s), {held:.0f} MiB more")
+
+
+@pytest.mark.parametrize("name", ["Gemma-3-4B", "Qwen2.5-VL-7B"])
+def test_other_families_capture_all_that_a_server_would(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, show: Any
+) -> None:
+    """Attention is split by rows and by requests, so buckets of as many rows may launch kernels of their own; all must
+    be compiled and loaded when a capture begins. Few layers are enough for that."""
+    from tests.gpu.test_families import FAMILIES  # imports transformers
+
+    monkeypatch.setenv("SACCADE_TEST_LAYERS", "7")  # Gemma: six with a window, one without
+    made = dummy_model(FAMILIES[name][0], tmp_path, device=DEVICE, dtype=DTYPE)
+    sizes = Sizes(max_num_seqs=256, max_tokens=2048, max_model_len=2048, bucket_stride=1)
+    runner = new_runner(made, sizes, "full")
+    runner.capture()
+    for phase in runner.phases:
+        assert len(phase.graphs) == len(phase.phase.buckets)
+    jobs = [
+        Job(i // 4, f"r{i}", random_prompt(runner, np.random.default_rng(i), 40 * i + 1, 0, 64), greedy(6))
+        for i in range(40)
+    ]
+    answers = drive(new_engine(runner, sizes), jobs)
+    show(f"{name}: {sum(len(phase.graphs) for phase in runner.phases)} graphs, {len(answers)} answers")
+    assert all(_ended(found) is FinishReason.LENGTH for found in answers.values())
+    assert all(not phase.stats.fallbacks for phase in runner.phases)
 
 
 @pytest.mark.parametrize("phase_name", ["vision", "prefill", "decode", "head", "sample"])

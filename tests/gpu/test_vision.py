@@ -244,6 +244,28 @@ class TestStreams:
         show(f"300 passes of random sizes: {(after - before) / MIB:.1f} MiB more; {encoder.graphs.stats.snapshot()}")
         assert after <= before
 
+    def test_a_full_exact_tier_takes_no_memory_for_layouts_that_get_hot(self, model: Model, show: Any) -> None:
+        runner = new_runner(model, SIZES, "full")
+        encoder = new_encoder(model, runner, tiers=frozenset({Tier.CAPACITY, Tier.EXACT}), exact_max_graphs=8)
+        encoder.graphs.capture_buckets()
+        encoder.warm_up()
+        encoder.reserve()
+        encoder.capture_usual()
+        assert encoder.graphs.exact.is_full
+        before = _used_bytes()
+        for i in range(12):
+            media, items = some_media(model, [(320 + 32 * i, 224)], i)
+            for _ in range(3):
+                assert encoder.encode(items, as_running(media)) == {}
+            assert encoder.has_hot
+            encoder.capture_hot()
+            assert encoder.encode(items, as_running(media)) == {}
+        torch.cuda.synchronize()
+        after = _used_bytes()
+        show(f"8 graphs at the start, 12 captured later: {(after - before) / MIB:.1f} MiB more")
+        assert encoder.graphs.stats.replays[Tier.EXACT] == 12
+        assert after - before <= 12 * MIB, "less than a graph each"
+
 
 def test_a_short_verification_takes_a_second_or_two(model: Model, show: Any) -> None:
     runner = new_runner(model, SIZES, "full")

@@ -31,9 +31,17 @@ from saccade.engine.vision import Geometries, vision_phase
 from saccade.errors import SaccadeError
 from saccade.graphs import GraphRunner, lane_for, thinned
 from saccade.inputs.placeholders import Media
+from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import ImageSettings, VideoSettings
+from saccade.models.geometry import Grid
 
 ENCODE_FAILED = "an image or video could not be encoded"
+# Of images that are sent often, width and height in pixels, and how many of them at once.
+USUAL_SIZES = (
+    *((side, side) for side in (224, 336, 448, 512, 560, 672, 768, 1024)),
+    *((640, 480), (1024, 768), (1280, 720), (720, 1280)),
+)
+USUAL_COUNTS = (1, 2, 3, 4)
 MAX_VIEWS = 256  # of the arena's patches, one for each count that came lately
 
 
@@ -147,6 +155,28 @@ class Encoder:
         if Tier.EXACT in self.settings.graphs.tiers and self.graphs.graphs and not self.settings.graphs.strict:
             with self.beside.work():
                 self.graphs.calibrate()
+
+    @torch.no_grad()
+    def capture_usual(self) -> None:
+        """Fill the exact tier with layouts that are likely to come, up to its bound. So they are fast from the first
+        request on, and a layout that gets hot later takes the place, and the memory, of another."""
+        images, graphs = self.settings.images, self.graphs
+        if images is None or Tier.EXACT not in self.settings.graphs.tiers:
+            return
+        for count in USUAL_COUNTS:
+            for width, height in USUAL_SIZES:
+                plan = plan_image(height, width, images)
+                if graphs.exact.is_full or count * plan.num_tokens > self.settings.max_units:
+                    continue
+                with self.beside.work():
+                    graphs.capture_exact(self._example([plan.grid_thw] * count))
+
+    def _example(self, grids: Sequence[Grid]) -> dict[str, Any]:
+        """The inputs of a pass whose rows go nowhere."""
+        num_rows = sum(t * h * w for t, h, w in grids) // self.spec.unit
+        patches_PC = self._rows_of_arena(num_rows * self.spec.unit)
+        targets = np.zeros(num_rows, dtype=np.int32)
+        return {"patches": patches_PC, "targets": targets, **self._geometries.packed(grids)}
 
     @property
     def has_hot(self) -> bool:

@@ -24,7 +24,7 @@ from saccade.engine.batch import (
     mixed_values,
     sequences,
 )
-from saccade.engine.encoder import Encoder, EncoderSettings
+from saccade.engine.encoder import USUAL_SIZES, Encoder, EncoderSettings
 from saccade.engine.language import decode_phase, head_phase, prefill_phase
 from saccade.engine.matcher import Masks, Matcher
 from saccade.engine.params import MAX_LOGPROBS
@@ -47,6 +47,7 @@ Progress = Callable[[int, int, GraphKey], None]
 _TORCH_DTYPES = {"uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64}
 MAX_SCORED_ROWS = 256  # prompt rows whose logits exist at the same time
 NUM_TICKETS = 3  # two plans may be in flight
+EXACT_VISION_GRAPHS = len(USUAL_SIZES)
 EXACT_VISION_BYTES = 256 * 2**20  # what exact vision graphs may add to the pool that the largest bucket made
 
 
@@ -126,6 +127,7 @@ class RunnerSettings:
             graphs=GraphSettings(
                 tiers=self.vision_tiers if self.modes["vision"] else frozenset(),
                 strict=self.strict,
+                exact_max_graphs=EXACT_VISION_GRAPHS,
                 exact_max_bytes=EXACT_VISION_BYTES,
             ),
         )
@@ -212,9 +214,10 @@ class Runner:
         return 0 if self.encoder is None else self.encoder.reserve()
 
     def calibrate(self) -> None:
-        """Measure what there is to choose between."""
+        """Measure what there is to choose between, and capture what is likely to be chosen."""
         if self.encoder is not None:
             self.encoder.calibrate()
+            self.encoder.capture_usual()
 
     def require_device(self) -> None:
         """After an error: some, such as an access beyond memory, leave a GPU on which every later call fails."""

@@ -36,6 +36,10 @@ class ExactGraphs:
         return sum(graph.nbytes for graph in self._graphs.values())
 
     @property
+    def is_full(self) -> bool:
+        return len(self._graphs) >= self._settings.exact_max_graphs
+
+    @property
     def has_pending(self) -> bool:
         return bool(self._pending)
 
@@ -67,15 +71,17 @@ class ExactGraphs:
         too large, or whose capture fails, is not tried again."""
         hottest = sorted(self._pending, key=lambda key: -self._sightings.get(key, 0))[:limit]
         for key in hottest:
-            batch = self._pending.pop(key)
-            self._sightings.pop(key, None)
-            self._refuse(key)
-            graph = capture(key, batch)
-            if graph.nbytes <= self._settings.exact_max_bytes:
-                del self._refused[key]
-                self._graphs[key] = graph
-            self._shrink()
+            self.add(key, self._pending.pop(key), capture)
         return hottest
+
+    def add(self, key: GraphKey, batch: Batch, capture: Callable[[GraphKey, Batch], CapturedGraph]) -> None:
+        self._sightings.pop(key, None)
+        self._refuse(key)
+        graph = capture(key, batch)
+        if graph.nbytes <= self._settings.exact_max_bytes:
+            del self._refused[key]
+            self._graphs[key] = graph
+        self._shrink()
 
     def _refuse(self, key: GraphKey) -> None:
         self._refused[key] = None

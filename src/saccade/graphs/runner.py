@@ -135,6 +135,13 @@ class GraphRunner:
         """Let go of all graphs of one structure each, and of what was counted on the way to them."""
         self._exact = ExactGraphs(self.settings)
 
+    def capture_exact(self, values: Mapping[str, Any]) -> None:
+        """Capture a graph for the structure of a batch, if a batch of its size would be replayed in it."""
+        batch = self.phase.arena.admit(values)
+        key = self._key(batch.sizes, batch.structure)
+        if key not in self._exact and self._is_worth_exact(batch.sizes[self.phase.rows]):
+            self._exact.add(key, batch, self._capture_exact)
+
     def capture_hot(self, limit: int = 1) -> list[GraphKey]:
         """Capture layouts that came often enough. For idle moments: never call it on the path of a request."""
         return self._exact.capture_pending(self._capture_exact, limit)
