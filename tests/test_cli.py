@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from saccade import __version__
+from saccade.bench.graphs import CPU_TOKENS, GPU_TOKENS
 from saccade.cli import main
 from saccade.cli.run import parts_of
 from saccade.errors import ConfigError
@@ -72,6 +73,17 @@ def test_bench_graphs_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyt
         (tokens, way) for tokens in (16, 32) for way in ("eager", "piecewise", "full")
     ]
     assert all(line["equals_eager"] for line in lines)
+
+
+def test_bench_graphs_takes_sizes_that_suit_the_device_and_says_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("saccade.bench.graphs.CPU_TOKENS", (16, 24))
+    assert max(CPU_TOKENS) <= 1024 < max(GPU_TOKENS), "a CPU takes minutes for more"
+    assert main(["bench", "graphs", "--device", "cpu", "--layers", "1"]) == 0
+    told = capsys.readouterr()
+    assert {line.split()[1] for line in told.out.splitlines() if "piecewise │" in line} == {"16", "24"}
+    assert "weights of size tiny on cpu" in told.err.splitlines() and "tokens=24" in told.err
 
 
 def test_an_unknown_size_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,11 @@ def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name.removeprefix(prefix).lower(): text for name, text in found.items() if name.startswith(prefix) and text}
 
 
+def openai_api_key(variables: Mapping[str, str] | None = None) -> str:
+    """The key under the name that clients of OpenAI's protocol look for."""
+    return (os.environ if variables is None else variables).get("OPENAI_API_KEY", "")
+
+
 KERNEL_CACHES = ("QUACK_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
 KEEPS_ATTENTION = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 
@@ -92,6 +97,8 @@ class GraphBenchSettings:
 
     size: str = setting("auto", "body to run: 8b, tiny, or auto (8b on a GPU, tiny elsewhere)")
     layers: int = setting(0, "number of layers; 0 takes the size's own")
-    tokens: tuple[int, ...] = setting((64, 128, 256, 406, 512, 1024, 2048, 4096), "token counts, such as 64,406,4k")
+    tokens: tuple[int, ...] = setting(
+        (), "token counts, such as 64,406,4K; by default eight up to 4096 on a GPU, six up to 1024 elsewhere"
+    )
     device: str = setting("auto", "cuda, cpu, or auto")
     json: str = setting("", "file to write the figures to")

@@ -88,17 +88,37 @@ def test_the_tables_have_what_the_server_told() -> None:
     assert shown.count("x_seconds") == 1  # the same clock under two names is shown once
     assert clock_table({}, 1.0) is None
     table = clock_table(
-        {"busy_seconds_total": 1.5, "a_seconds_sum{x}": 1.0, "a_seconds_count{x}": 4.0, "n_total": 2.0}, 3.0
+        {
+            "busy_seconds_total": 1.5,
+            'saccade:a_seconds_sum{engine="0",stage="x",model_name="m"}': 1.0,
+            'saccade:a_seconds_count{engine="0",stage="x",model_name="m"}': 4.0,
+            "n_total": 2.0,
+        },
+        3.0,
     )
     assert table is not None
     cells = [list(column.cells) for column in table.columns]
     assert cells == [
-        ["busy_seconds", "a_seconds{x}"],
+        ["busy_seconds", "a_seconds stage=x"],
         ["", "4"],
         ["1.500", "1.000"],
         ["50.0%", "33.3%"],
         ["", "250.000"],
     ]
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_clocks_are_named_in_full_however_narrow_the_terminal(width: int) -> None:
+    stages = ("decode_media", "preprocess", "receive")
+    metrics = {f'saccade:image_preprocess_seconds_sum{{stage="{stage}"}}': 1.0 for stage in stages}
+    metrics |= {f'saccade:image_preprocess_seconds_count{{stage="{stage}"}}': 3.0 for stage in stages}
+    gauges = {'saccade:graph_memory_bytes{phase="prefill"}': 2.0**21}
+    text = io.StringIO()
+    print_run(replace(make_run(failures=0), metrics=metrics, gauges=gauges), Console(file=text, width=width))
+    shown = text.getvalue()
+    for stage in stages:
+        assert f"stage={stage}" in shown
+    assert "…" not in shown and "saccade:" not in shown and "graph_memory_bytes phase=prefill: 2 MiB" in shown
 
 
 def test_a_bar_is_for_terminals_only() -> None:

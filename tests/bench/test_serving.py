@@ -28,6 +28,7 @@ from saccade.bench.serving_stats import figures_of, peak_concurrency, split_stag
 from saccade.bench.serving_target import Reading, graphs_between, metrics_between, parse_metrics
 from saccade.bench.startup_server import LaunchedServer
 from saccade.bench.workload_wording import Sample
+from saccade.cli import main
 from saccade.cli.parser import Parser, settings_from
 from saccade.errors import ConfigError
 from tests.bench.scripted import Asked, Reply, Scripted, as_json, plain, serving, stream, stream_of
@@ -267,6 +268,42 @@ def test_any_server_with_the_chat_route_can_be_asked() -> None:
         assert all(body["model"] == "theirs" and "timings" not in body for body in server.bodies())
         with pytest.raises(ConfigError, match="--model"):
             run_serving(TargetSettings(base_url=server.url), Plan(SMALL, LOAD), Shown())
+
+
+@pytest.mark.parametrize(
+    ("status", "key", "message"),
+    [
+        (401, "", r"http://127\.0\.0\.1:\d+ asks for a key \(HTTP 401\); .*--api-key or OPENAI_API_KEY"),
+        (401, "wrong", r"refuses the key it was given \(HTTP 401\)"),
+        (403, "wrong", r"refuses the key it was given \(HTTP 403\)"),
+        (404, "", r"does not say which model it has \(HTTP 404 from /v1/models\); name one \(--model\)"),
+        (200, "", r"does not say which model it has; name one \(--model\)"),
+    ],
+)
+def test_a_server_that_names_no_model_is_quoted(status: int, key: str, message: str) -> None:
+    async def refuse(asked: Asked) -> Reply:
+        yield as_json({"error": {"message": "no"}}, status)
+
+    with serving(refuse) as server, pytest.raises(ConfigError, match=message):
+        run_serving(TargetSettings(base_url=server.url, api_key=key), Plan(SMALL, LOAD), Shown())
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with serving(Script()) as server:
+        url = server.url
+    with pytest.raises(ConfigError, match=r"cannot be reached: .*is it up\? \(--base-url, --host, --port\)"):
+        run_serving(TargetSettings(base_url=url), Plan(SMALL, LOAD), Shown())
+
+
+@pytest.mark.parametrize(("flags", "sent"), [((), "Bearer common"), (("--api-key", "own"), "Bearer own")])
+def test_the_key_of_openais_clients_is_sent_where_none_is_given(
+    flags: tuple[str, ...], sent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "common")
+    small = ["--num-prompts", "1", "--warmup-requests", "0", "--image-resolution", "20x32", *flags]
+    with serving(Script()) as server:
+        assert main(["bench", "serve", "--base-url", server.url, *small]) == 0
+    assert {asked.headers.get("authorization") for asked in server.asked} == {sent}
 
 
 def shown_by(

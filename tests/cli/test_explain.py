@@ -8,10 +8,11 @@ from PIL import Image
 
 from saccade import LLM, SamplingParams
 from saccade.cli import main
+from saccade.cli.model import BUNDLED_LIMITS
 from saccade.config import Tier
 from saccade.engine.blueprint import draw
 from saccade.engine.rehearsal import made_up_prompt, rehearse
-from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.settings import CPU_LIMITS, GPU_LIMITS, EngineSettings, SchedulerSettings
 from saccade.engine.vision import vision_buckets
 from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import PlaceholderSettings
@@ -20,7 +21,7 @@ from tests.models import tiny
 
 
 def explained(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
-    assert main(["explain", "--model", str(folder), "--json", *flags]) == 0
+    assert main(["explain", "--model", str(folder), "--json", "--device", "cuda", *flags]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -43,6 +44,12 @@ def test_tokens_buckets_and_padding_at_real_size(real_size: Path, capsys: pytest
     )
 
 
+def test_usual_images_have_graphs_of_their_own(real_size: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for size, tier in (("560x560", "exact"), ("560x620", "capacity")):
+        vision = explained(real_size, capsys, "--image", size)["steps"][0][0]
+        assert (vision["phase"], vision["tier"]) == ("vision", tier)
+
+
 def test_reasons_are_given_where_nothing_is_replayed(real_size: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = explained(real_size, capsys, "--image", "2048x2048", "--encoder-budget-tokens", "1K")
     vision = found["steps"][0][0]
@@ -62,17 +69,33 @@ def test_videos_and_long_prompts(real_size: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_table_is_printed(real_size: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", str(real_size), "--image", "560x560", "--batch", "3"]) == 0
+    assert main(["explain", str(real_size), "--image", "560x560", "--batch", "3", "--device", "cuda"]) == 0
     shown = capsys.readouterr().out
     assert "resized to 576x576" in shown or "resized to 544x544" in shown
     assert "prefill" in shown and "decode" in shown
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_narrow_terminal_loses_no_word(
+    real_size: Path, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["explain", str(real_size), "--device", "cuda", "--image", "560x560"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= width for line in lines)
+    shown = " ".join(lines)
+    assert ("┃" in shown) == (width == 80) and "…" not in shown
+    assert all(word in shown for word in ("prefill", "decode", "capacity", "padding", "bucket"))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--image", "12"], "write WIDTHxHEIGHT (--image)"),
-        (["--image", "0x4"], "write WIDTHxHEIGHT (--image)"),
+        (["--image", "12"], "write WIDTHxHEIGHT, or name a file that is there (--image)"),
+        (["--image", "0x4"], "write WIDTHxHEIGHT, or name a file that is there (--image)"),
+        (["--image", "99999999x99999999"], "99999999x99999999 pixels; the limit is 67108864 pixels (--image)"),
+        (["--image", "no/such.png"], "write WIDTHxHEIGHT, or name a file that is there (--image)"),
+        (["--image", __file__], "the image format is not known"),
         (["--video", "640x480"], "write FRAMESxWIDTHxHEIGHT (--video)"),
         (["--batch", "0"], "it must be at least 1 (--batch)"),
         (["--prompt-tokens", "9k", "--max-model-len", "8k"], "(--max-model-len)"),
@@ -84,6 +107,49 @@ def test_what_cannot_be_run_is_refused(
 ) -> None:
     assert main(["explain", str(real_size), *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_file_is_as_large_as_a_person_sees_it(
+    real_size: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "turned.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    Image.new("RGB", (640, 320)).save(path, exif=exif)
+    found = explained(real_size, capsys, "--image", str(path), "--image", "320x640")
+    first, second = found["media"]
+    assert first["resized"] == second["resized"] == [320, 640]
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_the_machine_is_the_one_a_server_would_have_here(
+    real_size: Path, has_gpu: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
+    model = ["explain", str(real_size), "--prompt-tokens", "300"]
+    assert main([*model, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    own = GPU_LIMITS if has_gpu else CPU_LIMITS
+    assert found["device"] == ("cuda" if has_gpu else "cpu")
+    assert found["limits"] == own
+    reasons = {one["reason"] for step in found["steps"] for one in step}
+    assert reasons == ({"it fits a bucket"} if has_gpu else {"graphs are off"}), "too large to record on a CPU"
+    assert main(model) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith("on a GPU, as here: 8,192 tokens" if has_gpu else "on a CPU, as here (--device cuda: on a")
+
+
+def test_the_bundled_model_is_explained_with_the_limits_it_is_served_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["explain", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["limits"] == {name: BUNDLED_LIMITS[name] for name in found["limits"]}
+    [prefill] = [one for one in found["steps"][0] if one["phase"] == "prefill"]
+    assert (prefill["rows"], prefill["bucket_rows"]) == (200, 256), "on a CPU every fourth bucket alone is captured"
+    assert main(["explain", "--prompt-tokens", "2000"]) == 2
+    assert "(--max-model-len)" in capsys.readouterr().err
 
 
 def test_what_is_explained_is_what_happens(made: tiny.Tiny) -> None:

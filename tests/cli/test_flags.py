@@ -122,6 +122,14 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
     assert message in str(refused.value)
 
 
+def test_a_file_that_is_not_there_is_no_matter_of_yaml(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read("--config", str(tmp_path / "gone.yaml"))
+    assert str(refused.value) == f"{tmp_path / 'gone.yaml'} cannot be read: No such file or directory (--config)"
+    with pytest.raises(ConfigError, match="cannot be read as YAML"):
+        read("--config", write(tmp_path, "a: [1"))
+
+
 def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SACCADE_IS_FILLED", "perhaps")
     with pytest.raises(ConfigError, match="SACCADE_IS_FILLED: 'perhaps' is neither true nor false"):
@@ -175,6 +183,40 @@ def test_help_shows_an_overview_a_group_or_what_a_word_finds() -> None:
         f"--{f.name.replace('_', '-')}" in everything for f in (*fields(EngineSettings), *fields(SchedulerSettings))
     )
     assert "100% of them" in help_text(_shape_parser(), "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LongSettings:
+    """What is told in a sentence that goes on for long enough to need a second line of the docstring. And this is
+    another one."""
+
+    graphs_that_are_captured_in_pieces: bool = setting(True, "words " * 30)
+
+
+@pytest.mark.parametrize("width", [50, 80, 300])
+def test_help_keeps_to_the_terminal_and_tells_whole_sentences(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    parser = Parser("long", about="a word " * 40)
+    parser.add_settings(LongSettings)
+    for topic in ("all", "long", "zebra"):
+        shown = help_text(parser, topic)
+        assert all(len(line) <= min(width, 100) for line in shown.splitlines())
+    told = " ".join(help_text(parser, "long").split())
+    assert (
+        "long: What is told in a sentence that goes on for long enough to need a second line of the docstring:" in told
+    )
+    assert "another one" not in told and "--graphs-that-are-captured-in-pieces, --no-... words" in told
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+@pytest.mark.parametrize("width", [50, 80])
+def test_help_of_every_command_fits(
+    name: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for flag in ("--help", "--help=all"):
+        assert main([*name.split(), flag]) == 0
+        assert [line for line in capsys.readouterr().out.splitlines() if len(line) > width] == []
 
 
 def _shape_parser() -> Parser:

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,45 @@ def test_what_does_not_fit_is_said_and_changes_the_exit_code(
     shown = capsys.readouterr().out
     assert "does not fit" in shown.replace("\n", " ") and "--max-model-len" in shown
     assert main(["plan", str(real_size / "config.json")]) == 0, "a list of GPUs answers whether it fits or not"
+
+
+def test_a_limit_of_requests_is_not_taken_for_one_of_memory(
+    real_size: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["plan", str(real_size), "--gpu", "H200", "--max-num-seqs", "8"]
+    assert main(small) == 0
+    shown = capsys.readouterr().out
+    assert "│ 8 *" in shown and "* there is room for more; 8 may run at the same time (--max-num-seqs)" in shown
+    assert shown.startswith(str(real_size)) and shown.count(str(real_size)) == 1
+    plan: dict[str, Any] = planned(real_size, capsys, *small[2:], "--gpu", "30GiB")
+    [large, little] = plan["gpus"]
+    assert (large["is_capped"], little["is_capped"]) == (True, False)
+    assert little["longest_requests"] < 8 == large["longest_requests"]
+    assert main(["plan", str(real_size), "--gpu", "30GiB"]) == 0
+    assert "*" not in capsys.readouterr().out
+
+
+def test_the_bundled_model_is_planned_with_the_limits_it_is_served_with(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["max_model_len"], plan["max_num_seqs"]) == (1024, 4)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_numbers_are_whole_however_narrow_the_terminal(
+    real_size: Path, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    plan: dict[str, Any] = planned(real_size, capsys, "--gpu", "H200", "--gpu", "L4")
+    main(["plan", str(real_size), "--gpu", "H200", "--gpu", "L4"])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= width for line in lines[1:]), "but for the model's name, which is one word"
+    shown = "\n".join(lines)
+    for gpu in plan["gpus"]:
+        assert f"{gpu['kv_tokens']:,}" in shown and f"{gpu['kv_bytes'] / 2**30:.1f}" in shown
+    for part in plan["bytes"]:
+        assert part.split()[0] in shown
+    assert ("┃" in shown) == (width == 80) and "…" not in shown
 
 
 def test_more_of_anything_leaves_less(real_size: Path) -> None:

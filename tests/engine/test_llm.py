@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 
 from saccade import LLM, SamplingParams
+from saccade.engine.process import EngineStats
 from saccade.errors import ConfigError, RequestError
+from saccade.server.metrics import Facts, Metrics
 from tests.engine.rig import oracle_tokens
 from tests.models import tiny
 
@@ -53,7 +56,53 @@ def test_answers_come_in_the_order_of_the_prompts(llm: LLM, capsys: pytest.Captu
     alone = [llm.generate(prompt, GREEDY, progress=False)[0].outputs[0].token_ids for prompt in prompts[:4]]
     together = llm.generate(prompts, GREEDY)
     assert [output.outputs[0].token_ids for output in together] == alone * 3
-    assert "12/12" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", ""), "a bar is for terminals"
+
+
+def test_a_terminal_gets_a_bar_beside_the_output(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    llm.generate(["The quick", "What"], GREEDY)
+    told = capsys.readouterr()
+    assert "2/2" in told.err and told.out == ""
+
+
+def test_metrics_are_those_of_a_server(llm: LLM, picture: Image.Image) -> None:
+    def counted() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        return {(one.name, frozenset(one.labels.items())): one.value for one in llm.get_metrics()}
+
+    def total(name: str) -> float:
+        return sum(value - before.get(key, 0) for key, value in after.items() if key[0] == f"saccade:{name}")
+
+    before = counted()
+    talk = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "What"}]}]
+    outputs = [*llm.chat(talk, GREEDY, progress=False), *llm.generate(["The quick"], GREEDY, progress=False)]
+    after = counted()
+    assert total("request_success_total") == 2
+    assert total("prompt_tokens_total") == sum(len(output.prompt_token_ids) for output in outputs)
+    assert total("generation_tokens_total") == sum(len(output.outputs[0].token_ids) for output in outputs)
+    assert total("mm_cache_queries_total") == 1 and total("graph_replays_total") > 0
+    engine = llm.engine
+    phases = {runner.phase.name: runner.snapshot() for runner in engine.runner.phases}
+    facts = Facts(
+        stats=EngineStats(engine.scheduler.stats(), phases),
+        kv_cache_tokens=1,
+        block_size=1,
+        num_pending=0,
+        num_refused=0,
+        time_to_ready_s=None,
+        is_ready=True,
+    )
+    told = text_string_to_metric_families(Metrics("m", "own").scrape(facts).decode())
+    samples = [sample for family in told for sample in family.samples]
+    shared = {"model_name": "m", "engine": "0"}
+    scraped = {(one.name, frozenset(one.labels.items() - shared.items())): one.value for one in samples}
+    counted_in_front = {f"saccade:{name}_total" for name in ("prompt_tokens", "generation_tokens", "request_success")}
+    assert {name for name, _ in after} <= {name for name, _ in scraped}
+    for key, value in after.items():
+        assert key[0] in counted_in_front or scraped[key] == value, key
 
 
 def test_images_may_come_in_any_form(llm: LLM, made: tiny.Tiny, picture: Image.Image, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Multiple choice: log-likelihoods and picks are those of transformers, choice by choice."""
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from saccade import LLM
 from saccade.engine.settings import EngineSettings, SchedulerSettings
@@ -67,12 +69,15 @@ def test_scores_are_those_of_transformers(llm: LLM, made: tiny.Tiny, task: Path)
 def test_the_whole_task_counts_what_was_picked(made: tiny.Tiny, task: Path, llm: LLM) -> None:
     choices = read_choices(task)
     picks = [scores.index(max(scores)) for scores in score_choices(llm, choices, PROMPT, progress=False)]
+    said = io.StringIO()
     report = run_eval(
         made.folder,
         EvalSettings(task="choices", data=str(task), limit=0),
         engine=EngineSettings(**ENGINE, enforce_eager=True),
         limits=SchedulerSettings(**LIMITS),
+        console=Console(file=said, force_terminal=False),
     )
+    assert said.getvalue() == "asking choices\n", "no bar where there is no terminal"
     found = report.task("choices")
     assert [answer.said for answer in found.answers] == [c.choices[p] for c, p in zip(choices, picks, strict=True)]
     assert found.right == sum(pick in choice.right for choice, pick in zip(choices, picks, strict=True))

@@ -6,15 +6,16 @@ from rich.console import Console
 from rich.table import Table
 
 from saccade.bench.offline import Captured, Check, Line, OfflineBench
+from saccade.terminal import print_table
 
 MIB = 2**20
 
 
 def print_offline_bench(bench: OfflineBench, console: Console) -> None:
-    console.print(_prefill_table(bench.of_phase("prefill"), bench.of_phase("head")))
-    console.print(_decode_table(bench.of_phase("decode"), bench.environment["context"]))
-    console.print(_capture_table(bench.captures))
-    console.print(_stage_table(bench))
+    print_table(console, _prefill_table(bench.of_phase("prefill"), bench.of_phase("head")))
+    print_table(console, _decode_table(bench.of_phase("decode"), bench.environment["context"]))
+    print_table(console, _capture_table(bench.captures))
+    print_table(console, _stage_table(bench))
     for sentence in _verdicts(bench.checks):
         console.print(sentence)
     console.print(" ".join(f"{key}={value}" for key, value in bench.environment.items()))

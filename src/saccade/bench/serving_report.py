@@ -1,9 +1,11 @@
 """What `saccade bench serve` prints: the familiar block, then tables of what the server told."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -11,10 +13,14 @@ from saccade.bench.client_reply import Outcome
 from saccade.bench.serving import ServingRun, Shown
 from saccade.bench.serving_compare import Compared, compare
 from saccade.bench.serving_stats import percentile_name
+from saccade.terminal import print_table
 
 WIDTH = 50
 MIB = 2**20
 REFRESH_PER_S = 2  # drawing takes the client's time
+LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+CLOCK_END = re.compile(r"_(sum|total)(?=\{|$)")
+SAME_FOR_ALL = ("model_name", "engine")
 TITLES = {
     "ttft": "Time to First Token",
     "tpot": "Time per Output Token (excl. 1st token)",
@@ -83,7 +89,7 @@ def print_run(run: ServingRun, console: Console) -> None:
         console.print(line, markup=False, highlight=False)
     for table in (stage_table(run.stages), graph_table(run.graphs), clock_table(run.metrics, run.figures["duration"])):
         if table is not None:
-            console.print(table)
+            print_table(console, table)
     for line in memory_lines(run.gauges):
         console.print(line, markup=False, highlight=False)
     for line in failure_lines(run):
@@ -137,26 +143,33 @@ def clock_table(metrics: Mapping[str, float], duration_s: float) -> Table | None
     """
     rows = []
     for name, seconds in metrics.items():
-        family, brace, labels = name.partition("{")
+        family = name.partition("{")[0]
         is_twin = name.startswith("vllm:") and name.replace("vllm:", "saccade:", 1) in metrics
         if not family.endswith(("_seconds_sum", "_seconds_total")) or is_twin:
             continue
         count = metrics.get(name.replace("_sum", "_count", 1), 0.0) if family.endswith("_sum") else 0.0
-        label = family.removesuffix("_sum").removesuffix("_total") + brace + labels
+        label = _short(CLOCK_END.sub("", name, count=1))
         each = (f"{count:.0f}", f"{seconds / count * 1e3:.3f}") if count else ("", "")
         rows.append((label, each[0], f"{seconds:.3f}", f"{seconds / duration_s:.1%}", each[1]))
     if not rows:
         return None
     table = Table("clock", "times", "seconds", "of the run", "mean ms", title="the server's own clocks in this run")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table
 
 
 def memory_lines(gauges: Mapping[str, float]) -> list[str]:
     """Memory that the server reports in bytes."""
     named = {name: value for name, value in gauges.items() if "memory" in name and "bytes" in name and value}
-    return [f"{name}: {value / MIB:.0f} MiB" for name, value in named.items()]
+    return [f"{_short(name)}: {value / MIB:.0f} MiB" for name, value in named.items()]
+
+
+def _short(name: str) -> str:
+    """A metric without its prefix, and without labels that all metrics of a server share."""
+    family, _, labels = name.partition("{")
+    own = [f"{label}={value}" for label, value in LABEL.findall(labels) if label not in SAME_FOR_ALL]
+    return " ".join([family.rpartition(":")[2], *own])
 
 
 def failure_lines(run: ServingRun) -> list[str]:
@@ -174,7 +187,7 @@ def print_comparison(names: Sequence[str], runs: Sequence[Mapping[str, Any]], co
     table = Table("", *headers, title=f"compared with {names[0]}: a gain above 1 is better")
     for row in compare(runs):
         table.add_row(row.label, *_cells(row))
-    console.print(table)
+    print_table(console, table)
 
 
 def _cells(row: Compared) -> list[str]:

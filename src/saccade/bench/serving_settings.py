@@ -48,7 +48,7 @@ class TargetSettings:
     port: int = setting(8000, "port of the server")
     endpoint: str = setting("", "path to send to; by default that of the backend")
     model: str = setting("", "model to ask for; by default the first of /v1/models")
-    api_key: str = setting("", "key for the server, sent as Authorization: Bearer")
+    api_key: str = setting("", "key for the server, sent as Authorization: Bearer; by default OPENAI_API_KEY")
     extra_request_body: str = setting("", "JSON object added to every request, such as '{\"temperature\": 0}'")
     disable_stream: bool = setting(False, "ask for whole replies; the first token is then the reply's end")
     request_timeout_s: float = setting(600.0, "seconds after which a request counts as failed")

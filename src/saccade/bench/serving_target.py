@@ -39,12 +39,13 @@ class Reading:
 
 
 async def describe(client: Client, model: str) -> Target:
+    """Whatever it tells. Only where no model is named must it tell which it has."""
     cards = await _json(client, "/v1/models")
     found = [card for card in (cards or {}).get("data", ()) if isinstance(card, dict)]
     card = next((card for card in found if card.get("id") == model), found[0] if found and not model else {})
     name = model or card.get("id")
     if not name:
-        raise ConfigError(f"{client.target.url} does not say which model it has; is it up? Else name one (--model)")
+        raise ConfigError(await _why_nameless(client))
     version = (await _json(client, "/version") or {}).get("version", "")
     info = await _json(client, "/server_info") or {}
     return Target(name, card.get("max_model_len"), f"{card.get('owned_by', '')} {version}".strip(), info)
@@ -132,6 +133,21 @@ def _count_between(old: Any, new: Any) -> dict[str, int]:
     after = new if isinstance(new, dict) else {"all": new or 0}
     changes = {name: int(value) - int(before.get(name, 0)) for name, value in after.items()}
     return {name: change for name, change in changes.items() if change}
+
+
+async def _why_nameless(client: Client) -> str:
+    url = client.target.url
+    try:
+        status, _ = await client.ask("GET", "/v1/models")
+    except TimeoutError:
+        return f"{url} does not answer; is it up? (--base-url, --host, --port)"
+    except OSError as error:
+        return f"{url} cannot be reached: {error.strerror or error}; is it up? (--base-url, --host, --port)"
+    if status in (401, 403):
+        met = "refuses the key it was given" if client.target.api_key else "asks for a key"
+        return f"{url} {met} (HTTP {status}); give one that it takes (--api-key or OPENAI_API_KEY)"
+    told = "" if status == 200 else f" (HTTP {status} from /v1/models)"
+    return f"{url} does not say which model it has{told}; name one (--model)"
 
 
 async def _count(client: Client, model: str, text: str) -> int | None:

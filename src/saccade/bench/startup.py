@@ -19,6 +19,7 @@ from saccade.bench.serving_target import count_words, describe
 from saccade.bench.startup_server import READY, LaunchedServer
 from saccade.bench.workload import make_workload
 from saccade.bench.workload_wording import Wording
+from saccade.terminal import print_table
 
 STAGE_LINE = re.compile(r"^(.+): \d+(?:\.\d+)? s$")
 BEGINNING, END = "process and imports", "open for requests"
@@ -67,11 +68,11 @@ def print_startup(starts: Sequence[Start], console: Console) -> None:
     for name in names:
         table.add_row(name, *(f"{start.stages.get(name, 0.0):.2f}" for start in starts))
     table.add_row("time to ready", *(f"{start.ready_s:.2f}" for start in starts), style="bold")
-    console.print(table)
+    print_table(console, table)
     answers = Table("request", *(f"start {number + 1}, ms" for number in range(len(starts))), title="one at a time")
     for index in range(max((len(start.requests_ms) for start in starts), default=0)):
         answers.add_row(str(index + 1), *(f"{value:.1f}" for value in _column(starts, index)))
-    console.print(answers)
+    print_table(console, answers)
     for number, start in enumerate(starts):
         console.print(verdict(number, start), highlight=False)
         for failure in start.failures:

@@ -10,13 +10,14 @@ from rich.table import Table
 
 from saccade.bench.vision import Line, Mixed, Preprocessing, VisionBench
 from saccade.errors import ConfigError
+from saccade.terminal import print_table
 
 
 def print_vision_bench(bench: VisionBench, console: Console) -> None:
-    console.print(_lines_table(bench.lines))
-    console.print(_preprocessing_table(bench.preprocessing))
+    print_table(console, _lines_table(bench.lines))
+    print_table(console, _preprocessing_table(bench.preprocessing))
     if bench.mixed:
-        console.print(_mixed_table(bench.mixed))
+        print_table(console, _mixed_table(bench.mixed))
         for sentence in _verdicts(bench.mixed):
             console.print(sentence)
     console.print(f"{bench.num_graphs} vision graphs captured in {bench.capture_s:.2f} s")

@@ -7,8 +7,10 @@ from importlib import import_module
 from types import ModuleType
 
 from saccade import __version__
+from saccade.cli.groups import filled
 from saccade.cli.parser import Parser, did_you_mean
 from saccade.errors import SaccadeError
+from saccade.terminal import discard_output
 
 EXIT_BAD_SETTING = 2
 EXIT_INTERRUPTED = 130
@@ -45,15 +47,25 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    status = _guarded(list(sys.argv[1:] if argv is None else argv))
     try:
-        return dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+    return status
+
+
+def _guarded(words: list[str]) -> int:
+    """The command's exit code, or that of what kept it from ending."""
+    try:
+        return dispatch(words)
     except SaccadeError as error:
         sys.stderr.write(f"saccade: {error}\n")
         return EXIT_BAD_SETTING
     except SystemExit as stop:  # help was asked for
         return int(stop.code or 0)
     except BrokenPipeError:  # whoever read our output has seen enough
-        sys.stderr.close()
+        discard_output()
         return 0
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -110,16 +122,17 @@ def new_parser(name: str) -> Parser:
 
 def overview(prefix: str) -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items() if name.startswith(prefix)]
+    shown = {name: command.about for name, command in COMMANDS.items() if name.startswith(prefix)}
+    lines = [filled(f"{name:<{width}}  {about}", "  ", " " * (width + 4)) for name, about in shown.items()]
     return "\n".join(
         [
             f"usage: saccade {prefix}COMMAND [flags]",
             "",
-            DESCRIPTION,
+            filled(DESCRIPTION),
             "",
             *lines,
             "",
-            "`saccade COMMAND --help` explains a command; `saccade --version` names the version.",
+            filled("`saccade COMMAND --help` explains a command; `saccade --version` names the version."),
             "",
         ]
     )

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import GraphBenchSettings
+from saccade.terminal import Output, print_table, stages
 
 
 def new_parser(name: str) -> Parser:
@@ -22,14 +23,14 @@ def run(flags: Namespace) -> int:
     from saccade.bench.graphs import run_graph_bench  # imports torch
 
     settings = settings_from(flags, GraphBenchSettings)
-    console = Console()
-    with Console(stderr=True).status("starting") as status:
-        bench = run_graph_bench(settings, status.update)
+    console = Output()
+    with stages(Console(stderr=True), "starting") as say:
+        bench = run_graph_bench(settings, say)
     table = Table("tokens", "way", "ms", "host ms", "capture s", "graph MiB", "equals eager")
     for line in bench.lines:
         figures = (f"{line.ms:.2f}", f"{line.cpu_ms:.2f}", f"{line.capture_s:.2f}", f"{line.graph_mib:.0f}")
         table.add_row(str(line.tokens), line.way, *figures, "yes" if line.equals_eager else "NO")
-    console.print(table)
+    print_table(console, table)
     for way, mib in bench.held_mib.items():
         console.print(f"{way}: {mib:.0f} MiB held beyond the weights (arena and all graphs)")
     console.print(" ".join(f"{key}={value}" for key, value in bench.environment.items()))

@@ -10,6 +10,7 @@ from rich.console import Console
 from saccade.bench.settings import OfflineBenchSettings
 from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
+from saccade.terminal import Output, stages
 
 
 def new_parser(name: str) -> Parser:
@@ -24,9 +25,9 @@ def run(flags: Namespace) -> int:
     from saccade.bench.offline_report import print_offline_bench
 
     settings = settings_from(flags, OfflineBenchSettings)
-    with Console(stderr=True).status("starting") as status:
-        bench = run_offline_bench(chosen_model(flags.words), settings, status.update)
-    print_offline_bench(bench, Console())
+    with stages(Console(stderr=True), "starting") as say:
+        bench = run_offline_bench(chosen_model(flags.words), settings, say)
+    print_offline_bench(bench, Output())
     if settings.json:
         Path(settings.json).write_text(json.dumps(asdict(bench), indent=1))
     return 0

@@ -2,8 +2,6 @@
 
 from argparse import Namespace
 
-from rich.console import Console
-
 from saccade.bench.serving_settings import (
     LoadSettings,
     OutputSettings,
@@ -13,6 +11,8 @@ from saccade.bench.serving_settings import (
 )
 from saccade.cli.aliases import add_same
 from saccade.cli.parser import Parser, settings_from
+from saccade.config import openai_api_key
+from saccade.terminal import Output
 
 
 def new_parser(name: str) -> Parser:
@@ -31,10 +31,10 @@ def run(flags: Namespace) -> int:
     from saccade.bench.serving_command import bench_serve
 
     return bench_serve(
-        settings_from(flags, TargetSettings),
+        settings_from(flags, TargetSettings, {"api_key": openai_api_key()}),
         settings_from(flags, WorkloadSettings),
         settings_from(flags, LoadSettings),
         settings_from(flags, OutputSettings),
         settings_from(flags, VariantSettings),
-        Console(),
+        Output(),
     )

@@ -2,11 +2,10 @@
 
 from argparse import Namespace
 
-from rich.console import Console
-
 from saccade.bench.serving_settings import StartupBenchSettings
 from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
+from saccade.terminal import Output
 
 
 def new_parser(name: str) -> Parser:
@@ -19,4 +18,4 @@ def new_parser(name: str) -> Parser:
 def run(flags: Namespace) -> int:
     from saccade.bench.serving_command import bench_startup
 
-    return bench_startup(chosen_model(flags.words), settings_from(flags, StartupBenchSettings), Console())
+    return bench_startup(chosen_model(flags.words), settings_from(flags, StartupBenchSettings), Output())

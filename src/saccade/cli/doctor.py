@@ -15,6 +15,7 @@ from saccade.cli.model import MODEL_WORD, bundled_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
 from saccade.errors import ConfigError
+from saccade.terminal import Output
 
 EXIT_BROKEN = 1
 MARKS = {Level.OK: ("✓", "green"), Level.NOTE: ("•", "yellow"), Level.BROKEN: ("✗", "red")}
@@ -39,7 +40,7 @@ def new_parser(name: str) -> Parser:
 
 def run(flags: Namespace) -> int:
     settings = settings_from(flags, DoctorSettings)
-    console = Console(stderr=settings.json)
+    console = Output(stderr=settings.json)
     findings = []
     with console.status("looking") as status:
         for finding in _findings(flags.words, settings):

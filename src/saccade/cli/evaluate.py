@@ -9,6 +9,7 @@ from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.eval.settings import EvalSettings
+from saccade.terminal import Output
 
 
 def new_parser(name: str) -> Parser:
@@ -34,5 +35,5 @@ def run(flags: Namespace) -> int:
         limits=settings_from(flags, SchedulerSettings, own),
         console=Console(stderr=True),
     )
-    print_eval(report, Console())
+    print_eval(report, Output())
     return 0

@@ -6,32 +6,38 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from saccade.cli.aliases import add_aliases
-from saccade.cli.model import MODEL_WORD, chosen_model
+from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.plan import settings_folder
 from saccade.config import setting
 from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.errors import ConfigError
+from saccade.errors import ConfigError, RequestError
+from saccade.terminal import Output, print_table
 
 if TYPE_CHECKING:
+    from saccade.engine.blueprint import Blueprint
     from saccade.engine.rehearsal import Rehearsed
     from saccade.inputs.plans import ImagePlan, VideoPlan
     from saccade.inputs.settings import ImageSettings, VideoSettings
 
 MAX_STEPS_SHOWN = 12
+_NUMBER = r"([1-9]\d{0,14})"
+_SIZE = re.compile(f"{_NUMBER}x{_NUMBER}")
+_VIDEO_SIZE = re.compile(rf"{_NUMBER}x{_NUMBER}x{_NUMBER}(?:@(\d{{1,9}}(?:\.\d{{1,9}})?))?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainSettings:
     """The request to explain; `batch` of it arrive together, each with images of its own."""
 
-    image: tuple[str, ...] = setting((), "an image of WIDTHxHEIGHT pixels, such as 1280x720")
+    image: tuple[str, ...] = setting((), "an image: WIDTHxHEIGHT in pixels, such as 1280x720, or a file")
     video: tuple[str, ...] = setting(
         (), "a video of FRAMESxWIDTHxHEIGHT, such as 8x640x480, or with a rate 60x640x480@30"
     )
@@ -44,19 +50,18 @@ class ExplainSettings:
             if getattr(self, name) < low:
                 flag = name.replace("_", "-")
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {low} (--{flag})")
-        self.images(), self.videos()
+        self.videos()
+        for text in self.image:
+            if not _SIZE.fullmatch(text) and not Path(text).expanduser().is_file():
+                raise ConfigError(f"image is {text!r}; write WIDTHxHEIGHT, or name a file that is there (--image)")
 
     def images(self) -> list[tuple[int, int]]:
-        """(width, height) of each."""
-        found = [re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text) for text in self.image]
-        if None in found:
-            raise ConfigError(f"image is {self.image[found.index(None)]!r}; write WIDTHxHEIGHT (--image)")
-        return [(int(match[1]), int(match[2])) for match in found if match]
+        """(width, height) of each, within what a server takes."""
+        return [_image_size(text) for text in self.image]
 
     def videos(self) -> list[tuple[int, int, int, float | None]]:
         """(frames, width, height, frames a second) of each."""
-        size = r"([1-9]\d{0,5})x([1-9]\d{0,5})x([1-9]\d{0,5})(?:@(\d+(?:\.\d+)?))?"
-        found = [re.fullmatch(size, text) for text in self.video]
+        found = [_VIDEO_SIZE.fullmatch(text) for text in self.video]
         if None in found:
             raise ConfigError(f"video is {self.video[found.index(None)]!r}; write FRAMESxWIDTHxHEIGHT (--video)")
         return [(int(m[1]), int(m[2]), int(m[3]), float(m[4]) if m[4] else None) for m in found if m]
@@ -65,7 +70,8 @@ class ExplainSettings:
 def new_parser(name: str) -> Parser:
     about = (
         "How a request would be run: tokens of its images, buckets, padding, and for every pass whether a graph is "
-        "replayed and why. Needs neither a GPU nor weights; the engine's own scheduler and runner decide."
+        "replayed and why. Needs neither a GPU nor weights; the engine's own scheduler and runner decide, with the "
+        "limits of this machine: --device cuda explains those of a GPU where there is none."
     )
     parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
     for settings in (ExplainSettings, EngineSettings, SchedulerSettings):
@@ -76,14 +82,16 @@ def new_parser(name: str) -> Parser:
 
 def run(flags: Namespace) -> int:
     asked = settings_from(flags, ExplainSettings)
-    engine, limits = settings_from(flags, EngineSettings), settings_from(flags, SchedulerSettings)
+    own = {} if flags.words else BUNDLED_LIMITS
+    engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
     from saccade.engine.blueprint import draw  # imports torch
+    from saccade.engine.build import device_for
     from saccade.engine.rehearsal import made_up_prompt, rehearse
     from saccade.inputs.settings import PlaceholderSettings
 
     model = chosen_model(flags.words)
     folder = settings_folder(model)
-    blueprint = draw(folder, engine, limits, is_cuda=engine.device != "cpu")
+    blueprint = draw(folder, engine, limits, is_cuda=device_for(engine).type == "cuda")
     plans = _plans(asked, blueprint.runner.settings.images, blueprint.runner.settings.videos)
     placeholders = PlaceholderSettings.from_folder(folder)
     names = [str(index) for index in range(asked.batch)]
@@ -91,15 +99,17 @@ def run(flags: Namespace) -> int:
     seen = rehearse(blueprint, prompts)
     media = list(zip([*asked.image, *asked.video], plans, strict=True))
     if asked.json:
-        sys.stdout.write(json.dumps(as_data(model, media, len(prompts[0]), seen), indent=1) + "\n")
+        data = {"model": model, **_machine(blueprint), **as_data(media, len(prompts[0]), seen)}
+        sys.stdout.write(json.dumps(data, indent=1) + "\n")
     else:
-        _show(Console(), media, len(prompts[0]), seen)
+        console = Output()
+        console.print(_assumed(blueprint, engine))
+        _show(console, media, len(prompts[0]), seen)
     return 0
 
 
-def as_data(model: str, media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "Rehearsed") -> dict[str, Any]:
+def as_data(media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "Rehearsed") -> dict[str, Any]:
     return {
-        "model": model,
         "media": [
             {"given": text, "resized": plan.size_hw[::-1], "grid_thw": plan.grid_thw, "tokens": plan.num_tokens}
             for text, plan in media
@@ -107,6 +117,38 @@ def as_data(model: str, media: "Sequence[tuple[str, Any]]", num_tokens: int, see
         "prompt_tokens": num_tokens,
         "steps": [[{**asdict(one), "padding": one.padding} for one in step] for step in seen.steps],
     }
+
+
+def _machine(blueprint: "Blueprint") -> dict[str, Any]:
+    """What decides: the kind of device, and the limits of an engine there."""
+    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "encoder_budget_tokens")
+    limits = {name: getattr(blueprint.limits, name) for name in names}
+    return {"device": "cuda" if blueprint.is_cuda else "cpu", "limits": limits}
+
+
+def _assumed(blueprint: "Blueprint", engine: EngineSettings) -> str:
+    limits = blueprint.limits
+    device = "a GPU" if blueprint.is_cuda else "a CPU"
+    if engine.device == "auto":
+        device += ", as here" if blueprint.is_cuda else ", as here (--device cuda: on a GPU)"
+    return (
+        f"on {device}: {limits.max_model_len:,} tokens a request, {limits.max_num_seqs:,} requests at a time, "
+        f"{limits.max_num_batched_tokens:,} rows a step, {limits.encoder_budget_tokens:,} image rows a step"
+    )
+
+
+def _image_size(text: str) -> tuple[int, int]:
+    """(width, height) of what was written, or of the upright picture in a file."""
+    from saccade.inputs.images import ImageLimits, check_size, load_image
+
+    try:
+        if match := _SIZE.fullmatch(text):
+            check_size(int(match[2]), int(match[1]), ImageLimits())
+            return int(match[1]), int(match[2])
+        height, width, _ = load_image(Path(text).expanduser(), ImageLimits()).shape
+    except RequestError as error:
+        raise ConfigError(f"{text}: {error} (--image)") from None
+    return width, height
 
 
 def _plans(
@@ -140,7 +182,7 @@ def _show(console: Console, media: "Sequence[tuple[str, Any]]", num_tokens: int,
             padding = f"{one.padding:.1%}" if one.graph else "-"
             figures = (f"{one.rows:,}", f"{one.bucket_rows:,}" if one.graph else "-", padding)
             table.add_row(str(number), one.phase, one.content, *figures, one.tier.value, one.reason)
-    console.print(table)
+    print_table(console, table)
     left = len(seen.steps) - MAX_STEPS_SHOWN
     if left > 0:
         console.print(f"and {left} more steps (--json shows all)")

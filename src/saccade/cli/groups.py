@@ -2,12 +2,14 @@
 
 import re
 import sys
-from argparse import SUPPRESS, Action, ArgumentParser, HelpFormatter, Namespace
+from argparse import SUPPRESS, Action, ArgumentParser, BooleanOptionalAction, HelpFormatter, Namespace
 from collections.abc import Iterable
+from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any, NoReturn
 
 FEW_FLAGS = 16  # a command with no more shows all of them at once
+WIDEST, NARROWEST = 100, 40  # lines longer than that are hard to read
 
 
 class Group:
@@ -37,8 +39,17 @@ class HelpAction(Action):
         raise SystemExit(0)
 
 
+class FlagFormatter(HelpFormatter):
+    """The name that switches a flag off is not spelled out: --strict, --no-..."""
+
+    def _format_action_invocation(self, action: Action) -> str:
+        if isinstance(action, BooleanOptionalAction):
+            return ", ".join([*flag_names(action), "--no-..."])
+        return super()._format_action_invocation(action)
+
+
 def help_text(parser: Any, topic: str) -> str:
-    head = f"usage: {parser.usage}\n\n{fill(parser.description or '', 100)}\n"
+    head = f"usage: {parser.usage}\n\n{filled(parser.description or '')}\n"
     groups: list[Group] = [group for group in parser.groups if group.shown_actions]
     few = sum(len(group.shown_actions) for group in groups) <= FEW_FLAGS
     if topic == "all" or (not topic and few):
@@ -53,6 +64,18 @@ def help_text(parser: Any, topic: str) -> str:
     return head + (sections or f"\nno flag mentions {topic!r}\n\n{_how_to_see_more(groups)}")
 
 
+def filled(text: str, indent: str = "", later: str | None = None) -> str:
+    """Text in lines that the terminal holds; flags are never broken. `later` indents all lines but the first."""
+    following = indent if later is None else later
+    return fill(text, _width(), initial_indent=indent, subsequent_indent=following, break_on_hyphens=False)
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a docstring, however many lines it takes."""
+    words = " ".join(text.split())
+    return re.split(r"(?<=\.) (?=\S)", words, maxsplit=1)[0].rstrip(".")
+
+
 def name_of(settings: type[Any]) -> str:
     """`OfflineBenchSettings` is the group offline-bench."""
     return re.sub(r"(?<!^)(?=[A-Z])", "-", settings.__name__.removesuffix("Settings")).lower()
@@ -64,29 +87,32 @@ def flag_names(action: Action) -> list[str]:
 
 
 def _section(group: Group, actions: Iterable[Action]) -> str:
-    formatter = HelpFormatter("", max_help_position=40, width=110)
-    formatter.start_section(f"{group.name}: {group.about.rstrip('.')}")
+    width = _width()
+    formatter = FlagFormatter("", max_help_position=min(36, width // 3), width=width)
+    formatter.start_section("flags")
     formatter.add_arguments(actions)
     formatter.end_section()
-    return "\n" + formatter.format_help()
+    flags = formatter.format_help().partition("\n")[2]
+    return f"\n{filled(f'{group.name}: {group.about}:')}\n{flags}"
 
 
 def _outline(group: Group) -> str:
     names = " ".join(flag_names(action)[-1] for action in group.shown_actions)
-    return f"\n{group.name}: {group.about}\n{_filled(names)}\n"
-
-
-def _filled(names: str) -> str:
-    return fill(names, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return f"\n{filled(f'{group.name}: {group.about}')}\n{filled(names, '  ')}\n"
 
 
 def _how_to_see_more(groups: Iterable[Group]) -> str:
     names = ", ".join(group.name for group in groups)
-    return (
-        f"--help=GROUP explains a group ({names}), --help=WORD what mentions a word,\n"
-        "--help=all everything. Every flag is also a key of --config FILE.yaml and an environment variable:\n"
-        "--max-model-len 8k is `max-model-len: 8k` there and SACCADE_MAX_MODEL_LEN=8k here.\n"
+    more = (
+        f"--help=GROUP explains a group ({names}), --help=WORD what mentions a word, --help=all everything. Every flag "
+        "is also a key of --config FILE.yaml and an environment variable: --max-model-len 8k is `max-model-len: 8k` "
+        "there and SACCADE_MAX_MODEL_LEN=8k here."
     )
+    return f"{filled(more)}\n"
+
+
+def _width() -> int:
+    return min(max(get_terminal_size().columns, NARROWEST), WIDEST)
 
 
 def _mentions(action: Action, word: str) -> bool:

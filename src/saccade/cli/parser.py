@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import yaml
 
-from saccade.cli.groups import Group, HelpAction, name_of
+from saccade.cli.groups import Group, HelpAction, first_sentence, name_of
 from saccade.cli.values import is_list, read_value, reader_of, shown
 from saccade.config import ENVIRONMENT_PREFIX, environment
 from saccade.errors import ConfigError
@@ -46,7 +46,7 @@ class Parser(ArgumentParser):
 
         `defaults` are this command's own. A field that another settings class has brought already shares its flag.
         """
-        group = self.new_group(name_of(settings), (settings.__doc__ or "").strip().split("\n")[0])
+        group = self.new_group(name_of(settings), first_sentence(settings.__doc__ or ""))
         types = get_type_hints(settings)
         for field in fields(settings):
             if field.name not in self.kinds:
@@ -158,7 +158,9 @@ def _read(where: str, read: Any, value: Any) -> Any:
 def _read_yaml(path: Path) -> Mapping[Any, Any]:
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror} (--config)") from None
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error} (--config)") from None
     if not isinstance(found or {}, dict):
         raise ConfigError(f"{path} holds a {type(found).__name__}; settings are `name: value` lines (--config)")

@@ -11,16 +11,18 @@ from rich.console import Console
 from rich.table import Table
 
 from saccade.cli.aliases import add_aliases
-from saccade.cli.model import MODEL_WORD, chosen_model
+from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
 from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.terminal import Output, print_table
 
 if TYPE_CHECKING:
     from saccade.engine.memory import GPU, MemoryPlan, Room
 
 EXIT_DOES_NOT_FIT = 1
 GIB = 2**30
+CAPPED = "*"  # marks a number that --max-num-seqs sets, and not memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +47,8 @@ def new_parser(name: str) -> Parser:
 
 def run(flags: Namespace) -> int:
     asked = settings_from(flags, PlanSettings)
-    engine, limits = settings_from(flags, EngineSettings), settings_from(flags, SchedulerSettings)
+    own = {} if flags.words else BUNDLED_LIMITS
+    engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
     from saccade.engine.blueprint import draw  # imports torch
     from saccade.engine.memory import GPUS, find_gpu, plan_memory, room_on
 
@@ -56,7 +59,7 @@ def run(flags: Namespace) -> int:
     if asked.json:
         sys.stdout.write(json.dumps(as_data(model, plan, rooms), indent=1) + "\n")
     else:
-        _show(Console(), model, plan, rooms)
+        _show(Output(), model, plan, rooms)
     return EXIT_DOES_NOT_FIT if asked.gpu and not all(room.fits for _, room in rooms) else 0
 
 
@@ -76,29 +79,37 @@ def as_data(model: str, plan: "MemoryPlan", rooms: "list[tuple[GPU, Room]]") -> 
         "block_size": plan.block_size,
         "num_graphs": plan.num_graphs,
         "max_model_len": plan.max_model_len,
+        "max_num_seqs": plan.max_num_seqs,
         "gpus": [{"gpu": gpu.name, "fits": room.fits, **asdict(room)} for gpu, room in rooms],
     }
 
 
 def _show(console: Console, model: str, plan: "MemoryPlan", rooms: "list[tuple[GPU, Room]]") -> None:
-    parts = Table("part", "GiB", "how it is known", title=f"{model}, beside the KV cache")
+    console.print(model, markup=False, highlight=False, soft_wrap=True)
+    parts = Table("part", "GiB", "how it is known", title="beside the KV cache")
     for name, size, source in plan.rows():
         parts.add_row(name, f"{size / GIB:.2f}", source)
-    console.print(parts)
+    print_table(console, parts)
     table = Table("GPU", "GiB", "KV GiB", "KV tokens", f"requests of {plan.max_model_len:,} tokens", "kernels")
     for gpu, room in rooms:
         if room.fits:
-            figures = (f"{room.kv_bytes / GIB:.1f}", f"{room.kv_tokens:,}", f"{room.longest_requests:.1f}")
+            figures = (f"{room.kv_bytes / GIB:.1f}", f"{room.kv_tokens:,}", _requests(room))
         else:
             figures = ("-", "-", f"does not fit: {room.missing_bytes / GIB:.1f} GiB missing")
         table.add_row(gpu.name, f"{gpu.gib:.1f}", *figures, _kernels(gpu))
-    console.print(table)
+    print_table(console, table)
+    if any(room.fits and room.is_capped for _, room in rooms):
+        console.print(f"{CAPPED} there is room for more; {plan.max_num_seqs} may run at the same time (--max-num-seqs)")
     console.print(f"a KV token takes {plan.token_bytes / 1024:.0f} KiB, a block {plan.block_size} tokens")
     if not all(room.fits for _, room in rooms):
         console.print(
             "to make it fit: lower --max-model-len, --max-num-seqs, --encoder-cache-tokens, --encoder-budget-tokens or "
             "--max-num-batched-tokens, raise --gpu-memory-utilization, or take a smaller model"
         )
+
+
+def _requests(room: "Room") -> str:
+    return f"{room.longest_requests:.0f} {CAPPED}" if room.is_capped else f"{room.longest_requests:.1f}"
 
 
 def _kernels(gpu: "GPU") -> str:

@@ -14,6 +14,7 @@ from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
 from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.terminal import Output, print_table, stages
 
 if TYPE_CHECKING:
     from saccade.graphs import Report
@@ -50,15 +51,13 @@ def run(flags: Namespace) -> int:
     from saccade.engine.verify import verify_engine
 
     model = chosen_model(flags.words)
-    with Console(stderr=True).status(f"loading {model}") as status, LLM(model, **chosen) as llm:
-        report = verify_engine(
-            llm.engine, is_short=asked.short, progress=lambda phase: status.update(f"verifying {phase}")
-        )
+    with stages(Console(stderr=True), f"loading {model}") as say, LLM(model, **chosen) as llm:
+        report = verify_engine(llm.engine, is_short=asked.short, progress=lambda phase: say(f"verifying {phase}"))
     if asked.json:
         data = {"right": report.is_right, "rows": [{**asdict(row), "right": row.is_right} for row in report.rows]}
         sys.stdout.write(json.dumps(data, indent=1) + "\n")
     else:
-        show(Console(), report)
+        show(Output(), report)
     return 0 if report.is_right else EXIT_WRONG
 
 
@@ -72,7 +71,7 @@ def show(console: Console, report: "Report") -> None:
         batches = sum(row.num_batches for row in rows)
         verdict = "yes" if is_right else f"NO {worst.problem}"
         table.add_row(key, str(len(rows)), str(batches), f"{worst.difference:.1e}", worst.sequence, verdict)
-    console.print(table)
+    print_table(console, table)
     wrong = sum(not row.is_right for row in report.rows)
     verdict = "every replay is what an eager run is" if report.is_right else f"{wrong} checks FAILED"
     console.print(f"{len(report.rows)} checks: {verdict}" if report.rows else "there are no graphs to verify")

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from saccade.engine.build import affordable
 from saccade.engine.runner import Runner
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.engine.sizes import runner_settings_for, state_sizes_for
@@ -55,6 +56,7 @@ def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, i
     dtype = _dtype(settings, config, is_cuda=is_cuda)
     live = LiveBytes()
     model = Model(Placement(kernels=_counted(kernels_for("cpu", dtype), live), device=META, dtype=dtype), spec)
+    settings = affordable(settings, model, is_cuda=is_cuda)
     limits = limits.resolved(is_cuda=is_cuda, max_position=spec.max_position)
     sizes = state_sizes_for(settings, limits, is_cuda=is_cuda)
     state = new_state(model, _counted(sampling_for("cpu"), live), sizes)

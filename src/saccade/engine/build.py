@@ -46,12 +46,12 @@ def build_engine(
     report: Report = lambda stage: None,
     progress: Progress | None = None,
 ) -> Engine:
-    device = torch.device(_device(settings))
+    device = device_for(settings)
     report("loading weights")
     model = load_model(folder, device=device, dtype=_dtype(settings, device), load_format=settings.load_format)  # type: ignore[arg-type]
     eos = GenerationDefaults.from_folder(Path(folder)).eos_token_ids
     grammars = GrammarCompiler(processor.tokenizer, model.spec.decoder.vocab_size, eos)  # its thread has work now
-    settings = _affordable(settings, model)
+    settings = affordable(settings, model, is_cuda=device.type == "cuda")
     limits = limits.resolved(is_cuda=device.type == "cuda", max_position=model.spec.max_position)
     runner_settings = runner_settings_for(
         settings, limits, processor.images, processor.videos, is_cuda=device.type == "cuda"
@@ -132,16 +132,17 @@ def _free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
-def _affordable(settings: EngineSettings, model: Model) -> EngineSettings:
+def affordable(settings: EngineSettings, model: Model, *, is_cuda: bool) -> EngineSettings:
     """Graphs recorded on a CPU hold every temporary and save no time: only small models get them unasked."""
-    is_large = model.place.device.type == "cpu" and model.parameter_bytes() > MOST_RECORDED_BYTES
+    is_large = not is_cuda and model.parameter_bytes() > MOST_RECORDED_BYTES
     return replace(settings, enforce_eager=True) if is_large and not settings.graphs else settings
 
 
-def _device(settings: EngineSettings) -> str:
+def device_for(settings: EngineSettings) -> torch.device:
+    """What an engine with these settings runs on, on this machine."""
     if settings.device != "auto":
-        return settings.device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+        return torch.device(settings.device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _dtype(settings: EngineSettings, device: torch.device) -> torch.dtype | None:

@@ -160,16 +160,20 @@ class Encoder:
     def capture_usual(self) -> None:
         """Fill the exact tier with layouts that are likely to come, up to its bound. So they are fast from the first
         request on, and a layout that gets hot later takes the place, and the memory, of another."""
-        images, graphs = self.settings.images, self.graphs
+        with self.beside.work():
+            for values in self.usual(self.graphs):
+                self.graphs.capture_exact(values)
+
+    def usual(self, graphs: GraphRunner) -> Iterator[dict[str, Any]]:
+        """Inputs of passes over images of usual sizes, until these graphs are as many as they may be."""
+        images = self.settings.images
         if images is None or Tier.EXACT not in self.settings.graphs.tiers:
             return
         for count in USUAL_COUNTS:
             for width, height in USUAL_SIZES:
                 plan = plan_image(height, width, images)
-                if graphs.exact.is_full or count * plan.num_tokens > self.settings.max_units:
-                    continue
-                with self.beside.work():
-                    graphs.capture_exact(self._example([plan.grid_thw] * count))
+                if not graphs.exact.is_full and count * plan.num_tokens <= self.settings.max_units:
+                    yield self._example([plan.grid_thw] * count)
 
     def _example(self, grids: Sequence[Grid]) -> dict[str, Any]:
         """The inputs of a pass whose rows go nowhere."""

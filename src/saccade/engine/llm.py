@@ -1,5 +1,6 @@
 """`LLM`: a model in this process, shaped like vLLM's."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -7,10 +8,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console
 
 from saccade.engine.build import build_engine
 from saccade.engine.engine import Engine, Update
+from saccade.engine.metrics import Metric, counter, engine_metrics
 from saccade.engine.output import Logprobs, OutputStream, RequestOutput, place_prompt_scores
 from saccade.engine.params import SamplingParams
 from saccade.engine.settings import EngineSettings, SchedulerSettings
@@ -18,6 +20,7 @@ from saccade.errors import CapacityError, ConfigError, RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.models.folder import find_folder
+from saccade.terminal import progress_bar
 
 
 @dataclass(slots=True)
@@ -55,6 +58,8 @@ class LLM:
         self.processor = Processor.from_folder(folder)
         self._engine: Engine | None = build_engine(folder, engine, limits, processor=self.processor)
         self._ids = count()
+        self._tokens: Counter[str] = Counter()
+        self._ends: Counter[str] = Counter()
 
     def __enter__(self) -> "LLM":
         return self
@@ -96,6 +101,13 @@ class LLM:
         talks = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         return self._run([self.processor.chat(talk, **template) for talk in talks], sampling_params, progress)
 
+    def get_metrics(self) -> list[Metric]:
+        """What this model did since it was loaded: requests, tokens, caches and graphs, as /metrics of a server tells
+        them."""
+        ends = [counter("request_success", times, finished_reason=reason) for reason, times in self._ends.items()]
+        tokens = [counter(name, self._tokens[name]) for name in ("prompt_tokens", "generation_tokens")]
+        return [*ends, *tokens, *engine_metrics(self.engine)]
+
     def _prompt(self, prompt: Any) -> Prompt:
         if isinstance(prompt, str):
             return self.processor.text(prompt)
@@ -129,7 +141,15 @@ class LLM:
                 self.engine.abort(job.request_id)
             while self.engine.has_work:
                 self.engine.step()
+        self._note(jobs)
         return [job.output() for job in jobs]
+
+    def _note(self, jobs: Sequence[_Job]) -> None:
+        for job in jobs:
+            self._tokens["prompt_tokens"] += len(job.prompt)
+            for stream in job.streams.values():
+                self._tokens["generation_tokens"] += len(stream.output.token_ids)
+                self._ends[str(stream.output.finish_reason)] += 1
 
     def _add_when_possible(self, prompt: Prompt, params: SamplingParams, jobs: Sequence[_Job]) -> _Job:
         """The queue may be full of this very call's requests: then go on with those first."""
@@ -146,7 +166,7 @@ class LLM:
     def _finish(self, jobs: Sequence[_Job], progress: bool) -> None:
         by_id = {member: job for job in jobs for member in job.streams}
         with ExitStack() as stack:
-            bar = stack.enter_context(_progress_bar()) if progress else None
+            bar = stack.enter_context(progress_bar(Console(stderr=True))) if progress else None
             task = bar.add_task("generating", total=len(jobs)) if bar else None
             while self.engine.has_work:
                 for update in self.engine.step():
@@ -175,12 +195,6 @@ class LLM:
             _, stop = stream.take(update)
             if stop is not None and update.finish is None:
                 self.engine.stop(update.request_id, stop)
-
-
-def _progress_bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    )
 
 
 def _is_ids(prompt: Any) -> bool:

@@ -71,6 +71,7 @@ class Room:
     kv_tokens: int
     kv_bytes: int
     longest_requests: float  # requests of --max-model-len tokens at the same time
+    is_capped: bool  # there is room for more of them than --max-num-seqs lets run
     missing_bytes: int  # what one request of --max-model-len lacks; 0 where the model can be served
 
     @property
@@ -94,7 +95,7 @@ def plan_memory(blueprint: Blueprint) -> MemoryPlan:
         language_temporaries=max(peaks.values()),
         vision_temporaries=vision,
         eager_vision=vision if may_be_eager else 0,
-        num_graphs=sum(len(phase.phase.buckets) for phase in captured),
+        num_graphs=sum(_num_graphs(phase, is_cuda=blueprint.is_cuda) for phase in captured),
         block_bytes=block_bytes(blueprint.model, blueprint.sizes.block_size),
         block_size=blueprint.sizes.block_size,
         max_model_len=blueprint.limits.max_model_len,
@@ -118,6 +119,7 @@ def room_on(plan: MemoryPlan, total_bytes: int, utilization: float) -> Room:
         kv_tokens=tokens,
         kv_bytes=max(num_blocks, 0) * plan.block_bytes,
         longest_requests=min(tokens / plan.max_model_len, plan.max_num_seqs),
+        is_capped=tokens / plan.max_model_len > plan.max_num_seqs,
         missing_bytes=max(0, least - possible) * plan.block_bytes,
     )
 
@@ -184,6 +186,13 @@ def _positive(text: str, name: str) -> float:
     if not 0 < value < inf:
         raise ConfigError(f"gpu is {name!r}; a size is a number above 0 with GiB or GB (--gpu)")
     return value
+
+
+def _num_graphs(runner: GraphRunner, *, is_cuda: bool) -> int:
+    """At the start: every bucket and, on a GPU, as many layouts of images as may have graphs of their own."""
+    settings = runner.settings
+    buckets = len(runner.phase.buckets) if Tier.CAPACITY in settings.tiers else 0
+    return buckets + (settings.exact_max_graphs if is_cuda and Tier.EXACT in settings.tiers else 0)
 
 
 def _nbytes(tensor: Tensor | None) -> int:

@@ -104,6 +104,10 @@ class _Understudy(Runner):
         super().__init__(blueprint.state, blueprint.runner.settings)
         self.seen = Rehearsed()
         self._deciders = {runner.phase.name: _decider(runner) for runner in self.phases}
+        if blueprint.is_cuda and self.encoder is not None:
+            vision = self._deciders["vision"]
+            for values in self.encoder.usual(vision):
+                vision.capture_exact(values)
 
     def prepare(self, owner: Running) -> None:
         """There is nothing to prepare."""

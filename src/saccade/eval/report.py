@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from saccade.eval.results import EvalReport, TaskResult
+from saccade.terminal import print_table
 
 MAX_LABELS = 12
 MAX_WRONG = 5
@@ -13,12 +14,12 @@ MAX_DIFFERENCES = 20
 
 
 def print_eval(report: EvalReport, console: Console) -> None:
-    console.print(_accuracy_table(report))
+    print_table(console, _accuracy_table(report))
     for result in report.tasks:
         if result.skipped:
             console.print(f"{result.name}: skipped, {result.skipped}")
         elif result.right < result.total:
-            console.print(_confusion_table(result))
+            print_table(console, _confusion_table(result))
     if len(report.results) > 1:
         _print_differences(report, console)
 
@@ -76,7 +77,7 @@ def _print_differences(report: EvalReport, console: Console) -> None:
     table = Table("task", "question", *report.results, title=f"{len(found)} of {total} answers differ")
     for difference in found[:MAX_DIFFERENCES]:
         table.add_row(difference.task, _plain(difference.question), *map(_plain, difference.said.values()))
-    console.print(table)
+    print_table(console, table)
 
 
 def _plain(text: str) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from saccade.engine.llm import LLM
 from saccade.engine.params import SamplingParams
@@ -22,6 +21,7 @@ from saccade.eval.examples import Example, normalise
 from saccade.eval.files import folder, mnist, sklearn_digits
 from saccade.eval.results import Answered, EvalReport, TaskResult
 from saccade.eval.settings import EvalSettings
+from saccade.terminal import progress_bar
 
 DRAWN = 200
 BATCH = 32
@@ -49,7 +49,7 @@ def run_eval(
     """Every chosen task, with graphs as `engine` says, or with `graphs_compare` in each way.
 
     A task that `all` brought and whose data is missing is skipped with the reason; one that was named is an error.
-    `console` shows a bar; None shows nothing.
+    `console` shows a bar, or a line a task where it is no terminal; None shows nothing.
     """
     engine, limits = engine or EngineSettings(), limits or SchedulerSettings()
     tasks = {name: _load(name, settings) for name in settings.tasks()}
@@ -103,9 +103,11 @@ def _run_task(
     if isinstance(task, TaskResult):
         return task
     started = time.perf_counter()
-    with _bar(console) as bar:
-        total = len(task) if task is not None else 1
-        shown = bar.add_task(name if way == "default" else f"{name}, {way}", total=total)
+    title = name if way == "default" else f"{name}, {way}"
+    if console is not None and not console.is_terminal:
+        console.print(f"asking {title}", markup=False, highlight=False)
+    with progress_bar(console) as bar:
+        shown = bar.add_task(title, total=len(task) if task is not None else 1)
         if task is None:
             answers = _choose(llm, settings)
             bar.update(shown, completed=1)
@@ -137,12 +139,3 @@ def _choose(llm: LLM, settings: EvalSettings) -> list[Answered]:
         right = choice.choices[min(choice.right)]
         answers.append(Answered(choice.question, right, choice.choices[best], best in choice.right))
     return answers
-
-
-def _bar(console: Console | None) -> Progress:
-    return Progress(
-        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
-        *(TimeElapsedColumn(), TimeRemainingColumn()),
-        console=console or Console(quiet=True),
-        disable=console is None,
-    )

@@ -1,0 +1,86 @@
+"""What people see on a terminal, and what is left of it where there is none, or a narrow one."""
+
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+NARROW, WIDEST = 60, 10_000
+
+
+class Output(Console):
+    """A command's output. Where its reader has left, as `head` does, the rest goes nowhere; how the command ends is
+    still for the command to say."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        discard_output()
+
+
+def discard_output() -> None:
+    """Whatever standard output still holds has nobody to read it, and must not be an error when Python exits."""
+    with suppress(io.UnsupportedOperation):  # not a file, hence no pipe
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """The table, or where it would be too narrow to read, a list: for each row its cells under each other."""
+    for column in table.columns:
+        column.overflow = "fold"
+        column.no_wrap = " " not in f"{column.header}" and not any(" " in str(cell) for cell in column.cells)
+    if _is_readable(console, table):
+        table.title_justify = "left"
+        console.print(table)
+        return
+    if table.title:
+        console.print(table.title, style="italic")
+    for cells in zip(*(column.cells for column in table.columns), strict=True):
+        entry = Table.grid(padding=(0, 1))
+        entry.add_column(overflow="fold")
+        entry.add_column(overflow="fold")
+        for column, cell in zip(table.columns, cells, strict=True):
+            if cell != "":
+                entry.add_row(column.header, cell)
+        console.print(entry)
+        console.print()
+
+
+def _is_readable(console: Console, table: Table) -> bool:
+    """Whether it needs no more than there is, or at least keeps its words whole in cells of more than a few letters."""
+    wide = console.options.update(width=WIDEST)
+    needed = Measurement.get(console, wide, table)
+    return needed.maximum <= console.width or (console.width >= NARROW and needed.minimum <= console.width)
+
+
+def progress_bar(console: Console | None) -> Progress:
+    """A bar of what is done and what is left; none where nobody watches."""
+    has_watcher = console is not None and (console.is_terminal or console.is_jupyter)
+    return Progress(
+        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+        *(TimeElapsedColumn(), TimeRemainingColumn()),
+        console=console,
+        disable=not has_watcher,
+    )
+
+
+@contextmanager
+def stages(console: Console, first: str) -> Iterator[Callable[[str], None]]:
+    """Says what is going on: in one line that changes on a terminal, elsewhere in a line a stage."""
+    if console.is_terminal:
+        with console.status(first) as status:
+            yield status.update
+        return
+
+    def say(stage: str) -> None:
+        console.print(stage, markup=False, highlight=False, soft_wrap=True)
+
+    say(first)
+    yield say

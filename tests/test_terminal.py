@@ -1,0 +1,98 @@
+"""What is shown on terminals that are wide, narrow, absent, or left by their reader."""
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from saccade.terminal import print_table, progress_bar, stages
+
+BOUND_S = 60
+PRINTS = "from saccade.terminal import Output; Output().print('much ' * 99999)"
+WRITES = "import sys; sys.stdout.write('much ' * 99999)"
+BUFFERS = "import sys; sys.stdout.write('little')"
+
+
+def a_table() -> Table:
+    table = Table("name", "number of them", "", title="what there is")
+    table.add_row("a-word-of-22-characters", "1,234,567", "x")
+    table.add_row("several words [red]in a[/red] row, so many that they wrap", "8", "")
+    return table
+
+
+def shown(width: int, table: Table) -> str:
+    text = io.StringIO()
+    print_table(Console(file=text, width=width), table)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 59])
+def test_a_table_that_does_not_fit_becomes_a_list(width: int) -> None:
+    lines = shown(width, a_table()).splitlines()
+    assert all(len(line) <= width for line in lines)
+    text = " ".join(" ".join(lines).split())
+    assert "name a-word-of-22-characters number of" in text and "1,234,567" in text
+    assert "in a row" in text and "[red]" not in text and "┃" not in text and "…" not in text
+    assert lines[0] == "what there is" and "" in lines, "one entry is apart from the next"
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_table_that_fits_stays_one(width: int) -> None:
+    text = shown(width, a_table())
+    assert "┃" in text and "a-word-of-22-characters" in text and "1,234,567" in text
+    assert text.startswith("what there is "), "the title stands over the first column"
+
+
+def test_a_small_table_needs_no_wide_terminal() -> None:
+    table = Table("stage", "s")
+    table.add_row("weights", "0.1")
+    assert "┃" in shown(20, table)
+
+
+def test_without_a_terminal_stages_are_lines_and_bars_are_not_there() -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=False)
+    with stages(console, "first") as say:
+        say("[second]")
+    with progress_bar(console) as bar:
+        bar.update(bar.add_task("work", total=2), advance=1)
+    with progress_bar(None) as bar:
+        bar.add_task("work", total=2)
+    assert text.getvalue() == "first\n[second]\n"
+
+
+def test_on_a_terminal_there_is_a_bar() -> None:
+    text = io.StringIO()
+    with progress_bar(Console(file=text, force_terminal=True, width=80)) as bar:
+        bar.update(bar.add_task("work", total=2), advance=1)
+    assert "work" in text.getvalue() and "1/2" in text.getvalue()
+
+
+@pytest.mark.parametrize(("says", "code"), [(PRINTS, 3), (BUFFERS, 3), (WRITES, 0)])
+def test_a_reader_who_leaves_is_no_error(says: str, code: int) -> None:
+    """`saccade ... | head -1`. A command that went on to its end ends with its own code."""
+    body = f"from saccade.cli import app\napp.dispatch = lambda words: (exec({says!r}), 3)[1]\n"
+    assert piped_to_nobody(f"{body}import sys\nsys.exit(app.main([]))") == (code, b"")
+
+
+def test_help_may_be_cut() -> None:
+    code = "import sys; from saccade.cli import main; sys.exit(main(['help', '--markdown']))"
+    assert piped_to_nobody(code) == (0, b"")
+
+
+def piped_to_nobody(code: str) -> tuple[int, bytes]:
+    reader, writer = os.pipe()
+    os.close(reader)
+    usual = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    words = [sys.executable, "-c", code]
+    try:
+        done = subprocess.run(
+            words, stdout=writer, stderr=subprocess.PIPE, env=usual, timeout=BOUND_S, check=False, text=False
+        )
+    finally:
+        os.close(writer)
+    return done.returncode, done.stderr
