@@ -121,22 +121,22 @@ def test_a_file_is_as_large_as_a_person_sees_it(
     assert first["resized"] == second["resized"] == [320, 640]
 
 
-@pytest.mark.parametrize("has_gpu", [False, True])
-def test_the_machine_is_the_one_a_server_would_have_here(
-    real_size: Path, has_gpu: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("device", ["auto", "cuda", "cpu"])
+def test_a_model_is_explained_for_a_gpu_unless_a_cpu_is_asked_for(
+    real_size: Path, device: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
-    model = ["explain", str(real_size), "--prompt-tokens", "300"]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    model = ["explain", str(real_size), "--prompt-tokens", "300", "--device", device]
     assert main([*model, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    own = GPU_LIMITS if has_gpu else CPU_LIMITS
-    assert found["device"] == ("cuda" if has_gpu else "cpu")
-    assert found["limits"] == own
+    is_cuda = device != "cpu"
+    assert found["device"] == ("cuda" if is_cuda else "cpu")
+    assert found["limits"] == (GPU_LIMITS if is_cuda else CPU_LIMITS)
     reasons = {one["reason"] for step in found["steps"] for one in step}
-    assert reasons == ({"it fits a bucket"} if has_gpu else {"graphs are off"}), "too large to record on a CPU"
+    assert reasons == ({"it fits a bucket"} if is_cuda else {"graphs are off"}), "too large to record on a CPU"
     assert main(model) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert shown.startswith("on a GPU, as here: 8,192 tokens" if has_gpu else "on a CPU, as here (--device cuda: on a")
+    assert shown.startswith("on a GPU (--device cpu: a CPU): 8,192" if is_cuda else "on a CPU (--device cuda: a GPU): ")
 
 
 def test_the_bundled_model_is_explained_with_the_limits_it_is_served_with(

@@ -71,7 +71,7 @@ def new_parser(name: str) -> Parser:
     about = (
         "How a request would be run: tokens of its images, buckets, padding, and for every pass whether a graph is "
         "replayed and why. Needs neither a GPU nor weights; the engine's own scheduler and runner decide, with the "
-        "limits of this machine: --device cuda explains those of a GPU where there is none."
+        "limits that a GPU has (--device cpu: those of a CPU), or without MODEL those of `saccade serve` here."
     )
     parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
     for settings in (ExplainSettings, EngineSettings, SchedulerSettings):
@@ -91,7 +91,8 @@ def run(flags: Namespace) -> int:
 
     model = chosen_model(flags.words)
     folder = settings_folder(model)
-    blueprint = draw(folder, engine, limits, is_cuda=device_for(engine).type == "cuda")
+    is_cuda = engine.device != "cpu" if flags.words else device_for(engine).type == "cuda"
+    blueprint = draw(folder, engine, limits, is_cuda=is_cuda)
     plans = _plans(asked, blueprint.runner.settings.images, blueprint.runner.settings.videos)
     placeholders = PlaceholderSettings.from_folder(folder)
     names = [str(index) for index in range(asked.batch)]
@@ -103,7 +104,7 @@ def run(flags: Namespace) -> int:
         sys.stdout.write(json.dumps(data, indent=1) + "\n")
     else:
         console = Output()
-        console.print(_assumed(blueprint, engine))
+        console.print(_assumed(blueprint))
         _show(console, media, len(prompts[0]), seen)
     return 0
 
@@ -126,11 +127,9 @@ def _machine(blueprint: "Blueprint") -> dict[str, Any]:
     return {"device": "cuda" if blueprint.is_cuda else "cpu", "limits": limits}
 
 
-def _assumed(blueprint: "Blueprint", engine: EngineSettings) -> str:
+def _assumed(blueprint: "Blueprint") -> str:
     limits = blueprint.limits
-    device = "a GPU" if blueprint.is_cuda else "a CPU"
-    if engine.device == "auto":
-        device += ", as here" if blueprint.is_cuda else ", as here (--device cuda: on a GPU)"
+    device = "a GPU (--device cpu: a CPU)" if blueprint.is_cuda else "a CPU (--device cuda: a GPU)"
     return (
         f"on {device}: {limits.max_model_len:,} tokens a request, {limits.max_num_seqs:,} requests at a time, "
         f"{limits.max_num_batched_tokens:,} rows a step, {limits.encoder_budget_tokens:,} image rows a step"
