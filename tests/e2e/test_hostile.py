@@ -4,6 +4,7 @@ import socket
 import struct
 import zlib
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -71,6 +72,27 @@ IMAGES: dict[str, tuple[bytes, set[int]]] = {
     "palette with transparency": (transparent_palette(), {200}),
     "bomb": (bomb(), {400, 413}),
 }
+
+
+def test_small_bodies_that_stand_for_much_are_refused_and_nobody_waits(
+    server: ServerProcess, http: httpx2.Client
+) -> None:
+    """Pictures of kilobytes that are gigapixels together, and text that no context holds."""
+    wide = image_part(encoded(Image.new("1", (8000, 8000))))
+    many = http.post(CHAT, json={"messages": asked(*[wide] * 24)})
+    assert many.status_code == 413 and many.json()["error"]["code"] == "image_too_large", many.text
+    for path, body in (
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 7_000_000}]}),
+        ("/tokenize", {"prompt": "x" * 7_000_000}),
+        ("/v1/completions", {"prompt": [5] * 1_000_000}),
+        (CHAT, {"messages": HELLO * 30_000}),
+    ):
+        reply = http.post(path, json=body)
+        assert reply.status_code == 400 and reply.json()["error"]["code"] == "context_length_exceeded", reply.text[:300]
+    status = Path(f"/proc/{server.popen.pid}/status").read_text()
+    peak_kib = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+    assert peak_kib < 3 * 2**20, "decoded, the pictures alone were 4.6 GB"
+    check_answers(http)
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -258,11 +280,12 @@ def test_bytes_that_are_not_http_are_refused(server: ServerProcess, http: httpx2
     assert raw(server, b"GET /health HTTP/1.1\r\nhost: ]]::[[@\\\r\nconnection: close\r\n\r\n").startswith(
         b"HTTP/1.1 200"
     )
-    assert raw(server, b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n").startswith(b"HTTP/1.1 200")
+    assert raw(server, b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n").startswith(b"HTTP/1.1 400")
+    assert raw(server, b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200")
     endless = b"GET /health HTTP/1.1\r\nx: " + b"a" * 2**20
     assert raw(server, endless).startswith(b"HTTP/1.1 431")
     many = b"".join(b"x%d: %s\r\n" % (i, b"a" * 1000) for i in range(100))
-    assert raw(server, b"GET /health HTTP/1.1\r\n" + many + b"\r\n").startswith(b"HTTP/1.1 431")
+    assert raw(server, b"GET /health HTTP/1.1\r\nhost: x\r\n" + many + b"\r\n").startswith(b"HTTP/1.1 431")
     check_answers(http)
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from threading import Event
 from time import monotonic
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 from saccade.config import Mode
 from saccade.engine.engine import Engine
-from saccade.engine.grammar import Grammar, check_grammar
+from saccade.engine.grammar import JSON_OPTIONS, Grammar, check_grammar
 from saccade.engine.matcher import NO_TOKEN, GrammarCompiler, MaskedRow, Masks, Matcher
 from saccade.engine.params import SamplingParams
 from saccade.engine.request import FinishReason
@@ -298,6 +299,26 @@ def test_compiled_grammars_are_kept_and_matchers_are_their_own(loaded: Load) -> 
     assert Matcher(first.result(), (68, 69, 69)).error is None
 
 
+def test_a_grammar_that_nobody_waits_for_is_not_compiled() -> None:
+    compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
+    started, release = Event(), Event()
+
+    def occupy() -> None:
+        started.set()
+        release.wait(30)
+
+    compiler._thread.submit(occupy)
+    assert started.wait(30)
+    kept, forgotten = (compiler.compile(Grammar("regex", letter)) for letter in "ab")
+    compiler.forget(Grammar("regex", "b"))
+    compiler.forget(Grammar("regex", "never asked for"))
+    release.set()
+    assert kept.result(30) is not None and forgotten.cancelled()
+    assert compiler.compile(Grammar("regex", "b")).result(30) is not None, "it can be asked for again"
+    compiler.forget(Grammar("regex", "b"))
+    assert compiler.compile(Grammar("regex", "b")).done(), "what was compiled is kept"
+
+
 class TestMasks:
     def allowed(self, rows: list[MaskedRow]) -> list[set[int]]:
         masks = Masks(8, 120, torch.device("cpu"), num_turns=2)
@@ -318,6 +339,14 @@ class TestMasks:
         first, second, third = Matcher(grammar), Matcher(grammar, (70,)), Matcher(grammar, (70,))
         found = self.allowed([MaskedRow(0, first, (70, 10**6)), MaskedRow(1, second, (EOS,)), MaskedRow(2, third)])
         assert found[:3] == [{70}, {71}, {71, EOS}]
+
+    def test_only_what_is_allowed_is_allowed(self) -> None:
+        compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
+        grammar = compiler.compile(Grammar("regex", "[a-d]x")).result()
+        first, none = Matcher(grammar), Matcher(grammar)
+        found = self.allowed([MaskedRow(0, first, (), (69, 71, 90)), MaskedRow(1, none, (), (90, 10**6))])
+        assert found[0] == {69, 71} and first.error is None
+        assert none.error == NO_TOKEN
 
     def test_the_end_that_no_model_has_is_nothing_to_choose(self) -> None:
         compiler = GrammarCompiler(WORDS, 120)
@@ -506,3 +535,60 @@ def test_a_grammar_is_a_grammar() -> None:
         Grammar("foo", "")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="grammar"):
         SamplingParams(grammar="a+")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["root", "other"])
+def test_ebnf_is_understood_beside_lark(loaded: Load, name: str) -> None:
+    """As clients of llama.cpp, vLLM and SGLang write it."""
+    text = 'root ::= "a" digit{2} | list\nlist ::= "[" (digit ("," digit)*)? "]"\ndigit ::= [0-9] # one\n'
+    if name == "other":
+        text = text.replace("list", "my-List")
+    check_grammar(Grammar("lark", text))
+    engine = make_engine(loaded)
+    for seed in range(4):
+        answer = ask(engine, loaded, Grammar("lark", text), seed=seed, temperature=1.0, max_tokens=40)
+        if is_whole(answer):
+            assert re.fullmatch(r"a[0-9]{2}|\[([0-9](,[0-9])*)?\]", WORDS.text(answer)), WORDS.text(answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('root ::= "a" | missing', "invalid_grammar"),
+        ('root ::= "a', "invalid_grammar"),
+        ("root ::= [a", "invalid_grammar"),
+        ('root ::= "a"{99999999999999999999999}', "invalid_grammar"),
+        ("root ::= " + "(" * 200 + '"a"' + ")" * 200, "grammar_too_large"),
+        ("root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(300)), "grammar_too_large"),
+    ],
+)
+def test_bad_ebnf_is_refused_under_the_name_of_its_field(text: str, code: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        check_grammar(Grammar("lark", text), param="ebnf")
+    assert (refused.value.code, refused.value.param) == (code, "ebnf")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_allowed"),
+    [
+        ("(a{1000}){1000}", True),
+        ("(a{1000}){1000}{2}", False),
+        ("((a|b{1,9}){1000}c){200}", False),
+        (r"(a\{1000\}){1000}[{1000}]", True),
+        ("a{1000}b{1000}c{1000}d{1000}", True),
+        ("a{,5}{x}{", True),
+    ],
+)
+def test_repetitions_multiply_up_to_a_limit(pattern: str, is_allowed: bool) -> None:
+    try:
+        check_grammar(Grammar("regex", pattern))
+        code = None
+    except RequestError as error:
+        code = error.code
+    assert (code != "grammar_too_large") is is_allowed
+
+
+def test_json_has_no_long_runs_of_blanks() -> None:
+    check = re.compile(str(JSON_OPTIONS["whitespace_pattern"]))
+    assert check.fullmatch("\n" + " " * 8) and check.fullmatch(" ") and check.fullmatch("\n")
+    assert not check.fullmatch("\n" + " " * 9) and not check.fullmatch("  ")

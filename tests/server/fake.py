@@ -32,7 +32,7 @@ async def two_words(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[di
 class FakeEngine:
     """Has what the server uses of AsyncEngine."""
 
-    def __init__(self, processor: Processor, script: Script = two_words, *, max_model_len: int = 100) -> None:
+    def __init__(self, processor: Processor, script: Script = two_words, *, max_model_len: int = 512) -> None:
         self.processor, self.script = processor, script
         self.limits = SchedulerSettings(max_model_len=max_model_len)
         self.kv_cache_tokens, self.block_size, self.is_alive = 1600, 16, True

@@ -56,7 +56,7 @@ def test_a_client_that_leaves_while_media_are_fetched_ends_the_fetch(
     caller, engine, service = scripted()
     state: list[str] = []
 
-    async def resolve(messages: Any) -> Any:
+    async def resolve(messages: Any, hold: Any) -> Any:
         state.append("fetching")
         try:
             await asyncio.sleep(1000)
@@ -69,8 +69,9 @@ def test_a_client_that_leaves_while_media_are_fetched_ends_the_fetch(
     async def run() -> None:
         gone = asyncio.Event()
         call = asyncio.create_task(caller.call("POST", CHAT, body(messages=messages), JSON, gone=gone))
-        while not state:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            while not state:
+                await asyncio.sleep(0.01)
         gone.set()
         await asyncio.wait_for(call, 10)
         assert state == ["fetching", "cancelled"] and service.is_idle and not engine.seen
@@ -118,14 +119,15 @@ def test_a_body_that_never_ends_is_not_waited_for(processor: Processor) -> None:
 
 
 def test_a_full_server_answers_before_it_reads(processor: Processor) -> None:
-    service = service_for(FakeEngine(processor, never), max_pending_requests=1)
+    service = service_for(FakeEngine(processor, never), max_reading_requests=1)
     caller = Caller(service)
 
     async def run() -> None:
         gone = asyncio.Event()
         first = asyncio.create_task(caller.call("POST", CHAT, [b"{"], JSON, gone=gone, is_endless=True))
-        while not service.admission.pending:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            while not service.admission.reading:
+                await asyncio.sleep(0.01)
         found = await caller.call("POST", CHAT, [], JSON, is_endless=True)  # its body would never come
         assert found.status == 503 and found.json["error"]["code"] == "queue_full" and found.headers["retry-after"]
         gone.set()
@@ -189,7 +191,8 @@ def test_bodies_that_wait_are_bounded_together(processor: Processor) -> None:
 
     async def run() -> None:
         found = await Caller(service).post(CHAT, body(user="x" * 3000))
-        assert found.status == 503 and service.admission.pending_bytes == 0
+        assert found.status == 413 and found.json["error"]["code"] == "request_too_large", "it could never be taken"
+        assert service.admission.pending_bytes == 0
         assert (await Caller(service).post(CHAT, body())).status == 200
 
     asyncio.run(run())

@@ -196,3 +196,37 @@ def test_a_client_that_does_not_read_its_stream_is_given_up(scripted: Scripted) 
                 await until(lambda: not engine.running and service.is_idle)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("GET /health HTTP/1.1\r\n", b"400"),
+        ("GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n", b"400"),
+        ("GET /health HTTP/1.1\r\nHost: a\r\n", b"200"),
+        ("GET /health HTTP/1.0\r\n", b"200"),
+    ],
+)
+def test_a_request_names_its_host_once(scripted: Scripted, head: str, status: bytes) -> None:
+    _, _, service = scripted()
+
+    async def run() -> None:
+        async with listening(service) as port:
+            found = await answered(port, (head + CLOSE + "\r\n").encode())
+            assert found.split(b" ")[1] == status and found.count(b"HTTP/1.1") == 1
+            if status == b"400":
+                assert orjson.loads(found.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+
+    asyncio.run(run())
+
+
+def test_a_body_behind_a_refused_head_is_nobodys(scripted: Scripted) -> None:
+    _, engine, service = scripted()
+
+    async def run() -> None:
+        async with listening(service) as port:
+            found = await answered(port, post().replace(b"Host: x\r\n", b""))
+            assert found.split(b" ")[1] == b"400" and found.count(b"HTTP/1.1") == 1
+
+    asyncio.run(run())
+    assert not engine.seen and service.is_idle

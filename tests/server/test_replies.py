@@ -11,13 +11,14 @@ import orjson
 import pytest
 
 from saccade.engine.output import Logprob
+from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.processor import Processor
 from saccade.server.chunks import ChunkWriter
 from saccade.server.logprobs import FLOOR, CompletionScores, chat_entries
 from saccade.server.service import Service
 from tests.e2e.pictures import encoded, image_part, picture
 from tests.inputs.folders import write_gemma
-from tests.server.fake import Caller, FakeEngine
+from tests.server.fake import Caller, FakeEngine, service_for
 
 CHAT = "/v1/chat/completions"
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
@@ -138,7 +139,7 @@ def test_many_prompts_are_run_together_and_fail_together(scripted: Scripted) -> 
     failed = asyncio.run(caller.post("/v1/completions", {"prompt": [[5] * 4, [5] * 3, [5]]}))
     assert failed.status == 500 and not engine.running and service.is_idle
     assert asyncio.run(caller.post("/v1/completions", {"prompt": []})).status == 400
-    assert asyncio.run(caller.post("/v1/completions", {"prompt": ["a"] * 500})).status == 400
+    assert asyncio.run(caller.post("/v1/completions", {"prompt": ["a"] * 1025})).status == 400
 
 
 def test_tokens_of_messages_count_their_images(scripted: Scripted) -> None:
@@ -153,7 +154,8 @@ def test_tokens_of_messages_count_their_images(scripted: Scripted) -> None:
     text = asyncio.run(caller.post("/tokenize", {"prompt": "naïve 図"})).json
     back = asyncio.run(caller.post("/detokenize", {"tokens": text["tokens"]})).json
     assert back == {"prompt": "naïve 図"}
-    assert asyncio.run(caller.post("/detokenize", {"tokens": [10**9]})).json == {"prompt": ""}
+    unknown = asyncio.run(caller.post("/detokenize", {"tokens": [5, 10**9]}))
+    assert unknown.status == 400 and unknown.json["error"]["param"] == "tokens[1]"
 
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -308,3 +310,14 @@ def test_prompt_scores_of_many_prompts_come_with_their_choices(scripted: Scripte
     found = asyncio.run(caller.post("/v1/completions", asked)).json["choices"]
     listed = [[None if entry is None else [*entry] for entry in choice["prompt_logprobs"]] for choice in found]
     assert listed == [[None, ["6"]], [None, ["8"], ["9"]]]
+
+
+def test_the_fingerprint_tells_configurations_apart(processor: Processor) -> None:
+    found = []
+    for configuration in (b"a", b"a", b"b"):
+        engine = FakeEngine(processor)
+        service = service_for(engine)
+        service.open(engine, GenerationDefaults(eos_token_ids=frozenset()), configuration=configuration)  # type: ignore[arg-type]
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        found.append(asyncio.run(Caller(service).post(CHAT, body)).json["system_fingerprint"])
+    assert found[0] == found[1] != found[2] and found[0].startswith("saccade-")

@@ -285,3 +285,29 @@ def test_schemas_of_tools_keep_the_limits_of_schemas(schema: Any) -> None:
         grammar = tool_grammar(tools, "required")
         assert grammar is not None
         check_grammar(grammar)
+
+
+@pytest.mark.parametrize("end", range(1, 70))
+def test_a_hermes_call_may_be_cut_anywhere(end: int) -> None:
+    """Behind its name, whatever came of its arguments is a call's; before, all of it is text."""
+    whole = '<tool_call>\n{"name": "f", "arguments": {"a": [1, {"b": 2}]}}\n</tool_call>'
+    begin = whole.index('{"a"')
+    parser = HermesParser(new_id=lambda: "id")
+    events = [*parser.push(whole[:end]), *parser.finish(is_cut=True)]
+    if end <= begin:
+        assert events == [Content(whole[:end])]
+        return
+    assert events[0] == CallStarted(0, "id", "f") and len(events) == 2
+    assert isinstance(events[1], CallArguments)
+    assert events[1].text == whole[begin:end][: len('{"a": [1, {"b": 2}]}')]
+
+
+def test_llama_calls_may_be_cut_in_the_last_of_them() -> None:
+    first, second = '{"name": "f", "parameters": {"a": 1}}', '{"name": "g", "parameters": {"b; c": [2'
+    parser = LlamaParser(new_id=lambda: "id")
+    events = [*parser.push(f"{first}; {second}"), *parser.finish(is_cut=True)]
+    names = [event.name for event in events if isinstance(event, CallStarted)]
+    assert names == ["f", "g"] and events[-1] == CallArguments(1, '{"b; c": [2')
+    parser = LlamaParser()
+    parser.push(f"{first}; {second}")
+    assert parser.finish() == [Content(f"{first}; {second}")]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from llguidance import LLMatcher, LLParserLimits
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from saccade.engine.schemas import MAX_NESTING, check_schemas
 from saccade.errors import RequestError
@@ -21,11 +22,14 @@ KINDS = ("json_schema", "json_object", "regex", "choice", "lark")
 MAX_SCHEMA_CHARS = 256 * 1024
 MAX_TEXT_CHARS = 32 * 1024  # of regular expressions, and of Lark without its schemas
 MAX_CHOICES = 4096
+MAX_EBNF_RULES = 256
+MAX_REPEATS = 1_000_000  # of a part of a regular expression
+PARAM = "response_format"  # what errors are about where nobody knows better
 _MESSAGE_CHARS = 200
 # One space, or a line break and an indentation: as much blank as people write, and no endless run of it.
 JSON_OPTIONS: dict[str, Any] = {
     "whitespace_flexible": True,
-    "whitespace_pattern": r"( |\n[ \t]{0,40})",
+    "whitespace_pattern": r"( |\n[ \t]{0,8})",
     "lenient": False,
 }
 
@@ -33,7 +37,8 @@ JSON_OPTIONS: dict[str, Any] = {
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """`text` is a JSON schema, nothing ("json_object"), a regular expression, a JSON list of strings ("choice"), or a
-    grammar in llguidance's dialect of Lark. The whole output matches it, from the first character to the last."""
+    grammar: in llguidance's dialect of Lark, or in EBNF with a rule `root ::= ...`, as llama.cpp, vLLM and SGLang read
+    it. The whole output matches it, from the first character to the last."""
 
     kind: GrammarKind
     text: str = ""
@@ -43,12 +48,16 @@ class Grammar:
             raise _refuse(f"its kind must be one of {', '.join(KINDS)}, and its text a string")
 
 
-def check_grammar(grammar: Grammar) -> None:
-    """Raises a RequestError for a grammar that is broken or too large. It may compute for a while: not for an event
-    loop. What passes may still be refused where it meets a vocabulary."""
-    message = _guarded(lambda: LLMatcher.validate_grammar(to_llguidance(grammar), limits=parser_limits()))
-    if message and not message.startswith("WARNING"):
-        raise broken(message)
+def check_grammar(grammar: Grammar, *, param: str = PARAM) -> None:
+    """Raises a RequestError for a grammar that is broken or too large; `param` is the field that has it. It may compute
+    for a while: not for an event loop. What passes may still be refused where it meets a vocabulary."""
+    try:
+        message = _guarded(lambda: LLMatcher.validate_grammar(to_llguidance(grammar), limits=parser_limits()))
+        if message and not message.startswith("WARNING"):
+            raise broken(message)
+    except RequestError as error:
+        error.param = param
+        raise
 
 
 def to_llguidance(grammar: Grammar) -> str:
@@ -98,11 +107,39 @@ def _from_choice(text: str) -> str:
 
 def _from_regex(text: str) -> str:
     _check_nesting(text)
+    num_repeats = _repeats(text)
+    if num_repeats > MAX_REPEATS:
+        raise _refuse(f"it repeats parts {num_repeats} times; the limit is {MAX_REPEATS}", code="grammar_too_large")
     return LLMatcher.grammar_from_regex(text)
+
+
+def _repeats(text: str) -> int:
+    """How often the most repeated part stands in a regular expression whose counts are written out."""
+    most = 1
+    groups = [1]  # by depth, the most of the parts of a group so far
+    last = 1  # that of the part before
+    for piece in _REGEX_PIECES.findall(text):
+        if piece == "(":
+            groups.append(1)
+        elif piece == ")":
+            last = groups.pop() if len(groups) > 1 else 1
+        elif count := _COUNT.fullmatch(piece):
+            last *= max(1, *(min(int(number[:9]), 10**9) for number in count.groups() if number))
+        else:
+            last = 1
+        groups[-1] = max(groups[-1], last)
+        most = max(most, last)
+    return most
+
+
+_REGEX_PIECES = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{\d+,?\d*\}|.", re.DOTALL)
+_COUNT = re.compile(r"\{(\d+),?(\d*)\}")
 
 
 def _from_lark(text: str) -> str:
     """Schemas inside of Lark keep the limits of schemas."""
+    if _EBNF.search(text):
+        text = _from_ebnf(text)
     decoder = json.JSONDecoder(parse_constant=_no_constant)
     schemas, rest, end = [], "", 0
     for match in re.finditer(r"%json\s*", text):
@@ -120,6 +157,20 @@ def _from_lark(text: str) -> str:
     return LLMatcher.grammar_from_lark(text)
 
 
+def _from_ebnf(text: str) -> str:
+    """As Lark. The conversion's time grows with the square of the rules."""
+    _check_length(text, MAX_TEXT_CHARS)
+    _check_nesting(text)
+    num_rules = text.count("::=")
+    if num_rules > MAX_EBNF_RULES:
+        raise _refuse(f"it has {num_rules} rules; the limit is {MAX_EBNF_RULES}", code="grammar_too_large")
+    try:
+        return gbnf_to_lark(text)
+    except Exception as error:  # of several kinds, all about the client's own text
+        raise broken(str(error)) from None
+
+
+_EBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 _CONVERT = {
     "json_schema": _from_schema,
     "json_object": lambda text: _from_schema('{"type": "object"}'),
@@ -171,4 +222,4 @@ def _guarded(call: Any) -> str:
 
 
 def _refuse(what: str, *, code: str = "invalid_grammar") -> RequestError:
-    return RequestError(f"the grammar of the output is refused: {what}", param="response_format", code=code)
+    return RequestError(f"the grammar of the output is refused: {what}", param=PARAM, code=code)

@@ -7,7 +7,7 @@ methods, undefined values that print as nothing. A template that fails gives a R
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -82,10 +82,13 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        check: Callable[[Any], None] = lambda context: None,
     ) -> Rendered:
-        """`variables` are the request's chat_template_kwargs."""
+        """`variables` are the request's chat_template_kwargs. `check` is shown all that the template will see, before
+        anything is done with it, and raises where it is too much."""
         conversation = read_messages(messages)
         context = {"messages": self._shape(conversation), "tools": _check_tools(tools), **_check_variables(variables)}
+        check(context)
         mark = unused_mark([context, self._source])
         end = unused_mark([context, self._source, mark])
         context = Shield(self._special_tokens, mark).protect(context)

@@ -15,18 +15,22 @@ from typing import Any
 import numpy as np
 from PIL import GifImagePlugin, WebPImagePlugin
 
-from saccade.errors import RequestError
+from saccade.errors import RequestError, SaccadeError
+from saccade.inputs.allowance import ANYTHING, Allowance, StopWorkError
 from saccade.inputs.headers import read_header
 from saccade.inputs.images import ImageLimits, Pixels, check_size, load_image
 
 MAX_DECODED_FRAMES = 100_000
+FRAME_BYTES = 6  # a pixel: the frames, and the array that they are put into
 MAX_DECODE_S = 30.0
 CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"})
 _ANIMATED: dict[str, Any] = {"GIF": GifImagePlugin.GifImageFile, "WEBP": WebPImagePlugin.WebPImageFile}
 _BROKEN = "the video is damaged or incomplete"
 
 
-def decode_video(data: bytes, limits: ImageLimits, *, param: str | None = None) -> tuple[Any, float | None]:
+def decode_video(
+    data: bytes, limits: ImageLimits, *, param: str | None = None, allowance: Allowance = ANYTHING
+) -> tuple[Any, float | None]:
     """Frames (an array, or a list for a still image) and their rate, None where it is not known."""
     header = read_header(data)
     demuxer = _demuxer(data)
@@ -38,7 +42,7 @@ def decode_video(data: bytes, limits: ImageLimits, *, param: str | None = None) 
         )
     if header is not None and header.format not in _ANIMATED:
         return [data], None
-    thinned = _Thinned(limits, monotonic() + MAX_DECODE_S)
+    thinned = _Thinned(limits, monotonic() + MAX_DECODE_S, allowance)
     try:
         if header is not None:
             check_size(header.height, header.width, limits, param=param)
@@ -46,7 +50,7 @@ def decode_video(data: bytes, limits: ImageLimits, *, param: str | None = None) 
         elif demuxer is not None:
             _read_container(data, demuxer, thinned, limits, param)
         return thinned.result(param)
-    except RequestError:
+    except (SaccadeError, StopWorkError):
         raise
     except Exception:  # decoders raise many kinds; none of their texts may reach a client
         raise _invalid(_BROKEN, param) from None
@@ -54,13 +58,16 @@ def decode_video(data: bytes, limits: ImageLimits, *, param: str | None = None) 
 
 @dataclass(slots=True)
 class _Thinned:
-    """Every frame at first; every second, fourth, ... of all once there would be too many."""
+    """Every frame at first; every second, fourth, ... of all once there would be too many. The memory of as many as
+    there ever were at a time is held."""
 
     limits: ImageLimits
     deadline: float
+    allowance: Allowance
     frames: list[Pixels] = field(default_factory=list)
     seconds: float = 0.0
     num_seen: int = 0
+    num_held: int = 0
     step: int = 1
 
     def wants_next(self, height: int, width: int, param: str | None) -> bool:
@@ -73,6 +80,7 @@ class _Thinned:
                 status=413,
             )
         self.num_seen += 1
+        self.allowance.go_on()
         if (self.num_seen - 1) % self.step:
             return False
         most = min(self.limits.max_frames, self.limits.max_video_pixels // (height * width))
@@ -86,7 +94,11 @@ class _Thinned:
         if len(self.frames) >= most:
             self.frames = self.frames[::2]
             self.step *= 2
-        return (self.num_seen - 1) % self.step == 0
+        is_wanted = (self.num_seen - 1) % self.step == 0
+        if is_wanted and len(self.frames) == self.num_held:
+            self.allowance.hold(FRAME_BYTES * height * width)
+            self.num_held += 1
+        return is_wanted
 
     def result(self, param: str | None) -> tuple[Any, float | None]:
         if not self.frames or any(frame.shape != self.frames[0].shape for frame in self.frames):

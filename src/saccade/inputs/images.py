@@ -29,6 +29,8 @@ from saccade.inputs.headers import Format, Header, read_header
 Pixels = npt.NDArray[np.uint8]
 ImageSource = bytes | bytearray | memoryview | str | os.PathLike[str] | npt.NDArray[Any] | Image.Image
 
+BAND_PIXELS = 2 * 2**20
+SCRATCH_BYTES = 8  # a pixel, beside the result, while an image is decoded: what a decoder fills, and a turned copy
 _ORIENTATION = 0x0112
 _ALPHA_MODES = frozenset({"RGBA", "LA", "PA", "RGBa", "La"})
 _PLAIN_MODES = frozenset({"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
@@ -39,6 +41,7 @@ class ImageLimits:
     """Largest and smallest image or video that is decoded, and how many of each a prompt may have.
 
     The aspect limit is the one of Qwen's own processors. A video counts its frames as they arrive, before sampling.
+    `max_request_pixels` is for the images of a prompt together.
     """
 
     max_bytes: int = 32 * 2**20
@@ -49,30 +52,69 @@ class ImageLimits:
     max_video_pixels: int = 256 * 2**20
     max_images: int = 128
     max_videos: int = 16
+    max_request_pixels: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """An image that is not decoded yet, whose size is known and within the limits.
+
+    The size is the one before EXIF turns it: neither its area nor its number of tokens depends on that.
+    """
+
+    source: bytes | npt.NDArray[Any] | Image.Image
+    height: int
+    width: int
+    header: Header | None = None
+
+    @property
+    def num_pixels(self) -> int:
+        return self.height * self.width
 
 
 def load_image(source: ImageSource | object, limits: ImageLimits, *, param: str | None = None) -> Pixels:
-    """Pixels of an image given in any accepted form.
+    """Pixels of an image given in any accepted form."""
+    return decode_image(measure_image(source, limits, param=param), param=param)
+
+
+def measure_image(source: ImageSource | object, limits: ImageLimits, *, param: str | None = None) -> Measured:
+    """The size of an image given in any accepted form; no decoder sees it.
 
     A string is a data URL and nothing else, so that text of a request can never open a file; files are given as
     `pathlib.Path`. Remote addresses are fetched elsewhere.
     """
     if isinstance(source, str):
-        return decode_image(read_data_url(source, limits, param=param), limits, param=param)
+        return _measure_encoded(read_data_url(source, limits, param=param), limits, param)
     if isinstance(source, bytes | bytearray | memoryview):
-        return decode_image(bytes(source), limits, param=param)
+        return _measure_encoded(bytes(source), limits, param)
     if isinstance(source, Image.Image):
         check_size(source.height, source.width, limits, param=param)
-        return _finish(source, param)
+        return Measured(source, source.height, source.width)
     if isinstance(source, np.ndarray):
-        return _from_array(source, limits, param)
+        return _measure_array(source, limits, param)
     if isinstance(source, os.PathLike):
-        return decode_image(_read_file(Path(source), limits, param), limits, param=param)
+        return _measure_encoded(_read_file(Path(source), limits, param), limits, param)
     raise _invalid("an image must be a data URL, bytes, a file, a Pillow image or an array", param)
 
 
-def decode_image(data: bytes, limits: ImageLimits, *, param: str | None = None) -> Pixels:
-    """Pixels of an encoded image (JPEG, PNG, WebP, GIF or BMP)."""
+def decode_image(measured: Measured, *, param: str | None = None) -> Pixels:
+    """Pixels of an image whose size was found to be allowed."""
+    source, header = measured.source, measured.header
+    if isinstance(source, np.ndarray):
+        return _finish(_from_array(source), param)
+    if isinstance(source, Image.Image):
+        return _finish(source, param)
+    assert header is not None, "encoded images are measured by their headers"
+    try:
+        image = _OPEN[header.format](BytesIO(source))
+    except Exception:  # decoders raise many kinds; none of their texts may reach a client
+        raise _invalid(_BROKEN, param) from None
+    if image.height * image.width > measured.num_pixels:  # two headers in one file, and all limits saw the other one
+        raise _invalid(_BROKEN, param)
+    return _finish(image, param, fast=_decode_jpeg(source, header))
+
+
+def _measure_encoded(data: bytes, limits: ImageLimits, param: str | None) -> Measured:
     if not data:
         raise _invalid("the image is empty (0 bytes)", param)
     check_bytes(len(data), limits, param=param)
@@ -84,14 +126,18 @@ def decode_image(data: bytes, limits: ImageLimits, *, param: str | None = None) 
             code="image_unsupported",
         )
     check_size(header.height, header.width, limits, param=param)
-    try:
-        image = _OPEN[header.format](BytesIO(data))
-        same = image.size == (header.width, header.height)
-    except Exception:  # decoders raise many kinds; none of their texts may reach a client
-        raise _invalid(_BROKEN, param) from None
-    if not same:
-        check_size(image.height, image.width, limits, param=param)
-    return _finish(image, param, fast=_decode_jpeg(data, header))
+    return Measured(data, header.height, header.width, header)
+
+
+def _measure_array(array: npt.NDArray[Any], limits: ImageLimits, param: str | None) -> Measured:
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
+        raise RequestError(
+            f"an image array must be uint8 of shape (height, width[, 1|3|4]); got {array.dtype} {array.shape}",
+            param=param,
+            code="image_unsupported",
+        )
+    check_size(array.shape[0], array.shape[1], limits, param=param)
+    return Measured(array, array.shape[0], array.shape[1])
 
 
 def read_data_url(url: str, limits: ImageLimits, *, param: str | None = None) -> bytes:
@@ -181,13 +227,27 @@ def _decode_jpeg(data: bytes, header: Header) -> Pixels | None:
 def _finish(image: Image.Image, param: str | None, fast: Pixels | None = None) -> Pixels:
     """Upright RGB pixels; `fast` holds them, not yet upright, where another decoder made them."""
     try:
-        pixels = fast if fast is not None else _to_rgb(image, param)
+        pixels = fast if fast is not None else _in_bands(image, param)
         pixels = _upright(pixels, _orientation(image))
     except RequestError:
         raise
     except Exception:  # see decode_image
         raise _invalid(_BROKEN, param) from None
     pixels.flags.writeable = False
+    return pixels
+
+
+def _in_bands(image: Image.Image, param: str | None) -> Pixels:
+    """RGB pixels. Pillow's conversions keep the interpreter to themselves and make copies of all they get, so that a
+    large image is given to them in bands."""
+    num_rows = max(1, BAND_PIXELS // image.width)
+    if num_rows >= image.height:
+        return _to_rgb(image, param)
+    image.load()
+    pixels = np.empty((image.height, image.width, 3), dtype=np.uint8)
+    for top in range(0, image.height, num_rows):
+        bottom = min(top + num_rows, image.height)
+        pixels[top:bottom] = _to_rgb(image.crop((0, top, image.width, bottom)), param)
     return pixels
 
 
@@ -237,17 +297,10 @@ def _upright(pixels: Pixels, orientation: int) -> Pixels:
     return np.ascontiguousarray(pixels)
 
 
-def _from_array(array: npt.NDArray[Any], limits: ImageLimits, param: str | None) -> Pixels:
-    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
-        raise RequestError(
-            f"an image array must be uint8 of shape (height, width[, 1|3|4]); got {array.dtype} {array.shape}",
-            param=param,
-            code="image_unsupported",
-        )
-    check_size(array.shape[0], array.shape[1], limits, param=param)
+def _from_array(array: npt.NDArray[Any]) -> Image.Image:
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
-    return _finish(Image.fromarray(np.ascontiguousarray(array)), param)
+    return Image.fromarray(np.ascontiguousarray(array))
 
 
 def _read_file(path: Path, limits: ImageLimits, param: str | None) -> bytes:

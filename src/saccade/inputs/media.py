@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from saccade.inputs.fetch import Fetcher, FetchPolicy, read_domains, too_large
 from saccade.inputs.images import ImageLimits, read_data_url
 from saccade.inputs.messages import MediaKind, MediaRef, find_media
 from saccade.inputs.videos import check_frames
+
+Hold = Callable[[int], None]
 
 INLINE_CHARS = 64 * 1024  # shorter base64 is decoded faster than a thread is asked
 MAX_FETCHES = 64  # at a time, for all requests
@@ -35,6 +37,7 @@ class MediaSettings:
     allowed_media_domains: str = setting("", "fetch media from these hosts only, such as a.org,*.b.org")
     allowed_local_media_path: str = setting("", "folder whose files requests may name by file:// URLs")
     max_image_bytes: int = setting(20 * 2**20, "largest encoded image in bytes")
+    max_request_pixels: int = setting(256 * 2**20, "most pixels of all images of a request together")
     max_fetch_bytes: int = setting(64 * 2**20, "largest encoded video in bytes, and most bytes of one fetch")
     image_fetch_timeout_s: float = setting(5.0, "seconds to fetch an image")
     video_fetch_timeout_s: float = setting(30.0, "seconds to fetch a video")
@@ -43,7 +46,7 @@ class MediaSettings:
     max_video_frames: int = setting(768, "most frames of a video; longer video files are thinned")
 
     def __post_init__(self) -> None:
-        for name in ("max_image_bytes", "max_fetch_bytes", "max_video_frames"):
+        for name in ("max_image_bytes", "max_request_pixels", "max_fetch_bytes", "max_video_frames"):
             if getattr(self, name) < 1:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)}; it must be at least 1 (--{name.replace('_', '-')})"
@@ -77,6 +80,7 @@ class MediaSettings:
             max_frames=self.max_video_frames,
             max_images=counts["image"],
             max_videos=counts["video"],
+            max_request_pixels=self.max_request_pixels,
         )
 
 
@@ -99,11 +103,12 @@ class MediaLoader:
         self._fetcher = fetcher or Fetcher(policy)
         self._room = asyncio.Semaphore(MAX_FETCHES)
 
-    async def resolve(self, messages: Any) -> Any:
+    async def resolve(self, messages: Any, hold: Hold = lambda num_bytes: None) -> Any:
         """A copy of the messages in which every image or video part holds bytes, or a list of frames as bytes.
 
         What is no message or no media part is left as it is, for the processor to judge. A source that stands in
-        several parts is read once.
+        several parts is read once. `hold` is told of the bytes of each as they have come, and raises where they are too
+        many.
         """
         found = [
             (i, j, ref)
@@ -112,7 +117,7 @@ class MediaLoader:
             if (ref := find_media(part, f"messages[{i}].content[{j}]")) is not None and ref.source is not None
         ]
         self.check_counts([ref for _, _, ref in found])
-        loaded = await self._load_all([ref for _, _, ref in found])
+        loaded = await self._load_all([ref for _, _, ref in found], hold)
         copied = list(messages) if isinstance(messages, list | tuple) else messages
         for (i, j, ref), data in zip(found, loaded, strict=True):
             if copied[i] is messages[i]:
@@ -150,7 +155,7 @@ class MediaLoader:
         """No connection is kept between requests; what is left are threads that look up names."""
         self._fetcher.close()
 
-    async def _load_all(self, refs: Sequence[MediaRef]) -> list[Any]:
+    async def _load_all(self, refs: Sequence[MediaRef], hold: Hold) -> list[Any]:
         if not refs:
             return []
         tasks: dict[tuple[MediaKind, Any], asyncio.Task[Any]] = {}
@@ -159,10 +164,15 @@ class MediaLoader:
                 for ref in refs:
                     key = _key(ref)
                     if key not in tasks:
-                        tasks[key] = group.create_task(self.load(ref.kind, ref.source, param=ref.param))
+                        tasks[key] = group.create_task(self._load_held(ref, hold))
         except BaseExceptionGroup as errors:
             raise next((e for e in errors.exceptions if isinstance(e, RequestError)), errors.exceptions[0]) from None
         return [tasks[_key(ref)].result() for ref in refs]
+
+    async def _load_held(self, ref: MediaRef, hold: Hold) -> bytes | list[bytes]:
+        data = await self.load(ref.kind, ref.source, param=ref.param)
+        hold(len(data) if isinstance(data, bytes) else sum(map(len, data)))
+        return data
 
     async def _decode(self, kind: MediaKind, url: str, param: str | None) -> bytes | list[bytes]:
         read = _read_frames if kind == "video" and url[:16].lower().startswith("data:video/jpeg") else _read_data

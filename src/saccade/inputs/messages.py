@@ -128,6 +128,8 @@ def _guess_type(part: dict[str, Any]) -> str | None:
 def _read_media(part: dict[str, Any], type_: str, param: str) -> MediaRef:
     kind = _KIND_OF_TYPE[type_]
     key = next((key for key in (type_, kind, f"{kind}_url") if part.get(key) is not None), None)
+    if key is None and type_ == f"{kind}_url" and type_ in part:
+        raise _wrong(f"{type_} must hold a URL", f"{param}.{type_}")
     if key is None:
         return MediaRef(kind, None, param, _read_fps(part, param))
     value: Any = part[key]

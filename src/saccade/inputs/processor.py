@@ -8,8 +8,19 @@ from types import MappingProxyType
 from typing import Any
 
 from saccade.errors import ConfigError, RequestError
+from saccade.inputs.allowance import ANYTHING, Allowance
 from saccade.inputs.chat import ChatTemplate, Rendered
-from saccade.inputs.images import ImageLimits, digest_pixels, load_image
+from saccade.inputs.images import ImageLimits, decode_image, digest_pixels
+from saccade.inputs.measuring import (
+    Sized,
+    check_pixels,
+    check_talk,
+    check_text,
+    hold_text,
+    needed_bytes,
+    size_image,
+    size_video,
+)
 from saccade.inputs.messages import MediaKind, MediaRef
 from saccade.inputs.placeholders import Media, Prompt, check_markers, expand_text, place_media, text_prompt
 from saccade.inputs.plans import ImagePlan, plan_image, plan_video
@@ -71,45 +82,65 @@ class Processor:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
         images: ImageSettings | None = None,
+        allowance: Allowance = ANYTHING,
     ) -> Prompt:
         """The prompt of a conversation. `media` fills, in order, the parts that name no source of their own. `images`
         are the checkpoint's settings with other bounds (see `read_sizing`)."""
         if self.template is None:
             raise ConfigError("the checkpoint has no chat template; use a text prompt or add chat_template.jinja")
+        check_talk(messages, allowance)
         rendered = self.template.render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables=variables,
+            check=lambda context: check_text(context, self.tokenizer, allowance, "messages"),
         )
         wanted = images or self.images
         details = read_details(messages) if rendered.media else {}
         sizes = (
             {} if wanted is None else {ref.param: at_detail(wanted, details.get(ref.param)) for ref in rendered.media}
         )
-        return self._finish(_fill_sources(rendered, media), has_bos=False, sizes=sizes)
+        return self._finish(
+            _fill_sources(rendered, media), has_bos=False, sizes=sizes, allowance=allowance, param="messages"
+        )
 
-    def text(self, prompt: str, *, media: Sequence[tuple[str, Any]] = ()) -> Prompt:
+    def text(
+        self,
+        prompt: str,
+        *,
+        media: Sequence[tuple[str, Any]] = (),
+        has_bos: bool = True,
+        allowance: Allowance = ANYTHING,
+    ) -> Prompt:
         """The prompt of raw text, in which whoever wrote it may use special tokens. `media` are (kind, source) pairs.
 
         Without media, a placeholder token in the text is text.
         """
+        check_text(prompt, self.tokenizer, allowance, "prompt")
         refs = tuple(_check_kind(kind, source, f"media[{i}]") for i, (kind, source) in enumerate(media))
         segments: tuple[Segment, ...] = (Segment(prompt),)
         if not refs and self.placeholders is not None:
             segments = _plain_placeholders(prompt, self.tokenizer, self.placeholders)
-        return self._finish(Rendered(segments, refs), has_bos=True)
+        return self._finish(Rendered(segments, refs), has_bos=has_bos, allowance=allowance, param="prompt")
 
-    def tokens(self, token_ids: Sequence[int]) -> Prompt:
+    def tokens(self, token_ids: Sequence[int], *, allowance: Allowance = ANYTHING) -> Prompt:
         """The prompt of given ids, without media."""
+        allowance.check_tokens(len(token_ids), "prompt has", "prompt")
         taken = set(_placeholder_ids(self.placeholders)).intersection(token_ids)
         if taken:
             raise RequestError(f"the prompt has placeholder tokens {sorted(taken)} but no media", code="media_mismatch")
         return text_prompt(token_ids)
 
     def _finish(
-        self, rendered: Rendered, *, has_bos: bool, sizes: Mapping[str, ImageSettings] = MappingProxyType({})
+        self,
+        rendered: Rendered,
+        *,
+        has_bos: bool,
+        sizes: Mapping[str, ImageSettings] = MappingProxyType({}),
+        allowance: Allowance,
+        param: str,
     ) -> Prompt:
         """`sizes` are the settings of the images that do not have the checkpoint's, by their param."""
         for ref in rendered.media:
@@ -117,12 +148,42 @@ class Processor:
         self._check_count(rendered.media, "image", self.limits.max_images)
         self._check_count(rendered.media, "video", self.limits.max_videos)
         settings = self.placeholders
+        if settings is not None:
+            check_markers(rendered.segments, [ref.kind for ref in rendered.media], settings)
+        hold_text(rendered.segments, self.tokenizer, allowance, param)
         if settings is None:
-            return text_prompt(self.tokenizer.encode(rendered.segments, has_bos=has_bos))
-        check_markers(rendered.segments, [ref.kind for ref in rendered.media], settings)
-        media = [self._load(ref, sizes.get(ref.param)) for ref in rendered.media]
-        segments = expand_text(rendered.segments, [item.plan for item in media], settings)
-        return place_media(self.tokenizer.encode(segments, has_bos=has_bos), media, settings)
+            prompt = text_prompt(self.tokenizer.encode(rendered.segments, has_bos=has_bos))
+        else:
+            media = self._load_all(rendered.media, sizes, allowance, param)
+            segments = expand_text(rendered.segments, [item.plan for item in media], settings)
+            prompt = place_media(self.tokenizer.encode(segments, has_bos=has_bos), media, settings)
+        allowance.check_tokens(len(prompt), "prompt has", param)
+        return prompt
+
+    def _load_all(
+        self, refs: Sequence[MediaRef], sizes: Mapping[str, ImageSettings], allowance: Allowance, param: str
+    ) -> list[Media]:
+        """Nothing is decoded before all of it was measured and found to fit."""
+        sized = [self._size(ref, sizes.get(ref.param)) for ref in refs]
+        check_pixels(sized, self.limits)
+        num_tokens = sum(item.num_tokens for item in sized)
+        allowance.check_tokens(num_tokens, "the images and videos alone have", param)
+        allowance.hold(needed_bytes(sized))
+        media: list[Media] = []
+        for item in sized:
+            allowance.go_on()
+            media.append(self._load(item, sizes.get(item.ref.param), allowance))
+            num_tokens += media[-1].plan.num_tokens - item.num_tokens
+            allowance.check_tokens(num_tokens, "the images and videos alone have", param)
+        return media
+
+    def _size(self, ref: MediaRef, settings: ImageSettings | None) -> Sized:
+        if ref.kind == "video":
+            assert self.videos is not None, "checked before"
+            return size_video(ref, self.videos, self.limits)
+        settings = settings or self.images
+        assert settings is not None, "checked before"
+        return size_image(ref, settings, self.limits)
 
     def _check_supported(self, ref: MediaRef) -> None:
         if self.images is None:
@@ -139,13 +200,14 @@ class Processor:
                 code="too_many_media",
             )
 
-    def _load(self, ref: MediaRef, settings: ImageSettings | None) -> Media:
-        if ref.kind == "video":
-            return self._load_video(ref)
+    def _load(self, item: Sized, settings: ImageSettings | None, allowance: Allowance) -> Media:
+        ref = item.ref
+        if item.image is None:
+            return self._load_video(ref, allowance)
         settings = settings or self.images
         assert settings is not None, "checked before"
         begun = perf_counter()
-        pixels = load_image(ref.source, self.limits, param=ref.param)
+        pixels = decode_image(item.image, param=ref.param)
         decode_s = perf_counter() - begun
         plan = plan_image(pixels.shape[0], pixels.shape[1], settings)
         self._check_plan(plan, settings, ref)
@@ -165,17 +227,19 @@ class Processor:
                 code="image_too_large",
             )
 
-    def _load_video(self, ref: MediaRef) -> Media:
+    def _load_video(self, ref: MediaRef, allowance: Allowance) -> Media:
         assert self.videos is not None, "checked before"
         begun = perf_counter()
-        frames, fps = load_video(ref.source, self.limits, param=ref.param)
+        frames, fps = load_video(ref.source, self.limits, param=ref.param, allowance=allowance)
         decode_s = perf_counter() - begun
         fps = fps or ref.fps
         plan = plan_video(frames.shape[0], frames.shape[1], frames.shape[2], fps, self.videos)
         pixels = frames[list(plan.frames)]
         pixels.flags.writeable = False
-        # The times are in the prompt's text or positions, not in the features: they are no part of the digest.
-        return Media("video", pixels, plan, digest_pixels(pixels, self.videos.fingerprint), decode_s)
+        # The times are in the prompt's text or positions, not in the features: they are no part of the digest. The size
+        # is: it follows from how many frames were sent, and the last may have been repeated.
+        name = self.videos.fingerprint + repr(plan.size_hw).encode()
+        return Media("video", pixels, plan, digest_pixels(pixels, name), decode_s)
 
 
 def _fill_sources(rendered: Rendered, media: Sequence[Any]) -> Rendered:

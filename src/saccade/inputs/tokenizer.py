@@ -9,6 +9,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -22,6 +23,8 @@ from saccade.inputs.folder import read_optional_json, read_text
 from saccade.inputs.shield import Segment, check_unicode, special_pattern
 
 MAX_TOKENIZER_BYTES = 256 * 2**20
+# A vocabulary of short tokens still swallows blanks beside some of them, or puts unknown characters into one.
+MIN_TOKEN_CHARS = 32
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -64,6 +67,14 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return self._main.get_vocab_size(with_added_tokens=True)
 
+    def could_fit(self, num_chars: int, num_tokens: int) -> bool:
+        """Whether a text of so many characters could have so few tokens: none stands for more than the longest."""
+        return num_chars <= num_tokens * MIN_TOKEN_CHARS or num_chars <= num_tokens * self._longest
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(MIN_TOKEN_CHARS, *map(len, self._main.get_vocab(with_added_tokens=True)))
+
     def token_id(self, token: str) -> int | None:
         return self._main.token_to_id(token)
 
@@ -83,7 +94,7 @@ class Tokenizer:
             ids = self._encode_mixed(segments)
         else:
             whole = "".join(segment.text for segment in segments)
-            ids = self._main.encode(whole, add_special_tokens=False).ids
+            ids = _encode(self._main, whole)
         if has_bos and ids[: len(self._bos_ids)] != self._bos_ids:
             ids = self._bos_ids + ids
         return ids
@@ -106,9 +117,9 @@ class Tokenizer:
         ids: list[int] = []
         for text, is_plain in _runs(segments, self._special_pattern):
             if not is_plain:
-                ids += self._main.encode(text, add_special_tokens=False).ids
+                ids += _encode(self._main, text)
                 continue
-            run = self._without_specials().encode(text, add_special_tokens=False).ids
+            run = _encode(self._without_specials(), text)
             if not self.special_ids.isdisjoint(run):
                 raise RequestError(
                     "the text spells a special token that this vocabulary cannot write as text", code="invalid_text"
@@ -135,6 +146,13 @@ class Tokenizer:
             return whole[: len(whole) - len(bare)] if bare and whole[-len(bare) :] == bare else whole[:1]
         bos = self.token_id(self.named_token("bos_token") or "")
         return [bos] if wanted and bos is not None else []
+
+
+def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+    """As `tokenizer.encode`, which keeps the interpreter from all other threads while it works: a second for a
+    megabyte. As a batch of one it does not, and without offsets it takes less time and memory."""
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 def _build(definition: str, config: dict[str, Any]) -> tokenizers.Tokenizer:

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.errors import RequestError
-from saccade.inputs.containers import decode_video
-from saccade.inputs.images import ImageLimits, ImageSource, load_image, read_data_url
+from saccade.inputs.allowance import ANYTHING, Allowance
+from saccade.inputs.containers import FRAME_BYTES, decode_video
+from saccade.inputs.images import ImageLimits, ImageSource, load_image, measure_image, read_data_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ def load_video(
     limits: ImageLimits,
     *,
     param: str | None = None,
+    allowance: Allowance = ANYTHING,
 ) -> tuple[npt.NDArray[np.uint8], float | None]:
     """Frames and rate. Bytes are a video file; a string is a data URL of one, or of JPEG frames
     (data:video/jpeg;base64,frame,frame,...)."""
@@ -37,16 +39,29 @@ def load_video(
         is_file = video[:5].lower() == "data:" and video[:15].lower() != "data:video/jpeg"
         video = read_data_url(video, limits, param=param) if is_file else Video(_split_frames(video, limits, param))
     if isinstance(video, bytes | bytearray | memoryview):
-        video = Video(*decode_video(bytes(video), limits, param=param))
+        video = Video(*decode_video(bytes(video), limits, param=param, allowance=allowance))
     if not isinstance(video, Video):
         video = Video(video)
-    if video.fps is not None and not (math.isfinite(video.fps) and video.fps > 0):
-        raise _invalid("fps must be a positive number", param)
-    return _load_frames(video.frames, limits, param), video.fps
+    _check_fps(video.fps, param)
+    return _load_frames(video.frames, limits, param, allowance), video.fps
+
+
+def measure_frames(
+    video: object, limits: ImageLimits, *, param: str | None = None
+) -> tuple[int, int, int, float | None] | None:
+    """How many frames, their height and width by the first one, and their rate; None for what only a decoder knows."""
+    frames, fps = (video.frames, video.fps) if isinstance(video, Video) else (video, None)
+    if not isinstance(frames, list | tuple) or len(frames) == 0:
+        return None
+    _check_fps(fps, param)
+    check_frames(len(frames), limits, param)
+    first = measure_image(frames[0], limits, param=param)
+    _check_pixels(len(frames), first.height, first.width, limits, param)
+    return len(frames), first.height, first.width, fps
 
 
 def _load_frames(
-    frames: Sequence[ImageSource] | npt.NDArray[Any], limits: ImageLimits, param: str | None
+    frames: Sequence[ImageSource] | npt.NDArray[Any], limits: ImageLimits, param: str | None, allowance: Allowance
 ) -> npt.NDArray[np.uint8]:
     if not isinstance(frames, np.ndarray | list | tuple) or len(frames) == 0:
         raise _invalid("a video must be a list of frames or an array of shape (frames, height, width, 3)", param)
@@ -54,24 +69,35 @@ def _load_frames(
     if isinstance(frames, np.ndarray) and (frames.ndim != 4 or frames.dtype != np.uint8 or frames.shape[3] != 3):
         raise _invalid("a video array must be uint8 of shape (frames, height, width, 3)", param)
     first = load_image(frames[0], limits, param=param)
-    if len(frames) * first.shape[0] * first.shape[1] > limits.max_video_pixels:
-        raise RequestError(
-            f"the video has {len(frames)} frames of {first.shape[1]}x{first.shape[0]} pixels; "
-            f"the limit is {limits.max_video_pixels} pixels in all",
-            param=param,
-            code="video_too_large",
-            status=413,
-        )
+    _check_pixels(len(frames), first.shape[0], first.shape[1], limits, param)
     if isinstance(frames, np.ndarray):
         return frames
+    allowance.hold(FRAME_BYTES * len(frames) * first.shape[0] * first.shape[1])
     stack = np.empty((len(frames), *first.shape), dtype=np.uint8)
     stack[0] = first
     for index, frame in enumerate(frames[1:], start=1):
+        allowance.go_on()
         pixels = load_image(frame, limits, param=param)
         if pixels.shape != first.shape:
             raise _invalid("all frames of a video must have the same size", param)
         stack[index] = pixels
     return stack
+
+
+def _check_fps(fps: float | None, param: str | None) -> None:
+    if fps is not None and not (math.isfinite(fps) and fps > 0):
+        raise _invalid("fps must be a positive number", param)
+
+
+def _check_pixels(num_frames: int, height: int, width: int, limits: ImageLimits, param: str | None) -> None:
+    if num_frames * height * width > limits.max_video_pixels:
+        raise RequestError(
+            f"the video has {num_frames} frames of {width}x{height} pixels; "
+            f"the limit is {limits.max_video_pixels} pixels in all",
+            param=param,
+            code="video_too_large",
+            status=413,
+        )
 
 
 def check_frames(num_frames: int, limits: ImageLimits, param: str | None = None) -> None:

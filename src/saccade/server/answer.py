@@ -52,8 +52,11 @@ class Answer:
                 async for piece in source:
                     self._note(*piece)
                     yield piece
-        except (RequestError, CapacityError):  # refused by the engine: it never was one of its requests
+        except (RequestError, CapacityError) as error:  # refused by the engine: it never was one of its requests
             self._is_refused = True
+            if isinstance(error, RequestError):
+                names = {"prompt": self._job.prompt_param, "response_format": self._job.structure_param}
+                error.param = names.get(error.param or "", error.param)
             raise
         except EngineDeadError:
             raise draining() if self._service.phase is Phase.DRAINING else engine_dead() from None
@@ -126,7 +129,7 @@ class Answer:
         if delta.finish_reason == "deadline":
             raise too_late()
         if delta.finish_reason == "error" and delta.stop_reason in (NO_TOKEN, BROKEN):
-            raise HttpError(400, str(delta.stop_reason), code="grammar_failed", param="response_format")
+            raise HttpError(400, str(delta.stop_reason), code="grammar_failed", param=self._job.structure_param)
         if delta.finish_reason == "error":
             is_sure = delta.stop_reason == NO_NUMBERS
             text = "the engine failed to compute the answer" + ("; the model's numbers are broken" if is_sure else "")

@@ -11,6 +11,7 @@ from saccade.engine.grammar import Grammar
 from saccade.engine.params import SamplingParams
 from saccade.engine.stream import Delta
 from saccade.errors import RequestError
+from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.settings import ImageSettings
 from saccade.inputs.sizing import read_sizing
@@ -39,6 +40,7 @@ Event = Thought | ToolEvent
 
 class ChatRecipe(Recipe[ChatRequest]):
     request = ChatRequest
+    prompt_param = "messages"
 
     def params(self, request: ChatRequest) -> SamplingParams:
         return chat_params(request, self.service.limits, self._call_grammar(request))
@@ -46,7 +48,7 @@ class ChatRecipe(Recipe[ChatRequest]):
     def messages(self, request: ChatRequest) -> list[Any] | None:
         return request.messages if needs_loading(request.messages) else None
 
-    def prompts(self, request: ChatRequest, messages: list[Any] | None) -> tuple[Prompt, ...]:
+    def prompts(self, request: ChatRequest, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:
         prompt = self.service.engine.processor.chat(
             request.messages if messages is None else messages,
             tools=request.tools if may_call(request) else None,
@@ -54,6 +56,7 @@ class ChatRecipe(Recipe[ChatRequest]):
             continue_final_message=bool(request.continue_final_message),
             variables=request.chat_template_kwargs,
             images=sized(self.service, request.mm_processor_kwargs),
+            allowance=allowance,
         )
         request.messages = []  # the images are in the prompt now
         return (prompt,)
@@ -116,20 +119,20 @@ class Choice:
 
     def read(self, delta: Delta) -> list[Event]:
         """Reasoning, text and calls in what the model wrote; all that was held back comes with the end."""
-        is_last = delta.finish_reason is not None
+        is_last, is_cut = delta.finish_reason is not None, delta.finish_reason == "length"
         if self.thoughts is None:
-            return [*self._read_answer(delta.text, is_last=is_last)]
+            return [*self._read_answer(delta.text, is_last=is_last, is_cut=is_cut)]
         thought, text = self.thoughts.push(delta.text)
         if is_last:
             more, rest = self.thoughts.finish()
             thought, text = thought + more, text + rest
-        return [*([Thought(thought)] if thought else []), *self._read_answer(text, is_last=is_last)]
+        return [*([Thought(thought)] if thought else []), *self._read_answer(text, is_last=is_last, is_cut=is_cut)]
 
-    def _read_answer(self, text: str, *, is_last: bool) -> list[ToolEvent]:
+    def _read_answer(self, text: str, *, is_last: bool, is_cut: bool) -> list[ToolEvent]:
         if self.parser is None:
             return [Content(text)] if text else []
         events = self.parser.push(text)
-        return events + self.parser.finish() if is_last else events
+        return events + self.parser.finish(is_cut=is_cut) if is_last else events
 
     def reason(self, delta: Delta) -> str | None:
         has_calls = self.parser is not None and self.parser.num_calls > 0

@@ -11,8 +11,8 @@ from saccade.engine.output import Logprobs
 from saccade.engine.params import SamplingParams
 from saccade.engine.stream import Delta
 from saccade.errors import RequestError
+from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
-from saccade.inputs.processor import Processor
 from saccade.server.chunks import NULL, ChunkWriter
 from saccade.server.exchange import Exchange
 from saccade.server.intake import Job, Recipe, take_in
@@ -36,14 +36,28 @@ class CompletionRecipe(Recipe[CompletionRequest]):
     def messages(self, request: CompletionRequest) -> None:
         return None
 
-    def prompts(self, request: CompletionRequest, messages: list[Any] | None) -> tuple[Prompt, ...]:
+    def prompts(
+        self, request: CompletionRequest, messages: list[Any] | None, allowance: Allowance
+    ) -> tuple[Prompt, ...]:
         given = listed_prompts(request.prompt)
-        limit = self.service.settings.max_prompts
+        limit, n = self.service.max_sequences, request.n or 1
         if not 1 <= len(given) <= limit:
             text = f"prompt is a list of {len(given)}; allowed are 1..{limit} prompts (--max-prompts)"
             raise RequestError(text, param="prompt", code="invalid_value")
+        if len(given) * n > limit:
+            text = f"{len(given)} prompts with n {n} ask for {len(given) * n} outputs; the limit is {limit}"
+            raise RequestError(f"{text} (--max-prompts)", param="n", code="invalid_value")
+        return tuple(self._prompt(text, allowance) for text in given)
+
+    def _prompt(self, given: PromptText, allowance: Allowance) -> Prompt:
+        if not given:
+            text = "the prompt is empty; at least one token is needed"
+            raise RequestError(text, param="prompt", code="invalid_value")
+        allowance.go_on()
         processor = self.service.engine.processor
-        return tuple(_prompt(processor, text) for text in given)
+        if isinstance(given, str):
+            return processor.text(given, allowance=allowance)
+        return processor.tokens(given, allowance=allowance)
 
 
 class CompletionRoute:
@@ -168,9 +182,3 @@ def listed_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> lis
     if prompt and isinstance(prompt[0], int):
         return [prompt]
     return list(prompt)  # type: ignore[arg-type]
-
-
-def _prompt(processor: Processor, given: PromptText) -> Prompt:
-    if not given:
-        raise RequestError("the prompt is empty; at least one token is needed", param="prompt", code="invalid_value")
-    return processor.text(given) if isinstance(given, str) else processor.tokens(given)

@@ -1,6 +1,8 @@
 """Every reply that is no answer: OpenAI's nested envelope with fixed texts.
 
-Texts come from this project alone. What another library said about a request goes to the log, never to a client.
+Texts come from this project alone. What another library said about a request goes to the log, never to a client. Two
+exceptions help clients with what they wrote themselves, and hold nothing else: one bounded, printable line of
+llguidance about a grammar (see `engine.grammar.broken`), and pydantic's names of types and limits (see `reading`).
 """
 
 import logging

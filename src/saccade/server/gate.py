@@ -40,7 +40,8 @@ class Gate:
         self._keys.check(path, exchange.headers)
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size > self._max_header_bytes:
-            raise HttpError(431, f"the headers have {size} bytes; the limit is {self._max_header_bytes}")
+            text = f"the headers have {size} bytes; the limit is {self._max_header_bytes} (--max-header-bytes)"
+            raise HttpError(431, text, code="headers_too_large")
 
     async def _fail(self, error: Exception, scope: Scope, exchange: Exchange) -> None:
         if isinstance(error, ClientGoneError):

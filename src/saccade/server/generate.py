@@ -1,5 +1,6 @@
 """POST /generate: SGLang's native route. Streamed text is cumulative, as its clients expect."""
 
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from time import monotonic
@@ -13,6 +14,7 @@ from saccade.engine.output import Logprobs
 from saccade.engine.params import SamplingParams
 from saccade.engine.stream import Delta
 from saccade.errors import RequestError
+from saccade.inputs.allowance import Allowance
 from saccade.inputs.messages import read_messages
 from saccade.inputs.placeholders import Prompt
 from saccade.server.answer import Answer
@@ -20,13 +22,17 @@ from saccade.server.events import event_stream
 from saccade.server.exchange import Exchange
 from saccade.server.intake import Job, Recipe, needs_loading, take_in
 from saccade.server.logprobs import likeliest, number
-from saccade.server.protocol import GenerateRequest
+from saccade.server.protocol import GenerateParams, GenerateRequest
 from saccade.server.sampling import generate_params
 from saccade.server.service import Service
+from saccade.server.structure import structure_param
+
+MAX_SCHEME = 16  # SGLang's clients also send base64 alone, in which no colon occurs
 
 
 class GenerateRecipe(Recipe[GenerateRequest]):
     request = GenerateRequest
+    prompt_param = "text"
 
     def params(self, request: GenerateRequest) -> SamplingParams:
         if (request.text is None) == (request.input_ids is None):
@@ -37,19 +43,40 @@ class GenerateRecipe(Recipe[GenerateRequest]):
 
     def messages(self, request: GenerateRequest) -> list[Any] | None:
         """The images as a message, which is what the media loader knows."""
-        return as_message(request) if request.image_data and needs_loading(as_message(request)) else None
+        if not request.image_data:
+            return None
+        message = as_message(request)
+        return message if needs_loading(message) else None
 
-    def prompts(self, request: GenerateRequest, messages: list[Any] | None) -> tuple[Prompt, ...]:
+    def prompts(self, request: GenerateRequest, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:
         processor = self.service.engine.processor
         if request.input_ids is not None:
-            return (processor.tokens(request.input_ids),)
-        media = read_messages(messages or as_message(request)).media if request.image_data else ()
-        return (processor.text(request.text or "", media=[(ref.kind, ref.source) for ref in media]),)
+            try:
+                return (processor.tokens(request.input_ids, allowance=allowance),)
+            except RequestError as error:
+                error.param = "input_ids"
+                raise
+        refs = read_messages(messages or as_message(request)).media if request.image_data else ()
+        media = [(ref.kind, ref.source) for ref in refs]
+        return (processor.text(request.text or "", media=media, allowance=allowance),)
+
+    def structure_param(self, request: GenerateRequest) -> str:
+        return f"sampling_params.{structure_param(request.sampling_params or GenerateParams())}"
+
+    def param(self, param: str | None) -> str | None:
+        image = _IMAGE_PARAM.match(param or "")
+        if image is not None:
+            return f"image_data[{image.group(1) or image.group(2)}]"
+        return "text" if param == "prompt" else param
+
+
+_IMAGE_PARAM = re.compile(r"messages\[0\]\.content\[(\d+)\]|media\[(\d+)\]")
 
 
 def as_message(request: GenerateRequest) -> list[Any]:
     images = [request.image_data] if isinstance(request.image_data, str) else request.image_data or []
-    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}} for url in images]}]
+    urls = [url if ":" in url[:MAX_SCHEME] else f"data:;base64,{url}" for url in images]
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}} for url in urls]}]
 
 
 class GenerateRoute:
@@ -92,7 +119,7 @@ class _Output:
 
 class GenerateReply:
     def __init__(self, service: Service, exchange: Exchange, job: Job[GenerateRequest]) -> None:
-        self._exchange, self._job = exchange, job
+        self._service, self._exchange, self._job = service, exchange, job
         self._answer = Answer(service, exchange, job)
         self._outputs = [_Output(job.params.logprobs or 0) for _ in range(job.params.n)]
         self._prompt_scores: list[Logprobs | None] | None = None
@@ -122,7 +149,7 @@ class GenerateReply:
         usage = self._answer.usage()
         meta: dict[str, Any] = {
             "id": self._job.public_id,
-            "finish_reason": _finish(delta),
+            "finish_reason": _finish(delta, self._matched(output)),
             "prompt_tokens": usage["prompt_tokens"],
             "completion_tokens": len(output.token_ids),
             "cached_tokens": delta.num_cached_tokens,
@@ -133,6 +160,14 @@ class GenerateReply:
         if self._job.wants_timings:
             meta["timings"] = self._answer.timings()
         return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
+
+    def _matched(self, output: _Output) -> int | str | None:
+        """What ended the text: a stop token or string, or the model's own end token."""
+        assert output.last is not None, "an output without a piece"
+        if output.last.stop_reason is not None or not output.token_ids:
+            return output.last.stop_reason
+        token = output.token_ids[-1]
+        return token if token in self._service.eos_token_ids else None
 
     def _scores(self, output: _Output) -> dict[str, Any]:
         found: dict[str, Any] = {"output_token_logprobs": output.chosen}
@@ -145,14 +180,14 @@ class GenerateReply:
         return found
 
 
-def _finish(delta: Delta) -> dict[str, Any] | None:
+def _finish(delta: Delta, matched: int | str | None) -> dict[str, Any] | None:
     match delta.finish_reason:
         case None:
             return None
         case "length":
             return {"type": "length", "length": delta.num_output_tokens}
         case "stop":
-            return {"type": "stop", "matched": delta.stop_reason}
+            return {"type": "stop", "matched": matched}
         case reason:
             return {"type": reason}
 

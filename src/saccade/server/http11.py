@@ -26,6 +26,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _held_bytes = 0  # since the parser last handed something on
     _is_in_head = False
     _is_upgrade = False
+    _is_refused = False
     _head_timer: asyncio.TimerHandle | None = None
     _serving: RequestResponseCycle | None = None
 
@@ -74,16 +75,20 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._held_bytes, self._is_in_head = 0, False
         self._is_upgrade = self.parser.should_upgrade()
-        if not self._is_upgrade:
+        if not self._has_host():
+            self._is_refused = True  # nothing behind this head is a request
+            self.send_400_response("")
+        elif not self._is_upgrade:
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._held_bytes = 0
-        super().on_body(body)
+        if not self._is_refused:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._held_bytes = 0
-        if not self._is_upgrade:
+        if not self._is_upgrade and not self._is_refused:
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -92,6 +97,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._serving = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _has_host(self) -> bool:
+        """HTTP/1.1 names the host it asks for, once; HTTP/1.0 need not."""
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        return num_hosts == 1 or (num_hosts == 0 and self.parser.get_http_version() != "1.1")
 
     def _feed(self, data: bytes) -> bytes | None:
         """What is still to be read, where the parser has stopped for an upgrade."""

@@ -13,13 +13,16 @@ from typing import Any, Generic, TypeVar
 from saccade.engine.grammar import check_grammar
 from saccade.engine.params import SamplingParams
 from saccade.errors import RequestError
+from saccade.inputs.allowance import Allowance
 from saccade.inputs.messages import MediaRef, find_media
 from saccade.inputs.placeholders import Prompt
+from saccade.server.admission import Place
 from saccade.server.errors import HttpError, too_late
 from saccade.server.exchange import Exchange
 from saccade.server.protocol import Wire
 from saccade.server.reading import check_content_type, ignored_header, read_request
 from saccade.server.service import Service
+from saccade.server.structure import structure_param
 
 R = TypeVar("R", bound=Wire)
 
@@ -28,7 +31,8 @@ TIMEOUT_HEADER, TIMINGS_HEADER = b"x-request-timeout", b"x-timings"
 
 @dataclass(slots=True)
 class Job(Generic[R]):
-    """A request on its way. `seconds` holds what each stage took."""
+    """A request on its way. `seconds` holds what each stage took. The two params are what errors call the prompt and
+    the structure of the output."""
 
     request: R
     params: SamplingParams
@@ -40,14 +44,19 @@ class Job(Generic[R]):
     priority: int = 0
     wants_timings: bool = False
     ignored: tuple[str, ...] = ()
+    prompt_param: str = "prompt"
+    structure_param: str = "response_format"
     is_thinking: bool = False  # the prompt ends inside of a reasoning block
     seconds: dict[str, float] = field(default_factory=dict)
 
 
 class Recipe(ABC, Generic[R]):
-    """How a route makes prompts of its requests. All of it runs in worker threads."""
+    """How a route makes prompts of its requests. All of it runs in worker threads. `is_count`: nothing is run, so that
+    prompts may be longer than what can be."""
 
     request: type[R]
+    prompt_param = "prompt"
+    is_count = False
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -60,7 +69,19 @@ class Recipe(ABC, Generic[R]):
         """Messages whose images and videos must be got before the prompts can be made; None where there are none."""
 
     @abstractmethod
-    def prompts(self, request: R, messages: list[Any] | None) -> tuple[Prompt, ...]: ...
+    def prompts(self, request: R, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]: ...
+
+    def structure_param(self, request: R) -> str:
+        """The field that asks for structure; where none does, tools do."""
+        return structure_param(request) or "tools"
+
+    def param(self, param: str | None) -> str | None:
+        """What a route's own clients call a field."""
+        return param
+
+    def allowance(self, place: Place) -> Allowance:
+        longest = self.service.max_model_len - 1
+        return Allowance(max_tokens=longest, is_count=self.is_count, hold=place.hold, go_on=place.go_on)
 
     def settle(self, job: Job[R]) -> None:
         """What can be decided only with the prompts at hand."""
@@ -68,16 +89,25 @@ class Recipe(ABC, Generic[R]):
 
 async def take_in(service: Service, exchange: Exchange, recipe: Recipe[R]) -> Job[R]:
     """The job of an exchange. Its place is held until the exchange ends."""
+    try:
+        return await _take_in(service, exchange, recipe)
+    except RequestError as error:
+        error.param = recipe.param(error.param)
+        raise
+
+
+async def _take_in(service: Service, exchange: Exchange, recipe: Recipe[R]) -> Job[R]:
     service.check_open()
     check_content_type(exchange.headers)
     place = exchange.exits.enter_context(service.admission.enter())
     settings = service.settings
     body = await exchange.body(limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s, hold=place.hold)
     received = monotonic()
-    job, messages = await service.in_thread(_read, service, exchange, recipe, body)
+    place.prepare()
+    job, messages = await service.in_thread(_read, exchange, recipe, body, place)
     del body
     if messages is not None:
-        await _add_media(service, recipe, job, messages)
+        await _add_media(recipe, job, messages, place)
     job.seconds["receive"] = received - exchange.arrival
     job.seconds["prepare"] = monotonic() - received
     for stage, seconds in job.seconds.items():
@@ -88,14 +118,26 @@ async def take_in(service: Service, exchange: Exchange, recipe: Recipe[R]) -> Jo
     return job
 
 
-def _read(service: Service, exchange: Exchange, recipe: Recipe[R], body: bytes) -> tuple[Job[R], list[Any] | None]:
-    begun = monotonic()
-    request, ignored = read_request(recipe.request, body)
+def _read(exchange: Exchange, recipe: Recipe[R], body: bytes, place: Place) -> tuple[Job[R], list[Any] | None]:
+    with place.working():
+        begun = monotonic()
+        request, ignored = read_request(recipe.request, body)
+        job = _new_job(exchange, recipe, request, ignored)
+        messages = recipe.messages(request)
+        job.seconds["parse"] = monotonic() - begun
+        if messages is None:
+            _make_prompts(recipe, job, None, place)
+        return job, messages
+
+
+def _new_job(exchange: Exchange, recipe: Recipe[R], request: R, ignored: tuple[str, ...]) -> Job[R]:
+    service = recipe.service
     model = service.check_model(getattr(request, "model", None))
     params = recipe.params(request)
+    structure = "" if params.grammar is None else recipe.structure_param(request)
     if params.grammar is not None:
-        check_grammar(params.grammar)
-    job = Job(
+        check_grammar(params.grammar, param=structure)
+    return Job(
         request,
         params,
         model,
@@ -105,30 +147,33 @@ def _read(service: Service, exchange: Exchange, recipe: Recipe[R], body: bytes) 
         priority=getattr(request, "priority", None) or 0,
         wants_timings=bool(getattr(request, "timings", None)) or TIMINGS_HEADER in exchange.headers,
         ignored=ignored,
+        prompt_param=recipe.prompt_param,
+        structure_param=structure,
     )
-    messages = recipe.messages(request)
-    job.seconds["parse"] = monotonic() - begun
-    if messages is None:
-        _make_prompts(recipe, job, None)
-    return job, messages
 
 
-async def _add_media(service: Service, recipe: Recipe[R], job: Job[R], messages: list[Any]) -> None:
+async def _add_media(recipe: Recipe[R], job: Job[R], messages: list[Any], place: Place) -> None:
+    service = recipe.service
     begun = monotonic()
     left = None if job.deadline is None else max(job.deadline - begun, 0.0)
     try:
         async with asyncio.timeout(left):
-            resolved = await service.media.resolve(messages)
+            resolved = await service.media.resolve(messages, place.hold)
             job.seconds["fetch"] = monotonic() - begun
-            await service.in_thread(_make_prompts, recipe, job, resolved)
+            await service.in_thread(_work, recipe, job, resolved, place)
     except TimeoutError:
         raise too_late() from None
 
 
-def _make_prompts(recipe: Recipe[R], job: Job[R], messages: list[Any] | None) -> None:
+def _work(recipe: Recipe[R], job: Job[R], messages: list[Any], place: Place) -> None:
+    with place.working():
+        _make_prompts(recipe, job, messages, place)
+
+
+def _make_prompts(recipe: Recipe[R], job: Job[R], messages: list[Any] | None, place: Place) -> None:
     begun = monotonic()
     try:
-        job.prompts = recipe.prompts(job.request, messages)
+        job.prompts = recipe.prompts(job.request, messages, recipe.allowance(place))
         recipe.settle(job)
     except RecursionError:  # whoever looks into all of a request stops at some depth, if the JSON parser did not
         raise RequestError("the body is nested too deeply", code="invalid_json") from None

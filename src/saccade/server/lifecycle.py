@@ -69,7 +69,9 @@ async def start(service: Service, plan: Plan, stages: Stages) -> AsyncEngine:
         folder, plan.engine, plan.limits, processor=processor, report=hear, spare=plan.spare
     )
     stages.enter("")
-    service.open(engine, defaults, tool_style(await asyncio.to_thread(read_template, folder)))
+    style = tool_style(await asyncio.to_thread(read_template, folder))
+    config = await asyncio.to_thread((folder / "config.json").read_bytes)
+    service.open(engine, defaults, style, configuration=config + repr((plan.engine, engine.limits)).encode())
     return engine
 
 

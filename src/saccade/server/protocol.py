@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 MAX_ID_LENGTH = 128
 
@@ -19,6 +20,7 @@ def _whole(value: Any) -> Any:
 
 
 Int = Annotated[int, BeforeValidator(_whole)]
+MAX_TOKEN_ID = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, lt=2**31), BeforeValidator(_whole)]
 Priority = Annotated[int, Field(ge=-(2**31), lt=2**31), BeforeValidator(_whole)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -72,6 +74,47 @@ ProcessorKwargs = Annotated[
             "properties": {"min_pixels": _WHOLE, "max_pixels": _WHOLE, "size": _EDGES},
         }
     ),
+]
+
+
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}}
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+_CHUNK = 2**16  # ids that are looked at in one go, so that other threads get their turn
+
+
+def _read_prompt(value: Any) -> Any:
+    """pydantic would hold a million ids against every kind of list, and keep an error for each."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise _no_prompt()
+    kinds = set(map(type, value))
+    if kinds == {list}:
+        return [_read_ids(ids) for ids in value]
+    return value if kinds <= {str} else _read_ids(value)
+
+
+def _read_ids(ids: list[Any]) -> list[int]:
+    read: list[int] = []
+    for start in range(0, len(ids), _CHUNK):
+        chunk = ids[start : start + _CHUNK]
+        if float in set(map(type, chunk)):
+            chunk = [*map(_whole, chunk)]
+        if set(map(type, chunk)) != {int} or min(chunk) < 0 or max(chunk) > MAX_TOKEN_ID:
+            raise _no_prompt()
+        read += chunk
+    return read
+
+
+def _no_prompt() -> PydanticCustomError:
+    ids = f"token ids (0..{MAX_TOKEN_ID})"
+    return PydanticCustomError("prompt", "must be text, {ids}, or a list of either", {"ids": ids})
+
+
+PromptField = Annotated[
+    Any,
+    BeforeValidator(_read_prompt),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}),
 ]
 
 
@@ -197,7 +240,7 @@ class ChatRequest(Sampling):
 
 
 class CompletionRequest(Sampling):
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: PromptField
     logprobs: Int | None = None
     echo: bool | None = None
 
@@ -224,7 +267,7 @@ class GenerateRequest(Wire):
     text: str | None = None
     input_ids: list[TokenId] | None = None
     image_data: str | list[str] | None = None
-    sampling_params: GenerateParams = Field(default_factory=GenerateParams)
+    sampling_params: GenerateParams | None = None
     return_logprob: bool | None = None
     logprob_start_len: Int | None = None
     top_logprobs_num: Int | None = None

@@ -14,6 +14,7 @@ from saccade.server.protocol import Wire
 Model = TypeVar("Model", bound=Wire)
 
 MAX_SHOWN_FIELDS = 16
+_KINDS = frozenset({"str", "bool", "int", "float", "dict", "list", "StreamOptions", "GenerateParams"})
 _FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -63,21 +64,33 @@ def ignored_header(names: tuple[str, ...]) -> tuple[bytes, bytes]:
 
 
 def _refusal(error: ValidationError, at: str) -> RequestError:
-    """The first problem. pydantic's texts name types and limits, not values."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = at + _path(first["loc"])
-    if first["type"] == "missing":
+    """The first problem; of a field that may be of several kinds, the one furthest inside. pydantic's texts name types
+    and limits, not values."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    same = [item for item in found if item["loc"][:1] == found[0]["loc"][:1]]
+    chosen = max(same, key=lambda item: len(_places(item["loc"])))
+    param = at + _path(_places(chosen["loc"]))
+    if chosen["type"] == "missing":
         return RequestError(f"{param} is missing", param=param, code="missing_parameter")
-    message = str(first["msg"]).removeprefix("Input ")
-    return RequestError(f"{param}: it {message}", param=param, code="invalid_value")
+    return RequestError(f"{param}: it {_words(str(chosen['msg']))}", param=param, code="invalid_value")
 
 
-def _path(places: tuple[int | str, ...]) -> str:
-    """Where the problem is; names that a client made up are cut, and the words of unions are left out."""
+def _words(message: str) -> str:
+    """pydantic's message in the words of JSON."""
+    message = re.sub(r"^[A-Z][a-z]+ (?=should )| or instance of \w+", "", message)
+    return message.replace("valid dictionary", "valid object")
+
+
+def _places(loc: tuple[int | str, ...]) -> list[int | str]:
+    """Where the problem is. Names that a client made up are cut, and the kinds that a field may be of left out."""
+    return [place for place in loc if isinstance(place, int) or (_FIELD_NAME.fullmatch(place) and place not in _KINDS)]
+
+
+def _path(places: list[int | str]) -> str:
     path = ""
     for place in places:
         if isinstance(place, int):
             path += f"[{place}]"
-        elif _FIELD_NAME.fullmatch(place):
+        else:
             path += f".{place}" if path else place
     return path

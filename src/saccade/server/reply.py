@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import orjson
 from starlette.responses import Response
 
-from saccade import __version__
 from saccade.engine.output import Logprobs
 from saccade.engine.stream import Delta
 from saccade.inputs.tokenizer import Tokenizer
@@ -21,8 +20,6 @@ from saccade.server.intake import Job
 from saccade.server.logprobs import prompt_entries
 from saccade.server.protocol import StreamOptions
 from saccade.server.service import Service
-
-FINGERPRINT = f"saccade-{__version__}"
 
 
 class Reply(ABC):
@@ -43,7 +40,7 @@ class Reply(ABC):
             "object": self.whole_object,
             "created": int(time()),
             "model": job.model,
-            "system_fingerprint": FINGERPRINT,
+            "system_fingerprint": service.fingerprint,
         }
 
     @abstractmethod

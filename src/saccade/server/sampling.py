@@ -16,6 +16,7 @@ _PLAIN = (
 )  # fmt: skip
 _SUGGESTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 COMPLETION_TOKENS, GENERATE_TOKENS = 16, 128
+_GENERATE_NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class SamplingLimits:
 
     max_n: int
     max_logprobs: int
+    max_stop_strings: int = 4
     defaults: GenerationDefaults | None
 
 
@@ -39,7 +41,7 @@ def chat_params(request: ChatRequest, limits: SamplingLimits, calls: Grammar | N
         fields["grammar"] = calls
     fields["max_tokens"] = longest
     fields["logprobs"] = _logprobs("top_logprobs", (request.top_logprobs or 0) if request.logprobs else None, limits)
-    return SamplingParams(**fields)
+    return _checked(fields, {} if request.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"})
 
 
 def completion_params(request: CompletionRequest, limits: SamplingLimits) -> SamplingParams:
@@ -54,12 +56,12 @@ def completion_params(request: CompletionRequest, limits: SamplingLimits) -> Sam
 
 
 def generate_params(request: GenerateRequest, limits: SamplingLimits) -> SamplingParams:
-    params = request.sampling_params
+    params = request.sampling_params or GenerateParams()
     fields = {name: getattr(params, name) for name in _PLAIN if hasattr(params, name)} | _suggested(params, limits)
     fields["n"] = _count(params.n, limits)
     fields["min_tokens"], fields["seed"] = params.min_new_tokens, params.sampling_seed
     fields["include_stop_str_in_output"] = params.no_stop_trim
-    fields["stop"] = params.stop
+    fields["stop"] = _stop(params.stop, limits)
     fields["logit_bias"] = _biases(params.logit_bias)
     fields["grammar"] = chosen_grammar(params)
     fields = {name: value for name, value in fields.items() if value is not None}
@@ -68,13 +70,13 @@ def generate_params(request: GenerateRequest, limits: SamplingLimits) -> Samplin
         fields["logprobs"] = _logprobs("top_logprobs_num", request.top_logprobs_num or 0, limits)
         if request.logprob_start_len not in (None, -1):
             fields["prompt_logprobs"] = fields["logprobs"]
-    return SamplingParams(**fields)
+    return _checked(fields, _GENERATE_NAMES)
 
 
 def _common(request: Sampling, limits: SamplingLimits) -> dict[str, Any]:
     fields = {name: getattr(request, name) for name in _PLAIN} | _suggested(request, limits)
     fields["n"] = _count(request.n, limits)
-    fields["stop"] = request.stop
+    fields["stop"] = _stop(request.stop, limits)
     fields["logit_bias"] = _biases(request.logit_bias)
     fields["prompt_logprobs"] = _logprobs("prompt_logprobs", request.prompt_logprobs, limits)
     fields["grammar"] = chosen_grammar(request)
@@ -92,9 +94,28 @@ def _suggested(request: Sampling | GenerateParams, limits: SamplingLimits) -> di
 
 
 def _count(n: int | None, limits: SamplingLimits) -> int:
-    if n is not None and n > limits.max_n:
-        raise RequestError(f"n is more than {limits.max_n}, which is the limit (--max-n)", param="n")
+    if n is not None and not 1 <= n <= limits.max_n:
+        raise RequestError(f"n: allowed are 1..{limits.max_n} (--max-n)", param="n", code="invalid_value")
     return 1 if n is None else n
+
+
+def _stop(stop: str | list[str] | None, limits: SamplingLimits) -> str | list[str] | None:
+    if isinstance(stop, list) and len(stop) > limits.max_stop_strings:
+        text = f"stop has {len(stop)} strings; the limit is {limits.max_stop_strings} (--max-stop-strings)"
+        raise RequestError(text, param="stop", code="invalid_value")
+    return stop
+
+
+def _checked(fields: dict[str, Any], names: dict[str, str]) -> SamplingParams:
+    """Errors call a field what the request calls it."""
+    try:
+        return SamplingParams(**fields)
+    except RequestError as error:
+        name = names.get(error.param or "")
+        if name is None:
+            raise
+        message = str(error).replace(error.param or "", name, 1)
+        raise RequestError(message, param=name, code=error.code) from None
 
 
 def _logprobs(name: str, count: int | None, limits: SamplingLimits) -> int | None:

@@ -5,10 +5,12 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from hashlib import sha256
 from itertools import count
 from time import monotonic, time
 from typing import ParamSpec, TypeVar
 
+from saccade import __version__
 from saccade.engine.process import AsyncEngine
 from saccade.engine.settings import SchedulerSettings
 from saccade.inputs.generation import GenerationDefaults
@@ -47,6 +49,7 @@ class Service:
         self.metrics = Metrics(self.names[0], settings.metrics_style)
         self.admission = Admission(
             max_inside=limits.max_num_seqs + limits.max_queued_requests,
+            max_reading=settings.max_reading_requests,
             max_pending=settings.max_pending_requests,
             max_pending_bytes=settings.max_pending_bytes,
             retry_after_s=limits.retry_after_s,
@@ -56,6 +59,8 @@ class Service:
         self.tool_style: ToolStyle = "hermes"
         self._engine: AsyncEngine | None = None
         self._defaults: GenerationDefaults | None = None
+        self.eos_token_ids: frozenset[int] = frozenset()
+        self.fingerprint = f"saccade-{__version__}"
         self._phase = Phase.STARTING
         self._serials = count()
         self._running: dict[str, set[str]] = {}
@@ -84,16 +89,35 @@ class Service:
     @property
     def limits(self) -> SamplingLimits:
         return SamplingLimits(
-            max_n=self.settings.max_n, max_logprobs=self.settings.max_logprobs, defaults=self._defaults
+            max_n=self.settings.max_n,
+            max_logprobs=self.settings.max_logprobs,
+            max_stop_strings=self.settings.max_stop_strings,
+            defaults=self._defaults,
         )
 
     @property
     def max_model_len(self) -> int:
         return self.engine.limits.max_model_len
 
-    def open(self, engine: AsyncEngine, defaults: GenerationDefaults, tool_style: ToolStyle = "hermes") -> None:
-        """The engine is ready: requests are taken from now on."""
+    @property
+    def max_sequences(self) -> int:
+        """Outputs of one request: more than run and wait together could never be let in."""
+        limits = self.engine.limits
+        return min(self.settings.max_prompts, limits.max_num_seqs + limits.max_queued_requests)
+
+    def open(
+        self,
+        engine: AsyncEngine,
+        defaults: GenerationDefaults,
+        tool_style: ToolStyle = "hermes",
+        *,
+        configuration: bytes = b"",
+    ) -> None:
+        """The engine is ready: requests are taken from now on. `configuration` is all that answers depend on but the
+        weights; a hash of it is in every answer, so that one can tell when it was another."""
+        self.fingerprint = f"saccade-{__version__}-{sha256(configuration).hexdigest()[:12]}"
         self._engine, self.tool_style = engine, tool_style
+        self.eos_token_ids = defaults.eos_token_ids
         self._defaults = defaults if self.settings.generation_config == "auto" else None
         self.time_to_ready_s = monotonic() - self.begun
         if self._phase is Phase.STARTING:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.config import setting
-from saccade.engine.params import MAX_LOGPROBS, MAX_N
+from saccade.engine.params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 from saccade.errors import ConfigError
 
 METRICS_STYLES = ("own", "vllm", "sglang")
@@ -31,11 +31,15 @@ class ServerSettings:
     generation_config: str = setting("auto", "auto: sampling defaults of the checkpoint; none: neutral ones")
     max_body_bytes: int = setting(64 * 2**20, "largest request body")
     max_header_bytes: int = setting(64 * 2**10, "largest head of a request")
-    max_pending_requests: int = setting(512, "requests being read and prepared before new ones are refused")
-    max_pending_bytes: int = setting(2 * 2**30, "bodies of requests being prepared before new ones are refused")
+    max_reading_requests: int = setting(4096, "requests whose bodies are coming before new ones are refused")
+    max_pending_requests: int = setting(512, "requests being prepared before new ones are refused")
+    max_pending_bytes: int = setting(
+        4 * 2**30, "bodies and decoded images of requests being prepared before new ones are refused"
+    )
     preprocess_threads: int = setting(0, "threads that decode images and tokenize; 0: one a core, 4 to 16")
     max_n: int = setting(16, "most outputs of one request")
-    max_prompts: int = setting(128, "most prompts of one completion request")
+    max_prompts: int = setting(1024, "most prompts of one completion request, and with n most outputs")
+    max_stop_strings: int = setting(4, "most stop strings of one request")
     max_logprobs: int = setting(MAX_LOGPROBS, "most alternatives a token")
     request_timeout_s: float = setting(0.0, "seconds a request may take, also the most that it may ask for")
     body_timeout_s: float = setting(
@@ -91,11 +95,13 @@ _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
     "max_body_bytes": (1024, 2**31),
     "max_header_bytes": (1024, 2**24),
+    "max_reading_requests": (1, 2**20),
     "max_pending_requests": (1, 2**20),
     "max_pending_bytes": (1024, 2**40),
     "preprocess_threads": (0, 1024),
     "max_n": (1, MAX_N),
     "max_prompts": (1, 4096),
+    "max_stop_strings": (1, MAX_STOP_STRINGS),
     "max_logprobs": (0, MAX_LOGPROBS),
     "request_timeout_s": (0, 10**6),
     "body_timeout_s": (0, 10**6),

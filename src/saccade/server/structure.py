@@ -13,6 +13,20 @@ Asked = list[tuple[str, Grammar]]
 
 def chosen_grammar(request: Sampling | GenerateParams) -> Grammar | None:
     """The grammar a request asks for; two different wishes are an error."""
+    asked = _asked(request)
+    if len(asked) > 1:
+        names = " and ".join(name for name, _ in asked[:2])
+        raise RequestError(f"{names} both ask for structure; send one of them", param=asked[1][0], code="invalid_value")
+    return asked[0][1] if asked else None
+
+
+def structure_param(request: object) -> str | None:
+    """The field that asks for structure, None where none does."""
+    asked = _asked(request) if isinstance(request, Sampling | GenerateParams) else []
+    return asked[0][0] if asked else None
+
+
+def _asked(request: Sampling | GenerateParams) -> Asked:
     asked: Asked = []
     if isinstance(request, Sampling):
         if request.response_format is not None:
@@ -25,15 +39,11 @@ def chosen_grammar(request: Sampling | GenerateParams) -> Grammar | None:
             ("guided_choice", "choice", request.guided_choice),
             ("guided_grammar", "lark", request.guided_grammar),
         )
-    asked += _named(
+    return asked + _named(
         ("json_schema", "json_schema", request.json_schema),
         ("regex", "regex", request.regex),
         ("ebnf", "lark", request.ebnf),
     )
-    if len(asked) > 1:
-        names = " and ".join(name for name, _ in asked[:2])
-        raise RequestError(f"{names} both ask for structure; send one of them", param=asked[1][0], code="invalid_value")
-    return asked[0][1] if asked else None
 
 
 def _from_format(asked: ResponseFormat) -> Asked:

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from saccade.engine.params import SamplingParams
 from saccade.errors import RequestError
+from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
 from saccade.server.chat import ChatRecipe, sized
 from saccade.server.exchange import Exchange
@@ -15,12 +16,18 @@ from saccade.server.logprobs import token_text
 from saccade.server.ops import json_reply
 from saccade.server.protocol import DetokenizeRequest, TokenizeRequest
 from saccade.server.service import Service
+from saccade.server.tools import check_tools
+
+MAX_DETOKENIZED = 2**20
 
 
 class TokenizeRecipe(Recipe[TokenizeRequest]):
     request = TokenizeRequest
+    is_count = True
 
     def params(self, request: TokenizeRequest) -> SamplingParams:
+        if request.tools is not None:
+            check_tools(request.tools)
         if (request.prompt is None) == (request.messages is None):
             raise RequestError("send exactly one of prompt and messages", param="prompt", code="invalid_value")
         return SamplingParams()
@@ -28,10 +35,12 @@ class TokenizeRecipe(Recipe[TokenizeRequest]):
     def messages(self, request: TokenizeRequest) -> list[Any] | None:
         return request.messages if request.messages is not None and needs_loading(request.messages) else None
 
-    def prompts(self, request: TokenizeRequest, messages: list[Any] | None) -> tuple[Prompt, ...]:
+    def prompts(self, request: TokenizeRequest, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:
+        """A template writes special tokens itself: `add_special_tokens` is for text alone."""
         processor = self.service.engine.processor
         if request.prompt is not None:
-            return (processor.text(request.prompt),)
+            has_bos = request.add_special_tokens is not False
+            return (processor.text(request.prompt, has_bos=has_bos, allowance=allowance),)
         return (
             processor.chat(
                 request.messages if messages is None else messages,
@@ -40,6 +49,7 @@ class TokenizeRecipe(Recipe[TokenizeRequest]):
                 continue_final_message=bool(request.continue_final_message),
                 variables=request.chat_template_kwargs,
                 images=sized(self.service, request.mm_processor_kwargs),
+                allowance=allowance,
             ),
         )
 
@@ -48,13 +58,29 @@ class DetokenizeRecipe(Recipe[DetokenizeRequest]):
     request = DetokenizeRequest
 
     def params(self, request: DetokenizeRequest) -> SamplingParams:
+        """Ids without a text are refused: left out, they would make the text that of other ids."""
+        num_tokens, tokenizer = len(request.tokens), self.service.engine.processor.tokenizer
+        if num_tokens > MAX_DETOKENIZED:
+            text = f"there are {num_tokens} tokens; the limit is {MAX_DETOKENIZED}"
+            raise RequestError(text, param="tokens", code="invalid_value")
+        unknown = {token for token in set(request.tokens) if tokenizer.token_text(token) is None}
+        for i, token in enumerate(request.tokens if unknown else ()):
+            if token in unknown:
+                text = f"tokens[{i}] is {token}, which is no token of the vocabulary"
+                raise RequestError(text, param=f"tokens[{i}]", code="invalid_value")
         return SamplingParams()
 
     def messages(self, request: DetokenizeRequest) -> None:
         return None
 
-    def prompts(self, request: DetokenizeRequest, messages: list[Any] | None) -> tuple[Prompt, ...]:
+    def prompts(
+        self, request: DetokenizeRequest, messages: list[Any] | None, allowance: Allowance
+    ) -> tuple[Prompt, ...]:
         return ()
+
+
+class RenderRecipe(ChatRecipe):
+    is_count = True
 
 
 class TokenRoutes:
@@ -62,7 +88,7 @@ class TokenRoutes:
         self._service = service
         self._tokenize = TokenizeRecipe(service)
         self._detokenize = DetokenizeRecipe(service)
-        self._render = ChatRecipe(service)
+        self._render = RenderRecipe(service)
 
     async def tokenize(self, request: Request) -> Response:
         job = await take_in(self._service, Exchange.of(request), self._tokenize)

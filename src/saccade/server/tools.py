@@ -6,7 +6,8 @@ Two ways to write a call are known, and each parser says which text is a call:
 
 Text that may be the beginning of a call is held back; a call is told of when it is complete, with its name and then its
 arguments. What looked like a call and is not valid JSON with a name and an object of arguments is given back as text,
-to the letter. Nothing is ever evaluated.
+to the letter; only where the length limit cut it off behind its name, the arguments are told of as far as they came.
+Nothing is ever evaluated.
 """
 
 import json
@@ -24,6 +25,8 @@ ToolStyle = Literal["hermes", "llama3_json"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+# A call up to the brace of its arguments.
+_CUT_CALL = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*\{')
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,9 @@ class ToolParser(Protocol):
 
     def push(self, text: str) -> list[ToolEvent]: ...
 
-    def finish(self) -> list[ToolEvent]: ...
+    def finish(self, *, is_cut: bool = False) -> list[ToolEvent]:
+        """The text has ended; `is_cut`: by the length limit, in the middle of whatever it was."""
+        ...
 
 
 def new_call_id() -> str:
@@ -83,11 +88,12 @@ class HermesParser:
             text = self._read_text(text, events) if self._call is None else self._read_call(self._call, text, events)
         return events
 
-    def finish(self) -> list[ToolEvent]:
+    def finish(self, *, is_cut: bool = False) -> list[ToolEvent]:
         """A call whose closing tag never came still counts if it is complete."""
         events: list[ToolEvent] = []
         if self._call is not None:
-            self._end_call(self._call.text, self._call.blank + OPEN + self._call.text, events)
+            call = self._call
+            self._end_call(call.text, call.blank + OPEN + call.text, events, is_cut=is_cut)
             self._call = None
         if self._held.strip() or not self.num_calls:
             self._say(self._held, events)
@@ -117,8 +123,8 @@ class HermesParser:
         self._end_call(call.text[:end], call.blank + OPEN + call.text[: end + len(CLOSE)], events)
         return behind
 
-    def _end_call(self, text: str, whole: str, events: list[ToolEvent]) -> None:
-        found = _read_call(text, ("arguments", "parameters"))
+    def _end_call(self, text: str, whole: str, events: list[ToolEvent], *, is_cut: bool = False) -> None:
+        found = _read_call(text, ("arguments", "parameters")) or (_read_cut(text, CLOSE) if is_cut else None)
         if found is None:
             self._say(whole, events)
         elif self._is_parallel or not self.num_calls:
@@ -148,9 +154,9 @@ class LlamaParser:
         text, self._held = "".join(self._held), []
         return [Content(text)] if text else []
 
-    def finish(self) -> list[ToolEvent]:
+    def finish(self, *, is_cut: bool = False) -> list[ToolEvent]:
         text, self._held = "".join(self._held), []
-        calls = _read_calls(text)
+        calls = _read_calls(text, is_cut=is_cut)
         if not calls:
             return [Content(text)] if text else []
         events: list[ToolEvent] = []
@@ -235,8 +241,24 @@ def _read_call(text: str, keys: Sequence[str]) -> tuple[str, str] | None:
         return None
 
 
-def _read_calls(text: str) -> list[tuple[str, str]]:
-    decoder, at, calls = json.JSONDecoder(parse_constant=_no_constant), 0, []
+def _read_cut(text: str, end: str = "") -> tuple[str, str] | None:
+    """Name and arguments of a call that was cut off among its arguments, or behind them before its `end`."""
+    head = _CUT_CALL.match(text)
+    if head is None:
+        return None
+    name, arguments = head.group(1), text[head.end() - 1 :]
+    try:
+        found, at = json.JSONDecoder(parse_constant=_no_constant).raw_decode(arguments)
+    except (ValueError, RecursionError):
+        return name, arguments
+    rest = arguments[at:].lstrip()
+    is_whole = ("}" + end).startswith(rest[:1] + rest[1:].lstrip())
+    return (name, json.dumps(found, ensure_ascii=False)) if is_whole else None
+
+
+def _read_calls(text: str, *, is_cut: bool = False) -> list[tuple[str, str]]:
+    decoder, at = json.JSONDecoder(parse_constant=_no_constant), 0
+    calls: list[tuple[str, str]] = []
     text = text.strip()
     try:
         while at < len(text):
@@ -249,7 +271,8 @@ def _read_calls(text: str) -> list[tuple[str, str]]:
             rest = rest.removeprefix(";").lstrip()
             at = len(text) - len(rest)
     except (ValueError, RecursionError):
-        return []
+        last = _read_cut(text[at:]) if is_cut else None
+        return [] if last is None else [*calls, last]
     return calls
 
 

@@ -1,0 +1,115 @@
+"""How much a prompt will come to, by what is known before its images are decoded and its text is encoded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.errors import RequestError
+from saccade.inputs.allowance import Allowance
+from saccade.inputs.images import SCRATCH_BYTES, ImageLimits, Measured, measure_image
+from saccade.inputs.messages import MediaRef
+from saccade.inputs.plans import plan_image, plan_video
+from saccade.inputs.settings import ImageSettings, VideoSettings
+from saccade.inputs.shield import Segment
+from saccade.inputs.tokenizer import Tokenizer
+from saccade.inputs.videos import measure_frames
+
+MAX_VALUES = 200_000  # strings, numbers, lists and objects that a template may be shown
+LONG_TEXT_CHARS = 64 * 1024
+ENCODE_BYTES = 128  # a character, while a text is encoded
+PIXEL_BYTES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """An image or video that is not decoded yet. What only a decoder can tell, as of a video file, counts nothing."""
+
+    ref: MediaRef
+    image: Measured | None = None
+    num_tokens: int = 0
+
+    @property
+    def num_pixels(self) -> int:
+        return 0 if self.image is None else self.image.num_pixels
+
+
+def size_image(ref: MediaRef, settings: ImageSettings, limits: ImageLimits) -> Sized:
+    """Exact: no turn by EXIF changes the number of tokens, as all rules of size treat both sides alike."""
+    image = measure_image(ref.source, limits, param=ref.param)
+    return Sized(ref, image, plan_image(image.height, image.width, settings).num_tokens)
+
+
+def size_video(ref: MediaRef, settings: VideoSettings, limits: ImageLimits) -> Sized:
+    found = measure_frames(ref.source, limits, param=ref.param)
+    if found is None:
+        return Sized(ref)
+    num_frames, height, width, fps = found
+    return Sized(ref, None, plan_video(num_frames, height, width, fps or ref.fps, settings).num_tokens)
+
+
+def check_pixels(media: Sequence[Sized], limits: ImageLimits) -> None:
+    """Refuses images that are too large together, though each of them is not."""
+    limit, total = limits.max_request_pixels, 0
+    for item in media:
+        total += item.num_pixels
+        if limit is not None and total > limit:
+            raise RequestError(
+                f"the images of the request have {total} pixels and more; the limit is {limit} (--max-request-pixels)",
+                param=item.ref.param,
+                code="image_too_large",
+                status=413,
+            )
+
+
+def needed_bytes(media: Sequence[Sized]) -> int:
+    """Memory for all images: their pixels, what the largest needs while it is decoded, and what data URLs hold."""
+    urls = [item.image.source for item in media if item.image is not None and isinstance(item.ref.source, str)]
+    pixels = [item.num_pixels for item in media]
+    return (
+        sum(len(data) for data in urls if isinstance(data, bytes))
+        + PIXEL_BYTES * sum(pixels)
+        + SCRATCH_BYTES * max(pixels, default=0)
+    )
+
+
+def check_talk(messages: Any, allowance: Allowance) -> None:
+    """Refuses lists that are too long, before they are read. Every message has a token at least."""
+    if allowance.max_tokens is None or not isinstance(messages, list | tuple):
+        return
+    allowance.check_length(len(messages), f"there are {len(messages)} messages", "messages")
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    num_parts = sum(len(content) for content in contents if isinstance(content, list | tuple))
+    if num_parts > MAX_VALUES:
+        raise allowance.too_long(f"the messages have {num_parts} parts", "messages")
+
+
+def check_text(value: Any, tokenizer: Tokenizer, allowance: Allowance, param: str) -> None:
+    """Refuses text that is sure to be too long; `value` may hold it anywhere."""
+    if allowance.max_tokens is None:
+        return
+    num_chars, num_values, waiting = 0, 0, [value]
+    while waiting and num_values <= MAX_VALUES:
+        found = waiting.pop()
+        num_values += 1
+        if isinstance(found, str):
+            num_chars += len(found)
+        elif isinstance(found, dict):
+            waiting += [*found.keys(), *found.values()]
+        elif isinstance(found, list | tuple):
+            waiting += found
+    if num_values > MAX_VALUES:
+        raise allowance.too_long(f"the request has more than {MAX_VALUES} values for the chat template", param)
+    _check_chars(num_chars, tokenizer, allowance, param)
+
+
+def hold_text(segments: Sequence[Segment], tokenizer: Tokenizer, allowance: Allowance, param: str) -> None:
+    """Asks for what it takes to encode a text."""
+    num_chars = sum(len(segment.text) for segment in segments)
+    _check_chars(num_chars, tokenizer, allowance, param)
+    if num_chars > LONG_TEXT_CHARS:
+        allowance.hold(ENCODE_BYTES * num_chars)
+
+
+def _check_chars(num_chars: int, tokenizer: Tokenizer, allowance: Allowance, param: str) -> None:
+    if allowance.max_tokens is not None and not tokenizer.could_fit(num_chars, allowance.max_tokens):
+        raise allowance.too_long(f"the text has {num_chars} characters", param)
