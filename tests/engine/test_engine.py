@@ -202,6 +202,27 @@ class TestSampling:
         assert plain[0] not in delayed.token_ids[:3]
 
 
+def test_pixels_on_the_host_are_bounded(loaded: Load) -> None:
+    made, model = loaded("qwen3_vl")
+    engine = build(model, made.folder, Options())
+    rng = np.random.default_rng(4)
+    first, second = (random_prompt(made, rng, num_images=1, length=12) for _ in range(2))
+    nbytes = first.media[0].pixels.nbytes
+    engine.scheduler.settings = replace(engine.scheduler.settings, max_media_bytes=nbytes)
+    names = list(engine.add("a", first, replace(GREEDY, n=2)))
+    with pytest.raises(CapacityError, match=r"hold \d+ bytes of pixels .*\(--max-media-bytes\)"):
+        engine.add("b", second, GREEDY)
+    engine.stop(names[1], "one of two outputs has ended")
+    with pytest.raises(CapacityError):
+        engine.add("b", second, GREEDY)
+    names += engine.add("text", text_prompt([5, 6]), GREEDY)
+    answers = finish(engine, [names[0], "text"])
+    assert answers["text"].token_ids == oracle_tokens(made, text_prompt([5, 6]), 8)
+    assert engine._media_bytes == 0
+    assert tokens(engine, {"b": second}) == expect(made, {"b": second})
+    assert engine._media_bytes == 0
+
+
 class TestSurvival:
     def test_logits_that_are_no_numbers_end_only_their_request(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch

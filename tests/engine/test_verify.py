@@ -57,6 +57,9 @@ def test_every_bucket_and_phase_is_verified_and_leaves_no_trace(loaded: Load, fa
     assert seen == ["vision", "prefill", "decode", "head", "sample"]
     keys = {str(graph.key) for phase in engine.runner.phases for graph in phase.graphs}
     assert keys <= {row.key for row in report.rows}
+    for phase in engine.runner.phases:
+        own = [row.difference for row in report.rows if row.key.startswith(phase.phase.name + "/")]
+        assert phase.snapshot()["selfcheck"] == max(own)
     vision = {row.sequence for row in report.rows if row.key.startswith("vision")}
     assert {"equal totals", "A-B-A", "small-large-small", "poisoned", "shuffled"} <= vision
     assert {"other shapes", "poisoned shapes", "videos", "the same image twice"} <= vision

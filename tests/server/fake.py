@@ -66,6 +66,7 @@ class FakeEngine:
         numbers = dict.fromkeys(Stats.__dataclass_fields__, 0)
         graph = {"key": "decode full rows=8", "tier": "capacity", "bytes": 10, "capture_seconds": 0.5, "replays": 3}
         phase = {"phase": "decode", "fallbacks": {"too_large": 2}, "real_rows": 9, "padded_rows": 1, "graphs": [graph]}
+        phase["selfcheck"] = 0.25
         return EngineStats(Stats(**(numbers | {"running": len(self.running)})), {"decode": phase}, self.gpu_bytes)
 
 

@@ -66,6 +66,7 @@ def test_graphs_have_numbers_of_their_own(scripted: Scripted) -> None:
     assert found["saccade:graph_fallback_total"][0].labels["reason"] == "too_large"
     assert found["saccade:graph_padding_tokens_total"][0].value == 1
     assert found["saccade:graph_memory_bytes"][0].value == 10
+    assert found["saccade:graph_selfcheck_max_abs_diff"][0].value == 0.25
     phases = asyncio.run(caller.get("/graphs")).json["phases"]
     assert phases[0]["phase"] == "decode" and phases[0]["graphs"][0]["replays"] == 3
 

@@ -20,7 +20,7 @@ from saccade.engine.request import Finish, FinishReason, Request, Status
 from saccade.engine.runner import Runner, Scores, StepOutput, Ticket
 from saccade.engine.scheduler import Scheduler
 from saccade.engine.stopwatch import Lap, Stopwatch
-from saccade.errors import GraphError, RequestError, SaccadeError
+from saccade.errors import CapacityError, GraphError, RequestError, SaccadeError
 from saccade.inputs.placeholders import Prompt, text_prompt
 
 NO_NUMBERS = "the model's logits are not numbers"
@@ -97,6 +97,7 @@ class Engine:
         self._clock = clock
         self._seeds = Random(seed)
         self._prompts: dict[str, Prompt] = {}
+        self._media_bytes = 0  # of all prompts, each counted once
         self._requests: dict[str, Request] = {}
         self._marks: dict[str, _Marks] = {}
         self._stopwatch = Stopwatch(runner.encoder, runner.state.model.place.device, clock)
@@ -121,6 +122,7 @@ class Engine:
         """Take a request in; for n > 1 the ids of all its outputs. Refused with a RequestError or a CapacityError."""
         self._check_tokens(prompt, params)
         self._check_media(prompt)
+        self._check_room(prompt)
         compiled = self.compile(params.grammar).result() if params.grammar is not None else None
         request = Request(
             id=request_id,
@@ -134,6 +136,7 @@ class Engine:
             cache_salt=cache_salt,
         )
         ids = self.scheduler.add(request)
+        self._media_bytes += _media_bytes(prompt)
         for member_id in ids:
             self._prompts[member_id] = prompt
             self._requests[member_id] = self.scheduler.request(member_id)
@@ -291,7 +294,7 @@ class Engine:
             updates.append(Update(event.request_id, event.token_ids, scores, None, event.finish, timings))
             if event.finish is not None:
                 self._release(event.request_id)
-                self._prompts.pop(event.request_id, None)
+                self._let_go(event.request_id)
                 self._requests.pop(event.request_id, None)
                 self._compiled.pop(event.request_id, None)
         return updates
@@ -312,6 +315,22 @@ class Engine:
         owner = self._running.pop(request_id, None)
         if owner is not None:
             self._free_sequences.append(owner.sequence)
+
+    def _let_go(self, request_id: str) -> None:
+        """Forget a prompt; its pixels are gone with the last output that was made of it."""
+        prompt = self._prompts.pop(request_id, None)
+        if prompt is not None and prompt.media and not any(prompt is other for other in self._prompts.values()):
+            self._media_bytes -= _media_bytes(prompt)
+
+    def _check_room(self, prompt: Prompt) -> None:
+        """Pixels stay until a request ends, as it may be preempted and its images evicted. Alone any request fits."""
+        settings, needed = self.scheduler.settings, _media_bytes(prompt)
+        if needed and self._media_bytes and self._media_bytes + needed > settings.max_media_bytes:
+            raise CapacityError(
+                f"requests hold {self._media_bytes} bytes of pixels and {needed} would join them; "
+                f"the limit is {settings.max_media_bytes} (--max-media-bytes)",
+                retry_after_s=settings.retry_after_s,
+            )
 
     def _spans(self, prompt: Prompt) -> tuple[Span, ...]:
         media = self.runner.state.model.spec.media
@@ -348,6 +367,10 @@ class Engine:
         if self.runner.settings.strict and longest > limit:
             message = f"an image or video has {longest} rows; the limit is {limit} (--encoder-budget-tokens)"
             raise RequestError(message, code="image_too_large")
+
+
+def _media_bytes(prompt: Prompt) -> int:
+    return sum(media.pixels.nbytes for media in prompt.media)
 
 
 def _follow(ticket: Ticket, output: StepOutput) -> dict[str, str]:

@@ -48,6 +48,8 @@ def _graph_metrics(phase: Mapping[str, Any]) -> Iterator[Metric]:
     yield counter("graph_padding_tokens", phase["padded_rows"], phase=name)
     for reason, times in phase["fallbacks"].items():
         yield counter("graph_fallback", times, phase=name, reason=reason)
+    if phase["selfcheck"] is not None:
+        yield gauge("graph_selfcheck_max_abs_diff", phase["selfcheck"], phase=name)
     yield gauge("graph_memory_bytes", sum(graph["bytes"] for graph in phase["graphs"]), phase=name)
     for graph in phase["graphs"]:
         yield counter("graph_replays", graph["replays"], phase=name, budget=graph["key"])

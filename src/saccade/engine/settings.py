@@ -24,6 +24,9 @@ class SchedulerSettings:
     )
     max_queued_requests: int = setting(4096, "waiting requests before new ones are refused")
     max_queued_tokens: int = setting(4 * 2**20, "prompt tokens of waiting requests before new ones are refused")
+    max_media_bytes: int = setting(
+        16 * 2**30, "pixels that requests keep on the host until they end, before new images are refused"
+    )
     retry_after_s: float = setting(1.0, "seconds after which a refused client is told to try again")
 
     def __post_init__(self) -> None:
@@ -72,6 +75,7 @@ _LOWEST = {
     "encoder_budget_tokens": 0,
     "max_queued_requests": 1,
     "max_queued_tokens": 1,
+    "max_media_bytes": 1,
     "retry_after_s": 0,
 }
 

@@ -38,9 +38,11 @@ def verify_engine(engine: Engine, *, is_short: bool = False, progress: Progress 
         with _unseen(runner):
             if encoder is not None and runner is encoder.graphs:
                 with encoder.alone():
-                    rows += [*_verify(runner, is_short=is_short), *_verify_grids(encoder, is_short=is_short)]
+                    found = [*_verify(runner, is_short=is_short), *_verify_grids(encoder, is_short=is_short)]
             else:
-                rows += _verify(runner, is_short=is_short)
+                found = [*_verify(runner, is_short=is_short)]
+        runner.selfcheck = max((row.difference for row in found), default=None)
+        rows += found
     return Report(tuple(rows))
 
 

@@ -77,6 +77,7 @@ class GraphRunner:
         self.settings = settings or GraphSettings()
         self.stats = Stats()
         self.gate: Gate | None = None
+        self.selfcheck: float | None = None  # the largest difference that the last verification found
         self._lane = lane or lane_for(phase.arena.device)
         self._buckets = tuple(sorted(phase.buckets, key=lambda bucket: (bucket[phase.rows], sum(bucket.values()))))
         self._bucket_rows = [bucket[phase.rows] for bucket in self._buckets]
@@ -104,7 +105,7 @@ class GraphRunner:
             }
             for graph in self.graphs
         ]
-        return {"phase": self.phase.name, **self.stats.snapshot(), "graphs": graphs}
+        return {"phase": self.phase.name, "selfcheck": self.selfcheck, **self.stats.snapshot(), "graphs": graphs}
 
     def capture_buckets(self, progress: Progress | None = None, *, largest_only: bool = False) -> None:
         """Capture every bucket, largest first, so that the smaller ones fit into the memory of the largest.

@@ -238,8 +238,13 @@ def _graph_families(phases: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     real = CounterMetricFamily("graph_real_tokens", "rows that were asked for", labels=["phase"])
     capture = GaugeMetricFamily("graph_capture_seconds", "time to capture", labels=["phase", "budget"])
     memory = GaugeMetricFamily("graph_memory_bytes", "memory of the graphs", labels=["phase"])
+    checked = GaugeMetricFamily(
+        "graph_selfcheck_max_abs_diff", "replays against eager runs at the start, as a share", labels=["phase"]
+    )
     for phase in phases:
         name = str(phase["phase"])
+        if phase.get("selfcheck") is not None:
+            checked.add_metric([name], phase["selfcheck"])
         padding.add_metric([name], phase.get("padded_rows", 0))
         real.add_metric([name], phase.get("real_rows", 0))
         for reason, times in phase.get("fallbacks", {}).items():
@@ -249,7 +254,7 @@ def _graph_families(phases: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
         for graph in graphs:
             replays.add_metric([name, str(graph["key"])], graph.get("replays", 0))
             capture.add_metric([name, str(graph["key"])], graph.get("capture_seconds", 0.0))
-    yield from (replays, fallbacks, padding, real, capture, memory)
+    yield from (replays, fallbacks, padding, real, capture, memory, checked)
 
 
 def _plain_gauge(name: str, text: str, value: float) -> Metric:
