@@ -1,5 +1,6 @@
 """GGUF files written here from tiny checkpoints read back as the checkpoints do."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from saccade.errors import ConfigError
-from saccade.models.gguf import LAYER_NAMES, NAMES
+from saccade.models.folder import find_folder
+from saccade.models.gguf import LAYER_NAMES, NAMES, GGUFFile
+from saccade.models.registry import read_spec
 from saccade.models.weights import load_model
 from tests.models import tiny
 from tests.models.conftest import Loaded
@@ -26,9 +29,19 @@ def interleaved(rows: Any, num_heads: int) -> Any:
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
-def write(made: tiny.Tiny, path: Path, kind: str, *, drop: str = "", extra: str = "") -> None:
+def write(
+    made: tiny.Tiny, path: Path, kind: str, *, drop: str = "", extra: str = "", more: dict[str, Any] | None = None
+) -> None:
     config = tiny.config_of(made.folder)
     writer = gguf.GGUFWriter(path, kind)
+    for key, value in (more or {}).items():
+        add: dict[type, Any] = {
+            str: writer.add_string,
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+        }
+        add[type(value)](f"{kind}.{key}", value)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -94,3 +107,61 @@ def test_files_that_are_not_for_us_are_refused(loaded: Load, tmp_path: Path) -> 
         load_model(path)
     with pytest.raises(ConfigError, match="is not a file"):
         load_model(tmp_path / "none.gguf")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope.scaling.type", "yarn"),
+        ("rope.scaling.factor", 4.0),
+        ("rope.scale_linear", 4.0),
+        ("rope.dimension_count", 6),
+        ("rope.freq_base_swa", 1000.0),
+        ("attention.sliding_window", 4),
+        ("attention.scale", 0.5),
+        ("attention.value_length", 16),
+        ("attention.causal", False),
+        ("logit_scale", 0.5),
+    ],
+)
+def test_metadata_that_would_change_the_answers_is_refused(loaded: Load, tmp_path: Path, key: str, value: Any) -> None:
+    made, _ = loaded("llama_plain")
+    write(made, tmp_path / "model.gguf", "llama", more={key: value})
+    with pytest.raises(ConfigError, match=rf"llama\.{key} is {value!r}, which is not supported"):
+        load_model(tmp_path / "model.gguf")
+
+
+def test_metadata_that_changes_nothing_is_read_over(loaded: Load, tmp_path: Path) -> None:
+    made, _ = loaded("llama_plain")
+    neutral = {"rope.dimension_count": 12, "rope.scaling.type": "none", "rope.scaling.factor": 1.0, "logit_scale": 1.0}
+    more = {"attention.causal": True, "rope.scaling.original_context_length": 64, "vocab_size": 120}
+    write(made, tmp_path / "model.gguf", "llama", more=neutral | more)
+    load_model(tmp_path / "model.gguf")
+
+
+def test_what_a_file_leaves_out_is_no_default_of_a_config(loaded: Load, tmp_path: Path) -> None:
+    """Qwen3 without head_dim has heads of 128 in a config.json, and of width over heads in llama.cpp."""
+    config = GGUFFile.open(_written(loaded, tmp_path, "llama_plain", "qwen3")).config()
+    assert read_spec(config)[1].decoder.attention.head_dim == 12
+
+
+def test_a_folder_with_one_gguf_file_loads_as_its_checkpoint(loaded: Load, tmp_path: Path) -> None:
+    made, model = loaded("qwen3")
+    _written(loaded, tmp_path, "qwen3", "qwen3")
+    with pytest.raises(ConfigError, match=r"config\.json is missing"):
+        load_model(tmp_path, load_format="gguf")
+    shutil.copy(made.folder / "config.json", tmp_path)
+    read = load_model(tmp_path, load_format="gguf")
+    assert read.spec == model.spec
+    for (_, ours), (_, theirs) in zip(model.slots(), read.slots(), strict=True):
+        assert torch.equal(ours.view, theirs.view)
+    shutil.copy(tmp_path / "model.gguf", tmp_path / "other.gguf")
+    with pytest.raises(ConfigError, match=r"has 2 \.gguf files; keep exactly one"):
+        load_model(tmp_path, load_format="gguf")
+    with pytest.raises(ConfigError, match=r"give the folder, with --load-format gguf"):
+        find_folder(tmp_path / "model.gguf")
+
+
+def _written(loaded: Load, folder: Path, name: str, kind: str) -> Path:
+    write(loaded(name)[0], folder / "model.gguf", kind)
+    return folder / "model.gguf"

@@ -104,6 +104,50 @@ def test_a_stored_copy_of_a_tied_head_and_rotary_buffers_are_ignored(loaded: Loa
     assert same_weights(load_model(copy(made, tmp_path, add)), model)
 
 
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_head_that_is_not_the_embedding_is_not_thrown_away(loaded: Load, tmp_path: Path, is_last: bool) -> None:
+    """The tensors of a file stand in the order of their names, those of several files in the order of the files."""
+    made, model = loaded("llama")
+    folder = copy(made, tmp_path)
+    (folder / WEIGHTS).rename(folder / "b.safetensors")
+    head = torch.randn(model.spec.decoder.vocab_size, model.spec.decoder.width)
+    save_file({"lm_head.weight": head}, folder / ("c.safetensors" if is_last else "a.safetensors"))
+    with pytest.raises(ConfigError, match=r"lm_head\.weight.* differ; set tie_word_embeddings to false"):
+        load_model(folder)
+    set_config(folder, tie_word_embeddings=False)
+    untied = load_model(folder)
+    assert torch.equal(dict(untied.slots())["decoder.head.weight"].view, head)
+
+
+def test_a_whole_file_goes_before_an_index_and_files_nobody_names(loaded: Load, tmp_path: Path) -> None:
+    made, model = loaded("qwen3")
+    shard(copy(made, tmp_path, lambda tensors: [tensor.mul_(0.5) for tensor in tensors.values()]), 2)
+    shutil.copy(made.folder / WEIGHTS, tmp_path / WEIGHTS)
+    assert same_weights(load_model(tmp_path), model)
+
+
+def test_a_tensor_in_two_files_is_refused_with_both(loaded: Load, tmp_path: Path) -> None:
+    made, _ = loaded("qwen3")
+    copy(made, tmp_path)
+    (tmp_path / WEIGHTS).rename(tmp_path / "new.safetensors")
+    shutil.copy(tmp_path / "new.safetensors", tmp_path / "old.safetensors")
+    with pytest.raises(ConfigError, match=r"both new\.safetensors and old\.safetensors hold .*keep the files of one"):
+        load_model(tmp_path)
+
+
+def test_a_tensor_under_two_names_is_refused(loaded: Load, tmp_path: Path) -> None:
+    made, _ = loaded("qwen3_vl")
+    old, new = "model.language_model.norm.weight", "model.norm.weight"
+    copy(made, tmp_path, lambda tensors: tensors.update({new: tensors[old] * 2}))
+    with pytest.raises(ConfigError, match=r"1 repeated: model\..*norm\.weight"):
+        load_model(tmp_path)
+
+
+def test_a_load_format_nobody_knows_is_refused(loaded: Load) -> None:
+    with pytest.raises(ConfigError, match="'pickle' is not known; allowed: auto, safetensors, gguf, dummy"):
+        load_model(loaded("qwen3")[0].folder, load_format="pickle")  # type: ignore[arg-type]
+
+
 def test_a_missing_tensor_is_named(loaded: Load, tmp_path: Path) -> None:
     made, _ = loaded("qwen3")
     copy(made, tmp_path, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))

@@ -81,7 +81,11 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The rotary of a config, written the old way (rope_theta, rope_scaling) or the new (rope_parameters)."""
+    """The rotary of a config, written the old way (rope_theta, rope_scaling) or the new (rope_parameters).
+
+    Where both are there, rope_scaling is the one that counts, and what it leaves out stands at the top of the config:
+    rope_parameters are then not looked at.
+    """
 
     base: float
     scaling: LinearScaling | Llama3Scaling | None
@@ -90,20 +94,34 @@ class Rope:
 
     @classmethod
     def read(cls, config: Config, *, default_base: float = 10000.0) -> "Rope":
-        if config.has("rope_parameters"):
-            rope = config.sub("rope_parameters")
-            base = rope.get("rope_theta", default_base)
-        else:
-            rope = config.sub("rope_scaling") if config.has("rope_scaling") else Config({}, config.where)
-            base = config.get("rope_theta", default_base)
-        return cls(base, _scaling(rope), rope.ints("mrope_section"), rope.get("mrope_interleaved", False))
+        key = "rope_scaling" if config.get("rope_scaling", {}) else "rope_parameters"
+        rope = Config(config.get(key, {}), f"{config.where}: {key}")
+        nested = [name for name, value in rope.values.items() if isinstance(value, dict)]
+        if nested:
+            raise ConfigError(
+                f"{rope.where} has one rotary for each of {', '.join(nested)}; this model has one for all"
+            )
+        base = rope.get("rope_theta", config.get("rope_theta", default_base))
+        scaling, part = _scaling(rope), rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+        if scaling is not None and part != 1.0:
+            raise ConfigError(f"{rope.where}: partial_rotary_factor is {part} beside a scaling; only 1 is supported")
+        return cls(base, scaling, rope.ints("mrope_section"), rope.get("mrope_interleaved", False))
 
     def spec(self, width: int, axes: tuple[int, ...] | None = None) -> RotarySpec:
         return RotarySpec(width=width, base=self.base, axes=axes or plain_axes(width), scaling=self.scaling)
 
 
-def read_decoder(config: Config, *, rope: Rope | None = None, axes: tuple[int, ...] | None = None) -> DecoderSpec:
-    """A plain pre-norm decoder with one rotary, as Llama has it; families change what differs with `replace`."""
+def read_decoder(
+    config: Config,
+    *,
+    rope: Rope | None = None,
+    axes: tuple[int, ...] | None = None,
+    windows: list[int | None] | None = None,
+) -> DecoderSpec:
+    """A plain pre-norm decoder with one rotary, as Llama has it; families change what differs with `replace`.
+
+    Without `windows` every layer sees everything, whatever the config says of sliding: not all families read it.
+    """
     width, num_heads = config.need("hidden_size", int), config.need("num_attention_heads", int)
     head_dim = config.get("head_dim", width // num_heads)
     has_bias = config.get("attention_bias", False)
@@ -120,7 +138,7 @@ def read_decoder(config: Config, *, rope: Rope | None = None, axes: tuple[int, .
         activation=config.activation("hidden_act"),
         bias=config.get("mlp_bias", False),
     )
-    windows = read_windows(config)
+    windows = windows or [None] * config.need("num_hidden_layers", int)
     return DecoderSpec(
         vocab_size=config.need("vocab_size", int),
         width=width,
@@ -133,27 +151,37 @@ def read_decoder(config: Config, *, rope: Rope | None = None, axes: tuple[int, .
 
 
 def read_windows(config: Config) -> list[int | None]:
-    """The attention window of each layer, None where it sees everything."""
+    """The attention window of each layer, None where it sees everything, as Qwen writes it."""
     depth = config.need("num_hidden_layers", int)
-    window = config.maybe("sliding_window", int)
+    window = config.maybe("sliding_window", int) if config.get("use_sliding_window", False) else None
+    first = depth if window is None else config.get("max_window_layers", depth)
+    return spread_window(config, window, [i >= first for i in range(depth)])
+
+
+def spread_window(config: Config, window: int | None, slides: list[bool]) -> list[int | None]:
+    """The window in each layer that layer_types calls sliding; `slides` says which where it is not written down."""
     if config.has("layer_types"):
         kinds = config.need("layer_types", list)
-        if len(kinds) != depth or set(kinds) - {"full_attention", "sliding_attention"}:
+        if len(kinds) != len(slides) or set(kinds) - {"full_attention", "sliding_attention"}:
             raise ConfigError(
                 f"{config.where}: layer_types must name full_attention or sliding_attention for each of the "
-                f"{depth} layers; it is {kinds}"
+                f"{len(slides)} layers; it is {kinds}"
             )
-        return [window if kind == "sliding_attention" else None for kind in kinds]
-    if not config.get("use_sliding_window", False):
-        return [None] * depth
-    first = config.get("max_window_layers", depth)
-    return [window if i >= first else None for i in range(depth)]
+        slides = [kind == "sliding_attention" for kind in kinds]
+    if any(slides) and window is None:
+        raise ConfigError(
+            f"{config.where}: {sum(slides)} of {len(slides)} layers are sliding_attention, but there is no window; "
+            f"set sliding_window (and use_sliding_window, where the family has it), or change layer_types"
+        )
+    return [window if slide else None for slide in slides]
 
 
 def read_moe(config: Config, decoder: DecoderSpec, *, renormalise: bool) -> DecoderSpec:
-    """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name."""
+    """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name; none where there are 0."""
+    if config.need("num_experts", int) == 0:
+        return decoder
     experts = MoESpec(
-        num_experts=num_experts(config),
+        num_experts=config.need("num_experts", int),
         top_k=config.need("num_experts_per_tok", int),
         width=config.need("moe_intermediate_size", int),
         activation=config.activation("hidden_act"),
@@ -165,11 +193,6 @@ def read_moe(config: Config, decoder: DecoderSpec, *, renormalise: bool) -> Deco
         for i, layer in enumerate(decoder.layers)
     ]
     return replace(decoder, layers=tuple(layers))
-
-
-def num_experts(config: Config) -> int:
-    """0 for a dense model."""
-    return config.get("num_experts", config.get("num_local_experts", 0))
 
 
 def with_qk_norm(decoder: DecoderSpec) -> DecoderSpec:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from saccade.errors import ConfigError
 
-INDEX = "model.safetensors.index.json"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 # What the model, the tokenizer, the templates and the image processor read. Code and pickles are never fetched.
 SETTINGS = ["*.json", "*.jinja", "*.model", "*.txt"]
@@ -37,6 +37,11 @@ def find_folder(folder_or_id: str | Path, *, revision: str | None = None, with_w
     path = Path(folder_or_id).expanduser()
     if path.is_dir():
         return path
+    if path.is_file() and path.suffix == ".gguf":
+        raise ConfigError(
+            f"{folder_or_id} is a file; put config.json and tokenizer.json beside it and give the folder, "
+            f"with --load-format gguf"
+        )
     if path.is_file() or str(folder_or_id).count("/") > 1 or str(folder_or_id).startswith((".", "~", "/")):
         raise ConfigError(f"{folder_or_id} is not a folder; give a checkpoint folder or a hub id such as org/name")
     try:
@@ -51,14 +56,20 @@ def find_folder(folder_or_id: str | Path, *, revision: str | None = None, with_w
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFolder:
-    """One or several .safetensors files. Tensors are memory-mapped: what a rank does not copy is not read."""
+    """One or several .safetensors files. Tensors are memory-mapped: what a rank does not copy is not read.
+
+    A folder may keep files of other times beside the ones that count. As in transformers, model.safetensors goes
+    before an index; without either every file counts, and no two of them may bring the same tensor.
+    """
 
     folder: Path
     files: tuple[Path, ...]
 
     @classmethod
     def open(cls, folder: Path) -> "SafetensorsFolder":
-        index = folder / INDEX
+        whole, index = folder / WHOLE, folder / INDEX
+        if whole.is_file():
+            return cls(folder, (whole,))
         if index.is_file():
             return cls(folder, _indexed_files(index))
         files = tuple(sorted(folder.glob("*.safetensors")))
@@ -82,10 +93,16 @@ class SafetensorsFolder:
         return sum(file.stat().st_size for file in self.files)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        homes: dict[str, Path] = {}
         for file in self.files:
             try:
                 with safe_open(file, framework="pt") as opened:
                     for name in opened.offset_keys():
+                        if homes.setdefault(name, file) != file:
+                            raise ConfigError(
+                                f"{self.folder}: both {homes[name].name} and {file.name} hold {name}; "
+                                f"keep the files of one checkpoint only"
+                            )
                         yield name, opened.get_tensor(name)
             except (SafetensorError, OSError) as error:
                 raise ConfigError(f"{file} cannot be read ({error}); download it again") from error

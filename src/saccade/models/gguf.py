@@ -1,8 +1,8 @@
 """GGUF files of Llama-like models: their metadata as a config.json, their tensors dequantised and renamed.
 
 llama.cpp stores queries and keys of Llama models with the two halves of a head interleaved, which is undone here, so
-that what comes out is what a Hugging Face checkpoint holds. Whatever a file has beyond these tables is refused by the
-strict loader: a tensor of scaled frequencies (Llama 3.1 and later), for one.
+that what comes out is what a Hugging Face checkpoint holds. Whatever a file has beyond these tables is refused: tensors
+by the strict loader (scaled frequencies of Llama 3.1 and later, for one), metadata that changes attention here.
 """
 
 from collections.abc import Iterator
@@ -45,6 +45,25 @@ KEYS = {
     "rope.freq_base": "rope_theta",
 }
 
+# Keys that change what attention or the logits come to, with the values that change nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "rope.scaling.type": ("none",),
+    "rope.scaling.factor": (0.0, 1.0),
+    "rope.scaling.attn_factor": (1.0,),
+    "rope.scale_linear": (0.0, 1.0),
+    "attention.causal": (True,),
+    "attention.sliding_window": (0,),
+    "attention.scale": (0.0,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "embedding_scale": (0.0, 1.0),
+}
+
+# Keys that say nothing by themselves: they go with a scaling.
+SILENT = ("rope.scaling.original_context_length", "rope.scaling.finetuned")
+
 NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -74,7 +93,7 @@ class GGUFFile:
     @classmethod
     def open(cls, path: Path) -> "GGUFFile":
         if not path.is_file():
-            raise ConfigError(f"{path} is not a file; give the path of a .gguf file")
+            raise ConfigError(f"{path} is not a file; give the path of a .gguf file, or a folder that holds one")
         try:
             from gguf import GGUFReader
         except ImportError as error:
@@ -102,7 +121,9 @@ class GGUFFile:
             "vocab_size": int(self._shape("token_embd.weight")[0]),
             "tie_word_embeddings": all(tensor.name != "output.weight" for tensor in self.reader.tensors),
         }
-        return Config({key: value for key, value in values.items() if value is not None}, self.where)
+        config = Config(values, self.where)
+        self._refuse_unknown(kind, config)
+        return config
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         from gguf import dequantize
@@ -117,6 +138,24 @@ class GGUFFile:
             if dialect.is_interleaved and kind in heads:
                 values = _halves(values, heads[kind])
             yield name, torch.from_numpy(np.ascontiguousarray(values))
+
+    def _refuse_unknown(self, kind: str, config: Config) -> None:
+        """What a file leaves out is null in its config: llama.cpp has other defaults than a config.json."""
+        width, num_heads = config.need("hidden_size", int), config.need("num_attention_heads", int)
+        head_dim = config.get("head_dim", width // num_heads)
+        neutral = NEUTRAL | dict.fromkeys(("rope.dimension_count", "attention.value_length"), (head_dim,))
+        for field in self.reader.fields:
+            name = str(field).removeprefix(f"{kind}.")
+            if name == field or name in KEYS or name in SILENT:
+                continue
+            is_felt = name.startswith(("rope.", "attention.")) or name.endswith("scale")
+            value, allowed = self._field(field), neutral.get(name, ())
+            if is_felt and value not in allowed:
+                only = f"; allowed: {' or '.join(map(repr, allowed))}" if allowed else ""
+                raise ConfigError(
+                    f"{self.path}: {field} is {value!r}, which is not supported{only}; "
+                    f"use the checkpoint with .safetensors weights"
+                )
 
     def _dialect(self) -> tuple[str, Dialect]:
         kind = str(self._field("general.architecture"))

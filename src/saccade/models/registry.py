@@ -1,16 +1,21 @@
 """From the architecture a config.json names to the family that knows it."""
 
+from collections.abc import Iterator
+
 from saccade.errors import ConfigError
 from saccade.models.config import Config
 from saccade.models.families import gemma3, llama, qwen2, qwen2_5_vl, qwen3, qwen3_vl
 from saccade.models.family import Family
-from saccade.models.spec import ModelSpec
+from saccade.models.spec import DecoderSpec, ModelSpec, MoESpec
 
 FAMILIES = (
     qwen3_vl.FAMILY,
+    qwen3_vl.MOE_FAMILY,
     qwen2_5_vl.FAMILY,
     gemma3.FAMILY,
+    gemma3.TEXT_FAMILY,
     qwen3.FAMILY,
+    qwen3.MOE_FAMILY,
     qwen2.FAMILY,
     llama.FAMILY,
 )
@@ -35,4 +40,37 @@ def read_spec(config: Config) -> tuple[Family, ModelSpec]:
             f"use the checkpoint with bfloat16 weights"
         )
     family = ARCHITECTURES[known[0]]
-    return family, family.spec(config, known[0])
+    spec = family.spec(Config(family.defaults.complete(config.values), config.where), known[0])
+    faults = [*_decoder_faults(spec.decoder), *_vision_faults(spec)]
+    if faults:
+        raise ConfigError(f"{config.where}: {'; '.join(faults)}; use the config.json that belongs to these weights")
+    return family, spec
+
+
+def _decoder_faults(spec: DecoderSpec) -> Iterator[str]:
+    heads, kv_heads = spec.attention.num_heads, spec.attention.num_kv_heads
+    if kv_heads < 1 or heads % kv_heads:
+        yield f"num_key_value_heads is {kv_heads}; it must divide num_attention_heads, which is {heads}"
+    if any(layer.window is not None and layer.window < 1 for layer in spec.layers):
+        yield "sliding_window is below 1; a token sees itself at least"
+    for moe in {layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoESpec)}:
+        if not 1 <= moe.top_k <= moe.num_experts:
+            yield f"num_experts_per_tok is {moe.top_k}; 1 to {moe.num_experts} (num_experts) are allowed"
+    if spec.deepstack_levels >= len(spec.layers):
+        yield (
+            f"{spec.deepstack_levels} deepstack_visual_indexes go between {len(spec.layers)} layers; "
+            f"at most {len(spec.layers) - 1} are allowed"
+        )
+
+
+def _vision_faults(spec: ModelSpec) -> Iterator[str]:
+    vision, width = spec.vision, spec.decoder.width
+    if vision is None:
+        return
+    if vision.projector.out_width != width:
+        yield f"out_hidden_size is {vision.projector.out_width}; it must be hidden_size of the text, which is {width}"
+    if vision.block.width % vision.block.num_heads:
+        yield f"{vision.block.num_heads} heads of the tower do not divide its hidden_size of {vision.block.width}"
+    levels = vision.deepstack_layers
+    if len(set(levels)) != len(levels) or not set(levels) <= set(range(vision.depth)):
+        yield f"deepstack_visual_indexes is {list(levels)}; different layers from 0 to {vision.depth - 1} are allowed"

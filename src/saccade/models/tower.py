@@ -51,14 +51,15 @@ class Tower(Layer):
         frames = Segments(cu_seqlens_S1=step.cu_seqlens_S1, max_length=step.max_segment)
         windows = _windows(step) or frames
         residual_PD: Tensor | None = None
-        level = 0
+        level = 0  # Levels stand in the order of their layers, mergers in the order the config names these layers.
         for i, block in enumerate(self.blocks):
             segments = frames if i in self.spec.full_layers else windows
             x_PD, residual_PD = block(x_PD, residual_PD, rotation, segments)
             if i in self.spec.deepstack_layers:
                 x_PD, residual_PD = x_PD + residual_PD, None
                 level += 1
-                self._merge(self.deepstack[level - 1], x_PD, step, out_LUE[level])
+                merger = self.deepstack[self.spec.deepstack_layers.index(i)]
+                self._merge(merger, x_PD, step, out_LUE[level])
         if self.norm is not None:
             x_PD = self.norm.carry(x_PD, residual_PD)[0]
         elif residual_PD is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 NAMES_SHOWN = 8
 
+# Some checkpoints of tied models also store the head: the embedding once more, or else the config is wrong.
+HEAD = "decoder.head.weight"
+TIED = ("decoder.embedding.weight", HEAD)
+
 
 def load_model(
     folder_or_id: str | Path,
@@ -39,7 +43,8 @@ def load_model(
     """A model with its weights.
 
     `folder_or_id` is a folder, a .gguf file or a hub id; `dtype` is the checkpoint's own unless given. "auto" reads a
-    file as GGUF and a folder as safetensors; "dummy" needs a config.json only.
+    file as GGUF and a folder as safetensors; "gguf" also reads a folder with one .gguf file beside its config.json;
+    "dummy" needs a config.json only.
     """
     config, checkpoint = _open(folder_or_id, load_format)
     family, spec = read_spec(config)
@@ -77,35 +82,68 @@ def checkpoint_dtype(config: Config) -> torch.dtype:
 
 
 def _open(folder_or_id: str | Path, load_format: LoadFormat) -> tuple[Config, Checkpoint | None]:
+    if load_format not in get_args(LoadFormat):
+        raise ConfigError(f"load format {load_format!r} is not known; allowed: {', '.join(get_args(LoadFormat))}")
+    if load_format == "gguf" and Path(folder_or_id).is_dir():
+        return _open_gguf_folder(Path(folder_or_id))
     if load_format == "gguf" or (load_format == "auto" and str(folder_or_id).endswith(".gguf")):
         file = GGUFFile.open(Path(folder_or_id))
         return file.config(), file
     is_dummy = load_format == "dummy"
     folder = find_folder(folder_or_id, with_weights=not is_dummy)
+    return _read_config(folder), None if is_dummy else SafetensorsFolder.open(folder)
+
+
+def _open_gguf_folder(folder: Path) -> tuple[Config, Checkpoint]:
+    """The folder's config.json describes the model, as it does for whatever else reads the folder; what a GGUF file
+    says that no config.json can express is refused all the same."""
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) != 1:
+        raise ConfigError(f"{folder} has {len(files)} .gguf files; keep exactly one, beside config.json")
+    file = GGUFFile.open(files[0])
+    file.config()
+    return _read_config(folder), file
+
+
+def _read_config(folder: Path) -> Config:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder / 'config.json'} is missing; a checkpoint folder has it beside its weights")
-    config = Config.read(folder / "config.json")
-    return config, None if is_dummy else SafetensorsFolder.open(folder)
+    return Config.read(folder / "config.json")
 
 
 @dataclass(slots=True)
 class Findings:
-    """What did not fit. `missing` keeps the order of the model, as a dict does and a set would not."""
+    """What did not fit. `missing` keeps the order of the model, as a dict does and a set would not.
+
+    `tied` holds the embedding and a stored head of a model that ties them; they come in any order.
+    """
 
     renames: Renames
     missing: dict[str, None]
     seen: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+    tied: dict[str, Tensor] = field(default_factory=dict)
     unexpected: list[str] = field(default_factory=list)
     misshapen: list[str] = field(default_factory=list)
 
     def raise_if_any(self, where: str) -> None:
         missing = [self.renames.backwards(name, self.seen) for name in self.missing]
-        kinds = (("missing", missing), ("unexpected", self.unexpected), ("misshapen", self.misshapen))
+        kinds = (
+            ("missing", missing),
+            ("unexpected", self.unexpected),
+            ("repeated", self.repeated),
+            ("misshapen", self.misshapen),
+        )
         texts = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds if names]
         if texts:
             raise ConfigError(
                 f"{where}: the weights do not fit config.json: {'; '.join(texts)}. "
                 f"Download the checkpoint again, or use the config.json that belongs to these weights"
+            )
+        if len(self.tied) == 2 and not torch.equal(*self.tied.values()):
+            raise ConfigError(
+                f"{where}: config.json ties the head to the embedding, but {' and '.join(self.tied)} differ; "
+                f"set tie_word_embeddings to false in config.json"
             )
 
 
@@ -120,21 +158,20 @@ def _place(name: str, tensor: Tensor, slots: dict[str, Slot], findings: Findings
         return
     rule, words = found
     for slot_name, part in rule.spread(words, tensor, slots).items():
+        if slot_name in TIED and HEAD not in slots:
+            findings.tied[name] = part
         slot = slots.get(slot_name)
         if slot is None:
-            if not _is_tied_head(slot_name, slots):
+            if slot_name != HEAD:
                 findings.unexpected.append(name)
             continue
+        if slot_name not in findings.missing:
+            findings.repeated.append(name)
         findings.missing.pop(slot_name, None)
         if tuple(part.shape) != slot.shape:
             findings.misshapen.append(f"{name} is {_size(part.shape)}, {_size(slot.shape)} is needed")
             continue
         slot.fill(part)
-
-
-def _is_tied_head(slot_name: str, slots: dict[str, Slot]) -> bool:
-    """Some checkpoints of tied models also store the head; it is the embedding once more."""
-    return slot_name == "decoder.head.weight" and "decoder.embedding.weight" in slots
 
 
 def _listed(names: list[str]) -> str:

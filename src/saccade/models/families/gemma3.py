@@ -6,8 +6,12 @@ resolution, whose patches are averaged to a few rows per image.
 """
 
 from dataclasses import replace
+from math import isqrt
+from typing import Any
 
-from saccade.models.config import Config, Rope, read_decoder, read_windows
+from saccade.errors import ConfigError
+from saccade.models.config import Config, Rope, read_decoder, spread_window
+from saccade.models.defaults import GEMMA3, GEMMA3_TEXT
 from saccade.models.family import Family
 from saccade.models.rename import DECODER_RULES, POST_NORM_RULES, TEXT_PREFIXES, Renames, Rule, one
 from saccade.models.spec import (
@@ -22,37 +26,42 @@ from saccade.models.spec import (
     VisionSpec,
 )
 
-# What configs of the hub leave to the defaults of the architecture.
-DEFAULTS = {
-    "vocab_size": 262_208,
-    "hidden_act": "gelu_pytorch_tanh",
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 131_072,
-    "query_pre_attn_scalar": 256,
-    "tie_word_embeddings": True,
-    "sliding_window_pattern": 6,
-}
+
+def read_text_spec(config: Config, architecture: str) -> ModelSpec:
+    return ModelSpec(
+        architecture=architecture,
+        max_position=config.need("max_position_embeddings", int),
+        decoder=read_text(config),
+    )
 
 
 def read_spec(config: Config, architecture: str) -> ModelSpec:
-    is_multimodal = config.has("vision_config")
-    text = config.sub("text_config") if is_multimodal else config
-    given = {key: value for key, value in text.values.items() if value is not None}
-    text = Config(DEFAULTS | {"hidden_act": text.get("hidden_activation", "gelu_pytorch_tanh")} | given, text.where)
-    return ModelSpec(
-        architecture=architecture,
-        max_position=text.need("max_position_embeddings", int),
-        decoder=read_text(text),
-        vision=read_vision(config) if is_multimodal else None,
-        media=_read_media(config) if is_multimodal else None,
+    """The head is tied by what the whole config says; its text_config is not asked."""
+    text = read_text_spec(config.sub("text_config"), architecture)
+    return replace(
+        text,
+        decoder=replace(text.decoder, tied_head=config.get("tie_word_embeddings", True)),
+        vision=read_vision(config),
+        media=MediaSpec(
+            image_token_id=config.need("image_token_index", int),
+            start_token_id=config.need("boi_token_index", int),
+            end_token_id=config.need("eoi_token_index", int),
+            sees_whole_image=True,
+        ),
     )
 
 
 def read_text(config: Config) -> DecoderSpec:
-    plain = read_decoder(config, rope=Rope(1.0, None, (), False))
+    if config.get("use_bidirectional_attention", False):
+        raise ConfigError(
+            f"{config.where}: use_bidirectional_attention is true; only causal attention is supported, and such a "
+            f"model embeds texts rather than writing them"
+        )
+    # The activation has a name of its own here; a hidden_act beside it counts for nothing.
+    plain = read_decoder(
+        Config(dict(config.values) | {"hidden_act": config.need("hidden_activation", str)}, config.where),
+        rope=Rope(1.0, None, (), False),
+    )
     norm = replace(plain.norm, offset=1.0)
     attention = replace(
         plain.attention,
@@ -78,11 +87,11 @@ def read_vision(config: Config) -> VisionSpec:
     vision = config.sub("vision_config")
     width, patch = vision.need("hidden_size", int), vision.need("patch_size", int)
     side = vision.need("image_size", int) // patch
-    merge = side // int(config.get("mm_tokens_per_image", 256) ** 0.5)
-    norm = NormSpec(kind="layer", eps=vision.get("layer_norm_eps", 1e-6))
+    merge = _merge(config, side)
+    norm = NormSpec(kind="layer", eps=vision.need("layer_norm_eps", float))
     mlp = MLPSpec(
         width=vision.need("intermediate_size", int),
-        activation=Config({"hidden_act": "gelu_pytorch_tanh"} | dict(vision.values)).activation("hidden_act"),
+        activation=vision.activation("hidden_act"),
         gated=False,
         bias=True,
     )
@@ -103,32 +112,45 @@ def read_vision(config: Config) -> VisionSpec:
     )
 
 
-def _read_media(config: Config) -> MediaSpec:
-    return MediaSpec(
-        image_token_id=config.get("image_token_index", config.get("image_token_id", 262_144)),
-        start_token_id=config.get("boi_token_index", config.get("boi_token_id", 255_999)),
-        end_token_id=config.get("eoi_token_index", config.get("eoi_token_id", 256_000)),
-        sees_whole_image=True,
-    )
+def _merge(config: Config, side: int) -> int:
+    """The side of the square of patches that is averaged to one row."""
+    num_rows = config.need("mm_tokens_per_image", int)
+    per_side = isqrt(max(num_rows, 0))
+    if per_side == 0 or per_side**2 != num_rows or side % per_side:
+        raise ConfigError(
+            f"{config.where}: mm_tokens_per_image is {num_rows}; it must be a square whose side divides the {side} "
+            f"patches of a side (image_size over patch_size)"
+        )
+    return side // per_side
 
 
 def _windows(config: Config) -> list[int | None]:
     """Where layer_types is not written down, every n-th layer is global."""
-    if config.has("layer_types"):
-        return read_windows(config)
-    window, every = config.need("sliding_window", int), config.need("sliding_window_pattern", int)
-    return [window if (i + 1) % every else None for i in range(config.need("num_hidden_layers", int))]
+    every = config.get("sliding_window_pattern", 6)
+    slides = [bool((i + 1) % every) for i in range(config.need("num_hidden_layers", int))]
+    return spread_window(config, config.maybe("sliding_window", int), slides)
 
 
 def _ropes(config: Config) -> tuple[Rope, Rope]:
-    """The rotary of sliding layers and that of global ones."""
-    if config.has("rope_parameters") and config.sub("rope_parameters").has("full_attention"):
-        rope = config.sub("rope_parameters")
-        local = Rope.read(Config({"rope_parameters": rope.values["sliding_attention"]}, rope.where))
-        whole = Config({"rope_parameters": rope.values["full_attention"]}, rope.where)
-        return local, Rope.read(whole, default_base=1_000_000.0)
-    local = Rope(config.get("rope_local_base_freq", 10_000.0), None, (), False)
-    return local, Rope.read(config, default_base=1_000_000.0)
+    """The rotary of sliding layers and that of global ones, which alone a rope_scaling changes."""
+    given = Config(config.get("rope_parameters", {}), f"{config.where}: rope_parameters")
+    if set(given.values) - {"sliding_attention", "full_attention"}:
+        raise ConfigError(
+            f"{config.where}: rope_parameters names {', '.join(given.values)}; Gemma-3 has a rotary of its own for "
+            f"sliding_attention and for full_attention, so these two keys are what it may hold"
+        )
+    scaled = _rope_of(given, "full_attention") | config.get("rope_scaling", {})
+    local = Config({"rope_parameters": _rope_of(given, "sliding_attention")}, config.where)
+    whole = Config({"rope_parameters": scaled}, config.where)
+    return (
+        Rope.read(local, default_base=config.get("rope_local_base_freq", 10_000.0)),
+        Rope.read(whole, default_base=config.get("rope_theta", 1_000_000.0)),
+    )
+
+
+def _rope_of(given: Config, kind: str) -> dict[str, Any]:
+    plain: dict[str, Any] = {"rope_type": "default"}
+    return given.get(kind, plain)
 
 
 _BLOCK, _OURS = "vision.encoder.layers.{n}", "tower.blocks.{n}"
@@ -158,7 +180,8 @@ VISION_RULES = (
 )
 
 FAMILY = Family(
-    architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    architectures=("Gemma3ForConditionalGeneration",),
+    defaults=GEMMA3,
     spec=read_spec,
     renames=Renames(
         VISION_PREFIXES + TEXT_PREFIXES,
@@ -166,4 +189,11 @@ FAMILY = Family(
         # The attention pooling head of SigLIP, which the projector replaces.
         ignored=(r".*\.rotary_emb\..*", r"(model\.)?vision_tower\.(vision_model\.)?head\..*"),
     ),
+)
+
+TEXT_FAMILY = Family(
+    architectures=("Gemma3ForCausalLM",),
+    defaults=GEMMA3_TEXT,
+    spec=read_text_spec,
+    renames=Renames(TEXT_PREFIXES, DECODER_RULES + POST_NORM_RULES, ignored=(r".*\.rotary_emb\..*",)),
 )

@@ -1,6 +1,7 @@
 """Llama: Llama-2 and -3, SmolLM2, TinyLlama."""
 
 from saccade.models.config import Config, read_decoder
+from saccade.models.defaults import LLAMA
 from saccade.models.family import Family
 from saccade.models.rename import DECODER_RULES, PRE_NORM_RULES, TEXT_PREFIXES, Renames
 from saccade.models.spec import ModelSpec
@@ -16,6 +17,7 @@ def read_spec(config: Config, architecture: str) -> ModelSpec:
 
 FAMILY = Family(
     architectures=("LlamaForCausalLM",),
+    defaults=LLAMA,
     spec=read_spec,
     renames=Renames(TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES),
 )

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from saccade.models.config import Config, read_decoder
+from saccade.models.config import Config, read_decoder, read_windows
+from saccade.models.defaults import QWEN2
 from saccade.models.families import llama
 from saccade.models.family import Family
 from saccade.models.spec import DecoderSpec, ModelSpec
@@ -16,8 +17,13 @@ def read_spec(config: Config, architecture: str) -> ModelSpec:
     return ModelSpec(
         architecture=architecture,
         max_position=config.need("max_position_embeddings", int),
-        decoder=with_qkv_bias(read_decoder(config)),
+        decoder=with_qkv_bias(read_decoder(config, windows=read_windows(config))),
     )
 
 
-FAMILY = Family(architectures=("Qwen2ForCausalLM",), spec=read_spec, renames=llama.FAMILY.renames)
+FAMILY = Family(
+    architectures=("Qwen2ForCausalLM",),
+    defaults=QWEN2,
+    spec=read_spec,
+    renames=llama.FAMILY.renames,
+)

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from saccade.layers.rotary import sectioned_axes
-from saccade.models.config import Config, Rope, read_decoder
+from saccade.models.config import Config, Rope, read_decoder, read_windows
+from saccade.models.defaults import QWEN2_5_VL
 from saccade.models.families.qwen2 import with_qkv_bias
 from saccade.models.families.qwen3_vl import VISION_PREFIXES, VISION_RULES
 from saccade.models.family import Family
@@ -22,11 +23,12 @@ from saccade.models.spec import (
 def read_spec(config: Config, architecture: str) -> ModelSpec:
     text = config.sub("text_config") if config.has("text_config") else config
     rope = Rope.read(text, default_base=1_000_000.0)
-    decoder = with_qkv_bias(read_decoder(text, rope=rope, axes=sectioned_axes(rope.sections or (16, 24, 24))))
+    axes = sectioned_axes(rope.sections or (16, 24, 24))
+    decoder = with_qkv_bias(read_decoder(text, rope=rope, axes=axes, windows=read_windows(text)))
     return ModelSpec(
         architecture=architecture,
         max_position=text.need("max_position_embeddings", int),
-        decoder=replace(decoder, tied_head=config.get("tie_word_embeddings", decoder.tied_head)),
+        decoder=replace(decoder, tied_head=decoder.tied_head or config.get("tie_word_embeddings", False)),
         vision=read_vision(config.sub("vision_config")),
         media=MediaSpec(
             image_token_id=config.need("image_token_id", int),
@@ -68,6 +70,7 @@ RULES = (
 
 FAMILY = Family(
     architectures=("Qwen2_5_VLForConditionalGeneration",),
+    defaults=QWEN2_5_VL,
     spec=read_spec,
     renames=Renames(VISION_PREFIXES + TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES + VISION_RULES + RULES),
 )

@@ -1,6 +1,7 @@
 """Qwen3, dense and mixture of experts: Llama with norms on queries and keys."""
 
-from saccade.models.config import Config, num_experts, read_decoder, read_moe, with_qk_norm
+from saccade.models.config import Config, read_decoder, read_moe, read_windows, with_qk_norm
+from saccade.models.defaults import QWEN3, QWEN3_MOE
 from saccade.models.family import Family
 from saccade.models.rename import (
     DECODER_RULES,
@@ -15,19 +16,36 @@ from saccade.models.spec import ModelSpec
 
 
 def read_spec(config: Config, architecture: str) -> ModelSpec:
-    decoder = with_qk_norm(read_decoder(config))
-    if num_experts(config):
-        decoder = read_moe(config, decoder, renormalise=config.get("norm_topk_prob", False))
     return ModelSpec(
         architecture=architecture,
         max_position=config.need("max_position_embeddings", int),
-        decoder=decoder,
+        decoder=with_qk_norm(read_decoder(config, windows=read_windows(config))),
+    )
+
+
+def read_moe_spec(config: Config, architecture: str) -> ModelSpec:
+    """The window of a model with experts is that of all its layers; max_window_layers and layer_types say nothing."""
+    window = config.maybe("sliding_window", int) if config.get("use_sliding_window", False) else None
+    windows = [window] * config.need("num_hidden_layers", int)
+    decoder = with_qk_norm(read_decoder(config, windows=windows))
+    return ModelSpec(
+        architecture=architecture,
+        max_position=config.need("max_position_embeddings", int),
+        decoder=read_moe(config, decoder, renormalise=config.get("norm_topk_prob", False)),
     )
 
 
 FAMILY = Family(
-    architectures=("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+    architectures=("Qwen3ForCausalLM",),
+    defaults=QWEN3,
     spec=read_spec,
+    renames=Renames(TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES),
+)
+
+MOE_FAMILY = Family(
+    architectures=("Qwen3MoeForCausalLM",),
+    defaults=QWEN3_MOE,
+    spec=read_moe_spec,
     renames=Renames(
         TEXT_PREFIXES,
         DECODER_RULES + PRE_NORM_RULES + ROUTER_RULES + EXPERT_RULES + FUSED_EXPERT_RULES,

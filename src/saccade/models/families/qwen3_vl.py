@@ -7,7 +7,8 @@ layers; interleaved M-RoPE and norms on queries and keys in the decoder.
 from dataclasses import replace
 
 from saccade.layers.rotary import interleaved_axes
-from saccade.models.config import Config, Rope, num_experts, read_decoder, read_moe, with_qk_norm
+from saccade.models.config import Config, Rope, read_decoder, read_moe, with_qk_norm
+from saccade.models.defaults import QWEN3_VL, QWEN3_VL_MOE
 from saccade.models.family import Family
 from saccade.models.rename import (
     DECODER_RULES,
@@ -32,10 +33,8 @@ from saccade.models.spec import (
 
 def read_spec(config: Config, architecture: str) -> ModelSpec:
     text, vision = config.sub("text_config"), read_vision(config.sub("vision_config"))
-    rope = Rope.read(text, default_base=5_000_000.0)
+    rope = Rope.read(text, default_base=500_000.0)
     decoder = with_qk_norm(read_decoder(text, rope=rope, axes=interleaved_axes(rope.sections or (24, 20, 20))))
-    if num_experts(text):
-        decoder = read_moe(text, decoder, renormalise=True)
     return ModelSpec(
         architecture=architecture,
         max_position=text.need("max_position_embeddings", int),
@@ -52,6 +51,11 @@ def read_spec(config: Config, architecture: str) -> ModelSpec:
             end_token_id=config.need("vision_end_token_id", int),
         ),
     )
+
+
+def read_moe_spec(config: Config, architecture: str) -> ModelSpec:
+    spec = read_spec(config, architecture)
+    return replace(spec, decoder=read_moe(config.sub("text_config"), spec.decoder, renormalise=True))
 
 
 def read_vision(config: Config) -> VisionSpec:
@@ -106,10 +110,15 @@ RULES = (
 )
 
 FAMILY = Family(
-    architectures=("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
+    architectures=("Qwen3VLForConditionalGeneration",),
+    defaults=QWEN3_VL,
     spec=read_spec,
-    renames=Renames(
-        VISION_PREFIXES + TEXT_PREFIXES,
-        DECODER_RULES + PRE_NORM_RULES + ROUTER_RULES + FUSED_EXPERT_RULES + VISION_RULES + RULES,
-    ),
+    renames=Renames(VISION_PREFIXES + TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES + VISION_RULES + RULES),
+)
+
+MOE_FAMILY = Family(
+    architectures=("Qwen3VLMoeForConditionalGeneration",),
+    defaults=QWEN3_VL_MOE,
+    spec=read_moe_spec,
+    renames=Renames(FAMILY.renames.prefixes, FAMILY.renames.rules + ROUTER_RULES + FUSED_EXPERT_RULES),
 )

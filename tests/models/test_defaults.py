@@ -1,0 +1,105 @@
+"""What a config.json leaves out is what transformers would fill in."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers as hf
+
+from saccade.inputs.settings import ImageSettings, PlaceholderSettings
+from saccade.models.config import Config
+from saccade.models.defaults import DEFAULTS, complete
+from saccade.models.registry import read_spec
+from saccade.models.spec import ModelSpec
+
+CLASSES: dict[str, Any] = {
+    "llama": hf.LlamaConfig,
+    "qwen2": hf.Qwen2Config,
+    "qwen3": hf.Qwen3Config,
+    "qwen3_moe": hf.Qwen3MoeConfig,
+    "qwen2_5_vl": hf.Qwen2_5_VLConfig,
+    "qwen3_vl": hf.Qwen3VLConfig,
+    "qwen3_vl_moe": hf.Qwen3VLMoeConfig,
+    "gemma3_text": hf.Gemma3TextConfig,
+    "gemma3": hf.Gemma3Config,
+}
+# As little as fits together: the width of the text is the one the tower's own defaults project to.
+PARTIAL: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"model_type": "llama"},
+    "Qwen2ForCausalLM": {"model_type": "qwen2", "use_sliding_window": True},
+    "Qwen3ForCausalLM": {"model_type": "qwen3", "use_sliding_window": True},
+    "Qwen3MoeForCausalLM": {"model_type": "qwen3_moe", "use_sliding_window": True},
+    "Gemma3ForCausalLM": {"model_type": "gemma3_text"},
+    "Gemma3ForConditionalGeneration": {
+        "model_type": "gemma3",
+        "text_config": {},
+        "vision_config": {"image_size": 896, "patch_size": 14},
+    },
+    "Qwen2_5_VLForConditionalGeneration": {
+        "model_type": "qwen2_5_vl",
+        "text_config": {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4},
+        "vision_config": {},
+    },
+    "Qwen3VLForConditionalGeneration": {
+        "model_type": "qwen3_vl",
+        "text_config": {"hidden_size": 3584},
+        "vision_config": {},
+    },
+    "Qwen3VLMoeForConditionalGeneration": {
+        "model_type": "qwen3_vl_moe",
+        "text_config": {"head_dim": 128},
+        "vision_config": {"out_hidden_size": 2048},
+    },
+}
+
+
+def spec_of(config: dict[str, Any]) -> ModelSpec:
+    return read_spec(Config(config))[1]
+
+
+@pytest.mark.parametrize("model_type", DEFAULTS)
+def test_every_default_is_that_of_transformers(model_type: str) -> None:
+    """Asked of the classes: a config that is built has dropped what is off, a window for one."""
+    ours, theirs = DEFAULTS[model_type], CLASSES[model_type]
+    parts = getattr(theirs, "sub_configs", {})
+    for table, kind in (
+        (ours.top, theirs),
+        (ours.text, parts.get("text_config", theirs)),
+        (ours.vision, parts.get("vision_config")),
+    ):
+        found = {key: getattr(kind, key) for key in table}
+        assert {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()} == table
+
+
+@pytest.mark.parametrize("architecture", PARTIAL)
+def test_a_partial_config_is_the_model_transformers_makes_of_it(architecture: str) -> None:
+    partial = {"architectures": [architecture]} | PARTIAL[architecture]
+    whole = CLASSES[partial["model_type"]](**PARTIAL[architecture]).to_dict() | {"architectures": [architecture]}
+    assert spec_of(partial) == spec_of(whole)
+
+
+def test_a_completed_config_keeps_what_it_says() -> None:
+    config = complete({"model_type": "gemma3", "image_token_id": 7, "vision_config": {"patch_size": 14}})
+    assert (config["image_token_index"], config["mm_tokens_per_image"]) == (7, 256)
+    assert (config["vision_config"]["patch_size"], config["vision_config"]["image_size"]) == (14, 224)
+    assert complete({"model_type": "qwen2", "sliding_window": None})["sliding_window"] is None, "null says none"
+    assert complete({"model_type": "mamba"}) == {"model_type": "mamba"}
+    flat = complete({"model_type": "qwen2_5_vl", "hidden_size": 64, "vision_config": {}})
+    assert (flat["hidden_size"], flat["num_hidden_layers"], flat["vision_config"]["tokens_per_second"]) == (64, 80, 4)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3"])
+def test_inputs_are_prepared_with_the_same_defaults(model_type: str, tmp_path: Path) -> None:
+    """Of the tower nothing is said but, where the rest would not fit, its image."""
+    vision = {"image_size": 1024} if model_type == "gemma3" else {}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "vision_config": vision}))
+    size = {"size": {"height": 1024, "width": 1024}, "min_pixels": 9, "max_pixels": 99}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(size))
+    theirs, ours = CLASSES[model_type](vision_config=vision), PlaceholderSettings.from_folder(tmp_path)
+    assert ours is not None
+    side = 1024 // 16 // 16 if model_type == "gemma3" else theirs.vision_config.spatial_merge_size
+    assert (ours.merge, ours.image_token_id) == (side, theirs.image_token_id)
+    assert ours.tokens_per_second == getattr(theirs.vision_config, "tokens_per_second", None)
+    images = ImageSettings.from_folder(tmp_path)
+    assert images is not None and (model_type != "gemma3" or (images.patch, images.merge) == (16, side))

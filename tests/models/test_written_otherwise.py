@@ -1,0 +1,136 @@
+"""Configs written in ways that are easily misread: the numbers of transformers come out, or an error."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from saccade.errors import ConfigError
+from saccade.layers.rotary import inverse_frequencies
+from saccade.models.config import Config
+from saccade.models.registry import read_spec
+from saccade.models.weights import load_model
+from tests.models import tiny
+from tests.models.conftest import Loaded
+from tests.models.packing import Engine
+from tests.models.prompts import encode, oracle_inputs, positions, request, write
+
+Load = Callable[[str], Loaded]
+SMALL = {"vocab_size": 99, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+LINEAR = {"type": "linear", "factor": 4.0}
+NESTED = {
+    "full_attention": {"rope_type": "linear", "factor": 4.0},
+    "sliding_attention": {"rope_type": "default"},
+}
+MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+
+
+def changed(made: tiny.Tiny, folder: Path, gone: tuple[str, ...] = (), **changes: Any) -> Path:
+    shutil.copytree(made.folder, folder, dirs_exist_ok=True)
+    config = {key: value for key, value in tiny.config_of(folder).items() if key not in gone}
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_parameters": {"rope_type": "default"}, "rope_theta": 5e5},
+        {"rope_parameters": {}, "rope_theta": 5e5},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": LINEAR},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": LINEAR, "rope_theta": 3e4},
+        {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {}},
+        {"partial_rotary_factor": 0.5},
+    ],
+)
+def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
+    config = SMALL | json.loads(json.dumps(rope))
+    (rotary,) = read_spec(Config(config | {"architectures": ["LlamaForCausalLM"]}))[1].decoder.rotaries
+    theirs = LlamaRotaryEmbedding(hf.LlamaConfig.from_dict(config))
+    torch.testing.assert_close(inverse_frequencies(rotary), theirs.inv_freq)
+
+
+GEMMA: list[dict[str, Any]] = [
+    {"gone": ("sliding_window",)},
+    {"rope_parameters": NESTED, "rope_theta": 50000.0, "rope_local_base_freq": 1000.0},
+    {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    {"hidden_act": "silu"},
+    {"gone": ("layer_types",), "sliding_window_pattern": 2},
+]
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+    ("qwen2", {"gone": ("layer_types",), "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}),
+    ("llama_plain", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), [("gemma3", changes) for changes in GEMMA] + OTHERS)
+def test_logits_are_those_of_transformers(loaded: Load, tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
+    folder = changed(loaded(name)[0], tmp_path, **changes)
+    oracle = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = load_model(folder)
+    prompt = write(model, [29], seed=11)
+    inputs = oracle_inputs(oracle, prompt)
+    (hidden_TD,) = Engine(model).prefill(request(model, prompt, positions(inputs)))
+    torch.testing.assert_close(model.logits(hidden_TD), oracle(**inputs).logits[0], atol=1e-4, rtol=1e-4)
+
+
+def test_deepstack_mergers_belong_to_the_layers_in_the_order_the_config_names_them(
+    loaded: Load, tmp_path: Path
+) -> None:
+    made, model = loaded("qwen3_vl")
+    vision = tiny.config_of(made.folder)["vision_config"] | {"deepstack_visual_indexes": [2, 0]}
+    other = load_model(changed(made, tmp_path, vision_config=vision))
+    oracle = hf.Qwen3VLForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32)
+    prompt = write(model, [("image", (1, 4, 6)), ("image", (1, 8, 2))], seed=12)
+    output = oracle.model.visual(prompt.image_patches, grid_thw=torch.tensor(prompt.images))
+    levels = [output.pooler_output, *output.deepstack_features]
+    torch.testing.assert_close(encode(other, prompt), torch.stack(levels), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling: rope_type is 'yarn'"),
+        ("qwen3", {"rope_scaling": LINEAR, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ("qwen3", {"rope_parameters": NESTED}, "one rotary for each of full_attention, sliding_attention"),
+        ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads is 3; it must divide .* 4"),
+        ("qwen2", {"use_sliding_window": False}, "2 of 3 layers are sliding_attention.*sliding_window"),
+        ("qwen3_moe", {"num_experts_per_tok": 7}, r"num_experts_per_tok is 7; 1 to 6 \(num_experts\)"),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 0}, "sliding_window is below 1"),
+        ("gemma3", {"sliding_window": None}, "3 of 4 layers are sliding_attention, but there is no window"),
+        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true; only causal"),
+        ("gemma3", {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters names rope_theta"),
+        ("gemma3_vl", {"mm_tokens_per_image": 9}, "mm_tokens_per_image is 9; it must be a square .* 8 patches"),
+        ("qwen3_vl", {"vision_config": {"out_hidden_size": 40}}, "out_hidden_size is 40; .* 48"),
+        ("qwen3_vl", {"vision_config": {"num_heads": 3}}, "3 heads of the tower do not divide"),
+        ("qwen3_vl", {"vision_config": {"deepstack_visual_indexes": [0, 4]}}, r"is \[0, 4\]; .* from 0 to 3"),
+        ("qwen3_vl", {"vision_config": {"deepstack_visual_indexes": [1, 1]}}, r"is \[1, 1\]; different layers"),
+        ("qwen3_vl", {"vision_config": {"deepstack_visual_indexes": [0, 1, 2]}}, "at most 2 are allowed"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(loaded: Load, name: str, changes: dict[str, Any], message: str) -> None:
+    config = tiny.config_of(loaded(name)[0].folder)
+    for key, value in changes.items():
+        is_part = key == "vision_config"
+        config[key] = config[key] | value if is_part else value
+    with pytest.raises(ConfigError, match=message):
+        read_spec(Config(config))
+
+
+def test_a_config_tied_in_its_text_part_is_tied(loaded: Load, tmp_path: Path) -> None:
+    """Qwen2.5-VL was once written so, with a false of no meaning on top."""
+    made, _ = loaded("qwen2_5_vl")
+    text = tiny.config_of(made.folder)["text_config"] | {"tie_word_embeddings": True}
+    folder = changed(made, tmp_path, text_config=text, tie_word_embeddings=False)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert load_model(folder).spec.decoder.tied_head
