@@ -1,9 +1,18 @@
-"""Limits that are left to the machine."""
+"""Limits that are left to the machine, and settings of a checkpoint that must agree with its model."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from saccade.engine.settings import CPU_LIMITS, GPU_LIMITS, SchedulerSettings
+from saccade import LLM
+from saccade.engine.blueprint import draw
+from saccade.engine.settings import CPU_LIMITS, GPU_LIMITS, EngineSettings, SchedulerSettings
 from saccade.errors import ConfigError
+from tests.engine.rig import image_settings
+from tests.models import tiny
 
 
 def test_a_gpu_and_a_cpu_have_limits_of_their_own() -> None:
@@ -30,3 +39,39 @@ def test_limits_that_are_left_open_agree_with_those_that_are_given() -> None:
 def test_negative_limits_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is -1; it must be at least 0"):
         SchedulerSettings(**{name: -1})
+
+
+def other_processor(folder: Path, target: Path, name: str, **values: Any) -> Path:
+    shutil.copytree(folder, target)
+    raw = json.loads((folder / "preprocessor_config.json").read_text())
+    (target / name).write_text(json.dumps(raw | values))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "needed"), [("patch_size", 8, 4), ("temporal_patch_size", 1, 2), ("merge_size", 1, 2)]
+)
+@pytest.mark.parametrize(
+    ("kind", "name"), [("images", "preprocessor_config.json"), ("videos", "video_preprocessor_config.json")]
+)
+def test_patches_that_the_tower_does_not_take_are_refused(
+    made: tiny.Tiny, tmp_path: Path, kind: str, name: str, key: str, value: int, needed: int
+) -> None:
+    folder = other_processor(made.folder, tmp_path / "other", name, **{key: value})
+    message = f"give {kind} a {key} of {value}, but config.json gives the vision tower {needed}"
+    with pytest.raises(ConfigError, match=message):
+        LLM(folder, device="cpu")
+    with pytest.raises(ConfigError, match=message):
+        draw(folder, EngineSettings(device="cpu"), SchedulerSettings(), is_cuda=False)
+
+
+def test_an_image_size_that_the_tower_does_not_take_is_refused(tmp_path: Path) -> None:
+    made = tiny.make("gemma3_vl", tmp_path / "made")
+    size = image_settings(made.folder).fixed_size
+    assert size is not None
+    how = EngineSettings(device="cpu"), SchedulerSettings()
+    assert draw(made.folder, *how, is_cuda=False).model.tower is not None
+    for other in ({"height": size[0] * 2, "width": size[1] * 2}, {"height": size[0], "width": size[1] * 2}):
+        folder = other_processor(made.folder, tmp_path / str(other["height"]), "preprocessor_config.json", size=other)
+        with pytest.raises(ConfigError, match=f"but the vision tower of config.json takes {size[0]}x{size[1]}"):
+            draw(folder, *how, is_cuda=False)

@@ -135,6 +135,32 @@ def test_sixteen_bit_colour_is_read() -> None:
     assert np.abs(load_image(data, LIMITS).astype(int) - values / 257).max() <= 1
 
 
+@pytest.mark.parametrize("depth", [1, 2, 4, 16])
+def test_a_transparent_colour_of_any_depth_is_white(depth: int) -> None:
+    """Beside a pixel of the colour lie two that differ from it by little."""
+    most = 2**depth - 1
+    values = np.random.default_rng(30).integers(0, most + 1, (9, 8)) & most
+    for key in {0, 1, most - 1, most}:
+        values[3, 4] = key
+        packed = [np.unpackbits(row.astype(">u2").view(np.uint8)).reshape(8, 16)[:, 16 - depth :] for row in values]
+        rows = b"".join(b"\0" + np.packbits(bits).tobytes() for bits in packed)
+        found = load_image(_png(8, 9, rows, depth=depth, transparent=struct.pack(">H", key)), LIMITS)
+        expected = np.where(values == key, 255, np.rint(values * (255 / most)))
+        assert np.abs(found[..., 0] - expected).max() <= 1
+
+
+def test_a_transparent_colour_of_48_bits_is_white() -> None:
+    values = np.random.default_rng(31).integers(0, 65536, (5, 6, 3), dtype=np.uint16)
+    values[0, 0], values[1, 1] = (1, 2, 300), (300, 2, 1)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    for place in ((0, 0), (3, 4)):
+        key = struct.pack(">HHH", *values[place].tolist())
+        found = load_image(_png(6, 5, rows, depth=16, colour=2, transparent=key), LIMITS).astype(int)
+        expected = np.rint(values / 257)
+        expected[place] = 255
+        assert np.abs(found - expected).max() <= 1
+
+
 def test_cmyk_and_bilevel_images_become_rgb() -> None:
     cmyk = photo(np.random.default_rng(5), 16, 24).convert("CMYK")
     data = encode(cmyk, "JPEG", quality=95)
@@ -173,9 +199,10 @@ def _chunk(name: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
 
-def _png(width: int, height: int, rows: bytes, *, depth: int = 8, colour: int = 0) -> bytes:
+def _png(width: int, height: int, rows: bytes, *, depth: int = 8, colour: int = 0, transparent: bytes = b"") -> bytes:
     head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
-    body = _chunk(b"IHDR", head) + _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
+    key = _chunk(b"tRNS", transparent) if transparent else b""
+    body = _chunk(b"IHDR", head) + key + _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + body
 
 

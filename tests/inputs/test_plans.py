@@ -1,5 +1,6 @@
 import ast
 import inspect
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -167,6 +168,7 @@ def test_fixed_size_plan(folders: dict[str, Path]) -> None:
 def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     for model_type in ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"):
         (tmp_path / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
+        (tmp_path / "preprocessor_config.json").write_text("{}")
         image = ImageSettings.from_folder(tmp_path)
         video = VideoSettings.from_folder(tmp_path)
         assert image is not None and video is not None
@@ -221,6 +223,12 @@ def test_settings_from_a_nested_processor_file(tmp_path: Path) -> None:
         ('{"rescale_factor": 1}', "rescale_factor 1 is not supported"),
         ('{"image_mean": [1, 2]}', "must be three numbers"),
         ('{"do_pan_and_scan": true}', "do_pan_and_scan is on"),
+        ('{"do_normalize": false}', "do_normalize is off"),
+        ('{"do_rescale": null}', "do_rescale is off"),
+        ('{"do_resize": false}', "do_resize is off"),
+        ('{"size": {"shortest_edge": 896}}', "size {'shortest_edge': 896} is not supported; height and width are"),
+        ('{"size": {"height": 896, "width": null}}', "height and width are"),
+        ('{"size": "896"}', "size '896' is not supported"),
         ("[1]", "a JSON object was expected"),
         ("{", "not valid JSON"),
     ],
@@ -229,6 +237,33 @@ def test_settings_that_do_not_fit_are_named(tmp_path: Path, text: str, message: 
     (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
     (tmp_path / "preprocessor_config.json").write_text(text)
     with pytest.raises(ConfigError, match=message):
+        ImageSettings.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("size", ["{}", "448", '{"height": 448, "width": 448}', '{"longest_edge": 9999}'])
+def test_a_size_that_is_no_area_is_refused_as_in_transformers(tmp_path: Path, size: str) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')
+    (tmp_path / "preprocessor_config.json").write_text(f'{{"size": {size}}}')
+    for kind in (ImageSettings, VideoSettings):
+        with pytest.raises(ConfigError, match="shortest_edge and longest_edge are"):
+            kind.from_folder(tmp_path)
+    with pytest.raises(ValueError, match="shortest_edge"):
+        oracles.image_processor(tmp_path)(images=[np.zeros((64, 64, 3), np.uint8)])
+
+
+@pytest.mark.parametrize("raw", [{"size": 28}, {}, {"size": {"height": 28, "width": 42}}])
+def test_fixed_sizes_are_those_of_transformers(tmp_path: Path, raw: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3", "vision_config": {"image_size": 56}}')
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(raw))
+    settings = ImageSettings.from_folder(tmp_path)
+    made = oracles.image_processor(tmp_path)(images=[np.zeros((9, 9, 3), np.uint8)], return_tensors="np")
+    assert settings is not None and settings.fixed_size == made["pixel_values"].shape[-2:]
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl", "gemma3"])
+def test_a_vision_model_without_its_processor_is_refused(tmp_path: Path, model_type: str) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
+    with pytest.raises(ConfigError, match=r"has no preprocessor_config\.json; .* or processor_config\.json"):
         ImageSettings.from_folder(tmp_path)
 
 

@@ -1,15 +1,18 @@
 import json
+import shutil
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import transformers
+from tokenizers import processors
 
 from saccade.errors import ConfigError
 from saccade.inputs.detokenizer import Decoder, Detokenizer
 from saccade.inputs.shield import Segment
 from saccade.inputs.tokenizer import Tokenizer
+from tests.inputs.folders import QWEN_SPECIALS, QWEN_TAGS, train_byte_level
 from tests.inputs.texts import fuzz_texts
 
 FAMILIES = ["qwen3_vl", "gemma3", "qwen3"]
@@ -99,6 +102,53 @@ def test_tokens_of_the_configuration_are_added(folders: dict[str, Path]) -> None
     assert Tokenizer(definition, config).encode("a<new>")[-1] == size
     with pytest.raises(ConfigError, match="different checkpoints"):
         Tokenizer(definition, {"added_tokens_decoder": {str(size + 5): {"content": "<new>", "special": True}}})
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"special": True}, {"lstrip": True}, {"rstrip": True}, {"single_word": True}, {"special": True, "rstrip": True}],
+)
+def test_flags_of_the_configuration_win(folders: dict[str, Path], tmp_path: Path, flags: dict[str, bool]) -> None:
+    shutil.copytree(folders["qwen3"], tmp_path, dirs_exist_ok=True)
+    token_id = load(tmp_path).token_id("<think>")
+    raw = {"content": "<think>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["added_tokens_decoder"] = {str(token_id): {**raw, "special": False, **flags}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    ours, theirs = load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("a   <think>   b", "a<think>b", "<think> <|im_end|> <think>"):
+        ids = ours.encode(text)
+        assert ids == theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert (token_id in ours.special_ids) == bool(flags.get("special"))
+    assert not flags.get("special") or token_id not in ours.encode_plain("a <think> b")
+
+
+def test_a_token_stays_special_and_keeps_its_text(folders: dict[str, Path]) -> None:
+    definition = (folders["qwen3"] / "tokenizer.json").read_text()
+    end = Tokenizer(definition).token_id("<|im_end|>")
+    named = {str(end): {"content": "<|im_end|>", "special": False, "normalized": False}}
+    assert end in Tokenizer(definition, {"added_tokens_decoder": named}).special_ids
+    with pytest.raises(ConfigError, match="different checkpoints"):
+        Tokenizer(definition, {"added_tokens_decoder": {str(end): {"content": "<|other|>", "special": True}}})
+
+
+@pytest.mark.parametrize(
+    ("single", "before"),
+    [
+        ("$A <|endoftext|>", []),
+        ("<|im_start|> $A <|endoftext|>", ["<|im_start|>"]),
+        ("<|im_start|> <|box_start|> $A", ["<|im_start|>", "<|box_start|>"]),
+        ("$A", []),
+    ],
+)
+def test_only_what_stands_before_a_text_is_put_there(single: str, before: list[str]) -> None:
+    made = train_byte_level(QWEN_SPECIALS, QWEN_TAGS)
+    special = [(text, made.token_to_id(text)) for text in ("<|endoftext|>", "<|im_start|>", "<|box_start|>")]
+    made.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
+    tokenizer = Tokenizer(made.to_str())
+    expected = [tokenizer.token_id(text) for text in before] + tokenizer.encode("The fox")
+    assert tokenizer.encode("The fox", has_bos=True) == expected == made.encode("The fox").ids[: len(expected)]
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:

@@ -140,22 +140,30 @@ class TestKeptLaunches:
     def test_only_the_same_rows_of_the_same_buffer_are_the_same(self, kernels: tuple[Kernel, Kernel]) -> None:
         rows, patches = kernels
         run, _ = self.run()
-        whole = torch.zeros(40, 96, dtype=torch.bfloat16)
+        wide = torch.zeros(40, 192, dtype=torch.bfloat16)
+        whole = wide[:, :96]
         run(whole[:10], SHAPE, (9, 8, 64))
         run(whole[:30], SHAPE, (9, 8, 64))
         assert len(patches.ordinary) == 1 and len(patches.direct) == 1
         others = [
             (whole[1:], SHAPE),
-            (whole.view(80, 48), SHAPE),
+            (wide.view(80, 96), SHAPE),
             (whole.view(torch.float16), SHAPE),
             (whole, replace(SHAPE, mean=(0.5, 0.5, 0.25))),
             (whole, replace(SHAPE, std=(0.5, 0.5, 0.25))),
-            (whole, replace(SHAPE, patch=2)),
+            (whole[:, :24], replace(SHAPE, patch=2)),
             (whole, replace(SHAPE, merge=1)),
-            (whole, replace(SHAPE, temporal_patch=1)),
+            (whole[:, :48], replace(SHAPE, temporal_patch=1)),
             (whole, replace(SHAPE, resample="bilinear")),
         ]
         for count, (out, shape) in enumerate(others, start=2):
             run(out, shape, (9, 8, 64))
             assert len(patches.ordinary) == count and len(patches.direct) == 1
         assert len(rows.ordinary) == 2, "its arguments differ only by the filter"
+
+    @pytest.mark.parametrize("num_values", [54, 150])
+    def test_rows_of_another_width_are_not_written(self, kernels: tuple[Kernel, Kernel], num_values: int) -> None:
+        run, _ = self.run()
+        with pytest.raises(AssertionError, match=f"patches have 96 values, rows {num_values}"):
+            run(torch.zeros(20, num_values), SHAPE, (9, 8, 64))
+        assert not any(kernel.ordinary for kernel in kernels)

@@ -1,14 +1,25 @@
 """What the engine sends, as its consumer gets it."""
 
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
 import pytest
+import tokenizers
 import torch
+from tokenizers import decoders, models
 
 from saccade.engine.messages import News
+from saccade.engine.output import Logprob
 from saccade.engine.params import SamplingParams
 from saccade.engine.request import Finish, FinishReason
 from saccade.engine.stream import RequestStream
 from saccade.engine.worker import gpu_bytes_in_use
+from saccade.inputs.chat import ChatTemplate
+from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
+from saccade.inputs.tokenizer import Tokenizer
+from tests.server.fake import Caller, FakeEngine, service_for
 
 
 def test_tokens_behind_a_stop_string_are_nobodys(processor: Processor) -> None:
@@ -23,6 +34,55 @@ def test_tokens_behind_a_stop_string_are_nobodys(processor: Processor) -> None:
     assert stop == "STOP" and delta.text == "one " and delta.finish_reason == "stop"
     assert delta.token_ids == ids[: delta.num_output_tokens] and 0 < len(delta.token_ids) < len(ids)
     assert not list(stream.read([News(0, 0, ids, 0, Finish(FinishReason.LENGTH))])), "it has ended"
+
+
+class TestFirstBlank:
+    """Vocabularies that begin every text with a blank, which their decoders drop again."""
+
+    @pytest.fixture(params=["strip", "metaspace"])
+    def blank(self, request: pytest.FixtureRequest) -> Processor:
+        words = ["<unk>", "<s>", "[", "]", *(f"\u2581{word}" for word in ("The", "capital", "is", "Paris")), "\u2581"]
+        made = tokenizers.Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>"))
+        made.add_special_tokens(["<unk>", "<s>"])
+        steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        made.decoder = decoders.Sequence(steps) if request.param == "strip" else decoders.Metaspace()
+        tokenizer = Tokenizer(made.to_str(), {"bos_token": "<s>"})
+        template = ChatTemplate("{% for m in messages %}[{{ m.content }}{% endfor %}", special_tokens=["<s>"])
+        return Processor(tokenizer, template=template)
+
+    @staticmethod
+    def answer(blank: Processor, prompt: Prompt, token_ids: tuple[int, ...]) -> str:
+        stream = RequestStream(0, "r", prompt, SamplingParams(), blank.tokenizer)
+        [(delta, _)] = list(stream.read([News(0, 0, token_ids, 0, Finish(FinishReason.LENGTH))]))
+        return delta.text
+
+    def test_a_completion_joins_its_prompt(self, blank: Processor) -> None:
+        prompt, more = [1, 4, 5, 6], (7, 6)
+        decode = blank.tokenizer.decode
+        joined = decode(prompt) + self.answer(blank, blank.tokens(prompt), more)
+        assert joined == decode([*prompt, *more]) == "The capital is Paris is"
+        assert self.answer(blank, blank.text("[]"), more) == " Paris is"
+
+    def test_an_answer_is_a_text_of_its_own(self, blank: Processor) -> None:
+        talk = [{"role": "user", "content": "]"}]
+        assert self.answer(blank, blank.chat(talk), (7, 6)) == "Paris is"
+        assert self.answer(blank, blank.tokens([1]), (7, 6)) == "Paris is", "there is nothing to go on in"
+        talk.append({"role": "assistant", "content": "]"})
+        continued = blank.chat(talk, add_generation_prompt=False, continue_final_message=True)
+        assert self.answer(blank, continued, (7, 6)) == " Paris is"
+
+    @pytest.mark.parametrize("is_streamed", [False, True])
+    @pytest.mark.parametrize(("prompt", "text"), [([1, 4, 5, 6], " Paris is"), ([1], "Paris is")])
+    def test_offsets_count_the_blank(self, blank: Processor, prompt: list[int], text: str, is_streamed: bool) -> None:
+        async def script(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[dict[str, Any], None]:
+            scores = tuple({token: Logprob(-1.0, 1)} for token in (7, 6))
+            yield {"text": text, "token_ids": (7, 6), "logprobs": scores, "finish_reason": "length"}
+
+        caller = Caller(service_for(FakeEngine(blank, script)))
+        body = {"prompt": prompt, "logprobs": 0, "stream": is_streamed}
+        answer = asyncio.run(caller.post("/v1/completions", body))
+        [found, *_] = answer.events if is_streamed else [answer.json]
+        assert found["choices"][0]["logprobs"]["text_offset"] == [0, text.index(" is")]
 
 
 def test_memory_in_use_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, i
     sizes = state_sizes_for(settings, limits, is_cuda=is_cuda)
     state = new_state(model, _counted(sampling_for("cpu"), live), sizes)
     images, videos = ImageSettings.from_folder(folder), VideoSettings.from_folder(folder)
-    runner = Runner(state, runner_settings_for(settings, limits, images, videos, is_cuda=is_cuda))
+    runner = Runner(state, runner_settings_for(settings, limits, images, videos, spec.vision, is_cuda=is_cuda))
     return Blueprint(
         model=model,
         state=state,

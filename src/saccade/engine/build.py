@@ -54,7 +54,7 @@ def build_engine(
     settings = affordable(settings, model, is_cuda=device.type == "cuda")
     limits = limits.resolved(is_cuda=device.type == "cuda", max_position=model.spec.max_position)
     runner_settings = runner_settings_for(
-        settings, limits, processor.images, processor.videos, is_cuda=device.type == "cuda"
+        settings, limits, processor.images, processor.videos, model.spec.vision, is_cuda=device.type == "cuda"
     )
     sizes = state_sizes_for(settings, limits, is_cuda=device.type == "cuda")
     report("compiling kernels")

@@ -179,7 +179,11 @@ class LLM:
         ids = self.engine.add(request_id, prompt, params)
         streams = {
             member: OutputStream(
-                index, self.processor.tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens), params
+                index,
+                self.processor.tokenizer.detokenizer(
+                    skip_special_tokens=params.skip_special_tokens, is_continued=prompt.is_continued
+                ),
+                params,
             )
             for index, member in enumerate(ids)
         }

@@ -4,7 +4,9 @@
 from saccade.engine.runner import RunnerSettings
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.engine.state import StateSizes
+from saccade.errors import ConfigError
 from saccade.inputs.settings import ImageSettings, VideoSettings
+from saccade.models.spec import VisionSpec
 from saccade.models.vlm import Model
 
 PAGE_ROWS = 16
@@ -19,9 +21,14 @@ def runner_settings_for(
     limits: SchedulerSettings,
     images: ImageSettings | None,
     videos: VideoSettings | None,
+    vision: VisionSpec | None,
     *,
     is_cuda: bool,
 ) -> RunnerSettings:
+    """`vision` is the tower that patches of images and videos go to: they must be what it was made for."""
+    if vision is not None:
+        _check_patches("images", images, vision)
+        _check_patches("videos", videos, vision)
     return RunnerSettings(
         max_tokens=limits.max_num_batched_tokens,
         max_units=min(limits.encoder_budget_tokens, settings.encoder_cache_tokens),
@@ -45,6 +52,26 @@ def state_sizes_for(settings: EngineSettings, limits: SchedulerSettings, *, is_c
         max_sequences=limits.max_num_seqs,
         num_vision_rows=settings.encoder_cache_tokens,
     )
+
+
+def _check_patches(kind: str, settings: ImageSettings | VideoSettings | None, vision: VisionSpec) -> None:
+    """The tower would take patches of another shape or order for what they are not."""
+    if settings is None:
+        return
+    for name in ("patch", "temporal_patch", "merge"):
+        found, needed = getattr(settings, name), getattr(vision, name)
+        if found != needed:
+            raise ConfigError(
+                f"the processor's files give {kind} a {name}_size of {found}, but config.json gives the vision tower "
+                f"{needed}: take both from the same checkpoint, or set {name}_size to {needed}"
+            )
+    size = settings.fixed_size if isinstance(settings, ImageSettings) else None
+    side = vision.grid_side * vision.patch
+    if size is not None and size != (side, side):
+        raise ConfigError(
+            f"the processor's files resize {kind} to {size[0]}x{size[1]} pixels, but the vision tower of config.json "
+            f"takes {side}x{side}: take both from the same checkpoint, or set height and width of size to {side}"
+        )
 
 
 def block_bytes(model: Model, block_size: int) -> int:

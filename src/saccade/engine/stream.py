@@ -50,7 +50,11 @@ class RequestStream:
         self.serial, self.request_id = serial, request_id
         self._prompt_ids = prompt.token_ids
         self._outputs = [
-            OutputStream(index, tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens), params)
+            OutputStream(
+                index,
+                tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens, is_continued=prompt.is_continued),
+                params,
+            )
             for index in range(params.n)
         ]
         self._prompt_logprobs: list[Logprobs | None] | None = None

@@ -51,14 +51,15 @@ class Decoder:
 class Detokenizer:
     """The text of one growing sequence: `push` gives what each id adds, `flush` what is left at the end.
 
-    The pieces put together are the text of all ids.
+    The pieces put together are the text of all ids. A sequence that `is_continued` goes on in a text that came before:
+    a blank that it begins with is of the text, and not of the encoding.
     """
 
-    def __init__(self, decoder: Decoder, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, decoder: Decoder, *, skip_special_tokens: bool = True, is_continued: bool = False) -> None:
         self._decoder = decoder
         self._skip = decoder.special_ids if skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._strip_spaces = decoder.strip_spaces
+        self._strip_spaces = 0 if is_continued else decoder.strip_spaces
 
     def push(self, token_id: int) -> str:
         if token_id in self._skip:

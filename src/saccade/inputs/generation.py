@@ -1,12 +1,12 @@
 """What a checkpoint suggests for sampling, and the tokens that end its answers."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from saccade.errors import ConfigError
 from saccade.inputs.folder import read_json, read_optional_json
+from saccade.inputs.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,8 @@ class GenerationDefaults:
     """Sampling values of generation_config.json; None where the checkpoint has no opinion.
 
     `do_sample: false` reads as temperature 0. `eos_token_ids` never lacks a token that config.json or
-    generation_config.json names: a model that is stopped by neither runs to the length limit.
+    generation_config.json names; where neither does it is the tokenizer's, for a model that nothing stops runs to the
+    length limit.
     """
 
     eos_token_ids: frozenset[int]
@@ -29,11 +30,12 @@ class GenerationDefaults:
         config = read_json(folder / "config.json")
         raw = read_optional_json(folder / "generation_config.json")
         named = [part.get("eos_token_id") for part in (raw, config, config.get("text_config") or {})]
+        ends = frozenset(token for value in named for token in _token_ids(value, folder))
         greedy = {"temperature": 0.0} if raw.get("do_sample") is False else {}
         values = {name: _number(raw, name, folder) for name in _FLOATS}
         top_k = _number(raw, "top_k", folder)
         return cls(
-            eos_token_ids=frozenset(token for value in named for token in _token_ids(value)),
+            eos_token_ids=ends or _tokenizer_ends(folder),
             **(values | greedy),
             top_k=None if top_k is None else int(top_k),
         )
@@ -42,9 +44,19 @@ class GenerationDefaults:
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
 
 
-def _token_ids(value: Any) -> Iterable[int]:
-    values = value if isinstance(value, list) else [value]
-    return [token for token in values if isinstance(token, int)]
+def _token_ids(value: Any, folder: Path) -> list[int]:
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(token) is int for token in values):
+        raise ConfigError(f"{folder}: eos_token_id must be a whole number or a list of them; got {value!r}")
+    return values
+
+
+def _tokenizer_ends(folder: Path) -> frozenset[int]:
+    if not (folder / "tokenizer.json").is_file():
+        return frozenset()
+    tokenizer = Tokenizer.from_folder(folder)
+    found = tokenizer.token_id(tokenizer.named_token("eos_token") or "")
+    return frozenset() if found is None else frozenset({found})
 
 
 def _number(raw: dict[str, Any], name: str, folder: Path) -> float | None:

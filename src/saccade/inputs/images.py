@@ -111,6 +111,8 @@ def decode_image(measured: Measured, *, param: str | None = None) -> Pixels:
         raise _invalid(_BROKEN, param) from None
     if image.height * image.width > measured.num_pixels:  # two headers in one file, and all limits saw the other one
         raise _invalid(_BROKEN, param)
+    if header.format == "PNG":
+        _widen_key(image)
     return _finish(image, param, fast=_decode_jpeg(source, header))
 
 
@@ -211,6 +213,21 @@ _OPEN: dict[Format, Any] = {
     "GIF": GifImagePlugin.GifImageFile,
     "BMP": BmpImagePlugin.BmpImageFile,
 }
+
+
+# What Pillow multiplies the values of such files by.
+_DEPTHS = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}
+
+
+def _widen_key(image: PngImagePlugin.PngImageFile) -> None:
+    """Makes a colour that stands for transparency what Pillow makes of the pixels; it leaves the file's value as it is.
+    Of 16 bits only the higher 8 are left to compare."""
+    key = image.info.get("transparency")
+    times = _DEPTHS.get(str(image.tile[0].args)) if image.tile else None
+    if key is None or times is None:
+        return
+    values = tuple(int(value * times) for value in (key if isinstance(key, tuple) else (key,)))
+    image.info["transparency"] = values if len(values) > 1 else values[0]
 
 
 def _decode_jpeg(data: bytes, header: Header) -> Pixels | None:

@@ -57,7 +57,8 @@ class Prompt:
     """What the engine takes. Arrays are read-only.
 
     Every placeholder token lies in exactly one span, and the spans of a media together cover its features once.
-    `limits_T` is None where attention is causal throughout (see paged attention).
+    `limits_T` is None where attention is causal throughout (see paged attention). The answer to a prompt that
+    `is_continued` goes on in its text; to any other, it is a text of its own.
     """
 
     token_ids: Ints = field(repr=False)
@@ -66,6 +67,7 @@ class Prompt:
     limits_T: Ints | None = field(repr=False, default=None)
     media: tuple[Media, ...] = ()
     spans: tuple[MediaSpan, ...] = ()
+    is_continued: bool = False
 
     def __len__(self) -> int:
         return len(self.token_ids)

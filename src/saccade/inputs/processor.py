@@ -102,9 +102,10 @@ class Processor:
         sizes = (
             {} if wanted is None else {ref.param: at_detail(wanted, details.get(ref.param)) for ref in rendered.media}
         )
-        return self._finish(
+        prompt = self._finish(
             _fill_sources(rendered, media), has_bos=False, sizes=sizes, allowance=allowance, param="messages"
         )
+        return replace(prompt, is_continued=continue_final_message)
 
     def text(
         self,
@@ -123,7 +124,9 @@ class Processor:
         segments: tuple[Segment, ...] = (Segment(prompt),)
         if not refs and self.placeholders is not None:
             segments = _plain_placeholders(prompt, self.tokenizer, self.placeholders)
-        return self._finish(Rendered(segments, refs), has_bos=has_bos, allowance=allowance, param="prompt")
+        return self._continued(
+            self._finish(Rendered(segments, refs), has_bos=has_bos, allowance=allowance, param="prompt")
+        )
 
     def tokens(self, token_ids: Sequence[int], *, allowance: Allowance = ANYTHING) -> Prompt:
         """The prompt of given ids, without media."""
@@ -131,7 +134,12 @@ class Processor:
         taken = set(_placeholder_ids(self.placeholders)).intersection(token_ids)
         if taken:
             raise RequestError(f"the prompt has placeholder tokens {sorted(taken)} but no media", code="media_mismatch")
-        return text_prompt(token_ids)
+        return self._continued(text_prompt(token_ids))
+
+    def _continued(self, prompt: Prompt) -> Prompt:
+        """An answer goes on in what was given, unless that has no text."""
+        has_text = any(token not in self.tokenizer.special_ids for token in prompt.token_ids.tolist())
+        return replace(prompt, is_continued=has_text)
 
     def _finish(
         self,

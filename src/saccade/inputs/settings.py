@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from saccade.errors import ConfigError
 from saccade.inputs.folder import read_json, read_optional_json
+from saccade.models.defaults import complete
 
 Resample = Literal["bilinear", "bicubic"]
 Triple = tuple[float, float, float]
@@ -58,8 +59,8 @@ class ImageSettings:
             raise ConfigError(f"{folder}: do_pan_and_scan is on; only whole images are supported, turn it off")
         base = _pixel_fields(raw, family.image, folder)
         if family.fixed_size:
-            return cls(**_fixed_fields(base, raw, read_json(folder / "config.json")))
-        return cls(**base, **_area(raw, family.image.min_pixels, family.image.max_pixels))
+            return cls(**_fixed_fields(base, raw, folder, family.image))
+        return cls(**base, **_area(raw, family.image, folder))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ class VideoSettings:
         default = family.video
         return cls(
             **_pixel_fields(raw, default, folder),
-            **_area(raw, default.min_pixels, default.max_pixels),
+            **_area(raw, default, folder),
             budget=default.budget,
             is_sampled=bool(_get(raw, "do_sample_frames", default.is_sampled)),
             fps=_get(raw, "fps", default.fps),
@@ -143,14 +144,14 @@ class PlaceholderSettings:
         family = read_family(folder)
         if family is None:
             return None
-        config = read_json(folder / "config.json")
-        vision = config.get("vision_config", {})
+        config = _model_config(folder)
+        vision = config["vision_config"]
         return cls(
             **family.placeholders,
             image_token_id=_token_id(config, folder, "image_token_id", "image_token_index"),
             video_token_id=_token_id(config, folder, "video_token_id") if family.video else None,
             merge=_merge(config),
-            tokens_per_second=vision.get("tokens_per_second") if not family.placeholders["has_timestamps"] else None,
+            tokens_per_second=None if family.placeholders["has_timestamps"] else vision.get("tokens_per_second"),
         )
 
 
@@ -266,7 +267,9 @@ def _processor_dict(folder: Path, nested: str, *names: str) -> dict[str, Any]:
     for name in names:
         if (folder / name).is_file():
             return read_json(folder / name)
-    return {}
+    raise ConfigError(
+        f"{folder} has no {names[0]}; a model that takes images needs that of its checkpoint, or processor_config.json"
+    )
 
 
 def _pixel_fields(raw: dict[str, Any], default: ImageSettings | VideoSettings, folder: Path) -> dict[str, Any]:
@@ -275,6 +278,9 @@ def _pixel_fields(raw: dict[str, Any], default: ImageSettings | VideoSettings, f
         raise ConfigError(f"{folder}: resample {resample!r} is not supported; 2 (bilinear) and 3 (bicubic) are")
     if abs(float(_get(raw, "rescale_factor", 1 / 255)) - 1 / 255) > 1e-6:
         raise ConfigError(f"{folder}: rescale_factor {raw['rescale_factor']!r} is not supported; 1/255 is")
+    for name in ("do_resize", "do_rescale", "do_normalize"):
+        if not raw.get(name, True):  # to transformers, null is off, too
+            raise ConfigError(f"{folder}: {name} is off, which is not supported; set it to true")
     return {
         "patch": int(_get(raw, "patch_size", default.patch)),
         "temporal_patch": int(_get(raw, "temporal_patch_size", default.temporal_patch)),
@@ -285,33 +291,52 @@ def _pixel_fields(raw: dict[str, Any], default: ImageSettings | VideoSettings, f
     }
 
 
-def _area(raw: dict[str, Any], min_default: int, max_default: int) -> dict[str, Any]:
-    size = raw.get("size") or {}
-    low = _get(raw, "min_pixels", _get(size, "shortest_edge", min_default))
-    high = _get(raw, "max_pixels", _get(size, "longest_edge", max_default))
+def _area(raw: dict[str, Any], default: ImageSettings | VideoSettings, folder: Path) -> dict[str, Any]:
+    size = _get(raw, "size", {"shortest_edge": default.min_pixels, "longest_edge": default.max_pixels})
+    edges = size if isinstance(size, dict) else {}
+    low = _get(raw, "min_pixels", edges.get("shortest_edge"))
+    high = _get(raw, "max_pixels", edges.get("longest_edge"))
+    if not low or not high:
+        raise ConfigError(
+            f"{folder}: size {size!r} is not supported; shortest_edge and longest_edge are, the least and most pixels"
+        )
     return {"min_pixels": int(low), "max_pixels": int(high)}
 
 
-def _fixed_fields(base: dict[str, Any], raw: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+def _fixed_fields(base: dict[str, Any], raw: dict[str, Any], folder: Path, default: ImageSettings) -> dict[str, Any]:
     """A tower of one image size: its patch comes from the model's configuration, not from the processor's."""
-    vision = config.get("vision_config", {})
-    size = raw.get("size") or {}
-    side = vision.get("image_size", 224)
+    config = _model_config(folder)
     return base | {
-        "patch": int(vision.get("patch_size", base["patch"])),
-        "fixed_size": (int(size.get("height", side)), int(size.get("width", side))),
+        "patch": int(config["vision_config"]["patch_size"]),
+        "fixed_size": _height_width(raw.get("size"), folder) or default.fixed_size,
         "merge": _merge(config),
     }
 
 
+def _height_width(size: Any, folder: Path) -> tuple[int, int] | None:
+    """A number is the side of a square."""
+    if size is None:
+        return None
+    sides: tuple[Any, Any] = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
+    if not all(type(side) is int and side > 0 for side in sides):
+        raise ConfigError(f"{folder}: size {size!r} is not supported; height and width are")
+    return sides
+
+
+def _model_config(folder: Path) -> dict[str, Any]:
+    """config.json with the defaults the model is built with, so that both sides count the same rows."""
+    config = complete({"vision_config": {}} | read_json(folder / "config.json"))
+    if not isinstance(config["vision_config"], dict):
+        raise ConfigError(f"{folder / 'config.json'}: vision_config must be a JSON object")
+    return config
+
+
 def _merge(config: dict[str, Any]) -> int:
     """The side of the square of patches that becomes one token: named, or what pooling to a number of tokens needs."""
-    vision = config.get("vision_config", {})
+    vision = config["vision_config"]
     if "mm_tokens_per_image" not in config:
-        return int(vision.get("spatial_merge_size", 1))
-    return (
-        int(vision.get("image_size", 224)) // int(vision.get("patch_size", 14)) // isqrt(config["mm_tokens_per_image"])
-    )
+        return int(vision["spatial_merge_size"])
+    return int(vision["image_size"]) // int(vision["patch_size"]) // isqrt(config["mm_tokens_per_image"])
 
 
 def _token_id(config: dict[str, Any], folder: Path, *names: str) -> int:

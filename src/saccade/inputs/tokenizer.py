@@ -103,8 +103,8 @@ class Tokenizer:
         """The ids of text in which no special token is recognised."""
         return self.encode([Segment(text, is_plain=True)])
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        return Detokenizer(self.decoder, skip_special_tokens=skip_special_tokens)
+    def detokenizer(self, *, skip_special_tokens: bool = True, is_continued: bool = False) -> Detokenizer:
+        return Detokenizer(self.decoder, skip_special_tokens=skip_special_tokens, is_continued=is_continued)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self.detokenizer(skip_special_tokens=skip_special_tokens).push_all(token_ids)
@@ -140,12 +140,15 @@ class Tokenizer:
     def _find_bos(self) -> list[int]:
         """What the tokenizer's own post-processor puts before a text, unless tokenizer_config.json says otherwise."""
         wanted = self.config.get("add_bos_token")
-        if wanted is None:
-            whole = self._main.encode("a", add_special_tokens=True).ids
-            bare = self._main.encode("a", add_special_tokens=False).ids
-            return whole[: len(whole) - len(bare)] if bare and whole[-len(bare) :] == bare else whole[:1]
         bos = self.token_id(self.named_token("bos_token") or "")
-        return [bos] if wanted and bos is not None else []
+        if wanted is not None:
+            return [bos] if wanted and bos is not None else []
+        whole = self._main.encode("a", add_special_tokens=True).ids
+        bare = self._main.encode("a", add_special_tokens=False).ids
+        if not bare:  # the vocabulary cannot write the letter, and nothing shows what stands before it
+            return whole[:1] if whole[:1] == [bos] else []
+        starts = (i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        return whole[: next(starts, 0)]
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
@@ -163,10 +166,14 @@ def _build(definition: str, config: dict[str, Any]) -> tokenizers.Tokenizer:
     built.no_truncation()
     built.no_padding()
     known = built.get_added_tokens_decoder()
-    missing = {int(id_): raw for id_, raw in config.get("added_tokens_decoder", {}).items() if int(id_) not in known}
-    for token_id, raw in sorted(missing.items()):
+    named = {int(id_): raw for id_, raw in (config.get("added_tokens_decoder") or {}).items()}
+    for token_id, raw in sorted(named.items()):
         token = tokenizers.AddedToken(**{key: value for key, value in raw.items() if key in _ADDED_FIELDS})
-        built.add_special_tokens([token]) if raw.get("special") else built.add_tokens([token])
+        if token_id in known:
+            token.special |= known[token_id].special  # as in transformers, a token never ceases to be special
+            if _flags(token) == _flags(known[token_id]):
+                continue
+        built.add_special_tokens([token]) if token.special else built.add_tokens([token])
         if built.token_to_id(token.content) != token_id:
             raise ConfigError(
                 f"tokenizer_config.json gives {token.content!r} the id {token_id}, tokenizer.json "
@@ -176,6 +183,11 @@ def _build(definition: str, config: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 _ADDED_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def _flags(token: tokenizers.AddedToken) -> tuple[Any, ...]:
+    """Two tokens are equal to the package where their texts are."""
+    return tuple(getattr(token, name) for name in _ADDED_FIELDS)
 
 
 def _runs(segments: Sequence[Segment], specials: re.Pattern[str]) -> list[tuple[str, bool]]:

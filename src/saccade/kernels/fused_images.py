@@ -89,6 +89,8 @@ class JobKernels:
     def __call__(self, out_PC: Tensor, shape: Shape, counts: tuple[int, int, int]) -> None:
         """`counts` is what `image_jobs.write_table` returned."""
         num_lines, num_patches, widest = counts
+        num_columns = 3 * shape.temporal_patch * shape.patch * shape.patch
+        assert out_PC.shape[1] == num_columns, f"patches have {num_columns} values, rows {out_PC.shape[1]}"
         is_cubic = shape.resample == "bicubic"
         self._rows(
             is_cubic,

@@ -91,6 +91,7 @@ class CompletionReply(Reply):
         self._choices = [Choice() for _ in range(self.answer.num_choices)]
         self._is_silent = job.request.echo and job.request.max_tokens == 0
         self._num_top = job.params.logprobs or 0
+        self._is_continued = [prompt.is_continued for prompt in job.prompts]
         self._streamed: dict[int, CompletionScores] = {}
 
     def take(self, index: int, delta: Delta) -> None:
@@ -123,7 +124,7 @@ class CompletionReply(Reply):
         logprobs, more = NULL, b""
         if delta.logprobs is not None:
             if index not in self._streamed:
-                self._streamed[index] = self._new_scores()
+                self._streamed[index] = self._new_scores(index)
             scores = self._streamed[index]
             scores.clear()
             scores.add(delta.token_ids, delta.logprobs)
@@ -158,14 +159,19 @@ class CompletionReply(Reply):
         return found
 
     def _logprobs(self, index: int, choice: Choice, prompt_ids: list[int]) -> dict[str, Any]:
-        scores = self._new_scores()
+        scores = self._new_scores(index)
         if self.job.request.echo:
             scores.add_prompt(prompt_ids, self.prompt_scores.get(self._prompt_idx(index), ()), self._echo(index))
         scores.add(choice.token_ids, choice.scores)
         return scores.to_json()
 
-    def _new_scores(self) -> CompletionScores:
-        return CompletionScores(self.tokenizer, self._num_top, skip_special_tokens=self.job.params.skip_special_tokens)
+    def _new_scores(self, index: int) -> CompletionScores:
+        return CompletionScores(
+            self.tokenizer,
+            self._num_top,
+            skip_special_tokens=self.job.params.skip_special_tokens,
+            is_continued=self._is_continued[self._prompt_idx(index)],
+        )
 
     def _echo(self, index: int) -> str:
         given = listed_prompts(self.job.request.prompt)[self._prompt_idx(index)]

@@ -61,9 +61,11 @@ class CompletionScores:
     would be.
     """
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, num_top: int, *, skip_special_tokens: bool = True, is_continued: bool = False
+    ) -> None:
         self._tokenizer, self._num_top, self._offset = tokenizer, num_top, 0
-        self._text = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
+        self._text = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens, is_continued=is_continued)
         self.clear()
 
     def clear(self) -> None:
