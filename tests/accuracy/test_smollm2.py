@@ -73,13 +73,14 @@ def _tokenizer(gguf: Path) -> Path:
 
 def _write(target: Path, source: Path, config: dict[str, Any], extra: dict[str, Any], tokenizer: Path) -> None:
     (target / "config.json").write_text(json.dumps(config))
-    for name, path in (("model.safetensors", source / "model.safetensors"), ("tokenizer.json", tokenizer)):
+    weights = "model-00001-of-00002.safetensors" if extra else "model.safetensors"
+    for name, path in ((weights, source / "model.safetensors"), ("tokenizer.json", tokenizer)):
         (target / name).symlink_to(path)
     (target / "tokenizer_config.json").write_text('{"add_bos_token": false, "eos_token": "<|im_end|>"}')
     (target / "generation_config.json").write_text('{"eos_token_id": 2}')
     (target / "preprocessor_config.json").write_text('{"patch_size": 4, "min_pixels": 64, "max_pixels": 1024}')
     if extra:
-        save_file(extra, target / "extra.safetensors", {"format": "pt"})
+        save_file(extra, target / "model-00002-of-00002.safetensors", {"format": "pt"})
 
 
 def _config(family: str, config: dict[str, Any]) -> dict[str, Any]:
