@@ -116,6 +116,21 @@ def test_more_of_anything_leaves_less(real_size: Path) -> None:
     assert tokens(EngineSettings(kv_cache_tokens=10_000), limits) == -(-10_000 // 128) * 128
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_kept"),
+    [
+        (EngineSettings(), True),
+        (EngineSettings(graphs_strict=True), True),  # layouts are run once before they get a graph of their own
+        (EngineSettings(graphs="vision=capacity"), False),
+        (EngineSettings(graphs="vision=off"), True),
+    ],
+)
+def test_memory_is_kept_for_vision_passes_without_a_graph(
+    real_size: Path, settings: EngineSettings, is_kept: bool
+) -> None:
+    assert bool(plan_memory(draw(real_size, settings, SchedulerSettings())).eager_vision) == is_kept
+
+
 @pytest.mark.parametrize("graphs", ["", "vision=off,prefill=piecewise"])
 def test_a_plan_says_what_an_engine_allocates(made: tiny.Tiny, graphs: str) -> None:
     engine_settings = EngineSettings(device="cpu", encoder_cache_tokens=512, kv_cache_tokens=700, graphs=graphs)

@@ -208,12 +208,14 @@ class Encoder:
             return torch.cuda.memory_reserved(self._place.device) - before
 
     def _most_eager_rows(self) -> int:
-        """Rows of the largest frame where it is over budget; the whole budget where eager may be the faster way."""
-        tiers = self.settings.graphs.tiers
+        """Rows of the largest frame where it is over budget; the whole budget where eager may be the faster way, and
+        where layouts are run once before they get a graph of their own."""
+        tiers, is_strict = self.settings.graphs.tiers, self.settings.graphs.strict
         largest = min(self._longest, _largest_frame(self.settings))
-        if largest > self.settings.max_units and not self.settings.graphs.strict:
+        if largest > self.settings.max_units and not is_strict:
             return largest
-        return 0 if self.settings.graphs.strict or tiers == {Tier.CAPACITY} else self.settings.max_units
+        is_eager = Tier.EXACT in tiers or not (is_strict or tiers)
+        return self.settings.max_units if is_eager else 0
 
     def _run_or_blame(
         self, parts: Sequence[Part], items: Sequence[EncodeItem], media: Sequence[Media]

@@ -86,7 +86,7 @@ def plan_memory(blueprint: Blueprint) -> MemoryPlan:
     measured = blueprint.is_cuda and not settings.kv_cache_tokens
     peaks = {phase.phase.name: peak_bytes(blueprint, phase) for phase in runner.phases}
     vision = peaks.pop("vision", 0)
-    may_be_eager = runner.vision is not None and not settings.graphs_strict and not _has_buckets_only(runner.vision)
+    may_be_eager = runner.vision is not None and _runs_eagerly(runner.vision)
     return MemoryPlan(
         weights=blueprint.model.parameter_bytes(),
         encoder_cache=_nbytes(state.vision_rows),
@@ -170,8 +170,10 @@ def find_gpu(name: str) -> GPU:
     )
 
 
-def _has_buckets_only(runner: GraphRunner) -> bool:
-    return runner.settings.tiers == {Tier.CAPACITY}
+def _runs_eagerly(runner: GraphRunner) -> bool:
+    """At times, or at least before a layout gets a graph of its own."""
+    settings = runner.settings
+    return Tier.EXACT in settings.tiers or not (settings.strict or settings.tiers)
 
 
 def _plain(name: str) -> str:
