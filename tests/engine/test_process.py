@@ -364,7 +364,7 @@ def test_a_worker_that_hangs_is_noticed_and_ended(made: tiny.Tiny) -> None:
 def test_closing_drains_then_aborts_then_ends_the_process(made: tiny.Tiny) -> None:
     async def work() -> None:
         async with await AsyncEngine.start(made.folder, SETTINGS, LIMITS) as engine:
-            short = asyncio.create_task(collect(engine, "short", text_prompt([5, 6]), replace(GREEDY, max_tokens=30)))
+            await anext(short := engine.generate("short", text_prompt([5, 6]), replace(GREEDY, max_tokens=10)))
             await anext(endless := engine.generate("endless", text_prompt([7, 8]), replace(ENDLESS, n=20)))
             closing = asyncio.create_task(engine.aclose(drain_s=1.5))
             await asyncio.sleep(0)
@@ -372,7 +372,7 @@ def test_closing_drains_then_aborts_then_ends_the_process(made: tiny.Tiny) -> No
                 await collect(engine, "late", text_prompt([5]))
             rest = ends([delta async for delta in endless])
             assert set(rest) == set(range(20)) and "abort" in rest.values()
-            assert ends(await short) == {0: "length"}
+            assert ends([delta async for delta in short]) == {0: "length"}
             await closing
         assert gone(engine.pid) and await engine.wait_dead() == "the engine was closed"
         with pytest.raises(EngineDeadError, match="was closed"):
