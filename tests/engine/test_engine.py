@@ -308,23 +308,23 @@ class TestSurvival:
         answers = run(engine, prompts, {"r0": odd, "r1": GREEDY, "r2": GREEDY})
         assert {name: answer.token_ids for name, answer in answers.items()} == expect(made, prompts)
 
+    @pytest.mark.parametrize("num_steps", [0, 1, 2])
     @pytest.mark.parametrize("place", ["launch", "wait"])
     def test_an_interrupted_step_is_still_accounted_for(
-        self, loaded: Load, monkeypatch: pytest.MonkeyPatch, place: str
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch, place: str, num_steps: int
     ) -> None:
-        """Ctrl-C, or a device error that only shows when the host waits, must not leave a plan open for ever."""
+        """Ctrl-C at any step, with a plan in flight or none, leaves no plan open for ever."""
         made, model = loaded("llama")
         engine = build(model, made.folder, Options())
         prompts = make_prompts(made, 3, seed=8)
         names = [name for p in prompts.items() for name in engine.add(p[0], p[1], GREEDY)]
+        for _ in range(num_steps):
+            engine.step()
         with monkeypatch.context() as patched:
-            if place == "launch":
-                patched.setattr(engine.runner, "launch", _raise(KeyboardInterrupt()))
-                with pytest.raises(KeyboardInterrupt):
-                    engine.step()
-            else:
-                patched.setattr(Ticket, "wait", _raise(RuntimeError("device lost")))
-                for _ in range(3):
+            owner: Any = engine.runner if place == "launch" else Ticket
+            patched.setattr(owner, place, _raise(KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                for _ in range(2):  # the first step has nothing to wait for
                     engine.step()
         for name in names:
             engine.abort(name)
@@ -333,25 +333,17 @@ class TestSurvival:
         assert not engine.has_work
         assert tokens(engine, prompts) == expect(made, prompts)
 
-    @pytest.mark.parametrize("place", ["launch", "wait"])
-    def test_an_interrupt_with_a_plan_in_flight_breaks_nothing(
-        self, loaded: Load, monkeypatch: pytest.MonkeyPatch, place: str
+    def test_a_device_error_that_only_shows_at_the_wait_ends_its_step(
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made, model = loaded("llama")
         engine = build(model, made.folder, Options())
         prompts = make_prompts(made, 3, seed=8)
         names = [name for p in prompts.items() for name in engine.add(p[0], p[1], GREEDY)]
-        engine.step()
         with monkeypatch.context() as patched:
-            owner: Any = engine.runner if place == "launch" else Ticket
-            patched.setattr(owner, place, _raise(KeyboardInterrupt()))
-            with pytest.raises(KeyboardInterrupt):
-                engine.step()
-        for name in names:
-            engine.abort(name)
-        for _ in range(10):
-            engine.step()
-        assert not engine.has_work
+            patched.setattr(Ticket, "wait", _raise(RuntimeError("no luck")))
+            answers = finish(engine, names)
+        assert all(answer.finish.reason is FinishReason.ERROR for answer in answers.values())
         assert tokens(engine, prompts) == expect(made, prompts)
 
     def test_an_image_that_failed_for_one_request_is_encoded_again_for_another(self, loaded: Load) -> None:

@@ -104,9 +104,10 @@ class LLM:
     def get_metrics(self) -> list[Metric]:
         """What this model did since it was loaded: requests, tokens, caches and graphs, as /metrics of a server tells
         them."""
-        ends = [counter("request_success", times, finished_reason=reason) for reason, times in self._ends.items()]
-        tokens = [counter(name, self._tokens[name]) for name in ("prompt_tokens", "generation_tokens")]
-        return [*ends, *tokens, *engine_metrics(self.engine)]
+        found = [counter("request_success", "requests that ended", n, finished_reason=r) for r, n in self._ends.items()]
+        found.append(counter("prompt_tokens", "prompt tokens", self._tokens["prompt_tokens"]))
+        found.append(counter("generation_tokens", "output tokens", self._tokens["generation_tokens"]))
+        return [*found, *engine_metrics(self.engine)]
 
     def _prompt(self, prompt: Any) -> Prompt:
         if isinstance(prompt, str):

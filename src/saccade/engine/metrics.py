@@ -1,56 +1,75 @@
-"""Figures of an engine in this process, under the names that the server's /metrics has for them."""
+"""Figures of an engine: their names and what they mean, for a server's /metrics and `LLM.get_metrics` alike."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from saccade.engine.engine import Engine
+from saccade.engine.plan import Stats
 
 PREFIX = "saccade:"
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One figure. A counter only grows; a gauge is as it is now."""
+    """One figure. A counter only grows; a gauge is as it is now. `plain` is its name without prefix and suffix."""
 
-    name: str
+    plain: str
     kind: Literal["counter", "gauge"]
+    text: str
     value: float
     labels: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        return PREFIX + self.plain + ("_total" if self.kind == "counter" else "")
 
-def counter(name: str, value: float, **labels: str) -> Metric:
-    return Metric(f"{PREFIX}{name}_total", "counter", value, labels)
+
+def counter(plain: str, text: str, value: float, **labels: str) -> Metric:
+    return Metric(plain, "counter", text, value, labels)
 
 
-def gauge(name: str, value: float, **labels: str) -> Metric:
-    return Metric(PREFIX + name, "gauge", value, labels)
+def gauge(plain: str, text: str, value: float, **labels: str) -> Metric:
+    return Metric(plain, "gauge", text, value, labels)
 
 
 def engine_metrics(engine: Engine) -> Iterator[Metric]:
     scheduler = engine.scheduler.stats()
-    yield gauge("num_requests_running", scheduler.running)
-    yield gauge("num_requests_waiting", scheduler.waiting)
-    yield gauge("kv_cache_usage_perc", scheduler.kv_usage)
-    yield gauge("encoder_cache_usage", scheduler.encoder_usage)
-    yield counter("num_preemptions", scheduler.preemptions)
-    yield counter("prefix_cache_queries", scheduler.prefix_queried_tokens)
-    yield counter("prefix_cache_hits", scheduler.prefix_hit_tokens)
-    yield counter("mm_cache_queries", scheduler.encoder_queries)
-    yield counter("mm_cache_hits", scheduler.encoder_hits)
-    for runner in engine.runner.phases:
-        yield from _graph_metrics(runner.snapshot())
+    yield from scheduler_metrics(scheduler)
+    yield encoder_metric(scheduler)
+    yield from graph_metrics(runner.snapshot() for runner in engine.runner.phases)
 
 
-def _graph_metrics(phase: Mapping[str, Any]) -> Iterator[Metric]:
-    name = phase["phase"]
-    yield counter("graph_real_tokens", phase["real_rows"], phase=name)
-    yield counter("graph_padding_tokens", phase["padded_rows"], phase=name)
-    for reason, times in phase["fallbacks"].items():
-        yield counter("graph_fallback", times, phase=name, reason=reason)
-    if phase["selfcheck"] is not None:
-        yield gauge("graph_selfcheck_max_abs_diff", phase["selfcheck"], phase=name)
-    yield gauge("graph_memory_bytes", sum(graph["bytes"] for graph in phase["graphs"]), phase=name)
-    for graph in phase["graphs"]:
-        yield counter("graph_replays", graph["replays"], phase=name, budget=graph["key"])
-        yield gauge("graph_capture_seconds", graph["capture_seconds"], phase=name, budget=graph["key"])
+def scheduler_metrics(scheduler: Stats, num_pending: int = 0) -> Iterator[Metric]:
+    """Those that other engines have, too. Requests that are not the scheduler's yet (`num_pending`) wait as well."""
+    yield gauge("num_requests_running", "requests that run", scheduler.running)
+    yield gauge("num_requests_waiting", "requests that wait", scheduler.waiting + num_pending)
+    yield gauge("kv_cache_usage_perc", "KV cache in use, 0 to 1", scheduler.kv_usage)
+    yield counter("num_preemptions", "requests put back", scheduler.preemptions)
+    yield counter("prefix_cache_queries", "prompt tokens looked up", scheduler.prefix_queried_tokens)
+    yield counter("prefix_cache_hits", "prompt tokens found computed", scheduler.prefix_hit_tokens)
+    yield counter("mm_cache_queries", "images looked up", scheduler.encoder_queries)
+    yield counter("mm_cache_hits", "images found encoded", scheduler.encoder_hits)
+
+
+def encoder_metric(scheduler: Stats) -> Metric:
+    return gauge("encoder_cache_usage", "encoder cache in use", scheduler.encoder_usage)
+
+
+def graph_metrics(phases: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    """`phases` are snapshots of the phases' runners."""
+    for phase in phases:
+        name = str(phase["phase"])
+        yield counter("graph_real_tokens", "rows that were asked for", phase["real_rows"], phase=name)
+        yield counter("graph_padding_tokens", "rows that replays added", phase["padded_rows"], phase=name)
+        for reason, times in phase["fallbacks"].items():
+            yield counter("graph_fallback", "passes without a graph", times, phase=name, reason=reason)
+        if phase["selfcheck"] is not None:
+            text = "replays against eager runs at the start, as a share"
+            yield gauge("graph_selfcheck_max_abs_diff", text, phase["selfcheck"], phase=name)
+        graphs = phase["graphs"]
+        yield gauge("graph_memory_bytes", "memory of the graphs", sum(g["bytes"] for g in graphs), phase=name)
+        for graph in graphs:
+            labels = {"phase": name, "budget": str(graph["key"])}
+            yield counter("graph_replays", "replays", graph["replays"], **labels)
+            yield gauge("graph_capture_seconds", "time to capture", graph["capture_seconds"], **labels)

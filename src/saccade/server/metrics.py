@@ -4,7 +4,7 @@ Every figure is kept once, under a plain name; a scrape writes it under the pref
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prometheus_client import Counter, Histogram, generate_latest
@@ -12,10 +12,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from saccade.engine.metrics import PREFIX, encoder_metric, graph_metrics, scheduler_metrics
+from saccade.engine.metrics import Metric as EngineMetric
 from saccade.engine.process import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OWN = "saccade:"
 _LABELS = ("model_name", "engine")
 # vLLM's buckets and finer ones below: a token of an 8B model takes less than vLLM's smallest bucket.
 _TTFT = (
@@ -55,7 +56,7 @@ _SGLANG = {
     "kv_cache_usage_perc": "token_usage",
     "request_success": "num_requests",
 }
-_PREFIXES = {"own": (OWN, "vllm:"), "vllm": ("vllm:",), "sglang": ("sglang:",)}
+_PREFIXES = {"own": (PREFIX, "vllm:"), "vllm": ("vllm:",), "sglang": ("sglang:",)}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,7 +151,7 @@ class Metrics:
 
     def scrape(self, facts: Facts) -> bytes:
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Families([*self._styled(facts), *self._own(facts)]))
+        registry.register(_Scrape([*self._styled(facts), *self._own(facts)]))
         return generate_latest(registry)
 
     def _styled(self, facts: Facts) -> Iterator[Metric]:
@@ -164,15 +165,8 @@ class Metrics:
             yield from metric.collect()
         if facts.stats is None:
             return
-        scheduler = facts.stats.scheduler
-        yield self._gauge("num_requests_running", "requests that run", scheduler.running)
-        yield self._gauge("num_requests_waiting", "requests that wait", scheduler.waiting + facts.num_pending)
-        yield self._gauge("kv_cache_usage_perc", "KV cache in use, 0 to 1", scheduler.kv_usage)
-        yield self._counter("num_preemptions", "requests put back", scheduler.preemptions)
-        yield self._counter("prefix_cache_queries", "prompt tokens looked up", scheduler.prefix_queried_tokens)
-        yield self._counter("prefix_cache_hits", "prompt tokens found computed", scheduler.prefix_hit_tokens)
-        yield self._counter("mm_cache_queries", "images looked up", scheduler.encoder_queries)
-        yield self._counter("mm_cache_hits", "images found encoded", scheduler.encoder_hits)
+        for figure in scheduler_metrics(facts.stats.scheduler, facts.num_pending):
+            yield from _families([replace(figure, labels=self._labels)])
         info = GaugeMetricFamily("cache_config_info", "the KV cache", labels=["block_size", "num_gpu_blocks", *_LABELS])
         blocks = facts.kv_cache_tokens // max(facts.block_size, 1)
         info.add_metric([str(facts.block_size), str(blocks), *self._labels.values()], 1)
@@ -181,26 +175,14 @@ class Metrics:
     def _own(self, facts: Facts) -> Iterator[Metric]:
         families = [*self._http.collect(), *self._stages.collect(), *_front_families(facts)]
         if facts.stats is not None:
-            families.append(
-                _plain_gauge("encoder_cache_usage", "encoder cache in use", facts.stats.scheduler.encoder_usage)
-            )
-            families += _graph_families(facts.stats.phases.values())
+            own = [encoder_metric(facts.stats.scheduler), *graph_metrics(facts.stats.phases.values())]
+            families += _families(own)
             families += _memory_families(facts.stats.gpu_bytes, facts.gpu_ready_bytes)
         for family in families:
-            yield _renamed(family, OWN, family.name)
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=_LABELS)
-        family.add_metric(list(self._labels.values()), value)
-        return family
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, text, labels=_LABELS)
-        family.add_metric(list(self._labels.values()), value)
-        return family
+            yield _renamed(family, PREFIX, family.name)
 
 
-class _Families(Collector):
+class _Scrape(Collector):
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)
 
@@ -231,30 +213,14 @@ def _memory_families(used: int, at_ready: int) -> Iterator[Metric]:
         yield _plain_gauge("gpu_memory_ready_bytes", "device memory in use when requests were first taken", at_ready)
 
 
-def _graph_families(phases: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
-    replays = CounterMetricFamily("graph_replays", "replays", labels=["phase", "budget"])
-    fallbacks = CounterMetricFamily("graph_fallback", "passes without a graph", labels=["phase", "reason"])
-    padding = CounterMetricFamily("graph_padding_tokens", "rows that replays added", labels=["phase"])
-    real = CounterMetricFamily("graph_real_tokens", "rows that were asked for", labels=["phase"])
-    capture = GaugeMetricFamily("graph_capture_seconds", "time to capture", labels=["phase", "budget"])
-    memory = GaugeMetricFamily("graph_memory_bytes", "memory of the graphs", labels=["phase"])
-    checked = GaugeMetricFamily(
-        "graph_selfcheck_max_abs_diff", "replays against eager runs at the start, as a share", labels=["phase"]
-    )
-    for phase in phases:
-        name = str(phase["phase"])
-        if phase.get("selfcheck") is not None:
-            checked.add_metric([name], phase["selfcheck"])
-        padding.add_metric([name], phase.get("padded_rows", 0))
-        real.add_metric([name], phase.get("real_rows", 0))
-        for reason, times in phase.get("fallbacks", {}).items():
-            fallbacks.add_metric([name, reason], times)
-        graphs = phase.get("graphs", ())
-        memory.add_metric([name], sum(graph.get("bytes", 0) for graph in graphs))
-        for graph in graphs:
-            replays.add_metric([name, str(graph["key"])], graph.get("replays", 0))
-            capture.add_metric([name, str(graph["key"])], graph.get("capture_seconds", 0.0))
-    yield from (replays, fallbacks, padding, real, capture, memory, checked)
+def _families(figures: Iterable[EngineMetric]) -> list[Metric]:
+    """Figures of one name are one family."""
+    found: dict[str, Any] = {}
+    for one in figures:
+        kind = CounterMetricFamily if one.kind == "counter" else GaugeMetricFamily
+        family = found.setdefault(one.plain, kind(one.plain, one.text, labels=list(one.labels)))
+        family.add_metric(list(one.labels.values()), one.value)
+    return list(found.values())
 
 
 def _plain_gauge(name: str, text: str, value: float) -> Metric:
