@@ -294,6 +294,8 @@ def test_a_start_is_shown_and_saved(tmp_path: Path) -> None:
     shown = text.getvalue()
     for part in ("time to ready", "6.00", "1.50", "capture", "other", "failed: request 2: timeout: late"):
         assert part in shown
+    loaded = Start({"process and imports": 1.0, "loading weights": 2.5}, 6.0, [], [])
+    assert verdict(1, loaded) == "start 2: ready after 6.00 s, 3.50 of them beyond loading weights"
     assert verdict(0, first).endswith("first request 30.0 ms, median of the others 10.0 ms (3.00x), last 10.0 ms")
     save_startup([first, second], str(tmp_path / "s.json"))
     saved = json.loads((tmp_path / "s.json").read_text())["starts"]

@@ -12,12 +12,13 @@ from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex
 from saccade.cache.prefix import PrefixCache
 from saccade.config import Mode
-from saccade.engine.engine import Engine, Update
+from saccade.engine.engine import Engine
 from saccade.engine.params import SamplingParams
 from saccade.engine.runner import Runner, RunnerSettings
 from saccade.engine.scheduler import Scheduler
 from saccade.engine.settings import SchedulerSettings
 from saccade.engine.state import StateSizes, new_state
+from saccade.engine.update import Update
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import plan_image

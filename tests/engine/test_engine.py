@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from saccade.config import Mode
-from saccade.engine.engine import NO_NUMBERS, Engine
+from saccade.engine.engine import Engine
 from saccade.engine.params import SamplingParams
 from saccade.engine.request import FinishReason
 from saccade.engine.runner import Ticket
 from saccade.engine.stopwatch import Stopwatch
+from saccade.engine.update import NO_NUMBERS
 from saccade.errors import CapacityError, EngineDeadError, GraphError, RequestError
 from saccade.inputs.placeholders import Prompt, text_prompt
 from tests.engine.conftest import Loaded

@@ -17,10 +17,11 @@ import torch
 from saccade.config import Mode
 from saccade.engine.engine import Engine
 from saccade.engine.grammar import JSON_OPTIONS, Grammar, check_grammar
-from saccade.engine.matcher import NO_TOKEN, GrammarCompiler, MaskedRow, Masks, Matcher
+from saccade.engine.matcher import GrammarCompiler, MaskedRow, Masks, Matcher
 from saccade.engine.params import SamplingParams
 from saccade.engine.request import FinishReason
 from saccade.engine.settings import SchedulerSettings
+from saccade.engine.update import NO_TOKEN
 from saccade.errors import RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.kernels.sampling import sampling_for

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.engine.engine import Update
 from saccade.engine.output import OutputStream
 from saccade.engine.params import SamplingParams
+from saccade.engine.update import Update
 
 LETTERS = "ab"
 

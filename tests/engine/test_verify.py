@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.config import Mode
+from saccade.config import GraphSettings, Mode, Tier
 from saccade.engine.build import build_engine
 from saccade.engine.engine import Engine
 from saccade.engine.settings import EngineSettings, SchedulerSettings
@@ -51,17 +51,19 @@ def engine_of(loaded: Loaded, num_buckets: int = 2) -> Engine:
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 def test_every_bucket_and_phase_is_verified_and_leaves_no_trace(loaded: Load, family: str) -> None:
     engine = engine_of(loaded(family))
-    seen: list[str] = []
-    report = verify_engine(engine, progress=seen.append)
+    seen: list[tuple[str, int, int]] = []
+    report = verify_engine(engine, progress=lambda *news: seen.append(news))
     assert report.is_right, f"\n{report}"
-    assert seen == ["vision", "prefill", "decode", "head", "sample"]
+    assert list(dict.fromkeys(phase for phase, _, _ in seen)) == ["vision", "prefill", "decode", "head", "sample"]
+    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+    assert seen[0][1] == 0 and seen[-1][1] == seen[-1][2] > len(engine.runner.phases), "all graphs, and no more"
     keys = {str(graph.key) for phase in engine.runner.phases for graph in phase.graphs}
     assert keys <= {row.key for row in report.rows}
     for phase in engine.runner.phases:
         own = [row.difference for row in report.rows if row.key.startswith(phase.phase.name + "/")]
         assert phase.snapshot()["selfcheck"] == max(own)
     vision = {row.sequence for row in report.rows if row.key.startswith("vision")}
-    assert {"equal totals", "A-B-A", "small-large-small", "poisoned", "shuffled"} <= vision
+    assert {"equal totals", "small-large-small", "poisoned", "shuffled"} <= vision
     assert {"other shapes", "poisoned shapes", "videos", "the same image twice"} <= vision
     assert all(not phase.stats.replays and not phase.stats.fallbacks for phase in engine.runner.phases)
     assert all(graph.num_replays == 0 for phase in engine.runner.phases for graph in phase.graphs)
@@ -136,3 +138,15 @@ def test_a_built_engine_is_verified_before_it_serves(made: tiny.Tiny, monkeypatc
         start(settings)
     with pytest.raises(ConfigError, match="allowed: auto, short, full, off"):
         EngineSettings(verify="maybe")
+
+
+def test_graphs_of_one_layout_each_are_verified_where_there_are_no_others(loaded: Load) -> None:
+    made, model = loaded("qwen3_vl")
+    engine = build(model, made.folder, replace(SMALL, mode=None))
+    encoder = engine.runner.encoder
+    assert encoder is not None
+    encoder.graphs = GraphRunner(encoder.graphs.phase, GraphSettings(tiers=frozenset({Tier.EXACT})))
+    for is_short in (True, False):
+        encoder.graphs.capture_exact(encoder.graphs.phase.example((3, 2), torch.Generator().manual_seed(0)))
+        (row,) = verify_engine(engine, is_short=is_short).rows
+        assert row.key == "vision/full exact" and row.is_right

@@ -329,7 +329,7 @@ class TestChoices:
                 rig.encoder.capture_hot()
             assert len(graphs.graphs) <= buckets + 4
         assert graphs.exact.nbytes <= graphs.settings.exact_max_bytes
-        assert len(graphs.exact._pending) <= 64 and len(graphs.exact._sightings) <= 1024
+        assert len(graphs.exact._pending) <= 64 and len(graphs.exact._uses) <= 1024 + 4
 
     @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "gemma3_vl"])
     def test_usual_images_have_graphs_of_their_own_from_the_start(

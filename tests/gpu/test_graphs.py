@@ -245,6 +245,9 @@ def test_smaller_buckets_fit_into_the_memory_of_the_largest() -> None:
 
 
 def test_a_gate_is_measured_on_the_device() -> None:
+    """Which way is faster is the device's business; that both were timed at every size is ours."""
     runner = toy.make_runner(device="cuda")
-    print("\n" + runner.calibrate().table())
-    assert runner.decide(runner.phase.arena.admit(toy.batch(4, 6, device="cuda"))).key is not None
+    gate = runner.calibrate()
+    print("\n" + gate.table())
+    for curve in (gate.eager, gate.graph):
+        assert [rows for rows, _ in curve.points] == [16, 32] and all(0 < s < 10 for _, s in curve.points)

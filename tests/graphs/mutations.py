@@ -15,7 +15,7 @@ from saccade.graphs.capture import CapturedGraph
 from tests.graphs import toy
 
 BOTH = frozenset({Tier.CAPACITY, Tier.EXACT})
-SEQUENCES = {"equal totals", "A-B-A", "small-large-small", "shuffled", "poisoned"}
+SEQUENCES = {"equal totals", "small-large-small", "shuffled", "poisoned"}
 
 
 class Mutations:
@@ -38,7 +38,7 @@ class Mutations:
     def test_right_graphs_pass(self, mode: Mode) -> None:
         report = verify(self.runner(GraphSettings(mode=mode, tiers=BOTH)), seed=7)
         assert report.is_right, str(report)
-        assert len(report.rows) == 12, "five sequences on two buckets, one across them, and the exact tier"
+        assert len(report.rows) == 8, "three sequences on two buckets, one across them, and the exact tier"
         assert {row.sequence for row in report.rows} == SEQUENCES
 
     def test_a_digest_left_out_of_the_key_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ class Mutations:
     def test_boundaries_frozen_from_the_hosts_copy_are_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         host = toy.HostCopy(monkeypatch)
         runner = self.runner(encoder=toy.Encoder(host.attend))
-        assert {"equal totals", "A-B-A", "shuffled"} <= self.wrong_sequences(runner)
+        assert {"equal totals", "shuffled"} <= self.wrong_sequences(runner)
 
     def test_the_frozen_boundary_of_sglang_16902(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Shown directly: equal rows, [4, 6, 8] and [5, 5, 8], one graph with frozen boundaries, one (wrong) answer."""
@@ -73,7 +73,7 @@ class Mutations:
                 self.runner(encoder=toy.Encoder(toy.read_back))
             assert verify(self.runner()).is_right, "a refused capture leaves the device usable"
         else:
-            assert "A-B-A" in self.wrong_sequences(self.runner(encoder=toy.Encoder(toy.read_back)))
+            assert "equal totals" in self.wrong_sequences(self.runner(encoder=toy.Encoder(toy.read_back)))
 
     def test_boundaries_read_between_the_pieces_are_never_stale(self) -> None:
         """A call between pieces runs anew at each replay, so what it reads on the host is live."""
@@ -105,7 +105,7 @@ class Mutations:
 
     def test_a_cached_view_of_an_output_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Arena, "owns", lambda self, tensor: False)  # the guard that would refuse it
-        assert "A-B-A" in self.wrong_sequences(self.runner(), consume=dict)
+        assert "equal totals" in self.wrong_sequences(self.runner(), consume=dict)
 
     def test_with_the_guard_a_cached_view_is_refused(self) -> None:
         report = verify(self.runner(), consume=dict)

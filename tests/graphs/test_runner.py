@@ -130,6 +130,15 @@ def test_progress_names_every_graph_largest_first() -> None:
     assert seen == [(0, 2, 32), (1, 2, 16)]
 
 
+def use(runner: GraphRunner, rows: int, times: int) -> None:
+    for _ in range(times):
+        runner.run(toy.batch(rows), copy_out)
+
+
+def rows_with_graphs(runner: GraphRunner) -> list[int]:
+    return sorted(graph.key.capacity["tokens"] for graph in runner.exact.graphs)
+
+
 class TestExact:
     def test_a_layout_seen_often_gets_a_graph_of_its_own_when_idle(self) -> None:
         runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=2))
@@ -178,15 +187,59 @@ class TestExact:
         assert len(runner.exact) > 0
         assert runner.stats.fallbacks.total() == 0
 
-    def test_the_least_recently_used_graph_goes_first(self) -> None:
+    def test_the_graph_used_least_makes_room_for_a_layout_that_comes_far_more_often(self) -> None:
         runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1, exact_max_graphs=2))
-        for lengths in ((3,), (5,)):
-            runner.run(toy.batch(*lengths), copy_out)
+        for rows in (3, 5):
+            use(runner, rows, 1)
             runner.capture_hot()
-        runner.run(toy.batch(3), copy_out)
-        runner.run(toy.batch(7), copy_out)
+        use(runner, 3, 3)
+        use(runner, 7, 2)
+        assert not runner.exact.has_pending, "twice as often is not far more often"
+        use(runner, 7, 1)
+        assert len(runner.capture_hot()) == 1
+        assert rows_with_graphs(runner) == [3, 7]
+
+    def test_of_graphs_used_equally_often_the_one_unused_for_longest_goes(self) -> None:
+        runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1, exact_max_graphs=2))
+        for rows in (3, 5):
+            use(runner, rows, 1)
+            runner.capture_hot()
+        use(runner, 5, 1)
+        use(runner, 3, 1)
+        use(runner, 7, 5)
         runner.capture_hot()
-        assert sorted(graph.key.capacity["tokens"] for graph in runner.exact.graphs) == [3, 7]
+        assert rows_with_graphs(runner) == [3, 7]
+
+    def test_layouts_that_come_equally_often_do_not_take_turns(self) -> None:
+        runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=4, exact_max_graphs=2))
+        order = torch.randint(1, 8, (400,), generator=torch.Generator().manual_seed(5)).tolist()
+        for rows in order:
+            use(runner, rows, 1)
+            runner.capture_hot()
+        assert runner.stats.captures <= len(runner.graphs) + 4, "hundreds of batches, a handful of captures"
+
+    def test_what_was_hot_once_cools_down(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("saccade.graphs.exact.WINDOW", 8)
+        runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=2, exact_max_graphs=1))
+        use(runner, 3, 40)
+        runner.capture_hot()
+        use(runner, 5, 24)
+        runner.capture_hot()
+        assert rows_with_graphs(runner) == [5], "counted since the beginning, 3 would still lead"
+
+    def test_the_graph_that_gives_way_goes_before_the_new_one_is_captured(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1, exact_max_graphs=2))
+        for rows in (3, 5):
+            use(runner, rows, 1)
+            runner.capture_hot()
+        use(runner, 7, 3)
+        held = []
+        plain = runner._capture_exact
+        monkeypatch.setattr(runner, "_capture_exact", lambda *given: (held.append(len(runner.exact)), plain(*given))[1])
+        runner.capture_hot()
+        assert held == [1] and len(runner.exact) == 2
 
     def test_a_layout_that_would_not_be_replayed_is_not_captured(self) -> None:
         runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1))

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from saccade.engine.engine import NO_NUMBERS
-from saccade.engine.matcher import NO_TOKEN
+from saccade.engine.update import NO_NUMBERS, NO_TOKEN
 from saccade.errors import CapacityError, EngineDeadError, RequestError
 from saccade.server.errors import to_http
 from saccade.server.service import Service

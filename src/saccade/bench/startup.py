@@ -22,7 +22,7 @@ from saccade.bench.workload_wording import Wording
 from saccade.terminal import print_table
 
 STAGE_LINE = re.compile(r"^(.+): \d+(?:\.\d+)? s$")
-BEGINNING, END = "process and imports", "open for requests"
+BEGINNING, WEIGHTS, END = "process and imports", "loading weights", "open for requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,15 @@ def print_startup(starts: Sequence[Start], console: Console) -> None:
 
 def verdict(number: int, start: Start) -> str:
     """Whether something was left for the first request to pay."""
+    beyond_s = start.ready_s - start.stages.get(WEIGHTS, 0.0)
+    ready = f"start {number + 1}: ready after {start.ready_s:.2f} s, {beyond_s:.2f} of them beyond {WEIGHTS}"
     if len(start.requests_ms) < 2:
-        return f"start {number + 1}: ready after {start.ready_s:.2f} s"
+        return ready
     first, usual = start.requests_ms[0], median(start.requests_ms[1:])
     last = start.requests_ms[-1]
     return (
-        f"start {number + 1}: ready after {start.ready_s:.2f} s; first request {first:.1f} ms, "
-        f"median of the others {usual:.1f} ms ({first / usual:.2f}x), last {last:.1f} ms"
+        f"{ready}; first request {first:.1f} ms, median of the others {usual:.1f} ms ({first / usual:.2f}x), "
+        f"last {last:.1f} ms"
     )
 
 

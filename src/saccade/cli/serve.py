@@ -28,7 +28,7 @@ def run(flags: Namespace) -> int:
     server, engine = settings_from(flags, ServerSettings, own), settings_from(flags, EngineSettings, own)
     limits, media = settings_from(flags, SchedulerSettings, own), settings_from(flags, MediaSettings, own)
     model = chosen_model(flags.words)
-    with Spare() as spare:  # before the server is imported: its worker's imports take as long
+    with Spare() as spare:  # before the server is imported: what the worker imports takes longer
         from saccade.server.run import serve
 
         return serve(model, server, engine, limits, media, spare)

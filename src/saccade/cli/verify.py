@@ -3,6 +3,7 @@
 import json
 import sys
 from argparse import Namespace
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,10 @@ from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
 from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.terminal import Output, print_table, stages
+from saccade.terminal import Output, print_table, progress_bar, stages
 
 if TYPE_CHECKING:
+    from saccade.engine.engine import Engine
     from saccade.graphs import Report
 
 EXIT_WRONG = 1
@@ -32,8 +34,9 @@ class VerifySettings:
 
 def new_parser(name: str) -> Parser:
     about = (
-        "Replay every graph of a model and compare it with an eager run: equal totals with other boundaries, A-B-A, "
-        "small-large-small, shuffled order, poisoned padding, other image shapes, videos, repeated images."
+        "Replay every graph of a model and compare it with an eager run: equal totals with other boundaries and back, "
+        "small-large-small, poisoned padding, shuffled order over all buckets, other image shapes, videos, repeated "
+        "images."
     )
     parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
     for settings in (VerifySettings, EngineSettings, SchedulerSettings):
@@ -48,17 +51,35 @@ def run(flags: Namespace) -> int:
     engine = replace(settings_from(flags, EngineSettings, own), verify="off")  # what is wrong belongs into the table
     chosen = {**asdict(engine), **asdict(settings_from(flags, SchedulerSettings, own))}
     from saccade import LLM  # imports torch
-    from saccade.engine.verify import verify_engine
 
-    model = chosen_model(flags.words)
-    with stages(Console(stderr=True), f"loading {model}") as say, LLM(model, **chosen) as llm:
-        report = verify_engine(llm.engine, is_short=asked.short, progress=lambda phase: say(f"verifying {phase}"))
+    model, console = chosen_model(flags.words), Console(stderr=True)
+    with ExitStack() as stack:
+        with stages(console, f"loading {model}"):
+            llm = stack.enter_context(LLM(model, **chosen))
+        report = _verify(llm.engine, console, is_short=asked.short)
     if asked.json:
         data = {"right": report.is_right, "rows": [{**asdict(row), "right": row.is_right} for row in report.rows]}
         sys.stdout.write(json.dumps(data, indent=1) + "\n")
     else:
         show(Output(), report)
     return 0 if report.is_right else EXIT_WRONG
+
+
+def _verify(engine: "Engine", console: Console, *, is_short: bool) -> "Report":
+    """With a bar on a terminal, and a line for each phase elsewhere."""
+    from saccade.engine.verify import verify_engine
+
+    named: set[str] = set()
+    with progress_bar(console) as bar:
+        task = bar.add_task("verifying", total=None)
+
+        def hear(phase: str, done: int, total: int) -> None:
+            bar.update(task, description=f"verifying {phase}", completed=done, total=total)
+            if phase not in named and not console.is_terminal:
+                console.print(f"verifying {phase}: {done} of {total} graphs done", highlight=False)
+            named.add(phase)
+
+        return verify_engine(engine, is_short=is_short, progress=hear)
 
 
 def show(console: Console, report: "Report") -> None:

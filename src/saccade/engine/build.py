@@ -29,6 +29,7 @@ from saccade.engine.verify import check_engine
 from saccade.errors import ConfigError
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.processor import Processor
+from saccade.kernels.dispatch import open_device
 from saccade.kernels.sampling import sampling_for
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, load_model
@@ -47,6 +48,9 @@ def build_engine(
     progress: Progress | None = None,
 ) -> Engine:
     device = device_for(settings)
+    if device.type == "cuda":
+        report("opening the device")
+        open_device(device)
     report("loading weights")
     model = load_model(folder, device=device, dtype=_dtype(settings, device), load_format=settings.load_format)  # type: ignore[arg-type]
     eos = GenerationDefaults.from_folder(Path(folder)).eos_token_ids

@@ -16,38 +16,18 @@ from saccade.engine.grammar import Grammar
 from saccade.engine.matcher import GrammarCompiler, Matcher
 from saccade.engine.params import SamplingParams
 from saccade.engine.plan import Event, Plan, Results, RowError
-from saccade.engine.request import Finish, FinishReason, Request, Status
-from saccade.engine.runner import Runner, Scores, StepOutput, Ticket
+from saccade.engine.request import FinishReason, Request, Status
+from saccade.engine.runner import Runner, StepOutput, Ticket
 from saccade.engine.scheduler import Scheduler
 from saccade.engine.stopwatch import Lap, Stopwatch
+from saccade.engine.update import NO_NUMBERS, PromptScores, Update
 from saccade.errors import CapacityError, GraphError, RequestError, SaccadeError
 from saccade.inputs.placeholders import Prompt, text_prompt
 
-NO_NUMBERS = "the model's logits are not numbers"
 STEP_FAILED = "the step failed"
 WARM_UP_ID = "warm-up"
 WARM_UP_TOKENS = 300
 WARM_UP_STEPS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScores:
-    """Scores of the prompt tokens from `start` on."""
-
-    start: int
-    scores: Scores
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """News of one request; the one with `finish` is its last."""
-
-    request_id: str
-    token_ids: tuple[int, ...] = ()
-    scores: Scores | None = None
-    prompt_scores: PromptScores | None = None
-    finish: Finish | None = None
-    timings: dict[str, float] | None = None  # seconds by stage, with the finish
 
 
 @dataclass(slots=True)

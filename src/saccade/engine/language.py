@@ -29,7 +29,9 @@ from saccade.layers.step import Step
 from saccade.models.vlm import Model
 
 FEW_ROWS = 128  # up to here a step takes as long as its weights are read, so that padding costs nothing
-FEW_ROWS_STEP, WIDEST_STEP = 16, 256
+FEW_ROWS_STEP = 16
+WIDE_ROWS, WIDE_STEP, WIDEST_STEP = 6144, 128, 256  # steps up to so many rows, and behind
+MANY_ROWS, MANY_ROWS_STEP = 2048, 512
 FEW_REQUESTS = 32  # most steps with prompts have few; attention over hundreds of empty requests costs 3 % at 8192 rows
 
 
@@ -130,20 +132,25 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
 
 
 def prefill_buckets(max_tokens: int, max_requests: int) -> tuple[Capacity, ...]:
-    """Every token count with room for few requests, and every second one, the largest among them, with room for all."""
+    """Every token count with room for few requests; every second one below MANY_ROWS, and one in 512 rows above, with
+    room for all: a step with that many rows and requests has prompts that wait, and is filled to the last row."""
     found = []
-    for place, tokens in enumerate(reversed(prefill_rows(max_tokens))):
-        counts = (FEW_REQUESTS,) if place % 2 else (max_requests, FEW_REQUESTS)
+    rows = prefill_rows(max_tokens)
+    for place, tokens in enumerate(reversed(rows)):
+        is_roomy = tokens == rows[-1] or (tokens % MANY_ROWS_STEP == 0 if tokens > MANY_ROWS else place % 2 == 0)
+        counts = (max_requests, FEW_REQUESTS) if is_roomy else (FEW_REQUESTS,)
         found += [Capacity.of(tokens=tokens, requests=min(count, tokens + 1, max_requests)) for count in counts]
     return tuple(dict.fromkeys(reversed(found)))
 
 
 def prefill_rows(largest: int) -> tuple[int, ...]:
-    """Steps of 6 to 12 % up to 4,096 rows, and of 256 above, where the last per cent are milliseconds."""
+    """Steps of 6 to 12 % up to 2,048 rows; then of 128 rows, and of 256 from 6,144 on: there the last per cent are
+    milliseconds, and most steps of a busy server have some thousand rows."""
     few = range(FEW_ROWS_STEP, FEW_ROWS, FEW_ROWS_STEP)
     steps = row_buckets(largest, smallest=FEW_ROWS)
-    many = range(WIDEST_STEP * 16, largest, WIDEST_STEP)
-    return tuple(sorted(n for n in {*few, *steps, *many} if n <= largest))
+    wide = range(MANY_ROWS, min(largest, WIDE_ROWS), WIDE_STEP)
+    widest = range(WIDE_ROWS, largest, WIDEST_STEP)
+    return tuple(sorted(n for n in {*few, *steps, *wide, *widest} if n <= largest))
 
 
 def decode_buckets(largest: int) -> tuple[int, ...]:
@@ -199,6 +206,7 @@ def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> 
         max_keys=state.max_keys,
         caches=state.caches,
         outside=frame.outside,
+        is_sketch=frame.is_sketch,
     )
 
 

@@ -11,11 +11,12 @@ from typing import Any
 from rich.console import Console
 
 from saccade.engine.build import build_engine
-from saccade.engine.engine import Engine, Update
+from saccade.engine.engine import Engine
 from saccade.engine.metrics import Metric, counter, engine_metrics
 from saccade.engine.output import Logprobs, OutputStream, RequestOutput, place_prompt_scores
 from saccade.engine.params import SamplingParams
 from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.update import Update
 from saccade.errors import CapacityError, ConfigError, RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor

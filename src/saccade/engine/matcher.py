@@ -17,14 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.engine.grammar import Grammar, broken, parser_limits, to_llguidance
+from saccade.engine.update import BROKEN, NO_TOKEN
 from saccade.errors import RequestError
 from saccade.kernels.sampling import Sampling
 
 MAX_COMPILED = 256
 ALIGNMENT = 16  # words; Triton compiles another version for rows that begin elsewhere
-NO_TOKEN = "no token is allowed next: the grammar cannot be followed with this vocabulary and these parameters"
-
-BROKEN = "the grammar's parser failed"
 
 
 class Vocabulary(Protocol):

@@ -12,12 +12,11 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, msgpack
 
-from saccade.engine.engine import PromptScores, Update
 from saccade.engine.params import SamplingParams
 from saccade.engine.plan import Stats
 from saccade.engine.request import Finish
-from saccade.engine.runner import Scores
 from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.update import PromptScores, Scores, Update
 from saccade.inputs.messages import MediaKind
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan

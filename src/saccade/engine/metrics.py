@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from saccade.engine.engine import Engine
 from saccade.engine.plan import Stats
+
+if TYPE_CHECKING:  # a server's front end has no use for torch
+    from saccade.engine.engine import Engine
 
 PREFIX = "saccade:"
 
@@ -33,7 +35,7 @@ def gauge(plain: str, text: str, value: float, **labels: str) -> Metric:
     return Metric(plain, "gauge", text, value, labels)
 
 
-def engine_metrics(engine: Engine) -> Iterator[Metric]:
+def engine_metrics(engine: "Engine") -> Iterator[Metric]:
     scheduler = engine.scheduler.stats()
     yield from scheduler_metrics(scheduler)
     yield encoder_metric(scheduler)

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from saccade.engine.engine import PromptScores, Update
 from saccade.engine.params import SamplingParams
 from saccade.engine.request import Finish, FinishReason
-from saccade.engine.runner import Scores
+from saccade.engine.update import PromptScores, Scores, Update
 from saccade.inputs.detokenizer import Detokenizer
 
 

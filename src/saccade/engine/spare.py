@@ -1,7 +1,7 @@
 """A worker's process that is started before it is known what for.
 
-Its imports, like those of its parent, take seconds; so a command that will need a worker starts one first, and only
-then imports what it takes itself. This module therefore imports next to nothing.
+Its imports take seconds; so a command that will need a worker starts one first, and only then imports what it takes
+itself. This module therefore imports next to nothing.
 """
 
 import asyncio

@@ -15,40 +15,60 @@ from saccade.engine.encoder import Encoder
 from saccade.engine.engine import Engine
 from saccade.engine.vision import vision_values
 from saccade.errors import GraphError
-from saccade.graphs import Capacity, GraphRunner, Report, Row, verify, verify_batches
+from saccade.graphs import Capacity, GraphRunner, Known, Report, Row, Values, verify, verify_batches
 from saccade.graphs.stats import Stats
 from saccade.models.geometry import Grid
 
-Progress = Callable[[str], None]
+OnGraph = Callable[[str, int, int], None]
+Grids = tuple[Grid, ...]
 
-SHORT_SEQUENCES = ("equal totals", "A-B-A", "poisoned")
 SHORT_ROWS = {"vision": 400, "prefill": 512, "decode": 64, "head": 64, "sample": 64}  # the largest bucket of a sample
 NUM_SHORT_BUCKETS = 2
 
 
-def verify_engine(engine: Engine, *, is_short: bool = False, progress: Progress = lambda text: None) -> Report:
-    """A row for every phase, bucket and sequence. An engine without graphs has none."""
+def verify_engine(engine: Engine, *, is_short: bool = False, progress: OnGraph = lambda *news: None) -> Report:
+    """A row for every phase, bucket and sequence. An engine without graphs has none. `progress` hears the phase, how
+    many graphs are done and how many there are, before the first and after each."""
     assert not engine.has_work, "requests run; verification writes where they read"
     rows: list[Row] = []
+    count = _Count(engine, is_short, progress)
     for runner in engine.runner.phases:
         if not runner.graphs:
             continue
-        progress(runner.phase.name)
+        count.enter(runner.phase.name)
         encoder = engine.runner.encoder
         with _unseen(runner):
             if encoder is not None and runner is encoder.graphs:
                 with encoder.alone():
-                    found = [*_verify(runner, is_short=is_short), *_verify_grids(encoder, is_short=is_short)]
+                    found = [*_verify(runner, count, is_short), *_verify_grids(encoder, count, is_short)]
             else:
-                found = [*_verify(runner, is_short=is_short)]
+                found = [*_verify(runner, count, is_short)]
         runner.selfcheck = max((row.difference for row in found), default=None)
         rows += found
     return Report(tuple(rows))
 
 
-def check_engine(engine: Engine, *, is_short: bool = True, progress: Progress = lambda text: None) -> Report:
+class _Count:
+    """Graphs that are done. Those of vision come twice: with rows of any kind, and with images and videos."""
+
+    def __init__(self, engine: Engine, is_short: bool, progress: OnGraph) -> None:
+        self._progress = progress
+        self._phase, self._done, self._total = "", 0, 0
+        for runner in engine.runner.phases:
+            self._total += len(_chosen(runner, is_short)) * (2 if runner is engine.runner.vision else 1)
+
+    def enter(self, phase: str) -> None:
+        self._phase = phase
+        self._progress(phase, self._done, self._total)
+
+    def one(self) -> None:
+        self._done += 1
+        self._progress(self._phase, self._done, self._total)
+
+
+def check_engine(engine: Engine, *, is_short: bool = True) -> Report:
     """Verify; raises where a replay is not what an eager run is."""
-    report = verify_engine(engine, is_short=is_short, progress=progress)
+    report = verify_engine(engine, is_short=is_short)
     wrong = [row for row in report.rows if not row.is_right]
     if wrong:
         first = wrong[0]
@@ -60,10 +80,13 @@ def check_engine(engine: Engine, *, is_short: bool = True, progress: Progress = 
     return report
 
 
-def _verify(runner: GraphRunner, *, is_short: bool) -> tuple[Row, ...]:
-    if not is_short:
-        return verify(runner, same_shape=True).rows
-    return verify(runner, buckets=sample(runner), sequences=SHORT_SEQUENCES, same_shape=True).rows
+def _verify(runner: GraphRunner, count: _Count, is_short: bool) -> tuple[Row, ...]:
+    return verify(runner, buckets=_chosen(runner, is_short), same_shape=True, on_graph=count.one).rows
+
+
+def _chosen(runner: GraphRunner, is_short: bool) -> list[Capacity]:
+    captured = [graph.key.capacity for graph in runner.graphs if not graph.key.digest]
+    return sample(runner) if is_short and captured else captured
 
 
 def sample(runner: GraphRunner) -> list[Capacity]:
@@ -75,23 +98,27 @@ def sample(runner: GraphRunner) -> list[Capacity]:
     return [quick[0], *quick[-1:]][-NUM_SHORT_BUCKETS:]
 
 
-def _verify_grids(encoder: Encoder, *, is_short: bool) -> Iterator[Row]:
+def _verify_grids(encoder: Encoder, count: _Count, is_short: bool) -> Iterator[Row]:
     """Equal rows and frames, but other heights and widths (so other positions and windows); videos; images twice."""
     runner = encoder.graphs
     rng = torch.Generator().manual_seed(1)
-    chosen = sample(runner) if is_short else [graph.key.capacity for graph in runner.graphs if not graph.key.digest]
+    chosen = _chosen(runner, is_short)
     for graph in runner.graphs:
         if graph.key.digest or graph.key.capacity not in chosen:
             continue
+        known: Known | None = {} if runner.phase.is_repeatable else None
+        made: dict[Grids, Values] = {}
         for name, sequence in _grid_sequences(encoder, graph.key.capacity).items():
-            batches = [_batch(encoder, grids, rng) for grids in sequence]
+            made |= {grids: _batch(encoder, grids, rng) for grids in sequence if grids not in made}
             arena = runner.phase.arena
+            batches = [made[grids] for grids in sequence]
             batches = [b for b in batches if arena.misfit(arena.admit(b).sizes, graph.key.capacity) is None]
             if batches:
-                yield verify_batches(runner, graph.key, name, batches, same_shape=True)
+                yield verify_batches(runner, graph.key, name, batches, same_shape=True, known=known)
+        count.one()
 
 
-def _grid_sequences(encoder: Encoder, capacity: Capacity) -> dict[str, list[list[Grid]]]:
+def _grid_sequences(encoder: Encoder, capacity: Capacity) -> dict[str, list[Grids]]:
     side = encoder.spec.merge
     area = max(capacity["units"] * 3 // 4, 1)
     short = max(int(area**0.5) // 2, 1)
@@ -102,14 +129,14 @@ def _grid_sequences(encoder: Encoder, capacity: Capacity) -> dict[str, list[list
     video, turned = (frames, short * side, rest * side), (frames, rest * side, short * side)
     small = (1, side, max(short // 2, 1) * side)
     return {
-        "other shapes": [[tall], [wide], [tall]],
-        "poisoned shapes": [[wide], [small], [tall]],
-        "videos": [[video], [turned], [video]],
-        "the same image twice": [[small, small], [small], [small, small]],
+        "other shapes": [(tall,), (wide,), (tall,)],
+        "poisoned shapes": [(small,), (wide,)],
+        "videos": [(video,), (turned,)],
+        "the same image twice": [(small, small), (small,)],
     }
 
 
-def _batch(encoder: Encoder, grids: list[Grid], rng: torch.Generator) -> dict[str, Any]:
+def _batch(encoder: Encoder, grids: Grids, rng: torch.Generator) -> dict[str, Any]:
     """Random patches; images of one grid get the same ones."""
     unit = encoder.spec.unit
     units = [frames * rows * columns // unit for frames, rows, columns in grids]
@@ -122,7 +149,7 @@ def _batch(encoder: Encoder, grids: list[Grid], rng: torch.Generator) -> dict[st
             patches[start:stop] = seen[grid]
         seen[grid] = patches[start:stop].clone()
         start = stop
-    return vision_values(encoder.spec, grids, patches, made["targets"])
+    return vision_values(encoder.spec, list(grids), patches, made["targets"])
 
 
 @contextmanager

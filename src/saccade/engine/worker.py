@@ -22,7 +22,7 @@ import zmq
 from llguidance import LLMatcher
 
 from saccade.engine.build import build_engine
-from saccade.engine.engine import Engine, Update
+from saccade.engine.engine import Engine
 from saccade.engine.matcher import refusal
 from saccade.engine.messages import (
     COMMANDS,
@@ -49,8 +49,10 @@ from saccade.engine.messages import (
     unpack_prompt,
 )
 from saccade.engine.request import Finish, FinishReason, Request
+from saccade.engine.update import Update
 from saccade.errors import CapacityError, ConfigError, RequestError, SaccadeError
 from saccade.inputs.processor import Processor
+from saccade.kernels.dispatch import import_packages
 
 EXIT_FAILED, EXIT_ORPHANED = 3, 4
 LINGER_MS = 2000  # for the last words to get out
@@ -208,6 +210,7 @@ def main(folder: Path) -> int:
     replies.linger = LINGER_MS
     commands.bind(f"ipc://{folder / COMMANDS}")
     replies.connect(f"ipc://{folder / REPLIES}")
+    import_packages()  # while the parent reads the model's files
     try:
         return _serve(commands, lambda reply: replies.send(encode(reply)))
     finally:

@@ -32,7 +32,7 @@ from saccade.graphs.lane import CudaLane, Lane, lane_for
 from saccade.graphs.recorded import RecordedLane
 from saccade.graphs.runner import GraphRunner, Phase, copy_out
 from saccade.graphs.stats import Decision, Reason, Stats
-from saccade.graphs.verify import Report, Row, verify, verify_batches
+from saccade.graphs.verify import Known, Report, Row, Values, verify, verify_batches
 
 __all__ = [
     "Arena",
@@ -51,6 +51,7 @@ __all__ = [
     "GraphKey",
     "GraphRunner",
     "GraphSettings",
+    "Known",
     "Lane",
     "Mode",
     "OwnIndex",
@@ -64,6 +65,7 @@ __all__ = [
     "Row",
     "Stats",
     "Tier",
+    "Values",
     "Watched",
     "boundaries",
     "bridge",

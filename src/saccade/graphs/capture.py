@@ -133,7 +133,7 @@ def capture(
     tape = Tape(lane, arena, state)
     with torch.no_grad(), lane.session():
         if not is_warm:  # compiles, autotunes, loads: a capture can do none of it
-            run_body(body, Frame(arena, key.capacity, structure))
+            run_body(body, Frame(arena, key.capacity, structure, is_sketch=True))
         held_before = lane.nbytes
         frame = Frame(arena, key.capacity, structure, tape if key.mode is Mode.PIECEWISE else None)
         tape.record(body, frame)

@@ -27,6 +27,9 @@ class Frame(Mapping[str, Tensor]):
 
     `structure` holds the boundaries as host values, and only where the key covers them (exact graphs, eager runs):
     in a capacity graph they are data, so a body that asks for them there is refused instead of freezing them.
+
+    Of a sketch nobody reads the results: it is run so that every kernel is compiled and loaded. A body may leave out
+    what launches nothing new, such as a layer that is like one before it.
     """
 
     def __init__(
@@ -35,8 +38,11 @@ class Frame(Mapping[str, Tensor]):
         capacity: Mapping[str, int],
         structure: Mapping[str, Array] | None = None,
         splitter: Splitter | None = None,
+        *,
+        is_sketch: bool = False,
     ) -> None:
         self.arena = arena
+        self.is_sketch = is_sketch
         self.capacity = Capacity.of(capacity)
         self._views = arena.views(capacity)
         self._structure = structure

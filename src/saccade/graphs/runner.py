@@ -185,8 +185,8 @@ class GraphRunner:
             result = self._hand_over(self._eager(batch, bucket), batch, consume)
         else:
             result = self.replay(decision.key, batch, consume)
-        if Tier.EXACT in self.settings.tiers and decision.tier is not Tier.EXACT:
-            self._note_structure(batch, exact_key)  # while the device is at work
+        if Tier.EXACT in self.settings.tiers:  # while the device is at work
+            self._note_use(batch, decision, exact_key)
         return result
 
     def eager(
@@ -257,6 +257,12 @@ class GraphRunner:
             return Decision(Tier.EAGER, Reason.TOO_LARGE, detail=problem or "")
         return Decision(Tier.EAGER, Reason.NOT_CAPTURED)
 
+    def _note_use(self, batch: Batch, decision: Decision, key: GraphKey | None) -> None:
+        if decision.tier is Tier.EXACT and decision.key is not None:
+            self._exact.use(decision.key)
+        else:
+            self._note_structure(batch, key)
+
     def _note_structure(self, batch: Batch, key: GraphKey | None = None) -> None:
         """Count a layout that a graph of its own might serve faster."""
         if (key is not None and key in self._exact) or not self._is_worth_exact(batch.sizes[self.phase.rows]):
@@ -286,7 +292,7 @@ class GraphRunner:
         padding = arena.empty_batch().arrays
         arena.fill(Batch(rows, {**padding, **batch.structure}, batch.sizes, batch.structure), key.capacity)
         with torch.no_grad():  # on the current stream, which has memory for it: nothing may be allocated any more
-            run_body(self.phase.body, Frame(arena, key.capacity, batch.structure))
+            run_body(self.phase.body, Frame(arena, key.capacity, batch.structure, is_sketch=True))
         return self._capture(key, batch.structure, is_warm=True)
 
     def _eager(self, batch: Batch, bucket: Capacity | None = None) -> Frame:

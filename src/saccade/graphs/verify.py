@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ Consume = Callable[[Mapping[str, Tensor]], Tensors]
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 SAME_SHAPE = 0.1  # of that, for runs of the same shapes: they launch the same kernels, and differ by nothing
 MAX_SEGMENTS = 8
-SEQUENCES = ("equal totals", "A-B-A", "small-large-small", "shuffled", "poisoned")
+POISON_EVERY = 4  # batches of the shuffled ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,35 +68,29 @@ def verify(
     consume: Consume = copy_out,
     seed: int = 0,
     buckets: Sequence[Capacity] | None = None,
-    sequences: Sequence[str] = SEQUENCES,
     same_shape: bool = False,
+    on_graph: Callable[[], None] = lambda: None,
 ) -> Report:
     """Run the adversarial sequences on captured buckets, all or those given, and, where the exact tier is on, on exact
-    graphs.
+    graphs. A replay costs as much as its bucket is large, whatever is in it: so every batch serves several sequences.
 
     `consume` is how results are taken out of the buffers: what it keeps must survive later replays. With `same_shape`
     the eager runs are padded as the replays are, and must give the same numbers but for a tenth of the tolerance.
+    `on_graph` is called after each graph.
     """
     rng = torch.Generator().manual_seed(seed)
     rows: list[Row] = []
     keys = [graph.key for graph in runner.graphs if not graph.key.digest]
     keys = [key for key in keys if buckets is None or key.capacity in buckets]
     for key in keys:
-        made: dict[Lengths, Values] = {}
         known: Known | None = {} if runner.phase.is_repeatable else None
-        for name, lengths in _sequences(runner, key.capacity, rng).items():
-            if name in sequences:
-                for part in lengths:
-                    if part not in made:
-                        made[part] = runner.phase.example(part, rng)
-                batches = [made[part] for part in lengths]
-                rows.append(
-                    verify_batches(runner, key, name, batches, consume=consume, same_shape=same_shape, known=known)
-                )
+        for name, batches in _sequences(runner, key.capacity, rng).items():
+            rows.append(verify_batches(runner, key, name, batches, consume=consume, same_shape=same_shape, known=known))
+        on_graph()
     if rows:
         rows.append(_verify_across(runner, keys, consume, rng, same_shape=same_shape))
     if Tier.EXACT in runner.settings.tiers:
-        limits = runner.phase.arena.limits if buckets is None else min(buckets, key=lambda b: b[runner.phase.rows])
+        limits = min(buckets, key=lambda b: b[runner.phase.rows]) if buckets else runner.phase.arena.limits
         rows.append(_verify_exact(runner, limits, consume, rng))
     return Report(tuple(rows))
 
@@ -127,12 +121,14 @@ def _verify_across(
     runner: GraphRunner, keys: Sequence[GraphKey], consume: Consume, rng: torch.Generator, *, same_shape: bool
 ) -> Row:
     """Random layouts through all buckets, which share one pool: none may see what another left there."""
-    layouts = [_random_layout(runner, key.capacity, rng) for key in keys for _ in range(2)]
+    layouts = [_random_layout(runner, key.capacity, rng) for key in keys]
     order = torch.randperm(len(layouts), generator=rng).tolist()
     batches = [runner.phase.example(layouts[i], rng) for i in order]
+    turns = count()
 
     def run(values: Values) -> Tensors:
-        _poison(runner, keys[int(torch.randint(len(keys), (), generator=rng))])
+        if next(turns) % POISON_EVERY == 0:
+            _poison(runner, keys[int(torch.randint(len(keys), (), generator=rng))])
         return runner.run(values, consume)
 
     gate, runner.gate = runner.gate, None
@@ -145,7 +141,7 @@ def _verify_across(
 
 def _verify_exact(runner: GraphRunner, capacity: Capacity, consume: Consume, rng: torch.Generator) -> Row:
     """Two structures of the same sizes, through the runner's own choice: neither may get the other's graph."""
-    one, other = _equal_totals(runner, capacity, rng, count=2)
+    one, other = _equal_totals(runner, capacity, rng)
     name = f"{runner.phase.name}/{runner.settings.mode} exact"
 
     def run(values: Values) -> Tensors:
@@ -153,9 +149,7 @@ def _verify_exact(runner: GraphRunner, capacity: Capacity, consume: Consume, rng
 
     gate, runner.gate = runner.gate, None
     try:
-        for _ in range(runner.settings.exact_after):
-            run(runner.phase.example(one, rng))
-        runner.capture_hot(limit=runner.settings.exact_max_graphs)
+        runner.capture_exact(runner.phase.example(one, rng))
         replays_before = _num_exact_replays(runner)
         lengths = (one, other, one, other)
         row = _compare(runner, name, "equal totals", [runner.phase.example(part, rng) for part in lengths], run)
@@ -235,32 +229,19 @@ def _poison(runner: GraphRunner, key: GraphKey) -> None:
     runner.replay(key, empty, lambda outputs: None, poison=True)
 
 
-def _sequences(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> dict[str, list[Lengths]]:
-    a, b, c = _equal_totals(runner, capacity, rng, count=3)
-    rows = capacity[runner.phase.rows]
-    full = _compose(rows, _num_segments(runner, capacity), rng)
-    mixed = [_random_layout(runner, capacity, rng) for _ in range(4)]
-    order = torch.randperm(2 * len(mixed), generator=rng).tolist()
-    shuffled = [(mixed + mixed)[i] for i in order]
+def _sequences(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> dict[str, list[Values]]:
+    """An example may make more of a dimension than a bucket holds (windows of a segment, say): that one is left out."""
+    one, other = _equal_totals(runner, capacity, rng)
+    full = _compose(capacity[runner.phase.rows], _num_segments(runner, capacity), rng)
+    made = {lengths: runner.phase.example(lengths, rng) for lengths in (one, other, (1,), full)}
+    arena = runner.phase.arena
+    fitting = {part for part, values in made.items() if arena.misfit(arena.admit(values).sizes, capacity) is None}
     sequences = {
-        "equal totals": [a, b, c],
-        "A-B-A": [a, b, a],
+        "equal totals": [one, other, one],
         "small-large-small": [(1,), full, (1,)],
-        "shuffled": shuffled,
-        "poisoned": [a, (1,), b],
+        "poisoned": [other],
     }
-    fits = _fitter(runner, capacity, rng)
-    return {name: [lengths for lengths in sequence if fits(lengths)] for name, sequence in sequences.items()}
-
-
-def _fitter(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> Callable[[Lengths], bool]:
-    """An example may make more of a dimension than a bucket holds (windows of a segment, say): leave that one out."""
-
-    def fits(lengths: Lengths) -> bool:
-        arena = runner.phase.arena
-        return arena.misfit(arena.admit(runner.phase.example(lengths, rng)).sizes, capacity) is None
-
-    return fits
+    return {name: [made[part] for part in parts if part in fitting] for name, parts in sequences.items()}
 
 
 def _num_segments(runner: GraphRunner, capacity: Capacity) -> int:
@@ -269,18 +250,13 @@ def _num_segments(runner: GraphRunner, capacity: Capacity) -> int:
     return min(capacity[dimension] - 1, MAX_SEGMENTS) if dimension else 1
 
 
-def _equal_totals(runner: GraphRunner, capacity: Capacity, rng: torch.Generator, count: int) -> list[Lengths]:
+def _equal_totals(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> tuple[Lengths, Lengths]:
     """Layouts with the same number of rows and segments and, where there are two or more, other boundaries."""
     total = max(capacity[runner.phase.rows] * 7 // 8, 1)
     segments = max(1, min(_num_segments(runner, capacity), total, 3))
-    found: list[Lengths] = []
-    for _ in range(100):
-        lengths = _compose(total, segments, rng)
-        if lengths not in found:
-            found.append(lengths)
-        if len(found) == count:
-            return found
-    return [found[i % len(found)] for i in range(count)]
+    first = _compose(total, segments, rng)
+    others = (_compose(total, segments, rng) for _ in range(100))
+    return first, next((other for other in others if other != first), first)
 
 
 def _random_layout(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> Lengths:

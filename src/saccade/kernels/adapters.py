@@ -6,6 +6,7 @@ Both packages read boundaries from device memory, so a captured call stays right
 import importlib
 import inspect
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -154,6 +155,8 @@ class TorchVarlen:
 
 def load_flash_attention() -> FlashAttention | str:
     """The adapter, or why there is none."""
+    # Its compiler warns of an argument that flash-attn-4 leaves out, in lines of a thousand characters.
+    warnings.filterwarnings("ignore", message="Argument aux_data", category=UserWarning)
     try:
         interface = importlib.import_module("flash_attn.cute.interface")
         return FlashAttention(interface.flash_attn_varlen_func)

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from types import ModuleType
 from typing import Any
@@ -66,6 +67,24 @@ def kernels_for(device: torch.device | str, dtype: torch.dtype) -> Kernels:
     if device.type != "cuda":
         raise ConfigError(f"there are no kernels for device {device}; allowed: cpu, cuda")
     return _cuda_kernels(torch.cuda.get_device_capability(device), dtype)
+
+
+def import_packages() -> None:
+    """Import what a GPU's kernels come from, where there is one: seconds that may pass while nobody waits for them.
+    What is broken is left to whoever needs it."""
+    if not torch.cuda.is_available():
+        return
+    use_private_kernel_cache()
+    with suppress(ImportError):
+        importlib.import_module("saccade.kernels.products").load_products()
+        importlib.import_module("saccade.kernels.adapters").load_flash_attention()
+
+
+def open_device(device: torch.device) -> None:
+    """Everything about a device that takes time and has nothing to do with a model."""
+    if device.type == "cuda":
+        import_packages()
+        torch.zeros((), device=device)
 
 
 def _reference_kernels(reason: str) -> Kernels:

@@ -57,13 +57,13 @@ class Decoder(Layer):
         rotations = [rotary(step.positions_3T) for rotary in self.rotaries]
         x_TD: Tensor = step.embeds_TD
         residual_TD: Tensor | None = None
-        for i, layer in enumerate(self.layers):
+        for i in self.spec.sketch if step.is_sketch else range(len(self.layers)):
             if i:
                 x_TD, residual_TD = self.layers[i - 1].feed(x_TD, residual_TD)
             if 0 < i <= self.spec.deepstack_levels and step.deepstack_LTD is not None:
                 x_TD = x_TD + step.deepstack_LTD[i - 1]
             cos_TK, sin_TK = rotations[self.spec.layers[i].rotary]
-            x_TD, residual_TD = layer.attend(x_TD, residual_TD, cos_TK, sin_TK, step, step.caches[i])
+            x_TD, residual_TD = self.layers[i].attend(x_TD, residual_TD, cos_TK, sin_TK, step, step.caches[i])
         assert residual_TD is not None, "a decoder has layers"
         return x_TD, residual_TD
 

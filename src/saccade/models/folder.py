@@ -4,14 +4,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from saccade.errors import ConfigError
+
+if TYPE_CHECKING:  # a server's front end finds a folder and has no use for torch
+    from torch import Tensor
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -29,7 +31,7 @@ class Checkpoint(Protocol):
     @property
     def total_bytes(self) -> int: ...
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]: ...
+    def tensors(self) -> Iterator[tuple[str, "Tensor"]]: ...
 
 
 def find_folder(folder_or_id: str | Path, *, revision: str | None = None, with_weights: bool = True) -> Path:
@@ -92,7 +94,7 @@ class SafetensorsFolder:
     def total_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.files)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, "Tensor"]]:
         homes: dict[str, Path] = {}
         for file in self.files:
             try:

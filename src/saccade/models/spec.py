@@ -1,5 +1,6 @@
 """What a model is, as data. A family turns a config.json into these; the decoder and the tower read nothing else."""
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from saccade.layers.attention import AttentionSpec
@@ -53,6 +54,13 @@ class DecoderSpec:
     logit_softcap: float | None = None
     deepstack_levels: int = 0
 
+    @property
+    def sketch(self) -> list[int]:
+        """Layers of which every other one launches the same kernels as one of them. A layer runs the MLP before it."""
+        before = (None, *(layer.mlp for layer in self.layers))
+        has_rows = [0 < i <= self.deepstack_levels for i in range(len(self.layers))]
+        return _first_of_each(list(zip(self.layers, before, has_rows, strict=False)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionSpec:
@@ -94,6 +102,13 @@ class VisionSpec:
         """Rows the tower makes of one merged unit: the projected one, then one for each deepstack layer."""
         return 1 + len(self.deepstack_layers)
 
+    @property
+    def sketch(self) -> list[int]:
+        """Blocks of which every other one launches the same kernels as one of them."""
+        has_no_residual = [i == 0 or i - 1 in self.deepstack_layers for i in range(self.depth)]
+        kinds = [(i in self.full_layers, i in self.deepstack_layers, has_no_residual[i]) for i in range(self.depth)]
+        return _first_of_each(kinds)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaSpec:
@@ -115,3 +130,9 @@ class ModelSpec:
     decoder: DecoderSpec
     vision: VisionSpec | None = None
     media: MediaSpec | None = None
+
+
+def _first_of_each(kinds: Sequence[Hashable]) -> list[int]:
+    """The first index of every kind, and the last of all: what follows the layers meets what it always does."""
+    first = {kind: i for i, kind in reversed(list(enumerate(kinds)))}
+    return sorted({*first.values(), len(kinds) - 1})

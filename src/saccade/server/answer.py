@@ -6,9 +6,8 @@ from contextlib import aclosing
 from time import monotonic
 from typing import Any
 
-from saccade.engine.engine import NO_NUMBERS
-from saccade.engine.matcher import BROKEN, NO_TOKEN
 from saccade.engine.stream import Delta
+from saccade.engine.update import BROKEN, NO_NUMBERS, NO_TOKEN
 from saccade.errors import CapacityError, EngineDeadError, RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.server.errors import HttpError, draining, engine_dead, too_late

@@ -1,0 +1,85 @@
+"""A sketch of a pass launches everything that the pass does, in fewer layers: then a capture meets nothing new."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from saccade.graphs import Frame, GraphRunner, run_body
+from saccade.models.config import Config
+from saccade.models.registry import read_spec
+from saccade.models.weights import load_model
+from tests.engine.rig import Options, build
+from tests.models import tiny
+
+SIZES = Options(max_tokens=24, max_num_seqs=3, max_units=40, num_blocks=12, max_model_len=64)
+DEEP = 11
+FAMILIES = ["qwen3_vl", "qwen2_5_vl", "gemma3_vl", "qwen3_moe", "llama"]
+
+
+class Launches(TorchDispatchMode):
+    """Every operation with the shapes, strides and types of its tensors: on a CPU, what takes the place of kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: Counter[tuple[Any, ...]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = tree_leaves((args, kwargs or {}))
+        shapes = [(x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else str(type(x)) for x in leaves]
+        self.seen[(str(func), *shapes)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def launches(runner: GraphRunner, *, is_sketch: bool) -> Counter[tuple[Any, ...]]:
+    bucket = max(runner.phase.buckets, key=lambda bucket: bucket[runner.phase.rows])
+    runner.phase.arena.fill(runner.example_for(bucket), bucket)
+    frame = Frame(runner.phase.arena, bucket, is_sketch=is_sketch)
+    with torch.no_grad(), Launches() as launched:
+        run_body(runner.phase.body, frame)
+    seen: Counter[tuple[Any, ...]] = launched.seen
+    return seen
+
+
+def make_deep(name: str, folder: Path) -> None:
+    """A checkpoint's files with more layers of each kind than it has weights for."""
+    tiny.make(name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    text, vision = config.get("text_config", config), config.get("vision_config", {})
+    text["num_hidden_layers"] = DEEP
+    if "layer_types" in text:
+        text["layer_types"] = (text["layer_types"] * DEEP)[:DEEP]
+    if "mlp_only_layers" in text:
+        text["mlp_only_layers"] = [1, 4, 5]
+    vision |= {name: DEEP for name in ("depth", "num_hidden_layers") if name in vision}
+    vision |= {"deepstack_visual_indexes": [2, 5, 7]} if "deepstack_visual_indexes" in vision else {}
+    vision |= {"fullatt_block_indexes": [3, 7]} if "fullatt_block_indexes" in vision else {}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_sketch_launches_all_that_the_pass_does_and_less_often(family: str, tmp_path: Path) -> None:
+    make_deep(family, tmp_path)
+    model = load_model(tmp_path, dtype=torch.float32, load_format="dummy")
+    runner = build(model, tmp_path, SIZES).runner
+    for name in ("vision", "prefill", "decode"):
+        graphs: GraphRunner | None = getattr(runner, name)
+        if graphs is None:
+            continue
+        whole, sketch = (launches(graphs, is_sketch=is_sketch) for is_sketch in (False, True))
+        assert not whole.keys() ^ sketch.keys(), name
+        assert sketch.total() < 0.75 * whole.total(), name
+
+
+def test_a_sketch_of_a_large_model_has_a_handful_of_layers() -> None:
+    config = Config.read(Path(__file__).parent.parent / "data" / "cli_qwen3_vl_8b_config.json")
+    spec = read_spec(config)[1]
+    assert spec.vision is not None and spec.vision.depth == 27 and len(spec.decoder.layers) == 36
+    assert spec.decoder.sketch == [0, 1, 4, 35], "the first, with deepstack rows, without, the last"
+    assert spec.vision.sketch == [0, 1, 8, 26], "without a residual, with one, with a merger, the last"
