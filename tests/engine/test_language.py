@@ -36,7 +36,8 @@ def test_any_mixture_of_requests_fits_a_bucket_of_about_its_rows(data: st.DataOb
     assert fitting
     rows = prefill_rows(largest)
     place = next(i for i, n in enumerate(rows) if n >= tokens)
-    assert min(b["tokens"] for b in fitting) <= rows[min(place + 1, len(rows) - 1)]
+    roomy = min(-(-tokens // 512) * 512, largest) if tokens > 2048 else 0
+    assert min(b["tokens"] for b in fitting) <= max(rows[min(place + 1, len(rows) - 1)], roomy)
 
 
 def test_few_decoding_requests_are_not_padded_and_many_by_a_quarter_at_most() -> None:

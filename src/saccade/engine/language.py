@@ -132,15 +132,12 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
 
 
 def prefill_buckets(max_tokens: int, max_requests: int) -> tuple[Capacity, ...]:
-    """Every token count with room for few requests; every second one below MANY_ROWS, and one in 512 rows above, with
-    room for all: a step with that many rows and requests has prompts that wait, and is filled to the last row."""
-    found = []
+    """Every token count with room for few requests; every second one up to 2,048, and one in 512 rows above, with room
+    for all: a step with that many rows and requests has prompts that wait, and is filled to the last row."""
     rows = prefill_rows(max_tokens)
-    for place, tokens in enumerate(reversed(rows)):
-        is_roomy = tokens == rows[-1] or (tokens % MANY_ROWS_STEP == 0 if tokens > MANY_ROWS else place % 2 == 0)
-        counts = (max_requests, FEW_REQUESTS) if is_roomy else (FEW_REQUESTS,)
-        found += [Capacity.of(tokens=tokens, requests=min(count, tokens + 1, max_requests)) for count in counts]
-    return tuple(dict.fromkeys(reversed(found)))
+    roomy = {*[n for n in rows if n <= MANY_ROWS][::-2], *(n for n in rows if n % MANY_ROWS_STEP == 0), rows[-1]}
+    pairs = [(n, count) for n in rows for count in (FEW_REQUESTS, max_requests) if count == FEW_REQUESTS or n in roomy]
+    return tuple(dict.fromkeys(Capacity.of(tokens=n, requests=min(count, n + 1, max_requests)) for n, count in pairs))
 
 
 def prefill_rows(largest: int) -> tuple[int, ...]:
