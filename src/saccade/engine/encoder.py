@@ -160,7 +160,10 @@ class Encoder:
     def capture_usual(self) -> None:
         """Fill the exact tier with layouts that are likely to come, up to its bound. So they are fast from the first
         request on, and a layout that gets hot later takes the place, and the memory, of another."""
+        if Tier.EXACT not in self.settings.graphs.tiers:
+            return
         with self.beside.work():
+            self.graphs.reserve_small()
             for values in self.usual(self.graphs):
                 self.graphs.capture_exact(values)
 

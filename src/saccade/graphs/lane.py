@@ -10,6 +10,11 @@ import torch
 
 from saccade.graphs.recorded import RecordedLane
 
+SMALL_BYTES = (
+    2**20
+)  # torch keeps temporaries up to this size apart from larger ones, which fit where any larger one was
+NUM_SMALL = 16  # that a body has at the same time
+
 
 class Lane(Protocol):
     """One sequence of executions that share a memory pool: its graphs never run at the same time."""
@@ -21,6 +26,10 @@ class Lane(Protocol):
 
     def session(self) -> AbstractContextManager[None]:
         """Where warm-ups and captures run."""
+        ...
+
+    def reserve_small(self) -> None:
+        """Hold memory for small temporaries, so that a capture while requests are served takes none."""
         ...
 
     def begin(self) -> None:
@@ -62,6 +71,14 @@ class CudaLane:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
             if was_enabled:
                 gc.enable()
+
+    def reserve_small(self) -> None:
+        """By a capture that has many at the same time: the pool keeps what it once had as long as it has a graph."""
+        with torch.no_grad(), self.session():
+            self.begin()
+            held = [torch.empty(SMALL_BYTES, dtype=torch.uint8, device=self._device) for _ in range(NUM_SMALL)]
+            held[0].zero_()
+            self.end()
 
     def begin(self) -> None:
         self._graph = torch.cuda.CUDAGraph()

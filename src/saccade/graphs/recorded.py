@@ -36,6 +36,9 @@ class RecordedLane:
     def session(self) -> Iterator[None]:
         yield
 
+    def reserve_small(self) -> None:
+        """Every recorded graph holds its own."""
+
     def begin(self) -> None:
         self._recorder = _Recorder()
         self._recording.enter_context(self._recorder)

@@ -143,6 +143,10 @@ class GraphRunner:
         if key not in self._exact and self._is_worth_exact(batch.sizes[self.phase.rows]):
             self._exact.add(key, batch, self._capture_exact)
 
+    def reserve_small(self) -> None:
+        """Hold memory for the small temporaries of graphs that may be captured later."""
+        self._lane.reserve_small()
+
     def capture_hot(self, limit: int = 1) -> list[GraphKey]:
         """Capture layouts that came often enough. For idle moments: never call it on the path of a request."""
         return self._exact.capture_pending(self._capture_exact, limit)
