@@ -394,3 +394,16 @@ def test_a_folder_without_a_template(folders: dict[str, Path], tmp_path: Path) -
     with pytest.raises(ConfigError, match="no chat template"):
         processor.chat([{"role": "user", "content": "hi"}])
     assert len(processor.text("hi"))
+
+
+@pytest.mark.parametrize("family", [*VISION, "llama"])
+def test_a_rehearsal_takes_the_way_of_requests(
+    folders: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = Processor.from_folder(folders[family])
+    chat, made = processor.chat, []
+    monkeypatch.setattr(processor, "chat", lambda *given, **how: made.append(chat(*given, **how)))
+    processor.rehearse()
+    assert [len(prompt.media) for prompt in made] == ([0, 1] if family in VISION else [0])
+    processor.template = None
+    processor.rehearse()

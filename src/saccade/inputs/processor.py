@@ -1,13 +1,17 @@
 """A checkpoint folder to prompts: messages or text in, what the engine takes out."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any
 
-from saccade.errors import ConfigError, RequestError
+from PIL import Image
+
+from saccade.errors import ConfigError, RequestError, SaccadeError
 from saccade.inputs.allowance import ANYTHING, Allowance
 from saccade.inputs.chat import ChatTemplate, Rendered
 from saccade.inputs.images import ImageLimits, decode_image, digest_pixels
@@ -71,6 +75,16 @@ class Processor:
             placeholders=placeholders,
             limits=limits,
         )
+
+    def rehearse(self) -> None:
+        """Make prompts and forget them, so that no request pays for what is built at a first use: one of text and, where
+        the model sees, one with a picture. What this checkpoint cannot do is no error."""
+        contents: list[Any] = ["Hello"]
+        if self.images is not None:
+            contents.append([{"type": "image"}, {"type": "text", "text": "Hello"}])
+        for content in contents:
+            with suppress(SaccadeError):
+                self.chat([{"role": "user", "content": content}], media=[_picture()] * isinstance(content, list))
 
     def chat(
         self,
@@ -248,6 +262,12 @@ class Processor:
         # is: it follows from how many frames were sent, and the last may have been repeated.
         name = self.videos.fingerprint + repr(plan.size_hw).encode()
         return Media("video", pixels, plan, digest_pixels(pixels, name), decode_s)
+
+
+def _picture() -> bytes:
+    file = BytesIO()
+    Image.new("RGB", (256, 256), (200, 100, 50)).save(file, "JPEG")
+    return file.getvalue()
 
 
 def _fill_sources(rendered: Rendered, media: Sequence[Any]) -> Rendered:

@@ -60,6 +60,7 @@ async def start(service: Service, plan: Plan, stages: Stages) -> AsyncEngine:
     stages.enter("reading tokenizer and template")
     processor = await asyncio.to_thread(Processor.from_folder, folder, limits=plan.media.limits())
     defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
+    await asyncio.to_thread(processor.rehearse)
     stages.enter("starting the engine")
 
     def hear(stage: Stage) -> None:
