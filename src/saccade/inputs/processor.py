@@ -77,8 +77,8 @@ class Processor:
         )
 
     def rehearse(self) -> None:
-        """Make prompts and forget them, so that no request pays for what is built at a first use: one of text and, where
-        the model sees, one with a picture. What this checkpoint cannot do is no error."""
+        """Make prompts and forget them, so that no request pays for what is built at a first use: one of text and,
+        where the model sees, one with a picture. What this checkpoint cannot do is no error."""
         contents: list[Any] = ["Hello"]
         if self.images is not None:
             contents.append([{"type": "image"}, {"type": "text", "text": "Hello"}])
