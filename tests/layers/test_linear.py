@@ -3,13 +3,14 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, silu
 
 from saccade.errors import ConfigError
 from saccade.kernels.dispatch import kernels_for
 from saccade.layers.embedding import VocabTable
 from saccade.layers.layer import Layer, Placement
 from saccade.layers.linear import QKVLinear, RowLinear, gate_up_linear
+from saccade.layers.mlp import MLPSpec, new_mlp
 from saccade.layers.parallel import ParallelGroup
 
 CPU = torch.device("cpu")
@@ -57,13 +58,33 @@ def test_ranks_hold_whole_heads_and_share_key_heads_where_there_are_too_few() ->
 
 
 def test_gate_and_up_are_split_alike() -> None:
-    whole = gate_up_linear(place(), 6, 8, bias=True)
+    whole = gate_up_linear(place(), 6, 32, bias=True)
     tensors = random_tensors(whole)
     for rank in (0, 1):
-        layer = gate_up_linear(place(rank, 2), 6, 8, bias=True)
+        layer = gate_up_linear(place(rank, 2), 6, 32, bias=True)
         filled(layer, tensors)
-        rows = slice(4 * rank, 4 * rank + 4)
+        rows = slice(16 * rank, 16 * rank + 16)
         assert torch.equal(layer.weight, torch.cat([tensors["gate.weight"][rows], tensors["up.weight"][rows]]))
+
+
+@pytest.mark.parametrize(("width", "num_ranks"), [(20, 1), (63, 1), (65, 1), (128, 1), (20, 2), (130, 2), (128, 2)])
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_room_between_layers_changes_no_sum(width: int, is_gated: bool, num_ranks: int) -> None:
+    spec = MLPSpec(width=width, activation="silu", gated=is_gated, bias=num_ranks == 1)
+    tensors = random_tensors(new_mlp(place(), 24, spec))
+    x_TD = torch.randn(5, 24, generator=torch.Generator().manual_seed(4))
+    found = torch.zeros(5, 24)
+    for rank in range(num_ranks):
+        layer = new_mlp(place(rank, num_ranks), 24, spec)
+        filled(layer, tensors)
+        inner = layer.down.weight.shape[1]
+        assert inner % 16 == 0 and inner - width // num_ranks < 64
+        found += layer(x_TD)
+    names = ("gate_up.gate", "gate_up.up") if is_gated else ("up",)
+    parts = [linear(x_TD, tensors[f"{name}.weight"], tensors.get(f"{name}.bias")) for name in names]
+    middle = silu(parts[0]) * (parts[1] if is_gated else 1.0)
+    right = linear(middle, tensors["down.weight"], tensors.get("down.bias"))
+    torch.testing.assert_close(found, right, rtol=0, atol=1e-5 * float(right.abs().max()))
 
 
 def test_the_bias_of_a_row_layer_is_added_once() -> None:

@@ -29,7 +29,7 @@ class GatedMLP(Layer):
         self.kernels = place.kernels
         self.activation = spec.activation
         self.gate_up = gate_up_linear(place, width, spec.width, bias=spec.bias)
-        self.down = RowLinear(place, spec.width, width, bias=spec.bias)
+        self.down = RowLinear(place, spec.width, width, bias=spec.bias, has_room=True)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.gate_up.bias is None:
@@ -44,7 +44,7 @@ class PlainMLP(Layer):
         self.kernels = place.kernels
         self.activation = spec.activation
         self.up = column_linear(place, fan_in, spec.width, bias=spec.bias)
-        self.down = RowLinear(place, spec.width, fan_out, bias=spec.bias)
+        self.down = RowLinear(place, spec.width, fan_out, bias=spec.bias, has_room=True)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         inner = self.kernels.activated_linear(x, self.up.weight, self.up.bias, self.activation)
