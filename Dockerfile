@@ -1,6 +1,7 @@
 # docker build -t saccade .
-# docker run --gpus all --ipc=host -p 8000:8000 -v ~/.cache/huggingface:/home/saccade/.cache/huggingface saccade \
-#     serve Qwen/Qwen3-VL-8B-Instruct --host 0.0.0.0 --api-key "$KEY"
+# docker run --gpus all --ipc=host -p 8000:8000 -v ~/.cache/huggingface:/home/saccade/.cache/huggingface \
+#     -v saccade-kernels:/home/saccade/.cache/saccade saccade serve Qwen/Qwen3-VL-8B-Instruct --host 0.0.0.0 --api-key "$KEY"
+# The second volume keeps compiled kernels: without it every start compiles them, for about 40 s.
 FROM nvidia/cuda:13.0.1-runtime-ubuntu24.04
 
 # gcc and Python's headers: Triton compiles its launchers when a kernel is used for the first time.
@@ -18,6 +19,9 @@ RUN pip install "/src[cuda,video]" && rm -rf /src
 RUN useradd --create-home --uid 10001 saccade
 USER saccade
 WORKDIR /home/saccade
+# Folders that exist give their owner to the volumes mounted there.
+RUN mkdir -p .cache/saccade .cache/huggingface
+ENV TRITON_CACHE_DIR=/home/saccade/.cache/saccade/triton
 
 EXPOSE 8000
 # /health tells whether the process has to be started again; /ready, whether requests should be sent to it.
