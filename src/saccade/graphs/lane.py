@@ -10,9 +10,8 @@ import torch
 
 from saccade.graphs.recorded import RecordedLane
 
-SMALL_BYTES = (
-    2**20
-)  # torch keeps temporaries up to this size apart from larger ones, which fit where any larger one was
+# torch keeps temporaries up to this size apart from larger ones, which find room where any larger one was.
+SMALL_BYTES = 2**20
 NUM_SMALL = 16  # that a body has at the same time
 
 
