@@ -7,7 +7,7 @@ import torch
 
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
-from saccade.graphs import Capacity, Curve, Gate, GraphRunner, Reason, copy_out
+from saccade.graphs import Batch, Capacity, CapturedGraph, Curve, Gate, GraphKey, GraphRunner, Reason, copy_out
 from saccade.graphs.gate import measure
 from tests.graphs import toy
 
@@ -235,9 +235,14 @@ class TestExact:
             use(runner, rows, 1)
             runner.capture_hot()
         use(runner, 7, 3)
-        held = []
+        held: list[int] = []
         plain = runner._capture_exact
-        monkeypatch.setattr(runner, "_capture_exact", lambda *given: (held.append(len(runner.exact)), plain(*given))[1])
+
+        def counted(key: GraphKey, batch: Batch) -> CapturedGraph:
+            held.append(len(runner.exact))
+            return plain(key, batch)
+
+        monkeypatch.setattr(runner, "_capture_exact", counted)
         runner.capture_hot()
         assert held == [1] and len(runner.exact) == 2
 
