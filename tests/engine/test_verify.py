@@ -75,6 +75,11 @@ def test_the_short_form_takes_a_sample_of_every_phase(loaded: Load) -> None:
     assert {row.key.partition("/")[0] for row in report.rows} == {"vision", "prefill", "decode", "head", "sample"}
     for phase in engine.runner.phases:
         assert 1 <= len(sample(phase)) <= 2
+    small = engine_of(loaded("qwen3_vl"), num_buckets=1)
+    news: list[tuple[str, int, int]] = []
+    verify_engine(small, is_short=True, progress=lambda *each: news.append(each))
+    assert all(len(sample(phase)) == 1 for phase in small.runner.phases)
+    assert news[-1][1] == news[-1][2] == 6, "five phases, and vision twice"
 
 
 def test_an_engine_without_graphs_has_nothing_to_verify(loaded: Load) -> None:

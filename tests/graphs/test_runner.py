@@ -258,6 +258,17 @@ class TestExact:
         runner.run(toy.batch(3, 5), copy_out)
         assert runner.stats.fallbacks[Reason.EAGER_FASTER] == 2 and not runner.exact.has_pending
 
+    def test_a_layout_whose_bucket_is_as_fast_is_not_captured(self) -> None:
+        runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1))
+        runner.gate = Gate(eager=Curve(((8, 9.0), (16, 9.0))), graph=Curve(((8, 2.0), (16, 1.0))))
+        runner.run(toy.batch(3, 5), copy_out)
+        assert runner.stats.replays[Tier.CAPACITY] == 1 and not runner.exact.has_pending
+        runner.gate = Gate(eager=Curve(((8, 9.0), (16, 9.0))), graph=Curve(((8, 1.0), (16, 2.0))))
+        runner.run(toy.batch(3, 5), copy_out)
+        assert len(runner.capture_hot()) == 1
+        runner.run(toy.batch(3, 5), copy_out)
+        assert runner.stats.replays[Tier.EXACT] == 1
+
     def test_a_capture_that_failed_or_was_too_large_is_not_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1))
         with monkeypatch.context() as patched:

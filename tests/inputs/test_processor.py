@@ -407,3 +407,5 @@ def test_a_rehearsal_takes_the_way_of_requests(
     assert [len(prompt.media) for prompt in made] == ([0, 1] if family in VISION else [0])
     processor.template = None
     processor.rehearse()
+    monkeypatch.setattr(processor, "chat", lambda *given, **how: 1 // 0)
+    processor.rehearse()

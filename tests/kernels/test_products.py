@@ -1,9 +1,5 @@
 """Which kernel a matrix product takes, and that every way computes the same."""
 
-import importlib
-import sys
-from pathlib import Path
-from subprocess import run
 from typing import Any
 
 import pytest
@@ -11,7 +7,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels import reference
-from saccade.kernels.products import HopperProducts, Kind, Tile, choose, unmarked_for_compilation
+from saccade.kernels.products import HopperProducts, Kind, Tile, choose
 
 # Kind and shape (rows, columns, inner): where a tile was clearly faster on one H200, and where cuBLAS was.
 CLEAR_WINS: list[tuple[Kind, int, int, int]] = [
@@ -137,36 +133,3 @@ def test_rows_that_are_not_contiguous_stay_with_cublas(products: HopperProducts,
     weight = random(3456, 1152)
     torch.testing.assert_close(products.linear(x, weight), reference.linear(x, weight))
     assert recorder.calls == []
-
-
-FAKE_QUACK = """
-import inspect, sys, torch
-assert "recompile_limit" in inspect.signature(torch.compile).parameters
-plain = torch.compile(lambda x: x + 1)
-with_options = torch.compile(dynamic=True)(lambda x: x + 2)
-refused = torch.compiler.disable(lambda x: x + 3)
-numbers = plain(1), with_options(1), refused(1)
-has_compiler = "torch._dynamo" in sys.modules
-"""
-
-
-def test_packages_that_mark_functions_for_torchs_compiler_do_not_import_it(tmp_path: Path) -> None:
-    """In a process of its own: other tests may have imported the compiler."""
-    (tmp_path / "marking.py").write_text(FAKE_QUACK)
-    code = (
-        "import torch\n"
-        "before = torch.compile, torch.compiler.disable\n"
-        "from saccade.kernels.products import unmarked_for_compilation\n"
-        "with unmarked_for_compilation():\n    import marking\n"
-        "assert (torch.compile, torch.compiler.disable) == before\n"
-        "print(marking.numbers, marking.has_compiler)"
-    )
-    found = run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert found.stdout.split("\n")[0] == "(2, 3, 4) False", found.stderr
-
-
-def test_the_compiler_is_back_when_an_import_fails() -> None:
-    before = torch.compile, torch.compiler.disable
-    with pytest.raises(ModuleNotFoundError), unmarked_for_compilation():
-        importlib.import_module("a_package_that_nobody_has")
-    assert (torch.compile, torch.compiler.disable) == before

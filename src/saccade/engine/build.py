@@ -50,7 +50,7 @@ def build_engine(
     device = device_for(settings)
     if device.type == "cuda":
         report("opening the device")
-        open_device(device)
+        open_device(device, _dtype(settings, device) or torch.bfloat16)
     report("loading weights")
     model = load_model(folder, device=device, dtype=_dtype(settings, device), load_format=settings.load_format)  # type: ignore[arg-type]
     eos = GenerationDefaults.from_folder(Path(folder)).eos_token_ids

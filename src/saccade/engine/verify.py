@@ -23,7 +23,6 @@ OnGraph = Callable[[str, int, int], None]
 Grids = tuple[Grid, ...]
 
 SHORT_ROWS = {"vision": 400, "prefill": 512, "decode": 64, "head": 64, "sample": 64}  # the largest bucket of a sample
-NUM_SHORT_BUCKETS = 2
 
 
 def verify_engine(engine: Engine, *, is_short: bool = False, progress: OnGraph = lambda *news: None) -> Report:
@@ -95,7 +94,7 @@ def sample(runner: GraphRunner) -> list[Capacity]:
     captured = [graph.key.capacity for graph in runner.graphs if not graph.key.digest]
     ordered = sorted(captured, key=lambda bucket: (bucket[rows], sum(bucket.values())))
     quick = [bucket for bucket in ordered if bucket[rows] <= SHORT_ROWS.get(runner.phase.name, 64)] or ordered[:1]
-    return [quick[0], *quick[-1:]][-NUM_SHORT_BUCKETS:]
+    return list(dict.fromkeys((quick[0], quick[-1])))
 
 
 def _verify_grids(encoder: Encoder, count: _Count, is_short: bool) -> Iterator[Row]:

@@ -52,7 +52,7 @@ from saccade.engine.request import Finish, FinishReason, Request
 from saccade.engine.update import Update
 from saccade.errors import CapacityError, ConfigError, RequestError, SaccadeError
 from saccade.inputs.processor import Processor
-from saccade.kernels.dispatch import import_packages
+from saccade.kernels.packages import import_packages
 
 EXIT_FAILED, EXIT_ORPHANED = 3, 4
 LINGER_MS = 2000  # for the last words to get out

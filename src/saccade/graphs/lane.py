@@ -52,6 +52,7 @@ class CudaLane:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._reserve: Callable[[], None] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -72,12 +73,17 @@ class CudaLane:
                 gc.enable()
 
     def reserve_small(self) -> None:
-        """By a capture that has many at the same time: the pool keeps what it once had as long as it has a graph."""
+        """By a capture that has many at the same time. A pool keeps what it once had as long as it has a graph, so this
+        one is kept, too: it may be the first."""
         with torch.no_grad(), self.session():
             self.begin()
-            held = [torch.empty(SMALL_BYTES, dtype=torch.uint8, device=self._device) for _ in range(NUM_SMALL)]
-            held[0].zero_()
-            self.end()
+            try:
+                held = [torch.empty(SMALL_BYTES, dtype=torch.uint8, device=self._device) for _ in range(NUM_SMALL)]
+                held[0].zero_()
+            except BaseException:
+                self.abandon()
+                raise
+            self._reserve = self.end()
 
     def begin(self) -> None:
         self._graph = torch.cuda.CUDAGraph()

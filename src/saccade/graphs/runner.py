@@ -140,7 +140,7 @@ class GraphRunner:
         """Capture a graph for the structure of a batch, if a batch of its size would be replayed in it."""
         batch = self.phase.arena.admit(values)
         key = self._key(batch.sizes, batch.structure)
-        if key not in self._exact and self._is_worth_exact(batch.sizes[self.phase.rows]):
+        if key not in self._exact and self._is_worth_exact(batch):
             self._exact.add(key, batch, self._capture_exact)
 
     def reserve_small(self) -> None:
@@ -269,14 +269,19 @@ class GraphRunner:
 
     def _note_structure(self, batch: Batch, key: GraphKey | None = None) -> None:
         """Count a layout that a graph of its own might serve faster."""
-        if (key is not None and key in self._exact) or not self._is_worth_exact(batch.sizes[self.phase.rows]):
+        if (key is not None and key in self._exact) or not self._is_worth_exact(batch):
             return
         limits = self.phase.arena.limits  # of the same dimensions, in the same order
         if all(size <= limit for (_, size), (_, limit) in zip(batch.sizes.sizes, limits.sizes, strict=True)):
             self._exact.see(key or self._key(batch.sizes, batch.structure), batch)
 
-    def _is_worth_exact(self, rows: int) -> bool:
-        return self.gate is None or self.gate.cheapest({Tier.EXACT: rows, Tier.EAGER: rows}) is Tier.EXACT
+    def _is_worth_exact(self, batch: Batch) -> bool:
+        """Whether a batch would be run in a graph of its own, if it had one."""
+        if self.gate is None:
+            return True
+        rows = batch.sizes[self.phase.rows]
+        others = {tier: key.capacity[self.phase.rows] for tier, key in self._options(batch, None).items()}
+        return self.gate.cheapest({Tier.EXACT: rows, Tier.EAGER: rows, **others}) is Tier.EXACT
 
     def _capture(
         self, key: GraphKey, structure: Mapping[str, Array] | None = None, *, is_warm: bool = False

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from saccade.errors import ConfigError, RequestError, SaccadeError
+from saccade.errors import ConfigError, RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
 from saccade.inputs.chat import ChatTemplate, Rendered
 from saccade.inputs.images import ImageLimits, decode_image, digest_pixels
@@ -78,12 +78,12 @@ class Processor:
 
     def rehearse(self) -> None:
         """Make prompts and forget them, so that no request pays for what is built at a first use: one of text and,
-        where the model sees, one with a picture. What this checkpoint cannot do is no error."""
+        where the model sees, one with a picture. What is wrong with a checkpoint is for others to say."""
         contents: list[Any] = ["Hello"]
         if self.images is not None:
             contents.append([{"type": "image"}, {"type": "text", "text": "Hello"}])
         for content in contents:
-            with suppress(SaccadeError):
+            with suppress(Exception):
                 self.chat([{"role": "user", "content": content}], media=[_picture()] * isinstance(content, list))
 
     def chat(

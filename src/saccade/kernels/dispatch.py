@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from types import ModuleType
 from typing import Any
@@ -69,22 +68,16 @@ def kernels_for(device: torch.device | str, dtype: torch.dtype) -> Kernels:
     return _cuda_kernels(torch.cuda.get_device_capability(device), dtype)
 
 
-def import_packages() -> None:
-    """Import what a GPU's kernels come from, where there is one: seconds that may pass while nobody waits for them.
-    What is broken is left to whoever needs it."""
-    if not torch.cuda.is_available():
-        return
-    use_private_kernel_cache()
-    with suppress(ImportError):
-        importlib.import_module("saccade.kernels.products").load_products()
-        importlib.import_module("saccade.kernels.adapters").load_flash_attention()
+def is_hopper(device: torch.device | int) -> bool:
+    """Or later: what flash-attn-4 and quack's tiles are for."""
+    return torch.cuda.get_device_capability(device) >= _HOPPER
 
 
-def open_device(device: torch.device) -> None:
-    """Everything about a device that takes time and has nothing to do with a model."""
+def open_device(device: torch.device, dtype: torch.dtype) -> None:
+    """What takes time and has nothing to do with a model: the device itself, and the packages of its kernels."""
     if device.type == "cuda":
-        import_packages()
         torch.zeros((), device=device)
+        kernels_for(device, dtype)
 
 
 def _reference_kernels(reason: str) -> Kernels:

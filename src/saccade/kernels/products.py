@@ -8,10 +8,9 @@ H200, on shapes of Qwen3-VL-8B; `python -m tests.gpu.profile_products` compares 
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, wraps
+from functools import lru_cache
 from math import ceil
 from typing import Any, Literal
 
@@ -185,36 +184,13 @@ class HopperProducts:
 def load_products() -> HopperProducts | str:
     """The products, or why there are none."""
     try:
-        with unmarked_for_compilation():
-            interface = importlib.import_module("quack.gemm_interface")
+        interface = importlib.import_module("quack.gemm_interface")
         config = importlib.import_module("quack.gemm_config").GemmConfig
         plain, activated = interface.gemm_tuned.fn, interface.gemm_act
     except Exception as error:  # a broken installation must not stop a model that can do without
         return f"quack-kernels cannot be used: {type(error).__name__}"
     tiles = {tile for tiles in _TILES.values() for tile in tiles} | {_SMALL, *_NARROW}
     return HopperProducts(plain, activated, {tile: config(**_fields(tile)) for tile in tiles})
-
-
-@contextmanager
-def unmarked_for_compilation() -> Iterator[None]:
-    """quack marks functions, none of which is used here, for torch's compiler or against it, and a mark alone imports
-    the compiler: two seconds of every start. Inside, marks do nothing. For one thread at a time."""
-    kept = torch.compile, torch.compiler.disable
-    torch.compile, torch.compiler.disable = (_without_effect(decorator) for decorator in kept)
-    try:
-        yield
-    finally:
-        torch.compile, torch.compiler.disable = kept
-
-
-def _without_effect(decorator: Callable[..., Any]) -> Callable[..., Any]:
-    """It looks like the original, whose signature is asked for, and may be called with options first."""
-
-    @wraps(decorator)
-    def mark(function: Any = None, *args: Any, **options: Any) -> Any:
-        return mark if function is None else function
-
-    return mark
 
 
 def _fields(tile: Tile) -> dict[str, Any]:
