@@ -3,8 +3,9 @@
 N rows of logits, V vocabulary, L levels of vision rows, E rows of the encoder cache, D width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,20 @@ class DeviceState:
     @property
     def max_sequences(self) -> int:
         return self.logits.shape[0]
+
+    def some_sequences(self, count: int, rng: torch.Generator) -> Tensor:
+        """Different ones, for examples."""
+        return (torch.randperm(self.max_sequences, generator=rng)[:count] + 1).int()
+
+    def newest(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The tokens that a pass with these inputs wrote to its sequences."""
+        return {"newest ids": self.newest_ids[self._sequences(values)]}
+
+    def forget_newest(self, values: Mapping[str, Any]) -> None:
+        self.newest_ids[self._sequences(values)] = 0
+
+    def _sequences(self, values: Mapping[str, Any]) -> Tensor:
+        return torch.as_tensor(values["sequences"], device=self.newest_ids.device).long()
 
     def watched(self, decoder: Layer | None = None) -> Watched:
         """What a language pass reads or writes, by name: a graph refuses to replay if the storage of any has moved.

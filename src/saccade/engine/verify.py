@@ -32,7 +32,7 @@ def verify_engine(engine: Engine, *, is_short: bool = False, progress: OnGraph =
     rows: list[Row] = []
     count = _Count(engine, is_short, progress)
     for runner in engine.runner.phases:
-        if not runner.graphs:
+        if not runner.settings.tiers:
             continue
         count.enter(runner.phase.name)
         encoder = engine.runner.encoder

@@ -4,7 +4,7 @@ positions and where the rows go are data.
 P patches, U merged units, C values of a patch, L levels, D width of the decoder.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -61,8 +61,13 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         patches = torch.randn(
             count, spec.patch_values, generator=on_device, device=model.place.device, dtype=model.place.dtype
         )
-        targets = np.arange(1, sum(lengths) + 1) % vision_rows.shape[1]
-        return vision_values(spec, grids, patches, targets)
+        return vision_values(spec, grids, patches, _example_targets(sum(lengths), vision_rows.shape[1], seed))
+
+    def clear(values: Mapping[str, Any]) -> None:
+        vision_rows.index_fill_(1, _targets(values, vision_rows), 0)
+
+    def written(values: Mapping[str, Any]) -> dict[str, Tensor]:
+        return {"rows of the cache": vision_rows.index_select(1, _targets(values, vision_rows))}
 
     buckets = tuple(_capacity(spec, units) for units in vision_buckets(max_units))
     return Phase(
@@ -75,7 +80,21 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         state=Watched(dict(tower.homes())) | {"vision rows": vision_rows},
         typical=TYPICAL_UNITS,
         is_repeatable=True,
+        set_up=clear,
+        written=written,
     )
+
+
+def _example_targets(count: int, num_rows: int, seed: int) -> Any:
+    """Any rows of the cache but padding's, each once where there are as many."""
+    return np.resize(np.random.default_rng(seed).permutation(num_rows - 1) + 1, count)
+
+
+def _targets(values: Mapping[str, Any], vision_rows: Tensor) -> Tensor:
+    """Where the rows of a pass go; none where two would go to the same place."""
+    targets = np.asarray(values["targets"], dtype=np.int64)
+    is_clear = len(targets) < vision_rows.shape[1]
+    return torch.from_numpy(targets[: len(targets) * is_clear]).to(vision_rows.device)
 
 
 def vision_buckets(max_units: int) -> tuple[int, ...]:

@@ -37,7 +37,9 @@ class Phase:
     and verification. `state` names what the body touches outside the arena: weights, caches. `typical` is the length
     of an ordinary segment: where it is given, examples consist of such, so that what is measured is what will be run.
     `is_repeatable` says that an example gives the same outputs whatever ran before it, as one does that reads nothing
-    from caches but what it wrote itself; verification then needs one eager run of it.
+    from caches but what it wrote itself; verification then needs one eager run of it. `set_up` puts what an example
+    needs, or will write, outside the arena into one condition, and `written` copies what it wrote there: verification
+    looks at that as at outputs.
     """
 
     name: str
@@ -49,6 +51,8 @@ class Phase:
     state: Mapping[str, Tensor] = field(default_factory=dict)
     typical: int | None = None
     is_repeatable: bool = False
+    set_up: Callable[[Mapping[str, Any]], None] = lambda values: None
+    written: Callable[[Mapping[str, Any]], dict[str, Tensor]] = lambda values: {}
 
     def __post_init__(self) -> None:
         for bucket in self.buckets:

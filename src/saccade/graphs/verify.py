@@ -90,8 +90,8 @@ def verify(
     if rows:
         rows.append(_verify_across(runner, keys, consume, rng, same_shape=same_shape))
     if Tier.EXACT in runner.settings.tiers:
-        limits = min(buckets, key=lambda b: b[runner.phase.rows]) if buckets else runner.phase.arena.limits
-        rows.append(_verify_exact(runner, limits, consume, rng))
+        smallest = min(buckets or runner.phase.buckets, key=lambda bucket: bucket[runner.phase.rows])
+        rows.append(_verify_exact(runner, smallest, consume, rng))
     return Report(tuple(rows))
 
 
@@ -112,6 +112,7 @@ def verify_batches(
     def replay(values: Values) -> Tensors:
         if poison:
             _poison(runner, key)
+        runner.phase.set_up(values)
         return runner.replay(key, runner.phase.arena.admit(values), consume, poison=poison)
 
     return _compare(runner, str(key), name, batches, replay, at=key.capacity, same_shape=same_shape, known=known)
@@ -129,6 +130,7 @@ def _verify_across(
     def run(values: Values) -> Tensors:
         if next(turns) % POISON_EVERY == 0:
             _poison(runner, keys[int(torch.randint(len(keys), (), generator=rng))])
+        runner.phase.set_up(values)
         return runner.run(values, consume)
 
     gate, runner.gate = runner.gate, None
@@ -145,6 +147,7 @@ def _verify_exact(runner: GraphRunner, capacity: Capacity, consume: Consume, rng
     name = f"{runner.phase.name}/{runner.settings.mode} exact"
 
     def run(values: Values) -> Tensors:
+        runner.phase.set_up(values)
         return runner.run(values, consume)
 
     gate, runner.gate = runner.gate, None
@@ -185,7 +188,7 @@ def _compare(
                 expected = _expected(runner, values, at, same_shape=same_shape)
             if known is not None:
                 known[id(values)] = expected
-            actual = run(values)
+            actual = {**run(values), **runner.phase.written(values)}
             kept.append((actual, expected))
             worst = max(worst, _difference(actual, expected))
             tolerance = max(TOLERANCES.get(t.dtype, 0.0) for t in expected.values())
@@ -201,12 +204,18 @@ def _expected(runner: GraphRunner, values: Values, at: Capacity | None, *, same_
     """Numbers from an unpadded run; choices (tokens) from one of the same shapes, as rounding decides near a tie."""
     bucket = at or runner.bucket_for(runner.phase.arena.admit(values).sizes)
     if same_shape:
-        return runner.eager(values, copy_out, at=bucket)
-    expected = runner.eager(values, copy_out)
+        return _eager(runner, values, bucket)
+    expected = _eager(runner, values, None)
     if all(output.is_floating_point() for output in expected.values()):
         return expected
-    padded = runner.eager(values, copy_out, at=bucket)
+    padded = _eager(runner, values, bucket)
     return {name: out if out.is_floating_point() else padded[name] for name, out in expected.items()}
+
+
+def _eager(runner: GraphRunner, values: Values, at: Capacity | None) -> Tensors:
+    """What a batch puts out and what it writes elsewhere."""
+    runner.phase.set_up(values)
+    return {**runner.eager(values, copy_out, at=at), **runner.phase.written(values)}
 
 
 def _difference(actual: Tensors, expected: Tensors) -> float:

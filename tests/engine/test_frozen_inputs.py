@@ -1,0 +1,90 @@
+"""Whichever input of whichever pass a capture freezes: verification finds it."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade.config import GraphSettings, Tier
+from saccade.engine.engine import Engine
+from saccade.engine.verify import verify_engine
+from saccade.graphs import Frame, GraphRunner
+from saccade.graphs.buffers import Role
+from tests.engine.conftest import Loaded
+from tests.engine.rig import Options, build
+
+Load = Callable[[str], Loaded]
+SIZES = Options(mode=None, max_tokens=24, max_num_seqs=3, max_units=40, num_blocks=12, max_model_len=64)
+# One row each, whatever the batch is.
+CONSTANT = {("decode", "query_start")}
+
+
+def new_engine(loaded: Loaded) -> Engine:
+    made, model = loaded
+    engine = build(model, made.folder, SIZES)
+    state = engine.runner.state
+    for cache in (tensor for pair in state.caches for tensor in pair):
+        cache.normal_()
+    if state.vision_rows is not None:
+        state.vision_rows.normal_()
+    engine.runner.prefill.phase.arena.views(engine.runner.prefill.phase.arena.limits)["trunk"].normal_()
+    return engine
+
+
+def captured(runner: GraphRunner, frame: type[Frame], monkeypatch: pytest.MonkeyPatch) -> GraphRunner:
+    """With the largest bucket alone."""
+    largest = max(runner.phase.buckets, key=lambda bucket: (bucket[runner.phase.rows], sum(bucket.values())))
+    thin = GraphRunner(replace(runner.phase, buckets=(largest,)), GraphSettings(tiers=frozenset({Tier.CAPACITY})))
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules["saccade.graphs.capture"], "Frame", frame)
+        thin.capture_buckets()
+    return thin
+
+
+def freezing(name: str) -> type[Frame]:
+    """Frames that hand out a copy of one buffer, as a host value read at capture would be."""
+
+    class Freezing(Frame):
+        def __getitem__(self, asked: str) -> Tensor:
+            view = super().__getitem__(asked)
+            return _copied(view) if asked == name else view
+
+        def get(self, asked: str, default: Any = None) -> Any:
+            return Mapping.get(self, asked, default)
+
+    return Freezing
+
+
+def _copied(view: Tensor) -> Tensor:
+    """Past the recording, or it would be made anew at every replay."""
+    return torch.from_numpy(view.numpy().copy())
+
+
+def install(engine: Engine, runner: GraphRunner) -> None:
+    """In place of the phase's own; no other phase has graphs, so this one alone is verified."""
+    if runner.phase.name == "vision":
+        assert engine.runner.encoder is not None
+        engine.runner.encoder.graphs = runner
+    else:
+        setattr(engine.runner, runner.phase.name, runner)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "gemma3_vl"])
+def test_whichever_input_is_frozen_is_found(loaded: Load, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = new_engine(loaded(family))
+    unnoticed = set()
+    for runner in engine.runner.phases:
+        install(engine, captured(runner, Frame, monkeypatch))
+        right = verify_engine(engine)
+        assert right.is_right, f"\n{right}"
+        for buffer in runner.phase.arena.buffers.values():
+            if buffer.role in (Role.INPUT, Role.METADATA):
+                install(engine, captured(runner, freezing(buffer.name), monkeypatch))
+                if verify_engine(engine).is_right:
+                    unnoticed.add((runner.phase.name, buffer.name))
+        install(engine, runner)
+    assert unnoticed == CONSTANT | ({("vision", "positions")} if family == "gemma3_vl" else set()), "it has no rotary"
