@@ -197,3 +197,15 @@ def test_settings_are_checked_and_a_closed_llm_says_so(made: tiny.Tiny) -> None:
     llm.close()
     with pytest.raises(ConfigError, match="this LLM is closed"):
         llm.generate("a", GREEDY)
+
+
+def test_requests_may_be_shorter_than_steps(made: tiny.Tiny) -> None:
+    """`--max-model-len` below `--max-num-batched-tokens`: a step holds several prompts, no prompt fills it."""
+    sizes = {"max_model_len": 32, "max_num_batched_tokens": 128, "max_num_seqs": 4, "encoder_budget_tokens": 16}
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    answers = []
+    for graphs in ("vision=auto,prefill=full,decode=full", "vision=off,prefill=off,decode=off"):
+        with LLM(made.folder, graphs=graphs, verify="short" if "full" in graphs else "off", **sizes) as llm:
+            outputs = llm.generate([[5, 6, 7, 8] * 6, [9, 10, 11] * 8, [3, 4]], params)
+            answers.append([output.outputs[0].token_ids for output in outputs])
+    assert answers[0] == answers[1]

@@ -4,13 +4,12 @@ head that turns rows into logits and tokens.
 T token rows, R requests, M blocks of a table, N rows of logits, D width, V vocabulary, L levels of vision rows.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.engine.examples import example_prompts, example_rows
 from saccade.engine.state import DeviceState
 from saccade.graphs import (
     Arena,
@@ -32,7 +31,6 @@ FEW_ROWS = 128  # up to here a step takes as long as its weights are read, so th
 FEW_ROWS_STEP = 16
 WIDE_ROWS, WIDE_STEP, WIDEST_STEP = 6144, 128, 256  # steps up to so many rows, and behind
 MANY_ROWS, MANY_ROWS_STEP = 2048, 512
-SHARE_PENDING, SHARE_SEEN, EXAMPLE_BLOCKS = 0.1, 0.25, 3
 FEW_REQUESTS = 32  # most steps with prompts have few; attention over hundreds of empty requests costs 3 % at 8192 rows
 
 
@@ -61,7 +59,8 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
         arena=arena,
         rows="tokens",
         buckets=prefill_buckets(max_tokens, state.max_sequences + 1),
-        example=lambda lengths, rng: _example(model, state, lengths, rng),
+        example=lambda lengths, rng: example_prompts(model, state, lengths, rng),
+        typical=state.max_keys,
         state=state.watched(model.decoder),
         is_repeatable=True,
     )
@@ -94,7 +93,7 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
         arena=arena,
         rows="tokens",
         buckets=tuple(Capacity.of(tokens=n, requests=n) for n in decode_buckets(state.max_sequences)),
-        example=lambda lengths, rng: _decode_example(model, state, lengths, rng),
+        example=lambda lengths, rng: example_rows(model, state, lengths, rng),
         state=state.watched(model.decoder),
         set_up=state.forget_newest,
         written=state.newest,
@@ -219,70 +218,3 @@ def _tokens(model: Model, state: DeviceState, hidden_ND: Tensor, sequences_N: Te
     ids_N = state.sampling.greedy(logits_NV)
     state.newest_ids[sequences_N] = ids_N
     return {"next_ids": ids_N, "is_bad": state.sampling.has_nan(logits_NV)}
-
-
-def _example(model: Model, state: DeviceState, lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
-    """Whole prompts of these lengths, each in blocks of its own. Every input has content that matters, so that one
-    which a graph had frozen would show: tokens of earlier steps and rows of images among ids, positions with gaps."""
-    count = sum(lengths)
-    chance = np.random.default_rng(int(torch.randint(2**31, (), generator=rng)))
-    values: dict[str, Any] = {
-        "ids": chance.integers(0, model.spec.decoder.vocab_size, count),
-        "pending": _some(chance, SHARE_PENDING, chance.integers(1, state.max_sequences + 1, count)),
-        "positions": np.cumsum(chance.integers(1, 4, (3, count)), axis=1),
-        "query_start": np.cumsum([0, *lengths]),
-        **_example_places(state, lengths, lengths, chance),
-    }
-    if state.vision_rows is not None:  # row 0 takes padding
-        values["sources"] = _some(chance, SHARE_SEEN, chance.integers(1, state.vision_rows.shape[1], count))
-    if model.spec.media is not None and model.spec.media.sees_whole_image:
-        values["limits"] = np.concatenate([_example_limits(n, chance) for n in lengths])
-    return values
-
-
-def _some(chance: np.random.Generator, share: float, values: Any) -> Any:
-    """These values in some of the rows, -1 in the others."""
-    return np.where(chance.random(len(values)) < share, values, -1)
-
-
-def _example_limits(length: int, chance: np.random.Generator) -> Any:
-    """An image somewhere in a prompt, whose rows see to its end."""
-    first, end = sorted(chance.integers(0, length + 1, 2))
-    limits = np.zeros(length, dtype=np.int32)
-    limits[first:end] = end
-    return limits
-
-
-def _decode_example(model: Model, state: DeviceState, lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
-    """One row for each request, behind contexts of random lengths, some of several blocks."""
-    count = sum(lengths)
-    values = _example(model, state, (1,) * count, rng)
-    blocks = max(1, min(EXAMPLE_BLOCKS, state.max_blocks, (state.num_blocks - 1) // max(count, 1)))
-    contexts = torch.randint(1, blocks * state.block_size + 1, (count,), generator=rng).tolist()
-    chance = np.random.default_rng(int(torch.randint(2**31, (), generator=rng)))
-    values |= _example_places(state, (1,) * count, contexts, chance)
-    values |= {"positions": np.tile(np.asarray(contexts) - 1, (3, 1)), "sequences": state.some_sequences(count, rng)}
-    return {name: value for name, value in values.items() if name not in ("sources", "limits")}
-
-
-def _example_places(
-    state: DeviceState, lengths: Sequence[int], contexts: Sequence[int], chance: np.random.Generator
-) -> dict[str, Any]:
-    """Any blocks for each request; one that finds too few left writes to the padding block alone."""
-    tables = np.zeros((len(lengths), state.max_blocks), dtype=np.int32)
-    blocks = chance.permutation(state.num_blocks - 1) + 1
-    key_lengths, slots, taken = [], [np.zeros(0, dtype=np.int64)], 0
-    for row, length, context in zip(tables, lengths, contexts, strict=True):
-        count = -(-context // state.block_size)
-        has_room = taken + count <= len(blocks) and count <= state.max_blocks
-        if has_room:
-            row[:count] = blocks[taken : taken + count]
-            taken += count
-        place = np.arange(context - length, context)
-        slots.append((row[place // state.block_size] * state.block_size + place % state.block_size) * has_room)
-        key_lengths.append(context if has_room else 0)
-    return {
-        "block_tables": tables,
-        "key_lengths": np.asarray(key_lengths, dtype=np.int32),
-        "slots": np.concatenate(slots),
-    }

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine.batch import Running
+from saccade.engine.examples import SamplerExamples
 from saccade.engine.language import head_buckets
 from saccade.engine.matcher import MaskedRow
 from saccade.engine.params import SamplingParams
@@ -26,14 +27,6 @@ FLOATS = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }  # with what leaves a padded row alone
-EXAMPLES = {
-    "temperature": (0.5, 2.0),
-    "top_p": (0.2, 0.9),
-    "min_p": (0.1, 0.9),
-    "repetition_penalty": (1.0, 1.5),
-    "presence_penalty": (0.0, 1.0),
-    "frequency_penalty": (0.0, 1.0),
-}
 
 
 def sample_phase(state: DeviceState) -> Phase:
@@ -65,44 +58,17 @@ def sample_phase(state: DeviceState) -> Phase:
         state.newest_ids[sequences_N] = ids_N
         return {"next_ids": ids_N}
 
-    def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
-        count = sum(lengths)
-        chance = np.random.default_rng(int(torch.randint(2**31, (), generator=rng)))
-        floats = {name: chance.uniform(low, high, count) for name, (low, high) in EXAMPLES.items()}
-        chosen = chance.integers(0, 3, count)  # one filter a row: of several, one hides what the others do
-        for i, name in enumerate(("top_p", "min_p")):
-            floats[name] = np.where(chosen == i, floats[name], FLOATS[name])
-        return {
-            "sequences": state.some_sequences(count, rng),
-            "seeds": chance.integers(0, 2**62, count),
-            "counters": chance.integers(0, 2**20, count),
-            "top_k": np.where(chosen == 2, chance.integers(1, 5, count), 0),
-            **{name: values.astype(np.float32) for name, values in floats.items()},
-        }
-
-    def set_up(values: Mapping[str, Any]) -> None:
-        """Logits, and tokens that were seen, to choose from: the same for the same example."""
-        count, device = len(values["seeds"]), state.edited.device
-        same = torch.Generator(device).manual_seed(int(values["seeds"].sum() % 2**62) if count else 0)
-        state.edited[:count].normal_(0, 2, generator=same)
-        seen = torch.randint(0, 3, (count, state.seen.shape[1]), generator=same, device=device, dtype=torch.int32)
-        state.seen[values["sequences"].to(device).long()] = seen
-        state.forget_newest(values)
-
-    def written(values: Mapping[str, Any]) -> dict[str, Tensor]:
-        state.seen[values["sequences"].to(state.seen.device).long()] = 0
-        return {**state.newest(values), "edited logits": state.edited[: len(values["seeds"])].clone()}
-
+    examples = SamplerExamples(state)
     return Phase(
         name="sample",
         body=body,
         arena=Arena(buffers, {"tokens": state.max_sequences}, state.logits.device),
         rows="tokens",
         buckets=tuple(Capacity.of(tokens=count) for count in head_buckets(state.max_sequences)),
-        example=example,
+        example=examples.make,
         state=state.watched(),
-        set_up=set_up,
-        written=written,
+        set_up=examples.set_up,
+        written=examples.written,
     )
 
 

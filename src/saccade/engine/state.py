@@ -53,12 +53,12 @@ class DeviceState:
 
     def newest(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
         """The tokens that a pass with these inputs wrote to its sequences."""
-        return {"newest ids": self.newest_ids[self._sequences(values)]}
+        return {"newest ids": self.newest_ids[self.sequences_of(values)]}
 
     def forget_newest(self, values: Mapping[str, Any]) -> None:
-        self.newest_ids[self._sequences(values)] = 0
+        self.newest_ids[self.sequences_of(values)] = 0
 
-    def _sequences(self, values: Mapping[str, Any]) -> Tensor:
+    def sequences_of(self, values: Mapping[str, Any]) -> Tensor:
         return torch.as_tensor(values["sequences"], device=self.newest_ids.device).long()
 
     def watched(self, decoder: Layer | None = None) -> Watched:
