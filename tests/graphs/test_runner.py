@@ -135,6 +135,15 @@ def use(runner: GraphRunner, rows: int, times: int) -> None:
         runner.run(toy.batch(rows), copy_out)
 
 
+def full_runner() -> GraphRunner:
+    """With graphs for batches of 3 and of 5 rows, each used once before, and no room for another."""
+    runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1, exact_max_graphs=2))
+    for rows in (3, 5):
+        use(runner, rows, 1)
+        runner.capture_hot()
+    return runner
+
+
 def rows_with_graphs(runner: GraphRunner) -> list[int]:
     return sorted(graph.key.capacity["tokens"] for graph in runner.exact.graphs)
 
@@ -188,10 +197,7 @@ class TestExact:
         assert runner.stats.fallbacks.total() == 0
 
     def test_the_graph_used_least_makes_room_for_a_layout_that_comes_far_more_often(self) -> None:
-        runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1, exact_max_graphs=2))
-        for rows in (3, 5):
-            use(runner, rows, 1)
-            runner.capture_hot()
+        runner = full_runner()
         use(runner, 3, 3)
         use(runner, 7, 2)
         assert not runner.exact.has_pending, "twice as often is not far more often"
@@ -200,10 +206,7 @@ class TestExact:
         assert rows_with_graphs(runner) == [3, 7]
 
     def test_of_graphs_used_equally_often_the_one_unused_for_longest_goes(self) -> None:
-        runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1, exact_max_graphs=2))
-        for rows in (3, 5):
-            use(runner, rows, 1)
-            runner.capture_hot()
+        runner = full_runner()
         use(runner, 5, 1)
         use(runner, 3, 1)
         use(runner, 7, 5)
@@ -230,10 +233,7 @@ class TestExact:
     def test_the_graph_that_gives_way_goes_before_the_new_one_is_captured(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1, exact_max_graphs=2))
-        for rows in (3, 5):
-            use(runner, rows, 1)
-            runner.capture_hot()
+        runner = full_runner()
         use(runner, 7, 3)
         held: list[int] = []
         plain = runner._capture_exact

@@ -13,7 +13,7 @@ from torch import Tensor
 from saccade.engine.state import DeviceState
 from saccade.models.vlm import Model
 
-SHARE_PENDING, SHARE_SEEN = 0.1, 0.25  # of a prompt's rows: tokens of earlier steps, rows of images
+SHARE_PENDING, SHARE_SEEN = 0.5, 0.25  # of the rows: tokens of earlier steps, rows of images
 MOST_BLOCKS = 3  # of a context
 SAMPLING = {
     "temperature": (0.5, 2.0),
@@ -23,7 +23,7 @@ SAMPLING = {
     "presence_penalty": (0.0, 1.0),
     "frequency_penalty": (0.0, 1.0),
 }
-OFF = {"top_p": 1.0, "min_p": 0.0}
+FILTERS = ("top_p", "min_p", "top_k")
 
 
 def chance_from(rng: torch.Generator) -> np.random.Generator:
@@ -33,11 +33,9 @@ def chance_from(rng: torch.Generator) -> np.random.Generator:
 def example_prompts(model: Model, state: DeviceState, lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
     """Whole prompts of these lengths, each in blocks of its own: tokens of earlier steps and rows of images among their
     ids, positions with gaps."""
-    count = sum(lengths)
-    chance = chance_from(rng)
+    count, chance = sum(lengths), chance_from(rng)
     values: dict[str, Any] = {
-        "ids": chance.integers(0, model.spec.decoder.vocab_size, count),
-        "pending": _some(chance, SHARE_PENDING, chance.integers(1, state.max_sequences + 1, count)),
+        **_tokens(model, state, count, chance),
         "positions": np.cumsum(chance.integers(1, 4, (3, count)), axis=1),
         "query_start": np.cumsum([0, *lengths]),
         **_places(state, lengths, lengths, chance),
@@ -47,6 +45,27 @@ def example_prompts(model: Model, state: DeviceState, lengths: tuple[int, ...], 
     if model.spec.media is not None and model.spec.media.sees_whole_image:
         values["limits"] = np.concatenate([_limits(n, chance) for n in lengths])
     return values
+
+
+def example_rows(model: Model, state: DeviceState, lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
+    """One row for each request, behind contexts of random lengths, some of several blocks."""
+    count, chance = sum(lengths), chance_from(rng)
+    blocks = max(1, min(MOST_BLOCKS, state.max_blocks, (state.num_blocks - 1) // max(count, 1)))
+    contexts = chance.integers(1, blocks * state.block_size + 1, count)
+    return {
+        **_tokens(model, state, count, chance),
+        "positions": np.tile(contexts - 1, (3, 1)),
+        "query_start": np.arange(count + 1),
+        "sequences": state.some_sequences(count, rng),
+        **_places(state, (1,) * count, contexts.tolist(), chance),
+    }
+
+
+def _tokens(model: Model, state: DeviceState, count: int, chance: np.random.Generator) -> dict[str, Any]:
+    return {
+        "ids": chance.integers(0, model.spec.decoder.vocab_size, count),
+        "pending": _some(chance, SHARE_PENDING, chance.integers(1, state.max_sequences + 1, count)),
+    }
 
 
 def _some(chance: np.random.Generator, share: float, values: Any) -> Any:
@@ -60,18 +79,6 @@ def _limits(length: int, chance: np.random.Generator) -> Any:
     limits = np.zeros(length, dtype=np.int32)
     limits[first:end] = end
     return limits
-
-
-def example_rows(model: Model, state: DeviceState, lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
-    """One row for each request, behind contexts of random lengths, some of several blocks."""
-    count = sum(lengths)
-    values = example_prompts(model, state, (1,) * count, rng)
-    blocks = max(1, min(MOST_BLOCKS, state.max_blocks, (state.num_blocks - 1) // max(count, 1)))
-    contexts = torch.randint(1, blocks * state.block_size + 1, (count,), generator=rng).tolist()
-    chance = chance_from(rng)
-    values |= _places(state, (1,) * count, contexts, chance)
-    values |= {"positions": np.tile(np.asarray(contexts) - 1, (3, 1)), "sequences": state.some_sequences(count, rng)}
-    return {name: value for name, value in values.items() if name not in ("sources", "limits")}
 
 
 def _places(
@@ -101,22 +108,23 @@ def _places(
 
 
 class SamplerExamples:
-    """Parameters of rows, and the logits and seen tokens that they are applied to."""
+    """Parameters of rows, and the logits and seen tokens that they are applied to. `off` says which value of a
+    parameter leaves a row alone."""
 
-    def __init__(self, state: DeviceState) -> None:
-        self._state = state
+    def __init__(self, state: DeviceState, off: Mapping[str, float]) -> None:
+        self._state, self._off = state, off
 
     def make(self, lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
         count, chance = sum(lengths), chance_from(rng)
         floats = {name: chance.uniform(low, high, count) for name, (low, high) in SAMPLING.items()}
-        chosen = chance.integers(0, 3, count)  # one filter a row: of several, one hides what the others do
-        for i, (name, off) in enumerate(OFF.items()):
-            floats[name] = np.where(chosen == i, floats[name], off)
+        chosen = chance.choice(FILTERS, count)  # one a row: of several, one hides what the others do
+        for name in floats.keys() & FILTERS:
+            floats[name] = np.where(chosen == name, floats[name], self._off[name])
         return {
             "sequences": self._state.some_sequences(count, rng),
             "seeds": chance.integers(0, 2**62, count),
             "counters": chance.integers(0, 2**20, count),
-            "top_k": np.where(chosen == len(OFF), chance.integers(1, 5, count), 0),
+            "top_k": np.where(chosen == "top_k", chance.integers(1, 5, count), 0),
             **{name: values.astype(np.float32) for name, values in floats.items()},
         }
 

@@ -4,6 +4,7 @@ head that turns rows into logits and tokens.
 T token rows, R requests, M blocks of a table, N rows of logits, D width, V vocabulary, L levels of vision rows.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
         typical=state.max_keys,
         state=state.watched(model.decoder),
         is_repeatable=True,
+        set_up=state.forget_keys,
     )
 
 
@@ -87,6 +89,10 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
         hidden_TD = model.body(_step(model, state, frame, max_query=1))
         return _tokens(model, state, hidden_TD, frame["sequences"])
 
+    def set_up(values: Mapping[str, Any]) -> None:
+        state.forget_keys(values)
+        state.forget_scores(values)
+
     return Phase(
         name="decode",
         body=body,
@@ -95,8 +101,8 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
         buckets=tuple(Capacity.of(tokens=n, requests=n) for n in decode_buckets(state.max_sequences)),
         example=lambda lengths, rng: example_rows(model, state, lengths, rng),
         state=state.watched(model.decoder),
-        set_up=state.forget_newest,
-        written=state.newest,
+        set_up=set_up,
+        written=state.scores,
     )
 
 
@@ -121,6 +127,12 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
         rows = torch.randint(0, trunk_TD.shape[0], (count,), generator=rng)
         return {"rows": rows, "sequences": state.some_sequences(count, rng)}
 
+    def set_up(values: Mapping[str, Any]) -> None:
+        """Rows of its own: a prefill leaves anything in those that were padding."""
+        same = torch.Generator(trunk_TD.device).manual_seed(0)
+        trunk_TD.normal_(generator=same)
+        state.forget_scores(values)
+
     return Phase(
         name="head",
         body=body,
@@ -130,8 +142,8 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
         example=example,
         state=state.watched(model.decoder) | {"trunk": trunk_TD},
         is_repeatable=True,
-        set_up=state.forget_newest,
-        written=state.newest,
+        set_up=set_up,
+        written=state.scores,
     )
 
 

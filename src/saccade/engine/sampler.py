@@ -58,7 +58,7 @@ def sample_phase(state: DeviceState) -> Phase:
         state.newest_ids[sequences_N] = ids_N
         return {"next_ids": ids_N}
 
-    examples = SamplerExamples(state)
+    examples = SamplerExamples(state, FLOATS)
     return Phase(
         name="sample",
         body=body,

@@ -61,6 +61,20 @@ class DeviceState:
     def sequences_of(self, values: Mapping[str, Any]) -> Tensor:
         return torch.as_tensor(values["sequences"], device=self.newest_ids.device).long()
 
+    def scores(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
+        """These tokens, and the logits they come from: a token alone hides a small error."""
+        return {**self.newest(values), "logits": self.logits[: len(values["sequences"])].clone()}
+
+    def forget_keys(self, values: Mapping[str, Any]) -> None:
+        """Keys and values that a pass with these inputs writes: those of an earlier run would do for its own."""
+        slots = torch.as_tensor(values["slots"], device=self.newest_ids.device).long()
+        for cache in (part for pair in self.caches for part in pair):
+            cache.flatten(0, 1).index_fill_(0, slots, 0)
+
+    def forget_scores(self, values: Mapping[str, Any]) -> None:
+        self.forget_newest(values)
+        self.logits[: len(values["sequences"])] = 0
+
     def watched(self, decoder: Layer | None = None) -> Watched:
         """What a language pass reads or writes, by name: a graph refuses to replay if the storage of any has moved.
         Without a decoder, what a sampler does."""
