@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -34,19 +33,38 @@ def openai_api_key(variables: Mapping[str, str] | None = None) -> str:
 
 KERNEL_CACHES = ("QUACK_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
 KEEPS_ATTENTION = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
+NO_BYTECODE, BYTECODE_FOLDER = "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"
 
 
 def use_private_kernel_cache() -> None:
     """Have packages keep the kernels that they compile, and load as code, in a folder of this user alone; left to
     themselves they take one with a known name in the shared temporary folder, or keep nothing and compile at every
     start. Must come before their import."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "saccade" / "kernels"
-    with suppress(OSError):  # nowhere to write: they compile anew
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (folder := _private_folder("kernels")) is not None:  # nowhere to write: they compile anew
         for name in KERNEL_CACHES:
             os.environ.setdefault(name, str(folder))
         os.environ.setdefault(KEEPS_ATTENTION, "1")
+
+
+def worker_environment() -> dict[str, str]:
+    """That of a worker's process. Where Python is told to leave no bytecode beside its sources, as container images
+    often do, the worker keeps it with its kernels: to compile all that it imports takes seconds of every start."""
+    found = dict(os.environ)
+    if found.get(NO_BYTECODE) and (folder := _private_folder("bytecode")) is not None:
+        del found[NO_BYTECODE]
+        found.setdefault(BYTECODE_FOLDER, str(folder))
+    return found
+
+
+def _private_folder(name: str) -> Path | None:
+    """A folder for what is kept from start to start, of this user alone; None where it cannot be made."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(home) / "saccade" / name
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder
 
 
 class Mode(StrEnum):

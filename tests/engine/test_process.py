@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from saccade.config import BYTECODE_FOLDER, NO_BYTECODE, worker_environment
 from saccade.engine import child, messages, process, spare, stream, worker
 from saccade.engine.build import build_engine
 from saccade.engine.output import OutputStream, place_prompt_scores
@@ -534,6 +535,29 @@ def test_a_spare_worker_that_nobody_takes_is_gone_with_its_folder() -> None:
     with Spare() as unused:
         assert unused.exit_code is None and stat.S_IMODE(unused.folder.stat().st_mode) == 0o700
     assert gone(unused.pid) and not unused.folder.exists()
+
+
+def test_a_worker_keeps_bytecode_of_its_own_where_none_may_lie_beside_the_sources(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(NO_BYTECODE, raising=False)
+    monkeypatch.delenv(BYTECODE_FOLDER, raising=False)
+    assert worker_environment() == dict(os.environ)
+    monkeypatch.setenv(NO_BYTECODE, "1")
+    kept = tmp_path / "saccade" / "bytecode"
+    asked = worker_environment()
+    assert NO_BYTECODE not in asked and asked[BYTECODE_FOLDER] == str(kept)
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o700
+    code = "import saccade.errors"
+    subprocess.run([sys.executable, "-P", "-c", code], env=asked, check=True, timeout=60)
+    assert [found.name.split(".")[0] for found in kept.rglob("errors.*.pyc") if "saccade" in found.parts] == ["errors"]
+    monkeypatch.setenv(BYTECODE_FOLDER, "/chosen/by/the/user")
+    assert worker_environment()[BYTECODE_FOLDER] == "/chosen/by/the/user"
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    assert worker_environment() == dict(os.environ)
 
 
 def test_a_spare_worker_is_taken_over(made: tiny.Tiny) -> None:

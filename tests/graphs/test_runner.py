@@ -324,9 +324,29 @@ class TestGate:
             sleep(0.004)
 
         slow, fast = measure([slow_way, lambda size: turns.append(("fast", size))], sizes=[3, 5], wait=lambda: None)
-        assert [name for name, _ in turns] == ["slow", "fast"] * (len(turns) // 2)
+        for size in (3, 5):
+            names = [name for name, of in turns if of == size]
+            assert names[:2] == ["slow", "fast"]  # before the clock runs
+            assert len(names) > 2 and names[2:] == ["slow", "slow", "fast", "fast"] * ((len(names) - 2) // 4)
         assert [size for size, _ in slow.points] == [size for size, _ in fast.points] == [3, 5]
         assert all(slow.at(size) >= 0.004 for size in (3, 5))
+
+    def test_a_host_that_works_ahead_is_charged_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The host takes 4 s for a call and the device 6; of two calls in a row, the second is prepared meanwhile."""
+        now = done = 0.0
+
+        def way(size: int) -> None:
+            nonlocal now, done
+            now += 4.0
+            done = max(done, now) + 6.0
+
+        def wait() -> None:
+            nonlocal now
+            now = max(now, done)
+
+        monkeypatch.setattr("saccade.graphs.gate.perf_counter", lambda: now)
+        (curve,) = measure([way], sizes=[1], wait=wait)
+        assert curve.at(1) == (4 + 6 + 6) / 2
 
     def test_a_runner_obeys_its_gate(self) -> None:
         runner = toy.make_runner(buckets=((16, 4),))

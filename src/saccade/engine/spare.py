@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
+from saccade.config import worker_environment
+
 WORKER = "saccade.engine.worker"
 
 
@@ -31,7 +33,11 @@ class Spare:
         command = (sys.executable, "-P", "-m", WORKER, str(self.folder))
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                env=worker_environment(),
             )
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -59,13 +59,13 @@ class Gate:
 
 
 def measure(ways: Sequence[Callable[[int], object]], sizes: Sequence[int], wait: Callable[[], None]) -> list[Curve]:
-    """Time every way for each size: the median of a few calls, each until the device is done. Ways take turns, so that
+    """Time every way for each size: the median of a few turns, each until the device is done. Ways take turns, so that
     a device whose clock wanders favours none of them. It is part of the start, so it is short: what takes long to run
-    needs few rounds to be known."""
+    needs few turns to be known."""
     points: list[list[tuple[int, float]]] = [[] for _ in ways]
     for size in sizes:
         for way in ways:
-            _timed(way, size, wait)
+            way(size)
         rounds = [[_timed(way, size, wait) for way in ways]]
         while len(rounds) < _MOST_ROUNDS and (len(rounds) < _FEWEST_ROUNDS or sum(map(sum, rounds)) < _ENOUGH_S):
             rounds.append([_timed(way, size, wait) for way in ways])
@@ -80,7 +80,11 @@ _TOO_CLOSE = 0.02  # of an eager run: two measurements of the same run differ by
 
 
 def _timed(way: Callable[[int], object], size: int, wait: Callable[[], None]) -> float:
-    started = perf_counter()
-    way(size)
+    """Of one call of two: a batch may take several passes, and while the device is at the first of them, the host
+    prepares the next. Calls one by one would charge an eager run with a wait that is there only once."""
     wait()
-    return perf_counter() - started
+    started = perf_counter()
+    for _ in range(2):
+        way(size)
+    wait()
+    return (perf_counter() - started) / 2
