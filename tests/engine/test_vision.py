@@ -526,6 +526,21 @@ def test_remembered_geometry_is_that_of_all_grids_at_once(loaded: Load, family: 
             np.testing.assert_array_equal(value, getattr(places_, f"{name}_{suffix}"), err_msg=name)
 
 
+def test_examples_have_windows_as_pictures_do(loaded: Load) -> None:
+    """The gate is measured with them: a strip has more windows, each smaller, and none of its rows changes places."""
+    spec = loaded("qwen2_5_vl")[1].spec.vision
+    assert spec is not None
+    phase = Rig(loaded("qwen2_5_vl")).encoder.graphs.phase
+    for lengths, grids in (((36,), [(1, 6, 6)]), ((6, 7), [(1, 2, 3), (1, 1, 7)])):
+        made = phase.example(lengths, torch.Generator().manual_seed(0))
+        picture = geometry(spec, [(frames, h * spec.merge, w * spec.merge) for frames, h, w in grids])
+        np.testing.assert_array_equal(made["window_cu_seqlens"], picture.window_cu_seqlens_W1)
+        np.testing.assert_array_equal(made["window_order"], picture.window_order_U)
+        assert len(made["patches"]) == sum(lengths) * spec.unit
+    squares = phase.example((36,), torch.Generator().manual_seed(0))["window_order"]
+    assert sorted(squares) == list(range(36)) != list(squares)
+
+
 def test_an_idle_worker_captures_what_is_hot(loaded: Load) -> None:
     """Through the engine: the same image size again and again, then an idle moment."""
     made, model = loaded("qwen3_vl")

@@ -4,6 +4,7 @@ positions and where the rows go are data.
 P patches, U merged units, C values of a patch, L levels, D width of the decoder.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -54,7 +55,7 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         return {"rows": rows_LUD}
 
     def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
-        grids = [(1, spec.merge, spec.merge * length) for length in lengths]
+        grids = [_example_grid(length, spec.merge) for length in lengths]
         count = sum(lengths) * spec.unit
         seed = int(torch.randint(2**31, (), generator=rng))
         on_device = torch.Generator(model.place.device).manual_seed(seed)  # thousands of patches: no work for a CPU
@@ -83,6 +84,12 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         set_up=clear,
         written=written,
     )
+
+
+def _example_grid(num_units: int, merge: int) -> tuple[int, int, int]:
+    """As near to a square as the number lets it: windows of a strip are smaller than those of pictures."""
+    height = max(n for n in range(1, math.isqrt(num_units) + 1) if num_units % n == 0)
+    return 1, merge * height, merge * (num_units // height)
 
 
 def _example_targets(count: int, num_rows: int, seed: int) -> Any:
