@@ -19,6 +19,7 @@ from saccade.engine.stopwatch import Stopwatch
 from saccade.engine.update import NO_NUMBERS
 from saccade.errors import CapacityError, EngineDeadError, GraphError, RequestError
 from saccade.inputs.placeholders import Prompt, text_prompt
+from saccade.inputs.positions import rope_delta, text_positions
 from tests.engine.conftest import Loaded
 from tests.engine.rig import Options, build, finish, oracle_inputs, oracle_tokens, random_prompt, run
 from tests.models import tiny
@@ -99,6 +100,41 @@ def test_a_prefix_is_found_again_with_its_images(loaded: Load) -> None:
     hits = engine.scheduler.stats().prefix_hit_tokens
     assert tokens(engine, {"c": other}) == {"c": oracle_tokens(made, other, 8)}
     assert engine.scheduler.stats().prefix_hit_tokens == hits, "the same placeholder tokens, other pixels"
+
+
+def test_an_answer_is_found_again_only_where_it_was(loaded: Load) -> None:
+    """Outputs follow the last time step of a video, text in a prompt does not: in the prompt of the next turn an
+    answer lies elsewhere, and what was computed for it would be wrong."""
+    made, model = loaded("qwen2_5_vl")
+    rng = np.random.default_rng(21)
+    question, later = rng.integers(3, 99, 21).tolist(), rng.integers(3, 99, 5).tolist()
+
+    def prompt(ids: list[int], steps: int) -> Prompt:
+        positions = text_positions(len(ids))
+        positions[0, 4:8] += np.arange(4) * steps  # as of a video with four frames
+        return Prompt(np.asarray(ids, np.int32), positions, rope_delta(positions))
+
+    params = replace(GREEDY, max_tokens=20, ignore_eos=True, logprobs=0)
+    for steps, finds_answer in ((30, False), (1, True)):
+        found: dict[bool, Any] = {}
+        for has_cache in (False, True):
+            engine = build(model, made.folder, Options(has_prefix_cache=has_cache))
+            answer = run(engine, {"1": prompt(question, steps)}, params)["1"].token_ids
+            second = run(engine, {"2": prompt([*question, *answer, *later], steps)}, params)["2"]
+            chosen = np.concatenate([update.scores.chosen for update in second.updates if update.scores is not None])
+            found[has_cache] = second.token_ids, chosen
+        assert found[True][0] == found[False][0]
+        np.testing.assert_allclose(found[True][1], found[False][1], rtol=0, atol=1e-4)
+        hits = engine.scheduler.stats().prefix_hit_tokens
+        assert (hits > len(question)) == finds_answer, f"{hits} of {len(question)} + {len(answer)} tokens"
+
+
+def test_one_prompt_of_two_requests_is_counted_once(loaded: Load) -> None:
+    made, model = loaded("qwen3_vl")
+    prompt = random_prompt(made, np.random.default_rng(5), num_images=1)
+    engine = build(model, made.folder, Options())
+    answers = tokens(engine, {"a": prompt, "b": prompt})
+    assert answers["a"] == answers["b"] and engine._media_bytes == 0
 
 
 class TestLogprobs:

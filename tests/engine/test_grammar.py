@@ -2,26 +2,31 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 from threading import Event
 from time import monotonic
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jsonschema_rs
 import numpy as np
 import pytest
 import torch
+import zmq
 
 from saccade.config import Mode
 from saccade.engine.engine import Engine
 from saccade.engine.grammar import JSON_OPTIONS, Grammar, check_grammar
 from saccade.engine.matcher import GrammarCompiler, MaskedRow, Masks, Matcher
+from saccade.engine.messages import Add, Close, Updates, encode, pack_prompt
 from saccade.engine.params import SamplingParams
 from saccade.engine.request import FinishReason
 from saccade.engine.settings import SchedulerSettings
 from saccade.engine.update import NO_TOKEN
+from saccade.engine.worker import Worker
 from saccade.errors import RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.kernels.sampling import sampling_for
@@ -300,8 +305,9 @@ def test_compiled_grammars_are_kept_and_matchers_are_their_own(loaded: Load) -> 
     assert Matcher(first.result(), (68, 69, 69)).error is None
 
 
-def test_a_grammar_that_nobody_waits_for_is_not_compiled() -> None:
-    compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
+@contextmanager
+def occupied(compiler: GrammarCompiler) -> Iterator[None]:
+    """Nothing is compiled inside."""
     started, release = Event(), Event()
 
     def occupy() -> None:
@@ -310,14 +316,91 @@ def test_a_grammar_that_nobody_waits_for_is_not_compiled() -> None:
 
     compiler._thread.submit(occupy)
     assert started.wait(30)
-    kept, forgotten = (compiler.compile(Grammar("regex", letter)) for letter in "ab")
-    compiler.forget(Grammar("regex", "b"))
-    compiler.forget(Grammar("regex", "never asked for"))
-    release.set()
+    try:
+        yield
+    finally:
+        release.set()
+
+
+def test_a_grammar_that_nobody_waits_for_is_not_compiled() -> None:
+    compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
+    with occupied(compiler):
+        kept, forgotten = (compiler.compile(Grammar("regex", letter)) for letter in "ab")
+        compiler.forget(Grammar("regex", "b"), forgotten)
+        compiler.forget(Grammar("regex", "never asked for"), forgotten)
     assert kept.result(30) is not None and forgotten.cancelled()
-    assert compiler.compile(Grammar("regex", "b")).result(30) is not None, "it can be asked for again"
-    compiler.forget(Grammar("regex", "b"))
+    again = compiler.compile(Grammar("regex", "b"))
+    assert again.result(30) is not None, "it can be asked for again"
+    compiler.forget(Grammar("regex", "b"), again)
     assert compiler.compile(Grammar("regex", "b")).done(), "what was compiled is kept"
+
+
+def test_however_many_wait_nothing_is_compiled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.engine.matcher.MAX_COMPILED", 3)
+    compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
+    grammars = [Grammar("regex", letter) for letter in "abcdefgh"]
+    with occupied(compiler):
+        waiting = [compiler.compile(grammar) for grammar in grammars]
+        assert [compiler.compile(grammar) for grammar in grammars] == waiting
+    assert all(future.result(30) is not None for future in waiting)
+    compiler.compile(Grammar("regex", "i")).result(30)
+    assert len(compiler._compiled) == 3 and compiler.compile(grammars[-1]) is waiting[-1]
+
+
+def test_who_gives_up_takes_no_grammar_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own was compiled and evicted, while another waits for the same once more."""
+    monkeypatch.setattr("saccade.engine.matcher.MAX_COMPILED", 1)
+    compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
+    old = compiler.compile(Grammar("regex", "a"))
+    assert old.result(30) is not None
+    compiler.compile(Grammar("regex", "b")).result(30)
+    with occupied(compiler):
+        wanted = compiler.compile(Grammar("regex", "a"))
+        assert wanted is not old
+        compiler.forget(Grammar("regex", "a"), old)
+    assert wanted.result(30) is not None
+
+
+class Commands:
+    """A socket with these commands, then none."""
+
+    def __init__(self, commands: list[list[bytes]]) -> None:
+        self._left = commands
+
+    def poll(self, milliseconds: int) -> bool:
+        return bool(self._left)
+
+    def recv_multipart(self, flags: int, *, copy: bool) -> list[Any]:
+        if not self._left:
+            raise zmq.Again
+        return [SimpleNamespace(buffer=memoryview(frame)) for frame in self._left.pop(0)]
+
+
+def test_a_deadline_passes_while_a_grammar_is_compiled(loaded: Load) -> None:
+    engine, told = make_engine(loaded), list[Any]()
+    assert engine._grammars is not None
+    head, arrays = pack_prompt(prompts_for(loaded, ["r"])["r"])
+    params = SamplingParams(grammar=Grammar("regex", "a{5}"), max_tokens=20, n=2)
+    frames = [array.tobytes() for array in arrays]
+    late, early = (
+        encode(Add(serial, head, params, 0, time, None)) for serial, time in ((1, monotonic() - 1), (2, None))
+    )
+
+    def tell(reply: Any) -> None:
+        told.append(reply)
+        if isinstance(reply, Updates) and all(news.serial == 1 for news in reply.news):
+            commands._left.append([encode(Close())])
+
+    commands = Commands([[late, *frames], [early, *frames]])
+    with occupied(engine._grammars):
+        Worker(engine, cast(Any, commands), tell).run()
+    news = [one for reply in told if isinstance(reply, Updates) for one in reply.news]
+    ends = {(one.serial, one.index): one.finish.reason for one in news if one.finish is not None}
+    assert ends == {
+        **{(1, index): FinishReason.DEADLINE for index in range(2)},
+        **{(2, index): FinishReason.ABORT for index in range(2)},
+    }
+    assert len(news) == 4 and not engine.has_work
 
 
 class TestMasks:

@@ -98,12 +98,15 @@ class Engine:
         priority: int = 0,
         deadline: float | None = None,
         cache_salt: str | None = None,
+        compiled: LLMatcher | None = None,
     ) -> tuple[str, ...]:
-        """Take a request in; for n > 1 the ids of all its outputs. Refused with a RequestError or a CapacityError."""
+        """Take a request in; for n > 1 the ids of all its outputs. Refused with a RequestError or a CapacityError.
+        `compiled` is its grammar, if it has one that was compiled ahead; another is waited for."""
         self._check_tokens(prompt, params)
         self._check_media(prompt)
         self._check_room(prompt)
-        compiled = self.compile(params.grammar).result() if params.grammar is not None else None
+        if params.grammar is not None and compiled is None:
+            compiled = self.compile(params.grammar).result()
         request = Request(
             id=request_id,
             prompt_ids=tuple(prompt.token_ids.tolist()),
@@ -114,9 +117,11 @@ class Engine:
             priority=priority,
             deadline=deadline,
             cache_salt=cache_salt,
+            output_shift=prompt.output_shift,
         )
         ids = self.scheduler.add(request)
-        self._media_bytes += _media_bytes(prompt)
+        if not self._has_prompt(prompt):
+            self._media_bytes += _media_bytes(prompt)
         for member_id in ids:
             self._prompts[member_id] = prompt
             self._requests[member_id] = self.scheduler.request(member_id)
@@ -131,10 +136,10 @@ class Engine:
             raise RequestError("this engine has no vocabulary to follow a grammar with", param="response_format")
         return self._grammars.compile(grammar)
 
-    def forget_grammar(self, grammar: Grammar) -> None:
-        """Nobody waits for it any more."""
+    def forget_grammar(self, grammar: Grammar, compiled: Future[LLMatcher]) -> None:
+        """Nobody waits any more for what `compile` returned."""
         if self._grammars is not None:
-            self._grammars.forget(grammar)
+            self._grammars.forget(grammar, compiled)
 
     def improve(self) -> Exception | None:
         """Do in an idle moment what makes later requests faster. Returns what went wrong: they can do without."""
@@ -299,8 +304,11 @@ class Engine:
     def _let_go(self, request_id: str) -> None:
         """Forget a prompt; its pixels are gone with the last output that was made of it."""
         prompt = self._prompts.pop(request_id, None)
-        if prompt is not None and prompt.media and not any(prompt is other for other in self._prompts.values()):
+        if prompt is not None and prompt.media and not self._has_prompt(prompt):
             self._media_bytes -= _media_bytes(prompt)
+
+    def _has_prompt(self, prompt: Prompt) -> bool:
+        return any(prompt is other for other in self._prompts.values())
 
     def _check_room(self, prompt: Prompt) -> None:
         """Pixels stay until a request ends, as it may be preempted and its images evicted. Alone any request fits."""

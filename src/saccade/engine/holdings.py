@@ -120,4 +120,4 @@ class Holdings:
         assert self.prefix is not None, "keys are the prefix cache's"
         known = len(request.keys) * self.pool.block_size
         if request.num_tokens >= known + self.pool.block_size:
-            self.prefix.extend_keys(request.keys, request.tokens_from(known), request.spans, request.cache_salt)
+            self.prefix.extend_keys(request.keys, request.tokens_from(known), request.key_spans, request.cache_salt)

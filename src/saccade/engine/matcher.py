@@ -38,7 +38,8 @@ class Vocabulary(Protocol):
 class GrammarCompiler:
     """Compiles grammars for one vocabulary, one after the other, and keeps those that were used last.
 
-    Nothing waits for the vocabulary, which takes a second: the thread prepares it first.
+    Nothing waits for the vocabulary, which takes a second: the thread prepares it first. What is not compiled yet is
+    kept however many there are, so that nothing is compiled for two who wait at the same time.
     """
 
     def __init__(self, vocabulary: Vocabulary, vocab_size: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
@@ -51,15 +52,14 @@ class GrammarCompiler:
         found = self._compiled.get(grammar)
         if found is None:
             found = self._compiled[grammar] = self._thread.submit(_compile, grammar, self._tokenizer)
-            while len(self._compiled) > MAX_COMPILED:
+            while len(self._compiled) > MAX_COMPILED and next(iter(self._compiled.values())).done():
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
         return found
 
-    def forget(self, grammar: Grammar) -> None:
-        """Do not compile it if that has not begun."""
-        found = self._compiled.get(grammar)
-        if found is not None and found.cancel():
+    def forget(self, grammar: Grammar, compiled: Future[LLMatcher]) -> None:
+        """Do not compile it if that has not begun. Another future of the same grammar has others who wait for it."""
+        if self._compiled.get(grammar) is compiled and compiled.cancel():
             del self._compiled[grammar]
 
 

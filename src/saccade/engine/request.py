@@ -8,6 +8,8 @@ from saccade.cache.encoder import Entry, MediaKey
 from saccade.cache.prefix import Span
 from saccade.engine.params import SamplingParams
 
+MOST_OUTPUTS = 2**40  # more than any request has
+
 
 class Status(Enum):
     WAITING = "waiting"
@@ -51,6 +53,7 @@ class Request:
     priority: int = 0  # lower first, then arrival
     deadline: float | None = None
     cache_salt: str | None = None
+    output_shift: int = 0  # how much further on outputs are than the same tokens in a prompt
     parent: "Request | None" = field(default=None, repr=False)  # forked from it: the same prompt, another output
 
     status: Status = field(default=Status.WAITING, init=False)
@@ -82,8 +85,18 @@ class Request:
             priority=self.priority,
             deadline=self.deadline,
             cache_salt=self.cache_salt,
+            output_shift=self.output_shift,
             parent=self,
         )
+
+    @property
+    def key_spans(self) -> tuple[Span, ...]:
+        """What tells rows of equal tokens apart, for the prefix cache: media, and outputs at positions that the same
+        tokens would not have in the prompt of a later turn."""
+        if not self.output_shift:
+            return self.spans
+        shift = self.output_shift.to_bytes(8, "little", signed=True)
+        return *self.spans, Span(len(self.prompt_ids), MOST_OUTPUTS, digest=b"", layout=shift)
 
     @property
     def num_tokens(self) -> int:

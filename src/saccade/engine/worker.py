@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 import torch
 import zmq
@@ -61,6 +62,7 @@ MAX_COMMANDS = 128  # between two steps, so that a storm of requests does not st
 COMPILE_POLL_MS = 2
 IDLE_MS = 500  # without a command: what is then done for later requests would keep one waiting for some 50 ms
 PR_SET_PDEATHSIG = 1
+ABORTED = Finish(FinishReason.ABORT)
 
 Tell = Callable[[Reply], None]
 
@@ -151,24 +153,28 @@ class Worker:
 
     def _add_compiled(self) -> None:
         for serial, waiting in list(self._compiling.items()):
-            if not waiting.grammar.done():
-                continue
-            del self._compiling[serial]
-            if (error := refusal(waiting.grammar)) is not None:
-                self._tell(_refusal(serial, error))
-            else:
-                self._add(waiting.command, waiting.frames)
+            deadline = waiting.command.deadline
+            if deadline is not None and deadline <= monotonic():
+                self._forget(
+                    serial, Finish(FinishReason.DEADLINE, "the deadline passed before the grammar was compiled")
+                )
+            elif waiting.grammar.done():
+                del self._compiling[serial]
+                if (error := refusal(waiting.grammar)) is not None:
+                    self._tell(_refusal(serial, error))
+                else:
+                    self._add(waiting.command, waiting.frames, waiting.grammar.result())
 
-    def _forget(self, serial: int) -> None:
+    def _forget(self, serial: int, ended: Finish = ABORTED) -> None:
+        """End a request that waits for its grammar."""
         waiting = self._compiling.pop(serial, None)
         if waiting is not None:
             if all(other.grammar is not waiting.grammar for other in self._compiling.values()):
                 assert waiting.command.params.grammar is not None, "it waits for one"
-                self._engine.forget_grammar(waiting.command.params.grammar)
-            ended = Finish(FinishReason.ABORT)
+                self._engine.forget_grammar(waiting.command.params.grammar, waiting.grammar)
             self._news += [News(serial, index, (), 0, ended) for index in range(waiting.command.params.n)]
 
-    def _add(self, command: Add, frames: Buffers) -> None:
+    def _add(self, command: Add, frames: Buffers, compiled: LLMatcher | None = None) -> None:
         try:
             ids = self._engine.add(
                 str(command.serial),
@@ -177,6 +183,7 @@ class Worker:
                 priority=command.priority,
                 deadline=command.deadline,
                 cache_salt=command.cache_salt,
+                compiled=compiled,
             )
         except Exception as error:  # whatever is wrong with a request concerns nobody else
             self._engine.abort(str(command.serial))

@@ -20,6 +20,7 @@ from saccade.inputs.positions import (
     Ints,
     bidirectional_limits,
     mrope_positions,
+    output_shift,
     rope_delta,
     text_positions,
 )
@@ -71,6 +72,10 @@ class Prompt:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def output_shift(self) -> int:
+        return output_shift(self.positions_3T)
 
 
 def text_prompt(token_ids: Sequence[int]) -> Prompt:

@@ -53,6 +53,12 @@ def rope_delta(positions_3T: Ints) -> int:
     return int(positions_3T.max()) + 1 - num_tokens if num_tokens else 0
 
 
+def output_shift(positions_3T: Ints) -> int:
+    """How much further on a generated token is than text in its place would be: `rope_delta` counts time steps of a
+    video, and text does not. A later prompt with the same tokens has them elsewhere."""
+    return int(positions_3T.max()) - int(positions_3T[1:].max()) if positions_3T.size else 0
+
+
 def bidirectional_limits(num_tokens: int, blocks: Sequence[Block]) -> Ints:
     """For each row the key index its sight goes up to: the end of its own image, 0 for text (causal alone)."""
     limits = np.zeros(num_tokens, dtype=np.int32)

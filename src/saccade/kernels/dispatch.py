@@ -76,6 +76,8 @@ def is_hopper(device: torch.device | int) -> bool:
 def open_device(device: torch.device, dtype: torch.dtype) -> None:
     """What takes time and has nothing to do with a model: the device itself, and the packages of its kernels."""
     if device.type == "cuda":
+        if device.index is not None:
+            torch.cuda.set_device(device)  # events and Triton's launches go to the current device
         torch.zeros((), device=device)
         kernels_for(device, dtype)
 
