@@ -2,6 +2,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ from PIL import Image
 from saccade import __version__
 from saccade.bench.graphs import CPU_TOKENS, GPU_TOKENS
 from saccade.cli import main
+from saccade.cli import run as cli_run
+from saccade.cli.model import looks_like_model
 from saccade.cli.run import parts_of
 from saccade.errors import ConfigError
 from tests.engine.conftest import made as made  # a fixture
@@ -127,6 +131,46 @@ def test_paths_in_a_prompt_become_images_where_they_stand(picture: Path) -> None
     assert parts_of("What is in photo.png?") == [{"type": "text", "text": "What is in photo.png?"}]
     with pytest.raises(ConfigError, match="not there"):
         parts_of("What is in ./missing.png?")
+    spaced = picture.with_name("a b.png")
+    spaced.write_bytes(picture.read_bytes())
+    image, plain = {"type": "image", "image": spaced}, str(spaced).replace(" ", "\\ ")
+    for written in (f"'{spaced}'", f'"{spaced}"', plain):
+        asked = parts_of(f"Is it's colour red in {written}?")
+        assert asked == [{"type": "text", "text": "Is it's colour red in"}, image, {"type": "text", "text": "?"}]
+
+
+@pytest.mark.parametrize("word", ["why " * 5000, "~nobody-of-this-name x.png", "a\0b.png", "x" * 300 + ".png"])
+def test_a_question_need_not_be_a_name(word: str) -> None:
+    assert not looks_like_model(word + " ?")
+    assert parts_of(word) == [{"type": "text", "text": word.strip()}]
+
+
+def test_what_cannot_be_asked_does_not_end_a_conversation(
+    made: tiny.Tiny, picture: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = picture.with_name("broken.png")
+    broken.write_bytes(b"no image")
+    lines = iter(["hello", "What is ./missing.png ?", f"And {broken} ?", "hello again"])
+
+    def ask(prompt: str) -> str:
+        for line in lines:
+            return line
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ask)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    asked: list[list[str]] = []
+    stream = cli_run._stream
+
+    def noted(llm: Any, messages: list[dict[str, Any]], params: Any) -> tuple[str, str]:
+        asked.append([message["role"] for message in messages])
+        return stream(llm, messages, params)
+
+    monkeypatch.setattr(cli_run, "_stream", noted)
+    assert main(["run", str(made.folder), *SMALL]) == 0
+    told = capsys.readouterr().err
+    assert "./missing.png, which is not there" in told and "format is not known" in told
+    assert asked[0] == ["user"] and asked[-1] == ["user", "assistant", "user"]
 
 
 def test_verify_prints_every_graph(made: tiny.Tiny, capsys: pytest.CaptureFixture[str]) -> None:

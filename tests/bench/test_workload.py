@@ -217,7 +217,13 @@ def test_requests_from_a_file(tmp_path: Path) -> None:
     assert len(made(settings)) == 5
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"other": 1}', '{"prompt": "x", "images": ["missing.png"]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[1]", '{"other": 1}', '{"prompt": "x", "images": ["missing.png"]}'),
+        *('{"prompt": "x", "output_len": "y"}', '{"prompt": "x", "output_len": -1}'),
+    ],
+)
 def test_wrong_files_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text(text)

@@ -97,6 +97,7 @@ def test_a_narrow_terminal_loses_no_word(
         (["--image", "no/such.png"], "write WIDTHxHEIGHT, or name a file that is there (--image)"),
         (["--image", __file__], "the image format is not known"),
         (["--video", "640x480"], "write FRAMESxWIDTHxHEIGHT (--video)"),
+        (["--video", "8x64x64@0"], "0 frames a second"),
         (["--batch", "0"], "it must be at least 1 (--batch)"),
         (["--prompt-tokens", "9k", "--max-model-len", "8k"], "(--max-model-len)"),
         (["--image", "10000x10"], "at most 200 times"),

@@ -113,6 +113,7 @@ def test_the_environment_is_read_by_prefix() -> None:
         ("num_sides: {a: 1}", "num_sides: {'a': 1} is a dict"),
         ("- 1", "settings are `name: value` lines"),
         ("a: [", "cannot be read as YAML"),
+        ("a: " + "[" * 10**5, "is nested too deeply"),
         ("colour: green", "'green' is not one of red, blue"),
     ],
 )

@@ -141,13 +141,17 @@ class TestLimits:
         loop.scheduler.add(make_request("a", text(4)))
 
     def test_the_queue_is_limited_by_requests(self) -> None:
-        scheduler = make_loop(replace(LIMITS, max_queued_requests=3, retry_after_s=2.5)).scheduler
-        scheduler.add(make_request("a", text(4)))
-        scheduler.add(make_request("b", text(4)))
-        with pytest.raises(CapacityError, match=r"2 requests wait; the limit is 3 \(--max-queued-requests\)") as caught:
-            scheduler.add(make_request("c", text(4), params=outputs(1, n=2)))
+        limits = replace(LIMITS, max_num_seqs=2, max_queued_requests=3, retry_after_s=2.5)
+        scheduler = make_loop(limits).scheduler
+        for name in "abcd":  # two of them start with the next step
+            scheduler.add(make_request(name, text(4)))
+        with pytest.raises(CapacityError, match=r"4 requests wait; the limit is 3 \(--max-queued-requests\)") as caught:
+            scheduler.add(make_request("e", text(4), params=outputs(1, n=2)))
         assert caught.value.retry_after_s == 2.5
-        scheduler.add(make_request("c", text(4)))
+        scheduler.add(make_request("e", text(4)))
+        scheduler.plan(0.0)
+        with pytest.raises(CapacityError, match="3 requests wait; the limit is 3"):
+            scheduler.add(make_request("f", text(4)))
         scheduler.check()
 
     def test_the_queue_is_limited_by_tokens_but_an_empty_one_takes_anything_that_fits(self) -> None:

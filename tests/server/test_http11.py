@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -39,10 +40,10 @@ def post(headers: str = "", **fields: Any) -> bytes:
 
 
 @asynccontextmanager
-async def listening(service: Service, head_timeout_s: float = 60.0) -> AsyncIterator[int]:
+async def listening(service: Service, timeout_s: float = 60.0) -> AsyncIterator[int]:
     """A port on which uvicorn serves an app."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        http = BoundedProtocol.limited(4096, head_timeout_s)
+        http = BoundedProtocol.limited(4096, timeout_s)
         config = uvicorn.Config(build_app(service), http=http, ws="none", lifespan="off", log_config=None, loop="none")
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -108,7 +109,7 @@ def test_heads_are_not_waited_for_without_end(scripted: Scripted, sent: list[byt
     _, _, service = scripted()
 
     async def run() -> bytes:
-        async with listening(service, head_timeout_s=0.2) as port:
+        async with listening(service, timeout_s=0.2) as port:
             return await answered(port, *sent)
 
     found = asyncio.run(run())
@@ -124,7 +125,7 @@ def test_a_slow_reply_is_not_a_slow_head(scripted: Scripted) -> None:
     _, _, service = scripted(slow)
 
     async def run() -> bytes:
-        async with listening(service, head_timeout_s=0.1) as port:
+        async with listening(service, timeout_s=0.1) as port:
             return await answered(port, post(CLOSE))
 
     assert b"late" in asyncio.run(run())
@@ -185,17 +186,51 @@ def test_a_client_that_leaves_is_noticed_though_it_sent_another_request(scripted
     assert len(engine.seen) == 1
 
 
-def test_a_client_that_does_not_read_its_stream_is_given_up(scripted: Scripted) -> None:
-    _, engine, service = scripted(flood, sse_ping_s=0.05, body_timeout_s=0.3)
+async def boulder(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+    """More than sockets hold, all at once."""
+    yield {"text": "a" * 2**25, "token_ids": (5,), "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize(("script", "stream"), [(flood, True), (boulder, True), (boulder, False)])
+def test_a_client_that_does_not_read_is_given_up(scripted: Scripted, script: Any, stream: bool) -> None:
+    """Wherever its reply is: in the middle, or written but for what has no room. Its socket goes, too."""
+    _, engine, service = scripted(script, sse_ping_s=0.05)
 
     async def run() -> None:
-        async with listening(service) as port:
+        async with listening(service, timeout_s=0.4) as port:
             with socket.create_connection(("127.0.0.1", port)) as client:
-                client.sendall(post(stream=True))
-                await until(lambda: bool(engine.running))
-                await until(lambda: not engine.running and service.is_idle)
+                client.sendall(post(stream=stream))
+                await until(lambda: bool(engine.seen))
+                await until(lambda: not engine.running and service.is_idle and not sockets_of(port))
 
     asyncio.run(run())
+
+
+def sockets_of(port: int) -> list[str]:
+    """The server's ends of connections to a port that are still open, from the kernel's table."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    established = "01"
+    return [row[2] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == established]
+
+
+def test_a_client_that_reads_slowly_gets_all(scripted: Scripted) -> None:
+    _, _, service = scripted(boulder)
+
+    async def run() -> int:
+        async with listening(service, timeout_s=0.4) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**18)
+            writer.write(post(CLOSE))
+            size = 0
+            for _ in range(2**25 // 2**19 + 100):
+                part = await asyncio.wait_for(reader.read(2**19), HANG_S)
+                size += len(part)
+                if not part:
+                    break
+                await asyncio.sleep(0.02)
+            writer.close()
+            return size
+
+    assert asyncio.run(run()) > 2**25
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,8 @@ def test_requests_that_the_engine_refuses_are_not_its_requests(scripted: Scripte
         return samples((await caller.get("/metrics")).body.decode())
 
     found = asyncio.run(run())
+    refused = found["saccade:requests_refused_total"][0].value
+    assert refused == isinstance(error, CapacityError), "the server was full"
     assert not sum(sample.value for sample in found["vllm:request_success_total"])
     assert found["vllm:e2e_request_latency_seconds_count"][0].value == 0
 

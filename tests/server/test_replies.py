@@ -11,10 +11,11 @@ import orjson
 import pytest
 
 from saccade.engine.output import Logprob
+from saccade.errors import RequestError
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.processor import Processor
 from saccade.server.chunks import ChunkWriter
-from saccade.server.logprobs import FLOOR, CompletionScores, chat_entries
+from saccade.server.logprobs import FLOOR, CompletionScores, chat_entries, token_text
 from saccade.server.service import Service
 from tests.e2e.pictures import encoded, image_part, picture
 from tests.inputs.folders import write_gemma
@@ -297,6 +298,57 @@ def test_sglangs_chunks_hold_all_that_came_before(scripted: Scripted) -> None:
         assert (last["text"], last["output_ids"]) == (whole[index]["text"], whole[index]["output_ids"])
         for key in ("output_token_logprobs", "output_top_logprobs", "finish_reason", "completion_tokens"):
             assert last["meta_info"][key] == whole[index]["meta_info"][key]
+
+
+def test_sglangs_scores_are_in_its_shape(scripted: Scripted) -> None:
+    async def scored(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        ids = prompt.token_ids.tolist()
+        scores = (None, *({token: Logprob(-1.0, 2), 7: Logprob(-0.5, 1)} for token in ids[1:]))
+        has_scores = params.prompt_logprobs is not None
+        given = {"logprobs": ({5: Logprob(-2.0, 1)},), "prompt_logprobs": scores if has_scores else None}
+        yield {"text": "a", "token_ids": (5,), "finish_reason": "stop", **given}
+
+    caller, _, service = scripted(scored)
+    tokenizer = service.engine.processor.tokenizer
+
+    def meta(**asked: Any) -> dict[str, Any]:
+        body = {"input_ids": [3, 4, 6], "return_logprob": True, **asked}
+        found: dict[str, Any] = asyncio.run(caller.post("/generate", body)).json["meta_info"]
+        return found
+
+    plain = meta()
+    assert plain["input_token_logprobs"] == [] and plain["output_token_logprobs"] == [[-2.0, 5, None]]
+    assert "input_top_logprobs" not in plain
+    whole = meta(logprob_start_len=0, top_logprobs_num=1)
+    assert whole["input_token_logprobs"] == [[None, 3, None], [-1.0, 4, None], [-1.0, 6, None]]
+    assert whole["input_top_logprobs"] == [None, [[-0.5, 7, None]], [[-0.5, 7, None]]]
+    assert meta(logprob_start_len=2, top_logprobs_num=1)["input_top_logprobs"] == [[[-0.5, 7, None]]]
+    worded = meta(logprob_start_len=0, top_logprobs_num=1, return_text_in_logprobs=True)
+    texts = [token_text(tokenizer, token) for token in (3, 4, 6, 7, 5)]
+    assert [entry[2] for entry in worded["input_token_logprobs"]] == texts[:3]
+    assert worded["input_top_logprobs"][1][0][2] == texts[3] and worded["output_token_logprobs"][0][2] == texts[4]
+
+
+@pytest.mark.parametrize("name", ["stop_regex", "structural_tag", "custom_params"])
+def test_what_sglang_can_and_this_cannot_is_refused_wherever_it_is(scripted: Scripted, name: str) -> None:
+    caller, engine, _ = scripted(strict=True)
+    answer = asyncio.run(caller.post("/generate", {"text": "a", "sampling_params": {name: "x"}}))
+    error = answer.json["error"]
+    assert (answer.status, error["code"], error["param"]) == (400, "unsupported_parameter", f"sampling_params.{name}")
+    assert not engine.seen
+    odd = asyncio.run(caller.post("/generate", {"text": "a", "sampling_params": {"odd": 1}, "even": 2}))
+    assert odd.status == 200 and odd.headers["x-ignored-fields"] == "even,sampling_params.odd"
+
+
+def test_sglangs_token_ids_are_called_by_their_name(scripted: Scripted) -> None:
+    async def refuses(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        if prompt is not None:
+            raise RequestError("no", param="prompt")
+        yield {}
+
+    caller, _, _ = scripted(refuses)
+    for body, param in (({"input_ids": [5]}, "input_ids"), ({"text": "a"}, "text")):
+        assert asyncio.run(caller.post("/generate", body)).json["error"]["param"] == param
 
 
 def test_prompt_scores_of_many_prompts_come_with_their_choices(scripted: Scripted) -> None:

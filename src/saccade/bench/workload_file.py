@@ -33,7 +33,9 @@ def read_entries(settings: WorkloadSettings) -> Iterator[dict[str, Any]]:
 
 def sample_of(entry: dict[str, Any], settings: WorkloadSettings, wording: Wording) -> Sample:
     """An entry has messages, a prompt (and images), or conversations as ShareGPT has them."""
-    most = next((int(entry[name]) for name in OUTPUT_NAMES if entry.get(name)), settings.random_output_len)
+    most = next((entry[name] for name in OUTPUT_NAMES if entry.get(name)), settings.random_output_len)
+    if not isinstance(most, int) or most < 1:
+        raise ConfigError(f"an entry asks for {most!r} output tokens; want a whole number from 1 on (--dataset-path)")
     if isinstance(entry.get("messages"), list) and wording.kind == CHAT:
         return Sample(wording.body("", most, entry["messages"]), most)
     prompt = entry.get("prompt")

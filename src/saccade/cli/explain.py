@@ -64,7 +64,10 @@ class ExplainSettings:
         found = [_VIDEO_SIZE.fullmatch(text) for text in self.video]
         if None in found:
             raise ConfigError(f"video is {self.video[found.index(None)]!r}; write FRAMESxWIDTHxHEIGHT (--video)")
-        return [(int(m[1]), int(m[2]), int(m[3]), float(m[4]) if m[4] else None) for m in found if m]
+        sizes = [(int(m[1]), int(m[2]), int(m[3]), float(m[4]) if m[4] else None) for m in found if m]
+        if any(rate == 0 for *_, rate in sizes):
+            raise ConfigError("a video has 0 frames a second; write more than 0 behind the @ (--video)")
+        return sizes
 
 
 def new_parser(name: str) -> Parser:

@@ -1,6 +1,7 @@
 """Which model a command is about."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from saccade.errors import ConfigError
@@ -30,8 +31,17 @@ def bundled_model() -> Path:
     return bundled.path()
 
 
+def found_path(word: str) -> Path | None:
+    """The file or folder that a word names; None where it names none, or cannot be a name."""
+    with suppress(OSError, RuntimeError, ValueError):  # too long, somebody's who is unknown, with a zero byte
+        path = Path(word).expanduser()
+        return path if path.exists() else None
+    return None
+
+
 def looks_like_model(word: str) -> bool:
     """Whether a lone word names a model and is not a question: a folder, a path, or org/name."""
-    if Path(word).expanduser().is_dir():
+    path = found_path(word)
+    if path is not None and path.is_dir():
         return True
     return " " not in word and (word.startswith((".", "/", "~")) or word.count("/") == 1)

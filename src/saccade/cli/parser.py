@@ -162,6 +162,8 @@ def _read_yaml(path: Path) -> Mapping[Any, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror} (--config)") from None
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error} (--config)") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply (--config)") from None
     if not isinstance(found or {}, dict):
         raise ConfigError(f"{path} holds a {type(found).__name__}; settings are `name: value` lines (--config)")
     return found or {}

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from saccade.cli.aliases import add_aliases
-from saccade.cli.model import bundled_model, looks_like_model
+from saccade.cli.model import bundled_model, found_path, looks_like_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import AnswerSettings
 from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.errors import ConfigError
+from saccade.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from saccade.engine.llm import LLM
@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 REQUEST_ID = "run"
-# A path with an image's ending, bare or quoted; what it names decides whether it is one.
+# A path with an image's ending, bare or, with blanks in it, quoted; what it names decides whether it is one.
+_ENDING = r"\.(?:jpe?g|png|webp|gif|bmp)"
 _PATH = re.compile(
-    r"""(['"]?)((?:[^\s'"]|\\ )+?\.(?:jpe?g|png|webp|gif|bmp))\1(?=[\s,;:?!)]|\.?$|\.\s)""", re.IGNORECASE
+    rf"""(?:(?<!\w)(['"])(?P<quoted>[^'"\n]+?{_ENDING})\1|(?P<bare>(?:[^\s'"]|\\ )+?{_ENDING}))"""
+    r"(?=[\s,;:?!)]|\.?$|\.\s)",
+    re.IGNORECASE,
 )
 
 Part = dict[str, Any]
@@ -69,10 +72,11 @@ def parts_of(prompt: str) -> list[Part]:
     parts: list[Part] = []
     at = 0
     for match in _PATH.finditer(prompt):
-        path = Path(match[2].replace("\\ ", " ")).expanduser()
-        if not path.is_file():
-            if match[2].startswith(("/", "./", "../", "~")):
-                raise ConfigError(f"the prompt names {match[2]}, which is not there")
+        name = match["quoted"] or match["bare"].replace("\\ ", " ")
+        path = found_path(name)
+        if path is None or not path.is_file():
+            if name.startswith(("/", "./", "../", "~")):
+                raise ConfigError(f"the prompt names {name}, which is not there")
             continue
         parts += [*_text(prompt[at : match.start()]), {"type": "image", "image": path}]
         at = match.end()
@@ -118,13 +122,17 @@ def _ask(llm: "LLM", content: list[Part], params: "SamplingParams") -> int:
 
 
 def _talk(llm: "LLM", content: list[Part], params: "SamplingParams") -> int:
-    """A conversation until the end of the input; images that were given belong to its first question."""
+    """A conversation until the end of the input; images that were given belong to its first question. What cannot be
+    asked is as if it had not been."""
     messages: list[dict[str, Any]] = []
     for line in _lines():
-        messages.append({"role": "user", "content": content + parts_of(line)})
-        content = []
-        text, error = _stream(llm, messages, params)
-        messages.append({"role": "assistant", "content": text})
+        try:
+            asked = [*messages, {"role": "user", "content": content + parts_of(line)}]
+            text, error = _stream(llm, asked, params)
+        except (ConfigError, RequestError) as refused:
+            sys.stderr.write(f"saccade: {refused}\n")
+            continue
+        messages, content = [*asked, {"role": "assistant", "content": text}], []
         if error:
             sys.stderr.write(f"saccade: {error}\n")
     return 0

@@ -25,11 +25,14 @@ def check_fits(request: Request, settings: SchedulerSettings, pool: BlockPool, e
         _check_media(request, span, settings, encoder)
 
 
-def check_queue(family: Sequence[Request], waiting: RequestQueue, settings: SchedulerSettings) -> None:
-    """Raises if the queue is full. When nobody waits, whatever fits is let in."""
+def check_queue(
+    family: Sequence[Request], waiting: RequestQueue, settings: SchedulerSettings, num_startable: int
+) -> None:
+    """Raises if the queue is full. When nobody waits, whatever fits is let in. The next step takes `num_startable` of
+    those who wait: they do not count."""
     if not len(waiting):
         return
-    if len(waiting) + len(family) > settings.max_queued_requests:
+    if len(waiting) + len(family) > settings.max_queued_requests + num_startable:
         full = f"{len(waiting)} requests wait; the limit is {settings.max_queued_requests} (--max-queued-requests)"
         raise CapacityError(full, retry_after_s=settings.retry_after_s)
     num_tokens = sum(len(request.prompt_ids) for request in family)

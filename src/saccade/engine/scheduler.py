@@ -69,7 +69,8 @@ class Scheduler:
         family = {member.id: member for member in (request, *map(request.fork, range(1, request.params.n)))}
         if request.id in self._families or family.keys() & self._live.keys():
             raise RequestError(f"request {request.id!r} is not done yet; ids must differ", param="request_id")
-        check_queue(tuple(family.values()), self._waiting, self.settings)
+        num_startable = self.settings.max_num_seqs - len(self._running)
+        check_queue(tuple(family.values()), self._waiting, self.settings, num_startable)
         room = self.settings.max_model_len - len(request.prompt_ids)
         for member in family.values():
             member.order = (member.priority, member.arrival, next(self._arrivals))

@@ -146,8 +146,8 @@ def _read_fps(part: dict[str, Any], param: str) -> float | None:
     fps = part.get("fps")
     if fps is None:
         return None
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < 1000:
-        raise _wrong("fps must be a number between 0 and 1000", f"{param}.fps")
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0.001 <= fps < 1000:
+        raise _wrong("fps must be a number from 0.001 to below 1000", f"{param}.fps")
     return float(fps)
 
 

@@ -53,7 +53,9 @@ class Answer:
                     yield piece
         except (RequestError, CapacityError) as error:  # refused by the engine: it never was one of its requests
             self._is_refused = True
-            if isinstance(error, RequestError):
+            if isinstance(error, CapacityError):
+                self._service.admission.num_refused += 1
+            else:
                 names = {"prompt": self._job.prompt_param, "response_format": self._job.structure_param}
                 error.param = names.get(error.param or "", error.param)
             raise

@@ -1,4 +1,4 @@
-"""Server-sent events: `data:` lines, comments while nothing happens, an end in any case, also for who does not read."""
+"""Server-sent events: `data:` lines, comments while nothing happens, an end in any case."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -17,18 +17,15 @@ PING = b": ping\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-async def event_stream(
-    exchange: Exchange, chunks: AsyncGenerator[bytes, None], *, ping_s: float, stall_s: float = 0.0
-) -> "EventStream":
+async def event_stream(exchange: Exchange, chunks: AsyncGenerator[bytes, None], *, ping_s: float) -> "EventStream":
     """A reply of chunks. What fails before the first of them is raised, so that it gets a status of its own; a first
-    chunk that takes long is not waited for. A client that takes nothing for `stall_s` seconds counts as gone; 0: may
-    take as long as it likes, as without pings."""
+    chunk that takes long is not waited for."""
     first = asyncio.ensure_future(_first(chunks))
     exchange.exits.push_async_callback(_end, first, chunks)
     await asyncio.wait({first}, timeout=ping_s or None)
     if first.done():
         first.result()
-    return EventStream(exchange, first, chunks, ping_s, stall_s)
+    return EventStream(exchange, first, chunks, ping_s)
 
 
 class EventStream(Response):
@@ -38,7 +35,6 @@ class EventStream(Response):
         first: "asyncio.Future[bytes]",
         chunks: AsyncGenerator[bytes, None],
         ping_s: float,
-        stall_s: float,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -46,12 +42,12 @@ class EventStream(Response):
         self.init_headers(_HEADERS)
         del self.headers["content-length"]
         self._exchange, self._first, self._chunks = exchange, first, chunks
-        self._ping_s, self._stall_s = ping_s, stall_s
+        self._ping_s = ping_s
         self._last, self._num_sending = monotonic(), 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        pings = asyncio.create_task(self._watch(send)) if self._ping_s else None
+        pings = asyncio.create_task(self._break_silence(send)) if self._ping_s else None
         try:
             await self._send_all(send)
         finally:
@@ -78,13 +74,10 @@ class EventStream(Response):
         finally:
             self._num_sending -= 1
 
-    async def _watch(self, send: Send) -> None:
-        """Breaks the silence, unless it is the client that does not take what there is."""
+    async def _break_silence(self, send: Send) -> None:
+        """Unless it is the client that does not take what there is."""
         while True:
             silence = monotonic() - self._last
-            if self._num_sending and 0 < self._stall_s < silence:
-                self._exchange.leave()
-                return
             if not self._num_sending and silence >= self._ping_s:
                 await self._send_chunk(send, PING)
                 silence = 0.0

@@ -10,18 +10,19 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from saccade.engine.output import Logprobs
+from saccade.engine.output import Logprob, Logprobs
 from saccade.engine.params import SamplingParams
 from saccade.engine.stream import Delta
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.messages import read_messages
 from saccade.inputs.placeholders import Prompt
+from saccade.inputs.tokenizer import Tokenizer
 from saccade.server.answer import Answer
 from saccade.server.events import event_stream
 from saccade.server.exchange import Exchange
 from saccade.server.intake import Job, Recipe, needs_loading, take_in
-from saccade.server.logprobs import likeliest, number
+from saccade.server.logprobs import likeliest, number, token_text
 from saccade.server.protocol import GenerateParams, GenerateRequest
 from saccade.server.sampling import generate_params
 from saccade.server.service import Service
@@ -60,6 +61,10 @@ class GenerateRecipe(Recipe[GenerateRequest]):
         media = [(ref.kind, ref.source) for ref in refs]
         return (processor.text(request.text or "", media=media, allowance=allowance),)
 
+    def settle(self, job: Job[GenerateRequest]) -> None:
+        if job.request.input_ids is not None:
+            job.prompt_param = "input_ids"
+
     def structure_param(self, request: GenerateRequest) -> str:
         return f"sampling_params.{structure_param(request.sampling_params or GenerateParams())}"
 
@@ -90,17 +95,36 @@ class GenerateRoute:
         reply = GenerateReply(self._service, exchange, job)
         if job.request.stream:
             settings = self._service.settings
-            times = {"ping_s": settings.sse_ping_s, "stall_s": settings.body_timeout_s}
-            return await event_stream(exchange, reply.chunks(), **times)
+            return await event_stream(exchange, reply.chunks(), ping_s=settings.sse_ping_s)
         whole = await reply.whole()
         return Response(await self._service.in_thread(orjson.dumps, whole), media_type="application/json")
+
+
+class _Triples:
+    """[log-probability, token id, text]; SGLang leaves the text out unless asked."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+
+    def chosen(self, token_ids: Sequence[int], scores: Sequence[Logprobs | None]) -> list[list[Any]]:
+        return [
+            self._triple(None if found is None else found[token], token)
+            for token, found in zip(token_ids, scores, strict=False)
+        ]
+
+    def top(self, scores: Logprobs, count: int) -> list[list[Any]]:
+        return [self._triple(score, token) for token, score in likeliest(scores, count)]
+
+    def _triple(self, score: Logprob | None, token: int) -> list[Any]:
+        text = None if self._tokenizer is None else token_text(self._tokenizer, token)
+        return [None if score is None else number(score), token, text]
 
 
 class _Output:
     """One output as it grows. Every streamed chunk has all of it, so that nothing is made anew for a chunk."""
 
-    def __init__(self, num_top: int) -> None:
-        self._num_top = num_top
+    def __init__(self, num_top: int, triples: _Triples) -> None:
+        self._num_top, self._triples = num_top, triples
         self.text = ""
         self.token_ids: list[int] = []
         self.chosen: list[list[Any]] = []
@@ -111,9 +135,9 @@ class _Output:
         scores = delta.logprobs or ()
         self.text += delta.text
         self.token_ids += delta.token_ids
-        self.chosen += _chosen(delta.token_ids, scores)
+        self.chosen += self._triples.chosen(delta.token_ids, scores)
         if self._num_top:
-            self.tops += [_top(found, self._num_top) for found in scores]
+            self.tops += [self._triples.top(found, self._num_top) for found in scores]
         self.last = delta
 
 
@@ -121,8 +145,10 @@ class GenerateReply:
     def __init__(self, service: Service, exchange: Exchange, job: Job[GenerateRequest]) -> None:
         self._service, self._exchange, self._job = service, exchange, job
         self._answer = Answer(service, exchange, job)
-        self._outputs = [_Output(job.params.logprobs or 0) for _ in range(job.params.n)]
-        self._prompt_scores: list[Logprobs | None] | None = None
+        has_text = job.request.return_text_in_logprobs
+        self._triples = _Triples(service.engine.processor.tokenizer if has_text else None)
+        self._outputs = [_Output(job.params.logprobs or 0, self._triples) for _ in range(job.params.n)]
+        self._input_scores = self._write_input(())
 
     async def whole(self) -> Any:
         async with aclosing(self._answer.pieces()) as pieces:
@@ -141,7 +167,7 @@ class GenerateReply:
     def _take(self, index: int, delta: Delta) -> None:
         self._outputs[index].take(delta)
         if delta.prompt_logprobs is not None:
-            self._prompt_scores = list(delta.prompt_logprobs)
+            self._input_scores = self._write_input(delta.prompt_logprobs)
 
     def _body(self, output: _Output) -> dict[str, Any]:
         delta = output.last
@@ -170,13 +196,16 @@ class GenerateReply:
         return token if token in self._service.eos_token_ids else None
 
     def _scores(self, output: _Output) -> dict[str, Any]:
-        found: dict[str, Any] = {"output_token_logprobs": output.chosen}
-        if self._job.params.logprobs:
-            found["output_top_logprobs"] = output.tops
-        if self._prompt_scores is not None:
-            start = max(self._job.request.logprob_start_len or 0, 0)
-            ids = self._answer.prompt_ids[0].tolist()
-            found["input_token_logprobs"] = _chosen(ids, self._prompt_scores)[start:]
+        found = {**self._input_scores, "output_token_logprobs": output.chosen}
+        return found | ({"output_top_logprobs": output.tops} if self._job.params.logprobs else {})
+
+    def _write_input(self, scores: Sequence[Logprobs | None]) -> dict[str, Any]:
+        start = max(self._job.request.logprob_start_len or 0, 0)
+        ids = self._answer.prompt_ids[0].tolist()[start:]
+        found = {"input_token_logprobs": self._triples.chosen(ids, scores[start:])}
+        if count := self._job.params.logprobs:
+            tops = [None if one is None else self._triples.top(one, count) for one in scores[start:]]
+            return found | {"input_top_logprobs": tops}
         return found
 
 
@@ -190,15 +219,3 @@ def _finish(delta: Delta, matched: int | str | None) -> dict[str, Any] | None:
             return {"type": "stop", "matched": matched}
         case reason:
             return {"type": reason}
-
-
-def _chosen(token_ids: Sequence[int], scores: Sequence[Logprobs | None]) -> list[list[Any]]:
-    """[log-probability, token id, text]; SGLang leaves the text out unless asked."""
-    return [
-        [None if found is None else number(found[token]), token, None]
-        for token, found in zip(token_ids, scores, strict=False)
-    ]
-
-
-def _top(scores: Logprobs, count: int) -> list[list[Any]]:
-    return [[number(score), token, None] for token, score in likeliest(scores, count)]

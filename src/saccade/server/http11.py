@@ -9,40 +9,49 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from saccade.server.errors import HttpError
 
+LOOKS = 8  # at a client, in the time that it has
 _HOP_HEADERS = frozenset({b"upgrade", b"http2-settings", b"connection"})
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """The parser keeps what it cannot hand on yet: heads, trailers, chunk sizes. Without a limit, one that never ends
-    fills the memory; without a time for heads, clients that say nothing use up the connections.
+    fills the memory; without a time for heads, clients that say nothing use up the connections, and without one for
+    replies, clients that read nothing: a reply waits for room in the buffer, a closed connection for its end.
 
     Clients that offer another protocol (Java's offers HTTP/2 with every request) are answered in this one. A reply that
     was begun is never written into: the connection ends instead.
     """
 
     max_header_bytes = 64 * 1024
-    head_timeout_s = 60.0
+    timeout_s = 60.0
     _held_bytes = 0  # since the parser last handed something on
     _is_in_head = False
     _is_upgrade = False
     _is_refused = False
     _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    _unread_bytes = 0  # when last looked at, since `_read_at`
+    _read_at = 0.0
     _serving: RequestResponseCycle | None = None
 
     @classmethod
-    def limited(cls, max_header_bytes: int, head_timeout_s: float = 60.0) -> type["BoundedProtocol"]:
-        """`head_timeout_s` 0: heads may take as long as they like."""
-        limits = {"max_header_bytes": max_header_bytes, "head_timeout_s": head_timeout_s}
+    def limited(cls, max_header_bytes: int, timeout_s: float = 60.0) -> type["BoundedProtocol"]:
+        """`timeout_s` 0: clients may send and read as slowly as they like."""
+        limits = {"max_header_bytes": max_header_bytes, "timeout_s": timeout_s}
         return type("LimitedProtocol", (cls,), limits)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_head()
+        if self.timeout_s:
+            self._watch_reader()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """A request that waits behind another one must not hide that the other one's client is gone."""
         self._end_wait()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
         super().connection_lost(exc)
         if self._serving is not None and not self._serving.response_complete:
             self._serving.disconnected = True
@@ -127,8 +136,8 @@ class BoundedProtocol(HttpToolsProtocol):
         return b"\r\n".join([method + b" " + self.url + b" HTTP/" + version, *lines, b"", b""])
 
     def _await_head(self) -> None:
-        if self.head_timeout_s:
-            self._head_timer = self.loop.call_later(self.head_timeout_s, self._give_up)
+        if self.timeout_s:
+            self._head_timer = self.loop.call_later(self.timeout_s, self._give_up)
 
     def _end_wait(self) -> None:
         if self._head_timer is not None:
@@ -140,6 +149,18 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(HttpError(408, "the head took too long to arrive", code="head_timeout"))
         else:
             self.transport.close()
+
+    def _watch_reader(self) -> None:
+        """Ends the connection of a client that takes nothing of what waits for it. Only while nothing is added to that:
+        then any change is a client that reads."""
+        waits = self.flow.write_paused or self.transport.is_closing()
+        unread = self.transport.get_write_buffer_size() if waits else 0
+        if not unread or unread != self._unread_bytes:
+            self._unread_bytes, self._read_at = unread, self.loop.time()
+        elif self.loop.time() - self._read_at >= self.timeout_s:
+            self.transport.abort()
+            return
+        self._write_timer = self.loop.call_later(self.timeout_s / LOOKS, self._watch_reader)
 
     def _refuse(self, error: HttpError) -> None:
         if self.transport.is_closing():

@@ -125,6 +125,7 @@ class Wire(BaseModel):
 
     # Fields of other servers that would change the answer; any value but these is refused.
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    NESTED: ClassVar[Mapping[str, "type[Wire]"]] = {}  # fields that have fields of their own
 
 
 class StreamOptions(Wire):
@@ -275,7 +276,9 @@ class GenerateRequest(Wire):
     rid: Id | None = None
     priority: Priority | None = None
     timings: bool | None = None
+    return_text_in_logprobs: bool | None = None
 
+    NESTED = {"sampling_params": GenerateParams}
     UNSUPPORTED = {
         "input_embeds": (None,),
         "video_data": (None, []),

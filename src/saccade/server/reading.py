@@ -1,7 +1,7 @@
 """Bodies to checked requests. Runs in worker threads: a body may be megabytes long."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -40,22 +40,35 @@ def read_json(body: bytes) -> dict[str, Any]:
 def read_request(kind: type[Model], body: bytes) -> tuple[Model, tuple[str, ...]]:
     """The checked request and the names of fields that nobody reads."""
     raw = read_json(body)
-    found = validate(kind, raw)
-    known = {field.alias or name for name, field in kind.model_fields.items()} | kind.UNSUPPORTED.keys()
-    return found, tuple(name for name in raw if name not in known)
+    return validate(kind, raw), tuple(_unread(kind, raw))
 
 
 def validate(kind: type[Model], raw: dict[str, Any], at: str = "") -> Model:
-    for name, allowed in kind.UNSUPPORTED.items():
-        if name in raw and raw[name] not in allowed:
-            text = f"{at}{name} is not supported; leave it out"
-            raise RequestError(text, param=f"{at}{name}", code="unsupported_parameter")
+    _refuse_unsupported(kind, raw, at)
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
         raise _refusal(error, at) from None
     except RecursionError:
         raise RequestError("the body is nested too deeply", code="invalid_json") from None
+
+
+def _refuse_unsupported(kind: type[Wire], raw: dict[str, Any], at: str) -> None:
+    for name, allowed in kind.UNSUPPORTED.items():
+        if name in raw and raw[name] not in allowed:
+            text = f"{at}{name} is not supported; leave it out"
+            raise RequestError(text, param=f"{at}{name}", code="unsupported_parameter")
+    for name, inner in kind.NESTED.items():
+        if isinstance(raw.get(name), dict):
+            _refuse_unsupported(inner, raw[name], f"{at}{name}.")
+
+
+def _unread(kind: type[Wire], raw: dict[str, Any], at: str = "") -> Iterator[str]:
+    known = {field.alias or name for name, field in kind.model_fields.items()} | kind.UNSUPPORTED.keys()
+    yield from (f"{at}{name}" for name in raw if name not in known)
+    for name, inner in kind.NESTED.items():
+        if isinstance(raw.get(name), dict):
+            yield from _unread(inner, raw[name], f"{at}{name}.")
 
 
 def ignored_header(names: tuple[str, ...]) -> tuple[bytes, bytes]:

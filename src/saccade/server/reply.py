@@ -61,8 +61,7 @@ class Reply(ABC):
     async def response(self) -> Response:
         if self.job.request.stream:
             settings = self._service.settings
-            times = {"ping_s": settings.sse_ping_s, "stall_s": settings.body_timeout_s}
-            return await event_stream(self._exchange, self.chunks(), **times)
+            return await event_stream(self._exchange, self.chunks(), ping_s=settings.sse_ping_s)
         return Response(await self.whole(), media_type="application/json")
 
     async def whole(self) -> bytes:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import socket
 import sys
 from collections.abc import Iterator
@@ -24,9 +25,10 @@ from saccade.server.lifecycle import Plan, Stages, drain, start
 from saccade.server.service import Service
 from saccade.server.settings import ServerSettings
 
-EXIT_CANNOT_START = 2
+EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
 GRACE_S = 5  # for connections to close when all replies are written
 BACKLOG = 2048
+_log = logging.getLogger(__name__)
 SWITCH_S = 0.0005  # threads that decode images hand the interpreter back to the event loop this soon
 
 
@@ -64,6 +66,8 @@ class _Front:
         self._settings, self._plan, self._console = settings, plan, console
         self._service = Service(plan.model, settings, plan.limits, plan.media)
         self._engine: AsyncEngine | None = None
+        self._started = asyncio.Event()
+        self._engine_died = False
 
     def config(self, listener: socket.socket) -> uvicorn.Config:
         settings = self._settings
@@ -92,17 +96,18 @@ class _Front:
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         starting = asyncio.create_task(self._start(listener))
         stopped = asyncio.create_task(http.stopped.wait())
+        outlived = asyncio.create_task(self._outlive())
         try:
             await asyncio.wait({starting, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
-                await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({outlived, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
             self._say("shutting down")
-            return 0
+            return EXIT_ENGINE_DIED if self._engine_died else 0
         finally:
-            starting.cancel()
-            stopped.cancel()
-            await asyncio.gather(starting, stopped, return_exceptions=True)
+            for task in (starting, stopped, outlived):
+                task.cancel()
+            await asyncio.gather(starting, stopped, outlived, return_exceptions=True)
             await drain(self._service, self._engine, http.hurry)
             http.should_exit = True
             await serving
@@ -114,8 +119,18 @@ class _Front:
         except BaseException:
             self._service.fail()
             raise
+        self._started.set()
         total = self._service.time_to_ready_s or 0.0
         self._say(f"ready on {_address(self._settings, listener)} after {total:.2f} s")
+
+    async def _outlive(self) -> None:
+        """Returns some time after the engine died. Until then clients and probes are told so; then whatever started
+        this process may start it again."""
+        await self._started.wait()
+        assert self._engine is not None, "it was started"
+        _log.error("%s; /health says so, and requests are refused", await self._engine.wait_dead())
+        self._engine_died = True
+        await asyncio.sleep(self._settings.dead_engine_s or math.inf)
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)
@@ -128,7 +143,7 @@ class _Front:
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn, told what signals mean: the first drains, the second hurries. The exit code stays 0."""
+    """uvicorn, told what signals mean: the first drains, the second hurries, and no signal makes the exit code."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

@@ -43,11 +43,14 @@ class ServerSettings:
     max_logprobs: int = setting(MAX_LOGPROBS, "most alternatives a token")
     request_timeout_s: float = setting(0.0, "seconds a request may take, also the most that it may ask for")
     body_timeout_s: float = setting(
-        60.0, "seconds a client may take to send a head or a body, or read nothing of a stream"
+        60.0, "seconds a client may take to send a head or a body, or read nothing of a reply"
     )
     keep_alive_s: float = setting(75.0, "seconds an idle connection is kept")
     sse_ping_s: float = setting(15.0, "seconds of silence after which a stream gets a comment")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to end after SIGTERM")
+    dead_engine_s: float = setting(
+        30.0, "seconds that a server whose engine died still answers (503) before it ends with exit code 1; 0: no end"
+    )
     metrics_style: str = setting("own", "own (with vLLM's names beside), vllm or sglang")
     strict: bool = setting(False, "name unknown request fields in the header x-ignored-fields")
     access_log: bool = setting(False, "log every request")
@@ -108,6 +111,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "keep_alive_s": (1, 10**6),
     "sse_ping_s": (0, 10**6),
     "shutdown_timeout_s": (0, 10**6),
+    "dead_engine_s": (0, 10**6),
 }
 
 
