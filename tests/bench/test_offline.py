@@ -271,7 +271,7 @@ def test_flags_are_the_fields_of_the_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("tokens", ()), ("batches", (0,)), ("context", 0), ("rounds", 0), ("flop_per_s", -1.0)]
+    ("name", "value"), [("tokens", (0,)), ("batches", (0,)), ("context", 0), ("rounds", -1), ("flop_per_s", -1.0)]
 )
 def test_bad_settings_name_their_flag(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}"):

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from saccade.bench.limits import Rates, vision_limit
-from saccade.bench.settings import VisionBenchSettings
+from saccade.bench.settings import OfflineBenchSettings, VisionBenchSettings
 from saccade.bench.vision import VisionBench, run_vision_bench
 from saccade.bench.vision_report import plot_vision_bench, print_vision_bench
 from saccade.errors import ConfigError
@@ -127,3 +127,14 @@ def test_wrong_settings_and_models_are_refused(tmp_path: Path) -> None:
     made = tiny.make("llama", tmp_path)
     with pytest.raises(ConfigError, match="has no vision tower"):
         run_vision_bench(str(made.folder), SETTINGS, lambda stage: None)
+
+
+def test_what_was_not_chosen_suits_the_device() -> None:
+    """A CPU's graphs hold every temporary of a pass: those of 8192 image rows took all memory."""
+    chosen = VisionBenchSettings(counts=(3,), rounds=2)
+    cpu, gpu = (chosen.on(is_cuda=is_cuda) for is_cuda in (False, True))
+    assert cpu.counts == gpu.counts == (3,) and cpu.rounds == gpu.rounds == 2
+    assert cpu.encoder_budget_tokens <= 512 < gpu.encoder_budget_tokens and cpu.mixed_batches < gpu.mixed_batches
+    offline = OfflineBenchSettings(batches=(5,))
+    assert offline.on(is_cuda=True).max_model_len == max(offline.on(is_cuda=True).tokens) == 8192
+    assert max(offline.on(is_cuda=False).tokens) < 1000 and offline.on(is_cuda=False).batches == (5,)

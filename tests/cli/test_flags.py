@@ -11,7 +11,7 @@ from saccade.cli.aliases import REFUSED, SAME, SWITCHES, add_aliases
 from saccade.cli.app import COMMANDS, new_parser
 from saccade.cli.groups import help_text
 from saccade.cli.parser import Parser, settings_from
-from saccade.cli.values import human_int
+from saccade.cli.values import human_int, read_value
 from saccade.config import environment, setting
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.errors import ConfigError
@@ -121,6 +121,11 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
     with pytest.raises(ConfigError, match=r"shape\.yaml") as refused:
         read("--config", write(tmp_path, text))
     assert message in str(refused.value)
+
+
+def test_a_bare_off_is_a_word_where_words_are_wanted() -> None:
+    assert [read_value(str, value) for value in (False, True, "off")] == ["off", "on", "off"]
+    assert read_value(bool, False) is False
 
 
 def test_a_file_that_is_not_there_is_no_matter_of_yaml(tmp_path: Path) -> None:

@@ -239,6 +239,38 @@ def test_an_error_in_the_stream_is_shown(browser: Browser, stub: Stub) -> None:
     assert browser.evaluate("document.querySelector('.turn.assistant .bad').textContent") == "the engine is gone"
 
 
+def test_a_new_conversation_begins_with_nothing(browser: Browser, stub: Stub) -> None:
+    stub.pieces, stub.pause_s = ["word "] * 400, 0.05
+    _unlock(browser, stub)
+    _ask(browser, "count")
+    browser.wait("document.querySelector('.turn.assistant p')?.textContent.includes('word word')")
+    browser.evaluate("document.getElementById('new').click()")
+    assert stub.is_abandoned.wait(10), "the server kept writing"
+    stub.pieces, stub.pause_s = ["yes"], 0.0
+    _ask(browser, "second")
+    _wait_done(browser, 1)
+    assert [message["role"] for message in stub.asked[1]["messages"]] == ["user"] and _answers(browser) == ["yes"]
+
+
+def test_what_was_refused_can_be_asked_again(browser: Browser, stub: Stub, picture: Path, tmp_path: Path) -> None:
+    stub.pieces, stub.error = [], "the image is broken"
+    letter = tmp_path / "letter.txt"
+    letter.write_text("no image")
+    _unlock(browser, stub)
+    browser.choose_files("#files", picture, letter)
+    browser.wait("document.querySelectorAll('#chosen img').length === 1")
+    assert "letter.txt: not an image" in browser.evaluate("document.getElementById('chosen').textContent")
+    _ask(browser, "what is it?")
+    _wait_done(browser, 1)
+    browser.wait("document.querySelectorAll('#chosen img').length === 1")
+    assert browser.evaluate("document.getElementById('question').value") == "what is it?"
+    stub.pieces, stub.error = ["a circle"], ""
+    browser.press_enter()
+    _wait_done(browser, 2)
+    [again] = stub.asked[1]["messages"]
+    assert [part["type"] for part in again["content"]] == ["image_url", "text"]
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The real server with the bundled model, its graphs on."""

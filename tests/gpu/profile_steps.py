@@ -64,7 +64,7 @@ def _table(events: Any, is_cuda: bool, title: str, num_shown: int) -> list[str]:
 def profile_steps(folder: str, *, way: str, tokens: int, batch: int, context: int, device: str = "cuda") -> None:
     settings = OfflineBenchSettings(
         load_format="dummy", device=device, tokens=(tokens,), batches=(batch,), context=context
-    )
+    ).on(is_cuda=device == "cuda")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = load_model(folder, device=device, dtype=dtype, load_format="dummy")
     runner = bench_runner(bench_state(model, settings), settings, WAYS[way])

@@ -13,7 +13,7 @@ import torch
 from saccade.config import KEEPS_ATTENTION, KERNEL_CACHES
 from saccade.errors import ConfigError
 from saccade.kernels import dispatch, images, reference
-from saccade.kernels.dispatch import Kernels, kernels_for
+from saccade.kernels.dispatch import Kernels, device_named, kernels_for
 
 FUNCTIONS = [f.name for f in fields(Kernels) if f.name not in ("name", "reasons", "compilers")]
 
@@ -126,3 +126,32 @@ def test_compiled_kernels_are_kept_where_only_their_user_can_write(
     assert os.environ[KERNEL_CACHES[1]] == "/chosen/by/the/user"
     assert os.environ[KEEPS_ATTENTION] == "1"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("word", "num_gpus", "meant"),
+    [("auto", 0, "cpu"), ("auto", 2, "cuda"), ("cpu", 2, "cpu"), ("cuda", 1, "cuda"), ("cuda:1", 2, "cuda:1")],
+)
+def test_a_device_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch, word: str, num_gpus: int, meant: str) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
+    assert device_named(word) == torch.device(meant)
+
+
+@pytest.mark.parametrize(
+    ("word", "num_gpus", "message"),
+    [
+        ("tpu", 1, "device is 'tpu'; allowed: auto, cpu, cuda"),
+        ("cpu:0", 1, "allowed: auto"),
+        ("cuda", 0, "finds no GPU here; `saccade doctor`"),
+        ("cuda:2", 2, "GPUs here are 0..1 (--device)"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, word: str, num_gpus: int, message: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
+    with pytest.raises(ConfigError) as refused:
+        device_named(word)
+    assert message in str(refused.value)

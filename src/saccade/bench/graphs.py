@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from saccade.config import GraphBenchSettings, GraphSettings, Mode
 from saccade.errors import ConfigError
 from saccade.graphs import Arena, Capacity, Frame, GraphRunner, Phase, Watched, boundaries, bridge, output, rows
-from saccade.kernels.dispatch import Kernels, kernels_for
+from saccade.kernels.dispatch import Kernels, device_named, kernels_for
 
 MIB = 2**20
 ROUNDS = 9
@@ -64,7 +64,7 @@ class GraphBench:
 
 
 def run_graph_bench(settings: GraphBenchSettings, progress: Callable[[str], None]) -> GraphBench:
-    device = torch.device(settings.device if settings.device != "auto" else _best_device())
+    device = device_named(settings.device)
     size = settings.size if settings.size != "auto" else ("8b" if device.type == "cuda" else "tiny")
     if size not in SIZES:
         raise ConfigError(f"size is {size!r}; known are {', '.join(SIZES)} (--size)")
@@ -195,10 +195,6 @@ def _output(outputs: Any) -> Tensor:
 
 def _nothing(outputs: Any) -> None:
     return None
-
-
-def _best_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _wait(device: torch.device) -> None:

@@ -25,6 +25,7 @@ from saccade.engine.runner import Runner, RunnerSettings
 from saccade.engine.state import DeviceState, StateSizes, new_state
 from saccade.errors import ConfigError
 from saccade.graphs import Batch, Capacity, Frame, GraphRunner, Role, copy_out, run_body
+from saccade.kernels.dispatch import device_named
 from saccade.kernels.sampling import sampling_for
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, load_model
@@ -105,7 +106,8 @@ class OfflineBench:
 
 def run_offline_bench(model_name: str, settings: OfflineBenchSettings, progress: Report) -> OfflineBench:
     bench = OfflineBench()
-    device = torch.device(settings.device if settings.device != "auto" else _best_device())
+    device = device_named(settings.device)
+    settings = settings.on(is_cuda=device.type == "cuda")
 
     @contextmanager
     def stage(name: str) -> Iterator[None]:
@@ -319,10 +321,6 @@ def _free(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _best_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _dtype(settings: OfflineBenchSettings, device: torch.device) -> torch.dtype | None:

@@ -1,9 +1,22 @@
 """What the benchmarks of an engine measure. No torch here: the command line reads it for its flags."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from saccade.config import setting
 from saccade.errors import ConfigError
+
+_GPU: dict[str, Any] = {"encoder_budget_tokens": 8192, "rounds": 9}
+_CPU: dict[str, Any] = {"encoder_budget_tokens": 256, "rounds": 3}  # graphs hold every temporary, of attention a square
+GPU_OFFLINE = {
+    **_GPU,
+    "max_model_len": 8192,
+    "tokens": (64, 128, 256, 406, 512, 1024, 2048, 4096, 8192),
+    "batches": (1, 2, 4, 8, 16, 32, 64, 128, 256),
+}
+CPU_OFFLINE = {**_CPU, "tokens": (64, 128, 256, 406), "batches": (1, 2, 4, 8)}
+GPU_VISION = {**_GPU, "counts": (1, 8, 32), "mixed_batches": 24}
+CPU_VISION = {**_CPU, "counts": (1, 4), "mixed_batches": 4}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,24 +26,24 @@ class OfflineBenchSettings:
     load_format: str = setting("auto", "safetensors, gguf, dummy (random weights), or auto")
     device: str = setting("auto", "cuda, cpu, or auto")
     dtype: str = setting("auto", "float32, float16, bfloat16, or auto: the checkpoint's (float32 on a CPU)")
-    tokens: tuple[int, ...] = setting(
-        (64, 128, 256, 406, 512, 1024, 2048, 4096, 8192), "prompt lengths for prefill, such as 64,406,4K"
-    )
-    batches: tuple[int, ...] = setting((1, 2, 4, 8, 16, 32, 64, 128, 256), "requests of a decode step")
+    tokens: tuple[int, ...] = setting((), "prompt lengths for prefill, such as 64,406,4K; none: what suits the device")
+    batches: tuple[int, ...] = setting((), "requests of a decode step; none: what suits the device")
     context: int = setting(1000, "keys that every request of a decode step reads")
-    max_model_len: int = setting(8192, "tokens of one request; raised to the longest prompt or context")
-    encoder_budget_tokens: int = setting(8192, "image rows of the largest vision graph")
+    max_model_len: int = setting(
+        0, "tokens of one request, at least the longest prompt or context; 0: 8192 on a GPU, no more elsewhere"
+    )
+    encoder_budget_tokens: int = setting(0, "image rows of the largest vision graph; 0: 8192 on a GPU, 256 elsewhere")
     block_size: int = setting(0, "tokens of a KV block; 0: 128 on a GPU, 16 elsewhere")
-    rounds: int = setting(9, "runs of which the median is taken")
-    flop_per_s: float = setting(783e12, "matrix products the device reaches, for the limits; 0 measures it")
-    bytes_per_s: float = setting(4.3e12, "memory rate the device reaches, for the limits; 0 measures it")
+    rounds: int = setting(0, "runs of which the median is taken; 0: 9 on a GPU, 3 elsewhere")
+    flop_per_s: float = setting(0.0, "matrix products the device reaches; 0: as known of an H200, else measured")
+    bytes_per_s: float = setting(0.0, "memory rate the device reaches; 0: as known of an H200, else measured")
     json: str = setting("", "file to write the figures to")
 
     def __post_init__(self) -> None:
         for name in ("tokens", "batches"):
-            if not getattr(self, name) or min(getattr(self, name)) < 1:
+            if min(getattr(self, name), default=1) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give numbers of at least 1 (--{name})")
-        for name, low in (("context", 1), ("max_model_len", 1), ("encoder_budget_tokens", 1), ("rounds", 1)):
+        for name, low in (("context", 1), ("max_model_len", 0), ("encoder_budget_tokens", 0), ("rounds", 0)):
             if getattr(self, name) < low:
                 flag = name.replace("_", "-")
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {low} (--{flag})")
@@ -38,6 +51,11 @@ class OfflineBenchSettings:
             if not getattr(self, name) >= 0:
                 flag = name.replace("_", "-")
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more (--{flag})")
+
+    def on(self, *, is_cuda: bool) -> "OfflineBenchSettings":
+        """With what suits the device for all that was not chosen."""
+        own = GPU_OFFLINE if is_cuda else CPU_OFFLINE
+        return replace(self, **{name: getattr(self, name) or value for name, value in own.items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,25 +68,30 @@ class VisionBenchSettings:
     sizes: tuple[str, ...] = setting(
         ("224x224", "560x560", "1280x720", "1024x1024"), "images, width x height, such as 560x560,1280x720"
     )
-    counts: tuple[int, ...] = setting((1, 8, 32), "images of one size that are encoded together")
+    counts: tuple[int, ...] = setting((), "images of one size that go together; none: 1,8,32 on a GPU, 1,4 elsewhere")
     mixed: bool = setting(True, "also batches of 1 to 16 images with sides of 224 to 1280 pixels")
-    mixed_batches: int = setting(24, "how many of these")
-    encoder_budget_tokens: int = setting(8192, "image rows of the largest vision graph")
-    rounds: int = setting(9, "runs of which the median is taken")
-    flop_per_s: float = setting(783e12, "matrix products the device reaches, for the limits; 0 measures it")
-    bytes_per_s: float = setting(4.3e12, "memory rate the device reaches, for the limits; 0 measures it")
+    mixed_batches: int = setting(0, "how many of these; 0: 24 on a GPU, 4 elsewhere")
+    encoder_budget_tokens: int = setting(0, "image rows of the largest vision graph; 0: 8192 on a GPU, 256 elsewhere")
+    rounds: int = setting(0, "runs of which the median is taken; 0: 9 on a GPU, 3 elsewhere")
+    flop_per_s: float = setting(0.0, "matrix products the device reaches; 0: as known of an H200, else measured")
+    bytes_per_s: float = setting(0.0, "memory rate the device reaches; 0: as known of an H200, else measured")
     compare_transformers: bool = setting(False, "run the tower of Hugging Face transformers, too")
     plot: str = setting("", "PNG file to draw the figures to")
     json: str = setting("", "file to write the figures to")
 
     def __post_init__(self) -> None:
         self.pixel_sizes()
-        if not self.counts or min(self.counts) < 1:
+        if min(self.counts, default=1) < 1:
             raise ConfigError(f"counts is {self.counts}; give numbers of at least 1 (--counts)")
         for name in ("mixed_batches", "encoder_budget_tokens", "rounds"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) < 0:
                 flag = name.replace("_", "-")
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1 (--{flag})")
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more (--{flag})")
+
+    def on(self, *, is_cuda: bool) -> "VisionBenchSettings":
+        """With what suits the device for all that was not chosen."""
+        own = GPU_VISION if is_cuda else CPU_VISION
+        return replace(self, **{name: getattr(self, name) or value for name, value in own.items()})
 
     def pixel_sizes(self) -> tuple[tuple[int, int], ...]:
         """Width and height of every size."""

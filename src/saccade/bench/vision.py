@@ -26,6 +26,7 @@ from saccade.errors import ConfigError
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import ImageSettings
+from saccade.kernels.dispatch import device_named
 from saccade.kernels.sampling import sampling_for
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, load_model
@@ -97,7 +98,8 @@ class VisionBench:
 
 
 def run_vision_bench(model_name: str, settings: VisionBenchSettings, report: Report) -> VisionBench:
-    device = torch.device(settings.device if settings.device != "auto" else _best_device())
+    device = device_named(settings.device)
+    settings = settings.on(is_cuda=device.type == "cuda")
     report("weights")
     model = load_model(model_name, device=device, dtype=_dtype(settings, device), load_format=settings.load_format)  # type: ignore[arg-type]
     if model.spec.vision is None:
@@ -285,10 +287,6 @@ def _transformers_lines(
                 limit_ms=limit.ms,
                 of_limit=limit.ms / ms,
             )
-
-
-def _best_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _dtype(settings: VisionBenchSettings, device: torch.device) -> torch.dtype | None:

@@ -46,7 +46,9 @@ def read_value(kind: Any, value: Any) -> Any:
         return tuple(read_value(get_args(kind)[0], item) for item in value)
     if kind is str and isinstance(value, dict | list):
         return json.dumps(value)
-    if isinstance(value, bool) and kind not in (bool, str):
+    if kind is str and isinstance(value, bool):  # a bare word in YAML
+        return "on" if value else "off"
+    if isinstance(value, bool) and kind is not bool:
         raise ArgumentTypeError(f"{value!r} is not a {kind.__name__}")
     if isinstance(value, str | int | float):
         return reader_of(kind)(str(value))

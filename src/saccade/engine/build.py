@@ -29,7 +29,7 @@ from saccade.engine.verify import check_engine
 from saccade.errors import ConfigError
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.processor import Processor
-from saccade.kernels.dispatch import open_device
+from saccade.kernels.dispatch import device_named, open_device
 from saccade.kernels.sampling import sampling_for
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, load_model
@@ -144,9 +144,7 @@ def affordable(settings: EngineSettings, model: Model, *, is_cuda: bool) -> Engi
 
 def device_for(settings: EngineSettings) -> torch.device:
     """What an engine with these settings runs on, on this machine."""
-    if settings.device != "auto":
-        return torch.device(settings.device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return device_named(settings.device)
 
 
 def _dtype(settings: EngineSettings, device: torch.device) -> torch.dtype | None:

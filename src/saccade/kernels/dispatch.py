@@ -1,6 +1,7 @@
 """Which implementation of each kernel a device gets, chosen once; layers are handed the result."""
 
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from types import ModuleType
@@ -56,6 +57,21 @@ class Kernels:
     def describe(self) -> list[tuple[str, str, str]]:
         """Rows (function, implementation, reason)."""
         return [(name, _origin(getattr(self, name)), self.reasons.get(name, "")) for name in _function_names()]
+
+
+def device_named(word: str) -> torch.device:
+    """What a --device setting means on this machine; auto is a GPU where there is one."""
+    if word == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", word):
+        raise ConfigError(f"device is {word!r}; allowed: auto, cpu, cuda, cuda:1 and so on (--device)")
+    device = torch.device(word)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        found = f"torch {torch.__version__} finds no GPU here"
+        raise ConfigError(f"device is {word}, and {found}; `saccade doctor` says why, or use cpu (--device)")
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise ConfigError(f"device is {word}; GPUs here are 0..{torch.cuda.device_count() - 1} (--device)")
+    return device
 
 
 def kernels_for(device: torch.device | str, dtype: torch.dtype) -> Kernels:
