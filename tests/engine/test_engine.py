@@ -469,14 +469,14 @@ class TestSurvival:
 
     def test_a_full_queue_says_when_to_come_back(self, loaded: Load) -> None:
         made, model = loaded("llama")
-        engine = build(model, made.folder, Options())
+        engine = build(model, made.folder, Options(max_num_seqs=2))
         engine.scheduler.settings = replace(engine.scheduler.settings, max_queued_requests=3)
-        for i in range(3):
+        for i in range(5):  # two of them are about to run
             engine.add(f"r{i}", text_prompt([5, 6]), GREEDY)
         with pytest.raises(CapacityError) as refused:
-            engine.add("r3", text_prompt([5, 6]), GREEDY)
+            engine.add("r5", text_prompt([5, 6]), GREEDY)
         assert refused.value.retry_after_s > 0
-        finish(engine, ["r0", "r1", "r2"])
+        finish(engine, [f"r{i}" for i in range(5)])
 
 
 def _raise(error: BaseException) -> Callable[..., Any]:

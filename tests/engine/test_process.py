@@ -415,9 +415,11 @@ def test_a_worker_that_cannot_go_on_says_why(made: tiny.Tiny, capfd: Any) -> Non
 
 def test_what_the_worker_finds_wrong_is_raised_by_start(made: tiny.Tiny) -> None:
     async def work() -> None:
-        wrong = replace(LIMITS, max_model_len=4000), replace(SETTINGS, kv_cache_tokens=64)
+        small = replace(SETTINGS, kv_cache_tokens=64)
         with pytest.raises(ConfigError, match=r"^the KV cache holds 64 tokens; a request may have 512 \(lower"):
-            await AsyncEngine.start(made.folder, wrong[1], wrong[0])
+            await AsyncEngine.start(made.folder, small, replace(LIMITS, max_model_len=0))
+        with pytest.raises(ConfigError, match=r"^max_model_len is 4000; this model's positions end at 512 \(--max"):
+            await AsyncEngine.start(made.folder, small, replace(LIMITS, max_model_len=4000))
         with pytest.raises(ConfigError, match="is not a folder"):
             await AsyncEngine.start(made.folder / "nothing")
 

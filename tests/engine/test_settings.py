@@ -24,7 +24,10 @@ def test_a_gpu_and_a_cpu_have_limits_of_their_own() -> None:
 def test_what_is_given_stays_and_no_request_is_longer_than_the_model_allows() -> None:
     given = SchedulerSettings(max_num_seqs=3, max_num_batched_tokens=77, max_model_len=5000, encoder_budget_tokens=9)
     assert given.resolved(is_cuda=False, max_position=10**6) == given
-    assert given.resolved(is_cuda=True, max_position=2048).max_model_len == 2048
+    with pytest.raises(
+        ConfigError, match=r"max_model_len is 5000; this model's positions end at 2048 \(--max-model-len"
+    ):
+        given.resolved(is_cuda=True, max_position=2048)
     assert SchedulerSettings().resolved(is_cuda=True, max_position=2048).max_model_len == 2048
 
 

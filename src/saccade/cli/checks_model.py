@@ -92,7 +92,7 @@ def check_sample(folder: Path, wanted: bool) -> Finding:
     from saccade import LLM, SamplingParams
 
     started = perf_counter()
-    limits = {"max_num_seqs": 1, "max_model_len": 2048, "max_num_batched_tokens": 2048, "kv_cache_tokens": 2048}
+    limits = {"max_num_seqs": 1, "max_num_batched_tokens": 2048, "kv_cache_tokens": 4096}
     with LLM(folder, device="cpu", enforce_eager=True, **limits) as llm:
         content: list[dict[str, Any]] = [{"type": "text", "text": "What shape is this?"}]
         if llm.processor.images is not None:

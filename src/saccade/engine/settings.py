@@ -51,6 +51,10 @@ class SchedulerSettings:
             chosen["max_num_seqs"] = min(seqs, chosen["max_num_batched_tokens"])
         if not self.max_num_batched_tokens:
             chosen["max_num_batched_tokens"] = max(seqs, chosen["max_num_batched_tokens"])
+        if self.max_model_len > max_position:
+            raise ConfigError(
+                f"max_model_len is {self.max_model_len}; this model's positions end at {max_position} (--max-model-len)"
+            )
         chosen["max_model_len"] = min(chosen["max_model_len"], max_position)
         return replace(self, **chosen)
 
