@@ -1,7 +1,7 @@
 # docker build -t saccade .
-# docker run --gpus all --ipc=host -p 8000:8000 -v ~/.cache/huggingface:/home/saccade/.cache/huggingface \
+# docker run --gpus all --ipc=host -p 8000:8000 -v saccade-models:/home/saccade/.cache/huggingface \
 #     -v saccade-kernels:/home/saccade/.cache/saccade saccade serve Qwen/Qwen3-VL-8B-Instruct --host 0.0.0.0 --api-key "$KEY"
-# The second volume keeps compiled kernels: without it every start compiles them anew.
+# The first volume keeps downloads, the second compiled kernels: without it every start compiles them anew.
 FROM nvidia/cuda:13.0.1-runtime-ubuntu24.04
 
 # gcc and Python's headers: Triton compiles its launchers when a kernel is used for the first time.

@@ -13,7 +13,7 @@ $(STAMP): pyproject.toml
 	@echo "Installing into .venv: a minute or two the first time ..."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable ".[dev]"
-	touch $(STAMP)
+	touch $(STAMP) $(RUNTIME)
 
 $(RUNTIME): pyproject.toml
 	@echo "Installing into .venv: about a minute the first time ..."

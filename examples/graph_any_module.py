@@ -1,4 +1,4 @@
-"""Any module with packed inputs, replayed from a graph: one graph, any graphs.boundaries. Runs on a CPU and on CUDA."""
+"""Any module with packed inputs, replayed from a graph: one graph, any boundaries. Runs on a CPU and on CUDA."""
 
 import torch
 import torch.nn.functional as F

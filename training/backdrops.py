@@ -60,11 +60,6 @@ class Palette:
         chosen = names.gather(-1, best).squeeze(-1)
         return chosen, shades.gather(2, best.unsqueeze(-1).expand(-1, -1, -1, 3)).squeeze(2)
 
-    def reshade(self, color: Tensor, behind_B3: Tensor) -> tuple[Tensor, Tensor]:
-        """Shades of given colours (B, N), and which of them stand out."""
-        shades = self.mix(color)
-        return shades, (shades - behind_B3[:, None]).norm(dim=-1) >= CONTRAST
-
 
 def backdrop(batch: int, height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(B, 3, H, W) backgrounds, and the colour that is behind most of each.

@@ -25,9 +25,6 @@ from training.vocabulary import make_tokenizer
 
 GLYPHS = LETTERS + LETTERS.lower() + "0123456789"
 SIDE, OVERSAMPLING = 64, 4
-HELD_OUT = ("Carlito-Regular", "ComicNeue-Bold")
-"""Fonts that are never drawn in training."""
-
 FONTS = (
     *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSansMono", "DejaVuSansCondensed"),
     *("DejaVuSans-Oblique", "LiberationSans-Regular", "LiberationSans-Bold", "LiberationSerif-Regular"),

@@ -62,7 +62,6 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.is_usable = True
-        self.num_exchanges = 0
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._done: asyncio.Future[None] | None = None
@@ -87,7 +86,6 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None and self._done is None, "one exchange at a time"
         self._reader, self._headers = reader, {}
         self._done = asyncio.get_running_loop().create_future()
-        self.num_exchanges += 1
         try:
             reader.sent(perf_counter())
             self._transport.write(request)

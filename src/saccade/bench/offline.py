@@ -213,10 +213,6 @@ class _Work:
     limit: Limit
     to_scores: Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]
 
-    @property
-    def has_graphs(self) -> bool:
-        return bool(self.runner.graphs)
-
     def run(self) -> None:
         self.runner.run(self.values, lambda outputs: None)
 

@@ -28,7 +28,7 @@ EXIT_WRONG = 1
 class VerifySettings:
     """How much `saccade verify` looks at."""
 
-    short: bool = setting(False, "a sample, as every start takes one")
+    short: bool = setting(False, "a sample, as every start on a GPU takes one")
     json: bool = setting(False, "print JSON")
 
 

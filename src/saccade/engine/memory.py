@@ -66,7 +66,6 @@ class Room:
     """What a GPU has left for keys and values."""
 
     total_bytes: int
-    usable_bytes: int
     num_blocks: int  # block 0, which takes padding's writes, included
     kv_tokens: int
     kv_bytes: int
@@ -114,7 +113,6 @@ def room_on(plan: MemoryPlan, total_bytes: int, utilization: float) -> Room:
     tokens = max(num_blocks - 1, 0) * plan.block_size
     return Room(
         total_bytes=total_bytes,
-        usable_bytes=usable,
         num_blocks=max(num_blocks, 0),
         kv_tokens=tokens,
         kv_bytes=max(num_blocks, 0) * plan.block_bytes,

@@ -42,7 +42,7 @@ class MediaSettings:
     image_fetch_timeout_s: float = setting(5.0, "seconds to fetch an image")
     video_fetch_timeout_s: float = setting(30.0, "seconds to fetch a video")
     max_redirects: int = setting(3, "redirects to follow; each is checked like the first address")
-    limit_mm_per_prompt: str = setting("", 'most images and videos of a request: {"image": 32, "video": 4}')
+    limit_mm_per_prompt: str = setting("", 'most images and videos of a request; none: {"image": 32, "video": 4}')
     max_video_frames: int = setting(768, "most frames of a video; longer video files are thinned")
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class MediaSettings:
         except ValueError:
             given = None
         if not isinstance(given, dict) or not all(_is_count(k, v) for k, v in given.items()):
-            message = f'limit_mm_per_prompt is {self.limit_mm_per_prompt!r}; give {{"image": 16, "video": 0}}'
+            message = f'limit_mm_per_prompt is {self.limit_mm_per_prompt!r}; give such as {{"image": 16, "video": 0}}'
             raise ConfigError(f"{message} (--limit-mm-per-prompt)")
         merged = DEFAULT_LIMITS | given
         return {"image": merged["image"], "video": merged["video"]}

@@ -41,7 +41,9 @@ class ServerSettings:
     max_prompts: int = setting(1024, "most prompts of one completion request, and with n most outputs")
     max_stop_strings: int = setting(4, "most stop strings of one request")
     max_logprobs: int = setting(MAX_LOGPROBS, "most alternatives a token")
-    request_timeout_s: float = setting(0.0, "seconds a request may take, also the most that it may ask for")
+    request_timeout_s: float = setting(
+        0.0, "seconds a request may take, also the most that it may ask for; 0: no limit"
+    )
     body_timeout_s: float = setting(
         60.0, "seconds a client may take to send a head or a body, or read nothing of a reply"
     )
