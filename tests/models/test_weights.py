@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from saccade.errors import ConfigError
-from saccade.models.progress import terminal_progress
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model
 from tests.models import tiny
@@ -298,8 +297,6 @@ def test_progress_counts_bytes_to_the_end(loaded: Load) -> None:
     load_model(made.folder, progress=lambda *call: calls.append(call))
     done = [call[0] for call in calls]
     assert done == sorted(done) and done[-1] == calls[-1][1] == (made.folder / WEIGHTS).stat().st_size
-    with terminal_progress() as progress:
-        load_model(made.folder, progress=progress)
 
 
 def test_dummy_weights_are_of_a_realistic_scale_and_repeatable(loaded: Load, tmp_path: Path) -> None:

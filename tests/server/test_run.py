@@ -1,11 +1,14 @@
-"""A server that cannot start says why and ends."""
+"""A start says how far it is; a server that cannot start says why and ends."""
 
 import socket
 import sys
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
+from saccade.engine.messages import Stage
+from saccade.server.lifecycle import Stages
 from saccade.server.run import serve
 from saccade.server.settings import ServerSettings
 
@@ -53,3 +56,21 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path:
     assert serve(str(tmp_path / "nothing"), ServerSettings(port=0)) == 2
     said = capsys.readouterr().err
     assert "nothing" in said and "Traceback" not in said and "ready on" not in said
+
+
+def test_a_stage_shows_how_far_it_is() -> None:
+    said: list[str] = []
+    shown: list[str] = []
+    stages = Stages(said.append, "first", monotonic(), shown.append)
+    for stage in (
+        Stage("loading weights"),
+        Stage("loading weights", 3 * 10**9, 16_400_000_000, "a.weight"),
+        Stage("capturing graphs", 57, 219),
+    ):
+        stages.note(stage)
+    stages.enter("")
+    assert shown == [
+        *("loading weights", "loading weights: 3.0 of 16.4 GB"),
+        *("capturing graphs", "capturing graphs: 57 of 219", ""),
+    ]
+    assert [line.split(":")[0] for line in said] == ["first", "loading weights", "capturing graphs"]

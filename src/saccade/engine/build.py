@@ -31,6 +31,7 @@ from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.processor import Processor
 from saccade.kernels.dispatch import device_named, open_device
 from saccade.kernels.sampling import sampling_for
+from saccade.models.progress import OnProgress, no_progress
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, load_model
 
@@ -46,13 +47,21 @@ def build_engine(
     processor: Processor,
     report: Report = lambda stage: None,
     progress: Progress | None = None,
+    loading: OnProgress = no_progress,
 ) -> Engine:
+    """`report` is told of each stage, `progress` of each graph and `loading` of each tensor."""
     device = device_for(settings)
     if device.type == "cuda":
         report("opening the device")
         open_device(device, _dtype(settings, device) or torch.bfloat16)
     report("loading weights")
-    model = load_model(folder, device=device, dtype=_dtype(settings, device), load_format=settings.load_format)  # type: ignore[arg-type]
+    model = load_model(
+        folder,
+        device=device,
+        dtype=_dtype(settings, device),
+        load_format=settings.load_format,  # type: ignore[arg-type]
+        progress=loading,
+    )
     eos = GenerationDefaults.from_folder(Path(folder)).eos_token_ids
     grammars = GrammarCompiler(processor.tokenizer, model.spec.decoder.vocab_size, eos)  # its thread has work now
     settings = affordable(settings, model, is_cuda=device.type == "cuda")

@@ -257,6 +257,7 @@ def _build(start: Start, tell: Tell) -> Engine:
         processor=Processor.from_folder(folder),
         report=lambda name: tell(Stage(name)),
         progress=lambda done, total, key: tell(Stage("capturing graphs", done, total, str(key))),
+        loading=lambda done, total, name: tell(Stage("loading weights", done, total, name)),
     )
 
 

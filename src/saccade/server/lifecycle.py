@@ -18,6 +18,7 @@ from saccade.server.service import Service
 from saccade.server.tools import tool_style
 
 POLL_S = 0.02
+COUNTED_BYTES = 10**6  # a stage that counts to more counts bytes
 END_S = 10.0  # for replies whose requests were aborted to be written
 
 Say = Callable[[str], None]
@@ -35,11 +36,11 @@ class Plan:
 
 
 class Stages:
-    """Tells each stage of the start with the seconds it took."""
+    """Tells each stage of the start with the seconds it took, and meanwhile shows how far it is."""
 
-    def __init__(self, say: Say, first: str, since: float) -> None:
-        """The first stage began at a time of the monotonic clock."""
-        self._say = say
+    def __init__(self, say: Say, first: str, since: float, show: Say = lambda text: None) -> None:
+        """The first stage began at a time of the monotonic clock. What is shown takes the place of what was."""
+        self._say, self._show = say, show
         self._name, self._since = first, since
         self.seconds: dict[str, float] = {}
 
@@ -51,6 +52,15 @@ class Stages:
             self.seconds[self._name] = self.seconds.get(self._name, 0.0) + now - self._since
             self._say(f"{self._name}: {now - self._since:.2f} s")
         self._name, self._since = name, now
+        self._show(name)
+
+    def note(self, stage: Stage) -> None:
+        """Of the engine: which stage it is in, and how far."""
+        self.enter(stage.name)
+        if stage.total > COUNTED_BYTES:
+            self._show(f"{stage.name}: {stage.done / 1e9:.1f} of {stage.total / 1e9:.1f} GB")
+        elif stage.total:
+            self._show(f"{stage.name}: {stage.done} of {stage.total}")
 
 
 async def start(service: Service, plan: Plan, stages: Stages) -> AsyncEngine:
@@ -62,12 +72,8 @@ async def start(service: Service, plan: Plan, stages: Stages) -> AsyncEngine:
     defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
     await asyncio.to_thread(processor.rehearse)
     stages.enter("starting the engine")
-
-    def hear(stage: Stage) -> None:
-        stages.enter(stage.name)
-
     engine = await AsyncEngine.start(
-        folder, plan.engine, plan.limits, processor=processor, report=hear, spare=plan.spare
+        folder, plan.engine, plan.limits, processor=processor, report=stages.note, spare=plan.spare
     )
     stages.enter("")
     style = tool_style(await asyncio.to_thread(read_template, folder))

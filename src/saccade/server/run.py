@@ -113,9 +113,10 @@ class _Front:
             await serving
 
     async def _start(self, listener: socket.socket) -> None:
-        stages = Stages(self._say, "opening the front end", self._service.begun)
         try:
-            self._engine = await start(self._service, self._plan, stages)
+            with self._console.status("starting") as line:  # nothing where the console is no terminal
+                stages = Stages(self._say, "opening the front end", self._service.begun, line.update)
+                self._engine = await start(self._service, self._plan, stages)
         except BaseException:
             self._service.fail()
             raise
