@@ -160,6 +160,13 @@ def _unlock(browser: Browser, stub: Stub) -> None:
     browser.wait("document.getElementById('model').options.length === 1")
 
 
+def _begin_long_answer(browser: Browser, stub: Stub) -> None:
+    stub.pieces, stub.pause_s = ["word "] * 400, 0.05
+    _unlock(browser, stub)
+    _ask(browser, "count")
+    browser.wait("document.querySelector('.turn.assistant p')?.textContent.includes('word word')")
+
+
 def test_the_page_is_one_small_file_that_loads_nothing_from_elsewhere() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert len(text.encode()) < 40_000
@@ -220,10 +227,7 @@ def test_graphs_of_the_last_answer_are_the_difference(browser: Browser, stub: St
 
 
 def test_stop_ends_the_request(browser: Browser, stub: Stub) -> None:
-    stub.pieces, stub.pause_s = ["word "] * 400, 0.05
-    _unlock(browser, stub)
-    _ask(browser, "count")
-    browser.wait("document.querySelector('.turn.assistant p')?.textContent.includes('word word')")
+    _begin_long_answer(browser, stub)
     browser.evaluate("document.getElementById('stop').click()")
     _wait_done(browser, 1, timeout_s=10)
     assert stub.is_abandoned.wait(10), "the server kept writing"
@@ -240,10 +244,7 @@ def test_an_error_in_the_stream_is_shown(browser: Browser, stub: Stub) -> None:
 
 
 def test_a_new_conversation_begins_with_nothing(browser: Browser, stub: Stub) -> None:
-    stub.pieces, stub.pause_s = ["word "] * 400, 0.05
-    _unlock(browser, stub)
-    _ask(browser, "count")
-    browser.wait("document.querySelector('.turn.assistant p')?.textContent.includes('word word')")
+    _begin_long_answer(browser, stub)
     browser.evaluate("document.getElementById('new').click()")
     assert stub.is_abandoned.wait(10), "the server kept writing"
     stub.pieces, stub.pause_s = ["yes"], 0.0

@@ -13,6 +13,7 @@ from torch import Tensor
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.engine.build import build_engine
 from saccade.engine.engine import Engine
+from saccade.engine.messages import Stage
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.engine.verify import check_engine, sample, verify_engine
 from saccade.errors import ConfigError, GraphError
@@ -129,9 +130,12 @@ def test_a_built_engine_is_verified_before_it_serves(made: tiny.Tiny, monkeypatc
     settings = EngineSettings(device="cpu", verify="short", encoder_cache_tokens=64, kv_cache_tokens=256)
     stages: list[str] = []
 
+    def note(stage: Stage) -> None:
+        stages.append(stage.name)
+
     def start(how: EngineSettings) -> Engine:
         folder = Path(made.folder)
-        return build_engine(folder, how, limits, processor=Processor.from_folder(folder), report=stages.append)
+        return build_engine(folder, how, limits, processor=Processor.from_folder(folder), report=note)
 
     start(settings)
     assert "verifying graphs" in stages and stages[-1] == "ready"

@@ -1,5 +1,6 @@
 """What the benchmarks of an engine measure. No torch here: the command line reads it for its flags."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ GPU_OFFLINE = {
 CPU_OFFLINE = {**_CPU, "tokens": (64, 128, 256, 406), "batches": (1, 2, 4, 8)}
 GPU_VISION = {**_GPU, "counts": (1, 8, 32), "mixed_batches": 24}
 CPU_VISION = {**_CPU, "counts": (1, 4), "mixed_batches": 4}
+_RATES = ("flop_per_s", "bytes_per_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,19 +45,13 @@ class OfflineBenchSettings:
         for name in ("tokens", "batches"):
             if min(getattr(self, name), default=1) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give numbers of at least 1 (--{name})")
-        for name, low in (("context", 1), ("max_model_len", 0), ("encoder_budget_tokens", 0), ("rounds", 0)):
-            if getattr(self, name) < low:
-                flag = name.replace("_", "-")
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {low} (--{flag})")
-        for name in ("block_size", "flop_per_s", "bytes_per_s"):
-            if not getattr(self, name) >= 0:
-                flag = name.replace("_", "-")
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more (--{flag})")
+        if self.context < 1:
+            raise ConfigError(f"context is {self.context}; it must be at least 1 (--context)")
+        _check_not_negative(self, "max_model_len", "encoder_budget_tokens", "rounds", "block_size", *_RATES)
 
     def on(self, *, is_cuda: bool) -> "OfflineBenchSettings":
         """With what suits the device for all that was not chosen."""
-        own = GPU_OFFLINE if is_cuda else CPU_OFFLINE
-        return replace(self, **{name: getattr(self, name) or value for name, value in own.items()})
+        return replace(self, **_unless_chosen(self, GPU_OFFLINE if is_cuda else CPU_OFFLINE))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,15 +79,11 @@ class VisionBenchSettings:
         self.pixel_sizes()
         if min(self.counts, default=1) < 1:
             raise ConfigError(f"counts is {self.counts}; give numbers of at least 1 (--counts)")
-        for name in ("mixed_batches", "encoder_budget_tokens", "rounds"):
-            if getattr(self, name) < 0:
-                flag = name.replace("_", "-")
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more (--{flag})")
+        _check_not_negative(self, "mixed_batches", "encoder_budget_tokens", "rounds", *_RATES)
 
     def on(self, *, is_cuda: bool) -> "VisionBenchSettings":
         """With what suits the device for all that was not chosen."""
-        own = GPU_VISION if is_cuda else CPU_VISION
-        return replace(self, **{name: getattr(self, name) or value for name, value in own.items()})
+        return replace(self, **_unless_chosen(self, GPU_VISION if is_cuda else CPU_VISION))
 
     def pixel_sizes(self) -> tuple[tuple[int, int], ...]:
         """Width and height of every size."""
@@ -102,3 +94,14 @@ class VisionBenchSettings:
                 raise ConfigError(f"sizes has {text!r}; write WIDTHxHEIGHT in pixels, such as 560x560 (--sizes)")
             found.append((int(width), int(height)))
         return tuple(found)
+
+
+def _unless_chosen(settings: Any, own: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: getattr(settings, name) or value for name, value in own.items()}
+
+
+def _check_not_negative(settings: Any, *names: str) -> None:
+    for name in names:
+        if not getattr(settings, name) >= 0:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"{name} is {getattr(settings, name)}; it must be 0 or more (--{flag})")

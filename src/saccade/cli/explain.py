@@ -88,13 +88,13 @@ def run(flags: Namespace) -> int:
     own = {} if flags.words else BUNDLED_LIMITS
     engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
     from saccade.engine.blueprint import draw  # imports torch
-    from saccade.engine.build import device_for
     from saccade.engine.rehearsal import made_up_prompt, rehearse
     from saccade.inputs.settings import PlaceholderSettings
+    from saccade.kernels.dispatch import device_named
 
     model = chosen_model(flags.words)
     folder = settings_folder(model)
-    is_cuda = engine.device != "cpu" if flags.words else device_for(engine).type == "cuda"
+    is_cuda = engine.device != "cpu" if flags.words else device_named(engine.device).type == "cuda"
     blueprint = draw(folder, engine, limits, is_cuda=is_cuda)
     plans = _plans(asked, blueprint.runner.settings.images, blueprint.runner.settings.videos)
     placeholders = PlaceholderSettings.from_folder(folder)

@@ -13,7 +13,8 @@ from saccade.cache.encoder import EncoderIndex
 from saccade.cache.prefix import PrefixCache
 from saccade.engine.engine import Engine
 from saccade.engine.matcher import GrammarCompiler
-from saccade.engine.runner import Progress, Runner, RunnerSettings
+from saccade.engine.messages import Stage
+from saccade.engine.runner import Runner, RunnerSettings
 from saccade.engine.scheduler import Scheduler
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.engine.sizes import (
@@ -31,12 +32,11 @@ from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.processor import Processor
 from saccade.kernels.dispatch import device_named, open_device
 from saccade.kernels.sampling import sampling_for
-from saccade.models.progress import OnProgress, no_progress
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, load_model
 
 MOST_RECORDED_BYTES = 256 * 10**6
-Report = Callable[[str], None]
+Report = Callable[[Stage], None]
 
 
 def build_engine(
@@ -46,21 +46,19 @@ def build_engine(
     *,
     processor: Processor,
     report: Report = lambda stage: None,
-    progress: Progress | None = None,
-    loading: OnProgress = no_progress,
 ) -> Engine:
-    """`report` is told of each stage, `progress` of each graph and `loading` of each tensor."""
-    device = device_for(settings)
+    """`report` is told of each stage, and in it of each tensor or graph."""
+    device = device_named(settings.device)
     if device.type == "cuda":
-        report("opening the device")
+        report(Stage("opening the device"))
         open_device(device, _dtype(settings, device) or torch.bfloat16)
-    report("loading weights")
+    report(Stage("loading weights"))
     model = load_model(
         folder,
         device=device,
         dtype=_dtype(settings, device),
         load_format=settings.load_format,  # type: ignore[arg-type]
-        progress=loading,
+        progress=lambda done, total, name: report(Stage("loading weights", done, total, name)),
     )
     eos = GenerationDefaults.from_folder(Path(folder)).eos_token_ids
     grammars = GrammarCompiler(processor.tokenizer, model.spec.decoder.vocab_size, eos)  # its thread has work now
@@ -70,25 +68,25 @@ def build_engine(
         settings, limits, processor.images, processor.videos, model.spec.vision, is_cuda=device.type == "cuda"
     )
     sizes = state_sizes_for(settings, limits, is_cuda=device.type == "cuda")
-    report("compiling kernels")
+    report(Stage("compiling kernels"))
     model.place.kernels.compile(device, model.place.dtype)
-    report("measuring memory")
+    report(Stage("measuring memory"))
     sizes = replace(sizes, num_blocks=_num_blocks(model, settings, limits, sizes, runner_settings))
-    report("capturing graphs")
+    report(Stage("capturing graphs"))
     runner = Runner(new_state(model, sampling_for(device), sizes), runner_settings)
-    runner.capture(progress)
+    runner.capture(lambda done, total, key: report(Stage("capturing graphs", done, total, str(key))))
     pool = BlockPool(sizes.num_blocks, sizes.block_size)
     prefix = PrefixCache(pool, model=_fingerprint(folder, model)) if settings.enable_prefix_caching else None
     encoder = EncoderIndex(settings.encoder_cache_tokens, PAGE_ROWS)
     scheduler = Scheduler(limits, pool=pool, encoder=encoder, prefix=prefix)
     engine = Engine(runner, scheduler, eos_token_ids=eos, seed=settings.seed, grammars=grammars)
     _verify(engine, settings, report)
-    report("warming up")
+    report(Stage("warming up"))
     runner.reserve()
     if device.type == "cuda":  # elsewhere a replay is a twin for tests, and speed is none of its virtues
         runner.calibrate()
     engine.warm_up()
-    report("ready")
+    report(Stage("ready"))
     return engine
 
 
@@ -98,7 +96,7 @@ def _verify(engine: Engine, settings: EngineSettings, report: Report) -> None:
     how = settings.verify if settings.verify != "auto" else ("short" if is_cuda else "off")
     if how == "off":
         return
-    report("verifying graphs")
+    report(Stage("verifying graphs"))
     check_engine(engine, is_short=how == "short")
     if is_cuda:
         torch.cuda.empty_cache()  # of eager runs that will not come again
@@ -149,11 +147,6 @@ def affordable(settings: EngineSettings, model: Model, *, is_cuda: bool) -> Engi
     """Graphs recorded on a CPU hold every temporary and save no time: only small models get them unasked."""
     is_large = not is_cuda and model.parameter_bytes() > MOST_RECORDED_BYTES
     return replace(settings, enforce_eager=True) if is_large and not settings.graphs else settings
-
-
-def device_for(settings: EngineSettings) -> torch.device:
-    """What an engine with these settings runs on, on this machine."""
-    return device_named(settings.device)
 
 
 def _dtype(settings: EngineSettings, device: torch.device) -> torch.dtype | None:

@@ -39,7 +39,6 @@ from saccade.engine.messages import (
     Ready,
     Refused,
     Reply,
-    Stage,
     Start,
     StatsReply,
     Stop,
@@ -255,9 +254,7 @@ def _build(start: Start, tell: Tell) -> Engine:
         start.settings,
         start.limits,
         processor=Processor.from_folder(folder),
-        report=lambda name: tell(Stage(name)),
-        progress=lambda done, total, key: tell(Stage("capturing graphs", done, total, str(key))),
-        loading=lambda done, total, name: tell(Stage("loading weights", done, total, name)),
+        report=tell,
     )
 
 

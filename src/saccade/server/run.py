@@ -28,8 +28,9 @@ from saccade.server.settings import ServerSettings
 EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
 GRACE_S = 5  # for connections to close when all replies are written
 BACKLOG = 2048
-_log = logging.getLogger(__name__)
 SWITCH_S = 0.0005  # threads that decode images hand the interpreter back to the event loop this soon
+
+_log = logging.getLogger(__name__)
 
 
 def serve(
