@@ -179,4 +179,15 @@ def test_verify_prints_every_graph(made: tiny.Tiny, capsys: pytest.CaptureFixtur
     assert main(["verify", str(made.folder), "--device", "cpu", "--short", "--json", *limits, *media]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["right"]
-    assert {row["key"].split("/")[0] for row in report["rows"]} == {"vision", "prefill", "decode", "head", "sample"}
+    phases = {"vision", "prefill", "decode", "head", "sample"}
+    assert {row["key"].split("/")[0] for row in report["rows"]} == phases
+    assert report["audit"]["right"] and {row["key"].split("/")[0] for row in report["audit"]["rows"]} == phases
+
+
+def test_audit_says_what_it_looked_at(made: tiny.Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    limits = ["--max-num-batched-tokens", "24", "--max-num-seqs", "2", "--max-model-len", "64"]
+    media = ["--encoder-budget-tokens", "40", "--encoder-cache-tokens", "256"]
+    assert main(["audit", str(made.folder), "--device", "cpu", "--short", *limits, *media]) == 0
+    assert "nothing that varies is frozen" in capsys.readouterr().out
+    assert main(["audit", str(made.folder), "--device", "cpu", "--enforce-eager", *limits, *media]) == 1
+    assert "there are no graphs to audit" in capsys.readouterr().out

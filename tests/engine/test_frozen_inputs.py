@@ -1,4 +1,4 @@
-"""Whichever input of whichever pass a capture freezes: verification finds it."""
+"""Whichever input of whichever pass a capture freezes: verification finds it, and so does the audit."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.config import GraphSettings, Tier
 from saccade.engine.engine import Engine
-from saccade.engine.verify import verify_engine
+from saccade.engine.verify import audit_engine, verify_engine
 from saccade.graphs import Frame, GraphRunner
 from saccade.graphs.buffers import Role
 from tests.engine.conftest import Loaded
@@ -19,7 +19,7 @@ from tests.engine.rig import Options, build
 
 Load = Callable[[str], Loaded]
 SIZES = Options(mode=None, max_tokens=24, max_num_seqs=24, max_units=40, num_blocks=80, max_model_len=64)
-# One row each, whatever the batch is.
+# One row each, whatever the batch is: no replay shows that it is frozen, but the audit does.
 CONSTANT = {("decode", "query_start")}
 NO_ROTARY = {("vision", "positions")}
 
@@ -77,15 +77,20 @@ def install(engine: Engine, runner: GraphRunner) -> None:
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "gemma3_vl"])
 def test_whichever_input_is_frozen_is_found(loaded: Load, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = new_engine(loaded(family))
-    unnoticed = set()
+    unnoticed, unread = set(), set()
     for runner in engine.runner.phases:
         install(engine, captured(runner, Frame, monkeypatch))
-        right = verify_engine(engine)
+        right, audited = verify_engine(engine), audit_engine(engine)
         assert right.is_right, f"\n{right}"
+        assert audited.is_right, f"\n{audited}"
         for buffer in runner.phase.arena.buffers.values():
             if buffer.role in (Role.INPUT, Role.METADATA):
                 install(engine, captured(runner, freezing(buffer.name), monkeypatch))
                 if verify_engine(engine).is_right:
                     unnoticed.add((runner.phase.name, buffer.name))
+                if audit_engine(engine).is_right:
+                    unread.add((runner.phase.name, buffer.name))
         install(engine, runner)
-    assert unnoticed == CONSTANT | (NO_ROTARY if family == "gemma3_vl" else set())
+    no_rotary = NO_ROTARY if family == "gemma3_vl" else set()
+    assert unnoticed == CONSTANT | no_rotary
+    assert unread == no_rotary, "the audit finds every frozen input but those that no node reads"

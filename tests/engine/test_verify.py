@@ -15,11 +15,13 @@ from saccade.engine.build import build_engine
 from saccade.engine.engine import Engine
 from saccade.engine.messages import Stage
 from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.engine.verify import check_engine, sample, verify_engine
+from saccade.engine.verify import audit_engine, check_engine, sample, verify_engine
 from saccade.errors import ConfigError, GraphError
 from saccade.graphs import GraphRunner
+from saccade.graphs.compare import Difference
 from saccade.inputs.processor import Processor
 from saccade.models.vlm import Model
+from saccade.models.weights import load_model
 from tests.engine.conftest import Loaded
 from tests.engine.rig import Options, build
 from tests.models import tiny
@@ -70,6 +72,36 @@ def test_every_bucket_and_phase_is_verified_and_leaves_no_trace(loaded: Load, fa
     assert all(graph.num_replays == 0 for phase in engine.runner.phases for graph in phase.graphs)
 
 
+def test_every_bucket_and_phase_is_audited_and_leaves_no_trace(loaded: Load) -> None:
+    engine = engine_of(loaded("qwen2_5_vl"))
+    seen: list[tuple[str, int, int]] = []
+    report = audit_engine(engine, progress=lambda *news: seen.append(news))
+    assert report.is_right, f"\n{report}"
+    assert seen[-1][1] == seen[-1][2] == sum(len(phase.graphs) for phase in engine.runner.phases)
+    assert {str(graph.key) for phase in engine.runner.phases for graph in phase.graphs} <= {r.key for r in report.rows}
+    assert all(graph.num_replays == 0 for phase in engine.runner.phases for graph in phase.graphs)
+
+
+def test_a_large_channel_in_a_bfloat16_vision_pass_hides_no_frozen_boundary(
+    made: tiny.Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(made.folder, dtype=torch.bfloat16)
+    assert model.tower is not None
+    shift = torch.zeros(model.spec.decoder.width, dtype=torch.bfloat16)
+    shift[5] = 100
+    scatter = model.place.kernels.scatter_rows
+
+    def loud(rows: Tensor, targets: Tensor, cache: Tensor) -> None:
+        scatter(rows.add_(shift), targets, cache)
+
+    monkeypatch.setattr(model, "place", replace(model.place, kernels=replace(model.place.kernels, scatter_rows=loud)))
+    right = verify_engine(engine_of((made, model)))
+    assert right.is_right, f"\n{right}"
+    freeze_boundaries(model, monkeypatch)
+    with pytest.raises(GraphError, match=r"graph \[vision/full .*Not serving"):
+        check_engine(engine_of((made, model)), is_short=False)
+
+
 def test_the_short_form_takes_a_sample_of_every_phase(loaded: Load) -> None:
     engine = engine_of(loaded("qwen3_vl"))
     report = check_engine(engine)
@@ -107,7 +139,7 @@ def test_frozen_boundaries_are_refused_with_their_phase_bucket_and_sequence(
 ) -> None:
     freeze_boundaries(loaded("qwen3_vl")[1], monkeypatch)
     engine = engine_of(loaded("qwen3_vl"))
-    with pytest.raises(GraphError, match=r"graph \[vision/full .*units=\d+\] differs .* in sequence '.*Not serving"):
+    with pytest.raises(GraphError, match=r"graph \[vision/full .*units=\d+\] is not .* in sequence '.*Not serving"):
         check_engine(engine)
     wrong = [row for row in verify_engine(engine, is_short=True).rows if not row.is_right]
     assert {row.key.partition("/")[0] for row in wrong} == {"vision"}
@@ -142,8 +174,13 @@ def test_a_built_engine_is_verified_before_it_serves(made: tiny.Tiny, monkeypatc
     stages.clear()
     start(replace(settings, verify="off"))
     assert "verifying graphs" not in stages
-    monkeypatch.setattr(sys.modules["saccade.graphs.verify"], "_difference", lambda actual, expected: 1.0)
-    with pytest.raises(GraphError, match="Not serving"):
+    wrong = [Difference("rows", 1, 8, 3, 1.0)]
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules["saccade.graphs.verify"], "bit_differences", lambda actual, expected: wrong)
+        with pytest.raises(GraphError, match=r"1 of 8 values of 'rows' differ, the first in row 3.* Not serving"):
+            start(settings)
+    monkeypatch.setattr(sys.modules["saccade.graphs.audit"], "_undeclared", lambda nodes, memory: ["it froze 7"])
+    with pytest.raises(GraphError, match=r"the audit of graph \[vision/.* found \d+ faults: it froze 7. Not serving"):
         start(settings)
     with pytest.raises(ConfigError, match="allowed: auto, short, full, off"):
         EngineSettings(verify="maybe")

@@ -1,16 +1,30 @@
-"""Every way we know of getting a graph wrong, to be run on each device: `verify` must find them all."""
+"""Every way we know of getting a graph wrong, to be run on each device: `verify` and `audit` must find them all."""
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import CaptureError
-from saccade.graphs import Arena, Batch, Capacity, Frame, GraphRunner, verify
+from saccade.graphs import (
+    Arena,
+    Batch,
+    Capacity,
+    Frame,
+    GraphRunner,
+    Phase,
+    audit,
+    metadata,
+    output,
+    rows,
+    verify,
+)
 from saccade.graphs.capture import CapturedGraph
 from tests.graphs import toy
 
@@ -34,6 +48,19 @@ class Mutations:
         assert not report.is_right, str(report)
         return {row.sequence for row in report.rows if not row.is_right}
 
+    @staticmethod
+    def assert_audit_finds(runner: GraphRunner, what: str, **how: Any) -> None:
+        report = audit(runner, **how)
+        assert any(what in finding for row in report.rows for finding in row.findings), f"{what}\n{report}"
+        assert not report.is_right
+
+    @pytest.mark.parametrize("mode", Mode)
+    def test_right_graphs_pass_the_audit(self, mode: Mode) -> None:
+        report = audit(self.runner(GraphSettings(mode=mode, tiers=BOTH)), seed=7)
+        assert report.is_right, str(report)
+        assert len(report.rows) == 4, "two buckets, a replay, and the exact tier"
+        assert report.num_nodes > 50
+
     @pytest.mark.parametrize("mode", Mode)
     def test_right_graphs_pass(self, mode: Mode) -> None:
         report = verify(self.runner(GraphSettings(mode=mode, tiers=BOTH)), seed=7)
@@ -46,11 +73,13 @@ class Mutations:
         assert verify(self.exact_only()).is_right
         monkeypatch.setattr(sys.modules["saccade.graphs.runner"], "structure_digest", lambda structure: "same for all")
         assert self.wrong_sequences(self.exact_only()) == {"equal totals"}
+        self.assert_audit_finds(self.exact_only(), "one key for two structures")
 
     def test_boundaries_frozen_from_the_hosts_copy_are_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         host = toy.HostCopy(monkeypatch)
         runner = self.runner(encoder=toy.Encoder(host.attend))
         assert {"equal totals", "shuffled"} <= self.wrong_sequences(runner)
+        self.assert_audit_finds(self.runner(encoder=toy.Encoder(host.attend), buckets=((18, 3),)), "frozen: ")
 
     def test_the_frozen_boundary_of_sglang_16902(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Shown directly: equal rows, [4, 6, 8] and [5, 5, 8], one graph with frozen boundaries, one (wrong) answer."""
@@ -74,11 +103,13 @@ class Mutations:
             assert verify(self.runner()).is_right, "a refused capture leaves the device usable"
         else:
             assert "equal totals" in self.wrong_sequences(self.runner(encoder=toy.Encoder(toy.read_back)))
+            self.assert_audit_finds(self.runner(encoder=toy.Encoder(toy.read_back)), "frozen: ")
 
     def test_boundaries_read_between_the_pieces_are_never_stale(self) -> None:
         """A call between pieces runs anew at each replay, so what it reads on the host is live."""
         runner = self.runner(GraphSettings(mode=Mode.PIECEWISE), encoder=toy.Encoder(toy.read_back))
         assert verify(runner).is_right
+        assert audit(runner).is_right
 
     def test_padding_that_is_not_fenced_off_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         fill = Arena.fill
@@ -90,6 +121,7 @@ class Mutations:
 
         monkeypatch.setattr(Arena, "fill", swallow_padding)
         assert {"equal totals", "poisoned"} <= self.wrong_sequences(self.runner())
+        self.assert_audit_finds(self.runner(), "padding: 'cu' does not hold the batch, padded by DummySegment")
 
     def test_what_one_batch_leaves_for_the_next_is_found(self) -> None:
         class Leaky(toy.Encoder):
@@ -102,10 +134,12 @@ class Mutations:
                 return {"y": frame["x"] - self.running}
 
         assert {"equal totals", "poisoned"} <= self.wrong_sequences(self.runner(encoder=Leaky()))
+        self.assert_audit_finds(self.runner(encoder=Leaky()), "undeclared write: a replay changes 'running'")
 
     def test_a_cached_view_of_an_output_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Arena, "owns", lambda self, tensor: False)  # the guard that would refuse it
+        monkeypatch.setattr(Arena, "num_views", lambda self, names: 0)  # the guard that would refuse it
         assert "equal totals" in self.wrong_sequences(self.runner(), consume=dict)
+        self.assert_audit_finds(self.runner(), "kept: the consumer keeps a view", consume=dict)
 
     def test_with_the_guard_a_cached_view_is_refused(self) -> None:
         report = verify(self.runner(), consume=dict)
@@ -122,6 +156,7 @@ class Mutations:
         self.regrow(runner)
         monkeypatch.setattr(CapturedGraph, "_refuse_moved", lambda self: None)
         assert self.wrong_sequences(runner) == SEQUENCES
+        self.assert_audit_finds(runner, "moved since the capture: 'x' was at 0x")
 
     def test_with_the_guard_a_regrown_buffer_is_refused(self) -> None:
         runner = self.runner()
@@ -137,3 +172,90 @@ class Mutations:
                 return {"y": frame["x"] if is_capturing else frame["x"] + 1}
 
         assert self.wrong_sequences(self.runner(encoder=Lost())) == SEQUENCES
+        self.assert_audit_finds(self.runner(encoder=Lost()), "another body: ")
+
+    def test_a_host_value_that_no_replay_shows_is_found_by_the_audit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A bound from the host's copy that no example comes near: every replay is right, and the next batch may not
+        be."""
+        host = toy.HostCopy(monkeypatch)
+
+        class Bounded(toy.Encoder):
+            def forward(self, frame: Frame) -> dict[str, Tensor]:
+                bound = 1000.0 * max(host.lengths, default=0)
+                return {"y": super().forward(frame)["y"].clamp(max=bound)}
+
+        runner = self.runner(encoder=Bounded())
+        assert verify(runner).is_right
+        self.assert_audit_finds(runner, "clamp" if self.device == "cpu" else "frozen: node")
+
+    def test_a_branch_that_only_rare_values_take_is_found_by_the_audit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        host = toy.HostCopy(monkeypatch)
+
+        class Branching(toy.Encoder):
+            def forward(self, frame: Frame) -> dict[str, Tensor]:
+                y = super().forward(frame)["y"]
+                return {"y": y * 1.0 if host.lengths == [1] else y}
+
+        runner = self.runner(encoder=Branching())
+        assert verify(runner, buckets=[runner.phase.buckets[0]], same_shape=True).is_right
+        self.assert_audit_finds(runner, "frozen: ")
+
+    def test_an_input_that_examples_never_vary_is_found_by_the_audit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All examples say 2, and so does the capture."""
+        seen: dict[str, float] = {}
+        runner = self.scaled(lambda frame: seen["scale"])
+        admit = Arena.admit
+
+        def remember(self: Arena, values: Mapping[str, Any]) -> Batch:
+            batch = admit(self, values)
+            seen["scale"] = float(batch.arrays["scale"].reshape(-1)[0]) if batch.arrays["scale"].size else 2.0
+            return batch
+
+        monkeypatch.setattr(Arena, "admit", remember)
+        runner.capture_buckets()
+        assert verify(runner).is_right, "no batch has another scale"
+        self.assert_audit_finds(runner, "frozen: node 0")
+
+    def scaled(self, scale_of: Any) -> GraphRunner:
+        arena = Arena(
+            [
+                rows("x", ("tokens", 4), torch.float32),
+                metadata("scale", ("tokens",), torch.float32),
+                output("y", ("tokens", 4), torch.float32),
+            ],
+            {"tokens": 8},
+            self.device,
+        )
+        phase = Phase(
+            name="scaled",
+            body=lambda frame: {"y": frame["x"] * scale_of(frame)},
+            arena=arena,
+            rows="tokens",
+            buckets=(Capacity.of(tokens=8),),
+            example=lambda lengths, rng: {
+                "x": torch.randn(sum(lengths), 4, generator=rng).to(self.device),
+                "scale": np.full(sum(lengths), 2.0, dtype=np.float32),
+            },
+        )
+        return GraphRunner(phase)
+
+    def test_a_write_at_a_frozen_slot_is_found_by_the_audit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing that is compared shows where it writes."""
+        host = toy.HostCopy(monkeypatch)
+
+        class Writing(toy.Encoder):
+            def __init__(self) -> None:
+                super().__init__()
+                self.cache = nn.Buffer(torch.zeros(64, toy.WIDTH))
+
+            def forward(self, frame: Frame) -> dict[str, Tensor]:
+                result = super().forward(frame)
+                self.cache[sum(host.lengths)].copy_(result["y"][0])
+                return result
+
+        encoder = Writing().to(self.device)
+        phase = replace(toy.make_phase(encoder=encoder, device=self.device), writes=frozenset({"cache"}))
+        runner = GraphRunner(phase)
+        runner.capture_buckets()
+        assert verify(runner).is_right
+        self.assert_audit_finds(runner, "cache+")

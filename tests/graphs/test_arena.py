@@ -231,3 +231,15 @@ def test_a_batch_that_does_not_fit_is_refused_before_anything_is_written() -> No
 def test_a_bad_declaration_is_refused(buffers: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Arena(buffers() if callable(buffers) else buffers, LIMITS, "cpu")
+
+
+@pytest.mark.parametrize("number", [2**31, 2**32 + 7, -(2**31) - 1])
+def test_numbers_that_do_not_fit_their_buffer_are_refused(number: int) -> None:
+    """As an int32, 2**32 + 7 would be 7."""
+    arena = Arena([metadata("slots", ("tokens",)), output("y", ("tokens",), torch.float32)], {"tokens": 4}, "cpu")
+    for values in ([0, number], np.asarray([0, number]), torch.tensor([0, number])):
+        with pytest.raises(
+            GraphError, match=rf"metadata 'slots' has {number}; its buffer is int32 and holds -2147483648"
+        ):
+            arena.admit({"slots": values})
+    assert arena.admit({"slots": [2**31 - 1, -(2**31)]}).arrays["slots"].tolist() == [2**31 - 1, -(2**31)]

@@ -1,3 +1,5 @@
+import re
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import pytest
@@ -6,7 +8,23 @@ from torch import Tensor, nn
 
 from saccade.config import Mode
 from saccade.errors import AddressError, CaptureError, GraphError
-from saccade.graphs import Arena, Capacity, Frame, GraphKey, Watched, bridge, capture, lane_for, output, rows, run_body
+from saccade.graphs import (
+    Arena,
+    Body,
+    Capacity,
+    Frame,
+    GraphKey,
+    GraphRunner,
+    Phase,
+    Watched,
+    bridge,
+    capture,
+    copy_out,
+    lane_for,
+    output,
+    rows,
+    run_body,
+)
 from tests.graphs import toy
 
 CAPACITY = Capacity.of(tokens=16, segments=4)
@@ -105,7 +123,7 @@ def test_a_regrown_buffer_is_refused_by_name() -> None:
     replay, arena = captured(lambda frame: {"y": frame["x"] * 2}, Mode.FULL)
     replay()
     arena._storages["x"] = torch.zeros(999)
-    with pytest.raises(AddressError, match=r"'x' was at 0x\w+ when graph \[toy/full tokens=4\] was captured"):
+    with pytest.raises(AddressError, match=r"graph \[toy/full tokens=4\] .*: 'x' was at 0x\w+ and is at"):
         replay()
 
 
@@ -122,6 +140,71 @@ def test_a_moved_weight_is_refused_by_name(move: str) -> None:
         del module[0].weight
     with pytest.raises(AddressError, match=r"'0.weight'"):
         replay()
+
+
+CHANGES: dict[str, tuple[Callable[[nn.Sequential], object], str]] = {
+    "a submodule is replaced": (lambda module: module.__setitem__(0, nn.Linear(6, 6)), "'0' was replaced"),
+    "a bias that was None is there": (lambda module: setattr(module[0], "bias", _bias()), "'0.bias' was replaced"),
+    "a parameter is added": (lambda module: module[0].register_parameter("more", _bias()), "'0._parameters' had 2"),
+    "a hook is added": (
+        lambda module: module[0].register_forward_hook(lambda *call: None),
+        "'0._forward_hooks' had 0 entries and has 1",
+    ),
+    "a hook before it is added": (
+        lambda module: module.register_forward_pre_hook(lambda *call: None),
+        "'_forward_pre_hooks' had 0 entries",
+    ),
+    "it is put into training": (lambda module: module.train(), "'training' was replaced"),
+}
+
+
+def _bias() -> nn.Parameter:
+    return nn.Parameter(torch.ones(6))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("declared", ["as a module", "as a dictionary", "not at all"])
+def test_a_changed_module_is_refused_however_it_was_declared(change: str, declared: str) -> None:
+    """A dictionary of parameters knows nothing of what replaces them: the module that the body closes over does."""
+    module = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Dropout()).eval()
+    states: dict[str, Mapping[str, Tensor]] = {
+        "as a module": Watched.of_module(module),
+        "as a dictionary": dict(module.named_parameters()),
+        "not at all": {},
+    }
+    runner = plain_runner(lambda frame: {"y": module(frame["x"])}, states[declared])
+    values = {"x": torch.randn(4, 6)}
+    runner.run(values, copy_out)
+    act, sentence = CHANGES[change]
+    act(module)
+    with pytest.raises(AddressError, match=re.escape(sentence)):
+        runner.run(values, copy_out)
+
+
+def test_a_parameter_replaced_behind_a_dictionary_is_refused() -> None:
+    module = nn.Linear(6, 6)
+    runner = plain_runner(lambda frame: {"y": module(frame["x"])}, dict(module.named_parameters()))
+    module.weight = nn.Parameter(torch.randn(6, 6))
+    with pytest.raises(AddressError, match="'weight' was at"):
+        runner.run({"x": torch.randn(4, 6)}, copy_out)
+
+
+def plain_runner(body: Body, state: Mapping[str, Tensor]) -> GraphRunner:
+    arena = Arena(
+        [rows("x", ("tokens", 6), torch.float32), output("y", ("tokens", 6), torch.float32)], {"tokens": 4}, "cpu"
+    )
+    phase = Phase(
+        name="plain",
+        body=body,
+        arena=arena,
+        rows="tokens",
+        buckets=(Capacity.of(tokens=4),),
+        example=lambda lengths, rng: {"x": torch.randn(sum(lengths), 6, generator=rng)},
+        state=state,
+    )
+    runner = GraphRunner(phase)
+    runner.capture_buckets()
+    return runner
 
 
 def captured(body: object, mode: Mode, module: nn.Module | None = None) -> tuple[partial[None], Arena]:

@@ -1,9 +1,16 @@
+import gc
 import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Barrier
 from time import sleep
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
@@ -101,8 +108,97 @@ def test_strict_replays_even_where_eager_measured_faster() -> None:
 def test_a_consumer_that_keeps_a_view_is_refused() -> None:
     runner = toy.make_runner()
     assert runner.run(toy.batch(5), lambda outputs: float(outputs["y"].sum())) != 0
-    with pytest.raises(GraphError, match=r"the consumer of toy kept a view of shape \(5, 16\) of an output buffer"):
+    with pytest.raises(GraphError, match=r"the consumer of toy kept a view of an output buffer \(y\)"):
         runner.run(toy.batch(5), lambda outputs: {"kept": [outputs["y"][:, :16]]})
+    assert runner.run(toy.batch(5), copy_out)["y"].shape == (5, toy.WIDTH), "the refusal hurts nobody else"
+
+
+@dataclass
+class Holder:
+    view: Any
+
+
+KEEPERS: dict[str, Callable[[Any, list[Any]], Any]] = {
+    "in a list of its own": lambda outputs, kept: kept.append(outputs["y"]),
+    "in a dataclass": lambda outputs, kept: Holder(outputs["y"][1:]),
+    "in a generator": lambda outputs, kept: (row.clone() for row in outputs["y"]),
+    "as an array": lambda outputs, kept: outputs["y"].numpy(),
+    "in a closure": lambda outputs, kept: lambda: outputs["y"].sum(),
+}
+
+
+@pytest.mark.parametrize("how", KEEPERS)
+def test_a_view_is_refused_however_it_is_kept(how: str) -> None:
+    runner, kept = toy.make_runner(), list[Any]()
+    with pytest.raises(GraphError, match="kept a view"):
+        runner.run(toy.batch(5), lambda outputs: KEEPERS[how](outputs, kept))
+
+
+def test_a_view_in_a_cycle_that_nobody_reaches_is_not_kept() -> None:
+    def consume(outputs: Mapping[str, Tensor]) -> float:
+        cycle: list[Any] = [outputs["y"]]
+        cycle.append(cycle)
+        return float(outputs["y"].sum())
+
+    gc.disable()
+    try:
+        assert toy.make_runner().run(toy.batch(5), consume) != 0
+    finally:
+        gc.enable()
+
+
+def test_a_strided_view_of_the_arena_is_refused() -> None:
+    """`arena.rows("x", 8)[::2]` begins where the buffer does, but its rows are not the first four."""
+    runner = toy.make_runner()
+    arena = runner.phase.arena
+    arena.rows("x", 8).copy_(toy.batch(8)["x"])
+    expected = runner.eager({**toy.batch(4), "x": arena.rows("x", 8)[::2].clone()}, copy_out)["y"]
+    arena.rows("x", 8).copy_(toy.batch(8)["x"])
+    for view in (arena.rows("x", 8)[::2], arena.rows("x", 8)[2:6]):
+        with pytest.raises(GraphError, match=r"input 'x' of strides .* is a view of the arena, but not the first rows"):
+            runner.run({**toy.batch(4), "x": view}, copy_out)
+    copied = runner.run({**toy.batch(4), "x": arena.rows("x", 8)[::2].clone()}, copy_out)["y"]
+    assert torch.allclose(copied, expected, atol=1e-5)
+
+
+def test_four_threads_on_one_runner_are_refused_or_right() -> None:
+    runner = toy.make_runner()
+    batches = [toy.batch(4, 6, seed=seed) for seed in range(4)]
+    expected = [runner.run(values, copy_out)["y"] for values in batches]
+    wrong, refused = [], []
+    together = Barrier(4)
+
+    def work(i: int) -> None:
+        together.wait()
+        for _ in range(60):
+            try:
+                if not torch.equal(runner.run(batches[i], copy_out)["y"], expected[i]):
+                    wrong.append(i)
+            except GraphError as error:
+                refused.append(str(error))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    assert not wrong
+    assert all("runs in another thread" in text for text in refused)
+
+
+def test_a_second_thread_is_refused_while_a_batch_is_consumed() -> None:
+    runner = toy.make_runner()
+
+    def consume(outputs: Mapping[str, Tensor]) -> str:
+        with ThreadPoolExecutor(1) as threads:
+            error = threads.submit(runner.run, toy.batch(3), copy_out).exception()
+        return str(error)
+
+    assert "shares memory with a pass that runs in another thread" in runner.run(toy.batch(5), consume)
+
+
+def test_a_consumer_that_runs_another_batch_is_refused() -> None:
+    runner = toy.make_runner()
+    with pytest.raises(GraphError, match="entered again by the consumer of its own outputs"):
+        runner.run(toy.batch(5), lambda outputs: runner.run(toy.batch(3), copy_out))
+    assert runner.run(toy.batch(5), copy_out)["y"].shape[0] == 5
 
 
 def test_results_that_were_handed_over_do_not_change() -> None:
@@ -280,7 +376,8 @@ class TestExact:
         assert not runner.exact.has_pending
         runner.run(toy.batch(4, 5), copy_out)
         assert len(runner.capture_hot()) == len(runner.exact) == 1, "another one is"
-        small = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1, exact_max_bytes=1))
+        alone = frozenset({Tier.EXACT})  # beside buckets it would find its memory in their pool
+        small = toy.make_runner(GraphSettings(tiers=alone, exact_after=1, exact_max_bytes=1))
         for _ in range(3):
             small.run(toy.batch(3, 5), copy_out)
             small.capture_hot()

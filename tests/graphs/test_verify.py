@@ -1,14 +1,16 @@
 """`verify` must pass what is right and fail what is wrong."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from saccade.config import GraphSettings, Mode
-from saccade.graphs import Arena, Capacity, Frame, GraphRunner, Phase, boundaries, output, rows, verify
+from saccade.graphs import Arena, Body, Capacity, Frame, GraphRunner, Phase, boundaries, bridge, output, rows, verify
 from tests.graphs import toy
 from tests.graphs.mutations import BOTH, Mutations
 
@@ -93,4 +95,104 @@ def test_a_batch_that_repeats_itself_is_run_eagerly_once() -> None:
         assert verify(runner, buckets=buckets, same_shape=True).is_right
         return len(calls)
 
-    assert num_eager_runs(is_repeatable=False) - num_eager_runs(is_repeatable=True) == 3
+    assert num_eager_runs(is_repeatable=False) - num_eager_runs(is_repeatable=True) == 4
+
+
+class Loud(toy.Encoder):
+    """One channel is far larger than all others, in the dtype that forgives most."""
+
+    def __init__(self, attend: toy.Attend) -> None:
+        super().__init__(attend, torch.bfloat16)
+
+    def forward(self, frame: Frame) -> dict[str, Tensor]:
+        y = super().forward(frame)["y"]
+        loud = torch.zeros(toy.WIDTH, dtype=y.dtype, device=y.device)
+        loud[3] = 64
+        return {"y": y + loud}
+
+
+@pytest.mark.parametrize("same_shape", [True, False])
+def test_a_large_channel_hides_no_frozen_boundary(same_shape: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = toy.HostCopy(monkeypatch)
+    exact_size = ((18, 3),)
+    right = toy.make_runner(encoder=Loud(toy.from_data), buckets=exact_size)
+    assert verify(right, same_shape=same_shape).is_right, str(verify(right, same_shape=same_shape))
+    assert not verify(toy.make_runner(encoder=Loud(host.attend), buckets=exact_size), same_shape=same_shape).is_right
+
+
+class Tokens:
+    """Gives whole numbers beside a bfloat16 output: those of the batch, or those of the capture."""
+
+    def __init__(self, is_stale: bool) -> None:
+        self.is_stale, self.seen = is_stale, torch.zeros(0)
+
+    def __call__(self, frame: Frame) -> dict[str, Tensor]:
+        if self.is_stale and not len(self.seen):
+            self.seen = torch.from_numpy(frame["x"].float().numpy().copy())  # past the recording
+        source = self.seen if self.is_stale and frame.capacity["tokens"] == len(self.seen) else frame["x"]
+        return {"y": frame["x"].tanh(), "ids": source.argmax(-1)}
+
+
+@pytest.mark.parametrize("is_stale", [False, True])
+def test_a_bfloat16_output_excuses_no_stale_ids(is_stale: bool) -> None:
+    runner = rows_runner(Tokens(is_stale), torch.bfloat16, ids=True)
+    runner.phase = replace(runner.phase, body=Tokens(False))  # eager runs are right
+    assert verify(runner).is_right is not is_stale
+
+
+@pytest.mark.parametrize("number", [-torch.inf, torch.inf, torch.nan])
+def test_outputs_that_are_not_finite_are_right_where_eager_has_them(number: float) -> None:
+    def body(frame: Frame) -> dict[str, Tensor]:
+        return {"y": torch.where(frame["x"] < 0, number, frame["x"].tanh())}
+
+    report = verify(rows_runner(body, torch.float32))
+    assert report.is_right, str(report)
+
+
+def test_a_kernel_that_is_not_deterministic_must_be_declared() -> None:
+    calls = iter(range(10**6))
+
+    runner = rows_runner(
+        lambda frame: {"y": _jittered(frame, calls)}, torch.float32, GraphSettings(mode=Mode.PIECEWISE)
+    )
+    report = verify(runner)
+    assert not report.is_right
+    assert "a kernel is not deterministic (name it in Phase.nondeterministic)" in str(report)
+    runner.phase = replace(runner.phase, nondeterministic=("jitter",))
+    report = verify(runner)
+    assert report.is_right, str(report)
+    assert 0 < max(row.difference for row in report.rows) < 1e-5
+    wrong = rows_runner(lambda frame: {"y": _jittered(frame, calls)}, torch.float32, GraphSettings(mode=Mode.PIECEWISE))
+    wrong.phase = replace(
+        wrong.phase, nondeterministic=("jitter",), body=lambda frame: {"y": _jittered(frame, calls) * 1.001}
+    )
+    assert not verify(wrong).is_right, "what is declared is still compared, with an error that is estimated"
+
+
+def _jittered(frame: Frame, calls: Iterator[int]) -> Tensor:
+    """Moves by a bit in the last place from call to call."""
+    moved = frame.outside(lambda a: a * (1 + 1.2e-7 * (next(calls) % 3)), out="b", a=frame["x"] * 1)
+    return moved.tanh()
+
+
+def rows_runner(
+    body: Body, dtype: torch.dtype, settings: GraphSettings | None = None, *, ids: bool = False
+) -> GraphRunner:
+    buffers = [
+        rows("x", ("tokens", 4), dtype),
+        bridge("a", ("tokens", 4), dtype),
+        bridge("b", ("tokens", 4), dtype),
+        output("y", ("tokens", 4), dtype),
+        *([output("ids", ("tokens",), torch.int64)] if ids else []),
+    ]
+    phase = Phase(
+        name="rows",
+        body=body,
+        arena=Arena(buffers, {"tokens": 8}, "cpu"),
+        rows="tokens",
+        buckets=(Capacity.of(tokens=8),),
+        example=lambda lengths, rng: {"x": torch.randn(sum(lengths), 4, generator=rng).to(dtype)},
+    )
+    runner = GraphRunner(phase, settings)
+    runner.capture_buckets()
+    return runner

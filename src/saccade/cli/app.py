@@ -34,6 +34,7 @@ COMMANDS = {
     "serve": Command("serve a model behind the OpenAI API", "serve"),
     "run": Command("ask a model once, with images", "run"),
     "verify": Command("every graph against an eager run, in sequences that break stale ones", "verify"),
+    "audit": Command("what graphs froze: captures with other inputs, compared node by node", "audit"),
     "eval": Command("questions with known answers: accuracy, and what was taken for what", "evaluate"),
     "bench serve": Command("load a server: time to first token, throughput, goodput", "bench_serve"),
     "bench offline": Command("prefill and decode of a model: eager and graphs, beside their limits", "bench_offline"),

@@ -1,9 +1,10 @@
-"""`saccade verify`: every graph against an eager run."""
+"""`saccade verify`: every graph against an eager run, and the audit of what graphs froze."""
 
 import json
 import sys
 from argparse import Namespace
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,14 +20,15 @@ from saccade.terminal import Output, print_table, progress_bar, stages
 
 if TYPE_CHECKING:
     from saccade.engine.engine import Engine
-    from saccade.graphs import Report
+    from saccade.graphs import AuditReport, Report
 
 EXIT_WRONG = 1
+OnGraph = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifySettings:
-    """How much `saccade verify` looks at."""
+    """How much is looked at."""
 
     short: bool = setting(False, "a sample, as every start on a GPU takes one")
     json: bool = setting(False, "print JSON")
@@ -34,10 +36,15 @@ class VerifySettings:
 
 def new_parser(name: str) -> Parser:
     about = (
-        "Replay every graph of a model and compare it with an eager run: equal totals with other boundaries and back, "
-        "small-large-small, poisoned padding, shuffled order over all buckets, other image shapes, videos, repeated "
-        "images."
+        "Replay every graph of a model and compare it bit for bit with an eager run: equal totals with other "
+        "boundaries and back, small-large-small, poisoned padding, shuffled order over all buckets, other image shapes, "
+        "videos, repeated images. Then audit the graphs, as `saccade audit` does."
     )
+    return checking_parser(name, about)
+
+
+def checking_parser(name: str, about: str) -> Parser:
+    """The parser of a command that checks the graphs of a model."""
     parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
     for settings in (VerifySettings, EngineSettings, SchedulerSettings):
         parser.add_settings(settings)
@@ -46,40 +53,70 @@ def new_parser(name: str) -> Parser:
 
 
 def run(flags: Namespace) -> int:
-    asked = settings_from(flags, VerifySettings)
-    own = {} if flags.words else BUNDLED_LIMITS
-    engine = replace(settings_from(flags, EngineSettings, own), verify="off")  # what is wrong belongs into the table
-    chosen = {**asdict(engine), **asdict(settings_from(flags, SchedulerSettings, own))}
-    from saccade import LLM  # imports torch
+    asked, console = settings_from(flags, VerifySettings), Console(stderr=True)
+    from saccade.engine.verify import audit_engine, verify_engine  # imports torch
 
-    model, console = chosen_model(flags.words), Console(stderr=True)
-    with ExitStack() as stack:
-        with stages(console, f"loading {model}"):
-            llm = stack.enter_context(LLM(model, **chosen))
-        report = _verify(llm.engine, console, is_short=asked.short)
+    with loaded_engine(flags, console) as engine:
+        with shown_progress(console, "verifying") as hear:
+            report = verify_engine(engine, is_short=asked.short, progress=hear)
+        with shown_progress(console, "auditing") as hear:
+            audited = audit_engine(engine, is_short=asked.short, progress=hear)
+    is_right = report.is_right and audited.is_right
     if asked.json:
-        data = {"right": report.is_right, "rows": [{**asdict(row), "right": row.is_right} for row in report.rows]}
+        rows = [{**asdict(row), "right": row.is_right} for row in report.rows]
+        data = {"right": is_right, "rows": rows, "audit": audit_data(audited)}
         sys.stdout.write(json.dumps(data, indent=1) + "\n")
     else:
         show(Output(), report)
-    return 0 if report.is_right else EXIT_WRONG
+        show_audit(Output(), audited)
+    return 0 if is_right else EXIT_WRONG
 
 
-def _verify(engine: "Engine", console: Console, *, is_short: bool) -> "Report":
-    """With a bar on a terminal, and a line for each phase elsewhere."""
-    from saccade.engine.verify import verify_engine
+@contextmanager
+def loaded_engine(flags: Namespace, console: Console) -> "Iterator[Engine]":
+    """The engine of the chosen model. It does not check itself: what is wrong belongs into the report."""
+    own = {} if flags.words else BUNDLED_LIMITS
+    engine = replace(settings_from(flags, EngineSettings, own), verify="off")
+    chosen = {**asdict(engine), **asdict(settings_from(flags, SchedulerSettings, own))}
+    from saccade import LLM  # imports torch
 
+    model = chosen_model(flags.words)
+    with stages(console, f"loading {model}"):
+        llm = LLM(model, **chosen)
+    with llm:
+        yield llm.engine
+
+
+@contextmanager
+def shown_progress(console: Console, verb: str) -> Iterator[OnGraph]:
+    """A bar on a terminal, and a line for each phase elsewhere."""
     named: set[str] = set()
     with progress_bar(console) as bar:
-        task = bar.add_task("verifying", total=None)
+        task = bar.add_task(verb, total=None)
 
         def hear(phase: str, done: int, total: int) -> None:
-            bar.update(task, description=f"verifying {phase}", completed=done, total=total)
+            bar.update(task, description=f"{verb} {phase}", completed=done, total=total)
             if phase not in named and not console.is_terminal:
-                console.print(f"verifying {phase}: {done} of {total} graphs done", highlight=False)
+                console.print(f"{verb} {phase}: {done} of {total} graphs done", highlight=False)
             named.add(phase)
 
-        return verify_engine(engine, is_short=is_short, progress=hear)
+        yield hear
+
+
+def audit_data(report: "AuditReport") -> dict[str, object]:
+    rows = [{**asdict(row), "right": row.is_right} for row in report.rows]
+    return {"right": report.is_right, "nodes": report.num_nodes, "rows": rows}
+
+
+def show_audit(console: Console, report: "AuditReport") -> None:
+    """A line for each finding; where there is none, how much was looked at."""
+    for row in report.rows:
+        for finding in row.findings:
+            console.print(f"[{row.key}] {finding}", markup=False, highlight=False, soft_wrap=True)
+    num_findings = sum(len(row.findings) for row in report.rows)
+    verdict = "nothing that varies is frozen" if report.is_right else f"{num_findings} FINDINGS"
+    found = f"{report.num_nodes} nodes of {len(report.rows)} graphs and runs audited: {verdict}"
+    console.print(found if report.rows else "there are no graphs to audit", markup=False)
 
 
 def show(console: Console, report: "Report") -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine.examples import example_prompts, example_rows
-from saccade.engine.state import DeviceState
+from saccade.engine.state import TOKEN_STATE, DeviceState
 from saccade.graphs import (
     Arena,
     Buffer,
@@ -65,6 +65,7 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
         state=state.watched(model.decoder),
         is_repeatable=True,
         set_up=state.forget_keys,
+        writes=state.cache_names(),
     )
 
 
@@ -103,6 +104,7 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
         state=state.watched(model.decoder),
         set_up=set_up,
         written=state.scores,
+        writes=state.cache_names() | TOKEN_STATE,
     )
 
 
@@ -144,6 +146,7 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
         is_repeatable=True,
         set_up=set_up,
         written=state.scores,
+        writes=TOKEN_STATE,
     )
 
 

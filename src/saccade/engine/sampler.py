@@ -69,6 +69,7 @@ def sample_phase(state: DeviceState) -> Phase:
         state=state.watched(),
         set_up=examples.set_up,
         written=examples.written,
+        writes=frozenset({"newest ids", "edited logits", "seen tokens"}),
     )
 
 

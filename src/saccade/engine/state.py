@@ -16,6 +16,8 @@ from saccade.layers.layer import Layer
 from saccade.layers.step import Cache
 from saccade.models.vlm import Model
 
+TOKEN_STATE = frozenset({"newest ids", "logits"})  # what every pass that gives tokens writes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
@@ -75,6 +77,16 @@ class DeviceState:
         self.forget_newest(values)
         self.logits[: len(values["sequences"])] = 0
 
+    def cache_names(self) -> frozenset[str]:
+        """Of keys and values, as `watched` has them."""
+        return frozenset(self._named_caches())
+
+    def _named_caches(self) -> dict[str, Tensor]:
+        found = {}
+        for i, (keys, values) in enumerate(self.caches):
+            found |= {f"keys of layer {i}": keys, f"values of layer {i}": values}
+        return found
+
     def watched(self, decoder: Layer | None = None) -> Watched:
         """What a language pass reads or writes, by name: a graph refuses to replay if the storage of any has moved.
         Without a decoder, what a sampler does."""
@@ -86,11 +98,10 @@ class DeviceState:
         }
         if decoder is None:
             return Watched.of(named)
-        for i, (keys, values) in enumerate(self.caches):
-            named |= {f"keys of layer {i}": keys, f"values of layer {i}": values}
+        named |= self._named_caches()
         if self.vision_rows is not None:
             named["vision rows"] = self.vision_rows
-        return Watched(dict(decoder.homes())) | named
+        return Watched(dict(decoder.homes()), dict(decoder.links())) | named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
-"""Every graph of an engine against eager runs, in the sequences that break graphs which froze or leaked something.
+"""Every graph of an engine against eager runs, in the sequences that break graphs which froze or leaked something, and
+the audit of what graphs froze.
 
-Replays are compared with eager runs of the same padded shapes, which launch the same kernels: what differs then is not
-rounding. The short form takes a sample that runs in a second or two and is part of the start; the long one takes all.
-It writes to caches and must not run while requests do.
+Replays are compared bit for bit with eager runs of the same padded shapes, which launch the same kernels. The short
+form takes a sample that runs in a second or two and is part of the start; the long one takes all. Both write to caches
+and must not run while requests do.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +16,19 @@ from saccade.engine.encoder import Encoder
 from saccade.engine.engine import Engine
 from saccade.engine.vision import vision_values
 from saccade.errors import GraphError
-from saccade.graphs import Capacity, GraphRunner, Known, Report, Row, Values, verify, verify_batches
+from saccade.graphs import (
+    AuditReport,
+    AuditRow,
+    Capacity,
+    GraphRunner,
+    Known,
+    Report,
+    Row,
+    Values,
+    audit,
+    verify,
+    verify_batches,
+)
 from saccade.graphs.stats import Stats
 from saccade.models.geometry import Grid
 
@@ -36,25 +49,24 @@ def verify_engine(engine: Engine, *, is_short: bool = False, progress: OnGraph =
             continue
         count.enter(runner.phase.name)
         encoder = engine.runner.encoder
-        with _unseen(runner):
+        with _unseen(runner), _in_order(engine, runner):
+            found = [*_verify(runner, count, is_short)]
             if encoder is not None and runner is encoder.graphs:
-                with encoder.alone():
-                    found = [*_verify(runner, count, is_short), *_verify_grids(encoder, count, is_short)]
-            else:
-                found = [*_verify(runner, count, is_short)]
+                found += _verify_grids(encoder, count, is_short)
         runner.selfcheck = max((row.difference for row in found), default=None)
         rows += found
     return Report(tuple(rows))
 
 
 class _Count:
-    """Graphs that are done. Those of vision come twice: with rows of any kind, and with images and videos."""
+    """Graphs that are done. Verification has those of vision `twice`: with rows of any kind, and with images and
+    videos."""
 
-    def __init__(self, engine: Engine, is_short: bool, progress: OnGraph) -> None:
+    def __init__(self, engine: Engine, is_short: bool, progress: OnGraph, *, twice: bool = True) -> None:
         self._progress = progress
         self._phase, self._done, self._total = "", 0, 0
         for runner in engine.runner.phases:
-            self._total += len(_chosen(runner, is_short)) * (2 if runner is engine.runner.vision else 1)
+            self._total += len(_chosen(runner, is_short)) * (2 if twice and runner is engine.runner.vision else 1)
 
     def enter(self, phase: str) -> None:
         self._phase = phase
@@ -72,11 +84,43 @@ def check_engine(engine: Engine, *, is_short: bool = True) -> Report:
     if wrong:
         first = wrong[0]
         raise GraphError(
-            f"graph [{first.key}] differs from an eager run by {first.difference:.1e} of the largest value in sequence "
-            f"{first.sequence!r} (allowed {first.tolerance:.0e}) {first.problem}; {len(wrong)} of {len(report.rows)} "
-            "checks failed. Not serving: run `saccade verify`, or turn the phase's graphs off (--graphs)"
+            f"graph [{first.key}] is not what an eager run is, in sequence {first.sequence!r}: {first.problem}; "
+            f"{len(wrong)} of {len(report.rows)} checks failed. {NOT_SERVING}"
         )
+    found = [(row.key, finding) for row in audit_engine(engine, is_short=is_short).rows for finding in row.findings]
+    if found:
+        key, finding = found[0]
+        raise GraphError(f"the audit of graph [{key}] found {len(found)} faults: {finding}. {NOT_SERVING}")
     return report
+
+
+NOT_SERVING = "Not serving: run `saccade verify`, or turn the phase's graphs off (--graphs)"
+
+
+def audit_engine(engine: Engine, *, is_short: bool = False, progress: OnGraph = lambda *news: None) -> AuditReport:
+    """What graphs froze, read from the graphs: a row for every bucket, and for a replay and the exact tier of every
+    phase."""
+    assert not engine.has_work, "requests run; the audit writes where they read"
+    rows: list[AuditRow] = []
+    count = _Count(engine, is_short, progress, twice=False)
+    for runner in engine.runner.phases:
+        if not runner.settings.tiers:
+            continue
+        count.enter(runner.phase.name)
+        with _unseen(runner), _in_order(engine, runner):
+            rows += audit(runner, buckets=_chosen(runner, is_short), on_graph=count.one).rows
+    return AuditReport(tuple(rows))
+
+
+@contextmanager
+def _in_order(engine: Engine, runner: GraphRunner) -> Iterator[None]:
+    """Vision passes have a stream of their own, which must wait for what is done with their graphs here."""
+    encoder = engine.runner.encoder
+    if encoder is not None and runner is encoder.graphs:
+        with encoder.alone():
+            yield
+    else:
+        yield
 
 
 def _verify(runner: GraphRunner, count: _Count, is_short: bool) -> tuple[Row, ...]:

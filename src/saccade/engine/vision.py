@@ -78,11 +78,12 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         rows="units",
         buckets=buckets,
         example=example,
-        state=Watched(dict(tower.homes())) | {"vision rows": vision_rows},
+        state=Watched(dict(tower.homes()), dict(tower.links())) | {"vision rows": vision_rows},
         typical=TYPICAL_UNITS,
         is_repeatable=True,
         set_up=clear,
         written=written,
+        writes=frozenset({"vision rows"}),
     )
 
 

@@ -10,6 +10,7 @@ result = runner.run(values, copy_out)                                       any 
 
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.graphs.arena import Arena, Batch
+from saccade.graphs.audit import AuditReport, AuditRow, audit
 from saccade.graphs.buffers import (
     Buffer,
     DummySegment,
@@ -24,7 +25,8 @@ from saccade.graphs.buffers import (
     output,
     rows,
 )
-from saccade.graphs.capture import CapturedGraph, Watched, capture
+from saccade.graphs.capture import CapturedGraph, capture
+from saccade.graphs.examples import Values
 from saccade.graphs.frame import Body, Frame, run_body
 from saccade.graphs.gate import Curve, Gate
 from saccade.graphs.key import Capacity, GraphKey, row_buckets, structure_digest, thinned
@@ -32,10 +34,13 @@ from saccade.graphs.lane import CudaLane, Lane, lane_for
 from saccade.graphs.recorded import RecordedLane
 from saccade.graphs.runner import GraphRunner, Phase, copy_out
 from saccade.graphs.stats import Decision, Reason, Stats
-from saccade.graphs.verify import Known, Report, Row, Values, verify, verify_batches
+from saccade.graphs.verify import Known, Report, Row, verify, verify_batches
+from saccade.graphs.watched import Watched
 
 __all__ = [
     "Arena",
+    "AuditReport",
+    "AuditRow",
     "Batch",
     "Body",
     "Buffer",
@@ -67,6 +72,7 @@ __all__ = [
     "Tier",
     "Values",
     "Watched",
+    "audit",
     "boundaries",
     "bridge",
     "capture",

@@ -78,6 +78,14 @@ class Arena:
         """Whether a tensor is a view of this arena: its buffers start where their storages start."""
         return tensor.untyped_storage().data_ptr() in self.pointers()
 
+    def storages(self) -> dict[str, Tensor]:
+        """Every storage at its full length, by the names of `addresses`."""
+        return {"metadata": self._slab, **self._storages}
+
+    def num_views(self, names: Sequence[str]) -> int:
+        """How many tensors, of whoever, are views of these buffers now; arrays that share their memory count, too."""
+        return sum(torch._C._storage_Use_Count(self._storages[name].untyped_storage()._cdata) for name in names)
+
     def views(self, capacity: Mapping[str, int]) -> dict[str, Tensor]:
         """Every buffer at a capacity."""
         layout = self._layout(capacity)
@@ -99,7 +107,7 @@ class Arena:
         """Check a batch on the host before anything is launched."""
         if values.keys() != self._inputs.keys():
             self._refuse_names(values)
-        tensors = {b.name: _as_tensor(b, values[b.name], self.device) for b in self._rows}
+        tensors = {b.name: self._as_tensor(b, values[b.name]) for b in self._rows}
         arrays = {name: _as_array(name, values[name], dtype) for name, dtype in self._dtypes.items()}
         sizes = self._sizes_of(tensors, arrays)
         structure = {
@@ -147,6 +155,21 @@ class Arena:
             elif buffer.dimension is not None and buffer.axis is not None:
                 valid = sizes[buffer.dimension[0]] + buffer.dimension[1]
                 view.narrow(buffer.axis, valid, view.shape[buffer.axis] - valid).fill_(float("nan"))
+
+    def _as_tensor(self, buffer: Buffer, value: Any) -> Tensor:
+        name = buffer.name
+        if not isinstance(value, Tensor):
+            raise GraphError(f"input {name!r} is a {type(value).__name__}; give a tensor")
+        if value.dtype != buffer.dtype:
+            raise GraphError(f"input {name!r} is {value.dtype}; the buffer is {buffer.dtype}")
+        if value.device.type != self.device.type and not value.is_pinned():
+            raise GraphError(f"input {name!r} is on {value.device}; the buffer is on {self.device} (or pin it)")
+        if self.owns(value) and not (value.data_ptr() == self._storages[name].data_ptr() and value.is_contiguous()):
+            raise GraphError(
+                f"input {name!r} of strides {tuple(value.stride())} is a view of the arena, but not the first rows of "
+                f"its own buffer, which filling it would overwrite: give arena.rows({name!r}, count), or a copy"
+            )
+        return value
 
     def _layout(self, capacity: Mapping[str, int]) -> Layout:
         key = Capacity.of(capacity)
@@ -236,25 +259,26 @@ def _check_declaration(buffers: Sequence[Buffer], limits: Capacity) -> None:
             numpy_dtype(buffer)
 
 
-def _as_tensor(buffer: Buffer, value: Any, device: torch.device) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise GraphError(f"input {buffer.name!r} is a {type(value).__name__}; give a tensor")
-    if value.dtype != buffer.dtype:
-        raise GraphError(f"input {buffer.name!r} is {value.dtype}; the buffer is {buffer.dtype}")
-    if value.device.type != device.type and not value.is_pinned():
-        raise GraphError(f"input {buffer.name!r} is on {value.device}; the buffer is on {device} (or pin it)")
-    return value
-
-
 def _as_array(name: str, value: Any, dtype: np.dtype[Any]) -> Array:
     if isinstance(value, Tensor):
         if value.device.type != "cpu":
             raise GraphError(f"metadata {name!r} is on {value.device}; give the host's copy (no GPU wait)")
         value = value.numpy()
     array = np.asarray(value)
-    if array.dtype != dtype and array.size and dtype.kind in "iu" and not np.can_cast(array.dtype, np.int64):
-        raise GraphError(f"metadata {name!r} is {array.dtype}; the buffer holds integers")
+    if array.dtype != dtype and array.size and dtype.kind in "iu":
+        if not np.can_cast(array.dtype, np.int64):
+            raise GraphError(f"metadata {name!r} is {array.dtype}; the buffer holds integers")
+        _check_range(name, array, dtype)
     return array
+
+
+def _check_range(name: str, array: Array, dtype: np.dtype[Any]) -> None:
+    """A number that does not fit would become another one."""
+    room = np.iinfo(dtype)
+    low, high = array.min(), array.max()
+    if low < room.min or high > room.max:
+        met = low if low < room.min else high
+        raise GraphError(f"metadata {name!r} has {met}; its buffer is {dtype} and holds {room.min} to {room.max}")
 
 
 def _checked_boundaries(name: str, values: Array, num_rows: int, padding: DummySegment) -> Array:

@@ -1,13 +1,16 @@
 """Where graphs are recorded: a lane is one sequence of executions with one memory pool."""
 
 import gc
+import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
 import torch
 
+from saccade.graphs.cuda_nodes import CudaPiece
+from saccade.graphs.nodes import Recording
 from saccade.graphs.recorded import RecordedLane
 
 # torch keeps temporaries up to this size apart from larger ones, which find room where any larger one was.
@@ -19,12 +22,25 @@ class Lane(Protocol):
     """One sequence of executions that share a memory pool: its graphs never run at the same time."""
 
     @property
+    def lock(self) -> threading.RLock:
+        """Held by the thread that runs or captures one of its graphs."""
+        ...
+
+    @property
     def nbytes(self) -> int:
         """Memory reserved; its growth from `begin` to the last `end` is what a graph's temporaries hold."""
         ...
 
     def session(self) -> AbstractContextManager[None]:
         """Where warm-ups and captures run."""
+        ...
+
+    def keeping_nodes(self) -> AbstractContextManager[None]:
+        """Pieces recorded in here can tell their nodes; they are for reading, not for replays."""
+        ...
+
+    def memory(self) -> list[tuple[int, int]]:
+        """The addresses that are the lane's own, where temporaries lie: first of each range, and first behind it."""
         ...
 
     def reserve_small(self) -> None:
@@ -35,7 +51,7 @@ class Lane(Protocol):
         """Start to record a piece."""
         ...
 
-    def end(self) -> Callable[[], None] | None:
+    def end(self) -> Recording | None:
         """Finish the piece; None if nothing was recorded."""
         ...
 
@@ -48,11 +64,13 @@ class CudaLane:
     """CUDA graphs that share one pool. All of them are captured on, and must be replayed on, one stream at a time."""
 
     def __init__(self, device: torch.device) -> None:
+        self.lock = threading.RLock()
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._reserve: Callable[[], None] | None = None
+        self._reserve: Recording | None = None
+        self._keeps_nodes = False
 
     @property
     def nbytes(self) -> int:
@@ -85,18 +103,30 @@ class CudaLane:
                 raise
             self._reserve = self.end()
 
+    @contextmanager
+    def keeping_nodes(self) -> Iterator[None]:
+        self._keeps_nodes = True
+        try:
+            yield
+        finally:
+            self._keeps_nodes = False
+
+    def memory(self) -> list[tuple[int, int]]:
+        segments = [each for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) == self._pool]
+        return [(each["address"], each["address"] + each["total_size"]) for each in segments]
+
     def begin(self) -> None:
-        self._graph = torch.cuda.CUDAGraph()
+        self._graph = torch.cuda.CUDAGraph(keep_graph=self._keeps_nodes)
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
-    def end(self) -> Callable[[], None] | None:
+    def end(self) -> Recording | None:
         graph, self._graph = self._graph, None
         assert graph is not None, "end() without begin()"
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             graph.capture_end()
         is_empty = any("empty" in str(warning.message) for warning in caught)
-        return None if is_empty else graph.replay
+        return None if is_empty else CudaPiece(graph)
 
     def abandon(self) -> None:
         graph, self._graph = self._graph, None

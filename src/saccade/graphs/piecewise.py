@@ -1,6 +1,7 @@
 """Graphs in pieces, without a compiler: a call marked as outside ends one piece, runs, and begins the next."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -9,13 +10,33 @@ from saccade.errors import CaptureError
 from saccade.graphs.arena import Arena
 from saccade.graphs.frame import Body, Frame, call_name, run_body, store
 from saccade.graphs.lane import Lane
+from saccade.graphs.nodes import Node, Recording, describe
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideCall:
+    """A call between two pieces: run anew at every replay, on bridge buffers."""
+
+    fn: Callable[..., Tensor]
+    args: tuple[Any, ...]
+    bridged: Mapping[str, Tensor]
+    into: Tensor
+
+    def __call__(self) -> None:
+        store(self.into, self.fn(*self.args, **self.bridged), f"the result of {call_name(self.fn)}")
+
+    def nodes(self) -> list[Node]:
+        return [describe(f"call {call_name(self.fn)}", {"args": self.args, **self.bridged, "into": self.into})]
+
+
+Step = Recording | OutsideCall
 
 
 class Tape:
     """Records a body as pieces and the calls between them."""
 
     def __init__(self, lane: Lane, arena: Arena, state: Mapping[str, Tensor]) -> None:
-        self.steps: list[Callable[[], None]] = []
+        self.steps: list[Step] = []
         self._lane = lane
         self._arena = arena
         self._state_storages = {t.untyped_storage().data_ptr() for t in state.values()}
@@ -43,9 +64,7 @@ class Tape:
             store(self._views[name], tensor, f"argument {name!r} of {call_name(fn)}")
         crossing = {name: self._views[name] for name in bridged}
 
-        def step() -> None:
-            store(into, fn(*args, **crossing), f"the result of {call_name(fn)}")
-
+        step = OutsideCall(fn, args, crossing, into)
         self._end_piece()
         step()
         self.steps.append(step)

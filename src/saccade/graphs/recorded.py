@@ -2,20 +2,24 @@
 
 Like a CUDA graph it freezes every host value that the body used, keeps every address, and runs no Python of the body
 again. So what goes wrong with a graph goes wrong here too, on any machine: a boundary read on the host while
-recording is stale in every later replay.
+recording is stale in every later replay. Like CUDA graphs of one pool, the graphs of a lane share the memory of their
+temporaries.
 """
 
-from collections.abc import Callable, Iterator
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from saccade.errors import CaptureError
+from saccade.graphs.nodes import Node, Recording, describe
 
 aten = torch.ops.aten
 
@@ -24,32 +28,42 @@ class RecordedLane:
     """Records on the CPU. Same interface as `CudaLane`."""
 
     def __init__(self) -> None:
+        self.lock = threading.RLock()
         self._recorder: _Recorder | None = None
         self._recording = ExitStack()
-        self._held_bytes = 0
+        self._pool = _Pool()
 
     @property
     def nbytes(self) -> int:
-        return self._held_bytes
+        return self._pool.nbytes
 
     @contextmanager
     def session(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._pool.release()
+
+    @contextmanager
+    def keeping_nodes(self) -> Iterator[None]:
+        """They always are."""
         yield
 
+    def memory(self) -> list[tuple[int, int]]:
+        return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in self._pool.storages]
+
     def reserve_small(self) -> None:
-        """Every recorded graph holds its own."""
+        """Temporaries are few and small, and shared already."""
 
     def begin(self) -> None:
-        self._recorder = _Recorder()
+        self._recorder = _Recorder(self._pool)
         self._recording.enter_context(self._recorder)
 
-    def end(self) -> Callable[[], None] | None:
+    def end(self) -> Recording | None:
         recorder, self._recorder = self._recorder, None
         assert recorder is not None, "end() without begin()"
         self._recording.close()
-        self._held_bytes += sum(recorder.made.values())
-        operations = tuple(recorder.operations)
-        return (lambda: _replay(operations)) if operations else None
+        return RecordedPiece(tuple(recorder.operations)) if recorder.operations else None
 
     def abandon(self) -> None:
         self._recorder = None
@@ -58,17 +72,64 @@ class RecordedLane:
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    function: Callable[..., Any]
+    function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: tuple[Tensor | None, ...]  # where to put each fresh result; None for one that aliases an argument
 
+    def node(self) -> Node:
+        names = [argument.name for argument in self.function._schema.arguments]
+        given = {**dict(zip(names, self.args, strict=False)), **self.kwargs}
+        return describe(str(self.function), {**given, "result": [t for t in self.results if t is not None]})
+
+
+class RecordedPiece:
+    def __init__(self, operations: tuple[_Operation, ...]) -> None:
+        self.operations = operations
+
+    def __call__(self) -> None:
+        with torch.no_grad():
+            for operation in self.operations:
+                results = tree_leaves(operation.function(*operation.args, **operation.kwargs))
+                for home, result in zip(operation.results, results, strict=True):
+                    if home is not None:
+                        home.copy_(result)
+
+    def nodes(self) -> list[Node]:
+        return [operation.node() for operation in self.operations]
+
+
+class _Pool:
+    """Memory of temporaries. What one graph took is free for the next: graphs of a lane never run at the same time."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.storages: list[UntypedStorage] = []
+        self._free: list[UntypedStorage] = []  # smallest first
+        self._taken: list[UntypedStorage] = []
+
+    def take(self, nbytes: int) -> UntypedStorage:
+        at = bisect_left(self._free, nbytes, key=UntypedStorage.nbytes)
+        storage = self._free.pop(at) if at < len(self._free) else self._new(nbytes)
+        self._taken.append(storage)
+        return storage
+
+    def release(self) -> None:
+        self._free = sorted([*self._free, *self._taken], key=UntypedStorage.nbytes)
+        self._taken = []
+
+    def _new(self, nbytes: int) -> UntypedStorage:
+        storage = torch.empty(nbytes, dtype=torch.uint8).untyped_storage()
+        self.storages.append(storage)
+        self.nbytes += nbytes
+        return storage
+
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self) -> None:
+    def __init__(self, pool: _Pool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[_Operation] = []
-        self.made: dict[int, int] = {}  # bytes of every storage that the body made
+        self._pool = pool
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -77,15 +138,33 @@ class _Recorder(TorchDispatchMode):
         _refuse_host_reads(func, args, kwargs)
         result = func(*args, **kwargs)
         given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        fresh = tuple(
-            leaf if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in given else None
-            for leaf in tree_leaves(result)
-        )
-        self.made |= {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in fresh if t is not None}
+        moved: dict[int, UntypedStorage] = {}
+        result = tree_map(lambda leaf: self._pooled(leaf, moved) if _is_fresh(leaf, given) else leaf, result)
+        fresh = tuple(leaf if _is_fresh(leaf, given) else None for leaf in tree_leaves(result))
         does_nothing = not func._schema.is_mutable and not any(t is not None for t in fresh)  # a view, already made
         if not does_nothing and func.overloadpacket not in _LEAVES_MEMORY_AS_IT_IS:
             self.operations.append(_Operation(func, args, kwargs, fresh))
         return result
+
+    def _pooled(self, tensor: Tensor, moved: dict[int, UntypedStorage]) -> Tensor:
+        """The same tensor in the pool's memory."""
+        source = tensor.untyped_storage()
+        nbytes = source.nbytes()
+        if nbytes == 0:
+            return tensor
+        if source.data_ptr() not in moved:
+            moved[source.data_ptr()] = target = self._pool.take(nbytes)
+            _as_bytes(target, nbytes).copy_(_as_bytes(source, nbytes))
+        home = torch.empty(0, dtype=tensor.dtype)
+        return home.set_(moved[source.data_ptr()], tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload, no-any-return]
+
+
+def _as_bytes(storage: UntypedStorage, nbytes: int) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))  # type: ignore[call-overload, no-any-return]
+
+
+def _is_fresh(leaf: Any, given: set[int]) -> bool:
+    return isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in given
 
 
 _LEAVES_MEMORY_AS_IT_IS = (
@@ -108,12 +187,3 @@ def _refuse_host_reads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if func.overloadpacket is aten.repeat_interleave and kwargs.get("output_size") is not None:
         return
     raise CaptureError(f"{func} makes the host wait for a value on the device, which no graph can capture")
-
-
-def _replay(operations: tuple[_Operation, ...]) -> None:
-    with torch.no_grad():
-        for operation in operations:
-            results = tree_leaves(operation.function(*operation.args, **operation.kwargs))
-            for home, result in zip(operation.results, results, strict=True):
-                if home is not None:
-                    home.copy_(result)

@@ -1,5 +1,6 @@
 """The runner: for every batch choose how to run it, fill the buffers, replay, and hand the outputs over."""
 
+import gc
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,7 +8,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from saccade.config import GraphSettings, Tier
 from saccade.errors import ConfigError, GraphError
@@ -15,11 +15,13 @@ from saccade.graphs.arena import Arena, Array, Batch
 from saccade.graphs.buffers import DummySegment, Role
 from saccade.graphs.capture import CapturedGraph, capture
 from saccade.graphs.exact import ExactGraphs
+from saccade.graphs.exclusive import Exclusive
 from saccade.graphs.frame import Body, Frame, eager_frame, run_body
 from saccade.graphs.gate import Gate, measure
 from saccade.graphs.key import Capacity, GraphKey, structure_digest
 from saccade.graphs.lane import Lane, lane_for
 from saccade.graphs.stats import Decision, Reason, Stats
+from saccade.graphs.watched import Watched
 
 Result = TypeVar("Result")
 Outputs = Mapping[str, Tensor]
@@ -39,7 +41,9 @@ class Phase:
     `is_repeatable` says that an example gives the same outputs whatever ran before it, as one does that reads nothing
     from caches but what it wrote itself; verification then needs one eager run of it. `set_up` puts what an example
     needs, or will write, outside the arena into one condition, and `written` copies what it wrote there: verification
-    looks at that as at outputs.
+    looks at that as at outputs. `writes` names what of `state` a pass may change; the audit finds everything else that
+    it changes. `nondeterministic` names the kernels whose results differ from run to run: without any, replays are
+    compared with eager runs bit for bit, with some, against an estimated error.
     """
 
     name: str
@@ -53,6 +57,8 @@ class Phase:
     is_repeatable: bool = False
     set_up: Callable[[Mapping[str, Any]], None] = lambda values: None
     written: Callable[[Mapping[str, Any]], dict[str, Tensor]] = lambda values: {}
+    writes: frozenset[str] = frozenset()
+    nondeterministic: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for bucket in self.buckets:
@@ -88,6 +94,21 @@ class GraphRunner:
         self._graphs: dict[GraphKey, CapturedGraph] = {}
         self._exact = ExactGraphs(self.settings)
         self._outputs = [buffer for buffer in phase.arena.buffers.values() if buffer.role is Role.OUTPUT]
+        self._state = Watched.of(phase.state) | Watched.of_body(phase.body)
+        self._alone = Exclusive(phase.name, self._lane.lock)
+
+    @property
+    def lane(self) -> Lane:
+        return self._lane
+
+    @property
+    def watched(self) -> Watched:
+        """What the body relies on besides its arena."""
+        return self._state
+
+    def key_of(self, batch: Batch) -> GraphKey:
+        """The key of a graph of this batch's structure alone."""
+        return self._key(batch.sizes, batch.structure)
 
     @property
     def graphs(self) -> tuple[CapturedGraph, ...]:
@@ -123,8 +144,9 @@ class GraphRunner:
             key = self._key(bucket)
             if progress:
                 progress(done, len(buckets), key)
-            self.phase.arena.fill(self.example_for(bucket), bucket)
-            self._graphs[key] = self._capture(key)
+            with self._alone:
+                self.phase.arena.fill(self.example_for(bucket), bucket)
+                self._graphs[key] = self._capture(key)
 
     def calibrate(self) -> Gate:
         """Time eager runs and replays of a few buckets; from then on the cheaper one is chosen. Small ones lie closer
@@ -145,7 +167,8 @@ class GraphRunner:
         batch = self.phase.arena.admit(values)
         key = self._key(batch.sizes, batch.structure)
         if key not in self._exact and self._is_worth_exact(batch):
-            self._exact.add(key, batch, self._capture_exact)
+            with self._alone:
+                self._exact.add(key, batch, self._capture_exact)
 
     def reserve_small(self) -> None:
         """Hold memory for the small temporaries of graphs that may be captured later."""
@@ -153,7 +176,8 @@ class GraphRunner:
 
     def capture_hot(self, limit: int = 1) -> list[GraphKey]:
         """Capture layouts that came often enough. For idle moments: never call it on the path of a request."""
-        return self._exact.capture_pending(self._capture_exact, limit)
+        with self._alone:
+            return self._exact.capture_pending(self._capture_exact, limit)
 
     def decide(self, batch: Batch) -> Decision:
         """How a batch is to be run: pure, touches no device."""
@@ -179,7 +203,10 @@ class GraphRunner:
     def run(self, values: Mapping[str, Any], consume: Callable[[Outputs], Result]) -> Result:
         """Run one batch. `consume` gets views of the valid output rows, which the next replay overwrites: it may
         reduce, scatter or copy them (`copy_out`), but not keep them."""
-        batch = self.phase.arena.admit(values)
+        with self._alone:
+            return self._run(self.phase.arena.admit(values), consume)
+
+    def _run(self, batch: Batch, consume: Callable[[Outputs], Result]) -> Result:
         exact_key = self._exact_key(batch)
         decision = self._decide(batch, exact_key)
         real_rows = batch.sizes[self.phase.rows]
@@ -192,17 +219,24 @@ class GraphRunner:
             bucket = self.bucket_for(batch.sizes) if decision.reason is Reason.GRAPHS_OFF else None
             result = self._hand_over(self._eager(batch, bucket), batch, consume)
         else:
-            result = self.replay(decision.key, batch, consume)
+            result = self._replay(decision.key, batch, consume)
         if Tier.EXACT in self.settings.tiers:  # while the device is at work
             self._note_use(batch, decision, exact_key)
         return result
 
     def eager(
-        self, values: Mapping[str, Any], consume: Callable[[Outputs], Result], *, at: Capacity | None = None
+        self,
+        values: Mapping[str, Any],
+        consume: Callable[[Outputs], Result],
+        *,
+        at: Capacity | None = None,
+        poison: bool = False,
     ) -> Result:
-        """Run one batch without a graph, on the same buffers: unpadded, or padded to a capacity."""
-        batch = self.phase.arena.admit(values)
-        return self._hand_over(self._eager(batch, at), batch, consume)
+        """Run one batch without a graph, on the same buffers: unpadded, or padded to a capacity. `poison` fills padded
+        rows with NaN: they must not matter."""
+        with self._alone:
+            batch = self.phase.arena.admit(values)
+            return self._hand_over(self._eager(batch, at, poison=poison), batch, consume)
 
     def replay(
         self,
@@ -212,7 +246,13 @@ class GraphRunner:
         *,
         poison: bool = False,
     ) -> Result:
-        """Replay a graph on a batch that fits it. `poison` fills padded rows with NaN: they must not matter."""
+        """Replay a graph on a batch that fits it. `poison` is that of `eager`."""
+        with self._alone:
+            return self._replay(key, batch, consume, poison=poison)
+
+    def _replay(
+        self, key: GraphKey, batch: Batch, consume: Callable[[Outputs], Result], *, poison: bool = False
+    ) -> Result:
         graph = self._graphs.get(key) or self._exact.get(key)
         if graph is None:
             raise GraphError(f"no graph is captured for [{key}]")
@@ -225,12 +265,16 @@ class GraphRunner:
 
     def example_for(self, bucket: Capacity) -> Batch:
         """A batch that fills a bucket as far as the example's own structure lets it."""
+        return self.phase.arena.admit(self.example_values(bucket))
+
+    def example_values(self, bucket: Capacity) -> Mapping[str, Any]:
+        """The inputs of that batch."""
         rows = bucket[self.phase.rows]
         while rows:
             lengths = _lengths(rows, self.phase.typical or rows)
-            batch = self.phase.arena.admit(self.phase.example(lengths, torch.Generator().manual_seed(rows)))
-            if self.phase.arena.misfit(batch.sizes, bucket) is None:
-                return batch
+            values = self.phase.example(lengths, torch.Generator().manual_seed(rows))
+            if self.phase.arena.misfit(self.phase.arena.admit(values).sizes, bucket) is None:
+                return values
             rows //= 2
         raise ConfigError(f"no example of phase {self.phase.name} fits its bucket {bucket}")
 
@@ -290,13 +334,19 @@ class GraphRunner:
     def _capture(
         self, key: GraphKey, structure: Mapping[str, Array] | None = None, *, is_warm: bool = False
     ) -> CapturedGraph:
-        phase = self.phase
-        graph = capture(
-            phase.body, key, phase.arena, self._lane, state=phase.state, structure=structure, is_warm=is_warm
-        )
+        graph = self.record(key, structure, is_warm=is_warm)
         self.stats.captures += 1
         self.stats.capture_s += graph.capture_s
         return graph
+
+    def record(
+        self, key: GraphKey, structure: Mapping[str, Array] | None = None, *, is_warm: bool = False
+    ) -> CapturedGraph:
+        """Capture the body on what the buffers hold now, without putting the graph into service."""
+        phase = self.phase
+        return capture(
+            phase.body, key, phase.arena, self._lane, state=self._state, structure=structure, is_warm=is_warm
+        )
 
     def _capture_exact(self, key: GraphKey, batch: Batch) -> CapturedGraph:
         arena = self.phase.arena
@@ -308,14 +358,16 @@ class GraphRunner:
             run_body(self.phase.body, Frame(arena, key.capacity, batch.structure, is_sketch=True))
         return self._capture(key, batch.structure, is_warm=True)
 
-    def _eager(self, batch: Batch, bucket: Capacity | None = None) -> Frame:
-        frame = eager_frame(self.phase.arena, batch) if bucket is None else self._padded_frame(batch, bucket)
+    def _eager(self, batch: Batch, bucket: Capacity | None = None, *, poison: bool = False) -> Frame:
+        frame = eager_frame(self.phase.arena, batch) if bucket is None else self._padded_frame(batch, bucket, poison)
         with torch.no_grad():
             run_body(self.phase.body, frame)
         return frame
 
-    def _padded_frame(self, batch: Batch, bucket: Capacity) -> Frame:
+    def _padded_frame(self, batch: Batch, bucket: Capacity, poison: bool) -> Frame:
         self.phase.arena.fill(batch, bucket)
+        if poison:
+            self.phase.arena.poison(bucket, batch.sizes)
         return Frame(self.phase.arena, bucket)
 
     def _replay_in_bucket(self, batch: Batch) -> None:
@@ -324,6 +376,19 @@ class GraphRunner:
         self.replay(self._key(bucket), batch, lambda outputs: None)
 
     def _hand_over(self, frame: Frame, batch: Batch, consume: Callable[[Outputs], Result]) -> Result:
+        arena, names = frame.arena, [buffer.name for buffer in self._outputs]
+        num_before = arena.num_views(names)
+        result = consume(self._valid_outputs(frame, batch))
+        if arena.num_views(names) != num_before:
+            gc.collect()  # a view in a cycle that nobody can reach is not kept
+            if arena.num_views(names) > num_before:
+                raise GraphError(
+                    f"the consumer of {self.phase.name} kept a view of an output buffer ({', '.join(names)}), in what "
+                    "it returned or elsewhere; the next replay overwrites it: copy it"
+                )
+        return result
+
+    def _valid_outputs(self, frame: Frame, batch: Batch) -> dict[str, Tensor]:
         outputs = {}
         for buffer in self._outputs:
             view = frame[buffer.name]
@@ -331,16 +396,7 @@ class GraphRunner:
                 name, extra = buffer.dimension
                 view = view.narrow(buffer.axis, 0, batch.sizes[name] + extra)
             outputs[buffer.name] = view
-        result = consume(outputs)
-        if result is None:
-            return result
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and frame.arena.owns(leaf):
-                raise GraphError(
-                    f"the consumer of {self.phase.name} kept a view of shape {tuple(leaf.shape)} of an output buffer; "
-                    "the next replay overwrites it: copy it"
-                )
-        return result
+        return outputs
 
     def _wait(self) -> None:
         if self.phase.arena.device.type == "cuda":

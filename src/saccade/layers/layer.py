@@ -72,6 +72,17 @@ class Layer:
         for name, child in self.children():
             yield from ((f"{name}.{path}", home) for path, home in child.homes())
 
+    def links(self) -> Iterator[tuple[str, tuple[Any, Any]]]:
+        """What else decides which tensors are used, by dotted path: the layers below, and parameters that are None."""
+        attributes = vars(self)
+        for name, value in attributes.items():
+            if value is None or isinstance(value, Layer):
+                yield name, (attributes, name)
+            elif isinstance(value, list):
+                yield from ((f"{name}.{i}", (value, i)) for i, item in enumerate(value) if isinstance(item, Layer))
+        for name, child in self.children():
+            yield from ((f"{name}.{path}", home) for path, home in child.links())
+
     def children(self) -> Iterator[tuple[str, "Layer"]]:
         for name, value in vars(self).items():
             if isinstance(value, Layer):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import ConfigError
+from saccade.layers.layer import Layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +61,9 @@ def interleaved_axes(sections: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(axes)
 
 
-class Rotary:
-    """Cosines and sines for a list of positions, float32, laid out for half-split rotation."""
+class Rotary(Layer):
+    """Cosines and sines for a list of positions, float32, laid out for half-split rotation. A layer, although no
+    checkpoint fills it: graphs read its tensors, so they are watched like weights."""
 
     def __init__(self, spec: RotarySpec, device: torch.device) -> None:
         if len(spec.axes) * 2 != spec.width:

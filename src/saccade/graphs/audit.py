@@ -1,0 +1,374 @@
+"""Audit: what a graph froze, found in the graph itself. Needs no reference output.
+
+Two captures of one bucket with different inputs are compared node by node. What differs is a host value that was
+frozen, and the finding names the node and the argument. Beside that: every node touches declared memory only, capture
+and eager run launch the same nodes, a replay changes nothing but what the phase declares, padding is what its policy
+says, and nothing has moved. On CUDA nodes are read from the graph, elsewhere from the recording of the twin.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from saccade.config import Mode, Tier
+from saccade.errors import CaptureError, GraphError
+from saccade.graphs.arena import Array, Batch
+from saccade.graphs.buffers import Buffer, DummySegment, Fill, OwnIndex, RepeatLast, Role
+from saccade.graphs.capture import CapturedGraph
+from saccade.graphs.examples import Values, compose, equal_totals, num_segments
+from saccade.graphs.frame import Frame
+from saccade.graphs.key import Capacity, GraphKey
+from saccade.graphs.memory_map import MemoryMap
+from saccade.graphs.nodes import Node
+from saccade.graphs.piecewise import Tape
+from saccade.graphs.runner import GraphRunner, Outputs, copy_out
+
+SMALL_BYTES = 2**20  # state up to this size is compared byte by byte, larger by its sum
+WORD = 8
+NUM_ON_CUDA = 2
+MAX_FINDINGS = 5  # of one check: the first few tell what is wrong
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """One graph: how many nodes it has, and what is wrong with it."""
+
+    key: str
+    num_nodes: int
+    findings: tuple[str, ...] = ()
+
+    @property
+    def is_right(self) -> bool:
+        return not self.findings
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    rows: tuple[AuditRow, ...]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether something was looked at, and nothing found."""
+        return bool(self.rows) and all(row.is_right for row in self.rows)
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(row.num_nodes for row in self.rows)
+
+    def __str__(self) -> str:
+        lines = []
+        for row in self.rows:
+            lines.append(f"{row.key:<48} {row.num_nodes:>6} nodes  {'ok' if row.is_right else 'WRONG'}")
+            lines += [f"    {finding}" for finding in row.findings]
+        return "\n".join(lines)
+
+
+def audit(
+    runner: GraphRunner,
+    *,
+    seed: int = 0,
+    buckets: Sequence[Capacity] | None = None,
+    consume: Callable[[Outputs], Any] = copy_out,
+    on_graph: Callable[[], None] = lambda: None,
+) -> AuditReport:
+    """Look at captured buckets, all or those given, and, where the exact tier is on, at exact graphs. Like verification
+    it writes where requests read. `consume` is how results are taken out."""
+    rng = torch.Generator().manual_seed(seed)
+    served = [graph for graph in runner.graphs if not graph.key.digest]
+    served = [graph for graph in served if buckets is None or graph.key.capacity in buckets]
+    rows = []
+    for graph in served:
+        rows.append(_audit_graph(runner, graph, rng))
+        on_graph()
+    if served:
+        smallest = min(served, key=lambda graph: graph.key.capacity[runner.phase.rows])
+        rows.append(_audit_runs(runner, smallest, rng, consume))
+    if Tier.EXACT in runner.settings.tiers:
+        smallest_bucket = min(buckets or runner.phase.buckets, key=lambda bucket: bucket[runner.phase.rows])
+        rows.append(_audit_exact(runner, smallest_bucket, rng))
+    return AuditReport(tuple(rows))
+
+
+def _audit_graph(runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator) -> AuditRow:
+    capacity, findings = graph.key.capacity, list[str]()
+    findings += [f"moved since the capture: {change}" for change in graph.moved()]
+    first, *others = _varied_values(runner, capacity, rng)
+    try:
+        base = _recorded(runner, graph, first)
+        memory = MemoryMap(runner.phase.arena, capacity, runner.watched, runner.lane)
+        findings += _undeclared(base, memory)
+        for other in others:
+            if found := _frozen(runner, graph.key, memory, base, first, other):
+                findings += found
+                break
+        findings += _not_one_body(runner, graph.key, first)
+    except (CaptureError, GraphError) as error:
+        return AuditRow(str(graph.key), 0, (*findings, f"frozen: a capture with other inputs fails: {error}"))
+    return AuditRow(str(graph.key), len(base), tuple(findings))
+
+
+def _recorded(runner: GraphRunner, graph: CapturedGraph, values: Values) -> list[Node]:
+    """The nodes of a graph in service where it can tell them, and otherwise of another capture of the same batch."""
+    if runner.phase.arena.device.type == "cpu":
+        return _nodes(graph)
+    return _captured_on(runner, graph.key, values)
+
+
+def _captured_on(runner: GraphRunner, key: GraphKey, values: Values) -> list[Node]:
+    """A batch is admitted right before its capture, as before a run: whatever the host remembers is of this batch."""
+    batch = runner.phase.arena.admit(values)
+    runner.phase.arena.fill(batch, key.capacity)
+    with runner.lane.keeping_nodes():
+        return _nodes(runner.record(key, batch.structure if key.digest else None, is_warm=True))
+
+
+def _nodes(graph: CapturedGraph) -> list[Node]:
+    return [node for step in graph.steps for node in step.nodes()]
+
+
+def _frozen(
+    runner: GraphRunner, key: GraphKey, memory: MemoryMap, base: list[Node], first: Values, other: Values
+) -> list[str]:
+    """What differs between two captures. Bytes that nobody set (the padding of a struct) differ by chance: a finding
+    counts if further captures of both batches show the same two values."""
+    found = list(_differences(base, _captured_on(runner, key, other), memory))
+    if found and runner.phase.arena.device.type != "cpu":
+        again = set(_differences(_captured_on(runner, key, first), _captured_on(runner, key, other), memory))
+        found = [finding for finding in found if finding in again]
+    return found[:MAX_FINDINGS]
+
+
+def _differences(one: Sequence[Node], other: Sequence[Node], memory: MemoryMap) -> Iterator[str]:
+    if len(one) != len(other):
+        yield f"frozen: a capture has {len(one)} nodes, one with other inputs {len(other)}"
+    for i, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a.name != b.name:
+            yield f"frozen: node {i} is {a.name}, and {b.name} in a capture with other inputs"
+            return  # behind it nothing lines up
+        here, there = _arguments(a, memory), _arguments(b, memory)
+        for argument in dict.fromkeys((*here, *there)):
+            if here.get(argument) != there.get(argument):
+                was, now = (_shown(found.get(argument)) for found in (here, there))
+                yield f"frozen: node {i} ({a.name}) has {argument} = {was}, and {now} in a capture with other inputs"
+
+
+def _arguments(node: Node, memory: MemoryMap) -> dict[str, Any]:
+    """Every argument in a form that can be compared: addresses by name."""
+    found: dict[str, Any] = dict(node.values)
+    for argument, touch in node.touches.items():
+        place = memory.find(touch.address)
+        found[argument] = f"{place if place else 'undeclared memory'} {touch.layout}"
+    for argument, data in node.raw.items():
+        if len(data) > 1:  # a byte alone is an empty functor, which nobody sets
+            found[argument] = tuple(_words(data, memory))
+    return found
+
+
+def _words(data: bytes, memory: MemoryMap) -> Iterator[str]:
+    whole = len(data) // WORD * WORD
+    for (word,) in struct.iter_unpack("<Q", data[:whole]):
+        place = memory.find(word)
+        yield str(place) if place else f"{word:#x}"
+    if rest := data[whole:]:
+        yield f"{int.from_bytes(rest, 'little'):#x}"
+
+
+def _shown(value: Any) -> str:
+    text = "nothing" if value is None else " ".join(value) if isinstance(value, tuple) else str(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _undeclared(nodes: Sequence[Node], memory: MemoryMap) -> list[str]:
+    """Tensors that are neither buffers nor state nor made in the graph: copies of what a capture saw."""
+    found = [
+        f"undeclared: node {i} ({node.name}) has {argument} = {touch.layout} in memory that is neither a buffer, nor "
+        "declared state, nor made in the graph: what it holds is frozen"
+        for i, node in enumerate(nodes)
+        for argument, touch in node.touches.items()
+        if touch.address and memory.find(touch.address) is None
+    ]
+    return found[:MAX_FINDINGS]
+
+
+class _BoundsOfCapacity(Frame):
+    """What an eager run sees, host boundaries among it, but with the bounds of a capacity graph: so that the same
+    kernels are launched."""
+
+    def longest(self, name: str) -> int:
+        return Frame(self.arena, self.capacity).longest(name)
+
+
+def _not_one_body(runner: GraphRunner, key: GraphKey, values: Values) -> list[str]:
+    """Where a body does one thing while it is captured and another when it is run eagerly."""
+    arena, capacity = runner.phase.arena, key.capacity
+    runs = []
+    for has_structure in (False, True):
+        arena.fill(arena.admit(values), capacity)
+        structure = _padded_structure(runner, capacity) if has_structure else None
+        tape = Tape(runner.lane, arena, runner.watched)
+        splitter = tape if key.mode is Mode.PIECEWISE else None
+        with torch.no_grad(), runner.lane.keeping_nodes(), runner.lane.session():
+            tape.record(runner.phase.body, _BoundsOfCapacity(arena, capacity, structure, splitter))
+        runs.append([node.name for step in tape.steps for node in step.nodes()])
+    captured, eager = runs
+    if captured == eager:
+        return []
+    at = next((i for i, (a, b) in enumerate(zip(captured, eager, strict=False)) if a != b), min(map(len, runs)))
+    here, there = (names[at] if at < len(names) else "nothing" for names in runs)
+    return [f"another body: node {at} is {here} in a capture and {there} in an eager run"]
+
+
+def _padded_structure(runner: GraphRunner, capacity: Capacity) -> dict[str, Array]:
+    """The boundaries of a filled arena, padding included, as an eager run of all rows would have them."""
+    views = runner.phase.arena.views(capacity)
+    boundaries = [b.name for b in runner.phase.arena.buffers.values() if isinstance(b.padding, DummySegment)]
+    return {name: views[name].cpu().numpy().copy() for name in boundaries}
+
+
+def _audit_runs(
+    runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator, consume: Callable[[Outputs], Any]
+) -> AuditRow:
+    """What only a replay shows: what it writes, what it is filled with, and what is kept of its outputs."""
+    phase, capacity = runner.phase, graph.key.capacity
+    values = phase.example(equal_totals(phase, capacity, rng)[0], rng)
+    batch = phase.arena.admit(values)
+    findings: list[str] = []
+    if phase.arena.misfit(batch.sizes, capacity) is None:
+        phase.arena.fill(batch, capacity)
+        findings += fill_problems(runner, batch, capacity)
+        phase.set_up(values)
+        before = _contents(runner)
+        try:
+            result = runner.replay(graph.key, batch, consume)
+            findings += _kept_views(runner, result)
+        except GraphError as error:
+            findings.append(str(error))
+        findings += [
+            f"undeclared write: a replay changes {name!r}, which is not in Phase.writes: what one batch leaves there, "
+            "the next one finds"
+            for name, content in _contents(runner).items()
+            if not torch.equal(content, before[name])
+        ]
+    return AuditRow(f"{phase.name}/{runner.settings.mode} a replay", 0, tuple(findings))
+
+
+def _kept_views(runner: GraphRunner, result: Any) -> list[str]:
+    kept = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and runner.phase.arena.owns(leaf)]
+    return [f"kept: the consumer keeps a view of shape {tuple(view.shape)} of an output buffer" for view in kept]
+
+
+def _contents(runner: GraphRunner) -> dict[str, Tensor]:
+    """State that a pass must leave alone: small tensors as they are, of large ones the sum of their bits."""
+    return {name: _bits(tensor) for name, tensor in runner.watched.items() if name not in runner.phase.writes}
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    if flat.numel() <= SMALL_BYTES:
+        return flat.clone()
+    words = flat[: flat.numel() // 4 * 4].view(torch.int32)
+    return words.sum(dtype=torch.int64)
+
+
+def fill_problems(runner: GraphRunner, batch: Batch, capacity: Capacity) -> list[str]:
+    """Where filled buffers are not the batch with padding by its policy, worked out anew."""
+    views, found = runner.phase.arena.views(capacity), []
+    for name, buffer in runner.phase.arena.buffers.items():
+        if buffer.role not in (Role.INPUT, Role.METADATA):
+            continue
+        given = batch.tensors[name].cpu() if name in batch.tensors else torch.from_numpy(np.array(batch.arrays[name]))
+        expected = _padded(buffer, given.to(buffer.dtype), capacity)
+        if not torch.equal(views[name].cpu().nan_to_num(), expected.nan_to_num()):
+            found.append(f"padding: {name!r} does not hold the batch, padded by {type(buffer.padding).__name__}")
+    return found
+
+
+def _padded(buffer: Buffer, given: Tensor, capacity: Capacity) -> Tensor:
+    if buffer.axis is None:
+        return given
+    rows = given.movedim(buffer.axis, 0)
+    count, total = rows.shape[0], buffer.sized(capacity)[buffer.axis]
+    full = torch.zeros((total, *rows.shape[1:]), dtype=buffer.dtype)
+    full[:count] = rows
+    match buffer.padding:
+        case DummySegment(rows=dimension, longest=longest):
+            last = capacity[dimension]
+            steps = torch.arange(1, total - count + 1) * (longest or last) + int(rows[-1])
+            full[count:] = steps.clamp(max=last).to(buffer.dtype)
+        case OwnIndex():
+            full[count:] = torch.arange(count, total, dtype=buffer.dtype)
+        case RepeatLast() if count:
+            full[count:] = full[count - 1]
+        case Fill(value=value):
+            full[count:] = value
+    return full.movedim(0, buffer.axis)
+
+
+def _audit_exact(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> AuditRow:
+    """Two structures of the same sizes: graphs that differ must have keys that differ."""
+    phase = runner.phase
+    found: list[tuple[GraphKey, list[Node]]] = []
+    for lengths in equal_totals(phase, capacity, rng):
+        values = phase.example(lengths, rng)
+        batch = phase.arena.admit(values)
+        runner.eager(values, lambda outputs: None)  # compiles what these sizes need; a capture cannot
+        key = runner.key_of(batch)
+        found.append((key, _captured_on(runner, key, values)))
+    (one, here), (other, there) = found
+    findings: list[str] = []
+    if one == other:
+        memory = MemoryMap(phase.arena, one.capacity, runner.watched, runner.lane)
+        findings = [f"one key for two structures [{one}]: {text}" for text in _differences(here, there, memory)]
+    return AuditRow(f"{phase.name}/{runner.settings.mode} exact", len(here), tuple(findings[:MAX_FINDINGS]))
+
+
+def _varied_values(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> list[Values]:
+    """The inputs that a bucket is captured with; then others: with other numbers also in what examples never vary, with
+    other boundaries, with one row, and with all rows in many segments."""
+    phase, arena = runner.phase, runner.phase.arena
+    rows = capacity[phase.rows]
+    layouts = (*equal_totals(phase, capacity, rng), (1,), compose(rows, num_segments(phase, capacity), rng))
+    found = []
+    for lengths in dict.fromkeys(layouts):
+        values = phase.example(lengths, rng)
+        if arena.misfit(arena.admit(values).sizes, capacity) is None:
+            found.append(values if found else _with_all_varied(runner, values, phase.example(lengths, rng)))
+    # On CUDA each costs a capture of milliseconds, and no host value can come from what is on the device.
+    return [runner.example_values(capacity), *(found[:NUM_ON_CUDA] if arena.device.type == "cuda" else found)]
+
+
+def _with_all_varied(runner: GraphRunner, values: Values, again: Values) -> Values:
+    """The same inputs, with other numbers in the metadata that a second example of the same lengths does not vary."""
+    arena = runner.phase.arena
+    batch, other = arena.admit(values), arena.admit(again)
+    changed: dict[str, Any] = dict(values)
+    for name, array in batch.arrays.items():
+        is_constant = array.shape == other.arrays[name].shape and np.array_equal(array, other.arrays[name])
+        if name not in batch.structure and array.size and is_constant:
+            changed[name] = _changed(array)
+    return changed if arena.device.type == "cuda" or _can_run(runner, changed) else values
+
+
+def _changed(array: Array) -> Array:
+    """Other numbers of the same kind: turned round where that changes them, and otherwise one less, or one more than
+    nothing."""
+    turned = np.roll(array, 1, axis=-1)
+    if not np.array_equal(turned, array):
+        return turned
+    return np.where(array > 0, array - 1, array + 1).astype(array.dtype)
+
+
+def _can_run(runner: GraphRunner, values: Values) -> bool:
+    """Whether a body takes these numbers: on a CPU a recording runs it, and some are places."""
+    try:
+        runner.phase.set_up(values)
+        runner.eager(values, lambda outputs: None)
+    except (IndexError, RuntimeError, GraphError):
+        return False
+    return True

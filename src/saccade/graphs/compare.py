@@ -1,0 +1,151 @@
+"""Comparing results: bit for bit where the same kernels ran on the same shapes, and against an estimated error where
+shapes differ.
+
+The error is estimated by running the same body a few times with every operation's result moved by one unit in its last
+place, at random (Monte Carlo arithmetic). How far an output then moves is how far rounding may move it: by row and
+channel, so that one large channel excuses nothing in the others.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Tensors = Mapping[str, Tensor]
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+NUM_NOISY_RUNS = 4
+ALLOWED_ERRORS = 16  # times the estimate: of millions of roundings, the largest lies several estimates out
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where one output is not what it should be: the first such row, and the largest distance in units of what is
+    allowed there (infinite where nothing is, or where one of the two is no number)."""
+
+    output: str
+    num_wrong: int
+    num_values: int
+    row: int
+    size: float
+
+    def __str__(self) -> str:
+        return f"{self.num_wrong} of {self.num_values} values of {self.output!r} differ, the first in row {self.row}"
+
+
+def bit_differences(actual: Tensors, expected: Tensors) -> list[Difference]:
+    """Every output whose bits differ. A NaN equals the same NaN, and -inf equals -inf."""
+    found = (_bit_difference(name, actual[name], right) for name, right in expected.items())
+    return [one for one in found if one is not None]
+
+
+def _bit_difference(name: str, actual: Tensor, right: Tensor) -> Difference | None:
+    if actual.shape != right.shape or actual.dtype != right.dtype:
+        return Difference(name, right.numel(), right.numel(), 0, float("inf"))
+    bits = _BITS[right.dtype.itemsize]
+    is_wrong = actual.contiguous().view(bits) != right.contiguous().view(bits)
+    return _located(name, is_wrong, lambda: _relative(actual, right, is_wrong))
+
+
+def _relative(actual: Tensor, right: Tensor, is_wrong: Tensor) -> float:
+    """The largest difference as a share of the value it should be."""
+    off = (actual[is_wrong].double() - right[is_wrong].double()).abs()
+    share = (off / right[is_wrong].double().abs().clamp_min(1e-30)).max().item()
+    return share if share == share else float("inf")
+
+
+def _located(name: str, is_wrong: Tensor, size: Callable[[], float]) -> Difference | None:
+    num_wrong = int(is_wrong.sum())
+    if num_wrong == 0:
+        return None
+    rows = is_wrong.reshape(-1, is_wrong.shape[-1]).any(-1) if is_wrong.ndim > 1 else is_wrong.reshape(-1)
+    return Difference(name, num_wrong, is_wrong.numel(), int(rows.int().argmax()), size())
+
+
+def error_differences(actual: Tensors, expected: Tensors, noisy: Sequence[Tensors]) -> list[Difference]:
+    """Every output that is further from what is expected than rounding explains. `noisy` are the results of
+    `noisy_runs`; where they agree on a whole number or on what is not finite, there is nothing to round."""
+    found = (
+        _error_difference(name, actual[name], right, [run[name] for run in noisy]) for name, right in expected.items()
+    )
+    return [one for one in found if one is not None]
+
+
+def _error_difference(name: str, actual: Tensor, right: Tensor, noisy: Sequence[Tensor]) -> Difference | None:
+    if actual.shape != right.shape or actual.dtype != right.dtype:
+        return Difference(name, right.numel(), right.numel(), 0, float("inf"))
+    if right.numel() == 0:
+        return None
+    plain, found, runs = right.double(), actual.double(), torch.stack([run.double() for run in noisy])
+    is_number = runs.isfinite().all(0) & plain.isfinite()
+    is_settled = (runs == plain).all(0) | (runs.isnan().all(0) & plain.isnan())
+    is_same = (found == plain) | (found.isnan() & plain.isnan())
+    if not right.is_floating_point():
+        return _located(name, is_settled & ~is_same, lambda: float("inf"))
+    distance = (found - plain).abs().where(is_number, 0)
+    error = _smoothed((runs - plain).abs().amax(0).where(is_number, 0))
+    allowed = ALLOWED_ERRORS * error + torch.finfo(right.dtype).eps * plain.abs().where(is_number, 0)
+    is_wrong = torch.where(is_number, ~(distance <= allowed), is_settled & ~is_same)
+    worst = (distance / allowed.clamp_min(1e-300))[is_wrong & is_number & found.isfinite()]
+    return _located(name, is_wrong, lambda: worst.max().item() if worst.numel() else float("inf"))
+
+
+def _smoothed(error: Tensor) -> Tensor:
+    """Few runs underestimate some elements: each gets at least what its row and its channel have on average."""
+    table = error.reshape(-1, error.shape[-1] if error.ndim > 1 else 1)
+    squares = table.square()
+    rows, channels, mean = squares.mean(1, keepdim=True), squares.mean(0, keepdim=True), squares.mean()
+    product = (rows * channels / mean.clamp_min(1e-300)).sqrt()
+    return torch.maximum(table, product).reshape(error.shape)
+
+
+def noisy_runs(run: Callable[[], Tensors], *, seed: int = 0) -> list[Tensors]:
+    """The results of a few runs with noise in the last place of what operations give."""
+    found = []
+    for turn in range(NUM_NOISY_RUNS):
+        with _LastPlaceNoise(seed * NUM_NOISY_RUNS + turn):
+            found.append(run())
+    return found
+
+
+class _LastPlaceNoise(TorchDispatchMode):
+    """Operations that write in place are left alone: they may write to weights and caches, which outlive the run."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func._schema.is_mutable or func.overloadpacket in _GIVES_NO_NUMBERS:
+            return result
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        for leaf in tree_leaves(result):
+            is_fresh = isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in given
+            if is_fresh and leaf.is_floating_point() and leaf.numel():
+                self._move(leaf)
+        return result
+
+    def _move(self, tensor: Tensor) -> None:
+        device = tensor.device
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        steps = torch.randint(-1, 2, tensor.shape, generator=self._generators[device], device=device)
+        tensor.mul_(1 + steps.to(tensor.dtype) * torch.finfo(tensor.dtype).eps)
+
+
+_GIVES_NO_NUMBERS = (
+    torch.ops.aten.empty,
+    torch.ops.aten.empty_like,
+    torch.ops.aten.empty_strided,
+    torch.ops.aten.new_empty,
+    torch.ops.aten.new_empty_strided,
+    torch.ops.aten.clone,
+)

@@ -1,0 +1,63 @@
+"""Names for addresses: which buffer, weight or temporary the argument of a node points to."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from saccade.graphs.arena import Arena
+from saccade.graphs.lane import Lane
+
+TEMPORARY = "a temporary"
+DEEPEST = 64  # ranges that begin inside another one: the metadata of a batch lies in one storage
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Somewhere in a named piece of memory."""
+
+    name: str
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.name}+{self.offset}" if self.offset else self.name
+
+
+class MemoryMap:
+    """Buffers of an arena at a capacity, declared state, and the lane's own memory, whose addresses all look alike:
+    where a temporary lies may differ from capture to capture."""
+
+    def __init__(self, arena: Arena, capacity: Mapping[str, int], state: Mapping[str, Tensor], lane: Lane) -> None:
+        ranges = [(start, stop, TEMPORARY) for start, stop in lane.memory()]
+        ranges += [_range(name, storage) for name, storage in arena.storages().items()]
+        ranges += [_range(name, tensor) for name, tensor in state.items()]
+        ranges += [_range(name, view) for name, view in arena.views(capacity).items()]
+        self._starts, self._stops, self._names = _flattened(ranges)
+
+    def find(self, address: int) -> Place | None:
+        """None where nothing that was declared is."""
+        last = bisect_right(self._starts, address) - 1
+        for at in range(last, max(last - DEEPEST, -1), -1):
+            if address < self._stops[at]:
+                name = self._names[at]
+                return Place(name, 0 if name == TEMPORARY else address - self._starts[at])
+        return None
+
+
+def _range(name: str, tensor: Tensor) -> tuple[int, int, str]:
+    """From its first byte to its last, whatever its strides."""
+    extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size)
+    nbytes = (extent + 1) * tensor.element_size() if tensor.numel() else 0
+    return tensor.data_ptr(), tensor.data_ptr() + nbytes, name
+
+
+def _flattened(ranges: Iterable[tuple[int, int, str]]) -> tuple[list[int], list[int], list[str]]:
+    """Ranges in order, without overlaps: of two at the same place the later in the list names it."""
+    kept: dict[int, tuple[int, str]] = {}
+    for start, stop, name in ranges:
+        if stop > start:
+            before = kept.get(start)
+            kept[start] = (max(stop, before[0]) if before else stop, name)
+    starts = sorted(kept)
+    return starts, [kept[start][0] for start in starts], [kept[start][1] for start in starts]

@@ -1,0 +1,141 @@
+"""What a graph relies on besides its arena: weights and caches at their addresses, modules as they were built."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from saccade.errors import AddressError
+
+Home = tuple[Any, Any]  # what a thing lives in (a dictionary or list), and the key it has there
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_MEMBERS = ("_parameters", "_buffers", "_modules")
+
+
+class Watched(Mapping[str, Tensor]):
+    """Tensors under their names, read anew at every look from where they live, so that a replaced one is noticed.
+
+    `links` are other things that a capture took as they were (submodules, a bias that is None, the training flag): each
+    must still be the same object. `sizes` are containers that must not grow: parameters and hooks that came later.
+    """
+
+    def __init__(
+        self,
+        homes: Mapping[str, Home],
+        links: Mapping[str, Home] | None = None,
+        sizes: Mapping[str, Sized] | None = None,
+    ) -> None:
+        self._homes, self._links, self._sizes = dict(homes), dict(links or {}), dict(sizes or {})
+        self._places = tuple(self._homes.values())
+        self._joints = tuple(self._links.values())
+        self._counted = tuple(self._sizes.values())
+        self._alive = [home[key] for home, key in self._joints]  # so that no other object gets the id of one of these
+
+    @classmethod
+    def of_module(cls, module: nn.Module, name: str = "") -> "Watched":
+        """Its parameters and buffers, and what decides which of them are used."""
+        homes: dict[str, Home] = {}
+        links: dict[str, Home] = {}
+        sizes: dict[str, Sized] = {}
+        for prefix, part in module.named_modules(prefix=name):
+            start = f"{prefix}." if prefix else ""
+            for members in (part._parameters, part._buffers):
+                for key, tensor in members.items():
+                    (homes if tensor is not None else links)[start + key] = (members, key)
+            links |= {start + key: (part._modules, key) for key in part._modules}
+            links[f"{start}training"] = (vars(part), "training")
+            sizes |= {f"{start}{member}": getattr(part, member) for member in (*_MEMBERS, *_HOOKS)}
+        return cls(homes, links, sizes)
+
+    @classmethod
+    def of_body(cls, body: Callable[..., Any]) -> "Watched":
+        """The modules that a body is, is a method of, or closes over."""
+        found = cls({})
+        for i, module in enumerate(_modules_of(body)):
+            found = found | cls.of_module(module, f"module {i}" if i else "")
+        return found
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor]) -> "Watched":
+        """The values of a mapping."""
+        return state if isinstance(state, Watched) else cls({name: (state, name) for name in state})
+
+    def marks(self) -> list[int]:
+        """Addresses, identities and sizes as they are now: equal lists mean that nothing moved."""
+        try:
+            return [
+                *[home[key].data_ptr() for home, key in self._places],
+                *[id(home[key]) for home, key in self._joints],
+                *map(len, self._counted),
+            ]
+        except (AttributeError, KeyError, IndexError):
+            return [*map(_address, self._places), *map(_identity, self._joints), *map(len, self._counted)]
+
+    def changes(self, before: Sequence[int]) -> list[str]:
+        """What is not as it was when `marks` gave these."""
+        found = []
+        names = [*self._homes, *self._links, *self._sizes]
+        for i, (name, was, now) in enumerate(zip(names, before, self.marks(), strict=True)):
+            if was == now:
+                continue
+            if i < len(self._homes):
+                found.append(f"{name!r} is gone" if now == 0 else f"{name!r} was at {was:#x} and is at {now:#x}")
+            elif i < len(self._homes) + len(self._links):
+                found.append(f"{name!r} was replaced")
+            else:
+                found.append(f"{name!r} had {was} entries and has {now}")
+        return found
+
+    def __or__(self, other: Mapping[str, Tensor]) -> "Watched":
+        more = Watched.of(other)
+        return Watched({**self._homes, **more._homes}, {**self._links, **more._links}, {**self._sizes, **more._sizes})
+
+    def __getitem__(self, name: str) -> Tensor:
+        home, key = self._homes[name]
+        tensor: Tensor | None = home.get(key)
+        if tensor is None:
+            raise AddressError(f"{name!r} is gone; a captured graph reads it")
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+def _modules_of(body: Any) -> list[nn.Module]:
+    if isinstance(body, nn.Module):
+        return [body]
+    if isinstance(body, partial):
+        held = [body.func, *body.args, *body.keywords.values()]
+        return [module for part in held for module in _modules_of(part)]
+    cells = [cell.cell_contents for cell in getattr(body, "__closure__", None) or () if not _is_empty(cell)]
+    found = [part for part in (getattr(body, "__self__", None), *cells) if isinstance(part, nn.Module)]
+    return list(dict.fromkeys(found))
+
+
+def _is_empty(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return True
+    return False
+
+
+def _address(place: Home) -> int:
+    """0 where the tensor is gone."""
+    try:
+        tensor = place[0][place[1]]
+    except (KeyError, IndexError):
+        return 0
+    return tensor.data_ptr() if isinstance(tensor, Tensor) else 0
+
+
+def _identity(place: Home) -> int:
+    try:
+        return id(place[0][place[1]])
+    except (KeyError, IndexError):
+        return 0
