@@ -23,7 +23,7 @@ from saccade.engine.scheduler import Scheduler
 from saccade.engine.settings import SchedulerSettings
 from saccade.engine.state import StateSizes, new_state
 from saccade.engine.update import Update
-from saccade.graphs import Capacity, Frame, GraphRunner, Phase, run_body
+from saccade.graphs import Capacity, GraphRunner, Phase
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import plan_image
@@ -77,15 +77,11 @@ class PaddedEager(GraphRunner):
         consume: Callable[[Mapping[str, torch.Tensor]], Result],
         *,
         at: Capacity | None = None,
+        poison: bool = False,
     ) -> Result:
-        batch = self.phase.arena.admit(values)
-        bucket = at or self.bucket_for(batch.sizes)
-        assert bucket is not None, f"{self.phase.name}: no bucket holds {batch.sizes}"
-        self.phase.arena.fill(batch, bucket)
-        frame = Frame(self.phase.arena, bucket)
-        with torch.no_grad():
-            run_body(self.phase.body, frame)
-        return self._hand_over(frame, batch, consume)
+        bucket = at or self.bucket_for(self.phase.arena.admit(values).sizes)
+        assert bucket is not None, f"no bucket of {self.phase.name} holds this batch"
+        return super().eager(values, consume, at=bucket, poison=poison)
 
 
 def dummy_model(config: Mapping[str, Any], folder: Path, *, device: str, dtype: torch.dtype) -> Model:

@@ -37,8 +37,8 @@ class VerifySettings:
 def new_parser(name: str) -> Parser:
     about = (
         "Replay every graph of a model and compare it bit for bit with an eager run: equal totals with other "
-        "boundaries and back, small-large-small, poisoned padding, shuffled order over all buckets, other image shapes, "
-        "videos, repeated images. Then audit the graphs, as `saccade audit` does."
+        "boundaries and back, small-large-small, poisoned padding, shuffled order over all buckets, other image "
+        "shapes, videos, repeated images. Then audit the graphs, as `saccade audit` does."
     )
     return checking_parser(name, about)
 

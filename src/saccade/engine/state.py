@@ -82,7 +82,7 @@ class DeviceState:
         return frozenset(self._named_caches())
 
     def _named_caches(self) -> dict[str, Tensor]:
-        found = {}
+        found: dict[str, Tensor] = {}
         for i, (keys, values) in enumerate(self.caches):
             found |= {f"keys of layer {i}": keys, f"values of layer {i}": values}
         return found

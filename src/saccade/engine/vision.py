@@ -106,14 +106,14 @@ def _targets(values: Mapping[str, Any], vision_rows: Tensor) -> Tensor:
 
 
 def vision_buckets(max_units: int) -> tuple[int, ...]:
-    """Rows of the passes that get a graph, in few steps where a pass is short or several images share it.
+    """Rows of the passes that get a graph, in few steps where a pass is short.
 
-    Steps are an eighth of an octave from 256 to 4096 rows, where single images lie, a quarter elsewhere. They lie 1/48
-    above round numbers: images are squares of small numbers, and 49, 196, 324, 784 rows (224, 448, 560, 896 pixels a
-    side for patches of 16) are just above round ones, which would pad them by 9 %.
+    Steps are a quarter of an octave up to 256 rows, and an eighth above, where padding costs milliseconds. They lie
+    1/48 above round numbers: images are squares of small numbers, and 49, 196, 324, 784 rows (224, 448, 560, 896 pixels
+    a side for patches of 16) are just above round ones, which would pad them by 9 %.
     """
     fine, coarse = (row_buckets(max_units, smallest=32, per_octave=n) for n in (8, 4))
-    chosen = [n for n in coarse if not 256 < n < 4096] + [n for n in fine if 256 < n < 4096]
+    chosen = [n for n in coarse if n <= 256] + [n for n in fine if n > 256]
     return tuple(sorted({min(round(n * 49 / 48), max_units) for n in chosen} | {max_units}))
 
 

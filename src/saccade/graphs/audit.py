@@ -334,7 +334,7 @@ def _varied_values(runner: GraphRunner, capacity: Capacity, rng: torch.Generator
     phase, arena = runner.phase, runner.phase.arena
     rows = capacity[phase.rows]
     layouts = (*equal_totals(phase, capacity, rng), (1,), compose(rows, num_segments(phase, capacity), rng))
-    found = []
+    found: list[Values] = []
     for lengths in dict.fromkeys(layouts):
         values = phase.example(lengths, rng)
         if arena.misfit(arena.admit(values).sizes, capacity) is None:

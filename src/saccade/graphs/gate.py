@@ -1,4 +1,8 @@
-"""The gate: from times measured at start-up, the cheapest way to run a batch. No rule of thumb about padding."""
+"""The gate: from times measured at start-up, the cheapest way to run a batch. No rule of thumb about padding.
+
+What a run costs is the time until its results are there, and the time it keeps the host: an eager run launches hundreds
+of kernels one by one, and meanwhile nothing else is launched, for any request. A replay keeps the host for a moment.
+"""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +33,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Times of eager runs by real rows, and of replays by the rows of the graph."""
+    """What eager runs cost by real rows, and replays by the rows of the graph."""
 
     eager: Curve
     graph: Curve
@@ -38,15 +42,9 @@ class Gate:
         return (self.eager if tier is Tier.EAGER else self.graph).at(rows)
 
     def cheapest(self, rows_by_tier: Mapping[Tier, int]) -> Tier:
-        """The tier that takes least time for the rows it would process. An eager run wins what is too close to call:
-        a replay that is chosen is a faster one."""
+        """The tier that costs least for the rows it would process; of equal ones a replay."""
         order = (Tier.EXACT, Tier.CAPACITY, Tier.EAGER)
-
-        def cost(tier: Tier) -> tuple[float, int]:
-            seconds = self.seconds(tier, rows_by_tier[tier])
-            return seconds * (1 - _TOO_CLOSE if tier is Tier.EAGER else 1), order.index(tier)
-
-        return min(rows_by_tier, key=cost)
+        return min(rows_by_tier, key=lambda tier: (self.seconds(tier, rows_by_tier[tier]), order.index(tier)))
 
     def table(self) -> str:
         """What was measured, one line a size."""
@@ -59,9 +57,9 @@ class Gate:
 
 
 def measure(ways: Sequence[Callable[[int], object]], sizes: Sequence[int], wait: Callable[[], None]) -> list[Curve]:
-    """Time every way for each size: the median of a few turns, each until the device is done. Ways take turns, so that
-    a device whose clock wanders favours none of them. It is part of the start, so it is short: what takes long to run
-    needs few turns to be known."""
+    """What every way costs for each size: the median of a few turns. Ways take turns, so that a device whose clock
+    wanders favours none of them. It is part of the start, so it is short: what takes long to run needs few turns to be
+    known."""
     points: list[list[tuple[int, float]]] = [[] for _ in ways]
     for size in sizes:
         for way in ways:
@@ -76,15 +74,15 @@ def measure(ways: Sequence[Callable[[int], object]], sizes: Sequence[int], wait:
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 2, 9
 _ENOUGH_S = 0.1
-_TOO_CLOSE = 0.02  # of an eager run: two measurements of the same run differ by about as much
 
 
 def _timed(way: Callable[[int], object], size: int, wait: Callable[[], None]) -> float:
-    """Of one call of two: a batch may take several passes, and while the device is at the first of them, the host
-    prepares the next. Calls one by one would charge an eager run with a wait that is there only once."""
+    """Seconds per call, over two calls in a row: the host prepares the second while the device runs the first. Until
+    the results are there, plus those until the host was free again."""
     wait()
     started = perf_counter()
     for _ in range(2):
         way(size)
+    returned = perf_counter()
     wait()
-    return (perf_counter() - started) / 2
+    return (perf_counter() - started + returned - started) / 2

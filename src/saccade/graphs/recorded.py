@@ -156,11 +156,11 @@ class _Recorder(TorchDispatchMode):
             moved[source.data_ptr()] = target = self._pool.take(nbytes)
             _as_bytes(target, nbytes).copy_(_as_bytes(source, nbytes))
         home = torch.empty(0, dtype=tensor.dtype)
-        return home.set_(moved[source.data_ptr()], tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload, no-any-return]
+        return home.set_(moved[source.data_ptr()], tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _as_bytes(storage: UntypedStorage, nbytes: int) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))  # type: ignore[call-overload, no-any-return]
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))
 
 
 def _is_fresh(leaf: Any, given: set[int]) -> bool:
