@@ -6,14 +6,16 @@ and eager run launch the same nodes, a replay changes nothing but what the phase
 says, and nothing has moved. On CUDA nodes are read from the graph, elsewhere from the recording of the twin.
 """
 
-import struct
+import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from saccade.config import Mode, Tier
@@ -25,13 +27,14 @@ from saccade.graphs.examples import Values, compose, equal_totals, num_segments
 from saccade.graphs.frame import Frame
 from saccade.graphs.key import Capacity, GraphKey
 from saccade.graphs.memory_map import MemoryMap
+from saccade.graphs.node_differences import WORD, Position, differences
 from saccade.graphs.nodes import Node
 from saccade.graphs.piecewise import Tape
 from saccade.graphs.runner import GraphRunner, Outputs, copy_out
 
 SMALL_BYTES = 2**20  # state up to this size is compared byte by byte, larger by its sum
-WORD = 8
 NUM_ON_CUDA = 2
+CUBLAS = re.compile("^nvjet|cublas")
 MAX_FINDINGS = 5  # of one check: the first few tell what is wrong
 
 
@@ -79,12 +82,12 @@ def audit(
 ) -> AuditReport:
     """Look at captured buckets, all or those given, and, where the exact tier is on, at exact graphs. Like verification
     it writes where requests read. `consume` is how results are taken out."""
-    rng = torch.Generator().manual_seed(seed)
+    rng, chance = torch.Generator().manual_seed(seed), set[Position]()
     served = [graph for graph in runner.graphs if not graph.key.digest]
     served = [graph for graph in served if buckets is None or graph.key.capacity in buckets]
     rows = []
     for graph in served:
-        rows.append(_audit_graph(runner, graph, rng))
+        rows.append(_audit_graph(runner, graph, rng, chance))
         on_graph()
     if served:
         smallest = min(served, key=lambda graph: graph.key.capacity[runner.phase.rows])
@@ -95,29 +98,27 @@ def audit(
     return AuditReport(tuple(rows))
 
 
-def _audit_graph(runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator) -> AuditRow:
+def _audit_graph(runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator, chance: set[Position]) -> AuditRow:
     capacity, findings = graph.key.capacity, list[str]()
     findings += [f"moved since the capture: {change}" for change in graph.moved()]
     first, *others = _varied_values(runner, capacity, rng)
     try:
-        base = _recorded(runner, graph, first)
+        base = _nodes(graph) if _is_cpu(runner) else _captured_on(runner, graph.key, first)
         memory = MemoryMap(runner.phase.arena, capacity, runner.watched, runner.lane)
         findings += _undeclared(base, memory)
         for other in others:
-            if found := _frozen(runner, graph.key, memory, base, first, other):
+            if found := _frozen(runner, graph.key, memory, chance, base, first, other):
                 findings += found
                 break
-        findings += _not_one_body(runner, graph.key, first)
+        findings += _not_one_body(runner, graph.key, base, first)
     except (CaptureError, GraphError) as error:
         return AuditRow(str(graph.key), 0, (*findings, f"frozen: a capture with other inputs fails: {error}"))
     return AuditRow(str(graph.key), len(base), tuple(findings))
 
 
-def _recorded(runner: GraphRunner, graph: CapturedGraph, values: Values) -> list[Node]:
-    """The nodes of a graph in service where it can tell them, and otherwise of another capture of the same batch."""
-    if runner.phase.arena.device.type == "cpu":
-        return _nodes(graph)
-    return _captured_on(runner, graph.key, values)
+def _is_cpu(runner: GraphRunner) -> bool:
+    """There a graph in service tells its own nodes; on CUDA another capture of the same batch stands for it."""
+    return runner.phase.arena.device.type == "cpu"
 
 
 def _captured_on(runner: GraphRunner, key: GraphKey, values: Values) -> list[Node]:
@@ -133,67 +134,67 @@ def _nodes(graph: CapturedGraph) -> list[Node]:
 
 
 def _frozen(
-    runner: GraphRunner, key: GraphKey, memory: MemoryMap, base: list[Node], first: Values, other: Values
+    runner: GraphRunner,
+    key: GraphKey,
+    memory: MemoryMap,
+    chance: set[Position],
+    base: list[Node],
+    first: Values,
+    other: Values,
 ) -> list[str]:
-    """What differs between two captures. Bytes that nobody set (the padding of a struct) differ by chance: a finding
-    counts if further captures of both batches show the same two values."""
-    found = list(_differences(base, _captured_on(runner, key, other), memory))
-    if found and runner.phase.arena.device.type != "cpu":
-        again = set(_differences(_captured_on(runner, key, first), _captured_on(runner, key, other), memory))
-        found = [finding for finding in found if finding in again]
-    return found[:MAX_FINDINGS]
+    """What differs between two captures and not by chance: a struct that a kernel takes has bytes that nobody sets, and
+    they hold what was on the stack. Captures of the same inputs, called by way of another stack and again as before,
+    show which bytes these are; `chance` remembers them."""
+    there = _captured_on(runner, key, other)
+    found = [one for one in differences(base, there, memory) if one.position not in chance]
+    if found and not _is_cpu(runner):
+        for way in (_AnotherStack(), nullcontext()):
+            with way:
+                again = [(base, _captured_on(runner, key, first)), (there, _captured_on(runner, key, other))]
+            chance |= {d.position for a, b in again for d in differences(a, b, memory) if d.position is not None}
+        found = [one for one in found if one.position not in chance]
+    return [str(one) for one in found[:MAX_FINDINGS]]
 
 
-def _differences(one: Sequence[Node], other: Sequence[Node], memory: MemoryMap) -> Iterator[str]:
-    if len(one) != len(other):
-        yield f"frozen: a capture has {len(one)} nodes, one with other inputs {len(other)}"
-    for i, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a.name != b.name:
-            yield f"frozen: node {i} is {a.name}, and {b.name} in a capture with other inputs"
-            return  # behind it nothing lines up
-        here, there = _arguments(a, memory), _arguments(b, memory)
-        for argument in dict.fromkeys((*here, *there)):
-            if here.get(argument) != there.get(argument):
-                was, now = (_shown(found.get(argument)) for found in (here, there))
-                yield f"frozen: node {i} ({a.name}) has {argument} = {was}, and {now} in a capture with other inputs"
+class _AnotherStack(TorchDispatchMode):
+    """Sends every operation through Python, so that other leftovers are on the stack when its kernel is launched."""
 
-
-def _arguments(node: Node, memory: MemoryMap) -> dict[str, Any]:
-    """Every argument in a form that can be compared: addresses by name."""
-    found: dict[str, Any] = dict(node.values)
-    for argument, touch in node.touches.items():
-        place = memory.find(touch.address)
-        found[argument] = f"{place if place else 'undeclared memory'} {touch.layout}"
-    for argument, data in node.raw.items():
-        if len(data) > 1:  # a byte alone is an empty functor, which nobody sets
-            found[argument] = tuple(_words(data, memory))
-    return found
-
-
-def _words(data: bytes, memory: MemoryMap) -> Iterator[str]:
-    whole = len(data) // WORD * WORD
-    for (word,) in struct.iter_unpack("<Q", data[:whole]):
-        place = memory.find(word)
-        yield str(place) if place else f"{word:#x}"
-    if rest := data[whole:]:
-        yield f"{int.from_bytes(rest, 'little'):#x}"
-
-
-def _shown(value: Any) -> str:
-    text = "nothing" if value is None else " ".join(value) if isinstance(value, tuple) else str(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 def _undeclared(nodes: Sequence[Node], memory: MemoryMap) -> list[str]:
     """Tensors that are neither buffers nor state nor made in the graph: copies of what a capture saw."""
     found = [
-        f"undeclared: node {i} ({node.name}) has {argument} = {touch.layout} in memory that is neither a buffer, nor "
-        "declared state, nor made in the graph: what it holds is frozen"
+        f"undeclared: node {i} ({node.name}) has {argument} = {what} in memory that is neither a buffer, nor declared "
+        "state, nor made in the graph: what it holds is frozen"
         for i, node in enumerate(nodes)
-        for argument, touch in node.touches.items()
-        if touch.address and memory.find(touch.address) is None
+        for argument, what in (*_undeclared_touches(node, memory), *_undeclared_words(node, nodes, memory))
     ]
     return found[:MAX_FINDINGS]
+
+
+def _undeclared_touches(node: Node, memory: MemoryMap) -> Iterator[tuple[str, str]]:
+    for argument, touch in node.touches.items():
+        if touch.address and memory.find(touch.address) is None:
+            yield argument, touch.layout
+
+
+def _undeclared_words(node: Node, nodes: Sequence[Node], memory: MemoryMap) -> Iterator[tuple[str, str]]:
+    """Of raw arguments only those that are one word: a larger one may have stray addresses in bytes that nobody sets.
+    cuBLAS has a workspace of its own, which it clears before it uses it."""
+    for argument, data in node.raw.items():
+        address = int.from_bytes(data, "little") if len(data) == WORD else 0
+        if not address or not memory.is_foreign(address) or CUBLAS.search(node.name):
+            continue
+        if node.name != "fill" or not any(_has_word(each, data) for each in nodes if CUBLAS.search(each.name)):
+            yield argument, f"{address:#x}"
+
+
+def _has_word(node: Node, word: bytes) -> bool:
+    return any(word in data for data in node.raw.values())
 
 
 class _BoundsOfCapacity(Frame):
@@ -204,22 +205,19 @@ class _BoundsOfCapacity(Frame):
         return Frame(self.arena, self.capacity).longest(name)
 
 
-def _not_one_body(runner: GraphRunner, key: GraphKey, values: Values) -> list[str]:
-    """Where a body does one thing while it is captured and another when it is run eagerly."""
+def _not_one_body(runner: GraphRunner, key: GraphKey, base: Sequence[Node], values: Values) -> list[str]:
+    """Where a body does one thing while it is captured and another when it is run eagerly, with host boundaries."""
     arena, capacity = runner.phase.arena, key.capacity
-    runs = []
-    for has_structure in (False, True):
-        arena.fill(arena.admit(values), capacity)
-        structure = _padded_structure(runner, capacity) if has_structure else None
-        tape = Tape(runner.lane, arena, runner.watched)
-        splitter = tape if key.mode is Mode.PIECEWISE else None
-        with torch.no_grad(), runner.lane.keeping_nodes(), runner.lane.session():
-            tape.record(runner.phase.body, _BoundsOfCapacity(arena, capacity, structure, splitter))
-        runs.append([node.name for step in tape.steps for node in step.nodes()])
-    captured, eager = runs
-    if captured == eager:
+    arena.fill(arena.admit(values), capacity)
+    tape = Tape(runner.lane, arena, runner.watched)
+    splitter = tape if key.mode is Mode.PIECEWISE else None
+    frame = _BoundsOfCapacity(arena, capacity, _padded_structure(runner, capacity), splitter)
+    with torch.no_grad(), runner.lane.keeping_nodes(), runner.lane.session():
+        tape.record(runner.phase.body, frame)
+    runs = [node.name for node in base], [node.name for step in tape.steps for node in step.nodes()]
+    if runs[0] == runs[1]:
         return []
-    at = next((i for i, (a, b) in enumerate(zip(captured, eager, strict=False)) if a != b), min(map(len, runs)))
+    at = next((i for i, (a, b) in enumerate(zip(*runs, strict=False)) if a != b), min(map(len, runs)))
     here, there = (names[at] if at < len(names) else "nothing" for names in runs)
     return [f"another body: node {at} is {here} in a capture and {there} in an eager run"]
 
@@ -324,7 +322,7 @@ def _audit_exact(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) 
     findings: list[str] = []
     if one == other:
         memory = MemoryMap(phase.arena, one.capacity, runner.watched, runner.lane)
-        findings = [f"one key for two structures [{one}]: {text}" for text in _differences(here, there, memory)]
+        findings = [f"one key for two structures [{one}]: {found}" for found in differences(here, there, memory)]
     return AuditRow(f"{phase.name}/{runner.settings.mode} exact", len(here), tuple(findings[:MAX_FINDINGS]))
 
 

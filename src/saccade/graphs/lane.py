@@ -5,7 +5,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -41,6 +41,10 @@ class Lane(Protocol):
 
     def memory(self) -> list[tuple[int, int]]:
         """The addresses that are the lane's own, where temporaries lie: first of each range, and first behind it."""
+        ...
+
+    def device_memory(self) -> list[tuple[int, int]]:
+        """All memory of the device that tensors lie in, where that can be told."""
         ...
 
     def reserve_small(self) -> None:
@@ -112,8 +116,10 @@ class CudaLane:
             self._keeps_nodes = False
 
     def memory(self) -> list[tuple[int, int]]:
-        segments = [each for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) == self._pool]
-        return [(each["address"], each["address"] + each["total_size"]) for each in segments]
+        return [_range(each) for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) == self._pool]
+
+    def device_memory(self) -> list[tuple[int, int]]:
+        return [_range(each) for each in torch.cuda.memory_snapshot()]
 
     def begin(self) -> None:
         self._graph = torch.cuda.CUDAGraph(keep_graph=self._keeps_nodes)
@@ -135,6 +141,10 @@ class CudaLane:
                 warnings.simplefilter("ignore")
                 with suppress(RuntimeError):  # the error that broke the capture is the one to report
                     graph.capture_end()
+
+
+def _range(segment: dict[str, Any]) -> tuple[int, int]:
+    return segment["address"], segment["address"] + segment["total_size"]
 
 
 def lane_for(device: torch.device) -> Lane:

@@ -34,6 +34,12 @@ class MemoryMap:
         ranges += [_range(name, tensor) for name, tensor in state.items()]
         ranges += [_range(name, view) for name, view in arena.views(capacity).items()]
         self._starts, self._stops, self._names = _flattened(ranges)
+        self._device_memory = lane.device_memory()
+
+    def is_foreign(self, address: int) -> bool:
+        """Whether tensors of others lie there. What is no address of the device's memory is not."""
+        in_use = any(start <= address < stop for start, stop in self._device_memory)
+        return in_use and self.find(address) is None
 
     def find(self, address: int) -> Place | None:
         """None where nothing that was declared is."""

@@ -52,6 +52,9 @@ class RecordedLane:
     def memory(self) -> list[tuple[int, int]]:
         return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in self._pool.storages]
 
+    def device_memory(self) -> list[tuple[int, int]]:
+        return []
+
     def reserve_small(self) -> None:
         """Temporaries are few and small, and shared already."""
 

@@ -1,0 +1,85 @@
+"""Where two captures of one body differ: node by node, argument by argument, word by word."""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from saccade.graphs.memory_map import MemoryMap
+from saccade.graphs.nodes import Node
+
+WORD = 8
+
+# A word of an argument: kernel, argument, its first half word (which tells how many dimensions a struct describes), and
+# which word of it.
+Position = tuple[str, str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDifference:
+    """Between two captures. Of raw arguments it has a position, and so may be there by chance."""
+
+    node: int
+    name: str
+    what: str
+    was: str
+    now: str
+    position: Position | None = None
+
+    def __str__(self) -> str:
+        where = f"node {self.node} ({self.name}) has {self.what} = " if self.what else f"node {self.node} is "
+        return f"frozen: {where}{_cut(self.was)}, and {_cut(self.now)} in a capture with other inputs"
+
+
+def differences(one: Sequence[Node], other: Sequence[Node], memory: MemoryMap) -> Iterator[NodeDifference]:
+    for i in range(max(len(one), len(other))):
+        names = [nodes[i].name if i < len(nodes) else "nothing" for nodes in (one, other)]
+        if names[0] != names[1]:
+            yield NodeDifference(i, "", "", *names)
+            return  # behind it nothing lines up
+        yield from _node_differences(i, one[i], other[i], memory)
+
+
+def _node_differences(i: int, a: Node, b: Node, memory: MemoryMap) -> Iterator[NodeDifference]:
+    here, there = _arguments(a, memory), _arguments(b, memory)
+    for argument in dict.fromkeys((*here, *there)):
+        was, now = here.get(argument, "nothing"), there.get(argument, "nothing")
+        if was != now:
+            yield NodeDifference(i, a.name, argument, was, now)
+    for argument, data in a.raw.items():
+        if data != b.raw.get(argument):
+            yield from _raw_differences(i, a.name, argument, data, b.raw.get(argument, b""), memory)
+
+
+def _raw_differences(
+    i: int, name: str, argument: str, one: bytes, other: bytes, memory: MemoryMap
+) -> Iterator[NodeDifference]:
+    if len(one) == 1:
+        return  # an empty functor, which nobody sets
+    kind = int.from_bytes(one[:4], "little")
+    for at, (was, now) in enumerate(zip_longest(words(one, memory), words(other, memory), fillvalue="nothing")):
+        if was != now:
+            place = f"{argument}, word {at}" if len(one) > WORD else argument
+            yield NodeDifference(i, name, place, was, now, (name, argument, kind if at else 0, at))
+
+
+def _arguments(node: Node, memory: MemoryMap) -> dict[str, str]:
+    """What is not raw, in a form that can be compared: addresses by name."""
+    found = {name: str(value) for name, value in node.values.items()}
+    for argument, touch in node.touches.items():
+        place = memory.find(touch.address)
+        found[argument] = f"{place if place else 'undeclared memory'} {touch.layout}"
+    return found
+
+
+def words(data: bytes, memory: MemoryMap) -> Iterator[str]:
+    whole = len(data) // WORD * WORD
+    for (word,) in struct.iter_unpack("<Q", data[:whole]):
+        place = memory.find(word)
+        yield str(place) if place else f"{word:#x}"
+    if rest := data[whole:]:
+        yield f"{int.from_bytes(rest, 'little'):#x}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 120 else f"{text[:117]}..."
