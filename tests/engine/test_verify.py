@@ -16,7 +16,7 @@ from saccade.engine.engine import Engine
 from saccade.engine.messages import Stage
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.engine.verify import audit_engine, check_engine, sample, verify_engine
-from saccade.errors import ConfigError, GraphError
+from saccade.errors import AddressError, ConfigError, GraphError
 from saccade.graphs import GraphRunner
 from saccade.graphs.compare import Difference
 from saccade.inputs.processor import Processor
@@ -197,3 +197,16 @@ def test_graphs_of_one_layout_each_are_verified_where_there_are_no_others(loaded
             encoder.graphs.capture_exact(encoder.graphs.phase.example((3, 2), torch.Generator().manual_seed(0)))
         (row,) = verify_engine(engine, is_short=is_short).rows
         assert row.key == "vision/full exact" and row.is_right
+
+
+def test_a_replaced_layer_is_noticed(loaded: Load) -> None:
+    """What a graph reads is the old one; so is what was watched, unless the way to it is watched too."""
+    made, _ = loaded("qwen3_vl")
+    model = load_model(made.folder, dtype=torch.float32)
+    engine = engine_of((made, model), num_buckets=1)
+    runner = engine.runner.decode
+    values = runner.phase.example((1, 1), torch.Generator().manual_seed(0))
+    runner.run(values, lambda outputs: None)
+    model.decoder.layers[0] = model.decoder.layers[1]
+    with pytest.raises(AddressError, match=r"'layers.0' was replaced"):
+        runner.run(values, lambda outputs: None)

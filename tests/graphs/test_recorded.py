@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from saccade.errors import CaptureError
-from saccade.graphs import RecordedLane
+from saccade.graphs import RecordedLane, verify
+from tests.graphs import toy
 
 
 def record(body: Callable[[], object]) -> Callable[[], None]:
@@ -120,3 +121,13 @@ def test_an_empty_piece_is_no_piece() -> None:
     assert lane.end() is not None
     lane.begin()
     assert lane.end() is None
+
+
+def test_graphs_of_a_lane_share_the_memory_of_their_temporaries() -> None:
+    """As those of a CUDA pool do: many buckets hold no more than the largest."""
+    alone = toy.make_runner(buckets=((64, 4),))
+    many = toy.make_runner(buckets=tuple((rows, 4) for rows in (64, 56, 48, 40, 32, 24, 16, 8)))
+    assert len(many.graphs) == 8
+    assert many.lane.nbytes <= 1.2 * alone.lane.nbytes
+    assert [graph.nbytes for graph in many.graphs][1:] == [0] * 7, "the smaller ones fit into what the largest took"
+    assert verify(many).is_right

@@ -2,8 +2,8 @@
 shapes differ.
 
 The error is estimated by running the same body a few times with every operation's result moved by one unit in its last
-place, at random (Monte Carlo arithmetic). How far an output then moves is how far rounding may move it: by row and
-channel, so that one large channel excuses nothing in the others.
+place, at random (Monte Carlo arithmetic), and products by what the rounding of their sums amounts to. How far an output
+then moves is how far rounding may move it: by row and channel, so that one large channel excuses nothing in the others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -130,17 +130,30 @@ class _LastPlaceNoise(TorchDispatchMode):
         for leaf in tree_leaves(result):
             is_fresh = isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in given
             if is_fresh and leaf.is_floating_point() and leaf.numel():
+                if func.overloadpacket in _PRODUCTS:
+                    self._move_sums(leaf, *args[-2:])
                 self._move(leaf)
         return result
 
     def _move(self, tensor: Tensor) -> None:
+        steps = torch.randint(-1, 2, tensor.shape, generator=self._chance(tensor), device=tensor.device)
+        tensor.mul_(1 + steps.to(tensor.dtype) * torch.finfo(tensor.dtype).eps)
+
+    def _move_sums(self, tensor: Tensor, one: Tensor, other: Tensor) -> None:
+        """Sums are made in float32 at least, and their rounding errors add up like steps of a random walk."""
+        precise = torch.promote_types(tensor.dtype, torch.float32)
+        walk = torch.matmul(one.to(precise).square(), other.to(precise).square()).sqrt()
+        steps = torch.randn(tensor.shape, generator=self._chance(tensor), device=tensor.device, dtype=precise)
+        tensor.add_((steps * walk * torch.finfo(precise).eps).to(tensor.dtype))
+
+    def _chance(self, tensor: Tensor) -> torch.Generator:
         device = tensor.device
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
-        steps = torch.randint(-1, 2, tensor.shape, generator=self._generators[device], device=device)
-        tensor.mul_(1 + steps.to(tensor.dtype) * torch.finfo(tensor.dtype).eps)
+        return self._generators[device]
 
 
+_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm)
 _GIVES_NO_NUMBERS = (
     torch.ops.aten.empty,
     torch.ops.aten.empty_like,

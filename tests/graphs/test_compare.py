@@ -1,0 +1,94 @@
+"""Bits where shapes agree, an estimated error where they do not."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade.graphs.compare import bit_differences, error_differences, noisy_runs
+
+
+def test_equal_bits_are_equal_whatever_they_mean() -> None:
+    odd = torch.tensor([[1.0, -torch.inf], [torch.nan, 0.0]])
+    assert bit_differences({"y": odd.clone()}, {"y": odd}) == []
+    assert bit_differences({"y": -odd}, {"y": odd})[0].num_wrong >= 3, "a zero has a sign"
+
+
+def test_a_difference_names_output_count_and_row() -> None:
+    right = torch.randn(4, 6)
+    wrong = right.clone()
+    wrong[2, 1:3] *= 2
+    (found,) = bit_differences({"y": wrong, "ids": torch.arange(4)}, {"y": right, "ids": torch.arange(4)})
+    assert str(found) == "2 of 24 values of 'y' differ, the first in row 2"
+    assert found.size == pytest.approx(1.0)
+
+
+def test_another_shape_or_type_is_a_difference() -> None:
+    right = torch.zeros(4)
+    for wrong in (torch.zeros(3), torch.zeros(4, dtype=torch.float64)):
+        assert bit_differences({"y": wrong}, {"y": right})[0].size == torch.inf
+        assert error_differences({"y": wrong}, {"y": right}, [{"y": right}])[0].size == torch.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_products_in_another_order_are_within_the_estimated_error(dtype: torch.dtype) -> None:
+    """Sums in pieces, as products of other shapes make them, on fresh numbers of every kind of scale."""
+    for seed in range(5):
+        rng = torch.Generator().manual_seed(seed)
+        x = torch.randn(16, 256, generator=rng) * torch.logspace(-2, 2, 16)[:, None]
+        w = torch.randn(256, 24, generator=rng) * torch.logspace(-1, 1, 24)
+        x, w = x.to(dtype), w.to(dtype)
+
+        def finish(total: Tensor) -> dict[str, Tensor]:
+            return {"y": total.tanh() * 3 + total}
+
+        def plain_run(x: Tensor = x, w: Tensor = w) -> dict[str, Tensor]:
+            return finish(x @ w)
+
+        parts = [a.float() @ b.float() for a, b in zip(x.chunk(8, 1), w.chunk(8, 0), strict=True)]
+        plain, noisy = plain_run(), noisy_runs(plain_run)
+        assert any(bit_differences(run, plain) for run in noisy)
+        assert error_differences(finish(torch.stack(parts).sum(0).to(dtype)), plain, noisy) == []
+        wrong = {"y": plain["y"].clone()}
+        wrong["y"][3, 5] += wrong["y"][3].float().square().mean().sqrt().to(dtype)
+        (found,) = error_differences(wrong, plain, noisy)
+        assert (found.num_wrong, found.row) == (1, 3)
+
+
+def test_one_large_channel_excuses_nothing_in_the_others() -> None:
+    x = torch.randn(32, 8).to(torch.bfloat16)
+    loud = torch.zeros(8, dtype=torch.bfloat16)
+    loud[0] = 1000
+
+    def body() -> dict[str, Tensor]:
+        return {"y": x.tanh() + loud}
+
+    plain, noisy = body(), noisy_runs(body)
+    wrong = {"y": plain["y"].clone()}
+    wrong["y"][7, 4] += 0.75
+    assert [found.row for found in error_differences(wrong, plain, noisy)] == [7]
+
+
+def test_whole_numbers_must_agree_where_rounding_does_not_decide() -> None:
+    scores = torch.tensor([[0.0, 1.0, 2.0], [1.0, 1.0 + 1e-7, 0.0]])
+
+    def body() -> dict[str, Tensor]:
+        return {"ids": (scores * 1.0).argmax(-1)}
+
+    plain = body()
+    noisy = [{"ids": torch.tensor([2, 0])}, {"ids": torch.tensor([2, 1])}]
+    assert error_differences({"ids": torch.tensor([2, 0])}, plain, noisy) == []
+    assert error_differences({"ids": torch.tensor([1, 1])}, plain, noisy)[0].row == 0
+
+
+def test_noise_changes_nothing_that_outlives_the_run() -> None:
+    cache = torch.randn(8, 4)
+    before = cache.clone()
+
+    def body() -> dict[str, Tensor]:
+        cache[3].copy_(before[3])
+        cache.add_(0)
+        return {"y": cache * 2}
+
+    runs = noisy_runs(body)
+    assert torch.equal(cache, before)
+    assert any(bit_differences(run, {"y": before * 2}) for run in runs)
