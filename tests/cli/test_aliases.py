@@ -215,7 +215,7 @@ def test_a_file_may_have_all_of_it_too(tmp_path: Path) -> None:
     assert flags.graphs == "prefill=piecewise"
     assert [note.split()[0] for note in flags.notes] == ["--enable-metrics", "--attention-backend"]
     assert read("--config", write(tmp_path, text), "c", "--chunked-prefill-size", "99").max_num_batched_tokens == 99
-    with pytest.raises(ConfigError, match="--trust-remote-code is refused"):
+    with pytest.raises(ConfigError, match=r"settings\.yaml: --trust-remote-code is refused"):
         read("--config", write(tmp_path, "trust-remote-code: true"))
     with pytest.raises(ConfigError, match="--tp-size is 4"):
         read("--config", write(tmp_path, "tp-size: 4"))

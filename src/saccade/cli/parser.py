@@ -135,7 +135,10 @@ class Parser(ArgumentParser):
             else:
                 known = [name.replace("_", "-") for name in self.kinds]
                 self.error(f"{path}: unknown setting {key}{did_you_mean(str(key), known)}")
-        return {**vars(self.parse_known_args(foreign)[0]), **values}
+        try:
+            return {**vars(self.parse_known_args(foreign)[0]), **values}
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
 
 
 class Gather(Action):
