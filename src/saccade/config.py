@@ -26,6 +26,15 @@ def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name.removeprefix(prefix).lower(): text for name, text in found.items() if name.startswith(prefix) and text}
 
 
+FOREIGN_PREFIXES = ("SGLANG_", "VLLM_")
+
+
+def foreign_variables(variables: Mapping[str, str] | None = None) -> list[str]:
+    """Names of variables that other engines read and that are set, in order."""
+    found = os.environ if variables is None else variables
+    return sorted(name for name, text in found.items() if name.startswith(FOREIGN_PREFIXES) and text)
+
+
 def openai_api_key(variables: Mapping[str, str] | None = None) -> str:
     """The key under the name that clients of OpenAI's protocol look for."""
     return (os.environ if variables is None else variables).get("OPENAI_API_KEY", "")

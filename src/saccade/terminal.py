@@ -23,6 +23,11 @@ class Output(Console):
         discard_output()
 
 
+def warn(text: str) -> None:
+    """A plain line beside a command's output."""
+    sys.stderr.write(f"warning: {text}\n")
+
+
 def discard_output() -> None:
     """Whatever standard output still holds has nobody to read it, and must not be an error when Python exits."""
     with suppress(io.UnsupportedOperation):  # not a file, hence no pipe

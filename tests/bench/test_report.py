@@ -78,6 +78,32 @@ def test_the_block_has_the_lines_that_scripts_look_for() -> None:
     assert all(line[40] == " " for line in lines if ": " in line)
 
 
+SGLANG_LINES = """Backend|Traffic request rate|Max request concurrency|Successful requests|Benchmark duration (s)
+Total input tokens|Total input text tokens|Total input vision tokens|Total generated tokens
+Total generated tokens (retokenized)|Request throughput (req/s)|Input token throughput (tok/s)
+Output token throughput (tok/s)|Peak output token throughput (tok/s)|Peak concurrent requests
+Total token throughput (tok/s)|Concurrency|Mean E2E Latency (ms)|Median E2E Latency (ms)|P90 E2E Latency (ms)
+P99 E2E Latency (ms)|Mean TTFT (ms)|Median TTFT (ms)|P99 TTFT (ms)|Mean TPOT (ms)|Median TPOT (ms)|P99 TPOT (ms)
+Mean ITL (ms)|Median ITL (ms)|P95 ITL (ms)|P99 ITL (ms)|Max ITL (ms)""".replace("\n", "|").split("|")
+
+
+@pytest.mark.parametrize("output_len", [1, 4])
+def test_the_block_has_every_line_of_sglangs(output_len: int) -> None:
+    """Also where answers of one token leave nothing to measure between tokens."""
+    outcomes = [
+        replace(each, output_tokens=output_len, token_times_s=each.token_times_s[:output_len])
+        for each in make_run(failures=0).outcomes
+    ]
+    figures = figures_of(outcomes, RUN.samples, 3.0, percentiles=(50, 99.9), retokenized=7)
+    lines = block(replace(RUN, outcomes=outcomes, figures=figures))
+    found = dict(line.split(":", 1) for line in lines if ":" in line)
+    assert [name for name in SGLANG_LINES if name not in found] == []
+    assert found["Total generated tokens (retokenized)"].strip() == "7"
+    for name, key in (("P95 ITL (ms)", "p95_itl_ms"), ("Max ITL (ms)", "max_itl_ms")):
+        assert found[name].strip() == ("n/a" if output_len == 1 else f"{figures[key]:.2f}")
+    assert found["P90 E2E Latency (ms)"].strip() == f"{figures['p90_e2el_ms']:.2f}"
+
+
 def test_the_tables_have_what_the_server_told() -> None:
     text = io.StringIO()
     print_run(RUN, Console(file=text, width=160))

@@ -207,7 +207,8 @@ class Script:
                     "/version": {"version": "1.2"},
                     "/server_info": {"gpu": "none"},
                     "/graphs": {"phases": [phase(self.count, 0, 10 * self.count, self.count)]},
-                    "/tokenize": {"count": len(asked.json["prompt"]) if asked.body else 0},
+                    "/tokenize": {"count": len(asked.json["prompt"]) if "tokenize" in asked.path else 0},
+                    "/flush_cache": {},
                 }[asked.path]
             )
 
@@ -260,11 +261,32 @@ def test_a_run_knows_what_the_server_told(finished: tuple[ServingRun, Scripted])
     assert run.environment["model"] == "tiny" and run.environment["server_info"] == {"gpu": "none"}
 
 
+def test_texts_are_tokenized_again_by_the_server(finished: tuple[ServingRun, Scripted]) -> None:
+    """A token a letter: an answer of n words "a" has n of them."""
+    run, server = finished
+    total = run.figures["total_output_tokens"]
+    assert run.figures["total_output_tokens_retokenized"] == total > 0
+    assert run.figures["output_throughput_retokenized"] == pytest.approx(run.figures["output_throughput"])
+    texts = [asked.json["prompt"] for asked in server.asked if asked.path == "/tokenize"]
+    assert [text for text in texts if set(text) == {"a"}] == list(dict.fromkeys(o.text for o in run.outcomes))
+
+
+def test_caches_are_emptied_behind_the_warm_up_where_that_is_asked_for() -> None:
+    load = replace(LOAD, flush_cache=True)
+    with serving(Script(paths=(*ANSWERS, "/flush_cache"))) as server:
+        run_serving(TargetSettings(base_url=server.url), Plan(SMALL, load), Shown())
+        sent = [asked.path for asked in server.asked if asked.path in ("/v1/chat/completions", "/flush_cache")]
+        assert sent == ["/v1/chat/completions"] * 2 + ["/flush_cache"] + ["/v1/chat/completions"] * 10
+    with serving(Script()) as server, pytest.raises(ConfigError, match="HTTP 404 from /flush_cache; --flush-cache"):
+        run_serving(TargetSettings(base_url=server.url), Plan(SMALL, load), Shown())
+
+
 def test_any_server_with_the_chat_route_can_be_asked() -> None:
     with serving(Script(is_saccade=False, paths=("/v1/chat/completions",))) as server:
         target = TargetSettings(base_url=f"{server.url}/v1", model="theirs")
         run = run_serving(target, Plan(SMALL, LOAD), Shown())
         assert run.figures["completed"] == 10 and run.graphs == [] and run.metrics == {} and run.stages == {}
+        assert run.figures["total_output_tokens_retokenized"] is None
         assert all(body["model"] == "theirs" and "timings" not in body for body in server.bodies())
         with pytest.raises(ConfigError, match="--model"):
             run_serving(TargetSettings(base_url=server.url), Plan(SMALL, LOAD), Shown())

@@ -74,6 +74,27 @@ def test_a_discarded_entry_is_not_found_and_keeps_its_pages_while_held() -> None
     assert index.num_held_rows == 16
 
 
+def test_what_is_not_kept_is_shared_only_while_somebody_holds_it() -> None:
+    index = EncoderIndex(40, 8, keeps_idle=False)
+    a = reserve(index, "a", 16)
+    assert index.hold(key("a")) is a
+    index.release(a)
+    index.check({a: 1})
+    assert index.num_held_rows == 16
+    index.release(a)
+    index.check({})
+    assert index.num_held_rows == 0 and index.hold(key("a")) is None
+
+
+def test_an_index_that_is_cleared_forgets_what_nobody_holds() -> None:
+    index = EncoderIndex(40, 8)
+    a, b = reserve(index, "a", 16), reserve(index, "b", 8)
+    index.release(a)
+    index.clear()
+    index.check({b: 1})
+    assert index.hold(key("a")) is None and index.hold(key("b")) is b
+
+
 def test_misuse_is_caught() -> None:
     with pytest.raises(ConfigError, match="at least 2 pages"):
         EncoderIndex(15, 8)
@@ -91,9 +112,9 @@ def test_misuse_is_caught() -> None:
 class EncoderMachine(RuleBasedStateMachine):
     """Requests that hold entries; a model of the buffer says whose row lies where."""
 
-    @initialize(pages=st.integers(2, 8), page_rows=st.integers(1, 4))
-    def start(self, pages: int, page_rows: int) -> None:
-        self.index = EncoderIndex(pages * page_rows + page_rows // 2, page_rows)
+    @initialize(pages=st.integers(2, 8), page_rows=st.integers(1, 4), keeps_idle=st.booleans())
+    def start(self, pages: int, page_rows: int, keeps_idle: bool) -> None:
+        self.index = EncoderIndex(pages * page_rows + page_rows // 2, page_rows, keeps_idle=keeps_idle)
         self.held: list[Entry] = []
         self.rows: dict[int, tuple[Entry, int]] = {}
         self.idle: list[Entry] = []
@@ -120,6 +141,10 @@ class EncoderMachine(RuleBasedStateMachine):
         if is_failed:
             self.index.discard(entry)
         self.index.release(entry)
+
+    @rule()
+    def clear(self) -> None:
+        self.index.clear()
 
     @invariant()
     def holds(self) -> None:

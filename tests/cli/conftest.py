@@ -20,5 +20,5 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of whoever runs the tests are not theirs."""
     import os
 
-    for name in [name for name in os.environ if name.startswith("SACCADE_")]:
+    for name in [name for name in os.environ if name.startswith(("SACCADE_", "SGLANG_", "VLLM_"))]:
         monkeypatch.delenv(name)

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import pytest
 
 from saccade.cli import main
-from saccade.cli.aliases import REFUSED, SAME, SWITCHES, add_aliases
 from saccade.cli.app import COMMANDS, new_parser
 from saccade.cli.groups import help_text
 from saccade.cli.parser import Parser, settings_from
@@ -247,61 +246,3 @@ def test_the_reference_names_every_flag_of_every_command(capsys: pytest.CaptureF
         parser = new_parser(name)
         section = shown.split(f"## saccade {name}\n")[1].split("\n## ")[0]
         assert all(f"`--{field.replace('_', '-')}`" in section for field in parser.kinds), name
-
-
-def _engine_parser() -> Parser:
-    parser = Parser("serve", words="[MODEL]", max_words=1)
-    parser.add_settings(EngineSettings)
-    parser.add_settings(SchedulerSettings)
-    add_aliases(parser)
-    return parser
-
-
-@pytest.mark.parametrize(
-    ("words", "field", "value"),
-    [
-        (["--mem-fraction-static", "0.5"], "gpu_memory_utilization", 0.5),
-        (["--context-length", "4k"], "max_model_len", 4000),
-        (["--max-running-requests", "7"], "max_num_seqs", 7),
-        (["--disable-cuda-graph"], "enforce_eager", True),
-        (["--disable-radix-cache"], "enable_prefix_caching", False),
-        (["--page-size", "64"], "block_size", 64),
-        (["--max-queued-requests", "9"], "max_queued_requests", 9),
-    ],
-)
-def test_names_of_sglang_mean_ours(words: list[str], field: str, value: Any) -> None:
-    assert getattr(_engine_parser().read(words), field) == value
-
-
-def test_a_file_may_use_other_names_too(tmp_path: Path) -> None:
-    config = write(tmp_path, "context-length: 2k\nmodel: a/b\n")
-    flags = _engine_parser().read(["--config", config])
-    assert (flags.max_model_len, flags.words) == (2000, ["a/b"])
-    assert _engine_parser().read(["--config", config, "c"]).words == ["c"]
-
-
-@pytest.mark.parametrize("words", [["--model-path", "a/b"], ["--model", "a/b"], ["a/b"]])
-def test_a_model_may_be_named_in_three_ways(words: list[str]) -> None:
-    assert _engine_parser().read(words).words == ["a/b"]
-
-
-def test_aliases_point_at_settings_that_exist() -> None:
-    known = {name for command in COMMANDS for name in new_parser(command).kinds}
-    assert {*SAME.values(), *(field for field, _ in SWITCHES.values())} <= known
-
-
-@pytest.mark.parametrize("flag", REFUSED)
-def test_a_flag_without_a_meaning_says_why(flag: str) -> None:
-    reason, neutral = REFUSED[flag]
-    with pytest.raises(ConfigError) as refused:
-        _engine_parser().read([flag, "something"])
-    assert f"{flag} has no meaning here: {reason}" in str(refused.value)
-    for value in neutral - {""}:
-        _engine_parser().read([flag, value])
-
-
-@pytest.mark.parametrize("flag", ["-tp", "--tensor-parallel-size", "--tp-size", "--tp"])
-def test_tensor_parallelism_of_one_alone_is_taken(flag: str) -> None:
-    _engine_parser().read([flag, "1"])
-    with pytest.raises(ConfigError, match="supported is 1"):
-        _engine_parser().read([flag, "4"])

@@ -1,10 +1,13 @@
-"""Fields beyond OpenAI's, on a real server: sizes of images, times of stages, reasoning."""
+"""Fields and routes beyond OpenAI's, on a real server: sizes of images, times of stages, reasoning, scores, probes."""
 
+import time
 from typing import Any
 
 import httpx2
 import openai
+import pytest
 
+from saccade.server.health import RECENT_S
 from tests.e2e.conftest import wait_idle
 from tests.e2e.metrics import gauges
 from tests.e2e.pictures import asked, data_url, encoded, picture
@@ -95,3 +98,41 @@ def test_an_open_block_makes_everything_reasoning(client: openai.OpenAI) -> None
     assert free.message.content is None and not free.message.model_dump()["reasoning_content"].startswith("{")
     [bound] = client.chat.completions.create(**common, response_format=shape).choices
     assert (bound.message.content or "").startswith("{")
+
+
+def test_a_prompt_is_scored_without_an_answer(http: httpx2.Client) -> None:
+    """Input log-probabilities without a token, as sglang#11745 asks for them: those that an answer comes with."""
+    body: dict[str, Any] = {"text": "the quick brown fox", "return_logprob": True, "logprob_start_len": 0}
+    none, one = (
+        http.post("/generate", json=body | {"sampling_params": {"max_new_tokens": count, "temperature": 0}}).json()
+        for count in (0, 1)
+    )
+    assert (none["text"], none["output_ids"], len(one["output_ids"])) == ("", [], 1)
+    scores = [[triple[0] for triple in reply["meta_info"]["input_token_logprobs"]] for reply in (none, one)]
+    assert len(scores[0]) == none["meta_info"]["prompt_tokens"] > 1 and scores[0][0] is None
+    assert scores[0][1:] == pytest.approx(scores[1][1:], abs=1e-3)
+    talk = {"messages": asked(image(31)), "max_tokens": 0, "prompt_logprobs": 1, "model": "auto"}
+    found = http.post(CHAT, json=talk).json()
+    assert found["model"] == "tiny" and found["usage"]["completion_tokens"] == 0
+    assert len(found["prompt_logprobs"]) == found["usage"]["prompt_tokens"]
+
+
+def test_the_engine_proves_that_it_gives_tokens(http: httpx2.Client) -> None:
+    wait_idle(http)
+    time.sleep(RECENT_S)  # so that the engine is asked, and not known to be alive
+    before = gauges(http.get("/metrics").text)
+    assert http.get("/health_generate").json() == {"status": "ok"}
+    after = gauges(http.get("/metrics").text)
+    assert before["vllm:generation_tokens_total"] == after["vllm:generation_tokens_total"], "a probe is no request"
+
+
+def test_caches_are_emptied_on_request(http: httpx2.Client) -> None:
+    def cached() -> int:
+        return int(answer(http, 41)["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    cached()
+    assert cached() > 0
+    wait_idle(http)
+    hits = gauges(http.get("/metrics").text)["vllm:mm_cache_hits_total"]
+    assert http.post("/flush_cache").json() == {"status": "flushed"}
+    assert cached() == 0 and gauges(http.get("/metrics").text)["vllm:mm_cache_hits_total"] == hits

@@ -25,10 +25,12 @@ def make_scheduler(
     encoder_rows: int = 128,
     page_rows: int = 4,
     has_prefix: bool = True,
+    keeps_images: bool = True,
 ) -> Scheduler:
     pool = BlockPool(num_blocks, block_size)
     prefix = PrefixCache(pool, model=b"simulated") if has_prefix else None
-    return Scheduler(limits, pool=pool, encoder=EncoderIndex(encoder_rows, page_rows), prefix=prefix)
+    encoder = EncoderIndex(encoder_rows, page_rows, keeps_idle=keeps_images)
+    return Scheduler(limits, pool=pool, encoder=encoder, prefix=prefix)
 
 
 def make_request(
@@ -69,6 +71,8 @@ def oracle(request: Request, max_model_len: int) -> list[int]:
     """The outputs of a request that runs alone."""
     params, outputs = request.params, list[int]()
     room = max_model_len - len(request.prompt_ids)
+    if params.max_tokens == 0:
+        return []
     contents = list(_chain(request, request.prompt_ids, 0, b""))
     while True:
         token = _sample(request, contents[-1])
@@ -245,7 +249,8 @@ class Loop:
                 assert got == expected, f"{request_id}: {got}, alone {expected}"
             else:
                 assert reason is not None, f"{request_id} never ended"
-                assert got == expected[: len(got)] and len(got) < len(expected), f"{request_id}: {got} of {expected}"
+                is_part = got == expected[: len(got)] and len(got) < max(len(expected), 1)
+                assert is_part, f"{request_id}: {got} of {expected}"
 
     def _check_hazards(self, plan: Plan) -> None:
         """A new plan must not write what a plan in flight reads for somebody else."""

@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +210,51 @@ def test_requests_may_be_shorter_than_steps(made: tiny.Tiny) -> None:
             outputs = llm.generate([[5, 6, 7, 8] * 6, [9, 10, 11] * 8, [3, 4]], params)
             answers.append([output.outputs[0].token_ids for output in outputs])
     assert answers[0] == answers[1]
+
+
+def test_a_prompt_is_scored_without_an_answer(llm: LLM) -> None:
+    """The scores are those beside an answer, and no token is made for them."""
+    prompt = "The quick brown fox jumps over the lazy dog " * 4  # more than one step
+    params = SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=2)
+    replays = [phase.snapshot() for phase in (llm.engine.runner.decode, llm.engine.runner.head)]
+    [scored, again] = llm.generate([prompt, prompt], params, progress=False)
+    assert [phase.snapshot() for phase in (llm.engine.runner.decode, llm.engine.runner.head)] == replays
+    [answered] = llm.generate(prompt, replace(params, max_tokens=1), progress=False)
+    for found in (scored, again):
+        [output] = found.outputs
+        assert (output.token_ids, output.text, output.finish_reason) == ([], "", "length")
+        assert found.prompt_logprobs is not None and answered.prompt_logprobs is not None
+        assert found.prompt_logprobs[0] is None and len(found.prompt_logprobs) == len(found.prompt_token_ids)
+        for one, other in zip(found.prompt_logprobs[1:], answered.prompt_logprobs[1:], strict=True):
+            assert one is not None and other is not None
+            assert {k: v.logprob for k, v in one.items()} == pytest.approx(
+                {k: v.logprob for k, v in other.items()}, abs=1e-4
+            )
+
+
+def test_no_image_is_kept_between_requests_where_none_is_to_be(made: tiny.Tiny, picture: Image.Image) -> None:
+    talk = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "What"}]}]
+    answers, queries = {}, {}
+    for rows in (0, 512):
+        settings = SETTINGS | {"encoder_cache_tokens": rows, "enable_prefix_caching": False, "enforce_eager": True}
+        with LLM(made.folder, **settings) as one:
+            found = [one.chat(talk, GREEDY, progress=False)[0].outputs[0].token_ids for _ in range(3)]
+            assert found[0] == found[1] == found[2]
+            stats = one.engine.scheduler.stats()
+            answers[rows], queries[rows] = found[0], (stats.encoder_queries, stats.encoder_hits)
+            assert stats.encoder_usage == 0
+    assert answers[0] == answers[512]
+    assert queries == {0: (3, 0), 512: (3, 2)}
+
+
+def test_a_chat_template_may_come_from_a_file(made: tiny.Tiny, tmp_path: Path) -> None:
+    file = tmp_path / "other.jinja"
+    file.write_text("{% for message in messages %}<{{ message.content }}>{% endfor %}")
+    with LLM(made.folder, **SETTINGS, enforce_eager=True, chat_template=str(file)) as one:
+        [answer] = one.chat([{"role": "user", "content": "fox"}], GREEDY, progress=False)
+        assert answer.prompt_token_ids == one.processor.text("<fox>").token_ids.tolist()
+
+
+def test_a_revision_is_of_the_hub(made: tiny.Tiny) -> None:
+    with pytest.raises(ConfigError, match=r"revision is v2, but .* is a local folder, which has none"):
+        LLM(made.folder, revision="v2")

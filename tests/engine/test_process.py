@@ -572,3 +572,31 @@ def test_a_spare_worker_is_taken_over(made: tiny.Tiny) -> None:
     with Spare() as waiting:
         assert asyncio.run(work(waiting)) == waiting.pid
     assert waiting.is_taken and gone(waiting.pid) and not waiting.folder.exists()
+
+
+def test_caches_are_emptied_when_nothing_runs(made: tiny.Tiny, shared: Shared) -> None:
+    prompt = random_prompt(made, np.random.default_rng(77), num_images=1, length=40)
+
+    async def cached(name: str) -> int:
+        return (await collect(shared.engine, name, prompt))[-1].num_cached_tokens
+
+    async def work() -> None:
+        assert [await cached("a"), await cached("b") > 0] == [0, True]
+        source = shared.engine.generate("long", prompt, ENDLESS)
+        await anext(source)
+        assert not await shared.engine.flush_cache()
+        await source.aclose()
+        await idle(shared.engine)
+        assert await shared.engine.flush_cache()
+        assert await cached("c") == 0
+
+    shared.run(work())
+
+
+def test_a_prompt_is_scored_without_an_answer(made: tiny.Tiny, shared: Shared) -> None:
+    prompt = random_prompt(made, np.random.default_rng(78), num_images=1, length=40)
+    params = replace(GREEDY, max_tokens=0, prompt_logprobs=1)
+    [delta] = shared.run(collect(shared.engine, "scored", prompt, params))
+    assert (delta.token_ids, delta.text, delta.finish_reason, delta.num_output_tokens) == ((), "", "length", 0)
+    assert delta.prompt_logprobs is not None and len(delta.prompt_logprobs) == len(prompt)
+    assert delta.prompt_logprobs[0] is None and None not in delta.prompt_logprobs[1:]

@@ -766,3 +766,44 @@ def test_spans_out_of_order_are_our_own_fault() -> None:
             scheduler.add(make_request("a", text(10), spans=spans))
     assert scheduler.is_idle
     assert RowError("x") == RowError("x")
+
+
+def test_a_request_of_no_tokens_ends_when_its_prompt_is_computed() -> None:
+    loop = make_loop(replace(LIMITS, prefill_chunk_tokens=8))
+    loop.add(make_request("scored", text(20), params=outputs(0, prompt_logprobs=0, n=2)))
+    loop.add(make_request("longest", text(64, 12), params=outputs(0)))
+    loop.drain()
+    loop.check_ended()
+    assert not any(chunk.wants_logits for plan in loop.plans for chunk in plan.chunks)
+    assert loop.device.scored["scored"] == set(range(20))
+    assert {name: events[-1].finish for name, events in loop.events.items()} == dict.fromkeys(
+        ("scored", "scored:1", "longest"), Finish(FinishReason.LENGTH)
+    )
+
+
+def test_caches_are_emptied_only_when_nothing_runs() -> None:
+    loop = make_loop()
+    span = image(2, 5)
+    for name in "ab":
+        loop.add(make_request(name, with_images(12, span), spans=(span,), params=outputs(2)))
+        assert not loop.scheduler.forget_cached()
+        loop.drain()
+    stats = loop.scheduler.stats()
+    assert (stats.prefix_hit_tokens, stats.encoder_queries, stats.encoder_hits) == (8, 1, 0)
+    assert loop.scheduler.forget_cached()
+    loop.add(make_request("c", with_images(12, span), spans=(span,), params=outputs(2)))
+    loop.drain()
+    loop.check_ended()
+    stats = loop.scheduler.stats()
+    assert (stats.prefix_hit_tokens, stats.encoder_queries, stats.encoder_hits) == (8, 2, 0)
+
+
+def test_images_that_are_not_kept_are_encoded_for_each_request_that_does_not_run_beside_another() -> None:
+    loop = make_loop(has_prefix=False, keeps_images=False)
+    span = image(2, 5)
+    for names in ("a", "b", "cd"):
+        for name in names:
+            loop.add(make_request(name, with_images(12, span), spans=(span,), params=outputs(2)))
+        loop.drain()
+    loop.check_ended()
+    assert [len(plan.encode) for plan in loop.plans if plan.encode] == [1, 1, 1]

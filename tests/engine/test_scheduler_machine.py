@@ -30,12 +30,12 @@ def build(pieces: list[int | str], is_whole: bool) -> tuple[list[int], tuple[Spa
 
 @st.composite
 def sampling(draw: st.DrawFn) -> SamplingParams:
-    max_tokens = draw(st.sampled_from([1, 3, 9, 20, None, None]))
+    max_tokens = draw(st.sampled_from([0, 1, 3, 9, 20, None, None]))
     return SamplingParams(
         n=draw(st.sampled_from([1, 1, 1, 2, 3])),
         seed=draw(st.integers(0, 3)),
         max_tokens=max_tokens,
-        min_tokens=draw(st.integers(0, min(max_tokens or 4, 4))),
+        min_tokens=draw(st.integers(0, 4 if max_tokens is None else min(max_tokens, 4))),
         ignore_eos=draw(st.booleans()),
         stop_token_ids=draw(st.sampled_from([(), (), (4, 5)])),
         prompt_logprobs=draw(st.sampled_from([None, None, 0])),
@@ -49,6 +49,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         pages=st.integers(3, 12),
         page_rows=st.integers(1, 4),
         has_prefix=st.booleans(),
+        keeps_images=st.booleans(),
         is_whole=st.booleans(),
         max_num_seqs=st.integers(1, 6),
         extra_tokens=st.integers(0, 30),
@@ -63,6 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         pages: int,
         page_rows: int,
         has_prefix: bool,
+        keeps_images: bool,
         is_whole: bool,
         max_num_seqs: int,
         extra_tokens: int,
@@ -86,6 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             encoder_rows=pages * page_rows,
             page_rows=page_rows,
             has_prefix=has_prefix,
+            keeps_images=keeps_images,
         )
         self.loop = Loop(scheduler)
         self.is_whole = is_whole
@@ -138,16 +141,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert before.waiting > 0
             assert before.waiting + params.n > 12 or before.waiting_tokens + params.n * len(prompt) > 200
         except RequestError:
-            assert not self.fits(request.prompt_ids, spans)
+            assert not self.fits(request.prompt_ids, spans, params)
             assert self.loop.scheduler.stats() == before
         else:
-            assert self.fits(request.prompt_ids, spans)
+            assert self.fits(request.prompt_ids, spans, params)
 
-    def fits(self, prompt: tuple[int, ...], spans: tuple[Span, ...]) -> bool:
+    def fits(self, prompt: tuple[int, ...], spans: tuple[Span, ...], params: SamplingParams) -> bool:
         scheduler = self.loop.scheduler
         rows = [sum(s.length for s in spans if s.media_idx == i) for i in {s.media_idx for s in spans}]
         return (
-            len(prompt) < scheduler.settings.max_model_len
+            len(prompt) + (params.max_tokens != 0) <= scheduler.settings.max_model_len
             and len(prompt) <= scheduler.holdings.pool.num_tokens
             and max(rows, default=0) <= scheduler.holdings.encoder.max_rows
             and (
@@ -185,6 +188,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         """One of few names, so that most die a natural death."""
         self.loop.abort(data.draw(st.sampled_from([f"r{n}{x}" for n in range(1, 30, 4) for x in ("", ":1")])))
+
+    @rule()
+    def forget_cached(self) -> None:
+        """Only an idle scheduler does, and what comes later is computed anew."""
+        scheduler = self.loop.scheduler
+        was_idle = scheduler.is_idle
+        assert scheduler.forget_cached() == was_idle
+        assert not was_idle or not (scheduler.holdings.prefix or ())
+        scheduler.check()
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):

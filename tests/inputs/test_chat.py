@@ -386,3 +386,43 @@ def test_media_references_are_in_order(folders: dict[str, Path]) -> None:
     assert [(ref.kind, ref.source) for ref in rendered.media] == [(kind, f"u{i}") for i, kind in enumerate(kinds)]
     assert rendered.media[5].param == f"messages[1].content[1].{kinds[5]}_url"
     assert "u0" not in rendered.text
+
+
+def test_a_template_of_a_file_takes_the_place_of_the_checkpoints(tmp_path: Path) -> None:
+    folder, file = tmp_path / "checkpoint", tmp_path / "other.jinja"
+    folder.mkdir()
+    (folder / "chat_template.jinja").write_text("own")
+    file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    assert (read_template(folder), read_template(folder, str(file))) == ("own", file.read_text())
+    template = ChatTemplate.from_folder(folder, file=str(file), special_tokens=["<end>"])
+    assert template is not None
+    rendered = template.render([{"role": "user", "content": "a <end>"}])
+    assert rendered.text == "[a <end>]" and len(rendered.segments) > 1, "special tokens in a text stay text"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{% for %}", "does not compile"),
+        (None, r"which is not a file; give one with a template \(--chat-template\)"),
+    ],
+)
+def test_a_file_that_is_no_template_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "other.jinja").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        ChatTemplate.from_folder(tmp_path, file=str(tmp_path / "other.jinja"))
+
+
+def test_a_template_of_a_file_has_no_more_fuel_and_no_more_rights_than_a_checkpoints(tmp_path: Path) -> None:
+    file = tmp_path / "other.jinja"
+    for text in (
+        "{% for a in range(9999) %}{% for b in range(9999) %}x{% endfor %}{% endfor %}",
+        "{% include '/etc/passwd' %}",
+    ):
+        file.write_text(text)
+        template = ChatTemplate.from_folder(tmp_path, file=str(file))
+        assert template is not None
+        with pytest.raises(RequestError) as caught:
+            template.render([{"role": "user", "content": "a"}])
+        assert caught.value.code == "chat_template_failed"

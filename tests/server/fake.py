@@ -40,6 +40,7 @@ class FakeEngine:
         self.running: set[str] = set()
         self.seen: list[tuple[Prompt, SamplingParams, dict[str, Any]]] = []
         self.aborted: list[str] = []
+        self.num_flushes = 0
 
     async def generate(
         self, request_id: str, prompt: Prompt, params: SamplingParams, **more: Any
@@ -59,6 +60,10 @@ class FakeEngine:
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
+
+    async def flush_cache(self) -> bool:
+        self.num_flushes += not self.running
+        return not self.running
 
     async def stats(self) -> EngineStats:
         if not self.is_alive:

@@ -270,7 +270,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": ["a", 5]}, "prompt"),
     (COMPLETIONS, {"prompt": [[1], 5]}, "prompt"),
     (COMPLETIONS, {"prompt": [True]}, "prompt"),
-    ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 0}}, "max_new_tokens"),
+    ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": -1}}, "max_new_tokens"),
     ("/generate", {"text": "a", "sampling_params": {"regex": "("}}, "sampling_params.regex"),
     ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "tools": [{"a": 1}]}, "tools[0].function.name"),
     ("/detokenize", {"tokens": [5] * (2**20 + 1)}, "tokens"),

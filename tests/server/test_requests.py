@@ -130,8 +130,9 @@ def test_completions_have_their_own_defaults() -> None:
 
     assert params().max_tokens == 16 and params(max_tokens=3).max_tokens == 3
     scored = params(echo=True, max_tokens=0, logprobs=2)
-    assert (scored.max_tokens, scored.logprobs, scored.prompt_logprobs) == (1, 2, 2)
-    with pytest.raises(RequestError):
+    assert (scored.max_tokens, scored.logprobs, scored.prompt_logprobs) == (0, 2, 2)
+    assert params(prompt_logprobs=1, max_tokens=0).max_tokens == 0
+    with pytest.raises(RequestError, match="max_tokens is 0; it must be at least 1, or prompt_logprobs be asked for"):
         params(max_tokens=0)
     for prompt in ([1, -1], [2**31], [[1], ["a"]], 5, None, [1.5], {"a": 1}):
         with pytest.raises(RequestError):

@@ -28,6 +28,7 @@ from saccade.bench.serving_target import (
     graphs_between,
     metrics_between,
     read_counters,
+    retokenize,
 )
 from saccade.bench.startup_server import LaunchedServer
 from saccade.bench.workload import make_workload
@@ -105,6 +106,8 @@ async def _measure(target: TargetSettings, plan: Plan, shown: Shown, name: str) 
         wording = _wording(target, plan.workload, facts)
         samples = await asyncio.to_thread(make_workload, plan.workload, wording, words)
         await _warm_up(client, plan, wording, words, shown)
+        if plan.load.flush_cache:
+            await _flush_cache(client)
         requests = [client.prepare(sample.body) for sample in samples]
         samples = [replace(sample, body=b"") for sample in samples]  # their bytes are in the requests
         shown.begin(len(requests))
@@ -112,8 +115,17 @@ async def _measure(target: TargetSettings, plan: Plan, shown: Shown, name: str) 
         outcomes, duration_s = await drive(client, requests, plan.load, seed=plan.workload.seed, progress=shown.tick)
         shown.end()
         after = await read_counters(client)
+        texts = [outcome.text for outcome in outcomes if outcome.is_ok]
+        retokenized = await retokenize(client, facts.model, texts) if words.is_counted or is_file else None
     output = plan.output
-    figures = figures_of(outcomes, samples, duration_s, percentiles=output.percentiles(), limits_ms=output.limits_ms())
+    figures = figures_of(
+        outcomes,
+        samples,
+        duration_s,
+        percentiles=output.percentiles(),
+        limits_ms=output.limits_ms(),
+        retokenized=retokenized,
+    )
     return ServingRun(
         name=name,
         figures=figures,
@@ -152,6 +164,12 @@ async def _warm_up(client: Client, plan: Plan, wording: Wording, words: WordList
     failed = [outcome for outcome in outcomes if not outcome.is_ok]
     if len(failed) == len(outcomes):
         raise ConfigError(f"all {count} warm-up requests failed: {failed[0].error}: {failed[0].message}")
+
+
+async def _flush_cache(client: Client) -> None:
+    status, _ = await client.ask("POST", "/flush_cache")
+    if status != 200:
+        raise ConfigError(f"the server did not empty its caches (HTTP {status} from /flush_cache; --flush-cache)")
 
 
 def _environment(facts: Target, words: WordList) -> dict[str, Any]:

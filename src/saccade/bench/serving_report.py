@@ -12,6 +12,7 @@ from rich.table import Table
 from saccade.bench.client_reply import Outcome
 from saccade.bench.serving import ServingRun, Shown
 from saccade.bench.serving_compare import Compared, compare
+from saccade.bench.serving_settings import USUAL_PERCENTILES
 from saccade.bench.serving_stats import percentile_name
 from saccade.terminal import print_table
 
@@ -35,6 +36,7 @@ HEAD = (
     ("Total input text tokens:", "total_input_text_tokens", "d"),
     ("Total input vision tokens:", "total_input_vision_tokens", "d"),
     ("Total generated tokens:", "total_output_tokens", "d"),
+    ("Total generated tokens (retokenized):", "total_output_tokens_retokenized", "d"),
     ("Request throughput (req/s):", "request_throughput", ".2f"),
     ("Request goodput (req/s):", "request_goodput", ".2f"),
     ("Image throughput (img/s):", "image_throughput", ".2f"),
@@ -108,9 +110,8 @@ def block(run: ServingRun) -> list[str]:
     lines += [_line(label, format(figures[key], form)) for label, key, form in HEAD if figures[key] is not None]
     metrics = [part.strip() for part in settings["output"]["percentile_metrics"].split(",") if part.strip()]
     points = [float(part) for part in settings["output"]["metric_percentiles"].split(",") if part.strip()]
-    for metric in metrics:
-        if figures[f"mean_{metric}_ms"] is not None:
-            lines += _metric_lines(metric, figures, points)
+    for metric in metrics if figures["completed"] else ():
+        lines += _metric_lines(metric, figures, points)
     return [*lines, "=" * WIDTH]
 
 
@@ -203,10 +204,10 @@ def _cells(row: Compared) -> list[str]:
 def _metric_lines(metric: str, figures: Mapping[str, Any], points: Sequence[float]) -> list[str]:
     lines = [f"{TITLES[metric]:-^{WIDTH}}"]
     short = "E2E Latency" if metric == "e2el" else metric.upper()
-    names = {"mean": "Mean", "median": "Median", **{percentile_name(point): percentile_name(point) for point in points}}
-    for name, word in names.items():
+    shown = sorted({*map(float, points), *USUAL_PERCENTILES[metric]})
+    for name in ("mean", "median", *map(percentile_name, shown), *(["max"] if metric == "itl" else [])):
         value = figures[f"{name}_{metric}_ms"]
-        lines.append(_line(f"{word[0].upper()}{word[1:]} {short} (ms):", f"{value:.2f}"))
+        lines.append(_line(f"{name[0].upper()}{name[1:]} {short} (ms):", "n/a" if value is None else f"{value:.2f}"))
     return lines
 
 

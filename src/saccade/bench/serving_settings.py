@@ -24,6 +24,8 @@ DATASETS = {
     **dict.fromkeys(("custom", "sharegpt"), "file"),
 }
 METRICS = ("ttft", "tpot", "itl", "e2el")
+# Percentiles that SGLang's report has of each, whichever else are asked for.
+USUAL_PERCENTILES: dict[str, tuple[float, ...]] = {"ttft": (99,), "tpot": (99,), "itl": (95, 99), "e2el": (90, 99)}
 
 
 def check_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -131,6 +133,7 @@ class LoadSettings:
     burstiness: float = setting(1.0, "shape of the arrivals: 1 is Poisson, below it bursts, above it more even")
     max_concurrency: int = setting(32, "requests under way at the same time; 0 sets no limit")
     warmup_requests: int = setting(5, "requests sent before the clock starts")
+    flush_cache: bool = setting(False, "have the server empty its caches before the clock starts: POST /flush_cache")
 
     def __post_init__(self) -> None:
         check_at_least(self, {"max_concurrency": 0, "warmup_requests": 0})

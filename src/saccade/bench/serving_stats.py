@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from saccade.bench.client_reply import Outcome
-from saccade.bench.serving_settings import METRICS
+from saccade.bench.serving_settings import METRICS, USUAL_PERCENTILES
 from saccade.bench.workload_wording import Sample
 
 Figures = dict[str, Any]
@@ -26,8 +26,10 @@ def figures_of(
     *,
     percentiles: Sequence[float] = (90, 99),
     limits_ms: Mapping[str, float] | None = None,
+    retokenized: int | None = None,
 ) -> Figures:
-    """All figures. Rates count whole requests that succeeded; times are theirs, too."""
+    """All figures. Rates count whole requests that succeeded; times are theirs, too. `retokenized` counts the tokens
+    of their texts: fewer than were generated where special ones are not shown."""
     good = [outcome for outcome in outcomes if outcome.is_ok]
     figures: Figures = {
         "completed": len(good),
@@ -36,6 +38,8 @@ def figures_of(
         "request_throughput": len(good) / duration_s,
         "request_goodput": None,
         **token_figures(good, samples, duration_s),
+        "total_output_tokens_retokenized": retokenized,
+        "output_throughput_retokenized": None if retokenized is None else retokenized / duration_s,
         "max_output_tokens_per_s": peak_rate(good),
         "max_concurrent_requests": peak_concurrency(outcomes),
         "concurrency": sum(outcome.e2el_s for outcome in good) / duration_s,
@@ -85,7 +89,7 @@ def values_ms(good: Iterable[Outcome], metric: str) -> list[float]:
 
 def spread(metric: str, values: Sequence[float], percentiles: Sequence[float]) -> Figures:
     """Mean, median, deviation, percentiles, and quantiles to draw the distribution from; None where nothing was."""
-    points = dict.fromkeys((*percentiles, 99.0))
+    points = dict.fromkeys((*percentiles, *USUAL_PERCENTILES[metric]))
     found: dict[str, float | None] = dict.fromkeys(("mean", "median", "std", "max", *map(percentile_name, points)))
     quantiles: list[float] = []
     if values:

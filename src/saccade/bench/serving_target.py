@@ -3,7 +3,8 @@
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from saccade.bench.workload_text import LEAD, WORDS, WordList
 from saccade.errors import ConfigError
 
 SAMPLE_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})?\s+(\S+)")
-COUNTED_WORDS_AT_ONCE = 16
+COUNTED_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +66,17 @@ async def count_words(client: Client, model: str) -> WordList:
     base = await _count(client, model, LEAD)
     if base is None:
         return WordList()
-    places = asyncio.Semaphore(COUNTED_WORDS_AT_ONCE)
+    counts = await _count_all(client, model, [f"{LEAD} {word}" for word in WORDS])
+    costs = [count - base for count in counts if count is not None and count > base]
+    return WordList(WORDS, tuple(costs), base) if len(costs) == len(WORDS) else WordList()
 
-    async def cost(word: str) -> int | None:
-        async with places:
-            count = await _count(client, model, f"{LEAD} {word}")
-        return None if count is None else count - base
 
-    costs = await asyncio.gather(*map(cost, WORDS))
-    known = [cost for cost in costs if cost is not None and cost > 0]
-    return WordList(WORDS, tuple(known), base) if len(known) == len(WORDS) else WordList()
+async def retokenize(client: Client, model: str, texts: Sequence[str]) -> int | None:
+    """Tokens that the target's tokenizer makes of these texts together; None where it has none to ask."""
+    several = Counter(text for text in texts if text)
+    counts = await _count_all(client, model, list(several))
+    known = [count * times for count, times in zip(counts, several.values(), strict=True) if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def parse_metrics(text: str) -> tuple[dict[str, float], dict[str, float]]:
@@ -148,6 +150,16 @@ async def _why_nameless(client: Client) -> str:
         return f"{url} {met} (HTTP {status}); give one that it takes (--api-key or OPENAI_API_KEY)"
     told = "" if status == 200 else f" (HTTP {status} from /v1/models)"
     return f"{url} does not say which model it has{told}; name one (--model)"
+
+
+async def _count_all(client: Client, model: str, texts: Sequence[str]) -> list[int | None]:
+    places = asyncio.Semaphore(COUNTED_AT_ONCE)
+
+    async def count(text: str) -> int | None:
+        async with places:
+            return await _count(client, model, text)
+
+    return list(await asyncio.gather(*map(count, texts)))
 
 
 async def _count(client: Client, model: str, text: str) -> int | None:

@@ -80,6 +80,11 @@ class BlockPool:
         assert self._refs[block] > 0, f"block {block} is not referenced"
         self._kept.add(block)
 
+    def forget(self) -> None:
+        """Nothing that is kept and free can be shared any more; `on_evict` is told of each block."""
+        while self._idle:
+            self._blank.append(self._evict())
+
     def check(self, owned: Mapping[int, int] | None = None) -> None:
         """Assert the invariant, and that the counts are those of `owned` (references by block)."""
         blank, idle = set(self._blank), set(self._idle)
@@ -97,14 +102,16 @@ class BlockPool:
             assert counts == dict(owned), f"counted references {counts}, owned {dict(owned)}"
 
     def _take(self) -> int:
-        if self._blank:
-            block = self._blank.pop()
-        else:
-            block, _ = self._idle.popitem(last=False)
-            self._kept.remove(block)
-            if self.on_evict is not None:
-                self.on_evict(block)
+        block = self._blank.pop() if self._blank else self._evict()
         self._refs[block] = 1
+        return block
+
+    def _evict(self) -> int:
+        """The least recently used of the blocks that are kept and free; its content is not kept any more."""
+        block, _ = self._idle.popitem(last=False)
+        self._kept.remove(block)
+        if self.on_evict is not None:
+            self.on_evict(block)
         return block
 
     def _free(self, block: int) -> None:

@@ -27,17 +27,18 @@ class EncoderIndex:
 
     Invariant: page 0 takes the writes of padded rows and belongs to nobody; every other page is free or belongs to
     exactly one entry. An entry is held (by at least one request) or idle. Idle entries stay findable and are evicted,
-    least recently used first, when their pages are needed. A discarded entry cannot be found any more and gives its
-    pages back with its last hold.
+    least recently used first, when their pages are needed; without `keeps_idle` there are none. A discarded entry
+    cannot be found any more and gives its pages back with its last hold.
     """
 
-    def __init__(self, num_rows: int, page_rows: int) -> None:
+    def __init__(self, num_rows: int, page_rows: int, *, keeps_idle: bool = True) -> None:
         if page_rows < 1 or num_rows < 2 * page_rows:
             raise ConfigError(
                 f"an encoder cache of {num_rows} rows in pages of {page_rows}; at least 2 pages (one is for padding) "
                 "of at least 1 row are needed (--encoder-cache-tokens)"
             )
         self.page_rows = page_rows
+        self._keeps_idle = keeps_idle
         self.num_pages = num_rows // page_rows
         self.num_hits = 0
         self.num_misses = 0
@@ -73,9 +74,7 @@ class EncoderIndex:
         if num_pages > len(self._free) + sum(len(entry.pages) for entry in self._idle):
             return None
         while len(self._free) < num_pages:
-            oldest, _ = self._idle.popitem(last=False)
-            del self._entries[oldest.key]
-            self._free.extend(reversed(oldest.pages))
+            self._evict()
         entry = Entry(key, num_rows, tuple(self._free.pop() for _ in range(num_pages)), num_holds=1)
         self._entries[key] = entry
         self.num_misses += 1
@@ -90,8 +89,10 @@ class EncoderIndex:
         if entry in self._discarded:
             self._discarded.remove(entry)
             self._free.extend(reversed(entry.pages))
-        else:
-            self._idle[entry] = None
+            return
+        self._idle[entry] = None
+        if not self._keeps_idle:
+            self.clear()
 
     def discard(self, entry: Entry) -> None:
         """The rows of a held entry were not written: nobody may find it again."""
@@ -99,6 +100,16 @@ class EncoderIndex:
         if entry not in self._discarded:
             del self._entries[entry.key]
             self._discarded.add(entry)
+
+    def clear(self) -> None:
+        """Forget what nobody holds."""
+        while self._idle:
+            self._evict()
+
+    def _evict(self) -> None:
+        oldest, _ = self._idle.popitem(last=False)
+        del self._entries[oldest.key]
+        self._free.extend(reversed(oldest.pages))
 
     def check(self, held: Mapping[Entry, int] | None = None) -> None:
         """Assert the invariant, and that the holds are those of `held`."""

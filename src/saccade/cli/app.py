@@ -10,7 +10,7 @@ from saccade import __version__
 from saccade.cli.groups import filled
 from saccade.cli.parser import Parser, did_you_mean
 from saccade.errors import SaccadeError
-from saccade.terminal import discard_output
+from saccade.terminal import discard_output, warn
 
 EXIT_BAD_SETTING = 2
 EXIT_INTERRUPTED = 130
@@ -83,7 +83,10 @@ def dispatch(words: list[str]) -> int:
         sys.stdout.write(overview("bench "))
         return 0
     module = COMMANDS[name].load()
-    status: int = module.run(module.new_parser(name).read(rest))
+    flags = module.new_parser(name).read(rest)
+    for note in flags.notes:
+        warn(note)
+    status: int = module.run(flags)
     return status
 
 

@@ -9,7 +9,7 @@ from saccade.bench.serving_settings import (
     VariantSettings,
     WorkloadSettings,
 )
-from saccade.cli.aliases import add_same
+from saccade.cli.aliases import add_bench_aliases
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import openai_api_key
 from saccade.terminal import Output
@@ -23,7 +23,7 @@ def new_parser(name: str) -> Parser:
     parser = Parser(name, about=about)
     for settings in (TargetSettings, WorkloadSettings, LoadSettings, OutputSettings, VariantSettings):
         parser.add_settings(settings)
-    add_same(parser)
+    add_bench_aliases(parser)
     return parser
 
 

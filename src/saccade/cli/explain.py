@@ -93,7 +93,7 @@ def run(flags: Namespace) -> int:
     from saccade.kernels.dispatch import device_named
 
     model = chosen_model(flags.words)
-    folder = settings_folder(model)
+    folder = settings_folder(model, engine)
     is_cuda = engine.device != "cpu" if flags.words else device_named(engine.device).type == "cuda"
     blueprint = draw(folder, engine, limits, is_cuda=is_cuda)
     plans = _plans(asked, blueprint.runner.settings.images, blueprint.runner.settings.videos)

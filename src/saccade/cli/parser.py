@@ -4,7 +4,8 @@ A setting is taken from the first of: its flag, the file of `--config`, its envi
 default, the field's default.
 """
 
-from argparse import Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+import json
+from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
@@ -31,6 +32,8 @@ class Parser(ArgumentParser):
         self.groups: list[Group] = []
         self.kinds: dict[str, Any] = {}
         self.aliases: dict[str, str] = {}  # other names of settings, as a file may spell them
+        self._foreign: set[str] = set()  # flags of other engines
+        self._unsuggested: set[str] = set()  # those of them that set nothing
         self._own_defaults: dict[str, Any] = {}
         general = self.new_group("general", "settings may also come from a file or the environment")
         general.add("--config", metavar="FILE", help="YAML file with settings; flags overrule it")
@@ -52,9 +55,16 @@ class Parser(ArgumentParser):
             if field.name not in self.kinds:
                 self._add_field(group, field, types[field.name], defaults.get(field.name, field.default))
 
+    def add_foreign(self, group: Group, *flags: str, sets: bool = True, **how: Any) -> None:
+        """A flag of another engine. One that `sets` nothing is never suggested for a flag that is unknown."""
+        group.add(*flags, help=SUPPRESS, **how)
+        self._foreign.update(flags)
+        if not sets:
+            self._unsuggested.update(flags)
+
     def read(self, argv: Sequence[str]) -> Namespace:
         """Every setting by its name, from wherever it comes; `words` holds what stood without a flag, `chosen` the
-        names of those that are not defaults."""
+        names of those that are not defaults, `notes` what the user should be told."""
         before, rest = _split(argv)
         given, extras = self.parse_known_args(before)
         for extra in extras:
@@ -63,13 +73,17 @@ class Parser(ArgumentParser):
         words = [*extras, *rest]
         chosen = self._from_environment()
         chosen |= self._from_file(getattr(given, "config", None) or environment().get("config"))
-        chosen |= vars(given)
+        notes = dict.fromkeys((*chosen.pop("notes", ()), *getattr(given, "notes", ())))
+        graph_words = (*chosen.pop("graph_words", ()), *getattr(given, "graph_words", ()))
+        chosen |= {name: value for name, value in vars(given).items() if name not in ("notes", "graph_words")}
+        if graph_words:
+            chosen["graphs"] = ",".join(filter(None, (*graph_words, chosen.get("graphs", ""))))
         values = {**self._own_defaults, **chosen}
         if self.max_words and "model" in values and not words:
             words = [values["model"]]
         if len(words) > self.max_words:
             self.error(f"unexpected {words[self.max_words]!r}; usage: {self.usage}")
-        return Namespace(**{**values, "words": words, "chosen": frozenset(chosen)})
+        return Namespace(**{**values, "words": words, "chosen": frozenset(chosen), "notes": tuple(notes)})
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see `saccade {self.name} --help`)")
@@ -79,6 +93,7 @@ class Parser(ArgumentParser):
 
     def refuse_unknown(self, flag: str) -> NoReturn:
         known = [text for text in self._option_string_actions if text.startswith("--")]
+        known = [text for text in known if text not in self._unsuggested]
         self.error(f"unknown flag {flag}{did_you_mean(flag, known)}")
 
     def _add_field(self, group: Group, field: Field[Any], kind: Any, default: Any) -> None:
@@ -105,19 +120,25 @@ class Parser(ArgumentParser):
     def _from_file(self, path: str | None) -> dict[str, Any]:
         if not path:
             return {}
-        values = {}
+        values: dict[str, Any] = {}
+        foreign: list[str] = []
         for key, value in _read_yaml(Path(path)).items():
             name = str(key).replace("-", "_")
             name = self.aliases.get(name, name)
-            if name == "model" and self.max_words:
-                values[name] = str(value)
+            if name in ("model", "model_path") and self.max_words:
+                values["model"] = str(value)
             elif name in self.kinds:
                 kind = self.kinds[name]
                 values[name] = _read(f"{path}: {key}", lambda v, kind=kind: read_value(kind, v), value)
+            elif (flag := f"--{name.replace('_', '-')}") in self._foreign:
+                foreign += _as_flag(flag, value)
             else:
                 known = [name.replace("_", "-") for name in self.kinds]
                 self.error(f"{path}: unknown setting {key}{did_you_mean(str(key), known)}")
-        return values
+        try:
+            return {**vars(self.parse_known_args(foreign)[0]), **values}
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
 
 
 class Gather(Action):
@@ -146,6 +167,15 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Behind a lone -- nothing is a flag."""
     at = list(argv).index("--") if "--" in argv else len(argv)
     return list(argv[:at]), list(argv[at + 1 :])
+
+
+def _as_flag(flag: str, value: Any) -> list[str]:
+    """What a file says of a flag of another engine, as the command line says it; false asks for nothing."""
+    if isinstance(value, bool):
+        return [flag] * value
+    if isinstance(value, list):
+        return [flag, *map(str, value)]
+    return [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
 def _read(where: str, read: Any, value: Any) -> Any:

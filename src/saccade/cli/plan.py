@@ -54,7 +54,7 @@ def run(flags: Namespace) -> int:
 
     gpus = [find_gpu(name) for name in asked.gpu] or list(GPUS)
     model = chosen_model(flags.words)
-    plan = plan_memory(draw(settings_folder(model), engine, limits))
+    plan = plan_memory(draw(settings_folder(model, engine), engine, limits))
     rooms = [(gpu, room_on(plan, gpu.nbytes, engine.gpu_memory_utilization)) for gpu in gpus]
     if asked.json:
         sys.stdout.write(json.dumps(as_data(model, plan, rooms), indent=1) + "\n")
@@ -63,12 +63,14 @@ def run(flags: Namespace) -> int:
     return EXIT_DOES_NOT_FIT if asked.gpu and not all(room.fits for _, room in rooms) else 0
 
 
-def settings_folder(model: str) -> Path:
+def settings_folder(model: str, engine: EngineSettings) -> Path:
     """The folder of a model's settings files; weights are not fetched. A config.json stands for its folder."""
     from saccade.models.folder import find_folder
 
     path = Path(model).expanduser()
-    return path.parent if path.name == "config.json" and path.is_file() else find_folder(model, with_weights=False)
+    if path.name == "config.json" and path.is_file():
+        return path.parent
+    return find_folder(model, revision=engine.revision, download_dir=engine.download_dir, with_weights=False)
 
 
 def as_data(model: str, plan: "MemoryPlan", rooms: "list[tuple[GPU, Room]]") -> dict[str, Any]:

@@ -6,10 +6,12 @@ from typing import Any
 from saccade.cli.aliases import add_aliases
 from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
+from saccade.cli.variables import variable_notes
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.engine.spare import Spare
 from saccade.inputs.media import MediaSettings
 from saccade.server.settings import ServerSettings
+from saccade.terminal import warn
 
 BUNDLED: dict[str, Any] = {**BUNDLED_LIMITS, "served_model_name": ("saccade",)}
 
@@ -28,6 +30,8 @@ def run(flags: Namespace) -> int:
     server, engine = settings_from(flags, ServerSettings, own), settings_from(flags, EngineSettings, own)
     limits, media = settings_from(flags, SchedulerSettings, own), settings_from(flags, MediaSettings, own)
     model = chosen_model(flags.words)
+    for note in variable_notes():
+        warn(note)
     with Spare() as spare:  # before the server is imported: what the worker imports takes longer
         from saccade.server.run import serve
 

@@ -14,7 +14,8 @@ from saccade.errors import CapacityError, RequestError
 def check_fits(request: Request, settings: SchedulerSettings, pool: BlockPool, encoder: EncoderIndex) -> None:
     """Raises unless the request could run alone."""
     request.check_spans()
-    num_prompt, longest = len(request.prompt_ids), settings.max_model_len - 1
+    num_prompt = len(request.prompt_ids)
+    longest = settings.max_model_len - (request.params.max_tokens != 0)
     if num_prompt == 0:
         raise RequestError("the prompt is empty; at least one token is needed", param="prompt")
     if num_prompt > longest:

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from saccade.cache.blocks import BlockPool
-from saccade.cache.encoder import EncoderIndex
 from saccade.cache.prefix import PrefixCache
 from saccade.engine.engine import Engine
 from saccade.engine.matcher import GrammarCompiler
@@ -18,9 +17,9 @@ from saccade.engine.runner import Runner, RunnerSettings
 from saccade.engine.scheduler import Scheduler
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.engine.sizes import (
-    PAGE_ROWS,
     block_bytes,
     blocks_that_fit,
+    encoder_index_for,
     runner_settings_for,
     state_sizes_for,
     wanted_blocks,
@@ -77,8 +76,7 @@ def build_engine(
     runner.capture(lambda done, total, key: report(Stage("capturing graphs", done, total, str(key))))
     pool = BlockPool(sizes.num_blocks, sizes.block_size)
     prefix = PrefixCache(pool, model=_fingerprint(folder, model)) if settings.enable_prefix_caching else None
-    encoder = EncoderIndex(settings.encoder_cache_tokens, PAGE_ROWS)
-    scheduler = Scheduler(limits, pool=pool, encoder=encoder, prefix=prefix)
+    scheduler = Scheduler(limits, pool=pool, encoder=encoder_index_for(settings, limits), prefix=prefix)
     engine = Engine(runner, scheduler, eos_token_ids=eos, seed=settings.seed, grammars=grammars)
     _verify(engine, settings, report)
     report(Stage("warming up"))

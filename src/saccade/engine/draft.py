@@ -25,7 +25,7 @@ class Draft:
     def add_rows(self, request: Request, end: int) -> None:
         """The request's next rows, up to `end`."""
         start, num_prompt = request.num_planned, len(request.prompt_ids)
-        wants_logits = end == request.num_tokens + request.num_pending
+        wants_logits = end == request.num_tokens + request.num_pending and request.max_outputs > 0
         assert start < end and request not in self.chunks, f"{request} is planned twice, or without rows"
         assert end - start <= self.tokens_left, f"{end - start} rows, {self.tokens_left} left in the budget"
         self.chunks[request] = Chunk(

@@ -141,6 +141,10 @@ class Engine:
         if self._grammars is not None:
             self._grammars.forget(grammar, compiled)
 
+    def forget_cached(self) -> bool:
+        """Empty the caches of prompts and images. False, and nothing is done, while requests run or wait."""
+        return self.scheduler.forget_cached()
+
     def improve(self) -> Exception | None:
         """Do in an idle moment what makes later requests faster. Returns what went wrong: they can do without."""
         try:

@@ -109,6 +109,11 @@ class Holdings:
         for entry in held.entries:
             self.encoder.release(entry)
 
+    def forget_cached(self) -> None:
+        """Nothing that nobody owns can be found again."""
+        self.encoder.clear()
+        self.pool.forget()
+
     def check(self, running: Iterable[Request], detached: Iterable[Held]) -> None:
         owners = [Held(request.blocks, tuple(request.entries.values())) for request in running] + list(detached)
         self.pool.check(Counter(block for held in owners for block in held.blocks))

@@ -90,11 +90,17 @@ class AskStats(Struct, frozen=True, tag=True):
     serial: int
 
 
+class Flush(Struct, frozen=True, tag=True):
+    """Empty the caches of prompts and images, unless requests run or wait."""
+
+    serial: int
+
+
 class Close(Struct, frozen=True, tag=True):
     """End what runs, then leave."""
 
 
-Command = Start | Add | Abort | Stop | AskStats | Close
+Command = Start | Add | Abort | Stop | AskStats | Flush | Close
 
 
 class Stage(Struct, frozen=True, tag=True):
@@ -160,6 +166,11 @@ class StatsReply(Struct, frozen=True, tag=True):
     gpu_bytes: int = 0
 
 
+class Flushed(Struct, frozen=True, tag=True):
+    serial: int
+    is_done: bool
+
+
 class Failure(Struct, frozen=True, tag=True):
     """The last message of an engine that cannot go on."""
 
@@ -171,7 +182,7 @@ class Closed(Struct, frozen=True, tag=True):
     """The last message of an engine that was told to close: every request has had its end before."""
 
 
-Reply = Stage | Ready | Updates | Refused | StatsReply | Failure | Closed
+Reply = Stage | Ready | Updates | Refused | StatsReply | Flushed | Failure | Closed
 
 encode = msgpack.Encoder().encode
 decode_command = msgpack.Decoder(Command).decode

@@ -21,7 +21,8 @@ _INT32_MAX = 2**31 - 1
 class SamplingParams:
     """Shaped like vLLM's, checked once: every number is finite and in its range, sequences are tuples.
 
-    `temperature` 0 is greedy. `top_k` 0 or -1 switches it off (kept as 0). `max_tokens` None fills the context.
+    `temperature` 0 is greedy. `top_k` 0 or -1 switches it off (kept as 0). `max_tokens` None fills the context, 0 only
+    computes the prompt, for its log-probabilities or for the prefix cache.
     `logprobs` and `prompt_logprobs` count the alternatives beside the token itself; None asks for nothing. A `stop`
     string ends the output before itself, or behind itself with `include_stop_str_in_output`.
 
@@ -85,7 +86,7 @@ class SamplingParams:
         _check_float("presence_penalty", self.presence_penalty, -2, 2)
         _check_float("frequency_penalty", self.frequency_penalty, -2, 2)
         _check_int("min_tokens", self.min_tokens, 0, _INT32_MAX)
-        _check_int("max_tokens", self.max_tokens, 1, _INT32_MAX, is_optional=True)
+        _check_int("max_tokens", self.max_tokens, 0, _INT32_MAX, is_optional=True)
         _check_int("seed", self.seed, -(2**63), 2**63 - 1, is_optional=True)
         _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, is_optional=True)
         _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS, is_optional=True)

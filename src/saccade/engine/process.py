@@ -22,6 +22,8 @@ from saccade.engine.messages import (
     Closed,
     Command,
     Failure,
+    Flush,
+    Flushed,
     Ready,
     Refused,
     Reply,
@@ -72,7 +74,7 @@ class AsyncEngine:
         self._serials = count()
         self._streams: dict[int, RequestStream] = {}
         self._by_id: dict[str, RequestStream] = {}
-        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._dead: asyncio.Future[SaccadeError] = asyncio.get_running_loop().create_future()
         self._is_idle = asyncio.Event()
@@ -96,12 +98,15 @@ class AsyncEngine:
         """Returns when the engine is ready. `report` hears of every stage. Without a processor the folder's own is
         made; a `spare` worker is taken over. What the worker finds wrong with model or settings is raised here as the
         same ConfigError."""
-        folder = await asyncio.to_thread(find_folder, model)
+        chosen = settings or EngineSettings()
+        folder = await asyncio.to_thread(find_folder, model, revision=chosen.revision, download_dir=chosen.download_dir)
         engine = cls(Child.spawn(spare), report)
         try:
-            start = Start(str(folder.resolve()), settings or EngineSettings(), limits or SchedulerSettings())
+            start = Start(str(folder.resolve()), chosen, limits or SchedulerSettings())
             engine._send(start)
-            engine._processor = processor or await asyncio.to_thread(Processor.from_folder, folder)
+            engine._processor = processor or await asyncio.to_thread(
+                Processor.from_folder, folder, chat_template=chosen.chat_template
+            )
             await _wait_first(engine._ready, engine._dead)
             if engine._dead.done():
                 raise engine._dead.result()
@@ -189,11 +194,21 @@ class AsyncEngine:
             self._send(Abort(stream.serial))
 
     async def stats(self) -> EngineStats:
+        stats: EngineStats = await self._ask(AskStats)
+        return stats
+
+    async def flush_cache(self) -> bool:
+        """Empty the caches of prompts and images. False, and nothing is done, while requests run or wait."""
+        is_done: bool = await self._ask(Flush)
+        return is_done
+
+    async def _ask(self, question: type[AskStats] | type[Flush]) -> Any:
+        """The worker's answer to a question of its own, which comes between two steps."""
         self._check_alive()
         serial = next(self._serials)
         self._asked[serial] = asyncio.get_running_loop().create_future()
         try:
-            self._send(AskStats(serial))
+            self._send(question(serial))
             return await self._asked[serial]
         finally:
             del self._asked[serial]
@@ -263,10 +278,15 @@ class AsyncEngine:
                 if serial in self._streams:
                     self._streams[serial].fail(_exception(reply))
             case StatsReply(serial=serial):
-                if serial in self._asked and not self._asked[serial].done():
-                    self._asked[serial].set_result(EngineStats(reply.scheduler, reply.phases, reply.gpu_bytes))
+                self._answer(serial, EngineStats(reply.scheduler, reply.phases, reply.gpu_bytes))
+            case Flushed(serial=serial):
+                self._answer(serial, reply.is_done)
             case _:
                 self._hear_of_engine(reply)
+
+    def _answer(self, serial: int, found: Any) -> None:
+        if serial in self._asked and not self._asked[serial].done():
+            self._asked[serial].set_result(found)
 
     def _hear_of_engine(self, reply: Stage | Ready | Failure | Closed) -> None:
         match reply:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from saccade.cache.blocks import BlockPool
-from saccade.cache.encoder import EncoderIndex
 from saccade.config import Tier
 from saccade.engine.batch import Running, decode_values, is_decode, last_rows, mixed_values, sequences
 from saccade.engine.blueprint import Blueprint
@@ -21,7 +20,7 @@ from saccade.engine.params import SamplingParams
 from saccade.engine.plan import Plan
 from saccade.engine.runner import Runner, Ticket
 from saccade.engine.scheduler import Scheduler
-from saccade.engine.sizes import PAGE_ROWS
+from saccade.engine.sizes import encoder_index_for
 from saccade.engine.vision import vision_values
 from saccade.graphs import GraphRunner, lane_for
 from saccade.graphs.arena import Arena
@@ -65,7 +64,7 @@ def rehearse(blueprint: Blueprint, prompts: Sequence[Prompt]) -> Rehearsed:
     runner = _Understudy(blueprint)
     blocks = sum(-(-(len(prompt) + NUM_OUTPUTS) // sizes.block_size) + 1 for prompt in prompts)
     pool = BlockPool(max(blocks, -(-limits.max_model_len // sizes.block_size)) + 1, sizes.block_size)
-    scheduler = Scheduler(limits, pool=pool, encoder=EncoderIndex(blueprint.settings.encoder_cache_tokens, PAGE_ROWS))
+    scheduler = Scheduler(limits, pool=pool, encoder=encoder_index_for(blueprint.settings, limits))
     engine = Engine(runner, scheduler)
     for index, prompt in enumerate(prompts):
         engine.add(str(index), prompt, SamplingParams(temperature=0, max_tokens=NUM_OUTPUTS, ignore_eos=True))

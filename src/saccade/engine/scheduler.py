@@ -74,7 +74,8 @@ class Scheduler:
         room = self.settings.max_model_len - len(request.prompt_ids)
         for member in family.values():
             member.order = (member.priority, member.arrival, next(self._arrivals))
-            member.max_outputs = min(room, member.params.max_tokens or room)
+            asked = member.params.max_tokens
+            member.max_outputs = room if asked is None else min(room, asked)
             self._waiting.add(member)
             if member.deadline is not None:
                 self._deadlines.add(member)
@@ -129,6 +130,13 @@ class Scheduler:
         for held in flight.held:
             self.holdings.release(held)
         return tuple(events)
+
+    def forget_cached(self) -> bool:
+        """Empty the prefix cache and the encoder cache. False, and nothing is done, while requests run or wait."""
+        if not self.is_idle:
+            return False
+        self.holdings.forget_cached()
+        return True
 
     def stats(self) -> Stats:
         pool, encoder, prefix = self.holdings.pool, self.holdings.encoder, self.holdings.prefix
@@ -274,7 +282,8 @@ class Scheduler:
             request.num_pending -= chunk.wants_logits
             self.holdings.advance(request)
         if not chunk.wants_logits:
-            return []
+            is_done = request.max_outputs == 0 and chunk.end == len(request.prompt_ids)
+            return [self._end(request, Finish(FinishReason.LENGTH))] if is_done else []
         assert isinstance(result, list | tuple) and len(result) == 1, f"{request.id} wants a token, got {result}"
         request.output_ids.append(result[0])
         finish = request.stop_met()

@@ -88,6 +88,9 @@ _LOWEST = {
 class EngineSettings:
     """How a model is run. 0 and "auto" leave a value to the model or the machine."""
 
+    revision: str = setting("", "branch, tag or commit of a model from the hub")
+    download_dir: str = setting("", "folder for models from the hub; by default the hub's own cache")
+    chat_template: str = setting("", "file with a chat template that takes the place of the checkpoint's")
     device: str = setting("auto", "cuda, cpu, or auto")
     dtype: str = setting("auto", "float32, float16, bfloat16, or auto: the checkpoint's (float32 on a CPU)")
     load_format: str = setting("auto", "safetensors, gguf, dummy (random weights), or auto")
@@ -95,7 +98,9 @@ class EngineSettings:
     kv_cache_tokens: int = setting(0, "tokens of the KV cache; 0: what is left of the GPU's memory, 16384 elsewhere")
     gpu_memory_utilization: float = setting(0.9, "share of the GPU's memory to use")
     enable_prefix_caching: bool = setting(True, "keep the KV blocks of finished requests for prompts that begin alike")
-    encoder_cache_tokens: int = setting(16384, "image rows kept for requests with the same images")
+    encoder_cache_tokens: int = setting(
+        16384, "image rows kept for requests with the same images; 0 keeps none longer than a request needs them"
+    )
     graphs: str = setting(
         "",
         "per phase (none by default for models above 256 MB on a CPU), such as vision=capacity,prefill=piecewise; "
@@ -116,8 +121,9 @@ class EngineSettings:
         if not 0 < self.gpu_memory_utilization <= 1:
             met = self.gpu_memory_utilization
             raise ConfigError(f"gpu_memory_utilization is {met}; allowed are above 0 to 1 (--gpu-memory-utilization)")
-        if self.block_size < 0 or self.kv_cache_tokens < 0:
-            raise ConfigError("block_size and kv_cache_tokens must be 0 or more (--block-size, --kv-cache-tokens)")
+        for name in ("block_size", "kv_cache_tokens", "encoder_cache_tokens"):
+            if (met := getattr(self, name)) < 0:
+                raise ConfigError(f"{name} is {met}; it must be 0 or more (--{name.replace('_', '-')})")
         if not self.watchdog_timeout_s >= 0:
             met = self.watchdog_timeout_s
             raise ConfigError(f"watchdog_timeout_s is {met}; it must be 0 or more (--watchdog-timeout-s)")

@@ -1,6 +1,7 @@
 """How large everything of an engine is, from settings and a model alone: what the engine allocates, and what
 `saccade plan` foretells, come from here."""
 
+from saccade.cache.encoder import EncoderIndex
 from saccade.engine.runner import RunnerSettings
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.engine.state import StateSizes
@@ -31,7 +32,7 @@ def runner_settings_for(
         _check_patches("videos", videos, vision)
     return RunnerSettings(
         max_tokens=limits.max_num_batched_tokens,
-        max_units=min(limits.encoder_budget_tokens, settings.encoder_cache_tokens),
+        max_units=min(limits.encoder_budget_tokens, encoder_rows_for(settings, limits)),
         page_rows=PAGE_ROWS,
         images=images,
         videos=videos,
@@ -50,8 +51,19 @@ def state_sizes_for(settings: EngineSettings, limits: SchedulerSettings, *, is_c
         block_size=block_size,
         max_blocks=-(-limits.max_model_len // block_size),
         max_sequences=limits.max_num_seqs,
-        num_vision_rows=settings.encoder_cache_tokens,
+        num_vision_rows=encoder_rows_for(settings, limits),
     )
+
+
+def encoder_rows_for(settings: EngineSettings, limits: SchedulerSettings) -> int:
+    """Rows of the encoder cache. One that keeps nothing between requests has room for the images of two steps: those of
+    the next one are encoded while a step still reads its own."""
+    return settings.encoder_cache_tokens or 2 * limits.encoder_budget_tokens + PAGE_ROWS
+
+
+def encoder_index_for(settings: EngineSettings, limits: SchedulerSettings) -> EncoderIndex:
+    rows = encoder_rows_for(settings, limits)
+    return EncoderIndex(rows, PAGE_ROWS, keeps_idle=settings.encoder_cache_tokens > 0)
 
 
 def _check_patches(kind: str, settings: ImageSettings | VideoSettings | None, vision: VisionSpec) -> None:

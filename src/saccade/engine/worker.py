@@ -35,6 +35,8 @@ from saccade.engine.messages import (
     Close,
     Closed,
     Failure,
+    Flush,
+    Flushed,
     News,
     Ready,
     Refused,
@@ -134,6 +136,8 @@ class Worker:
             case AskStats(serial=serial):
                 phases = {runner.phase.name: runner.snapshot() for runner in self._engine.runner.phases}
                 self._tell(StatsReply(serial, self._engine.scheduler.stats(), phases, gpu_bytes_in_use()))
+            case Flush(serial=serial):
+                self._tell(Flushed(serial, not self._compiling and self._engine.forget_cached()))
             case Close():
                 self._close()
             case Start():

@@ -1,8 +1,9 @@
 """Chat templates, rendered by minijinja with a fuel limit.
 
-The template is the checkpoint's own; a request cannot bring one. The environment is the one transformers gives its
-templates: block trimming, `raise_exception`, `strftime_now`, a `tojson` that writes JSON as it is, Python's string
-methods, undefined values that print as nothing. A template that fails gives a RequestError with a fixed text.
+The template is the checkpoint's own, or one that the server was started with; a request cannot bring one. The
+environment is the one transformers gives its templates: block trimming, `raise_exception`, `strftime_now`, a `tojson`
+that writes JSON as it is, Python's string methods, undefined values that print as nothing. A template that fails gives
+a RequestError with a fixed text.
 """
 
 import json
@@ -68,10 +69,15 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(
-        cls, folder: Path, *, special_tokens: Sequence[str] = (), named_tokens: Mapping[str, str] | None = None
+        cls,
+        folder: Path,
+        *,
+        file: str = "",
+        special_tokens: Sequence[str] = (),
+        named_tokens: Mapping[str, str] | None = None,
     ) -> "ChatTemplate | None":
-        """None where the checkpoint brings no template."""
-        source = read_template(folder)
+        """The template of a `file`, or the checkpoint's; None where it brings none."""
+        source = read_template(folder, file)
         return cls(source, special_tokens=special_tokens, named_tokens=named_tokens) if source else None
 
     def render(
@@ -135,8 +141,16 @@ class _RefusalError(Exception):
     """A template called raise_exception."""
 
 
-def read_template(folder: Path) -> str | None:
-    """A checkpoint's default template: chat_template.jinja, chat_template.json, then tokenizer_config.json."""
+def read_template(folder: Path, file: str = "") -> str | None:
+    """The template of a `file`, or a checkpoint's default one: chat_template.jinja, chat_template.json, then
+    tokenizer_config.json."""
+    if file:
+        path = Path(file).expanduser()
+        if not path.is_file():
+            raise ConfigError(
+                f"chat_template is {file}, which is not a file; give one with a template (--chat-template)"
+            )
+        return read_text(path)
     if (folder / "chat_template.jinja").is_file():
         return read_text(folder / "chat_template.jinja")
     for name in ("chat_template.json", "tokenizer_config.json"):

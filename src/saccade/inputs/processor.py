@@ -58,12 +58,14 @@ class Processor:
         self.limits = limits or ImageLimits()
 
     @classmethod
-    def from_folder(cls, folder: Path, *, limits: ImageLimits | None = None) -> "Processor":
+    def from_folder(cls, folder: Path, *, limits: ImageLimits | None = None, chat_template: str = "") -> "Processor":
+        """The processor of a checkpoint; `chat_template` is a file with another template than the checkpoint's."""
         placeholders = PlaceholderSettings.from_folder(folder)
         tokenizer = Tokenizer.from_folder(folder, protected=_placeholder_ids(placeholders))
         named = {name: tokenizer.named_token(name) for name in _VARIABLES}
         template = ChatTemplate.from_folder(
             folder,
+            file=chat_template,
             special_tokens=tokenizer.special_tokens,
             named_tokens={name: text for name, text in named.items() if text is not None},
         )

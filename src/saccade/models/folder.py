@@ -34,10 +34,17 @@ class Checkpoint(Protocol):
     def tensors(self) -> Iterator[tuple[str, "Tensor"]]: ...
 
 
-def find_folder(folder_or_id: str | Path, *, revision: str | None = None, with_weights: bool = True) -> Path:
+def find_folder(
+    folder_or_id: str | Path, *, revision: str = "", download_dir: str = "", with_weights: bool = True
+) -> Path:
     """A local folder as it is; anything else is taken for a hub id, and fetched or found in the hub's cache."""
     path = Path(folder_or_id).expanduser()
     if path.is_dir():
+        if revision:
+            raise ConfigError(
+                f"revision is {revision}, but {folder_or_id} is a local folder, which has none; leave --revision out, "
+                "or give a hub id such as org/name"
+            )
         return path
     if path.is_file() and path.suffix == ".gguf":
         raise ConfigError(
@@ -48,10 +55,13 @@ def find_folder(folder_or_id: str | Path, *, revision: str | None = None, with_w
         raise ConfigError(f"{folder_or_id} is not a folder; give a checkpoint folder or a hub id such as org/name")
     try:
         wanted = SETTINGS + WEIGHTS * with_weights
-        return Path(snapshot_download(str(folder_or_id), revision=revision, allow_patterns=wanted))
+        where = download_dir or None
+        found = snapshot_download(str(folder_or_id), revision=revision or None, cache_dir=where, allow_patterns=wanted)
+        return Path(found)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        named = f"{folder_or_id} at revision {revision}" if revision else f"{folder_or_id}"
         raise ConfigError(
-            f"{folder_or_id} is neither a folder nor a hub repository that can be fetched "
+            f"{named} is neither a folder nor a hub repository that can be fetched "
             f"({type(error).__name__}); check the name and the network, or give a local folder"
         ) from error
 

@@ -22,7 +22,11 @@ from saccade.models.rename import Renames
 from saccade.models.vlm import Model
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = {
+    **dict.fromkeys(("float32", "float", "fp32"), torch.float32),
+    **dict.fromkeys(("float16", "half", "fp16"), torch.float16),
+    **dict.fromkeys(("bfloat16", "bf16"), torch.bfloat16),
+}
 NAMES_SHOWN = 8
 
 # Some checkpoints of tied models also store the head: the embedding once more, or else the config is wrong.

@@ -36,6 +36,7 @@ class Answer:
         self._last = [exchange.arrival] * self.num_choices
         self._first_s: float | None = None
         self._is_refused = False
+        self._is_computed = False  # the prompt
         self._engine_times: dict[str, float] = {}
 
     @property
@@ -107,9 +108,11 @@ class Answer:
     def _note(self, choice: int, delta: Delta) -> None:
         now = monotonic()
         metrics = self._service.metrics
+        if not self._is_computed and (delta.token_ids or delta.finish_reason == "length"):
+            self._is_computed = True
+            metrics.note_tokens(prompt=self.num_prompt_tokens)
         if delta.token_ids:
-            if self._first_s is None:
-                metrics.note_tokens(prompt=self.num_prompt_tokens)
+            self._service.note_output()
             metrics.note_tokens(output=delta.num_output_tokens - self._outputs[choice])
             if self._outputs[choice]:
                 metrics.note_gap((now - self._last[choice]) / len(delta.token_ids))

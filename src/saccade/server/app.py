@@ -15,6 +15,7 @@ from saccade.server.errors import to_http
 from saccade.server.exchange import ID_HEADER, Exchange
 from saccade.server.gate import Gate
 from saccade.server.generate import GenerateRoute
+from saccade.server.health import HealthRoute
 from saccade.server.home import PageRoute
 from saccade.server.openapi import OpenApiRoute
 from saccade.server.ops import OpsRoutes
@@ -60,6 +61,7 @@ def _routes(service: Service) -> list[Route]:
         Route("/v1/models", ops.models),
         Route("/v1/models/{name:path}", ops.model),
         Route("/health", ops.health),
+        Route("/health_generate", HealthRoute(service).generate),
         Route("/ready", ops.ready),
         Route("/ping", ops.health, methods=["GET", "POST"]),
         Route("/load", ops.load),
@@ -68,6 +70,7 @@ def _routes(service: Service) -> list[Route]:
         Route("/graphs", ops.graphs),
         Route("/server_info", ops.server_info),
         Route("/abort_request", ops.abort, methods=["POST"]),
+        Route("/flush_cache", ops.flush_cache, methods=["GET", "POST"]),
         Route("/openapi.json", OpenApiRoute(service).show),
         Route("/", PageRoute().show),
     ]

@@ -81,7 +81,7 @@ class Choice:
 
 
 class CompletionReply(Reply):
-    """With `echo`, the prompt stands before the text. `max_tokens: 0` shows nothing else."""
+    """With `echo`, the prompt stands before the text."""
 
     id_prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
     job: Job[CompletionRequest]
@@ -89,28 +89,20 @@ class CompletionReply(Reply):
     def __init__(self, service: Service, exchange: Exchange, job: Job[CompletionRequest]) -> None:
         super().__init__(service, exchange, job)
         self._choices = [Choice() for _ in range(self.answer.num_choices)]
-        self._is_silent = job.request.echo and job.request.max_tokens == 0
         self._num_top = job.params.logprobs or 0
         self._is_continued = [prompt.is_continued for prompt in job.prompts]
         self._streamed: dict[int, CompletionScores] = {}
 
     def take(self, index: int, delta: Delta) -> None:
         choice = self._choices[index]
-        if not self._is_silent:
-            choice.text.append(delta.text)
-            choice.token_ids += delta.token_ids
-            choice.scores += delta.logprobs or ()
+        choice.text.append(delta.text)
+        choice.token_ids += delta.token_ids
+        choice.scores += delta.logprobs or ()
         if delta.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
 
     def choices(self) -> list[dict[str, Any]]:
         return [self._choice(index, choice) for index, choice in enumerate(self._choices)]
-
-    def usage(self) -> dict[str, Any]:
-        usage = super().usage()
-        if self._is_silent:
-            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
-        return usage
 
     def opening(self, writer: ChunkWriter, index: int, *, is_first: bool) -> list[bytes]:
         if not self.job.request.echo:
@@ -119,8 +111,6 @@ class CompletionReply(Reply):
         return [writer.choice(index, value, usage=self.running_usage())]
 
     def contents(self, writer: ChunkWriter, index: int, delta: Delta) -> list[bytes]:
-        if self._is_silent:
-            return []
         logprobs, more = NULL, b""
         if delta.logprobs is not None:
             if index not in self._streamed:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 
 from saccade.engine.messages import Stage
@@ -66,19 +66,26 @@ class Stages:
 async def start(service: Service, plan: Plan, stages: Stages) -> AsyncEngine:
     """The engine, open for requests. Raises the ConfigError of a model or setting that does not fit."""
     stages.enter("finding the model")
-    folder = await asyncio.to_thread(find_folder, plan.model)
+    chosen = plan.engine
+    folder = await asyncio.to_thread(
+        find_folder, plan.model, revision=chosen.revision, download_dir=chosen.download_dir
+    )
     stages.enter("reading tokenizer and template")
-    processor = await asyncio.to_thread(Processor.from_folder, folder, limits=plan.media.limits())
+    template = await asyncio.to_thread(read_template, folder, chosen.chat_template)
+    processor = await asyncio.to_thread(
+        Processor.from_folder, folder, limits=plan.media.limits(), chat_template=chosen.chat_template
+    )
     defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
     await asyncio.to_thread(processor.rehearse)
     stages.enter("starting the engine")
+    found = replace(chosen, revision="")  # the folder is it
     engine = await AsyncEngine.start(
-        folder, plan.engine, plan.limits, processor=processor, report=stages.note, spare=plan.spare
+        folder, found, plan.limits, processor=processor, report=stages.note, spare=plan.spare
     )
     stages.enter("")
-    style = tool_style(await asyncio.to_thread(read_template, folder))
     config = await asyncio.to_thread((folder / "config.json").read_bytes)
-    service.open(engine, defaults, style, configuration=config + repr((plan.engine, engine.limits)).encode())
+    configuration = config + repr((chosen, engine.limits, template)).encode()
+    service.open(engine, defaults, tool_style(template), configuration=configuration)
     return engine
 
 

@@ -33,12 +33,14 @@ GETS = {
     "/v1/models": "The model.",
     "/health": "Whether the server is alive.",
     "/ready": "Whether requests are taken.",
+    "/health_generate": "Whether the engine gives tokens.",
     "/ping": "Whether the server is alive.",
     "/load": "Requests inside.",
     "/metrics": "Numbers for Prometheus.",
     "/version": "The version.",
     "/graphs": "Every graph, by phase.",
     "/server_info": "Limits and state.",
+    "/flush_cache": "Empty the caches of prompts and images, if nothing runs.",
 }
 _REFS = "#/components/schemas/{model}"
 _ERROR = {

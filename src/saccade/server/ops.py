@@ -107,6 +107,18 @@ class OpsRoutes:
             raise RequestError("rid is missing (or abort_all: true)", param="rid", code="missing_parameter")
         return json_reply({"aborted": self._service.abort(None if asked.abort_all else public_id)})
 
+    async def flush_cache(self, request: Request) -> Response:
+        """Empties the caches of prompts and images, as SGLang's route of this name does."""
+        try:
+            async with asyncio.timeout(STATS_S):
+                is_done = await self._service.engine.flush_cache()
+        except TimeoutError:
+            raise HttpError(503, "the engine is busy; try again", code="busy", retry_after_s=STATS_S) from None
+        if not is_done:
+            text = "requests run or wait, and caches are emptied only when none does; try again"
+            raise HttpError(400, text, code="not_idle")
+        return json_reply({"status": "flushed"})
+
     def _card(self, name: str) -> dict[str, Any]:
         """Known before the model is loaded, except for how long its context is."""
         service = self._service

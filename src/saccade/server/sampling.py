@@ -40,15 +40,16 @@ def chat_params(request: ChatRequest, limits: SamplingLimits, calls: Grammar | N
             raise RequestError("a forced tool call leaves no room for other structure", param="tool_choice")
         fields["grammar"] = calls
     fields["max_tokens"] = longest
+    _check_empty(request, longest, "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens")
     fields["logprobs"] = _logprobs("top_logprobs", (request.top_logprobs or 0) if request.logprobs else None, limits)
     return _checked(fields, {} if request.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"})
 
 
 def completion_params(request: CompletionRequest, limits: SamplingLimits) -> SamplingParams:
-    """With `echo`, no token need be asked for: evaluations score a text that way. One is made and not shown."""
+    """With `echo`, no token need be asked for: evaluations score a text that way."""
     fields = _common(request, limits)
-    longest = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-    fields["max_tokens"] = 1 if request.echo and longest == 0 else longest
+    fields["max_tokens"] = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    _check_empty(request, fields["max_tokens"], "max_tokens", is_scored=bool(request.echo))
     fields["logprobs"] = _logprobs("logprobs", request.logprobs, limits)
     if request.echo and request.logprobs is not None:
         fields["prompt_logprobs"] = max(request.logprobs, fields.get("prompt_logprobs") or 0)
@@ -83,6 +84,13 @@ def _common(request: Sampling, limits: SamplingLimits) -> dict[str, Any]:
     if request.stream and request.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs", code="invalid_value")
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _check_empty(request: Sampling, longest: int | None, name: str, *, is_scored: bool = False) -> None:
+    """An answer without tokens is asked for the prompt's scores; without them it would be a mistake."""
+    if longest == 0 and not is_scored and request.prompt_logprobs is None:
+        text = f"{name} is 0; it must be at least 1, or prompt_logprobs be asked for"
+        raise RequestError(text, param=name, code="invalid_value")
 
 
 def _suggested(request: Sampling | GenerateParams, limits: SamplingLimits) -> dict[str, Any]:

@@ -26,6 +26,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MIN_THREADS, MAX_THREADS = 4, 16
+ANY_MODEL = "auto"
 
 
 class Phase(Enum):
@@ -64,6 +65,7 @@ class Service:
         self._phase = Phase.STARTING
         self._serials = count()
         self._running: dict[str, set[str]] = {}
+        self.last_output: float | None = None  # a time of the monotonic clock
 
     @property
     def phase(self) -> Phase:
@@ -140,13 +142,17 @@ class Service:
         return await loop.run_in_executor(self._pool, lambda: work(*args, **kwargs))
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with; no name means the model that is here."""
-        if not name:
+        """The name to answer with; no name, or "auto", means the model that is here."""
+        if not name or (name == ANY_MODEL and name not in self.names):
             return self.names[0]
         if name not in self.names:
             text = "the model is not served here; GET /v1/models lists what is"
             raise HttpError(404, text, code="model_not_found", param="model")
         return name
+
+    def note_output(self) -> None:
+        """The engine gave tokens."""
+        self.last_output = monotonic()
 
     def enlist(self, public_id: str) -> str:
         """An id for the engine that nobody else has. Clients may use theirs as often as they like."""

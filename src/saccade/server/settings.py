@@ -28,7 +28,7 @@ class ServerSettings:
     reasoning_parser: str = setting(
         "", "qwen3: <think>...</think> before an answer becomes reasoning_content; empty: it stays in the text"
     )
-    generation_config: str = setting("auto", "auto: sampling defaults of the checkpoint; none: neutral ones")
+    generation_config: str = setting("auto", "auto: sampling defaults of the checkpoint; none (or vllm): neutral ones")
     max_body_bytes: int = setting(64 * 2**20, "largest request body")
     max_header_bytes: int = setting(64 * 2**10, "largest head of a request")
     max_reading_requests: int = setting(4096, "requests whose bodies are coming before new ones are refused")
@@ -95,7 +95,11 @@ class ServerSettings:
         return bool(self.uds) or self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 
-_WORDS = {"metrics_style": METRICS_STYLES, "generation_config": ("auto", "none"), "reasoning_parser": ("", "qwen3")}
+_WORDS = {
+    "metrics_style": METRICS_STYLES,
+    "generation_config": ("auto", "none", "vllm"),
+    "reasoning_parser": ("", "qwen3"),
+}
 _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
     "max_body_bytes": (1024, 2**31),

@@ -1,0 +1,87 @@
+"""What flags of other engines do: set something here, change nothing and say why, or stop the command with a reason."""
+
+from argparse import Action, ArgumentParser, Namespace
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+
+class Take(Action):
+    """A flag that changes nothing says what happens instead."""
+
+    def __init__(self, option_strings: list[str], dest: str, *, note: str, **how: Any) -> None:
+        super().__init__(option_strings, dest, **how)
+        self.note = note
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: Any = None) -> None:
+        add_note(namespace, f"{option_string} changes nothing: {self.note}")
+
+
+class Refuse(Action):
+    """A flag that cannot be honoured says so, unless it asks for what is done anyway."""
+
+    def __init__(self, option_strings: list[str], dest: str, *, reason: str, neutral: frozenset[str], **how: Any):
+        super().__init__(option_strings, dest, nargs="?", **how)
+        self.reason, self.neutral = reason, neutral
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: Any = None) -> None:
+        if str(values or "").lower() not in self.neutral:
+            parser.error(f"{option_string} is refused: {self.reason}")
+
+
+class Translate(Action):
+    """Another engine's word for a value of a setting."""
+
+    def __init__(self, option_strings: list[str], dest: str, *, words: Mapping[str, str], **how: Any) -> None:
+        super().__init__(option_strings, dest, **how)
+        self.words = words
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: Any = None) -> None:
+        if values not in self.words:
+            parser.error(f"{option_string} is {values!r}; allowed are {', '.join(self.words)}")
+        setattr(namespace, self.dest, self.words[values])
+
+
+class GraphWord(Action):
+    """A word for --graphs, before those that --graphs has: of two words for a phase the last one counts."""
+
+    def __init__(self, option_strings: list[str], dest: str, *, word: str, **how: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **how)
+        self.word = word
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: Any = None) -> None:
+        namespace.graph_words = (*getattr(namespace, "graph_words", ()), self.word)
+
+
+class Budget(Action):
+    """SGLang's two limits on the prompt tokens of a batch: the smaller one counts."""
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: Any = None) -> None:
+        if values < 0:
+            add_note(
+                namespace,
+                f"{option_string} {values}: prompts longer than --max-num-batched-tokens take several steps all the "
+                "same; raise that to --max-model-len to compute every prompt in one",
+            )
+            return
+        setattr(namespace, self.dest, min(values, getattr(namespace, self.dest, values)))
+
+
+class OneGPU(Action):
+    """Tensor parallelism of 1."""
+
+    def __init__(self, option_strings: list[str], dest: str, *, reason: str, **how: Any) -> None:
+        super().__init__(option_strings, dest, **how)
+        self.reason = reason
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: Any = None) -> None:
+        if values != 1:
+            _refuse_parallel(parser, option_string, values, self.reason)
+
+
+def add_note(namespace: Namespace, note: str) -> None:
+    """Keep a line for the user, once."""
+    namespace.notes = tuple(dict.fromkeys((*getattr(namespace, "notes", ()), note)))
+
+
+def _refuse_parallel(parser: ArgumentParser, flag: str, size: int, reason: str) -> NoReturn:
+    parser.error(f"{flag} is {size}; supported is 1: the layers and kernels shard, but in this version {reason}")

@@ -1,0 +1,77 @@
+"""GET /health_generate: whether the engine gives tokens, found out by asking it for one."""
+
+import asyncio
+from contextlib import aclosing, suppress
+from time import monotonic
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from saccade.engine.params import SamplingParams
+from saccade.errors import CapacityError
+from saccade.inputs.placeholders import text_prompt
+from saccade.server.errors import HttpError
+from saccade.server.ops import json_reply
+from saccade.server.service import Service
+
+RECENT_S = 1.0  # whoever gave a token so lately need not be asked for one
+LIMIT_S = 20.0
+POLL_S = 0.05
+PROBE = "health_generate"
+PRIORITY = -(2**31)  # before every request
+
+
+class HealthRoute:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._turn = asyncio.Lock()
+
+    async def generate(self, request: Request) -> Response:
+        """200 when the engine gave a token just now, to whomever. One probe at a time is enough for all who ask."""
+        self._service.check_open()
+        try:
+            async with asyncio.timeout(LIMIT_S), self._turn:
+                if not self._has_output_since(monotonic() - RECENT_S):
+                    await self._probe()
+        except TimeoutError:
+            raise _unhealthy(f"the engine gave no token within {LIMIT_S:g} s") from None
+        return json_reply({"status": "ok"})
+
+    async def _probe(self) -> None:
+        """Returns when the engine gave a token, to this probe or to somebody else."""
+        begun = monotonic()
+        probe = asyncio.create_task(self._decode_one())
+        try:
+            while not self._has_output_since(begun):
+                if probe.done():
+                    probe.result()
+                    await asyncio.sleep(POLL_S)
+                else:
+                    await asyncio.wait({probe}, timeout=POLL_S)
+        finally:
+            probe.cancel()
+            await asyncio.gather(probe, return_exceptions=True)
+
+    async def _decode_one(self) -> None:
+        service = self._service
+        params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        engine_id = service.enlist(PROBE)
+        try:
+            source = service.engine.generate(engine_id, text_prompt([0]), params, priority=PRIORITY, cache_salt=PROBE)
+            with suppress(CapacityError):  # then others wait for tokens, and theirs count
+                async with aclosing(source):
+                    async for delta in source:
+                        if delta.finish_reason == "error":
+                            raise _unhealthy("the engine failed to compute a token")
+                        if delta.token_ids:
+                            service.note_output()
+        finally:
+            service.dismiss(PROBE, engine_id)
+
+    def _has_output_since(self, moment: float) -> bool:
+        last = self._service.last_output
+        return last is not None and last >= moment
+
+
+def _unhealthy(text: str) -> HttpError:
+    return HttpError(503, text, code="unhealthy")

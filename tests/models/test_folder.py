@@ -1,0 +1,53 @@
+"""Where a checkpoint is found: a folder as it is, or the hub at a revision."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from saccade.cli import main
+from saccade.errors import ConfigError
+from saccade.models import folder
+from saccade.models.folder import find_folder
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """What the hub was asked for; nothing is fetched."""
+    calls: list[dict[str, Any]] = []
+
+    def download(name: str, **how: Any) -> str:
+        calls.append({"name": name, **how})
+        if how["revision"] == "gone":
+            raise LocalEntryNotFoundError("no")
+        return str(tmp_path)
+
+    monkeypatch.setattr(folder, "snapshot_download", download)
+    return calls
+
+
+def test_the_hub_is_asked_for_a_revision_and_a_place(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    assert find_folder("org/name") == tmp_path
+    assert find_folder("org/name", revision="v2", download_dir="/there") == tmp_path
+    found = [(call["name"], call["revision"], call["cache_dir"]) for call in asked]
+    assert found == [("org/name", None, None), ("org/name", "v2", "/there")]
+    with pytest.raises(ConfigError, match="org/name at revision gone is neither a folder nor a hub repository"):
+        find_folder("org/name", revision="gone")
+
+
+def test_a_folder_has_no_revision(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    assert find_folder(tmp_path) == tmp_path
+    with pytest.raises(ConfigError, match=r"revision is v2, but .* is a local folder.*leave --revision out"):
+        find_folder(tmp_path, revision="v2")
+    assert not asked
+
+
+@pytest.mark.parametrize("command", ["plan", "explain", "serve", "run"])
+def test_commands_pass_a_revision_on(
+    command: str, asked: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = {"serve": ["--port", "0"], "run": ["hello"]}.get(command, [])
+    status = main([command, "org/name", *more, "--revision", "gone", "--download-dir", "/there"])
+    assert status == 2 and "org/name at revision gone" in " ".join(capsys.readouterr().err.split())
+    assert [(call["revision"], call["cache_dir"]) for call in asked] == [("gone", "/there")]

@@ -1,0 +1,79 @@
+"""From a checkpoint to a service that is open, without a real engine."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.engine.process import AsyncEngine
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.errors import ConfigError
+from saccade.inputs.media import MediaSettings
+from saccade.server import lifecycle
+from saccade.server.lifecycle import Plan, Stages, start
+from tests.inputs.folders import write_qwen
+from tests.server.fake import FakeEngine, service_for
+
+TALK = [{"role": "user", "content": "a"}]
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[EngineSettings]:
+    """The settings of every engine that was started."""
+    seen: list[EngineSettings] = []
+
+    async def fake(folder: Path, settings: EngineSettings, limits: SchedulerSettings, **how: Any) -> FakeEngine:
+        seen.append(settings)
+        return FakeEngine(how["processor"])
+
+    monkeypatch.setattr(AsyncEngine, "start", fake)
+    return seen
+
+
+def test_a_template_from_a_file_is_the_servers_and_part_of_its_fingerprint(
+    begun: list[EngineSettings], tmp_path: Path
+) -> None:
+    folder, file = write_qwen(tmp_path / "model"), tmp_path / "other.jinja"
+    plan = Plan(str(folder), EngineSettings(), SchedulerSettings(), MediaSettings())
+    own = replace(plan, engine=EngineSettings(chat_template=str(file)))
+
+    def opened(chosen: Plan) -> tuple[str, str]:
+        service = service_for(None)
+        engine = asyncio.run(start(service, chosen, Stages(lambda text: None, "", 0.0)))
+        template = engine.processor.template
+        assert template is not None
+        return template.render(TALK).text, service.fingerprint
+
+    first = opened(plan)
+    found = []
+    for text in ("<{{ messages[0].content }}>", "[{{ messages[0].content }}]"):
+        file.write_text(text)
+        found.append(opened(own))
+    assert [text for text, _ in found] == ["<a>", "[a]"] and first[0] not in ("<a>", "[a]")
+    assert len({fingerprint for _, fingerprint in (first, *found)}) == 3
+
+
+def test_a_revision_is_found_once_and_the_engine_gets_its_folder(
+    begun: list[EngineSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_qwen(tmp_path / "model")
+    asked: list[tuple[str, str]] = []
+
+    def find(model: str, *, revision: str, download_dir: str) -> Path:
+        asked.append((model, revision))
+        return folder
+
+    monkeypatch.setattr(lifecycle, "find_folder", find)
+    plan = Plan("org/name", EngineSettings(revision="v2"), SchedulerSettings(), MediaSettings())
+    asyncio.run(start(service_for(None), plan, Stages(lambda text: None, "", 0.0)))
+    assert asked == [("org/name", "v2")] and [settings.revision for settings in begun] == [""]
+
+
+def test_a_template_that_is_not_there_stops_the_start(begun: list[EngineSettings], tmp_path: Path) -> None:
+    folder = write_qwen(tmp_path / "model")
+    plan = Plan(str(folder), EngineSettings(chat_template="gone.jinja"), SchedulerSettings(), MediaSettings())
+    with pytest.raises(ConfigError, match=r"chat_template is gone\.jinja, which is not a file"):
+        asyncio.run(start(service_for(None), plan, Stages(lambda text: None, "", 0.0)))
+    assert not begun

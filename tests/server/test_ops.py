@@ -1,0 +1,75 @@
+"""Routes for whoever runs the server."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import pytest
+
+from saccade.engine.output import Logprob
+from saccade.engine.params import SamplingParams
+from saccade.inputs.placeholders import Prompt
+from saccade.server.service import Service
+from tests.e2e.metrics import gauges
+from tests.server.fake import Caller, FakeEngine, service_for
+
+Scripted = Callable[..., tuple[Caller, FakeEngine, Service]]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_caches_are_emptied_on_request(engine: FakeEngine, method: str) -> None:
+    caller = Caller(service_for(engine))
+    found = asyncio.run(caller.call(method, "/flush_cache", b"", {}))
+    assert (found.status, found.json, engine.num_flushes) == (200, {"status": "flushed"}, 1)
+
+
+def test_caches_of_a_busy_engine_stay(engine: FakeEngine) -> None:
+    engine.running.add("1")
+    found = asyncio.run(Caller(service_for(engine)).post("/flush_cache", {}))
+    assert (found.status, found.json["error"]["code"], engine.num_flushes) == (400, "not_idle", 0)
+    assert asyncio.run(Caller(service_for(None)).get("/flush_cache")).json["error"]["code"] == "starting"
+
+
+def test_auto_is_whatever_model_is_served(scripted: Scripted) -> None:
+    caller, _, _ = scripted(served_model_name=("mine", "other"))
+    for asked, answered in (("auto", "mine"), ("", "mine"), ("other", "other")):
+        found = asyncio.run(caller.post("/v1/completions", {"prompt": "a", "model": asked}))
+        assert (found.status, found.json["model"]) == (200, answered)
+    assert asyncio.run(caller.get("/v1/models/auto")).json["id"] == "mine"
+    assert asyncio.run(caller.post("/v1/completions", {"prompt": "a", "model": "automatic"})).status == 404
+    caller, _, _ = scripted(served_model_name=("mine", "auto"))
+    assert asyncio.run(caller.post("/v1/completions", {"prompt": "a", "model": "auto"})).json["model"] == "auto"
+
+
+async def scored(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[dict[str, Any], None]:
+    assert params.max_tokens == 0
+    scores = tuple(None if i == 0 else {int(token): Logprob(-0.5, 1)} for i, token in enumerate(prompt.token_ids))
+    yield {"finish_reason": "length", "prompt_logprobs": scores, "logprobs": None if params.logprobs is None else ()}
+
+
+def test_a_prompt_is_scored_without_an_answer(scripted: Scripted) -> None:
+    """What sglang#11745 asks /generate for, and the same of the other routes."""
+    caller, engine, service = scripted(scored)
+
+    async def run() -> None:
+        params = {"max_new_tokens": 0, "temperature": 0}
+        body = {"text": "a b c", "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
+        found = (await caller.post("/generate", body)).json
+        meta = found["meta_info"]
+        assert (found["text"], found["output_ids"], meta["completion_tokens"]) == ("", [], 0)
+        assert meta["finish_reason"] == {"type": "length", "length": 0} and meta["output_token_logprobs"] == []
+        assert [triple[0] for triple in meta["input_token_logprobs"]] == [None] + [-0.5] * (meta["prompt_tokens"] - 1)
+        talk = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 0, "prompt_logprobs": 1}
+        found = (await caller.post("/v1/chat/completions", talk)).json
+        assert found["choices"][0]["message"]["content"] == "" and found["usage"]["completion_tokens"] == 0
+        assert len(found["prompt_logprobs"]) == found["usage"]["prompt_tokens"]
+        for more in ({"echo": True, "logprobs": 0}, {"prompt_logprobs": 0}):
+            found = (await caller.post("/v1/completions", {"prompt": "a b", "max_tokens": 0, **more})).json
+            assert found["usage"]["completion_tokens"] == 0 and found["choices"][0]["finish_reason"] == "length"
+            assert found["choices"][0]["text"] == ("a b" if "echo" in more else "")
+
+    asyncio.run(run())
+    numbers = gauges(asyncio.run(caller.get("/metrics")).body.decode())
+    assert numbers["vllm:prompt_tokens_total"] == sum(len(prompt) for prompt, _, _ in engine.seen)
+    assert numbers["vllm:generation_tokens_total"] == 0
+    assert service.last_output is None
