@@ -8,7 +8,7 @@ says, and nothing has moved. On CUDA nodes are read from the graph, elsewhere fr
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,7 +148,8 @@ def _frozen(
     there = _captured_on(runner, key, other)
     found = [one for one in differences(base, there, memory) if one.position not in chance]
     if found and not _is_cpu(runner):
-        for way in (_AnotherStack(), nullcontext()):
+        ways: tuple[AbstractContextManager[Any], ...] = (_AnotherStack(), nullcontext())
+        for way in ways:
             with way:
                 again = [(base, _captured_on(runner, key, first)), (there, _captured_on(runner, key, other))]
             chance |= {d.position for a, b in again for d in differences(a, b, memory) if d.position is not None}

@@ -33,9 +33,9 @@ class NodeDifference:
 
 def differences(one: Sequence[Node], other: Sequence[Node], memory: MemoryMap) -> Iterator[NodeDifference]:
     for i in range(max(len(one), len(other))):
-        names = [nodes[i].name if i < len(nodes) else "nothing" for nodes in (one, other)]
-        if names[0] != names[1]:
-            yield NodeDifference(i, "", "", *names)
+        was, now = (nodes[i].name if i < len(nodes) else "nothing" for nodes in (one, other))
+        if was != now:
+            yield NodeDifference(i, "", "", was, now)
             return  # behind it nothing lines up
         yield from _node_differences(i, one[i], other[i], memory)
 
