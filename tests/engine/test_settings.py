@@ -44,6 +44,21 @@ def test_negative_limits_are_refused(name: str) -> None:
         SchedulerSettings(**{name: -1})
 
 
+@pytest.mark.parametrize(
+    ("word", "allowed"),
+    [
+        ("vision=piecewise", "auto, capacity, exact, off, full (--graphs); a vision pass calls nothing between pieces"),
+        ("vision=often", "auto, capacity, exact, off, full (--graphs)"),
+        ("prefill=exact", "auto, full, piecewise, off (--graphs)"),
+        ("head=full", "a phase of vision, prefill, decode"),
+    ],
+)
+def test_graphs_that_there_are_not_are_refused_with_the_words_that_are_allowed(word: str, allowed: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        EngineSettings(graphs=f"decode=off,{word}")
+    assert f"graphs has {word!r}" in str(refused.value) and allowed in str(refused.value)
+
+
 def other_processor(folder: Path, target: Path, name: str, **values: Any) -> Path:
     shutil.copytree(folder, target)
     raw = json.loads((folder / "preprocessor_config.json").read_text())

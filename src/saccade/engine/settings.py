@@ -100,7 +100,7 @@ class EngineSettings:
         "",
         "per phase (none by default for models above 256 MB on a CPU), such as vision=capacity,prefill=piecewise; "
         "prefill and decode: auto, full, piecewise, "
-        "off; vision: auto (both kinds, the faster one), capacity (buckets), exact (hot layouts only), off",
+        "off; vision: auto (both kinds, the faster one), capacity or full (buckets), exact (hot layouts only), off",
     )
     graphs_strict: bool = setting(False, "a step that is not replayed is an error")
     verify: str = setting(
@@ -135,7 +135,7 @@ class EngineSettings:
             if phase not in GRAPH_PHASES or word not in words:
                 raise ConfigError(
                     f"graphs has {part!r}; write PHASE=WORD with a phase of {', '.join(GRAPH_PHASES)} and a word of "
-                    f"{', '.join(words)} (--graphs)"
+                    f"{', '.join(words)} (--graphs){_WHY_NOT.get((phase, word), '')}"
                 )
             chosen[phase] = GRAPH_WORDS.get(word, Mode.FULL)
         return dict.fromkeys(GRAPH_PHASES) if self.enforce_eager else chosen
@@ -164,5 +164,5 @@ VISION_WORDS = {
     "exact": frozenset({Tier.EXACT}),
     "off": frozenset[Tier](),
     "full": _CAPACITY,
-    "piecewise": _CAPACITY,
 }
+_WHY_NOT = {("vision", "piecewise"): "; a vision pass calls nothing between pieces, so that its graphs are full ones"}
