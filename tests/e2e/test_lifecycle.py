@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 
-from tests.e2e.process import END_S, ServerProcess, running
+from tests.e2e.process import END_S, START_S, ServerProcess, running
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 LONG = {"messages": HELLO, "max_tokens": 250, "ignore_eos": True, "temperature": 0}
@@ -186,5 +186,5 @@ def test_a_deadline_ends_a_request(server: ServerProcess, http: httpx2.Client) -
 
 def test_what_the_engine_finds_wrong_ends_the_server(checkpoint: Path, tmp_path: Path) -> None:
     with running(checkpoint, tmp_path / "log", engine={"dtype": "float7"}) as server:
-        assert server.popen.wait(90) == 2
+        assert server.popen.wait(START_S) == 2
         assert "float7" in server.text and "Traceback" not in server.text

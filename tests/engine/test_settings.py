@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,16 @@ def test_limits_that_are_left_open_agree_with_those_that_are_given() -> None:
     assert few_rows.max_num_seqs == 8
     many = SchedulerSettings(max_num_seqs=1000).resolved(is_cuda=False, max_position=100)
     assert many.max_num_batched_tokens == 1000
+
+
+def test_a_step_of_a_cpu_has_no_more_rows_than_are_of_use_there() -> None:
+    asked = SchedulerSettings(max_num_batched_tokens=8192, max_num_seqs=64)
+    assert asked.resolved(is_cuda=True, max_position=4096).max_num_batched_tokens == 8192
+    assert asked.resolved(is_cuda=False, max_position=4096) == replace(
+        asked, max_num_batched_tokens=1024, max_model_len=4096, encoder_budget_tokens=512
+    )
+    many = SchedulerSettings(max_num_batched_tokens=8192, max_num_seqs=3000)
+    assert many.resolved(is_cuda=False, max_position=4096).max_num_batched_tokens == 3000, "a row for each"
 
 
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "max_model_len", "encoder_budget_tokens"])

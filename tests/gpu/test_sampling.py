@@ -1,6 +1,5 @@
 """Sampling on the GPU at the vocabularies of real models, against the CPU oracle, and inside a graph."""
 
-
 import pytest
 import torch
 from torch import Tensor

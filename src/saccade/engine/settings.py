@@ -13,7 +13,7 @@ class SchedulerSettings:
 
     max_num_seqs: int = setting(0, "requests that run at the same time; 0: 256 on a GPU, 4 elsewhere")
     max_num_batched_tokens: int = setting(
-        0, "rows of one step, prompts and outputs together; 0: 8192 on a GPU, 256 elsewhere"
+        0, "rows of one step, prompts and outputs together; 0: 8192 on a GPU, 256 elsewhere, where 1024 is the most"
     )
     max_model_len: int = setting(
         0, "tokens of one request, prompt and output together; 0: the model's, at most 8192 on a GPU, 4096 elsewhere"
@@ -51,6 +51,9 @@ class SchedulerSettings:
             chosen["max_num_seqs"] = min(seqs, chosen["max_num_batched_tokens"])
         if not self.max_num_batched_tokens:
             chosen["max_num_batched_tokens"] = max(seqs, chosen["max_num_batched_tokens"])
+        if not is_cuda:  # longer steps would hold memory for nothing: prompts are computed in as many as they need
+            most = max(CPU_MOST_ROWS, chosen["max_num_seqs"])
+            chosen["max_num_batched_tokens"] = min(chosen["max_num_batched_tokens"], most)
         if self.max_model_len > max_position:
             raise ConfigError(
                 f"max_model_len is {self.max_model_len}; this model's positions end at {max_position} (--max-model-len)"
@@ -71,6 +74,7 @@ CPU_LIMITS = {
     "max_model_len": 4096,
     "encoder_budget_tokens": 512,
 }
+CPU_MOST_ROWS = 1024
 _LOWEST = {
     "max_num_seqs": 0,
     "max_num_batched_tokens": 0,
