@@ -11,7 +11,7 @@ from rich.table import Table
 
 from saccade.terminal import print_table, progress_bar, stages
 
-BOUND_S = 60
+BOUND_S = 300
 PRINTS = "from saccade.terminal import Output; Output().print('much ' * 99999)"
 WRITES = "import sys; sys.stdout.write('much ' * 99999)"
 BUFFERS = "import sys; sys.stdout.write('little')"

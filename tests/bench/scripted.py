@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import Any
 
-BOUND_S = 20.0
+BOUND_S = 120.0
 
 
 @dataclass

@@ -240,7 +240,7 @@ async def _speak_otherwise(asked: Asked) -> Reply:
     ],
 )
 def test_a_lost_connection_is_a_failure(script: Script, kind: str) -> None:
-    outcome, _ = ask(script, request_timeout_s=0.4)
+    outcome, _ = ask(script, **({"request_timeout_s": 0.4} if kind == "timeout" else {}))
     assert outcome.error == kind
 
 
@@ -319,7 +319,7 @@ def test_every_request_is_sent_once_and_no_more_at_once_than_allowed() -> None:
     with serving(script) as server:
         outcomes, duration_s = bounded(go(server.url))
         assert sorted(asked.json["n"] for asked in server.asked) == list(range(23))
-        assert server.most_at_once <= 4 and server.num_connections == 4
+        assert server.most_at_once <= 4 and server.num_connections <= 4
     assert [outcome.index for outcome in outcomes] == list(range(23))
     assert [outcome.index for outcome in outcomes if outcome.error == "HTTP 429 odd"] == [3, 8, 13, 18]
     assert all(outcome.sent_s >= 0 and outcome.sent_s + outcome.e2el_s <= duration_s for outcome in outcomes)

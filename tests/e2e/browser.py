@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-START_S = 40.0
-REPLY_S = 40.0
+START_S = 180.0
+REPLY_S = 180.0
 
 
 def find_browser() -> str | None:
@@ -85,7 +85,7 @@ class Browser:
         assert "exceptionDetails" not in reply, reply["exceptionDetails"]
         return reply["result"].get("value")
 
-    def wait(self, expression: str, timeout_s: float = 30.0) -> Any:
+    def wait(self, expression: str, timeout_s: float = 120.0) -> Any:
         """The value of an expression once it is true."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:

@@ -12,7 +12,7 @@ from tests.e2e.checkpoint import make_checkpoint
 from tests.e2e.metrics import gauges
 from tests.e2e.process import ServerProcess, running
 
-IDLE_S = 30.0
+IDLE_S = 180.0
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +51,7 @@ def http(server: ServerProcess) -> Iterator[httpx2.Client]:
 
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as found:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=IDLE_S) as found:
         yield found
 
 

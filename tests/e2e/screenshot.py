@@ -35,7 +35,7 @@ def ask(browser: Browser, url: str, picture: Path) -> bytes:
     browser.evaluate("document.getElementById('tokens').value = 24")
     browser.type("#question", QUESTION)
     browser.press_enter()
-    browser.wait("document.querySelector('#served tr') && !document.querySelector('[aria-busy]')", timeout_s=60)
+    browser.wait("document.querySelector('#served tr') && !document.querySelector('[aria-busy]')", timeout_s=180)
     time.sleep(0.5)
     return browser.screenshot()
 

@@ -14,7 +14,7 @@ from schemathesis import GenerationMode
 from saccade.server.openapi import GETS, POSTS, build_document
 from tests.e2e.process import ServerProcess
 
-BOUND_S = 15.0
+BOUND_S = 120.0
 EXAMPLES = int(os.environ.get("SACCADE_FUZZ_EXAMPLES", "12"))
 SETTINGS = settings(
     max_examples=EXAMPLES,

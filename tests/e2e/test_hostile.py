@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.e2e.pictures import asked, data_url, encoded, image_part, picture
-from tests.e2e.process import ServerProcess
+from tests.e2e.process import END_S, ServerProcess
 
 CHAT = "/v1/chat/completions"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -200,14 +200,14 @@ def deep(levels: int) -> dict[str, Any]:
 )
 def test_schemas_cannot_hold_the_server(http: httpx2.Client, schema: dict[str, Any]) -> None:
     wish = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    reply = http.post(CHAT, json={"messages": HELLO, "max_tokens": 2, "response_format": wish}, timeout=20)
+    reply = http.post(CHAT, json={"messages": HELLO, "max_tokens": 2, "response_format": wish}, timeout=END_S)
     assert reply.status_code in (200, 400), reply.text
     check_answers(http)
 
 
 @pytest.mark.parametrize("regex", ["(", "(a|a)*" * 500, "a{1,100000}{1,100000}", "(?<=a)b", "\\p{Nope}"])
 def test_regular_expressions_cannot_hold_the_server(http: httpx2.Client, regex: str) -> None:
-    reply = http.post(CHAT, json={"messages": HELLO, "max_tokens": 2, "regex": regex}, timeout=20)
+    reply = http.post(CHAT, json={"messages": HELLO, "max_tokens": 2, "regex": regex}, timeout=END_S)
     assert reply.status_code in (200, 400), reply.text
     check_answers(http)
 
@@ -259,7 +259,7 @@ def test_only_json_is_taken(http: httpx2.Client) -> None:
 def raw(server: ServerProcess, data: bytes) -> bytes:
     """What the server says to bytes that need not be HTTP."""
     address = urlsplit(server.url)
-    with socket.create_connection((address.hostname or "", address.port or 0), timeout=20) as link:
+    with socket.create_connection((address.hostname or "", address.port or 0), timeout=END_S) as link:
         try:
             link.sendall(data)
             link.shutdown(socket.SHUT_WR)

@@ -5,14 +5,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from tests.e2e.process import END_S, ServerProcess, running
+from tests.e2e.process import END_S, START_S, ServerProcess, running
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 LONG = {"messages": HELLO, "max_tokens": 250, "ignore_eos": True, "temperature": 0}
@@ -65,16 +66,31 @@ def test_a_server_lives_from_loading_to_a_drained_end(checkpoint: Path, tmp_path
         assert listening_ports(server.popen.pid, server.engine_pid()) == {int(server.url.rsplit(":", 1)[1])}
         streams = [Streaming(server, LONG) for _ in range(3)]
         wait_for(lambda: all(len(stream.lines) > 2 for stream in streams))
-        server.signal(signal.SIGTERM)
-        wait_for(lambda: client.get("/ready").status_code == 503)
-        assert client.get("/ready").json()["error"]["code"] == "shutting_down"
-        assert client.get("/health").status_code == 200
-        refused = client.post("/v1/chat/completions", json={"messages": HELLO})
-        assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+        with paused(server.engine_pid()):  # so that nothing ends before it was looked at
+            server.signal(signal.SIGTERM)
+            check_draining(client)
         for stream in streams:
             stream.join(END_S)
             assert stream.events[-1] == "[DONE]" and stream.events[-2]["choices"][0]["finish_reason"] == "length"
         assert server.wait() == 0 and "Traceback" not in server.text
+
+
+def check_draining(client: httpx2.Client) -> None:
+    wait_for(lambda: client.get("/ready").status_code == 503)
+    assert client.get("/ready").json()["error"]["code"] == "shutting_down"
+    assert client.get("/health").status_code == 200
+    refused = client.post("/v1/chat/completions", json={"messages": HELLO})
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+
+
+@contextmanager
+def paused(pid: int) -> Iterator[None]:
+    """The process does nothing meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def listening_ports(*pids: int) -> set[int]:
@@ -96,18 +112,17 @@ def listening_ports(*pids: int) -> set[int]:
 
 
 def test_requests_that_outlive_the_drain_are_told(checkpoint: Path, tmp_path: Path) -> None:
-    """Time over ends streams with an error; so does a second signal, at once."""
-    with running(checkpoint, tmp_path / "log", server={"shutdown_timeout_s": 25.0}) as server:
+    """Time over ends streams with an error; so does a second signal, long before."""
+    with running(checkpoint, tmp_path / "log", server={"shutdown_timeout_s": 10 * END_S}) as server:
         server.wait_ready()
         body = {**LONG, "n": 8, "max_tokens": 440, "messages": [{"role": "user", "content": "a" * 40}]}
         streams = [Streaming(server, body) for _ in range(4)]
         wait_for(lambda: any(len(stream.lines) > 2 for stream in streams))  # the engine takes them in any order
-        begun = time.monotonic()
-        server.signal(signal.SIGTERM)
-        with server.client() as client:
+        with paused(server.engine_pid()), server.client() as client:
+            server.signal(signal.SIGTERM)
             wait_for(lambda: client.get("/ready").status_code == 503)
-        server.signal(signal.SIGTERM)
-        assert server.wait() == 0 and time.monotonic() - begun < 20
+            server.signal(signal.SIGTERM)
+        assert server.wait() == 0
         for stream in streams:
             stream.join(END_S)
         begun_ones = [stream for stream in streams if stream.raw.startswith(b"data:")]
@@ -124,12 +139,12 @@ def test_a_full_server_refuses_and_recovers_and_a_dead_one_says_so(checkpoint: P
         server.wait_ready()
         streams = [Streaming(server, LONG) for _ in range(2)]
         wait_for(lambda: all(len(stream.lines) > 2 for stream in streams))
-        streams += [Streaming(server, LONG) for _ in range(3)]
-        wait_for(lambda: client.get("/load").json()["server_load"] == 5)
-        begun = time.monotonic()
-        refused = client.post("/v1/chat/completions", json={"messages": HELLO})
-        assert refused.status_code == 503 and refused.json()["error"]["code"] == "queue_full"
-        assert refused.headers["retry-after"] == "4" and time.monotonic() - begun < 5
+        with paused(server.engine_pid()):
+            streams += [Streaming(server, LONG) for _ in range(3)]
+            wait_for(lambda: client.get("/load").json()["server_load"] == 5)
+            refused = client.post("/v1/chat/completions", json={"messages": HELLO})
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "queue_full"
+            assert refused.headers["retry-after"] == "4"
         for stream in streams:
             stream.join(END_S)
             assert stream.events[-2]["choices"][0]["finish_reason"] == "length"
@@ -171,5 +186,5 @@ def test_a_deadline_ends_a_request(server: ServerProcess, http: httpx2.Client) -
 
 def test_what_the_engine_finds_wrong_ends_the_server(checkpoint: Path, tmp_path: Path) -> None:
     with running(checkpoint, tmp_path / "log", engine={"dtype": "float7"}) as server:
-        assert server.popen.wait(90) == 2
+        assert server.popen.wait(START_S) == 2
         assert "float7" in server.text and "Traceback" not in server.text

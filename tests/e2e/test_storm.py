@@ -14,7 +14,7 @@ from tests.e2e.pictures import asked, encoded, image_part, picture
 from tests.e2e.process import ServerProcess
 
 NUM_REQUESTS, WIDTH = 300, 24
-BOUND_S = 90.0
+BOUND_S = 600.0
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 

@@ -64,8 +64,6 @@ def test_greedy_tokens_are_those_of_transformers_whatever_is_on(loaded: Load, fa
     prompts = make_prompts(made, 9, seed=1)
     expected = expect(made, prompts)
     for options in MATRIX:
-        if options.mode is not None and family == "qwen3_vl_moe":
-            continue  # the experts are covered by qwen3_moe, the tower by qwen3_vl
         engine = build(model, made.folder, options)
         assert tokens(engine, prompts) == expected, options
         assert tokens(engine, prompts) == expected, f"a second time: {options}"

@@ -15,7 +15,7 @@ from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.errors import RequestError
 from tests.models import tiny
 
-BOUND_S = 60.0
+BOUND_S = 300.0
 SETTINGS = EngineSettings(
     device="cpu", block_size=8, kv_cache_tokens=1024, encoder_cache_tokens=256, graphs="vision=off"
 )

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,35 @@ def test_limits_that_are_left_open_agree_with_those_that_are_given() -> None:
     assert many.max_num_batched_tokens == 1000
 
 
+def test_a_step_of_a_cpu_has_no_more_rows_than_are_of_use_there() -> None:
+    asked = SchedulerSettings(max_num_batched_tokens=8192, max_num_seqs=64)
+    assert asked.resolved(is_cuda=True, max_position=4096).max_num_batched_tokens == 8192
+    assert asked.resolved(is_cuda=False, max_position=4096) == replace(
+        asked, max_num_batched_tokens=1024, max_model_len=4096, encoder_budget_tokens=512
+    )
+    many = SchedulerSettings(max_num_batched_tokens=8192, max_num_seqs=3000)
+    assert many.resolved(is_cuda=False, max_position=4096).max_num_batched_tokens == 3000, "a row for each"
+
+
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "max_model_len", "encoder_budget_tokens"])
 def test_negative_limits_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is -1; it must be at least 0"):
         SchedulerSettings(**{name: -1})
+
+
+@pytest.mark.parametrize(
+    ("word", "allowed"),
+    [
+        ("vision=piecewise", "auto, capacity, exact, off, full (--graphs); a vision pass calls nothing between pieces"),
+        ("vision=often", "auto, capacity, exact, off, full (--graphs)"),
+        ("prefill=exact", "auto, full, piecewise, off (--graphs)"),
+        ("head=full", "a phase of vision, prefill, decode"),
+    ],
+)
+def test_graphs_that_there_are_not_are_refused_with_the_words_that_are_allowed(word: str, allowed: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        EngineSettings(graphs=f"decode=off,{word}")
+    assert f"graphs has {word!r}" in str(refused.value) and allowed in str(refused.value)
 
 
 def other_processor(folder: Path, target: Path, name: str, **values: Any) -> Path:

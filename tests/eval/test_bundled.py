@@ -41,7 +41,7 @@ SIZES: dict[str, Any] = {
     "max_model_len": 256,
 }
 FULL = "vision=full,prefill=full,decode=full"
-PIECEWISE = "vision=piecewise,prefill=piecewise,decode=piecewise"
+PIECEWISE = "vision=full,prefill=piecewise,decode=piecewise"
 OFF = "vision=off,prefill=off,decode=off"
 DIGITS = Path(__file__).parents[1] / "data" / "eval_mnist_digits.png"
 
@@ -106,9 +106,10 @@ def test_answers_are_right(task: str, asked: dict[str, list[Example]], said: dic
 def test_answers_are_the_same_whichever_way_it_runs(
     graphs: str, asked: dict[str, list[Example]], said: dict[str, list[str]]
 ) -> None:
+    """The same requests in the same order: every pass has the same padded shape, and so the same bits."""
     with LLM(saccade.bundled.path(), **SIZES, graphs=graphs) as other:
         for name, examples in asked.items():
-            assert answers(other, examples[::2]) == said[name][::2], name
+            assert answers(other, examples) == said[name], name
 
 
 def test_deepstack_rows_are_needed(llm: LLM, asked: dict[str, list[Example]], said: dict[str, list[str]]) -> None:

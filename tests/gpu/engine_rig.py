@@ -29,6 +29,7 @@ from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import ImageSettings, PlaceholderSettings
 from saccade.kernels.sampling import sampling_for
+from saccade.models.spec import MediaSpec
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model
 
@@ -93,9 +94,9 @@ def dummy_model(config: Mapping[str, Any], folder: Path, *, device: str, dtype: 
 
 
 def image_settings(model: Model, *, max_pixels: int) -> ImageSettings:
-    spec = model.spec.vision
-    assert spec is not None
-    half = (0.5, 0.5, 0.5)
+    spec, media = model.spec.vision, model.spec.media
+    assert spec is not None and media is not None
+    half, side = (0.5, 0.5, 0.5), spec.grid_side * spec.patch
     return ImageSettings(
         patch=spec.patch,
         temporal_patch=spec.temporal_patch,
@@ -105,6 +106,7 @@ def image_settings(model: Model, *, max_pixels: int) -> ImageSettings:
         resample="bicubic",
         min_pixels=4 * (spec.patch * spec.merge) ** 2,
         max_pixels=max_pixels,
+        fixed_size=(side, side) if media.sees_whole_image else None,
     )
 
 
@@ -177,7 +179,7 @@ def random_prompt(runner: Runner, rng: Rng, num_tokens: int, num_images: int, lo
         media.append(Media("image", pixels, plan, digest_pixels(pixels, images.fingerprint)))
     for place in sorted(rng.integers(0, num_tokens + 1, num_images).tolist(), reverse=True):
         ids.insert(place, spec.image_token_id)
-    return place_media(ids, media, _placeholders(spec.image_token_id, spec.video_token_id, images.merge))
+    return place_media(ids, media, _placeholders(spec, images.merge))
 
 
 def _last_text_id(runner: Runner) -> int:
@@ -186,17 +188,17 @@ def _last_text_id(runner: Runner) -> int:
     return min(LAST_TEXT_ID, media.image_token_id)
 
 
-def _placeholders(image_token_id: int, video_token_id: int | None, merge: int) -> PlaceholderSettings:
+def _placeholders(spec: MediaSpec, merge: int) -> PlaceholderSettings:
     return PlaceholderSettings(
         image_marker="<|image_pad|>",
         image_text="<|image_pad|>",
-        image_token_id=image_token_id,
+        image_token_id=spec.image_token_id,
         video_marker=None,
         video_text=None,
-        video_token_id=video_token_id,
+        video_token_id=spec.video_token_id,
         has_timestamps=True,
-        is_mrope=True,
-        is_bidirectional=False,
+        is_mrope=not spec.sees_whole_image,
+        is_bidirectional=spec.sees_whole_image,
         merge=merge,
         tokens_per_second=None,
     )

@@ -1,10 +1,4 @@
-"""Sampling on the GPU at the vocabularies of real models, against the CPU oracle; inside a graph; and how fast it is.
-
-The table is printed by `pytest tests/gpu/test_sampling.py -k speed -s`.
-"""
-
-from collections.abc import Callable, Iterator
-from functools import partial
+"""Sampling on the GPU at the vocabularies of real models, against the CPU oracle, and inside a graph."""
 
 import pytest
 import torch
@@ -12,7 +6,6 @@ from torch import Tensor
 
 from saccade.kernels import reference_sampling as reference
 from saccade.kernels.sampling import Sampling, sampling_for
-from tests.gpu.test_kernel_speed import format_bytes, median_ms
 from tests.kernels.sampling_cases import INF, NAN, SETTINGS, Rows, poisoned, repeated, rows_of
 from tests.kernels.test_sampling import check_chi_square
 
@@ -183,41 +176,3 @@ def test_a_captured_step_follows_its_parameters(sampling: Sampling) -> None:
         assert torch.equal(out, eager_out)
         assert torch.equal(seen, eager_seen)
         assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
-
-
-def test_speed_table(sampling: Sampling, capsys: pytest.CaptureFixture[str]) -> None:
-    """Medians inside a graph, and the share of a device copy's bandwidth if every logit were read once."""
-    lines = [f"{'sampling':46} {'ms':>8} {'achieved':>14} {'of ceiling':>10}"]
-    lines += [format_bytes(name, body, num_bytes) for name, body, num_bytes in work(sampling)]
-    lines.append(
-        f"{'torch.argmax 256 x 151936':46} {median_ms(partial(torch.argmax, normal(256, QWEN, seed=9), 1)):8.4f}"
-    )
-    with capsys.disabled():
-        for line in ["", *lines]:
-            print(line)
-
-
-def work(sampling: Sampling) -> Iterator[tuple[str, Callable[[], object], float]]:
-    for count, vocabulary in ((1, QWEN), (64, QWEN), (256, QWEN), (256, GEMMA)):
-        logits = normal(count, vocabulary, seed=9)
-        size = f"{count} x {vocabulary}"
-        num_bytes = 4.0 * count * vocabulary
-        yield f"greedy {size}", partial(sampling.greedy, logits), num_bytes
-        for name, scale, setting in (
-            ("temperature", 3.0, (0.7, 0, 1.0, 0.0)),
-            ("min-p", 3.0, (0.7, 0, 1.0, 0.05)),
-            ("top-k 20, top-p 0.8", 3.0, (0.7, 20, 0.8, 0.0)),
-            ("top-p 0.9", 3.0, (0.7, 0, 0.9, 0.0)),
-            ("top-p 0.9, flat logits", 0.5, (1.0, 0, 0.9, 0.0)),
-            ("top-k 5000, top-p 0.9, flat", 0.5, (1.0, 5000, 0.9, 0.0)),
-        ):
-            _, *parameters = rows_of([setting] * count, 1, seed=10).to("cuda").inputs
-            yield f"{name} {size}", partial(sampling.sample, logits * (scale / 3.0), *parameters), num_bytes
-        ids, rates = logits.argmax(1), torch.full((count,), 1.1, device="cuda")
-        seen = torch.zeros(count, vocabulary, dtype=torch.int32, device="cuda")
-        seen[:, ::100] = 3
-        allowed = torch.full((count, vocabulary // 32), -1, dtype=torch.int32, device="cuda")
-        yield f"penalise {size}", partial(sampling.penalise, logits, seen, ids * 0, rates, rates, rates), num_bytes
-        yield f"allow_only, all allowed {size}", partial(sampling.allow_only, logits, allowed), num_bytes / 32
-        for k in (0, 20):
-            yield f"logprobs k={k} {size}", partial(sampling.logprobs, logits, ids, k), num_bytes

@@ -21,11 +21,11 @@ from tests.inputs.web import LIMIT_S, PUBLIC, answer, live, serve
 BODY = b"picture" * 100
 
 
-async def fetch(fetcher: Fetcher, url: str, *, max_bytes: int = 10_000, timeout_s: float = 5.0) -> bytes:
+async def fetch(fetcher: Fetcher, url: str, *, max_bytes: int = 10_000, timeout_s: float = LIMIT_S) -> bytes:
     return await fetcher.fetch(url, max_bytes=max_bytes, timeout_s=timeout_s, param="messages[0].content[1].image_url")
 
 
-async def refusal(fetcher: Fetcher, url: str, *, max_bytes: int = 10_000, timeout_s: float = 5.0) -> RequestError:
+async def refusal(fetcher: Fetcher, url: str, *, max_bytes: int = 10_000, timeout_s: float = LIMIT_S) -> RequestError:
     with pytest.raises(RequestError) as caught:
         await fetch(fetcher, url, max_bytes=max_bytes, timeout_s=timeout_s)
     assert caught.value.param == "messages[0].content[1].image_url"
@@ -285,7 +285,7 @@ class TestBodies:
         async def test() -> None:
             async with serve(reply) as web:
                 assert (await refusal(web.fetcher(), "http://media.test/", max_bytes=100_000)).status == 413
-                await asyncio.wait_for(web.closed.wait(), 5)
+                await asyncio.wait_for(web.closed.wait(), LIMIT_S)
             assert sent < 50_000_000
 
         live(test())
@@ -302,17 +302,20 @@ class TestBodies:
             async with serve(reply) as web:
                 error = await refusal(web.fetcher(), "http://media.test/", timeout_s=0.3)
                 assert error.status == 504 and error.code == "media_fetch_timeout"
-                await asyncio.wait_for(web.closed.wait(), 5)
+                await asyncio.wait_for(web.closed.wait(), LIMIT_S)
 
         live(test())
 
     def test_a_server_that_says_nothing_is_given_up_at_the_deadline(self) -> None:
+        over = asyncio.Event()
+
         async def reply(path: str, writer: asyncio.StreamWriter) -> None:
-            await asyncio.sleep(0.5)
+            await over.wait()
 
         async def test() -> None:
             async with serve(reply) as web:
                 assert (await refusal(web.fetcher(), "http://media.test/", timeout_s=0.2)).status == 504
+                over.set()
 
         live(test())
 
@@ -361,11 +364,11 @@ def test_a_fetch_that_is_cancelled_closes_its_connection() -> None:
     async def test() -> None:
         async with serve(reply) as web:
             task = asyncio.create_task(fetch(web.fetcher(), "http://media.test/"))
-            await asyncio.wait_for(started.wait(), 5)
+            await asyncio.wait_for(started.wait(), LIMIT_S)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await asyncio.wait_for(web.closed.wait(), 5)
+            await asyncio.wait_for(web.closed.wait(), LIMIT_S)
             assert web.open == 0
 
     live(test())
@@ -452,7 +455,7 @@ def test_names_that_take_long_hold_up_nothing_but_names(monkeypatch: pytest.Monk
             asked = [fetcher.fetch(f"https://a{i}.test/", max_bytes=10, timeout_s=0.05) for i in range(50)]
             found = await asyncio.gather(*asked, return_exceptions=True)
             assert {getattr(error, "code", None) for error in found} == {"media_fetch_timeout"}
-            assert await asyncio.wait_for(asyncio.to_thread(lambda: "at once"), 5) == "at once"
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: "at once"), LIMIT_S) == "at once"
         finally:
             release.set()
             fetcher.close()

@@ -289,7 +289,7 @@ class TestRemote:
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
-                for _ in range(200):
+                for _ in range(5000):
                     if web.open == 0:
                         break
                     await asyncio.sleep(0.02)

@@ -12,7 +12,7 @@ import httpcore2
 from saccade.inputs.fetch import Fetcher, FetchPolicy
 
 PUBLIC = "93.184.215.14"
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 Reply = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -54,7 +54,7 @@ class Web:
         async def dial(address: str, port: int) -> httpcore2.AsyncNetworkStream:
             self.dialled.append(address)
             target = "127.0.0.1" if address == PUBLIC else address
-            return await httpcore2.AnyIOBackend().connect_tcp(target, self.port, timeout=5)
+            return await httpcore2.AnyIOBackend().connect_tcp(target, self.port, timeout=LIMIT_S)
 
         policy = {"allows_all": True} | policy
         return Fetcher(FetchPolicy(**policy), resolve=resolve, dial=dial, ssl_context=context)
@@ -88,7 +88,7 @@ async def serve(reply: Reply, context: ssl.SSLContext | None = None) -> AsyncIte
         yield web
     finally:
         server.close()
-        for _ in range(200):
+        for _ in range(5000):
             if web.open == 0:
                 break
             await asyncio.sleep(0.02)

@@ -26,7 +26,7 @@ def test_a_cpu_gets_the_reference_with_a_reason_for_each_function() -> None:
     rows = kernels.describe()
     assert [row[0] for row in rows] == FUNCTIONS
     assert all(implementation and reason for _, implementation, reason in rows)
-    assert ("paged_attention", "reference_attention", "the device is a CPU") in rows
+    assert ("paged_attention", "cpu_attention", "the device is a CPU") in rows
 
 
 def test_an_unknown_device_is_refused() -> None:

@@ -55,5 +55,5 @@ def test_poisoned_rows_stay_alone() -> None:
     x_TD = torch.randn(7, WIDTH, generator=torch.Generator().manual_seed(1))
     poisoned = torch.cat([x_TD[:3], torch.full((4, WIDTH), float("nan")), x_TD[3:]])
     y_TD = moe(poisoned)
-    expected = moe(x_TD)
-    assert torch.equal(torch.cat([y_TD[:3], y_TD[7:]]), expected)
+    others = torch.cat([y_TD[:3], y_TD[7:]])
+    torch.testing.assert_close(others, one_by_one(moe, x_TD), atol=1e-5, rtol=1e-5)

@@ -25,7 +25,7 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.barrier = threading.Barrier(size, timeout=30)
+        self.barrier = threading.Barrier(size, timeout=300)
         self.brought: list[Tensor] = [torch.empty(0)] * size
 
     def group(self, rank: int) -> ParallelGroup:

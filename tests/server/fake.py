@@ -21,6 +21,7 @@ from saccade.server.app import build_app
 from saccade.server.service import Service
 from saccade.server.settings import ServerSettings
 
+HANG_S = 120.0  # a wait longer than this is a hang, whatever else the machine does
 Script = Callable[[Prompt, SamplingParams], AsyncGenerator[dict[str, Any], None]]
 
 
@@ -162,6 +163,6 @@ class Caller:
             "client": ("test", 1),
             "server": ("test", 80),
         }
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             await self._app(scope, receive, send)
         return answer

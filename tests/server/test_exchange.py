@@ -9,7 +9,7 @@ import pytest
 
 from saccade.inputs.processor import Processor
 from saccade.server.service import Service
-from tests.server.fake import Answer, Caller, FakeEngine, service_for
+from tests.server.fake import HANG_S, Answer, Caller, FakeEngine, service_for
 
 CHAT = "/v1/chat/completions"
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
@@ -43,7 +43,7 @@ def test_a_client_that_leaves_ends_its_request(scripted: Scripted, script: Any, 
             await asyncio.sleep(0.01)
         assert service.admission.inside == 1
         gone.set()
-        await asyncio.wait_for(call, 10)
+        await asyncio.wait_for(call, HANG_S)
         assert not engine.running and service.is_idle and not answer.is_complete
         assert len(asyncio.all_tasks()) == 1, "no task is left behind"
 
@@ -69,11 +69,11 @@ def test_a_client_that_leaves_while_media_are_fetched_ends_the_fetch(
     async def run() -> None:
         gone = asyncio.Event()
         call = asyncio.create_task(caller.call("POST", CHAT, body(messages=messages), JSON, gone=gone))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while not state:
                 await asyncio.sleep(0.01)
         gone.set()
-        await asyncio.wait_for(call, 10)
+        await asyncio.wait_for(call, HANG_S)
         assert state == ["fetching", "cancelled"] and service.is_idle and not engine.seen
 
     asyncio.run(run())
@@ -125,7 +125,7 @@ def test_a_full_server_answers_before_it_reads(processor: Processor) -> None:
     async def run() -> None:
         gone = asyncio.Event()
         first = asyncio.create_task(caller.call("POST", CHAT, [b"{"], JSON, gone=gone, is_endless=True))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while not service.admission.reading:
                 await asyncio.sleep(0.01)
         found = await caller.call("POST", CHAT, [], JSON, is_endless=True)  # its body would never come
@@ -146,13 +146,13 @@ def test_bodies_count_while_they_come(processor: Processor) -> None:
         gone = asyncio.Event()
         parts = [b" " * 600]
         slow = asyncio.create_task(caller.call("POST", CHAT, parts, JSON, gone=gone, is_endless=True))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while service.admission.pending_bytes != 600:
                 await asyncio.sleep(0.01)
         found = await caller.call("POST", CHAT, b" " * 600, JSON)
         assert found.status == 503 and "retry-after" in found.headers
         gone.set()
-        await asyncio.wait_for(slow, 10)
+        await asyncio.wait_for(slow, HANG_S)
 
     asyncio.run(run())
     assert service.admission.pending_bytes == 0 and service.is_idle

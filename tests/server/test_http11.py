@@ -14,12 +14,11 @@ import uvicorn
 from saccade.server.app import build_app
 from saccade.server.http11 import BoundedProtocol
 from saccade.server.service import Service
-from tests.server.fake import Caller, FakeEngine
+from tests.server.fake import HANG_S, Caller, FakeEngine
 
 Scripted = Callable[..., tuple[Caller, FakeEngine, Service]]
 H2C = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
 CLOSE = "Connection: close\r\n"
-HANG_S = 20.0
 
 
 async def words(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
@@ -109,7 +108,7 @@ def test_heads_are_not_waited_for_without_end(scripted: Scripted, sent: list[byt
     _, _, service = scripted()
 
     async def run() -> bytes:
-        async with listening(service, timeout_s=0.2) as port:
+        async with listening(service, timeout_s=1.0) as port:
             return await answered(port, *sent)
 
     found = asyncio.run(run())
@@ -119,13 +118,13 @@ def test_heads_are_not_waited_for_without_end(scripted: Scripted, sent: list[byt
 
 def test_a_slow_reply_is_not_a_slow_head(scripted: Scripted) -> None:
     async def slow(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(2.0)
         yield {"text": "late", "token_ids": (5,), "finish_reason": "stop"}
 
     _, _, service = scripted(slow)
 
     async def run() -> bytes:
-        async with listening(service, timeout_s=0.1) as port:
+        async with listening(service, timeout_s=1.0) as port:
             return await answered(port, post(CLOSE))
 
     assert b"late" in asyncio.run(run())
@@ -217,7 +216,7 @@ def test_a_client_that_reads_slowly_gets_all(scripted: Scripted) -> None:
     _, _, service = scripted(boulder)
 
     async def run() -> int:
-        async with listening(service, timeout_s=0.4) as port:
+        async with listening(service, timeout_s=1.0) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**18)
             writer.write(post(CLOSE))
             size = 0
@@ -226,7 +225,7 @@ def test_a_client_that_reads_slowly_gets_all(scripted: Scripted) -> None:
                 size += len(part)
                 if not part:
                     break
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.04)
             writer.close()
             return size
 

@@ -11,5 +11,5 @@ sys.exit(" ".join({"torch", "triton"} & set(sys.modules)) or 0)
 
 
 def test_the_front_end_imports_neither_torch_nor_triton() -> None:
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"imported: {done.stderr}"

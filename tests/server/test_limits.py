@@ -18,7 +18,7 @@ from saccade.inputs.images import ImageLimits, decode_image
 from saccade.inputs.processor import Processor
 from saccade.server.service import Service
 from tests.inputs.folders import write_gemma, write_qwen
-from tests.server.fake import Answer, Caller, FakeEngine, Script, service_for, two_words
+from tests.server.fake import HANG_S, Answer, Caller, FakeEngine, Script, service_for, two_words
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 JSON = {"content-type": "application/json"}
@@ -107,7 +107,7 @@ def test_a_client_that_leaves_ends_the_decoding_and_frees_its_memory(
     def decode(item: Any, **more: Any) -> Any:
         decoded.append(item)
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(HANG_S)
         return decode_image(item, **more)
 
     monkeypatch.setattr(processors, "decode_image", decode)
@@ -116,12 +116,12 @@ def test_a_client_that_leaves_ends_the_decoding_and_frees_its_memory(
         gone = asyncio.Event()
         body = orjson.dumps({"messages": talk(*[(90, 90)] * 5)})
         call = asyncio.create_task(Caller(service).call("POST", CHAT, body, JSON, gone=gone))
-        assert await asyncio.to_thread(begun.wait, 10)
+        assert await asyncio.to_thread(begun.wait, HANG_S)
         gone.set()
-        await asyncio.wait_for(call, 10)
+        await asyncio.wait_for(call, HANG_S)
         assert service.is_idle and service.admission.pending_bytes > 5 * 3 * 8100, "the thread is still at it"
         go_on.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while service.admission.pending_bytes:
                 await asyncio.sleep(0.01)
 
@@ -188,18 +188,18 @@ def test_slow_bodies_use_up_no_places_of_whole_ones(processor: Processor) -> Non
         slow = [
             asyncio.create_task(caller.call("POST", CHAT, [b"{"], JSON, gone=gone, is_endless=True)) for _ in range(3)
         ]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while service.admission.reading < 3:
                 await asyncio.sleep(0.01)
         hello = {"messages": [{"role": "user", "content": "hi"}]}
         assert (await caller.post(CHAT, hello)).status == 200 and service.admission.pending == 0
         slow.append(asyncio.create_task(caller.call("POST", CHAT, [b"{"], JSON, gone=gone, is_endless=True)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while service.admission.reading < 4:
                 await asyncio.sleep(0.01)
         assert (await caller.post(CHAT, hello)).status == 503, "these have a limit of their own"
         gone.set()
-        await asyncio.wait_for(asyncio.gather(*slow), 10)
+        await asyncio.wait_for(asyncio.gather(*slow), HANG_S)
         assert service.is_idle and service.admission.reading == 0
 
     asyncio.run(run())

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.errors import CapacityError, RequestError
 from saccade.server.service import Service
-from tests.server.fake import Caller, FakeEngine, service_for
+from tests.server.fake import HANG_S, Caller, FakeEngine, service_for
 
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
 Scripted = Callable[..., tuple[Caller, FakeEngine, Service]]
@@ -132,7 +132,7 @@ def test_tokens_are_counted_while_they_come(scripted: Scripted) -> None:
 
     async def run() -> tuple[Any, Any, int]:
         call = asyncio.create_task(caller.post("/v1/chat/completions", {"messages": HELLO}))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while (early := await scraped())[1] == 0:
                 await asyncio.sleep(0.01)
         counted.set()

@@ -174,6 +174,7 @@ def bench_runner(state: DeviceState, settings: OfflineBenchSettings, modes: Mapp
             videos=None,
             modes=modes,
             strict=True,
+            has_few_buckets=state.model.place.device.type != "cuda",
         ),
     )
 

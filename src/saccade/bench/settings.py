@@ -8,7 +8,7 @@ from saccade.config import setting
 from saccade.errors import ConfigError
 
 _GPU: dict[str, Any] = {"encoder_budget_tokens": 8192, "rounds": 9}
-_CPU: dict[str, Any] = {"encoder_budget_tokens": 256, "rounds": 3}  # graphs hold every temporary, of attention a square
+_CPU: dict[str, Any] = {"encoder_budget_tokens": 256, "rounds": 3}
 GPU_OFFLINE = {
     **_GPU,
     "max_model_len": 8192,

@@ -146,6 +146,7 @@ class Rig:
                 images=images,
                 videos=None,
                 graphs=GraphSettings(tiers=frozenset({Tier.CAPACITY, Tier.EXACT}), exact_after=1),
+                has_few_buckets=model.place.device.type != "cuda",
             ),
         )
         self.device = model.place.device

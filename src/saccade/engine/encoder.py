@@ -23,13 +23,14 @@ from torch import Tensor
 from saccade.config import GraphSettings, Tier
 from saccade.engine.batch import Ints, Running, places
 from saccade.engine.beside import Beside
+from saccade.engine.buckets import few_buckets
 from saccade.engine.packing import Bins, Part, default_cost, pack, split
 from saccade.engine.pixels import Picture, new_pixels, warm_up_picture
 from saccade.engine.plan import EncodeItem
 from saccade.engine.state import DeviceState
 from saccade.engine.vision import Geometries, vision_phase
 from saccade.errors import SaccadeError
-from saccade.graphs import GraphRunner, lane_for, thinned
+from saccade.graphs import GraphRunner, lane_for
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import ImageSettings, VideoSettings
@@ -54,7 +55,7 @@ class EncoderSettings:
     images: ImageSettings | None
     videos: VideoSettings | None
     graphs: GraphSettings
-    bucket_stride: int = 1
+    has_few_buckets: bool = False
 
 
 class Encoder:
@@ -64,7 +65,8 @@ class Encoder:
         self.settings = settings
         self.beside = Beside(model.place.device)
         phase = vision_phase(model, state, settings.max_units)
-        phase = replace(phase, buckets=thinned(phase.buckets, settings.bucket_stride))
+        if settings.has_few_buckets:
+            phase = replace(phase, buckets=few_buckets(phase.buckets, phase.rows))
         self.graphs = GraphRunner(phase, settings.graphs, lane_for(model.place.device))
         self.spec = model.spec.vision
         self._place = model.place

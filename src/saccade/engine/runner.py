@@ -24,6 +24,7 @@ from saccade.engine.batch import (
     mixed_values,
     sequences,
 )
+from saccade.engine.buckets import few_buckets
 from saccade.engine.encoder import USUAL_SIZES, Encoder, EncoderSettings
 from saccade.engine.language import decode_phase, head_phase, prefill_phase
 from saccade.engine.matcher import Masks, Matcher
@@ -41,7 +42,7 @@ from saccade.engine.sampler import (
 from saccade.engine.state import DeviceState
 from saccade.engine.update import Scores
 from saccade.errors import EngineDeadError
-from saccade.graphs import GraphKey, GraphRunner, Phase, lane_for, thinned
+from saccade.graphs import GraphKey, GraphRunner, Phase, lane_for
 from saccade.inputs.settings import ImageSettings, VideoSettings
 
 Progress = Callable[[int, int, GraphKey], None]
@@ -107,7 +108,7 @@ class RunnerSettings:
     modes: Mapping[str, Mode | None]
     strict: bool
     vision_tiers: frozenset[Tier] = frozenset({Tier.CAPACITY})  # where vision has graphs at all
-    bucket_stride: int = 1  # every so many-th bucket is captured
+    has_few_buckets: bool = False  # as on a CPU, where graphs save no time
 
     @property
     def encoder(self) -> EncoderSettings:
@@ -116,7 +117,7 @@ class RunnerSettings:
             page_rows=self.page_rows,
             images=self.images,
             videos=self.videos,
-            bucket_stride=self.bucket_stride,
+            has_few_buckets=self.has_few_buckets,
             graphs=GraphSettings(
                 tiers=self.vision_tiers if self.modes["vision"] else frozenset(),
                 strict=self.strict,
@@ -318,7 +319,8 @@ class Runner:
         # Only attention over the KV cache is ever called between pieces: the other phases have none.
         mode = mode if phase.name in ("prefill", "decode") else Mode.FULL
         settings = GraphSettings(mode=mode or Mode.FULL, tiers=tiers, strict=self.settings.strict)
-        phase = replace(phase, buckets=thinned(phase.buckets, self.settings.bucket_stride))
+        if self.settings.has_few_buckets:
+            phase = replace(phase, buckets=few_buckets(phase.buckets, phase.rows))
         return GraphRunner(phase, settings, self._lane)
 
     def _host(self, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ class SchedulerSettings:
 
     max_num_seqs: int = setting(0, "requests that run at the same time; 0: 256 on a GPU, 4 elsewhere")
     max_num_batched_tokens: int = setting(
-        0, "rows of one step, prompts and outputs together; 0: 8192 on a GPU, 256 elsewhere"
+        0, "rows of one step, prompts and outputs together; 0: 8192 on a GPU, 256 elsewhere, where 1024 is the most"
     )
     max_model_len: int = setting(
         0, "tokens of one request, prompt and output together; 0: the model's, at most 8192 on a GPU, 4096 elsewhere"
@@ -51,6 +51,9 @@ class SchedulerSettings:
             chosen["max_num_seqs"] = min(seqs, chosen["max_num_batched_tokens"])
         if not self.max_num_batched_tokens:
             chosen["max_num_batched_tokens"] = max(seqs, chosen["max_num_batched_tokens"])
+        if not is_cuda:  # longer steps would hold memory for nothing: prompts are computed in as many as they need
+            most = max(CPU_MOST_ROWS, chosen["max_num_seqs"])
+            chosen["max_num_batched_tokens"] = min(chosen["max_num_batched_tokens"], most)
         if self.max_model_len > max_position:
             raise ConfigError(
                 f"max_model_len is {self.max_model_len}; this model's positions end at {max_position} (--max-model-len)"
@@ -71,6 +74,7 @@ CPU_LIMITS = {
     "max_model_len": 4096,
     "encoder_budget_tokens": 512,
 }
+CPU_MOST_ROWS = 1024
 _LOWEST = {
     "max_num_seqs": 0,
     "max_num_batched_tokens": 0,
@@ -105,7 +109,7 @@ class EngineSettings:
         "",
         "per phase (none by default for models above 256 MB on a CPU), such as vision=capacity,prefill=piecewise; "
         "prefill and decode: auto, full, piecewise, "
-        "off; vision: auto (both kinds, the faster one), capacity (buckets), exact (hot layouts only), off",
+        "off; vision: auto (both kinds, the faster one), capacity or full (buckets), exact (hot layouts only), off",
     )
     graphs_strict: bool = setting(False, "a step that is not replayed is an error")
     verify: str = setting(
@@ -141,7 +145,7 @@ class EngineSettings:
             if phase not in GRAPH_PHASES or word not in words:
                 raise ConfigError(
                     f"graphs has {part!r}; write PHASE=WORD with a phase of {', '.join(GRAPH_PHASES)} and a word of "
-                    f"{', '.join(words)} (--graphs)"
+                    f"{', '.join(words)} (--graphs){_WHY_NOT.get((phase, word), '')}"
                 )
             chosen[phase] = GRAPH_WORDS.get(word, Mode.FULL)
         return dict.fromkeys(GRAPH_PHASES) if self.enforce_eager else chosen
@@ -170,5 +174,5 @@ VISION_WORDS = {
     "exact": frozenset({Tier.EXACT}),
     "off": frozenset[Tier](),
     "full": _CAPACITY,
-    "piecewise": _CAPACITY,
 }
+_WHY_NOT = {("vision", "piecewise"): "; a vision pass calls nothing between pieces, so that its graphs are full ones"}

@@ -12,7 +12,6 @@ from saccade.models.vlm import Model
 
 PAGE_ROWS = 16
 CPU_KV_TOKENS = 16384
-CPU_BUCKET_STRIDE = 4  # recorded graphs share no memory, and padding costs little where everything is slow
 HEADROOM_BYTES = 512 * 2**20  # for what libraries take late; measured use stays below it
 GPU_BLOCK_SIZE, CPU_BLOCK_SIZE = 128, 16
 
@@ -39,7 +38,7 @@ def runner_settings_for(
         modes=settings.phase_modes(),
         strict=settings.graphs_strict,
         vision_tiers=settings.vision_tiers(),
-        bucket_stride=1 if is_cuda else CPU_BUCKET_STRIDE,
+        has_few_buckets=not is_cuda,
     )
 
 

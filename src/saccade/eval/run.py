@@ -27,7 +27,7 @@ DRAWN = 200
 BATCH = 32
 WAYS = {
     "graphs full": "vision=full,prefill=full,decode=full",
-    "graphs piecewise": "vision=piecewise,prefill=piecewise,decode=piecewise",
+    "graphs piecewise": "vision=full,prefill=piecewise,decode=piecewise",
     "graphs off": "vision=off,prefill=off,decode=off",
 }
 FILES: dict[str, Callable[[EvalSettings], list[Example]]] = {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from saccade.config import use_private_kernel_cache
 from saccade.errors import ConfigError
-from saccade.kernels import images, reference
+from saccade.kernels import cpu_attention, images, reference
 
 _HOPPER = (9, 0)
 _AMPERE = (8, 0)
@@ -78,7 +78,7 @@ def kernels_for(device: torch.device | str, dtype: torch.dtype) -> Kernels:
     """The kernels for tensors of this device and dtype. Importing flash-attn-4 takes seconds; do it once."""
     device = torch.device(device)
     if device.type == "cpu":
-        return _reference_kernels("the device is a CPU")
+        return _cpu_kernels()
     if device.type != "cuda":
         raise ConfigError(f"there are no kernels for device {device}; allowed: cpu, cuda")
     return _cuda_kernels(torch.cuda.get_device_capability(device), dtype)
@@ -98,11 +98,12 @@ def open_device(device: torch.device, dtype: torch.dtype) -> None:
         kernels_for(device, dtype)
 
 
-def _reference_kernels(reason: str) -> Kernels:
+def _cpu_kernels() -> Kernels:
+    """The oracles, but for attention, which does only the work that is there."""
     return Kernels(
         name="reference",
-        **{name: _find(name, reference, images) for name in _function_names()},
-        reasons=dict.fromkeys(_function_names(), reason),
+        **{name: _find(name, cpu_attention, reference, images) for name in _function_names()},
+        reasons=dict.fromkeys(_function_names(), "the device is a CPU"),
     )
 
 

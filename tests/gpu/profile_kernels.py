@@ -1,6 +1,6 @@
 """How fast the kernels are on this GPU: medians, and the share of what a device copy or a dense product reaches.
 
-Printed by `pytest tests/gpu/test_kernel_speed.py -s`.
+`python -m tests.gpu.profile_kernels` prints them.
 """
 
 import statistics
@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from saccade.kernels.dispatch import Kernels, kernels_for
+from saccade.kernels.sampling import Sampling, sampling_for
 from tests.gpu.test_kernels import BF16, cuda, every_attention
+from tests.gpu.test_sampling import GEMMA, QWEN, normal
 from tests.kernels.cases import boundaries, paged_case, photo, qkv_slices, rotary_tables
+from tests.kernels.sampling_cases import rows_of
 
 Work = tuple[str, Callable[[], object], float]
 
@@ -42,9 +44,8 @@ COPY_BYTES_PER_S = 4.3e12
 PRODUCT_FLOP_PER_S = 783e12
 
 
-def test_speed_table(capsys: pytest.CaptureFixture[str]) -> None:
-    """Prints medians and the share of the measured ceilings (device copy, dense matrix product)."""
-    kernels = kernels_for("cuda", BF16)
+def main() -> None:
+    kernels, sampling = kernels_for("cuda", BF16), sampling_for("cuda")
     lines = [f"{'kernel':46} {'ms':>8} {'achieved':>14} {'of ceiling':>10}"]
     lines += [
         format_bytes(name, body, count)
@@ -53,12 +54,11 @@ def test_speed_table(capsys: pytest.CaptureFixture[str]) -> None:
             *rotary_work(kernels),
             *vision_work(kernels),
             *image_work(kernels),
+            *sampling_work(sampling),
         ]
     ]
     lines += [format_flops(name, body, count) for name, body, count in attention_work(kernels)]
-    with capsys.disabled():
-        for line in ["", kernels.name, *lines]:
-            print(line)
+    print(kernels.name, *lines, sep="\n")
 
 
 def format_bytes(name: str, body: Callable[[], object], num_bytes: float) -> str:
@@ -151,3 +151,34 @@ def attention_work(kernels: Kernels) -> Iterator[Work]:
 def origin(function: Callable[..., Tensor]) -> str:
     owner = getattr(function, "__self__", None)
     return "triton" if owner is None else type(owner).__name__
+
+
+def sampling_work(sampling: Sampling) -> Iterator[Work]:
+    """Bytes as if every logit were read once."""
+    for count, vocabulary in ((1, QWEN), (64, QWEN), (256, QWEN), (256, GEMMA)):
+        logits = normal(count, vocabulary, seed=9)
+        size = f"{count} x {vocabulary}"
+        num_bytes = 4.0 * count * vocabulary
+        yield f"greedy {size}", partial(sampling.greedy, logits), num_bytes
+        for name, scale, setting in (
+            ("temperature", 3.0, (0.7, 0, 1.0, 0.0)),
+            ("min-p", 3.0, (0.7, 0, 1.0, 0.05)),
+            ("top-k 20, top-p 0.8", 3.0, (0.7, 20, 0.8, 0.0)),
+            ("top-p 0.9", 3.0, (0.7, 0, 0.9, 0.0)),
+            ("top-p 0.9, flat logits", 0.5, (1.0, 0, 0.9, 0.0)),
+            ("top-k 5000, top-p 0.9, flat", 0.5, (1.0, 5000, 0.9, 0.0)),
+        ):
+            _, *parameters = rows_of([setting] * count, 1, seed=10).to("cuda").inputs
+            yield f"{name} {size}", partial(sampling.sample, logits * (scale / 3.0), *parameters), num_bytes
+        ids, rates = logits.argmax(1), torch.full((count,), 1.1, device="cuda")
+        seen = torch.zeros(count, vocabulary, dtype=torch.int32, device="cuda")
+        seen[:, ::100] = 3
+        allowed = torch.full((count, vocabulary // 32), -1, dtype=torch.int32, device="cuda")
+        yield f"penalise {size}", partial(sampling.penalise, logits, seen, ids * 0, rates, rates, rates), num_bytes
+        yield f"allow_only, all allowed {size}", partial(sampling.allow_only, logits, allowed), num_bytes / 32
+        for k in (0, 20):
+            yield f"logprobs k={k} {size}", partial(sampling.logprobs, logits, ids, k), num_bytes
+
+
+if __name__ == "__main__":
+    main()

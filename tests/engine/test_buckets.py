@@ -1,0 +1,47 @@
+"""What a CPU captures is bounded in number and bytes, and every batch still has a graph."""
+
+from typing import Any
+
+import pytest
+
+from saccade.engine.buckets import COARSE_ROWS, few_buckets
+from saccade.engine.language import decode_buckets, prefill_buckets
+from saccade.engine.llm import LLM
+from saccade.engine.params import SamplingParams
+from saccade.graphs import Capacity
+from tests.models import tiny
+
+PREFILLS = [(16, 3), (200, 5), (256, 5), (1000, 129), (2048, 9), (8192, 65), (16384, 257)]
+
+
+@pytest.mark.parametrize(("max_tokens", "max_requests"), PREFILLS)
+def test_few_prefill_buckets_hold_whatever_all_of_them_held(max_tokens: int, max_requests: int) -> None:
+    every = prefill_buckets(max_tokens, max_requests)
+    few = few_buckets(every, "tokens")
+    rows = [bucket["tokens"] for bucket in few]
+    assert set(few) <= set(every) and rows == sorted(set(rows))
+    assert few[-1] == every[-1], "the largest holds every batch"
+    assert rows[0] == every[0]["tokens"]
+    assert all(bucket["requests"] == min(bucket["tokens"] + 1, max_requests) for bucket in few)
+    assert len(few) <= 14 and sum(n for n in rows if n > COARSE_ROWS) <= 2.5 * max_tokens
+
+
+@pytest.mark.parametrize("largest", [1, 3, 4, 64, 256])
+def test_few_decode_buckets_have_the_smallest_and_the_largest(largest: int) -> None:
+    every = tuple(Capacity.of(tokens=n, requests=n) for n in decode_buckets(largest))
+    few = few_buckets(every, "tokens")
+    assert {few[0], few[-1]} == {every[0], every[-1]} and len(few) <= 9
+
+
+def test_an_engine_that_is_asked_for_8192_rows_holds_little_and_replays_all(made: tiny.Tiny) -> None:
+    """Attention over every request at its longest, which a recorded body would have to compute, holds 2 GiB for a graph
+    of so many rows."""
+    limits: dict[str, Any] = {"max_num_batched_tokens": 8192, "max_num_seqs": 64, "max_model_len": 512}
+    llm = LLM(made.folder, device="cpu", graphs_strict=True, **limits)
+    graphs = [graph for phase in llm.engine.runner.phases for graph in phase.graphs]
+    assert len(graphs) <= 30
+    assert sum(graph.nbytes for graph in graphs) < 1 << 27
+    prompts = [[3 + i % 90 for i in range(length)] for length in (1, 40, 300, 500)]
+    answers = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), progress=False)
+    assert [len(answer.outputs[0].token_ids) for answer in answers] == [4] * 4
+    assert all(not phase.stats.fallbacks for phase in llm.engine.runner.phases)
