@@ -7,6 +7,7 @@ from saccade.engine.params import SamplingParams
 from saccade.engine.request import Finish, FinishReason
 from saccade.engine.update import PromptScores, Scores, Update
 from saccade.inputs.detokenizer import Detokenizer
+from saccade.inputs.positions import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,6 @@ def to_logprobs(token_ids: Sequence[int], scores: Scores) -> list[Logprobs]:
     return found
 
 
-def place_prompt_scores(into: list[Logprobs | None], token_ids: Sequence[int], part: PromptScores) -> None:
-    count = len(part.scores.chosen)
-    into[part.start : part.start + count] = to_logprobs(token_ids[part.start : part.start + count], part.scores)
+def place_prompt_scores(into: list[Logprobs | None], token_ids: Ints, part: PromptScores) -> None:
+    scored = slice(part.start, part.start + len(part.scores.chosen))
+    into[scored] = to_logprobs(token_ids[scored].tolist(), part.scores)
