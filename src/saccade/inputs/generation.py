@@ -27,18 +27,23 @@ class GenerationDefaults:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "GenerationDefaults":
-        config = read_json(folder / "config.json")
         raw = read_optional_json(folder / "generation_config.json")
-        named = [part.get("eos_token_id") for part in (raw, config, config.get("text_config") or {})]
-        ends = frozenset(token for value in named for token in _token_ids(value, folder))
         greedy = {"temperature": 0.0} if raw.get("do_sample") is False else {}
         values = {name: _number(raw, name, folder) for name in _FLOATS}
         top_k = _number(raw, "top_k", folder)
         return cls(
-            eos_token_ids=ends or _tokenizer_ends(folder),
+            eos_token_ids=named_ends(folder) or _tokenizer_ends(folder),
             **(values | greedy),
             top_k=None if top_k is None else int(top_k),
         )
+
+
+def named_ends(folder: Path) -> frozenset[int]:
+    """The end tokens that config.json and generation_config.json name."""
+    config = read_json(folder / "config.json")
+    raw = read_optional_json(folder / "generation_config.json")
+    named = [part.get("eos_token_id") for part in (raw, config, config.get("text_config") or {})]
+    return frozenset(token for value in named for token in _token_ids(value, folder))
 
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")

@@ -16,6 +16,7 @@ from PIL import Image
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
 from saccade.inputs.chat import ChatTemplate, Rendered
+from saccade.inputs.generation import named_ends
 from saccade.inputs.images import ImageLimits, decode_image, digest_pixels
 from saccade.inputs.measuring import (
     Sized,
@@ -73,7 +74,8 @@ class Processor:
     def from_folder(cls, folder: Path, *, limits: ImageLimits | None = None, chat_template: str = "") -> "Processor":
         """The processor of a checkpoint; `chat_template` is a file with another template than the checkpoint's."""
         placeholders = PlaceholderSettings.from_folder(folder)
-        tokenizer = Tokenizer.from_folder(folder, protected=_placeholder_ids(placeholders))
+        protected = (*_placeholder_ids(placeholders), *named_ends(folder))
+        tokenizer = Tokenizer.from_folder(folder, protected=protected)
         named = {name: tokenizer.named_token(name) for name in _VARIABLES}
         template = ChatTemplate.from_folder(
             folder,
