@@ -314,7 +314,10 @@ def test_a_stop_string_waits_for_the_least_length(llm: LLM) -> None:
     text = llm.generate("The quick brown fox", long, progress=False)[0].outputs[0].text
     patient = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=text[0], min_tokens=5)
     [answer] = llm.generate("The quick brown fox", patient, progress=False)
-    assert len(answer.outputs[0].token_ids) > 5
+    output = answer.outputs[0]
+    first = llm.processor.tokenizer.detokenizer(is_continued=True).push_all(output.token_ids)
+    assert len(output.token_ids) == 5 and text.startswith(first), "what was asked for, and nothing more"
+    assert (output.text, output.finish_reason, output.stop_reason) == (first, "stop", text[0])
 
 
 def test_more_prompts_than_the_queue_holds_take_turns(made: tiny.Tiny) -> None:
