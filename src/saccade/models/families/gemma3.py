@@ -2,7 +2,8 @@
 
 Sliding-window and global layers, each kind with its own rotary; norms multiply by 1 + weight and stand on both sides
 of attention and MLP; embeddings are scaled; the rows of an image see the whole image. The tower is SigLIP at a fixed
-resolution, whose patches are averaged to a few rows per image.
+resolution, whose patches are averaged to a few rows per image. As in transformers, final_logit_softcapping counts for
+the text model alone, and attn_logit_softcapping (Gemma-2's) for none.
 """
 
 from dataclasses import replace
@@ -36,11 +37,11 @@ def read_text_spec(config: Config, architecture: str) -> ModelSpec:
 
 
 def read_spec(config: Config, architecture: str) -> ModelSpec:
-    """The head is tied by what the whole config says; its text_config is not asked."""
+    """The head is tied by what the whole config says; its text_config is not asked, nor is it for a cap of logits."""
     text = read_text_spec(config.sub("text_config"), architecture)
     return replace(
         text,
-        decoder=replace(text.decoder, tied_head=config.get("tie_word_embeddings", True)),
+        decoder=replace(text.decoder, tied_head=config.get("tie_word_embeddings", True), logit_softcap=None),
         vision=read_vision(config),
         media=MediaSpec(
             image_token_id=config.need("image_token_index", int),
@@ -67,7 +68,6 @@ def read_text(config: Config) -> DecoderSpec:
         plain.attention,
         scale=config.need("query_pre_attn_scalar", float) ** -0.5,
         norm=norm,
-        softcap=config.maybe("attn_logit_softcapping", float),
     )
     windows, mlp = _windows(config), plain.layers[0].mlp
     local, whole = _ropes(config)
