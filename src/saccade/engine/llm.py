@@ -210,5 +210,5 @@ class LLM:
         _, stop = stream.take(update)
         if stop is not None and update.finish is None:
             self.engine.stop(update.request_id, stop)
-        if stream.output.finish_reason is not None:
+        if stop is not None or update.finish is not None:
             batch.num_finished += job.is_finished
