@@ -118,6 +118,12 @@ def test_run_names_a_missing_image(made: tiny.Tiny, capsys: pytest.CaptureFixtur
     assert "gone.png is not a file (--image, --video)" in capsys.readouterr().err
 
 
+def test_run_keeps_the_order_of_images_and_videos(picture: Path) -> None:
+    words = [word for kind in ("image", "video", "image") for word in (f"--{kind}", str(picture))]
+    kinds = [part["type"] for part in cli_run.new_parser("run").read(words).media]
+    assert kinds == ["image", "video", "image"]
+
+
 def test_paths_in_a_prompt_become_images_where_they_stand(picture: Path) -> None:
     image = {"type": "image", "image": picture}
     assert parts_of(f"Compare {picture} with '{picture}', please") == [

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from saccade.errors import ConfigError
 
@@ -14,6 +14,9 @@ def setting(default: Any, help: str) -> Any:
     """A field that is also a command-line flag; the flag's name and type are the field's."""
     return field(default=default, metadata={"help": help})
 
+
+Word = Annotated[str, "has no comma"]
+"""An item of a list that may be written with commas: `tuple[Word, ...]`. Other text keeps its commas."""
 
 ENVIRONMENT_PREFIX = "SACCADE_"
 

@@ -11,7 +11,7 @@ from saccade.cli.app import COMMANDS, new_parser
 from saccade.cli.groups import help_text
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.values import human_int, read_value
-from saccade.config import environment, setting
+from saccade.config import Word, environment, setting
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.errors import ConfigError
 
@@ -29,7 +29,8 @@ class ShapeSettings:
     width: float = setting(1.5, "metres")
     name: str = setting("", "what it is called")
     is_filled: bool = setting(True, "no hole")
-    tags: tuple[str, ...] = setting((), "words")
+    tags: tuple[Word, ...] = setting((), "words")
+    files: tuple[str, ...] = setting((), "any text")
     sizes: tuple[int, ...] = setting((1, 2), "numbers")
     colour: Colour = setting(Colour.RED, "its colour")  # noqa: RUF009
     style: Literal["thick", "thin"] = setting("thin", "its line")
@@ -103,9 +104,31 @@ def test_the_environment_is_read_by_prefix() -> None:
     }
 
 
+def test_a_comma_is_a_part_of_any_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("a,b", "[a", "[]", "[1]", '["a"', ""):
+        assert read("--files", text).files == (text,)
+    assert read("--files", "a,b", "--files", "c").files == ("a,b", "c")
+    assert read("--config", write(tmp_path, "files: 'a,b'")).files == ("a,b",)
+    assert read("--config", write(tmp_path, "files: ['a,b', c]")).files == ("a,b", "c")
+    monkeypatch.setenv("SACCADE_FILES", "a,b")
+    assert read().files == ("a,b",)
+    monkeypatch.setenv("SACCADE_FILES", '["a,b", "c"]')
+    assert read().files == ("a,b", "c"), "a variable cannot be repeated"
+
+
+def test_keys_names_and_files_keep_their_commas(tmp_path: Path) -> None:
+    flags = new_parser("serve").read(["--api-key", "a,b", "--api-key", "c", "--served-model-name", "x,y"])
+    assert flags.api_key == ("a,b", "c") and flags.served_model_name == ("x,y",)
+    (tmp_path / "a,b.png").write_bytes(b"")
+    assert new_parser("explain").read(["--image", str(tmp_path / "a,b.png")]).image == (str(tmp_path / "a,b.png"),)
+    assert new_parser("plan").read(["--gpu", "H200,L4"]).gpu == ("H200", "L4"), "which have none"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("files: yes", "files: YAML takes this for bool, not for text; write it in quotes"),
+        ("files: [a, 0123]", "files: YAML takes this for int, not for text; write it in quotes"),
         ("num_side: 3", "unknown setting num_side; did you mean num-sides"),
         ("num_sides: three", "num_sides: 'three' is not an integer"),
         ("num_sides: true", "num_sides: True is not a int"),

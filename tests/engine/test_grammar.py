@@ -137,6 +137,26 @@ def test_json_validates_and_the_others_of_the_batch_do_not_notice(loaded: Load, 
         assert jsonschema_rs.is_valid(schemas[name], json.loads(text)), (schemas[name], text)
 
 
+@pytest.mark.parametrize("end", [40, 116], ids=["a letter", "two letters"])
+def test_an_end_token_is_never_text(end: int) -> None:
+    """Checkpoints name end tokens that no file marks special; taken for text, one would end an answer in a string."""
+    compiler = GrammarCompiler(WORDS, 128, frozenset({end, EOS}))
+    matcher = Matcher(compiler.compile(Grammar("json_schema", '{"type": "string"}')).result())
+    row = np.full(128 // 32 + 1, -1, dtype=np.int32)
+
+    def allowed() -> set[int]:
+        matcher.state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        return {i for i in range(128) if row[i // 32] >> (i % 32) & 1}
+
+    for text in ('"', "x", "y"):
+        [token] = WORDS.encode_plain(text)
+        matcher.take(token)
+        assert {end, EOS}.isdisjoint(allowed()) and WORDS.encode_plain("z")[0] in allowed()
+    [quote] = WORDS.encode_plain('"')
+    matcher.take(quote)
+    assert matcher.is_complete or {end, EOS} <= allowed()
+
+
 def test_any_object_is_json(loaded: Load) -> None:
     engine = make_engine(loaded)
     prompts = prompts_for(loaded, [f"r{i}" for i in range(6)])

@@ -9,13 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade import LLM, SamplingParams
+from saccade.engine import engine as engine_module
+from saccade.engine import llm as llm_module
+from saccade.engine import queue as queue_module
+from saccade.engine import scheduler as scheduler_module
+from saccade.engine.llm_inputs import read_prompt
 from saccade.engine.process import EngineStats
 from saccade.errors import ConfigError, RequestError
 from saccade.server.metrics import Facts, Metrics
+from tests.engine.counting import num_opcodes
 from tests.engine.rig import oracle_tokens
 from tests.models import tiny
 
@@ -129,6 +136,146 @@ def test_images_may_come_in_any_form(llm: LLM, made: tiny.Tiny, picture: Image.I
     assert llm.engine.runner.vision is not None and llm.engine.runner.vision.stats.fallbacks.total() == 0
 
 
+def test_files_may_be_named_by_strings(llm: LLM, made: tiny.Tiny, picture: Image.Image, tmp_path: Path) -> None:
+    path = tmp_path / "a, b.png"
+    picture.save(path)
+    text = {"type": "text", "text": "What is this?"}
+    for part in (
+        {"type": "image", "image": str(path)},
+        {"type": "image_url", "image_url": {"url": str(path)}},
+        {"type": "image_url", "image_url": {"url": path.as_uri()}},
+    ):
+        talk = [{"role": "user", "content": [part, text]}]
+        [answer] = llm.chat(talk, GREEDY, progress=False)
+        shown: list[Any] = [{"role": "user", "content": [{"type": "image", "image": picture}, text]}]
+        assert answer.outputs[0].token_ids == oracle_tokens(made, llm.processor.chat(shown), 6)
+        assert isinstance(talk[0]["content"], list) and talk[0]["content"][0] is part, "messages stay as they were"
+    raw = {"prompt": "<|image_pad|> What is this?", "multi_modal_data": {"image": str(path)}}
+    given = {"prompt": raw["prompt"], "multi_modal_data": {"image": picture}}
+    outputs = [output.outputs[0].token_ids for output in llm.generate([raw, given], GREEDY, progress=False)]
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("name", ["no/such.png", "https://example.com/a.png", "x" * 10_000, "a\0b", "file:///no.png"])
+def test_a_file_that_is_not_there_is_named(llm: LLM, name: str) -> None:
+    with pytest.raises(RequestError, match="is neither a file that is there nor a data URL") as refused:
+        llm.generate({"prompt": "<|image_pad|>", "multi_modal_data": {"image": name}}, GREEDY, progress=False)
+    assert repr(name[:80])[1:-1] in str(refused.value) and len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array([5, 6, 7]),
+        np.array([5, 6, 7], dtype=np.uint8),
+        list(np.array([5, 6, 7])),
+        (5, np.int32(6), 7),
+        torch.tensor([5, 6, 7]),
+        {"prompt_token_ids": np.array([5, 6, 7])},
+    ],
+    ids=["int64", "uint8", "list", "tuple", "torch", "mapping"],
+)
+def test_token_ids_may_be_numpys(llm: LLM, ids: Any) -> None:
+    [expected] = llm.generate([5, 6, 7], GREEDY, progress=False)
+    for prompts in (ids, [ids]):
+        [answer] = llm.generate(prompts, GREEDY, progress=False)
+        assert answer.prompt_token_ids == [5, 6, 7]
+        assert answer.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [2**32 + 7],
+        np.array([2**32 + 7]),
+        [2**70],
+        [-1],
+        np.array([1.5, 2.0]),
+        {"prompt_token_ids": [1.5]},
+        {"prompt_token_ids": "abc"},
+        {"prompt_token_ids": [[1], [2, 3]]},
+        {"prompt_token_ids": 5},
+        {"prompt_token_ids": None},
+        {"prompt": 5},
+        {"text": "no prompt"},
+        {"prompt": "a", "multi_modal_data": 5},
+        {"prompt": "a", "multi_modal_data": [5]},
+        {"prompt": "a", "multi_modal_data": {"audio": b""}},
+        5,
+        None,
+        [None],
+    ],
+    ids=str,
+)
+def test_what_is_no_prompt_is_refused_with_a_sentence(llm: LLM, ids: Any) -> None:
+    with pytest.raises(RequestError):
+        llm.generate(ids, GREEDY, progress=False)
+
+
+def test_what_is_no_conversation_or_no_parameters_is_refused_with_a_sentence(llm: LLM) -> None:
+    for messages in (5, "hello", {"role": "user"}, None, [5]):
+        with pytest.raises(RequestError, match="message"):
+            llm.chat(messages, GREEDY, progress=False)
+    for params in ({"temperature": 0}, [5], 5):
+        with pytest.raises(RequestError, match="sampling_params must be SamplingParams; got a"):
+            llm.generate("a", params, progress=False)  # type: ignore[arg-type]
+
+
+def test_images_and_videos_keep_their_order(llm: LLM) -> None:
+    shades = [Image.new("RGB", (16, 16), (shade, 0, 0)) for shade in (10, 250)]
+    frames = [Image.new("RGB", (16, 16), (0, shade, 0)) for shade in (10, 250)]
+    image, video = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
+    expected = llm.processor.text(
+        f"{image}{video}{image}", media=[("image", shades[0]), ("video", frames), ("image", shades[1])]
+    )
+    forms: list[Any] = [
+        {"image": shades, "video": frames},
+        {"video": [frames], "image": shades},
+        [{"image": shades[0]}, {"video": frames}, {"image": shades[1]}],
+        [("image", shades[0]), ("video", frames), ("image", shades[1])],
+    ]
+    for given in forms:
+        found = read_prompt({"prompt": f"{image}{video}{image}", "multi_modal_data": given}, llm.processor)
+        assert [item.kind for item in found.media] == ["image", "video", "image"]
+        assert [item.digest for item in found.media] == [item.digest for item in expected.media]
+    other = read_prompt({"prompt": f"{video}{image}{image}", "multi_modal_data": forms[0]}, llm.processor)
+    assert [item.kind for item in other.media] == ["video", "image", "image"]
+    for given in (forms[2][:2], forms[2][::-1][1:], {"image": shades}):
+        with pytest.raises(RequestError, match="each must have its placeholder"):
+            read_prompt({"prompt": f"{image}{video}{image}", "multi_modal_data": given}, llm.processor)
+
+
+def test_hot_layouts_get_graphs_of_their_own_behind_a_call(made: tiny.Tiny, picture: Image.Image) -> None:
+    prompt = {"prompt": "<|image_pad|> What is this?", "multi_modal_data": {"image": picture}}
+    with LLM(made.folder, **SETTINGS, graphs="vision=exact,prefill=off,decode=off") as llm:
+        vision = llm.engine.runner.vision
+        assert vision is not None
+        before = len(vision.exact)
+        for shade in range(4):
+            own = Image.new("RGB", (24, 30), (shade, 0, 0))  # another image of one layout, so that none is cached
+            llm.generate(prompt | {"multi_modal_data": {"image": own}}, GREEDY, progress=False)
+        assert len(vision.exact) == before + 1 and not llm.engine.runner.can_improve
+        replayed = vision.stats.replays.total()
+        llm.generate(prompt, GREEDY, progress=False)
+        assert vision.stats.replays.total() > replayed
+
+
+def test_a_graph_that_cannot_be_captured_does_not_fail_the_call(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(type(llm.engine.runner), "can_improve", True)
+    monkeypatch.setattr(llm.engine.runner, "improve", fail)
+    assert llm.generate("fine", GREEDY, progress=False)[0].finished
+    assert len(calls) == llm_module.MAX_IMPROVEMENTS, "a call ends, whatever is left to do"
+    assert "no memory" in caplog.text
+
+
 def test_logprobs_come_with_the_token_and_the_likeliest(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1, ignore_eos=True)
     [answer] = llm.generate("The quick brown fox", params, progress=False)
@@ -169,13 +316,26 @@ def test_a_stop_string_waits_for_the_least_length(llm: LLM) -> None:
     text = llm.generate("The quick brown fox", long, progress=False)[0].outputs[0].text
     patient = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=text[0], min_tokens=5)
     [answer] = llm.generate("The quick brown fox", patient, progress=False)
-    assert len(answer.outputs[0].token_ids) > 5
+    output = answer.outputs[0]
+    first = llm.processor.tokenizer.detokenizer(is_continued=True).push_all(output.token_ids)
+    assert len(output.token_ids) == 5 and text.startswith(first), "what was asked for, and nothing more"
+    assert (output.text, output.finish_reason, output.stop_reason) == (first, "stop", text[0])
 
 
 def test_more_prompts_than_the_queue_holds_take_turns(made: tiny.Tiny) -> None:
     with LLM(made.folder, **SETTINGS, enforce_eager=True, max_queued_requests=2) as small:
         answers = small.generate(["The quick", "brown"] * 6, GREEDY, progress=False)
     assert len(answers) == 12 and all(answer.finished for answer in answers)
+
+
+def test_the_work_for_a_prompt_does_not_grow_with_the_number_of_prompts(made: tiny.Tiny) -> None:
+    modules = (llm_module, engine_module, queue_module, scheduler_module)
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    with LLM(made.folder, **SETTINGS, enforce_eager=True) as llm:
+        few = num_opcodes(lambda: llm.generate(["The quick"] * 60, params), *modules)
+        many = num_opcodes(lambda: llm.generate(["The quick"] * 240, params), *modules)
+    assert few > 60 * 100, "it was counted"
+    assert many < 1.3 * 4 * few
 
 
 def test_bad_prompts_are_named_and_nothing_is_left_behind(llm: LLM) -> None:

@@ -23,8 +23,8 @@ class Letters:
         return ""
 
 
-def stream(stops: list[str]) -> OutputStream:
-    params = SamplingParams(temperature=0, stop=stops, max_tokens=1000)
+def stream(stops: list[str], **more: Any) -> OutputStream:
+    params = SamplingParams(temperature=0, stop=stops, max_tokens=1000, **more)
     letters: Any = Letters()
     return OutputStream(0, letters, params)
 
@@ -50,6 +50,34 @@ def test_a_stream_ends_where_a_stop_string_begins_and_holds_back_no_more_than_it
         assert met is None and whole.startswith(shown)
         assert not held or any(stop.startswith(held) for stop in stops), "this can begin no stop string"
     assert not any(stop in whole for stop in stops)
+
+
+@given(
+    st.lists(st.integers(0, 1), max_size=24),
+    st.lists(st.text(LETTERS, min_size=1, max_size=5), min_size=1, max_size=3),
+    st.integers(0, 12),
+)
+def test_a_stop_string_within_the_least_length_ends_the_text_behind_it(
+    tokens: list[int], stops: list[str], least: int
+) -> None:
+    output, shown, whole = stream(stops, min_tokens=least), "", ""
+    for count, token in enumerate(tokens, start=1):
+        whole += LETTERS[token]
+        text, met = output.take(update(token))
+        shown += text
+        found = [(whole.find(stop), stop) for stop in stops if stop in whole]
+        if count < least or not found:
+            assert met is None and whole.startswith(shown)
+            continue
+        assert met in stops and output.output.finish_reason == "stop" and output.output.text == shown
+        assert shown == (whole if count == least else whole[: min(found)[0]])
+        return
+
+
+def test_the_least_length_may_come_in_one_piece_with_more() -> None:
+    output = stream(["b"], min_tokens=3)
+    assert output.take(Update("r", (0, 1, 0, 0, 0), None, None)) == ("aba", "b")
+    assert output.output.token_ids == [0, 1, 0]
 
 
 def test_text_that_begins_no_stop_string_is_shown_at_once() -> None:

@@ -173,7 +173,7 @@ def test_scores_arrive_as_they_were_computed(made: tiny.Tiny, shared: Shared) ->
     output = OutputStream(0, shared.engine.processor.tokenizer.detokenizer(), params)
     for update in answer.updates:
         if update.prompt_scores is not None:
-            place_prompt_scores(expected, prompt.token_ids.tolist(), update.prompt_scores)
+            place_prompt_scores(expected, prompt.token_ids, update.prompt_scores)
         output.take(update)
 
     deltas = shared.run(collect(shared.engine, "r", prompt, params))

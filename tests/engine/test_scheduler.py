@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from saccade.cache import Span
+from saccade.engine import admission as admission_module
+from saccade.engine import request as request_module
 from saccade.engine.params import SamplingParams
 from saccade.engine.plan import Event, Plan, RowError
 from saccade.engine.request import Finish, FinishReason, Request, Status
 from saccade.engine.scheduler import Scheduler
 from saccade.engine.settings import SchedulerSettings
 from saccade.errors import CapacityError, ConfigError, RequestError
+from tests.engine.counting import num_opcodes
 from tests.engine.simulated import EOS, Loop, image, make_request, make_scheduler, oracle, with_images
 
 LIMITS = SchedulerSettings(max_num_seqs=8, max_num_batched_tokens=32, max_model_len=64, encoder_budget_tokens=16)
@@ -751,6 +754,17 @@ def test_statistics() -> None:
     stats = loop.scheduler.stats()
     assert (stats.waiting, stats.waiting_tokens, stats.running) == (1, 12, 1)
     assert stats.kv_usage == pytest.approx(3 / 63)
+
+
+def test_the_work_for_an_image_does_not_grow_with_the_number_of_images() -> None:
+    def add(num_images: int) -> None:
+        limits = replace(LIMITS, max_model_len=10_000, max_queued_tokens=10_000)
+        spans = tuple(Span(4 * i, 4, bytes([i // 256, i % 256]) * 16, media_idx=i) for i in range(num_images))
+        request = Request(id="a", prompt_ids=(7,) * 4 * num_images, params=outputs(1), spans=spans)
+        make_scheduler(limits, num_blocks=2000).add(request)
+
+    few, many = (num_opcodes(lambda n=n: add(n), request_module, admission_module) for n in (50, 200))  # type: ignore[misc]
+    assert few > 50 * 10 and many < 1.3 * 4 * few
 
 
 def test_spans_out_of_order_are_our_own_fault() -> None:

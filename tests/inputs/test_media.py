@@ -353,6 +353,12 @@ class TestVideos:
         part = {"type": "video_url", "video_url": data_url(data, "video/mp4")}
         assert sources(resolve(message(part))) == [data]
 
+    def test_a_path_names_a_video_file(self, tmp_path: Path) -> None:
+        (tmp_path / "a.gif").write_bytes(animation(3, "GIF"))
+        assert self.load(tmp_path / "a.gif")[0].shape == (3, 16, 32, 3)
+        with pytest.raises(RequestError, match="the video file cannot be read"):
+            self.load(tmp_path / "b.gif")
+
     @pytest.mark.parametrize("format_", ["GIF", "WEBP"])
     def test_animations_are_videos(self, format_: str) -> None:
         frames, fps = self.load(animation(6, format_))

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from saccade.inputs.placeholders import Media, place_media
 from saccade.inputs.settings import ImageSettings, VideoSettings
 from saccade.kernels.images import resize_patchify
 from tests.inputs import oracles
+from tests.inputs.folders import write_qwen
 from tests.inputs.test_images import photo
 from tests.inputs.test_plans import random_sizes
 
@@ -409,3 +411,14 @@ def test_a_rehearsal_takes_the_way_of_requests(
     processor.rehearse()
     monkeypatch.setattr(processor, "chat", lambda *given, **how: 1 // 0)
     processor.rehearse()
+
+
+def test_an_end_token_that_no_file_marks_special_stays_text_in_a_chat(tmp_path: Path) -> None:
+    folder = write_qwen(tmp_path)
+    end = Processor.from_folder(folder).tokenizer.token_id("<tool_response>")
+    talk = [{"role": "user", "content": "I write <tool_response> and </tool_response>."}]
+    assert end in Processor.from_folder(folder).chat(talk).token_ids
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    guarded = Processor.from_folder(folder)
+    assert end not in guarded.chat(talk).token_ids
+    assert end in guarded.text("a<tool_response>").token_ids, "who writes a prompt may use it"

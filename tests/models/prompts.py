@@ -92,9 +92,6 @@ def image_limits(is_image_T: Tensor) -> Tensor:
 def oracle_inputs(oracle: Any, prompt: Prompt) -> dict[str, Any]:
     """Keyword arguments of the transformers model, positions included where it has M-RoPE."""
     inputs: dict[str, Any] = {"input_ids": prompt.ids_T[None]}
-    if softcap := getattr(oracle.config, "attn_logit_softcapping", None):
-        # Gemma-3 of transformers 5.17 reads this setting and then forgets to hand it to its attention.
-        inputs["softcap"] = softcap
     if hasattr(oracle, "model") and hasattr(oracle.model, "get_rope_index"):
         grids: dict[str, Any] = {"image_grid_thw": None, "video_grid_thw": None}
         if prompt.images:

@@ -287,7 +287,7 @@ def test_mrope_sections_must_fill_the_head(loaded: Load, tmp_path: Path) -> None
     config = tiny.config_of(made.folder)
     config["text_config"]["rope_parameters"]["mrope_section"] = [3, 3, 3]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"mrope_section in config\.json must add up to 8"):
+    with pytest.raises(ConfigError, match=r"config\.json: mrope_section adds up to 9; it must be 8"):
         load_model(tmp_path, load_format="dummy")
 
 

@@ -77,6 +77,7 @@ _GEMMA = _TEXT | {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
     },
 }
+_CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}  # transformers heeds one, and in text only
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -107,13 +108,12 @@ def _qwen2_5_vl() -> Any:
 
 def _gemma3_vl() -> Any:
     tokens = {"image_token_index": IMAGE, "boi_token_index": START, "eoi_token_index": END}
-    config = hf.Gemma3Config(text_config=_GEMMA, vision_config=_SIGLIP, mm_tokens_per_image=16, **tokens)
+    config = hf.Gemma3Config(text_config=_GEMMA | _CAPS, vision_config=_SIGLIP, mm_tokens_per_image=16, **tokens)
     return hf.Gemma3ForConditionalGeneration(config)
 
 
 def _gemma3() -> Any:
-    caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
-    return hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**_GEMMA, **caps))
+    return hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**_GEMMA, **_CAPS))
 
 
 MAKERS: dict[str, Callable[[], Any]] = {

@@ -179,6 +179,35 @@ def test_prompts_and_outputs_are_bounded_together(processor: Processor) -> None:
     assert asyncio.run(caller.post(COMPLETIONS, {"prompt": ["a"] * 6})).status == 400, "five run and wait at the most"
 
 
+def test_as_many_are_admitted_as_the_engine_runs_and_lets_wait(processor: Processor) -> None:
+    """The command line leaves the number that runs to the machine: 0, where the engine says 4."""
+    asked = SchedulerSettings(max_queued_requests=2)
+    engine = FakeEngine(processor)
+    engine.limits = asked.resolved(is_cuda=False, max_position=512)
+    ended = asyncio.Event()
+
+    async def wait(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        await ended.wait()
+        yield {"text": "done", "token_ids": (5,), "finish_reason": "stop"}
+
+    engine.script = wait
+    service = service_for(engine, asked)
+    caller, hello = Caller(service), {"messages": [{"role": "user", "content": "hi"}]}
+
+    async def run() -> None:
+        calls = [asyncio.create_task(caller.post(CHAT, hello)) for _ in range(6)]
+        async with asyncio.timeout(10):
+            while len(engine.running) < 6 and not any(call.done() for call in calls):
+                await asyncio.sleep(0.01)
+        assert len(engine.running) == 6, [call.result().body for call in calls if call.done()]
+        error = error_of(await caller.post(CHAT, hello), 503)
+        assert error["code"] == "queue_full" and "6 requests are running and waiting" in error["message"]
+        ended.set()
+        assert {call.status for call in await asyncio.wait_for(asyncio.gather(*calls), 10)} == {200}
+
+    asyncio.run(run())
+
+
 def test_slow_bodies_use_up_no_places_of_whole_ones(processor: Processor) -> None:
     service = service_for(FakeEngine(processor), max_pending_requests=2, max_reading_requests=4)
     caller = Caller(service)

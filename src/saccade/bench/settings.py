@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from saccade.config import setting
+from saccade.config import Word, setting
 from saccade.errors import ConfigError
 
 _GPU: dict[str, Any] = {"encoder_budget_tokens": 8192, "rounds": 9}
@@ -61,7 +61,7 @@ class VisionBenchSettings:
     load_format: str = setting("auto", "safetensors, gguf, dummy (random weights), or auto")
     device: str = setting("auto", "cuda, cpu, or auto")
     dtype: str = setting("auto", "float32, float16, bfloat16, or auto: the checkpoint's (float32 on a CPU)")
-    sizes: tuple[str, ...] = setting(
+    sizes: tuple[Word, ...] = setting(
         ("224x224", "560x560", "1280x720", "1024x1024"), "images, width x height, such as 560x560,1280x720"
     )
     counts: tuple[int, ...] = setting((), "images of one size that go together; none: 1,8,32 on a GPU, 1,4 elsewhere")

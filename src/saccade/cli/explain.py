@@ -16,7 +16,7 @@ from saccade.cli.aliases import add_aliases
 from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.plan import settings_folder
-from saccade.config import setting
+from saccade.config import Word, setting
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.errors import ConfigError, RequestError
 from saccade.terminal import Output, print_table
@@ -38,7 +38,7 @@ class ExplainSettings:
     """The request to explain; `batch` of it arrive together, each with images of its own."""
 
     image: tuple[str, ...] = setting((), "an image: WIDTHxHEIGHT in pixels, such as 1280x720, or a file")
-    video: tuple[str, ...] = setting(
+    video: tuple[Word, ...] = setting(
         (), "a video of FRAMESxWIDTHxHEIGHT, such as 8x640x480, or with a rate 60x640x480@30"
     )
     prompt_tokens: int = setting(200, "text tokens of the prompt, with those of its template")

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 import yaml
 
 from saccade.cli.groups import Group, HelpAction, first_sentence, name_of
-from saccade.cli.values import is_list, read_value, reader_of, shown
+from saccade.cli.values import is_list, keeps_commas, read_value, reader_of, shown
 from saccade.config import ENVIRONMENT_PREFIX, environment
 from saccade.errors import ConfigError
 
@@ -50,7 +50,7 @@ class Parser(ArgumentParser):
         `defaults` are this command's own. A field that another settings class has brought already shares its flag.
         """
         group = self.new_group(name_of(settings), first_sentence(settings.__doc__ or ""))
-        types = get_type_hints(settings)
+        types = get_type_hints(settings, include_extras=True)
         for field in fields(settings):
             if field.name not in self.kinds:
                 self._add_field(group, field, types[field.name], defaults.get(field.name, field.default))
@@ -201,4 +201,6 @@ def _read_yaml(path: Path) -> Mapping[Any, Any]:
 
 def _metavar(kind: Any) -> str:
     names = {int: "N", float: "X", str: "TEXT"}
+    if keeps_commas(kind):
+        return "TEXT"
     return names.get(kind, "A,B" if is_list(kind) else "WORD")

@@ -13,7 +13,7 @@ from rich.table import Table
 from saccade.cli.aliases import add_aliases
 from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
-from saccade.config import setting
+from saccade.config import Word, setting
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.terminal import Output, print_table
 
@@ -29,7 +29,7 @@ CAPPED = "*"  # marks a number that --max-num-seqs sets, and not memory
 class PlanSettings:
     """What is asked of `saccade plan`."""
 
-    gpu: tuple[str, ...] = setting((), "GPU such as H200 or A100-40, or a size such as 80GiB; without one, a list")
+    gpu: tuple[Word, ...] = setting((), "GPU such as H200 or A100-40, or a size such as 80GiB; without one, a list")
     json: bool = setting(False, "print JSON")
 
 

@@ -4,6 +4,7 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,9 @@ def new_parser(name: str) -> Parser:
     )
     parser = Parser(name, words="[MODEL] [PROMPT]", max_words=2, about=about)
     media = parser.new_group("media", "what the prompt is about")
-    media.add("--image", action="append", metavar="FILE", help="an image; repeatable")
-    media.add("--video", action="append", metavar="FILE", help="a video; repeatable")
+    shared: dict[str, Any] = {"dest": "media", "action": "append", "metavar": "FILE"}  # their order is kept
+    media.add("--image", type=partial(_part, "image"), help="an image; repeatable", **shared)
+    media.add("--video", type=partial(_part, "video"), help="a video; repeatable", **shared)
     parser.add_settings(AnswerSettings)
     parser.add_settings(EngineSettings, enforce_eager=True)
     parser.add_settings(SchedulerSettings, max_num_seqs=1)
@@ -52,9 +54,7 @@ def new_parser(name: str) -> Parser:
 
 def run(flags: Namespace) -> int:
     model, prompt = _model_and_prompt(flags.words)
-    media = [("image", path) for path in getattr(flags, "image", [])]
-    media += [("video", path) for path in getattr(flags, "video", [])]
-    content: list[Part] = [{"type": kind, kind: _existing(path)} for kind, path in media]
+    content: list[Part] = getattr(flags, "media", [])
     first = content + parts_of(prompt) if prompt else None
     if first is None and not sys.stdin.isatty():
         raise ConfigError("there is no prompt; give one: saccade run [MODEL] PROMPT")
@@ -97,11 +97,11 @@ def _model_and_prompt(words: list[str]) -> tuple[str, str]:
     return (words[0] if words else str(bundled_model())), piped
 
 
-def _existing(path: str) -> Path:
+def _part(kind: str, path: str) -> Part:
     found = Path(path).expanduser()
     if not found.is_file():
         raise ConfigError(f"{path} is not a file (--image, --video)")
-    return found
+    return {"type": kind, kind: found}
 
 
 def _load(model: str, flags: Namespace) -> "LLM":

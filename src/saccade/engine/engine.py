@@ -1,6 +1,6 @@
 """The engine: requests in, tokens out. One thread owns it; it keeps the device busy by planning one step ahead."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -77,6 +77,7 @@ class Engine:
         self._clock = clock
         self._seeds = Random(seed)
         self._prompts: dict[str, Prompt] = {}
+        self._uses: Counter[int] = Counter()  # outputs of each prompt, by its identity
         self._media_bytes = 0  # of all prompts, each counted once
         self._requests: dict[str, Request] = {}
         self._marks: dict[str, _Marks] = {}
@@ -120,8 +121,9 @@ class Engine:
             output_shift=prompt.output_shift,
         )
         ids = self.scheduler.add(request)
-        if not self._has_prompt(prompt):
+        if not self._uses[id(prompt)]:
             self._media_bytes += _media_bytes(prompt)
+        self._uses[id(prompt)] += len(ids)
         for member_id in ids:
             self._prompts[member_id] = prompt
             self._requests[member_id] = self.scheduler.request(member_id)
@@ -308,11 +310,12 @@ class Engine:
     def _let_go(self, request_id: str) -> None:
         """Forget a prompt; its pixels are gone with the last output that was made of it."""
         prompt = self._prompts.pop(request_id, None)
-        if prompt is not None and prompt.media and not self._has_prompt(prompt):
+        if prompt is None:
+            return
+        self._uses[id(prompt)] -= 1
+        if not self._uses[id(prompt)]:
+            del self._uses[id(prompt)]
             self._media_bytes -= _media_bytes(prompt)
-
-    def _has_prompt(self, prompt: Prompt) -> bool:
-        return any(prompt is other for other in self._prompts.values())
 
     def _check_room(self, prompt: Prompt) -> None:
         """Pixels stay until a request ends, as it may be preempted and its images evicted. Alone any request fits."""

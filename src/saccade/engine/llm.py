@@ -1,9 +1,10 @@
 """`LLM`: a model in this process, shaped like vLLM's."""
 
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,21 @@ from rich.console import Console
 
 from saccade.engine.build import build_engine
 from saccade.engine.engine import Engine
+from saccade.engine.llm_inputs import list_params, list_prompts, list_talks, read_prompt
 from saccade.engine.metrics import Metric, counter, engine_metrics
 from saccade.engine.output import Logprobs, OutputStream, RequestOutput, place_prompt_scores
 from saccade.engine.params import SamplingParams
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.engine.update import Update
-from saccade.errors import CapacityError, ConfigError, RequestError
+from saccade.errors import CapacityError, ConfigError
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.models.folder import find_folder
 from saccade.terminal import progress_bar
+
+MAX_IMPROVEMENTS = 4  # graphs captured behind a call; one takes some 50 ms
+
+log = logging.getLogger("saccade.engine")
 
 
 @dataclass(slots=True)
@@ -42,6 +48,19 @@ class _Job:
         return RequestOutput(self.request_id, self.prompt.token_ids.tolist(), outputs, self.prompt_logprobs)
 
 
+@dataclass(slots=True)
+class _Batch:
+    """The requests of one call, and those of them that have ended."""
+
+    jobs: list[_Job] = field(default_factory=list)
+    by_id: dict[str, _Job] = field(default_factory=dict)  # by the id of each output
+    num_finished: int = 0
+
+    def add(self, job: _Job) -> None:
+        self.jobs.append(job)
+        self.by_id.update(dict.fromkeys(job.streams, job))
+
+
 class LLM:
     """Generates in batches. Flags of the command line are keywords here: `LLM(model, max_model_len=4096)`.
 
@@ -49,8 +68,8 @@ class LLM:
     """
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
-        own = {field.name for field in fields(EngineSettings)}
-        known = own | {field.name for field in fields(SchedulerSettings)}
+        own = {each.name for each in fields(EngineSettings)}
+        known = own | {each.name for each in fields(SchedulerSettings)}
         if unknown := settings.keys() - known:
             raise ConfigError(f"unknown setting {sorted(unknown)[0]!r}; known are {', '.join(sorted(known))}")
         engine = EngineSettings(**{name: value for name, value in settings.items() if name in own})
@@ -85,10 +104,11 @@ class LLM:
         *,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Answers to prompts, in order. A prompt is text, token ids, or {"prompt": text, "multi_modal_data": {...}}
-        with images or videos for the placeholders of the text."""
-        prompts = [prompts] if isinstance(prompts, str | Mapping) or _is_ids(prompts) else list(prompts)
-        return self._run([self._prompt(prompt) for prompt in prompts], sampling_params, progress)
+        """Answers to prompts, in order. A prompt is text, token ids (numpy's and torch's, too), or {"prompt": text,
+        "multi_modal_data": {"image": [...], "video": [...]}} with images and videos for the placeholders of the text;
+        [{"image": ...}, {"video": ...}, {"image": ...}] names them in their order."""
+        found = [read_prompt(prompt, self.processor) for prompt in list_prompts(prompts)]
+        return self._run(found, sampling_params, progress)
 
     def chat(
         self,
@@ -98,9 +118,10 @@ class LLM:
         progress: bool = True,
         **template: Any,
     ) -> list[RequestOutput]:
-        """Answers to one conversation or several. Images may be PIL images, paths, bytes or data URLs."""
-        talks = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        return self._run([self.processor.chat(talk, **template) for talk in talks], sampling_params, progress)
+        """Answers to one conversation or several. Images and videos may be files (`str` or `Path`), bytes or data URLs,
+        images also PIL images or arrays, videos also lists of frames."""
+        found = [self.processor.chat(talk, **template) for talk in list_talks(messages)]
+        return self._run(found, sampling_params, progress)
 
     def get_metrics(self) -> list[Metric]:
         """What this model did since it was loaded: requests, tokens, caches and graphs, as /metrics of a server tells
@@ -110,41 +131,28 @@ class LLM:
         found.append(counter("generation_tokens", "output tokens", self._tokens["generation_tokens"]))
         return [*found, *engine_metrics(self.engine)]
 
-    def _prompt(self, prompt: Any) -> Prompt:
-        if isinstance(prompt, str):
-            return self.processor.text(prompt)
-        if _is_ids(prompt):
-            return self.processor.tokens(prompt)
-        if not isinstance(prompt, Mapping):
-            raise RequestError(
-                f"a prompt is text, token ids or a mapping; got a {type(prompt).__name__}", param="prompt"
-            )
-        if "prompt_token_ids" in prompt:
-            if prompt.get("multi_modal_data"):
-                raise RequestError("token ids cannot be combined with images; give the prompt as text", param="prompt")
-            return self.processor.tokens(prompt["prompt_token_ids"])
-        given = prompt.get("multi_modal_data") or {}
-        media = [(kind, item) for kind, items in given.items() for item in _listed(items)]
-        return self.processor.text(prompt["prompt"], media=media)
-
     def _run(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, progress: bool
     ) -> list[RequestOutput]:
-        chosen = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
-        if len(chosen) != len(prompts):
-            raise RequestError(f"{len(prompts)} prompts and {len(chosen)} sampling_params; give one for each, or one")
-        jobs: list[_Job] = []
+        batch = _Batch()
         try:
-            for prompt, wanted in zip(prompts, chosen, strict=True):
-                jobs.append(self._add_when_possible(prompt, wanted, jobs))
-            self._finish(jobs, progress)
+            for prompt, wanted in zip(prompts, list_params(params, len(prompts)), strict=True):
+                batch.add(self._add_when_possible(prompt, wanted, batch))
+            self._finish(batch, progress)
         finally:  # whatever was raised, nothing stays behind for the next call
-            for job in jobs:
+            for job in batch.jobs:
                 self.engine.abort(job.request_id)
             while self.engine.has_work:
                 self.engine.step()
-        self._note(jobs)
-        return [job.output() for job in jobs]
+        self._note(batch.jobs)
+        self._improve()
+        return [job.output() for job in batch.jobs]
+
+    def _improve(self) -> None:
+        """Capture graphs of layouts that came often, as a server does when it is idle: a few, the caller waits."""
+        for _ in range(MAX_IMPROVEMENTS):
+            if self.engine.runner.can_improve and (error := self.engine.improve()) is not None:
+                log.warning("a graph could not be captured: %s: %s", type(error).__name__, error)
 
     def _note(self, jobs: Sequence[_Job]) -> None:
         for job in jobs:
@@ -153,28 +161,28 @@ class LLM:
                 self._tokens["generation_tokens"] += len(stream.output.token_ids)
                 self._ends[str(stream.output.finish_reason)] += 1
 
-    def _add_when_possible(self, prompt: Prompt, params: SamplingParams, jobs: Sequence[_Job]) -> _Job:
+    def _add_when_possible(self, prompt: Prompt, params: SamplingParams, batch: _Batch) -> _Job:
         """The queue may be full of this very call's requests: then go on with those first."""
-        by_id = {member: job for job in jobs for member in job.streams}
         while True:
             try:
                 return self._add(prompt, params)
             except CapacityError:
                 if not self.engine.has_work:
                     raise
-            for update in self.engine.step():
-                self._take(update, by_id)
+            self._step(batch)
 
-    def _finish(self, jobs: Sequence[_Job], progress: bool) -> None:
-        by_id = {member: job for job in jobs for member in job.streams}
+    def _finish(self, batch: _Batch, progress: bool) -> None:
         with ExitStack() as stack:
             bar = stack.enter_context(progress_bar(Console(stderr=True))) if progress else None
-            task = bar.add_task("generating", total=len(jobs)) if bar else None
+            task = bar.add_task("generating", total=len(batch.jobs)) if bar else None
             while self.engine.has_work:
-                for update in self.engine.step():
-                    self._take(update, by_id)
+                self._step(batch)
                 if bar and task is not None:
-                    bar.update(task, completed=sum(job.is_finished for job in jobs))
+                    bar.update(task, completed=batch.num_finished)
+
+    def _step(self, batch: _Batch) -> None:
+        for update in self.engine.step():
+            self._take(update, batch)
 
     def _add(self, prompt: Prompt, params: SamplingParams) -> _Job:
         request_id = f"request-{next(self._ids)}"
@@ -192,20 +200,15 @@ class LLM:
         scores: list[Logprobs | None] | None = [None] * len(prompt) if params.prompt_logprobs is not None else None
         return _Job(request_id, prompt, streams, scores)
 
-    def _take(self, update: Update, jobs: Mapping[str, _Job]) -> None:
-        job = jobs[update.request_id]
+    def _take(self, update: Update, batch: _Batch) -> None:
+        job = batch.by_id[update.request_id]
         if update.prompt_scores is not None and job.prompt_logprobs is not None:
-            place_prompt_scores(job.prompt_logprobs, job.prompt.token_ids.tolist(), update.prompt_scores)
+            place_prompt_scores(job.prompt_logprobs, job.prompt.token_ids, update.prompt_scores)
         stream = job.streams[update.request_id]
-        if stream.output.finish_reason is None:
-            _, stop = stream.take(update)
-            if stop is not None and update.finish is None:
-                self.engine.stop(update.request_id, stop)
-
-
-def _is_ids(prompt: Any) -> bool:
-    return isinstance(prompt, Sequence) and len(prompt) > 0 and all(isinstance(token, int) for token in prompt)
-
-
-def _listed(items: Any) -> list[Any]:
-    return list(items) if isinstance(items, list | tuple) else [items]
+        if stream.output.finish_reason is not None:
+            return
+        _, stop = stream.take(update)
+        if stop is not None and update.finish is None:
+            self.engine.stop(update.request_id, stop)
+        if stop is not None or update.finish is not None:
+            batch.num_finished += job.is_finished

@@ -178,20 +178,19 @@ def _bits(like: NDArray[np.int32], token_ids: Sequence[int]) -> NDArray[np.int32
 
 
 def _build_tokenizer(vocabulary: Vocabulary, vocab_size: int, eos_token_ids: frozenset[int]) -> LLTokenizer:
-    return LLTokenizer(
-        TokenizerWrapper(_Words(vocabulary, vocab_size)),
-        n_vocab=vocab_size + 1,
-        eos_token=sorted(token for token in eos_token_ids if token < vocab_size) or [vocab_size],
-    )
+    ends = sorted(token for token in eos_token_ids if token < vocab_size) or [vocab_size]
+    return LLTokenizer(TokenizerWrapper(_Words(vocabulary, vocab_size, ends)), n_vocab=vocab_size + 1, eos_token=ends)
 
 
 class _Words:
-    """A vocabulary as llguidance reads it. Ids without bytes (rows that only pad an embedding) are never allowed."""
+    """A vocabulary as llguidance reads it. Ids without bytes (rows that only pad an embedding) are never allowed, and
+    end tokens are never text: a checkpoint may leave them unmarked, and one inside a string would end it there."""
 
-    def __init__(self, vocabulary: Vocabulary, vocab_size: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, vocab_size: int, ends: Sequence[int]) -> None:
         self._vocabulary = vocabulary
         self.tokens = [*map(vocabulary.token_bytes, range(vocab_size)), b"<end of grammar>"]
-        self.special_token_ids = [*sorted(id_ for id_ in vocabulary.special_ids if id_ < vocab_size), vocab_size]
+        specials = {id_ for id_ in vocabulary.special_ids if id_ < vocab_size}
+        self.special_token_ids = sorted({*specials, *ends, vocab_size})
         self.eos_token_id = vocab_size
         self.bos_token_id = None
 

@@ -7,6 +7,7 @@ from saccade.engine.params import SamplingParams
 from saccade.engine.request import Finish, FinishReason
 from saccade.engine.update import PromptScores, Scores, Update
 from saccade.inputs.detokenizer import Detokenizer
+from saccade.inputs.positions import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class OutputStream:
         self._detokenizer = detokenizer
         self._params = params
         self._held = ""
+        self._early_stop: str | None = None  # met before `min_tokens`
         self._hold_back = max((len(stop) for stop in params.stop), default=1) - 1
 
     def take(self, update: Update) -> tuple[str, str | None]:
@@ -85,13 +87,18 @@ class OutputStream:
         self.output.stop_reason = finish.detail
 
     def _release(self, *, is_last: bool) -> tuple[str, str | None]:
-        is_early = 0 < len(self.output.token_ids) <= self._params.min_tokens
-        found = [] if is_early else [(self._held.find(stop), stop) for stop in self._params.stop]
-        met = min(((at, stop) for at, stop in found if at >= 0), default=None)
-        if met is not None:
-            at, stop = met
-            text = self._held[: at + len(stop) * self._params.include_stop_str_in_output]
-            self._held = ""
+        """What can be given out of the text held back, and the stop string that ends it."""
+        num_tokens, least = len(self.output.token_ids), self._params.min_tokens
+        at, stop = min(
+            ((at, stop) for stop in self._params.stop if (at := self._held.find(stop)) >= 0), default=(0, None)
+        )
+        if 0 < num_tokens <= least:
+            self._early_stop = self._early_stop or stop
+            if self._early_stop is not None and num_tokens == least:
+                text, self._held = self._held + self._detokenizer.flush(), ""
+                return text, self._early_stop
+        elif stop is not None:
+            text, self._held = self._held[: at + len(stop) * self._params.include_stop_str_in_output], ""
             return text, stop
         keep = 0 if is_last else self._num_undecided()
         text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
@@ -116,6 +123,6 @@ def to_logprobs(token_ids: Sequence[int], scores: Scores) -> list[Logprobs]:
     return found
 
 
-def place_prompt_scores(into: list[Logprobs | None], token_ids: Sequence[int], part: PromptScores) -> None:
-    count = len(part.scores.chosen)
-    into[part.start : part.start + count] = to_logprobs(token_ids[part.start : part.start + count], part.scores)
+def place_prompt_scores(into: list[Logprobs | None], token_ids: Ints, part: PromptScores) -> None:
+    scored = slice(part.start, part.start + len(part.scores.chosen))
+    into[scored] = to_logprobs(token_ids[scored].tolist(), part.scores)

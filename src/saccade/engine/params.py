@@ -24,7 +24,8 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 or -1 switches it off (kept as 0). `max_tokens` None fills the context, 0 only
     computes the prompt, for its log-probabilities or for the prefix cache.
     `logprobs` and `prompt_logprobs` count the alternatives beside the token itself; None asks for nothing. A `stop`
-    string ends the output before itself, or behind itself with `include_stop_str_in_output`.
+    string ends the output before itself, or behind itself with `include_stop_str_in_output`. One that is complete
+    within the first `min_tokens` tokens ends the output behind these: they are all in the answer, and nothing more.
 
     A `grammar` allows only tokens that lead to a text of its language, and the output ends when nothing may follow. It
     has the last word: end tokens that `min_tokens` or `ignore_eos` forbid are taken where it leaves nothing else.

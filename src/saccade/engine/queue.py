@@ -20,8 +20,12 @@ class RequestQueue:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        """In order, over those who are in now: requests may leave meanwhile."""
-        return iter(tuple(self._requests))
+        """In order. The one that was given last may leave before the next is asked for."""
+        index = 0
+        while index < len(self._requests):
+            request = self._requests[index]
+            yield request
+            index += index < len(self._requests) and self._requests[index] is request
 
     @property
     def first(self) -> Request:

@@ -1,8 +1,10 @@
 """One request as the scheduler sees it: tokens, media rows, progress, the blocks it owns, and how it ended."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
+from itertools import groupby
 
 from saccade.cache.encoder import Entry, MediaKey
 from saccade.cache.prefix import Span
@@ -71,6 +73,13 @@ class Request:
     keys: list[bytes] = field(default_factory=list, init=False, repr=False)  # of the full blocks, for the prefix cache
     num_inserted: int = field(default=0, init=False)  # blocks offered to the prefix cache
     order: tuple[int, float, int] = field(default=(0, 0.0, 0), init=False)
+    _media_rows: Counter[int] = field(default_factory=Counter, init=False, repr=False)  # by media_idx
+    _media_ends: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for span in self.spans:
+            self._media_rows[span.media_idx] += span.length
+            self._media_ends[span.media_idx] = max(span.end, self._media_ends.get(span.media_idx, 0))
 
     def fork(self, index: int) -> "Request":
         """Output `index` (from 1) of the same prompt, with a seed of its own; prompt scores are the parent's job."""
@@ -131,10 +140,10 @@ class Request:
         return (self.cache_salt, span.digest, self.media_rows(span.media_idx))
 
     def media_rows(self, media_idx: int) -> int:
-        return sum(span.length for span in self.spans if span.media_idx == media_idx)
+        return self._media_rows[media_idx]
 
     def media_end(self, media_idx: int) -> int:
-        return max(span.end for span in self.spans if span.media_idx == media_idx)
+        return self._media_ends[media_idx]
 
     def stop_met(self) -> Finish | None:
         """Whether the newest output is the last one."""
@@ -173,8 +182,8 @@ class Request:
         indices = [span.media_idx for span in self.spans]
         assert indices == sorted(indices), f"{self.id}: media are not one after the other: {indices}"
         assert previous <= len(self.prompt_ids), f"{self.id}: media rows behind the prompt's end"
-        for media_idx in set(indices):
-            _check_rows(self.id, [span for span in self.spans if span.media_idx == media_idx])
+        for _, spans in groupby(self.spans, key=lambda span: span.media_idx):
+            _check_rows(self.id, tuple(spans))
 
 
 def _check_rows(request_id: str, spans: Sequence[Span]) -> None:

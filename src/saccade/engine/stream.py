@@ -99,7 +99,7 @@ class RequestStream:
             output = self._outputs[item.index]
             update = item.to_update()
             if update.prompt_scores is not None and self._prompt_logprobs is not None:
-                place_prompt_scores(self._prompt_logprobs, self._prompt_ids.tolist(), update.prompt_scores)
+                place_prompt_scores(self._prompt_logprobs, self._prompt_ids, update.prompt_scores)
             is_news = bool(update.token_ids) or update.finish is not None
             if not is_news or output.output.finish_reason is not None:
                 continue

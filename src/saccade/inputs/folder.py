@@ -15,7 +15,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     text = read_text(path, max_bytes=max_bytes)
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(f"{path} is not valid JSON; download the checkpoint again") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} holds a {type(value).__name__}; a JSON object was expected")

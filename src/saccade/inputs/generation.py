@@ -8,6 +8,8 @@ from saccade.errors import ConfigError
 from saccade.inputs.folder import read_json, read_optional_json
 from saccade.inputs.tokenizer import Tokenizer
 
+MAX_NUMBER = 2**31
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
@@ -27,18 +29,24 @@ class GenerationDefaults:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "GenerationDefaults":
-        config = read_json(folder / "config.json")
         raw = read_optional_json(folder / "generation_config.json")
-        named = [part.get("eos_token_id") for part in (raw, config, config.get("text_config") or {})]
-        ends = frozenset(token for value in named for token in _token_ids(value, folder))
         greedy = {"temperature": 0.0} if raw.get("do_sample") is False else {}
         values = {name: _number(raw, name, folder) for name in _FLOATS}
         top_k = _number(raw, "top_k", folder)
         return cls(
-            eos_token_ids=ends or _tokenizer_ends(folder),
+            eos_token_ids=named_ends(folder) or _tokenizer_ends(folder),
             **(values | greedy),
             top_k=None if top_k is None else int(top_k),
         )
+
+
+def named_ends(folder: Path) -> frozenset[int]:
+    """The end tokens that config.json and generation_config.json name."""
+    config = read_json(folder / "config.json")
+    raw = read_optional_json(folder / "generation_config.json")
+    parts = [part for part in (raw, config, config.get("text_config")) if isinstance(part, dict)]
+    named = [part.get("eos_token_id") for part in parts]
+    return frozenset(token for value in named for token in _token_ids(value, folder))
 
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
@@ -47,8 +55,8 @@ _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
 def _token_ids(value: Any, folder: Path) -> list[int]:
     values = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(token) is int for token in values):
-        raise ConfigError(f"{folder}: eos_token_id must be a whole number or a list of them; got {value!r}")
-    return values
+        raise ConfigError(f"{folder}: eos_token_id must be a whole number or a list of them; got {value!r:.200}")
+    return [token for token in values if 0 <= token < MAX_NUMBER]  # -1 and the like: no token, and none ends
 
 
 def _tokenizer_ends(folder: Path) -> frozenset[int]:
@@ -61,6 +69,6 @@ def _tokenizer_ends(folder: Path) -> frozenset[int]:
 
 def _number(raw: dict[str, Any], name: str, folder: Path) -> float | None:
     value = raw.get(name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise ConfigError(f"{folder / 'generation_config.json'}: {name} must be a number; got {value!r}")
+    if value is not None and not (type(value) in (int, float) and abs(value) < MAX_NUMBER):
+        raise ConfigError(f"{folder / 'generation_config.json'}: {name} must be a number; got {value!r:.200}")
     return value

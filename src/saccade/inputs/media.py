@@ -19,7 +19,7 @@ from saccade.config import setting
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.fetch import Fetcher, FetchPolicy, read_domains, too_large
 from saccade.inputs.images import ImageLimits, read_data_url
-from saccade.inputs.messages import MediaKind, MediaRef, find_media
+from saccade.inputs.messages import MediaKind, MediaRef, find_sources, with_sources
 from saccade.inputs.videos import check_frames
 
 Hold = Callable[[int], None]
@@ -110,20 +110,10 @@ class MediaLoader:
         several parts is read once. `hold` is told of the bytes of each as they have come, and raises where they are too
         many.
         """
-        found = [
-            (i, j, ref)
-            for i, message in enumerate(_listed(messages))
-            for j, part in enumerate(_listed(message.get("content") if isinstance(message, dict) else None))
-            if (ref := find_media(part, f"messages[{i}].content[{j}]")) is not None and ref.source is not None
-        ]
-        self.check_counts([ref for _, _, ref in found])
-        loaded = await self._load_all([ref for _, _, ref in found], hold)
-        copied = list(messages) if isinstance(messages, list | tuple) else messages
-        for (i, j, ref), data in zip(found, loaded, strict=True):
-            if copied[i] is messages[i]:
-                copied[i] = messages[i] | {"content": list(messages[i]["content"])}
-            copied[i]["content"][j] = _filled(messages[i]["content"][j], ref, data)
-        return copied
+        found = find_sources(messages)
+        refs = [ref for _, _, ref in found]
+        self.check_counts(refs)
+        return with_sources(messages, found, await self._load_all(refs, hold))
 
     async def load(self, kind: MediaKind, source: Any, *, param: str | None = None) -> bytes | list[bytes]:
         """The bytes of one image or video; of a video also a list of frames."""
@@ -219,19 +209,8 @@ class MediaLoader:
         return data
 
 
-def _listed(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else ()
-
-
 def _key(ref: MediaRef) -> tuple[MediaKind, Any]:
     return ref.kind, ref.source if isinstance(ref.source, str | bytes) else id(ref.source)
-
-
-def _filled(part: dict[str, Any], ref: MediaRef, data: Any) -> dict[str, Any]:
-    """The part with its source in place of what named it; what else it says stays."""
-    key = ref.param.rpartition(".")[2]
-    said = part[key] if isinstance(part[key], dict) else {}
-    return part | {key: said | {"url": data}}
 
 
 def _read_data(url: str, limits: ImageLimits, param: str | None) -> bytes:

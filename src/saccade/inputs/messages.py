@@ -5,6 +5,7 @@ part of its type, so that a template never sees media data, and its source is co
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,6 +62,27 @@ def find_media(part: Any, param: str) -> MediaRef | None:
     return _read_media(part, type_, param) if isinstance(type_, str) and type_ in _KIND_OF_TYPE else None
 
 
+def find_sources(messages: Any) -> list[tuple[int, int, MediaRef]]:
+    """The images and videos that messages name, each with the numbers of its message and part. What is no message or no
+    media part is for others to judge."""
+    return [
+        (i, j, ref)
+        for i, message in enumerate(_listed(messages))
+        for j, part in enumerate(_listed(message.get("content") if isinstance(message, dict) else None))
+        if (ref := find_media(part, f"messages[{i}].content[{j}]")) is not None and ref.source is not None
+    ]
+
+
+def with_sources(messages: Any, found: Sequence[tuple[int, int, MediaRef]], sources: Sequence[Any]) -> Any:
+    """A copy of the messages with other sources for what `find_sources` found."""
+    copied = list(messages) if isinstance(messages, list | tuple) else messages
+    for (i, j, ref), source in zip(found, sources, strict=True):
+        if copied[i] is messages[i]:
+            copied[i] = messages[i] | {"content": list(messages[i]["content"])}
+        copied[i]["content"][j] = _filled(messages[i]["content"][j], ref, source)
+    return copied
+
+
 def flatten_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages whose content is one string, for templates that know no parts."""
     return [message | {"content": _joined(message["content"])} for message in messages]
@@ -74,6 +96,17 @@ def wrap_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         else message
         for message in messages
     ]
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _filled(part: dict[str, Any], ref: MediaRef, source: Any) -> dict[str, Any]:
+    """The part with its source in place of what named it; what else it says stays."""
+    key = ref.param.rpartition(".")[2]
+    said = part[key] if isinstance(part[key], dict) else {}
+    return part | {key: said | {"url": source}}
 
 
 def _read_message(message: Any, param: str, media: list[MediaRef]) -> dict[str, Any]:

@@ -78,15 +78,20 @@ class Prompt:
         return output_shift(self.positions_3T)
 
 
-def text_prompt(token_ids: Sequence[int]) -> Prompt:
+def text_prompt(token_ids: Sequence[int] | Ints) -> Prompt:
     """A prompt without media."""
     positions = text_positions(len(token_ids))
     return Prompt(_frozen(np.asarray(token_ids, dtype=np.int32)), _frozen(positions), rope_delta(positions))
 
 
+def marker_kinds(segments: Sequence[Segment], settings: PlaceholderSettings) -> list[MediaKind]:
+    """What the markers of a text stand for, in order."""
+    return [kind for segment in segments for _, kind in _markers(segment, settings)]
+
+
 def check_markers(segments: Sequence[Segment], kinds: Sequence[MediaKind], settings: PlaceholderSettings) -> None:
     """The text must have one marker for each media, in the order of the media."""
-    found = [kind for segment in segments for _, kind in _markers(segment, settings)]
+    found = marker_kinds(segments, settings)
     if found != list(kinds):
         raise RequestError(
             f"the prompt has {_count(found)}, the request {_count(kinds)}; "

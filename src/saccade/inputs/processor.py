@@ -9,11 +9,14 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
 from saccade.inputs.chat import ChatTemplate, Rendered
+from saccade.inputs.generation import named_ends
 from saccade.inputs.images import ImageLimits, decode_image, digest_pixels
 from saccade.inputs.measuring import (
     Sized,
@@ -26,14 +29,24 @@ from saccade.inputs.measuring import (
     size_video,
 )
 from saccade.inputs.messages import MediaKind, MediaRef
-from saccade.inputs.placeholders import Media, Prompt, check_markers, expand_text, place_media, text_prompt
+from saccade.inputs.placeholders import (
+    Media,
+    Prompt,
+    check_markers,
+    expand_text,
+    marker_kinds,
+    place_media,
+    text_prompt,
+)
 from saccade.inputs.plans import ImagePlan, plan_image, plan_video
+from saccade.inputs.positions import Ints
 from saccade.inputs.settings import ImageSettings, PlaceholderSettings, VideoSettings
 from saccade.inputs.shield import Segment, plain_segments, special_pattern
 from saccade.inputs.sizing import at_detail, read_details
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.inputs.videos import load_video
 
+MAX_TOKEN_ID = 2**31 - 1
 _VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -61,7 +74,8 @@ class Processor:
     def from_folder(cls, folder: Path, *, limits: ImageLimits | None = None, chat_template: str = "") -> "Processor":
         """The processor of a checkpoint; `chat_template` is a file with another template than the checkpoint's."""
         placeholders = PlaceholderSettings.from_folder(folder)
-        tokenizer = Tokenizer.from_folder(folder, protected=_placeholder_ids(placeholders))
+        protected = (*_placeholder_ids(placeholders), *named_ends(folder))
+        tokenizer = Tokenizer.from_folder(folder, protected=protected)
         named = {name: tokenizer.named_token(name) for name in _VARIABLES}
         template = ChatTemplate.from_folder(
             folder,
@@ -144,13 +158,19 @@ class Processor:
             self._finish(Rendered(segments, refs), has_bos=has_bos, allowance=allowance, param="prompt")
         )
 
-    def tokens(self, token_ids: Sequence[int], *, allowance: Allowance = ANYTHING) -> Prompt:
+    def marker_kinds(self, prompt: str) -> list[MediaKind]:
+        """What the placeholders of raw text stand for, in order."""
+        return marker_kinds([Segment(prompt)], self.placeholders) if self.placeholders is not None else []
+
+    def tokens(self, token_ids: Sequence[int] | npt.NDArray[Any], *, allowance: Allowance = ANYTHING) -> Prompt:
         """The prompt of given ids, without media."""
-        allowance.check_tokens(len(token_ids), "prompt has", "prompt")
-        taken = set(_placeholder_ids(self.placeholders)).intersection(token_ids)
+        if isinstance(token_ids, Sequence | np.ndarray):  # anything else is refused below
+            allowance.check_tokens(len(token_ids), "prompt has", "prompt")
+        ids = _token_ids(token_ids)
+        taken = set(_placeholder_ids(self.placeholders)).intersection(ids.tolist())
         if taken:
             raise RequestError(f"the prompt has placeholder tokens {sorted(taken)} but no media", code="media_mismatch")
-        return self._continued(text_prompt(token_ids))
+        return self._continued(text_prompt(ids))
 
     def _continued(self, prompt: Prompt) -> Prompt:
         """An answer goes on in what was given, unless that has no text."""
@@ -292,6 +312,19 @@ def _check_kind(kind: str, source: Any, param: str) -> MediaRef:
     if kind == "video":
         return MediaRef("video", source, param)
     raise RequestError(f"{param}: the kind must be image or video", param=param, code="media_unsupported")
+
+
+def _token_ids(given: Any) -> Ints:
+    """Ids as the engine holds them. None may become another one on the way: not 2**32 + 7 a 7, not 1.5 a 1."""
+    try:
+        ids = np.asarray(given)
+    except ValueError:  # lists of different lengths
+        ids = np.asarray(None)
+    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+        raise RequestError("token ids must be a list of integers", param="prompt")
+    if len(ids) and not (ids.min() >= 0 and ids.max() <= MAX_TOKEN_ID):
+        raise RequestError(f"prompt has token ids outside 0..{MAX_TOKEN_ID}", param="prompt")
+    return ids.astype(np.int32)
 
 
 def _placeholder_ids(settings: PlaceholderSettings | None) -> tuple[int, ...]:

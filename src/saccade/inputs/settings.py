@@ -20,6 +20,7 @@ Triple = tuple[float, float, float]
 _CLIP_MEAN: Triple = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD: Triple = (0.26862954, 0.26130258, 0.27577711)
 _HALF: Triple = (0.5, 0.5, 0.5)
+MAX_COUNT = 2**40
 _RESAMPLE: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
@@ -108,12 +109,12 @@ class VideoSettings:
             **_area(raw, default, folder),
             budget=default.budget,
             is_sampled=bool(_get(raw, "do_sample_frames", default.is_sampled)),
-            fps=_get(raw, "fps", default.fps),
-            num_frames=raw.get("num_frames"),
-            min_frames=int(_get(raw, "min_frames", default.min_frames)),
-            max_frames=int(_get(raw, "max_frames", default.max_frames)),
+            fps=_positive(raw, "fps", default.fps, folder),
+            num_frames=_count(raw, "num_frames", 1, folder) if raw.get("num_frames") is not None else None,
+            min_frames=_count(raw, "min_frames", default.min_frames, folder),
+            max_frames=_count(raw, "max_frames", default.max_frames, folder),
             is_capped=bool(raw.get("cap_pixels_per_frame")),
-            max_video_tokens=int(_get(raw, "max_video_tokens", default.max_video_tokens)),
+            max_video_tokens=_count(raw, "max_video_tokens", default.max_video_tokens, folder),
         )
 
 
@@ -145,13 +146,13 @@ class PlaceholderSettings:
         if family is None:
             return None
         config = _model_config(folder)
-        vision = config["vision_config"]
+        vision, has_times = config["vision_config"], family.placeholders["has_timestamps"]
         return cls(
             **family.placeholders,
             image_token_id=_token_id(config, folder, "image_token_id", "image_token_index"),
             video_token_id=_token_id(config, folder, "video_token_id") if family.video else None,
-            merge=_merge(config),
-            tokens_per_second=None if family.placeholders["has_timestamps"] else vision.get("tokens_per_second"),
+            merge=_merge(config, folder),
+            tokens_per_second=None if has_times else _positive(vision, "tokens_per_second", None, folder),
         )
 
 
@@ -167,7 +168,7 @@ class Family:
 
 def read_family(folder: Path) -> Family | None:
     """The vision family of a checkpoint; None for a text model."""
-    return FAMILIES.get(read_json(folder / "config.json").get("model_type", ""))
+    return FAMILIES.get(str(read_json(folder / "config.json").get("model_type", "")))
 
 
 _QWEN2_IMAGE = ImageSettings(
@@ -274,19 +275,19 @@ def _processor_dict(folder: Path, nested: str, *names: str) -> dict[str, Any]:
 
 def _pixel_fields(raw: dict[str, Any], default: ImageSettings | VideoSettings, folder: Path) -> dict[str, Any]:
     resample = raw.get("resample")
-    if resample is not None and resample not in _RESAMPLE:
+    if resample is not None and (type(resample) is not int or resample not in _RESAMPLE):
         raise ConfigError(f"{folder}: resample {resample!r} is not supported; 2 (bilinear) and 3 (bicubic) are")
-    if abs(float(_get(raw, "rescale_factor", 1 / 255)) - 1 / 255) > 1e-6:
+    if abs((_positive(raw, "rescale_factor", 1 / 255, folder) or 0) - 1 / 255) > 1e-6:
         raise ConfigError(f"{folder}: rescale_factor {raw['rescale_factor']!r} is not supported; 1/255 is")
     for name in ("do_resize", "do_rescale", "do_normalize"):
         if not raw.get(name, True):  # to transformers, null is off, too
             raise ConfigError(f"{folder}: {name} is off, which is not supported; set it to true")
     return {
-        "patch": int(_get(raw, "patch_size", default.patch)),
-        "temporal_patch": int(_get(raw, "temporal_patch_size", default.temporal_patch)),
-        "merge": int(_get(raw, "merge_size", default.merge)),
+        "patch": _count(raw, "patch_size", default.patch, folder),
+        "temporal_patch": _count(raw, "temporal_patch_size", default.temporal_patch, folder),
+        "merge": _count(raw, "merge_size", default.merge, folder),
         "mean": _triple(_get(raw, "image_mean", default.mean), folder),
-        "std": _triple(_get(raw, "image_std", default.std), folder),
+        "std": _triple(_get(raw, "image_std", default.std), folder, is_divisor=True),
         "resample": default.resample if resample is None else _RESAMPLE[resample],
     }
 
@@ -300,16 +301,17 @@ def _area(raw: dict[str, Any], default: ImageSettings | VideoSettings, folder: P
         raise ConfigError(
             f"{folder}: size {size!r} is not supported; shortest_edge and longest_edge are, the least and most pixels"
         )
-    return {"min_pixels": int(low), "max_pixels": int(high)}
+    found = {"min_pixels": low, "max_pixels": high}
+    return {name: _count(found, name, 1, folder) for name in found}
 
 
 def _fixed_fields(base: dict[str, Any], raw: dict[str, Any], folder: Path, default: ImageSettings) -> dict[str, Any]:
     """A tower of one image size: its patch comes from the model's configuration, not from the processor's."""
     config = _model_config(folder)
     return base | {
-        "patch": int(config["vision_config"]["patch_size"]),
+        "patch": _need_count(config["vision_config"], "patch_size", folder),
         "fixed_size": _height_width(raw.get("size"), folder) or default.fixed_size,
-        "merge": _merge(config),
+        "merge": _merge(config, folder),
     }
 
 
@@ -331,12 +333,13 @@ def _model_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _merge(config: dict[str, Any]) -> int:
+def _merge(config: dict[str, Any], folder: Path) -> int:
     """The side of the square of patches that becomes one token: named, or what pooling to a number of tokens needs."""
     vision = config["vision_config"]
     if "mm_tokens_per_image" not in config:
-        return int(vision["spatial_merge_size"])
-    return int(vision["image_size"]) // int(vision["patch_size"]) // isqrt(config["mm_tokens_per_image"])
+        return _need_count(vision, "spatial_merge_size", folder)
+    per_side = isqrt(_need_count(config, "mm_tokens_per_image", folder))
+    return _need_count(vision, "image_size", folder) // _need_count(vision, "patch_size", folder) // per_side
 
 
 def _token_id(config: dict[str, Any], folder: Path, *names: str) -> int:
@@ -346,10 +349,35 @@ def _token_id(config: dict[str, Any], folder: Path, *names: str) -> int:
     raise ConfigError(f"{folder / 'config.json'} has no {names[0]}; a vision-language checkpoint was expected")
 
 
-def _triple(values: Any, folder: Path) -> Triple:
-    if not isinstance(values, list | tuple) or len(values) != 3:
-        raise ConfigError(f"{folder}: image_mean and image_std must be three numbers; got {values!r}")
+def _triple(values: Any, folder: Path, *, is_divisor: bool = False) -> Triple:
+    is_list = isinstance(values, list | tuple) and len(values) == 3
+    if not is_list or not all(_is_finite(value) and not (is_divisor and value == 0) for value in values):
+        raise ConfigError(f"{folder}: image_mean and image_std must be three numbers; got {values!r:.200}")
     return (float(values[0]), float(values[1]), float(values[2]))
+
+
+def _need_count(raw: Mapping[str, Any], name: str, folder: Path) -> int:
+    if raw.get(name) is None:
+        raise ConfigError(f"{folder}: {name} is missing")
+    return _count(raw, name, 1, folder)
+
+
+def _count(raw: Mapping[str, Any], name: str, default: int, folder: Path) -> int:
+    value = _get(raw, name, default)
+    if not _is_finite(value) or value != int(value) or not 1 <= value <= MAX_COUNT:
+        raise ConfigError(f"{folder}: {name} is {value!r:.200}; a whole number from 1 to {MAX_COUNT} is needed")
+    return int(value)
+
+
+def _positive(raw: Mapping[str, Any], name: str, default: float | None, folder: Path) -> float | None:
+    value = _get(raw, name, default)
+    if value is not None and not (_is_finite(value) and value > 0):
+        raise ConfigError(f"{folder}: {name} is {value!r:.200}; a number above 0 is needed")
+    return None if value is None else value
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300  # no float holds a longer integer
 
 
 def _get(raw: Mapping[str, Any], name: str, default: Any) -> Any:

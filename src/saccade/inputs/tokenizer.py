@@ -32,7 +32,7 @@ class Tokenizer:
     """Encodes and decodes; safe to share between threads.
 
     `special_tokens` are the texts that only a template may turn into their ids: tokens marked special in the files,
-    those that tokenizer_config.json names, and `protected` ones (image placeholders).
+    those that tokenizer_config.json names, and `protected` ones (image placeholders, end tokens).
     """
 
     def __init__(self, definition: str, config: dict[str, Any] | None = None, *, protected: Sequence[int] = ()) -> None:

@@ -5,8 +5,10 @@ frame is decoded, and all frames must have the size of the first.
 """
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,17 +29,19 @@ class Video:
 
 
 def load_video(
-    video: Video | str | bytes | Sequence[ImageSource] | npt.NDArray[Any],
+    video: Video | str | bytes | os.PathLike[str] | Sequence[ImageSource] | npt.NDArray[Any],
     limits: ImageLimits,
     *,
     param: str | None = None,
     allowance: Allowance = ANYTHING,
 ) -> tuple[npt.NDArray[np.uint8], float | None]:
-    """Frames and rate. Bytes are a video file; a string is a data URL of one, or of JPEG frames
-    (data:video/jpeg;base64,frame,frame,...)."""
+    """Frames and rate. Bytes are a video file, and so is what a path names; a string is a data URL of one, or of JPEG
+    frames (data:video/jpeg;base64,frame,frame,...)."""
     if isinstance(video, str):
         is_file = video[:5].lower() == "data:" and video[:15].lower() != "data:video/jpeg"
         video = read_data_url(video, limits, param=param) if is_file else Video(_split_frames(video, limits, param))
+    if isinstance(video, os.PathLike):
+        video = _read_file(Path(video), param)
     if isinstance(video, bytes | bytearray | memoryview):
         video = Video(*decode_video(bytes(video), limits, param=param, allowance=allowance))
     if not isinstance(video, Video):
@@ -121,6 +125,13 @@ def _split_frames(url: str, limits: ImageLimits, param: str | None) -> list[byte
         )
     check_frames(body.count(",") + 1, limits, param)
     return [read_data_url(f"{head},{frame}", limits, param=param) for frame in body.split(",")]
+
+
+def _read_file(path: Path, param: str | None) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        raise _invalid("the video file cannot be read", param) from None
 
 
 def _invalid(message: str, param: str | None) -> RequestError:

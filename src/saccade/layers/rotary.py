@@ -57,7 +57,8 @@ def interleaved_axes(sections: tuple[int, ...]) -> tuple[int, ...]:
     """Time, height, width in turn while height and width have frequencies left; time takes the rest."""
     axes = [0] * sum(sections)
     for axis in (1, 2):
-        axes[axis : sections[axis] * 3 : 3] = [axis] * sections[axis]
+        for i in range(axis, min(3 * sections[axis], len(axes)), 3):
+            axes[i] = axis
     return tuple(axes)
 
 

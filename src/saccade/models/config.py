@@ -1,6 +1,7 @@
 """Reading a checkpoint's config.json: typed, with errors that name the file, and the parts that families share."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,10 @@ from saccade.models.spec import (
 
 T = TypeVar("T", int, float, bool, str, list[Any], dict[str, Any])
 
+MAX_SIZE = 2**24  # of a dimension: far above any model, and small enough that a typing error does not fill the memory
+MAX_LAYERS = 4096
+MAX_INTEGER = 2**31 - 1
+MAX_SHOWN = 200
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -36,7 +41,7 @@ class Config:
     def read(cls, path: Path) -> "Config":
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
         if not isinstance(values, dict):
             raise ConfigError(f"{path} holds a {type(values).__name__}; a JSON object is needed")
@@ -46,10 +51,12 @@ class Config:
         value = self.values.get(key)
         if value is None:
             return None
-        if kind is float and isinstance(value, int):
+        if kind is float and type(value) is int and abs(value) <= MAX_INTEGER:
             return float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigError(f"{self.where}: {key} is {value!r}; a {kind.__name__} is needed")
+            raise ConfigError(f"{self.where}: {key} is {_shown(value)}; a {kind.__name__} is needed")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{self.where}: {key} is {value}; a finite number is needed")
         return value
 
     def get(self, key: str, default: T) -> T:
@@ -62,8 +69,32 @@ class Config:
             raise ConfigError(f"{self.where}: {key} is missing; the model cannot be built without it")
         return value
 
+    def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE) -> int:
+        """A count that something is made of."""
+        value = self.need(key, int) if default is None else self.get(key, default)
+        return self._within(key, value, least, most)
+
+    def token(self, key: str) -> int:
+        return self._within(key, self.need(key, int), 0, MAX_INTEGER)
+
+    def positive(self, key: str) -> float:
+        """A finite number above 0."""
+        value = self.need(key, float)
+        if value <= 0:
+            raise ConfigError(f"{self.where}: {key} is {value}; it must be above 0")
+        return value
+
     def ints(self, key: str) -> tuple[int, ...]:
-        return tuple(int(value) for value in self.get(key, []))
+        """A list of counts or indices."""
+        values = self.get(key, [])
+        if not all(type(value) is int and 0 <= value <= MAX_SIZE for value in values):
+            raise ConfigError(f"{self.where}: {key} is {_shown(values)}; a list of integers from 0 on is needed")
+        return tuple(values)
+
+    def _within(self, key: str, value: int, least: int, most: int) -> int:
+        if not least <= value <= most:
+            raise ConfigError(f"{self.where}: {key} is {value}; allowed are {least} to {most}")
+        return value
 
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
@@ -102,10 +133,15 @@ class Rope:
                 f"{rope.where} has one rotary for each of {', '.join(nested)}; this model has one for all"
             )
         base = rope.get("rope_theta", config.get("rope_theta", default_base))
+        if base <= 0:
+            raise ConfigError(f"{rope.where}: rope_theta is {base}; it must be above 0")
         scaling, part = _scaling(rope), rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
         if scaling is not None and part != 1.0:
             raise ConfigError(f"{rope.where}: partial_rotary_factor is {part} beside a scaling; only 1 is supported")
-        return cls(base, scaling, rope.ints("mrope_section"), rope.get("mrope_interleaved", False))
+        sections = rope.ints("mrope_section")
+        if len(sections) not in (0, 3):
+            raise ConfigError(f"{rope.where}: mrope_section is {list(sections)}; three counts are needed")
+        return cls(base, scaling, sections, rope.get("mrope_interleaved", False))
 
     def spec(self, width: int, axes: tuple[int, ...] | None = None) -> RotarySpec:
         return RotarySpec(width=width, base=self.base, axes=axes or plain_axes(width), scaling=self.scaling)
@@ -122,8 +158,13 @@ def read_decoder(
 
     Without `windows` every layer sees everything, whatever the config says of sliding: not all families read it.
     """
-    width, num_heads = config.need("hidden_size", int), config.need("num_attention_heads", int)
+    width, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     head_dim = config.get("head_dim", width // num_heads)
+    if not 2 <= head_dim <= MAX_SIZE or head_dim % 2:
+        raise ConfigError(
+            f"{config.where}: head_dim is {head_dim} (hidden_size over num_attention_heads where it is not written); "
+            f"it must be even and at least 2"
+        )
     has_bias = config.get("attention_bias", False)
     attention = AttentionSpec(
         num_heads=num_heads,
@@ -134,13 +175,13 @@ def read_decoder(
         out_bias=has_bias,
     )
     mlp = MLPSpec(
-        width=config.need("intermediate_size", int),
+        width=config.size("intermediate_size"),
         activation=config.activation("hidden_act"),
         bias=config.get("mlp_bias", False),
     )
-    windows = windows or [None] * config.need("num_hidden_layers", int)
+    windows = windows or [None] * config.size("num_hidden_layers", most=MAX_LAYERS)
     return DecoderSpec(
-        vocab_size=config.need("vocab_size", int),
+        vocab_size=config.size("vocab_size"),
         width=width,
         attention=attention,
         norm=NormSpec(eps=config.need("rms_norm_eps", float)),
@@ -152,7 +193,7 @@ def read_decoder(
 
 def read_windows(config: Config) -> list[int | None]:
     """The attention window of each layer, None where it sees everything, as Qwen writes it."""
-    depth = config.need("num_hidden_layers", int)
+    depth = config.size("num_hidden_layers", most=MAX_LAYERS)
     window = config.maybe("sliding_window", int) if config.get("use_sliding_window", False) else None
     first = depth if window is None else config.get("max_window_layers", depth)
     return spread_window(config, window, [i >= first for i in range(depth)])
@@ -162,10 +203,10 @@ def spread_window(config: Config, window: int | None, slides: list[bool]) -> lis
     """The window in each layer that layer_types calls sliding; `slides` says which where it is not written down."""
     if config.has("layer_types"):
         kinds = config.need("layer_types", list)
-        if len(kinds) != len(slides) or set(kinds) - {"full_attention", "sliding_attention"}:
+        if len(kinds) != len(slides) or any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
             raise ConfigError(
                 f"{config.where}: layer_types must name full_attention or sliding_attention for each of the "
-                f"{len(slides)} layers; it is {kinds}"
+                f"{len(slides)} layers; it is {_shown(kinds)}"
             )
         slides = [kind == "sliding_attention" for kind in kinds]
     if any(slides) and window is None:
@@ -178,16 +219,16 @@ def spread_window(config: Config, window: int | None, slides: list[bool]) -> lis
 
 def read_moe(config: Config, decoder: DecoderSpec, *, renormalise: bool) -> DecoderSpec:
     """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name; none where there are 0."""
-    if config.need("num_experts", int) == 0:
+    if config.size("num_experts", least=0) == 0:
         return decoder
     experts = MoESpec(
-        num_experts=config.need("num_experts", int),
-        top_k=config.need("num_experts_per_tok", int),
-        width=config.need("moe_intermediate_size", int),
+        num_experts=config.size("num_experts", least=0),
+        top_k=config.size("num_experts_per_tok"),
+        width=config.size("moe_intermediate_size"),
         activation=config.activation("hidden_act"),
         renormalise=renormalise,
     )
-    every, dense = config.get("decoder_sparse_step", 1), set(config.ints("mlp_only_layers"))
+    every, dense = config.size("decoder_sparse_step", 1), set(config.ints("mlp_only_layers"))
     layers = [
         layer if i in dense or (i + 1) % every else replace(layer, mlp=experts)
         for i, layer in enumerate(decoder.layers)
@@ -205,12 +246,17 @@ def _scaling(rope: Config) -> LinearScaling | Llama3Scaling | None:
     if kind in ("default", "mrope", "axial"):
         return None
     if kind == "linear":
-        return LinearScaling(factor=rope.need("factor", float))
+        return LinearScaling(factor=rope.positive("factor"))
     if kind == "llama3":
         return Llama3Scaling(
-            factor=rope.need("factor", float),
-            low_freq_factor=rope.need("low_freq_factor", float),
-            high_freq_factor=rope.need("high_freq_factor", float),
-            original_max_position=rope.need("original_max_position_embeddings", int),
+            factor=rope.positive("factor"),
+            low_freq_factor=rope.positive("low_freq_factor"),
+            high_freq_factor=rope.positive("high_freq_factor"),
+            original_max_position=rope.size("original_max_position_embeddings"),
         )
     raise ConfigError(f"{rope.where}: rope_type is {kind!r}; allowed: default, mrope, linear, llama3")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

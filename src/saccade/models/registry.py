@@ -6,7 +6,7 @@ from saccade.errors import ConfigError
 from saccade.models.config import Config
 from saccade.models.families import gemma3, llama, qwen2, qwen2_5_vl, qwen3, qwen3_vl
 from saccade.models.family import Family
-from saccade.models.spec import DecoderSpec, ModelSpec, MoESpec
+from saccade.models.spec import DecoderSpec, Llama3Scaling, ModelSpec, MoESpec
 
 FAMILIES = (
     qwen3_vl.FAMILY,
@@ -41,16 +41,33 @@ def read_spec(config: Config) -> tuple[Family, ModelSpec]:
         )
     family = ARCHITECTURES[known[0]]
     spec = family.spec(Config(family.defaults.complete(config.values), config.where), known[0])
-    faults = [*_decoder_faults(spec.decoder), *_vision_faults(spec)]
+    faults = [*_rotary_faults(spec.decoder), *_decoder_faults(spec.decoder), *_vision_faults(spec)]
     if faults:
         raise ConfigError(f"{config.where}: {'; '.join(faults)}; use the config.json that belongs to these weights")
     return family, spec
+
+
+def _rotary_faults(spec: DecoderSpec) -> Iterator[str]:
+    for rotary in spec.rotaries:
+        scaling = rotary.scaling
+        if 2 * len(rotary.axes) != rotary.width:
+            yield (
+                f"mrope_section adds up to {len(rotary.axes)}; it must be {rotary.width // 2}, half of head_dim "
+                f"(left out, it is that of the family's models)"
+            )
+        if isinstance(scaling, Llama3Scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
+            low, high = scaling.low_freq_factor, scaling.high_freq_factor
+            yield f"low_freq_factor is {low}; it must be below high_freq_factor, which is {high}"
 
 
 def _decoder_faults(spec: DecoderSpec) -> Iterator[str]:
     heads, kv_heads = spec.attention.num_heads, spec.attention.num_kv_heads
     if kv_heads < 1 or heads % kv_heads:
         yield f"num_key_value_heads is {kv_heads}; it must divide num_attention_heads, which is {heads}"
+    if spec.norm.eps < 0:
+        yield f"rms_norm_eps is {spec.norm.eps}; it must not be below 0"
+    if spec.logit_softcap is not None and spec.logit_softcap <= 0:
+        yield f"final_logit_softcapping is {spec.logit_softcap}; it must be above 0, or null for none"
     if any(layer.window is not None and layer.window < 1 for layer in spec.layers):
         yield "sliding_window is below 1; a token sees itself at least"
     for moe in {layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoESpec)}:
@@ -69,8 +86,11 @@ def _vision_faults(spec: ModelSpec) -> Iterator[str]:
         return
     if vision.projector.out_width != width:
         yield f"out_hidden_size is {vision.projector.out_width}; it must be hidden_size of the text, which is {width}"
-    if vision.block.width % vision.block.num_heads:
-        yield f"{vision.block.num_heads} heads of the tower do not divide its hidden_size of {vision.block.width}"
+    heads, num_columns = vision.block.num_heads, vision.block.width // vision.block.num_heads
+    if vision.block.width % heads:
+        yield f"{heads} heads of the tower do not divide its hidden_size of {vision.block.width}"
+    elif vision.rotary_base and num_columns % 4:
+        yield f"heads of the tower have {num_columns} columns; a rotary by row and column needs a multiple of 4"
     levels = vision.deepstack_layers
     if len(set(levels)) != len(levels) or not set(levels) <= set(range(vision.depth)):
         yield f"deepstack_visual_indexes is {list(levels)}; different layers from 0 to {vision.depth - 1} are allowed"

@@ -112,6 +112,6 @@ def explain(error: Exception, request_id: str) -> HttpError:
     """What a client may know; the rest goes to the log."""
     found = to_http(error, request_id)
     if found.status >= 500 and not isinstance(error, HttpError):
-        is_ours = found.code != "internal_error"
-        log.error("request %s: %s", request_id, found, exc_info=None if is_ours else error)
+        level = logging.WARNING if isinstance(error, CapacityError) else logging.ERROR
+        log.log(level, "request %s: %s", request_id, found, exc_info=error if found.code == "internal_error" else None)
     return found

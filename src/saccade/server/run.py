@@ -12,7 +12,6 @@ from types import FrameType
 
 import uvicorn
 from rich.console import Console
-from rich.logging import RichHandler
 
 from saccade.engine.process import AsyncEngine
 from saccade.engine.settings import EngineSettings, SchedulerSettings
@@ -22,6 +21,7 @@ from saccade.inputs.media import MediaSettings
 from saccade.server.app import build_app
 from saccade.server.http11 import BoundedProtocol
 from saccade.server.lifecycle import Plan, Stages, drain, start
+from saccade.server.logs import log_to_stderr
 from saccade.server.service import Service
 from saccade.server.settings import ServerSettings
 
@@ -49,7 +49,7 @@ def serve(
     try:
         with _bound(settings) as listener:
             sys.setswitchinterval(SWITCH_S)
-            _log_to(console)
+            log_to_stderr()
             front = _Front(settings, plan, console)
             config = front.config(listener)
             _load(config)
@@ -223,11 +223,3 @@ def _address(settings: ServerSettings, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     scheme = "https" if settings.ssl_certfile else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-def _log_to(console: Console) -> None:
-    handler = RichHandler(console=console, show_path=False, show_time=True, markup=False)
-    for name, level in (("saccade", logging.INFO), ("uvicorn", logging.WARNING), ("uvicorn.access", logging.INFO)):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level)

@@ -49,7 +49,7 @@ class Service:
         self.media = MediaLoader(media)
         self.metrics = Metrics(self.names[0], settings.metrics_style)
         self.admission = Admission(
-            max_inside=limits.max_num_seqs + limits.max_queued_requests,
+            max_inside=limits.max_queued_requests,  # until the engine says how many run besides
             max_reading=settings.max_reading_requests,
             max_pending=settings.max_pending_requests,
             max_pending_bytes=settings.max_pending_bytes,
@@ -104,8 +104,7 @@ class Service:
     @property
     def max_sequences(self) -> int:
         """Outputs of one request: more than run and wait together could never be let in."""
-        limits = self.engine.limits
-        return min(self.settings.max_prompts, limits.max_num_seqs + limits.max_queued_requests)
+        return min(self.settings.max_prompts, _most_inside(self.engine.limits))
 
     def open(
         self,
@@ -119,6 +118,7 @@ class Service:
         weights; a hash of it is in every answer, so that one can tell when it was another."""
         self.fingerprint = f"saccade-{__version__}-{sha256(configuration).hexdigest()[:12]}"
         self._engine, self.tool_style = engine, tool_style
+        self.admission.max_inside = _most_inside(engine.limits)
         self.eos_token_ids = defaults.eos_token_ids
         self._defaults = defaults if self.settings.generation_config == "auto" else None
         self.time_to_ready_s = monotonic() - self.begun
@@ -177,3 +177,8 @@ class Service:
     @property
     def is_idle(self) -> bool:
         return self.admission.inside == 0
+
+
+def _most_inside(limits: SchedulerSettings) -> int:
+    """Requests that run and wait together, of an engine's limits: those of a command line may leave numbers open."""
+    return limits.max_num_seqs + limits.max_queued_requests

@@ -21,10 +21,14 @@ class ServerSettings:
     root_path: str = setting("", "path prefix under which a proxy serves this server")
     ssl_keyfile: str = setting("", "TLS key file")
     ssl_certfile: str = setting("", "TLS certificate file")
-    api_key: tuple[str, ...] = setting((), "keys of which a client must send one; without any, everybody is answered")
+    api_key: tuple[str, ...] = setting(
+        (),
+        "key that a client must send, one of them where there are several; without any, everybody is answered; "
+        'SACCADE_API_KEY holds one key, or several as ["a", "b"]',
+    )
     admin_api_key: str = setting("", "key of the administrative routes; without one they are closed")
     allowed_origins: str = setting("", 'origins of web pages that may call, such as ["https://a.example"]')
-    served_model_name: tuple[str, ...] = setting((), "names of the model in the API; by default the name it was given")
+    served_model_name: tuple[str, ...] = setting((), "name of the model in the API; by default the name it was given")
     reasoning_parser: str = setting(
         "", "qwen3: <think>...</think> before an answer becomes reasoning_content; empty: it stays in the text"
     )

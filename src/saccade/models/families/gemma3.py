@@ -2,7 +2,8 @@
 
 Sliding-window and global layers, each kind with its own rotary; norms multiply by 1 + weight and stand on both sides
 of attention and MLP; embeddings are scaled; the rows of an image see the whole image. The tower is SigLIP at a fixed
-resolution, whose patches are averaged to a few rows per image.
+resolution, whose patches are averaged to a few rows per image. As in transformers, final_logit_softcapping counts for
+the text model alone, and attn_logit_softcapping (Gemma-2's) for none.
 """
 
 from dataclasses import replace
@@ -10,7 +11,7 @@ from math import isqrt
 from typing import Any
 
 from saccade.errors import ConfigError
-from saccade.models.config import Config, Rope, read_decoder, spread_window
+from saccade.models.config import MAX_LAYERS, Config, Rope, read_decoder, spread_window
 from saccade.models.defaults import GEMMA3, GEMMA3_TEXT
 from saccade.models.family import Family
 from saccade.models.rename import DECODER_RULES, POST_NORM_RULES, TEXT_PREFIXES, Renames, Rule, one
@@ -30,22 +31,22 @@ from saccade.models.spec import (
 def read_text_spec(config: Config, architecture: str) -> ModelSpec:
     return ModelSpec(
         architecture=architecture,
-        max_position=config.need("max_position_embeddings", int),
+        max_position=config.size("max_position_embeddings"),
         decoder=read_text(config),
     )
 
 
 def read_spec(config: Config, architecture: str) -> ModelSpec:
-    """The head is tied by what the whole config says; its text_config is not asked."""
+    """The head is tied by what the whole config says; its text_config is not asked, nor is it for a cap of logits."""
     text = read_text_spec(config.sub("text_config"), architecture)
     return replace(
         text,
-        decoder=replace(text.decoder, tied_head=config.get("tie_word_embeddings", True)),
+        decoder=replace(text.decoder, tied_head=config.get("tie_word_embeddings", True), logit_softcap=None),
         vision=read_vision(config),
         media=MediaSpec(
-            image_token_id=config.need("image_token_index", int),
-            start_token_id=config.need("boi_token_index", int),
-            end_token_id=config.need("eoi_token_index", int),
+            image_token_id=config.token("image_token_index"),
+            start_token_id=config.token("boi_token_index"),
+            end_token_id=config.token("eoi_token_index"),
             sees_whole_image=True,
         ),
     )
@@ -65,9 +66,8 @@ def read_text(config: Config) -> DecoderSpec:
     norm = replace(plain.norm, offset=1.0)
     attention = replace(
         plain.attention,
-        scale=config.need("query_pre_attn_scalar", float) ** -0.5,
+        scale=config.positive("query_pre_attn_scalar") ** -0.5,
         norm=norm,
-        softcap=config.maybe("attn_logit_softcapping", float),
     )
     windows, mlp = _windows(config), plain.layers[0].mlp
     local, whole = _ropes(config)
@@ -85,28 +85,28 @@ def read_text(config: Config) -> DecoderSpec:
 
 def read_vision(config: Config) -> VisionSpec:
     vision = config.sub("vision_config")
-    width, patch = vision.need("hidden_size", int), vision.need("patch_size", int)
-    side = vision.need("image_size", int) // patch
+    width, patch = vision.size("hidden_size"), vision.size("patch_size")
+    side = vision.size("image_size") // patch
     merge = _merge(config, side)
     norm = NormSpec(kind="layer", eps=vision.need("layer_norm_eps", float))
     mlp = MLPSpec(
-        width=vision.need("intermediate_size", int),
+        width=vision.size("intermediate_size"),
         activation=vision.activation("hidden_act"),
         gated=False,
         bias=True,
     )
-    num_heads = vision.need("num_attention_heads", int)
+    num_heads = vision.size("num_attention_heads")
     return VisionSpec(
         block=VisionBlockSpec(width=width, num_heads=num_heads, norm=norm, mlp=mlp),
-        depth=vision.need("num_hidden_layers", int),
+        depth=vision.size("num_hidden_layers", most=MAX_LAYERS),
         patch=patch,
-        channels=vision.get("num_channels", 3),
+        channels=vision.size("num_channels", 3),
         merge=merge,
         grid_side=side,
         final_norm=norm,
         projector=PoolSpec(
             unit=merge * merge,
-            out_width=config.sub("text_config").need("hidden_size", int),
+            out_width=config.sub("text_config").size("hidden_size"),
             norm=NormSpec(eps=norm.eps, offset=1.0),
         ),
     )
@@ -114,7 +114,7 @@ def read_vision(config: Config) -> VisionSpec:
 
 def _merge(config: Config, side: int) -> int:
     """The side of the square of patches that is averaged to one row."""
-    num_rows = config.need("mm_tokens_per_image", int)
+    num_rows = config.size("mm_tokens_per_image")
     per_side = isqrt(max(num_rows, 0))
     if per_side == 0 or per_side**2 != num_rows or side % per_side:
         raise ConfigError(
@@ -126,8 +126,8 @@ def _merge(config: Config, side: int) -> int:
 
 def _windows(config: Config) -> list[int | None]:
     """Where layer_types is not written down, every n-th layer is global."""
-    every = config.get("sliding_window_pattern", 6)
-    slides = [bool((i + 1) % every) for i in range(config.need("num_hidden_layers", int))]
+    every = config.size("sliding_window_pattern", 6)
+    slides = [bool((i + 1) % every) for i in range(config.size("num_hidden_layers", most=MAX_LAYERS))]
     return spread_window(config, config.maybe("sliding_window", int), slides)
 
 

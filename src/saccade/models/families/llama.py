@@ -10,7 +10,7 @@ from saccade.models.spec import ModelSpec
 def read_spec(config: Config, architecture: str) -> ModelSpec:
     return ModelSpec(
         architecture=architecture,
-        max_position=config.need("max_position_embeddings", int),
+        max_position=config.size("max_position_embeddings"),
         decoder=read_decoder(config),
     )
 

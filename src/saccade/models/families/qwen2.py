@@ -16,7 +16,7 @@ def with_qkv_bias(decoder: DecoderSpec) -> DecoderSpec:
 def read_spec(config: Config, architecture: str) -> ModelSpec:
     return ModelSpec(
         architecture=architecture,
-        max_position=config.need("max_position_embeddings", int),
+        max_position=config.size("max_position_embeddings"),
         decoder=with_qkv_bias(read_decoder(config, windows=read_windows(config))),
     )
 

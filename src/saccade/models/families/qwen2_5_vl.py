@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from saccade.errors import ConfigError
 from saccade.layers.rotary import sectioned_axes
-from saccade.models.config import Config, Rope, read_decoder, read_windows
+from saccade.models.config import MAX_LAYERS, Config, Rope, read_decoder, read_windows
 from saccade.models.defaults import QWEN2_5_VL
 from saccade.models.families.qwen2 import with_qkv_bias
 from saccade.models.families.qwen3_vl import VISION_PREFIXES, VISION_RULES
@@ -27,34 +28,40 @@ def read_spec(config: Config, architecture: str) -> ModelSpec:
     decoder = with_qkv_bias(read_decoder(text, rope=rope, axes=axes, windows=read_windows(text)))
     return ModelSpec(
         architecture=architecture,
-        max_position=text.need("max_position_embeddings", int),
+        max_position=text.size("max_position_embeddings"),
         decoder=replace(decoder, tied_head=decoder.tied_head or config.get("tie_word_embeddings", False)),
         vision=read_vision(config.sub("vision_config")),
         media=MediaSpec(
-            image_token_id=config.need("image_token_id", int),
-            video_token_id=config.need("video_token_id", int),
-            start_token_id=config.need("vision_start_token_id", int),
-            end_token_id=config.need("vision_end_token_id", int),
+            image_token_id=config.token("image_token_id"),
+            video_token_id=config.token("video_token_id"),
+            start_token_id=config.token("vision_start_token_id"),
+            end_token_id=config.token("vision_end_token_id"),
         ),
     )
 
 
 def read_vision(config: Config) -> VisionSpec:
-    width, merge = config.need("hidden_size", int), config.need("spatial_merge_size", int)
-    patch, norm = config.need("patch_size", int), NormSpec(eps=1e-6)
-    mlp = MLPSpec(width=config.need("intermediate_size", int), activation=config.activation("hidden_act"), bias=True)
+    width, merge = config.size("hidden_size"), config.size("spatial_merge_size")
+    patch, norm = config.size("patch_size"), NormSpec(eps=1e-6)
+    window = config.size("window_size") // patch // merge
+    if not window:
+        raise ConfigError(
+            f"{config.where}: window_size is {config.size('window_size')}; a window holds at least one merged patch, "
+            f"which is {patch * merge} pixels wide (patch_size times spatial_merge_size)"
+        )
+    mlp = MLPSpec(width=config.size("intermediate_size"), activation=config.activation("hidden_act"), bias=True)
     return VisionSpec(
-        block=VisionBlockSpec(width=width, num_heads=config.need("num_heads", int), norm=norm, mlp=mlp),
-        depth=config.need("depth", int),
+        block=VisionBlockSpec(width=width, num_heads=config.size("num_heads"), norm=norm, mlp=mlp),
+        depth=config.size("depth", most=MAX_LAYERS),
         patch=patch,
-        temporal_patch=config.need("temporal_patch_size", int),
-        channels=config.get("in_channels", 3),
+        temporal_patch=config.size("temporal_patch_size"),
+        channels=config.size("in_channels", 3),
         merge=merge,
         patch_bias=False,
         rotary_base=Rope.read(config).base,
-        window=config.need("window_size", int) // patch // merge,
+        window=window,
         full_layers=frozenset(config.ints("fullatt_block_indexes")),
-        projector=MergerSpec(unit=merge * merge, out_width=config.need("out_hidden_size", int), norm=norm),
+        projector=MergerSpec(unit=merge * merge, out_width=config.size("out_hidden_size"), norm=norm),
     )
 
 

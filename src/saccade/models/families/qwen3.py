@@ -1,6 +1,6 @@
 """Qwen3, dense and mixture of experts: Llama with norms on queries and keys."""
 
-from saccade.models.config import Config, read_decoder, read_moe, read_windows, with_qk_norm
+from saccade.models.config import MAX_LAYERS, Config, read_decoder, read_moe, read_windows, with_qk_norm
 from saccade.models.defaults import QWEN3, QWEN3_MOE
 from saccade.models.family import Family
 from saccade.models.rename import (
@@ -18,7 +18,7 @@ from saccade.models.spec import ModelSpec
 def read_spec(config: Config, architecture: str) -> ModelSpec:
     return ModelSpec(
         architecture=architecture,
-        max_position=config.need("max_position_embeddings", int),
+        max_position=config.size("max_position_embeddings"),
         decoder=with_qk_norm(read_decoder(config, windows=read_windows(config))),
     )
 
@@ -26,11 +26,11 @@ def read_spec(config: Config, architecture: str) -> ModelSpec:
 def read_moe_spec(config: Config, architecture: str) -> ModelSpec:
     """The window of a model with experts is that of all its layers; max_window_layers and layer_types say nothing."""
     window = config.maybe("sliding_window", int) if config.get("use_sliding_window", False) else None
-    windows = [window] * config.need("num_hidden_layers", int)
+    windows = [window] * config.size("num_hidden_layers", most=MAX_LAYERS)
     decoder = with_qk_norm(read_decoder(config, windows=windows))
     return ModelSpec(
         architecture=architecture,
-        max_position=config.need("max_position_embeddings", int),
+        max_position=config.size("max_position_embeddings"),
         decoder=read_moe(config, decoder, renormalise=config.get("norm_topk_prob", False)),
     )
 

@@ -7,7 +7,7 @@ layers; interleaved M-RoPE and norms on queries and keys in the decoder.
 from dataclasses import replace
 
 from saccade.layers.rotary import interleaved_axes
-from saccade.models.config import Config, Rope, read_decoder, read_moe, with_qk_norm
+from saccade.models.config import MAX_LAYERS, Config, Rope, read_decoder, read_moe, with_qk_norm
 from saccade.models.defaults import QWEN3_VL, QWEN3_VL_MOE
 from saccade.models.family import Family
 from saccade.models.rename import (
@@ -37,7 +37,7 @@ def read_spec(config: Config, architecture: str) -> ModelSpec:
     decoder = with_qk_norm(read_decoder(text, rope=rope, axes=interleaved_axes(rope.sections or (24, 20, 20))))
     return ModelSpec(
         architecture=architecture,
-        max_position=text.need("max_position_embeddings", int),
+        max_position=text.size("max_position_embeddings"),
         decoder=replace(
             decoder,
             tied_head=config.get("tie_word_embeddings", decoder.tied_head),
@@ -45,10 +45,10 @@ def read_spec(config: Config, architecture: str) -> ModelSpec:
         ),
         vision=vision,
         media=MediaSpec(
-            image_token_id=config.need("image_token_id", int),
-            video_token_id=config.need("video_token_id", int),
-            start_token_id=config.need("vision_start_token_id", int),
-            end_token_id=config.need("vision_end_token_id", int),
+            image_token_id=config.token("image_token_id"),
+            video_token_id=config.token("video_token_id"),
+            start_token_id=config.token("vision_start_token_id"),
+            end_token_id=config.token("vision_end_token_id"),
         ),
     )
 
@@ -59,23 +59,23 @@ def read_moe_spec(config: Config, architecture: str) -> ModelSpec:
 
 
 def read_vision(config: Config) -> VisionSpec:
-    width, merge = config.need("hidden_size", int), config.need("spatial_merge_size", int)
+    width, merge = config.size("hidden_size"), config.size("spatial_merge_size")
     norm = NormSpec(kind="layer", eps=1e-6)
-    merger = MergerSpec(unit=merge * merge, out_width=config.need("out_hidden_size", int), norm=norm)
+    merger = MergerSpec(unit=merge * merge, out_width=config.size("out_hidden_size"), norm=norm)
     mlp = MLPSpec(
-        width=config.need("intermediate_size", int),
+        width=config.size("intermediate_size"),
         activation=config.activation("hidden_act"),
         gated=False,
         bias=True,
     )
     return VisionSpec(
-        block=VisionBlockSpec(width=width, num_heads=config.need("num_heads", int), norm=norm, mlp=mlp),
-        depth=config.need("depth", int),
-        patch=config.need("patch_size", int),
-        temporal_patch=config.need("temporal_patch_size", int),
-        channels=config.get("in_channels", 3),
+        block=VisionBlockSpec(width=width, num_heads=config.size("num_heads"), norm=norm, mlp=mlp),
+        depth=config.size("depth", most=MAX_LAYERS),
+        patch=config.size("patch_size"),
+        temporal_patch=config.size("temporal_patch_size"),
+        channels=config.size("in_channels", 3),
         merge=merge,
-        grid_side=int(config.need("num_position_embeddings", int) ** 0.5),
+        grid_side=int(config.size("num_position_embeddings") ** 0.5),
         rotary_base=Rope.read(config).base,
         projector=merger,
         deepstack_layers=config.ints("deepstack_visual_indexes"),

@@ -1,0 +1,61 @@
+"""What the server writes to its log, and what that costs the event loop."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from saccade.errors import CapacityError
+from saccade.server.errors import explain
+from saccade.server.logs import log_to_stderr
+
+FULL = CapacityError("6 requests are running and waiting, which is the limit; try again later", retry_after_s=1)
+MOST_CALLS = 100  # of Python functions, for one line; a formatted table of one takes thousands
+
+
+@pytest.fixture(autouse=True)
+def _logging() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("saccade", "uvicorn", "uvicorn.access")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    log_to_stderr()
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+def num_calls(error: Exception) -> int:
+    found = 0
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        nonlocal found
+        found += event == "call"
+
+    sys.setprofile(count)
+    try:
+        explain(error, "an-id")
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_a_refusal_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
+    explain(FULL, "an-id")
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"WARNING request an-id: {FULL}"), "a full server does what it should: no error"
+
+
+def test_a_refusal_costs_the_event_loop_little(capsys: pytest.CaptureFixture[str]) -> None:
+    explain(FULL, "the first one looks up levels and time zones")
+    assert num_calls(FULL) < MOST_CALLS and "an-id" in capsys.readouterr().err
+
+
+def test_what_went_wrong_inside_comes_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        raise KeyError("inside")
+    except KeyError as error:
+        explain(error, "an-id")
+    said = capsys.readouterr().err
+    assert "ERROR request an-id: something went wrong" in said and "Traceback" in said and "KeyError: 'inside'" in said
