@@ -63,7 +63,7 @@ class Request:
     num_computed: int = field(default=0, init=False)
     num_planned: int = field(default=0, init=False)
     num_pending: int = field(default=0, init=False)
-    num_scored: int = field(default=0, init=False)  # prompt rows whose log-probabilities were given out
+    num_scored: int = field(init=False)  # prompt rows whose log-probabilities were given out, or are not wanted
     num_cached_tokens: int = field(default=0, init=False)  # prompt tokens that the first start found computed
     num_preemptions: int = field(default=0, init=False)
     blocks: tuple[int, ...] = field(default=(), init=False, repr=False)
@@ -71,6 +71,9 @@ class Request:
     keys: list[bytes] = field(default_factory=list, init=False, repr=False)  # of the full blocks, for the prefix cache
     num_inserted: int = field(default=0, init=False)  # blocks offered to the prefix cache
     order: tuple[int, float, int] = field(default=(0, 0.0, 0), init=False)
+
+    def __post_init__(self) -> None:
+        self.num_scored = self.first_scored_row
 
     def fork(self, index: int) -> "Request":
         """Output `index` (from 1) of the same prompt, with a seed of its own; prompt scores are the parent's job."""
@@ -117,6 +120,11 @@ class Request:
     def is_decoding(self) -> bool:
         """Only the newest output, known or not, has to be computed."""
         return self.num_left == 1 and len(self.output_ids) + self.num_pending > 0
+
+    @property
+    def first_scored_row(self) -> int:
+        """A row's logits are about the token that follows it."""
+        return max(self.params.prompt_logprobs_start - 1, 0)
 
     @property
     def has_unscored_rows(self) -> bool:
