@@ -60,7 +60,7 @@ def test_scores_are_those_of_transformers(llm: LLM, made: tiny.Tiny, task: Path)
     for choice in choices:
         context = PROMPT.replace("{input}", choice.question)
         expected.append([oracle_score(made, encode(context), encode(f"{context} {text}")) for text in choice.choices])
-    found = score_choices(llm, choices, PROMPT, progress=False)
+    found = score_choices(llm, choices, PROMPT)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours == pytest.approx(theirs, abs=2e-3)
         assert ours.index(max(ours)) == theirs.index(max(theirs))
@@ -68,7 +68,7 @@ def test_scores_are_those_of_transformers(llm: LLM, made: tiny.Tiny, task: Path)
 
 def test_the_whole_task_counts_what_was_picked(made: tiny.Tiny, task: Path, llm: LLM) -> None:
     choices = read_choices(task)
-    picks = [scores.index(max(scores)) for scores in score_choices(llm, choices, PROMPT, progress=False)]
+    picks = [scores.index(max(scores)) for scores in score_choices(llm, choices, PROMPT)]
     said = io.StringIO()
     report = run_eval(
         made.folder,

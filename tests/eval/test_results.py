@@ -63,7 +63,7 @@ def test_the_report_is_json_and_holds_every_answer() -> None:
     first, second = read["ways"]["default"]
     assert (first["right"], first["total"], first["accuracy"]) == (1, 2, 0.5)
     assert first["interval_95"] == pytest.approx([0.0945312, 0.9054688], abs=1e-6)
-    assert first["answers"][1] == {"question": "a 1?", "expected": "y", "said": "z", "is_right": False}
+    assert first["answers"][1] == {"question": "a 1?", "expected": "y", "said": "z", "is_right": False, "scores": []}
     assert second == {"task": "b", "skipped": "no data"}
 
 
