@@ -20,11 +20,10 @@ class Answered:
     is_right: bool
     scores: tuple[float, ...] = ()
 
-    @property
-    def lead(self) -> float:
-        """By how much the said choice leads: a difference of scores below it cannot change the answer."""
-        best, second = sorted((*self.scores, -math.inf, -math.inf), reverse=True)[:2]
-        return best - second
+    def off_by(self, other: "Answered") -> float:
+        """The largest difference of a choice's score. A score that is no number is infinitely far off."""
+        differences = (abs(ours - theirs) for ours, theirs in zip(self.scores, other.scores, strict=True))
+        return max((math.inf if math.isnan(found) else found for found in differences), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +97,14 @@ class EvalReport:
         *_, last = self.results.values()
         gaps = {}
         for way, results in self.results.items():
-            pairs = [
-                abs(ours - theirs)
+            scored = [
+                ours.off_by(theirs)
                 for result, other in zip(results, last, strict=True)
-                for mine, base in zip(result.answers, other.answers, strict=True)
-                for ours, theirs in zip(mine.scores, base.scores, strict=True)
+                for ours, theirs in zip(result.answers, other.answers, strict=True)
+                if ours.scores
             ]
-            if pairs:
-                gaps[way] = max(pairs)
+            if scored:
+                gaps[way] = max(scored)
         return gaps
 
     def to_json(self) -> dict[str, Any]:
