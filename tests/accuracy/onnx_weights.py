@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 MODEL_GRAPH, GRAPH_INITIALIZER = 7, 5
 DIMS, DTYPE, FLOATS, INTS, NAME, RAW = 1, 2, 4, 5, 8, 9
-DTYPES = {1: np.dtype("<f4"), 2: np.dtype("u1"), 3: np.dtype("i1"), 7: np.dtype("<i8")}
+DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("u1"), 3: np.dtype("i1"), 7: np.dtype("<i8")}
 Array = npt.NDArray[Any]
 
 

