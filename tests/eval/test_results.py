@@ -104,5 +104,15 @@ def test_the_report_says_how_far_scores_are_from_graphs_off() -> None:
         "largest difference of a choice's log-likelihood from graphs off: graphs full 2.5e-01, graphs piecewise 0.0e+00"
     )
     assert told in console.export_text()
+
+
+def test_wrong_choices_are_listed_one_by_one() -> None:
+    console = Console(width=160, record=True, file=StringIO())
+    print_eval(EvalReport("m", {"default": [scored(-2.0, -1.0)]}), console)
+    text = console.export_text()
+    assert "which?" in text and "what was said" not in text
+
+
+def test_answers_without_scores_have_no_gaps() -> None:
     plain = EvalReport("m", {"full": [result("a", ("x", "x"))], "off": [result("a", ("x", "x"))]})
     assert plain.score_gaps() == {} and "score_gaps" not in plain.to_json()

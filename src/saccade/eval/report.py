@@ -38,9 +38,10 @@ def _accuracy_table(report: EvalReport) -> Table:
 
 
 def _confusion_table(result: TaskResult) -> Table:
-    """Expected answers down, given ones across; where there are too many of them, the wrong answers one by one."""
+    """Expected answers down, given ones across. Where there are too many of them, or where every question has choices
+    of its own, the wrong answers one by one."""
     labels = sorted({answer.expected for answer in result.answers})
-    if len(labels) > MAX_LABELS:
+    if len(labels) > MAX_LABELS or any(answer.scores for answer in result.answers):
         return _wrong_table(result)
     counts = result.confusions()
     others = sorted({answer.said for answer in result.answers} - set(labels))
