@@ -135,6 +135,12 @@ def test_one_prompt_of_two_requests_is_counted_once(loaded: Load) -> None:
     assert answers["a"] == answers["b"] and engine._media_bytes == 0
 
 
+def prompt_scores(answer: Any) -> dict[int, float]:
+    """Log-probabilities by the place of their token."""
+    parts = [update.prompt_scores for update in answer.updates if update.prompt_scores is not None]
+    return {part.start + i: float(score) for part in parts for i, score in enumerate(part.scores.chosen)}
+
+
 class TestLogprobs:
     @pytest.mark.parametrize("mode", [None, Mode.FULL])
     @pytest.mark.parametrize("family", ["qwen3_vl", "llama", "gemma3_vl"])
@@ -173,6 +179,22 @@ class TestLogprobs:
             chosen[part.start : part.start + len(part.scores.chosen)] = part.scores.chosen
         expected = right[: len(prompt) - 1].gather(1, whole[0, 1 : len(prompt), None])[:, 0].numpy()
         np.testing.assert_allclose(chosen[1:], expected, atol=1e-4, err_msg=what)
+
+    @pytest.mark.parametrize("chunk", [0, 7])
+    @pytest.mark.parametrize("start", [0, 1, 2, 9, 17, 29, 30, 99])
+    def test_scores_may_begin_later(self, loaded: Load, chunk: int, start: int) -> None:
+        """Then they are what they are in a whole, and the prompt before them may come from the prefix cache."""
+        made, model = loaded("llama")
+        prompt = text_prompt(np.random.default_rng(5).integers(10, 90, 30).tolist())
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+        whole = prompt_scores(run(build(model, made.folder, Options()), {"r": prompt}, params)["r"])
+        engine = build(model, made.folder, Options(prefill_chunk=chunk, has_prefix_cache=True))
+        for attempt in range(2):
+            answer = run(engine, {"r": prompt}, replace(params, prompt_logprobs_start=start))["r"]
+            found = prompt_scores(answer)
+            assert sorted(found) == [place for place in range(1, 30) if place >= start]
+            assert found == pytest.approx({place: whole[place] for place in found}, abs=1e-4)
+            assert engine.scheduler.stats().prefix_hit_tokens == attempt * (min(max(start - 1, 0), 29) // 8 * 8)
 
 
 class TestSampling:

@@ -14,7 +14,7 @@ from saccade import LLM
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.errors import ConfigError
 from saccade.eval import EvalSettings, run_eval
-from saccade.eval.choices import Choice, read_choices, score_choices
+from saccade.eval.choices import KNOWLEDGE, Choice, per_character, pick, read_choices, score_choices
 from tests.models import tiny
 
 ENGINE: dict[str, Any] = {"device": "cpu", "block_size": 8, "kv_cache_tokens": 2048, "encoder_cache_tokens": 512}
@@ -60,7 +60,7 @@ def test_scores_are_those_of_transformers(llm: LLM, made: tiny.Tiny, task: Path)
     for choice in choices:
         context = PROMPT.replace("{input}", choice.question)
         expected.append([oracle_score(made, encode(context), encode(f"{context} {text}")) for text in choice.choices])
-    found = score_choices(llm, choices, PROMPT, progress=False)
+    found = score_choices(llm, choices, PROMPT)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours == pytest.approx(theirs, abs=2e-3)
         assert ours.index(max(ours)) == theirs.index(max(theirs))
@@ -68,7 +68,7 @@ def test_scores_are_those_of_transformers(llm: LLM, made: tiny.Tiny, task: Path)
 
 def test_the_whole_task_counts_what_was_picked(made: tiny.Tiny, task: Path, llm: LLM) -> None:
     choices = read_choices(task)
-    picks = [scores.index(max(scores)) for scores in score_choices(llm, choices, PROMPT, progress=False)]
+    picks = [scores.index(max(scores)) for scores in score_choices(llm, choices, PROMPT)]
     said = io.StringIO()
     report = run_eval(
         made.folder,
@@ -78,9 +78,46 @@ def test_the_whole_task_counts_what_was_picked(made: tiny.Tiny, task: Path, llm:
         console=Console(file=said, force_terminal=False),
     )
     assert said.getvalue() == "asking choices\n", "no bar where there is no terminal"
+    assert [result.name for result in report.tasks] == ["choices", "choices, by length"]
     found = report.task("choices")
     assert [answer.said for answer in found.answers] == [c.choices[p] for c, p in zip(choices, picks, strict=True)]
     assert found.right == sum(pick in choice.right for choice, pick in zip(choices, picks, strict=True))
+
+
+def test_a_question_is_computed_once_for_all_its_choices(made: tiny.Tiny, task: Path) -> None:
+    choices, prompt = read_choices(task), "{input}\nAnswer:"  # no two questions begin alike
+    one_each = {"block_size": 2, "max_num_seqs": len(choices)}
+    with LLM(made.folder, **(ENGINE | LIMITS | one_each), enforce_eager=True) as fresh:
+        encode = fresh.processor.tokenizer.encode
+        shared = [len(encode(prompt.replace("{input}", choice.question))) - 1 for choice in choices]
+        before = fresh.engine.scheduler.stats().prefix_hit_tokens
+        first = score_choices(fresh, choices, prompt)
+        hits = fresh.engine.scheduler.stats().prefix_hit_tokens - before
+    assert hits == sum((len(c.choices) - 1) * (rows - rows % 2) for c, rows in zip(choices, shared, strict=True))
+    with LLM(made.folder, **ENGINE, **LIMITS, enforce_eager=True, enable_prefix_caching=False) as plain:
+        for ours, theirs in zip(first, score_choices(plain, choices, prompt), strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def test_a_long_choice_may_be_the_likeliest_for_its_length() -> None:
+    choice = Choice("which?", ("no", "certainly"), frozenset({1}))
+    scores = [-4.0, -9.0]
+    assert (pick(choice, scores).said, pick(choice, scores).is_right) == ("no", False)
+    by_length = pick(choice, per_character(choice, scores))
+    assert (by_length.said, by_length.is_right, by_length.scores) == ("certainly", True, (-2.0, -1.0))
+
+
+def test_a_benchmark_comes_with_the_package(made: tiny.Tiny) -> None:
+    every = read_choices(KNOWLEDGE)
+    assert len(every) == 237
+    assert all(len(choice.choices) > 1 and 0 < len(choice.right) < len(choice.choices) for choice in every)
+    report = run_eval(
+        made.folder,
+        EvalSettings(task="knowledge", limit=3),
+        engine=EngineSettings(**ENGINE, enforce_eager=True),
+        limits=SchedulerSettings(**LIMITS),
+    )
+    assert [answer.question for answer in report.task("knowledge").answers] == [choice.question for choice in every[:3]]
 
 
 def test_several_choices_may_be_best(task: Path) -> None:

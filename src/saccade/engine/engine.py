@@ -270,11 +270,11 @@ class Engine:
         return [update for name in done for update in self._from_events(self.scheduler.stop(name, None))]
 
     def _prompt_updates(self, plan: Plan, output: StepOutput) -> list[Update]:
-        starts = {chunk.request_id: chunk.start + 1 for chunk in plan.chunks}
+        starts = {chunk.request_id: chunk.start for chunk in plan.chunks}
         return [
-            Update(name, prompt_scores=PromptScores(starts[name], scores))
+            Update(name, prompt_scores=PromptScores(1 + max(starts[name], request.first_scored_row), scores))
             for name, scores in output.prompt_scores.items()
-            if name in self._requests
+            if (request := self._requests.get(name)) is not None
         ]
 
     def _from_events(self, events: Iterable[Event], output: StepOutput | None = None) -> list[Update]:

@@ -23,9 +23,10 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0 or -1 switches it off (kept as 0). `max_tokens` None fills the context, 0 only
     computes the prompt, for its log-probabilities or for the prefix cache.
-    `logprobs` and `prompt_logprobs` count the alternatives beside the token itself; None asks for nothing. A `stop`
-    string ends the output before itself, or behind itself with `include_stop_str_in_output`. One that is complete
-    within the first `min_tokens` tokens ends the output behind these: they are all in the answer, and nothing more.
+    `logprobs` and `prompt_logprobs` count the alternatives beside the token itself; None asks for nothing. Prompt
+    tokens before `prompt_logprobs_start` get none, and may then come from the prefix cache. A `stop` string ends the
+    output before itself, or behind itself with `include_stop_str_in_output`. One that is complete within the first
+    `min_tokens` tokens ends the output behind these: they are all in the answer, and nothing more.
 
     A `grammar` allows only tokens that lead to a text of its language, and the output ends when nothing may follow. It
     has the last word: end tokens that `min_tokens` or `ignore_eos` forbid are taken where it leaves nothing else.
@@ -51,6 +52,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     skip_special_tokens: bool = True
     grammar: Grammar | None = None
 
@@ -91,6 +93,7 @@ class SamplingParams:
         _check_int("seed", self.seed, -(2**63), 2**63 - 1, is_optional=True)
         _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, is_optional=True)
         _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS, is_optional=True)
+        _check_int("prompt_logprobs_start", self.prompt_logprobs_start, 0, _INT32_MAX)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

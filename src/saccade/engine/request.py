@@ -65,7 +65,7 @@ class Request:
     num_computed: int = field(default=0, init=False)
     num_planned: int = field(default=0, init=False)
     num_pending: int = field(default=0, init=False)
-    num_scored: int = field(default=0, init=False)  # prompt rows whose log-probabilities were given out
+    num_scored: int = field(init=False)  # prompt rows whose log-probabilities were given out, or are not wanted
     num_cached_tokens: int = field(default=0, init=False)  # prompt tokens that the first start found computed
     num_preemptions: int = field(default=0, init=False)
     blocks: tuple[int, ...] = field(default=(), init=False, repr=False)
@@ -80,6 +80,9 @@ class Request:
         for span in self.spans:
             self._media_rows[span.media_idx] += span.length
             self._media_ends[span.media_idx] = max(span.end, self._media_ends.get(span.media_idx, 0))
+
+    def __post_init__(self) -> None:
+        self.num_scored = self.first_scored_row
 
     def fork(self, index: int) -> "Request":
         """Output `index` (from 1) of the same prompt, with a seed of its own; prompt scores are the parent's job."""
@@ -126,6 +129,11 @@ class Request:
     def is_decoding(self) -> bool:
         """Only the newest output, known or not, has to be computed."""
         return self.num_left == 1 and len(self.output_ids) + self.num_pending > 0
+
+    @property
+    def first_scored_row(self) -> int:
+        """A row's logits are about the token that follows it."""
+        return max(self.params.prompt_logprobs_start - 1, 0)
 
     @property
     def has_unscored_rows(self) -> bool:

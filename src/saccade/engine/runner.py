@@ -296,8 +296,10 @@ class Runner:
             ticket.scores[chunk.request_id] = self._scores(self.state.logits[row : row + 1], newest, wanted)
 
     def _score_prompt(self, chunk: Chunk, owner: Running, row: int) -> list[tuple[Tensor, ...]]:
-        """Log-probabilities of the prompt tokens that follow the chunk's rows."""
-        next_ids = owner.prompt.token_ids[chunk.start + 1 : min(chunk.end + 1, len(owner.prompt))]
+        """Log-probabilities of the prompt tokens that follow the chunk's rows, from the first that is wanted on."""
+        first = max(chunk.start, owner.request.first_scored_row)
+        row += first - chunk.start
+        next_ids = owner.prompt.token_ids[first + 1 : min(chunk.end + 1, len(owner.prompt))]
         k = owner.request.params.prompt_logprobs or 0
         parts = []
         for start in range(0, len(next_ids), MAX_SCORED_ROWS):
@@ -308,8 +310,9 @@ class Runner:
         return parts
 
     def _scores(self, logits_NV: Tensor, ids_N: Tensor, k: int) -> tuple[Tensor, ...]:
-        """Always the most that anybody may ask for, cut on the way: one kernel, compiled before the first request."""
-        most = min(MAX_LOGPROBS, logits_NV.shape[1])
+        """On a GPU always the most that anybody may ask for, cut on the way: one kernel, compiled before the first
+        request."""
+        most = min(MAX_LOGPROBS, logits_NV.shape[1]) if self._is_cuda else k
         chosen, ranks, top_ids, top_logprobs = self.state.sampling.logprobs(logits_NV, ids_N, most)
         return tuple(self._to_host(part) for part in (chosen, ranks, top_ids[:, :k], top_logprobs[:, :k]))
 

@@ -1,12 +1,13 @@
 """Multiple choice by log-likelihood, from the task files of BIG-bench.
 
 A question has no generated answer: every choice is put behind the prompt, and the one whose tokens are likeliest
-together is picked. The first of equals wins, as everywhere.
+together is picked, or the one that is likeliest for its length. The first of equals wins, as everywhere.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,13 @@ from saccade.engine.llm import LLM
 from saccade.engine.output import RequestOutput
 from saccade.engine.params import SamplingParams
 from saccade.errors import ConfigError
+from saccade.eval.results import Answered
+
+KNOWLEDGE = Path(__file__).with_name("knowledge.json")
+GROUP = 32
+Step = Callable[[int], None]
+Place = tuple[int, int]
+"""A question and one of its choices, by index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +51,39 @@ def _read(example: dict[str, Any]) -> Choice:
     return Choice(example["input"], tuple(scores), right)
 
 
-def score_choices(llm: LLM, choices: Sequence[Choice], prompt: str, *, progress: bool) -> list[list[float]]:
-    """The summed log-likelihood of every choice of every question."""
+def score_choices(
+    llm: LLM, choices: Sequence[Choice], prompt: str, step: Step = lambda count: None
+) -> list[list[float]]:
+    """The summed log-likelihood of every choice of every question. `step` is told how many questions are done."""
+    found = []
+    for start in range(0, len(choices), GROUP):
+        group = choices[start : start + GROUP]
+        found += _score_group(llm, group, prompt)
+        step(len(group))
+    return found
+
+
+def _score_group(llm: LLM, group: Sequence[Choice], prompt: str) -> list[list[float]]:
+    """The first choices of all questions come first: the others find their question in the prefix cache."""
     encode = llm.processor.tokenizer.encode
-    rows: list[list[int]] = []
-    starts: list[int] = []
-    for choice in choices:
-        context = prompt.replace("{input}", choice.question)
-        for text in choice.choices:
-            starts.append(len(encode(context, has_bos=True)))
-            rows.append(encode(f"{context} {text}", has_bos=True))
-    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-    outputs = llm.generate(rows, params, progress=progress)
-    sums = iter([_likelihood(output, start) for output, start in zip(outputs, starts, strict=True)])
-    return [[next(sums) for _ in choice.choices] for choice in choices]
+    order = _by_turns([len(choice.choices) for choice in group])
+    rows, params = [], []
+    for question, index in order:
+        context = prompt.replace("{input}", group[question].question)
+        start = len(encode(context, has_bos=True))
+        rows.append(encode(f"{context} {group[question].choices[index]}", has_bos=True))
+        params.append(SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, prompt_logprobs_start=start))
+    outputs = llm.generate(rows, params, progress=False)
+    sums = {
+        place: _likelihood(output, wanted.prompt_logprobs_start)
+        for place, output, wanted in zip(order, outputs, params, strict=True)
+    }
+    return [[sums[question, i] for i in range(len(choice.choices))] for question, choice in enumerate(group)]
+
+
+def _by_turns(counts: Sequence[int]) -> list[Place]:
+    columns = zip_longest(*([(question, i) for i in range(count)] for question, count in enumerate(counts)))
+    return [place for column in columns for place in column if place is not None]
 
 
 def _likelihood(output: RequestOutput, start: int) -> float:
@@ -67,3 +94,15 @@ def _likelihood(output: RequestOutput, start: int) -> float:
         assert known is not None, "only the first token has none"
         total += known[token].logprob
     return total
+
+
+def pick(choice: Choice, scores: Sequence[float]) -> Answered:
+    """The answer that these scores give: the choice with the highest one."""
+    best = max(range(len(scores)), key=scores.__getitem__)
+    right = choice.choices[min(choice.right)]
+    return Answered(choice.question, right, choice.choices[best], best in choice.right, tuple(scores))
+
+
+def per_character(choice: Choice, scores: Sequence[float]) -> list[float]:
+    """Log-likelihoods by the length of the choices, so that a long one is not less likely for its length."""
+    return [score / max(len(text), 1) for score, text in zip(scores, choice.choices, strict=True)]

@@ -38,9 +38,10 @@ def _accuracy_table(report: EvalReport) -> Table:
 
 
 def _confusion_table(result: TaskResult) -> Table:
-    """Expected answers down, given ones across; where there are too many of them, the wrong answers one by one."""
+    """Expected answers down, given ones across. Where there are too many of them, or where every question has choices
+    of its own, the wrong answers one by one."""
     labels = sorted({answer.expected for answer in result.answers})
-    if len(labels) > MAX_LABELS:
+    if len(labels) > MAX_LABELS or any(answer.scores for answer in result.answers):
         return _wrong_table(result)
     counts = result.confusions()
     others = sorted({answer.said for answer in result.answers} - set(labels))
@@ -69,6 +70,10 @@ def _wrong_table(result: TaskResult) -> Table:
 
 
 def _print_differences(report: EvalReport, console: Console) -> None:
+    if gaps := report.score_gaps():
+        *others, base = gaps
+        told = ", ".join(f"{way} {gaps[way]:.1e}" for way in others)
+        console.print(f"largest difference of a choice's log-likelihood from {base}: {told}")
     found = report.differences()
     total = sum(result.total for result in report.tasks)
     if not found:

@@ -11,12 +11,19 @@ Z_95 = 1.959964
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A question, what was expected, what was said, and what that counts as."""
+    """A question, what was expected, what was said, and what that counts as. Of multiple choice also the score of every
+    choice, the highest of which was said."""
 
     question: str
     expected: str
     said: str
     is_right: bool
+    scores: tuple[float, ...] = ()
+
+    def off_by(self, other: "Answered") -> float:
+        """The largest difference of a choice's score. A score that is no number is infinitely far off."""
+        differences = (abs(ours - theirs) for ours, theirs in zip(self.scores, other.scores, strict=True))
+        return max((math.inf if math.isnan(found) else found for found in differences), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +92,26 @@ class EvalReport:
                     found.append(Difference(results[0].name, index, answers[0].question, said))
         return found
 
+    def score_gaps(self) -> dict[str, float]:
+        """Multiple choice: by how much the scores of each way are off those of the last one, at most."""
+        *_, last = self.results.values()
+        gaps = {}
+        for way, results in self.results.items():
+            scored = [
+                ours.off_by(theirs)
+                for result, other in zip(results, last, strict=True)
+                for ours, theirs in zip(result.answers, other.answers, strict=True)
+                if ours.scores
+            ]
+            if scored:
+                gaps[way] = max(scored)
+        return gaps
+
     def to_json(self) -> dict[str, Any]:
         ways = {way: [_task_json(result) for result in results] for way, results in self.results.items()}
         different = [asdict(difference) for difference in self.differences()]
-        return {"model": self.model, "environment": dict(self.environment), "ways": ways, "differences": different}
+        found = {"model": self.model, "environment": dict(self.environment), "ways": ways, "differences": different}
+        return found | ({"score_gaps": gaps} if (gaps := self.score_gaps()) else {})
 
 
 def _task_json(result: TaskResult) -> dict[str, Any]:

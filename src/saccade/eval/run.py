@@ -4,7 +4,8 @@ import json
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from saccade.engine.llm import LLM
 from saccade.engine.params import SamplingParams
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.errors import ConfigError
-from saccade.eval.choices import read_choices, score_choices
+from saccade.eval.choices import KNOWLEDGE, Choice, Step, per_character, pick, read_choices, score_choices
 from saccade.eval.drawn import MAKERS
 from saccade.eval.examples import Example, normalise
 from saccade.eval.files import folder, mnist, sklearn_digits
@@ -35,7 +36,16 @@ FILES: dict[str, Callable[[EvalSettings], list[Example]]] = {
     "sklearn-digits": sklearn_digits,
     "folder": folder,
 }
-Step = Callable[[int], None]
+CHOICES = ("knowledge", "choices")
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """`ask` gives answers under the name of their result: those of multiple choice are counted in two ways."""
+
+    name: str
+    total: int
+    ask: Callable[[LLM, Step], dict[str, list[Answered]]]
 
 
 def run_eval(
@@ -52,14 +62,14 @@ def run_eval(
     `console` shows a bar, or a line a task where it is no terminal; None shows nothing.
     """
     engine, limits = engine or EngineSettings(), limits or SchedulerSettings()
-    tasks = {name: _load(name, settings) for name in settings.tasks()}
+    tasks = [_load(name, settings) for name in settings.tasks()]
     ways: Mapping[str, dict[str, Any]] = {"default": {}}
     if settings.graphs_compare:
         ways = {way: {"graphs": graphs, "enforce_eager": False} for way, graphs in WAYS.items()}
     results = {}
     for way, changed in ways.items():
         with LLM(model, **(asdict(engine) | asdict(limits) | changed)) as llm:
-            results[way] = [_run_task(llm, name, task, settings, way, console) for name, task in tasks.items()]
+            results[way] = [result for task in tasks for result in _run_task(llm, task, way, console)]
     report = EvalReport(str(model), results, {"seed": settings.seed, "device": engine.device, "dtype": engine.dtype})
     if settings.json:
         Path(settings.json).write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
@@ -78,45 +88,42 @@ def make_examples(name: str, settings: EvalSettings) -> list[Example]:
     return [found[int(index)] for index in order]
 
 
-def _load(name: str, settings: EvalSettings) -> list[Example] | TaskResult | None:
-    """None for multiple choice, whose questions are scored, not answered."""
-    if name == "choices":
-        if not settings.data:
-            raise ConfigError("the task choices needs a task.json of BIG-bench (--data FILE)")
-        return None
+def make_choices(name: str, settings: EvalSettings) -> list[Choice]:
+    """The questions of a multiple-choice task, those of `knowledge` from the package."""
+    if name == "choices" and not settings.data:
+        raise ConfigError("the task choices needs a task.json of BIG-bench (--data FILE)")
+    found = read_choices(KNOWLEDGE if name == "knowledge" else Path(settings.data))
+    return found[: settings.limit] if settings.limit else found
+
+
+def _load(name: str, settings: EvalSettings) -> _Task | TaskResult:
+    if name in CHOICES:
+        choices = make_choices(name, settings)
+        return _Task(name, len(choices), partial(_choose, name=name, choices=choices, prompt=settings.prompt))
     try:
-        return make_examples(name, settings)
+        examples = make_examples(name, settings)
     except ConfigError as error:
         if settings.task != "all":
             raise
         return TaskResult(name, skipped=str(error))
+    return _Task(name, len(examples), partial(_answer, name=name, examples=examples, max_tokens=settings.max_tokens))
 
 
-def _run_task(
-    llm: LLM,
-    name: str,
-    task: list[Example] | TaskResult | None,
-    settings: EvalSettings,
-    way: str,
-    console: Console | None,
-) -> TaskResult:
+def _run_task(llm: LLM, task: _Task | TaskResult, way: str, console: Console | None) -> list[TaskResult]:
     if isinstance(task, TaskResult):
-        return task
+        return [task]
     started = time.perf_counter()
-    title = name if way == "default" else f"{name}, {way}"
+    title = task.name if way == "default" else f"{task.name}, {way}"
     if console is not None and not console.is_terminal:
         console.print(f"asking {title}", markup=False, highlight=False)
     with progress_bar(console) as bar:
-        shown = bar.add_task(title, total=len(task) if task is not None else 1)
-        if task is None:
-            answers = _choose(llm, settings)
-            bar.update(shown, completed=1)
-        else:
-            answers = _answer(llm, task, settings.max_tokens, lambda count: bar.update(shown, advance=count))
-    return TaskResult(name, tuple(answers), time.perf_counter() - started)
+        shown = bar.add_task(title, total=task.total)
+        found = task.ask(llm, lambda count: bar.update(shown, advance=count))
+    seconds = time.perf_counter() - started
+    return [TaskResult(name, tuple(answers), seconds) for name, answers in found.items()]
 
 
-def _answer(llm: LLM, examples: list[Example], max_tokens: int, step: Step) -> list[Answered]:
+def _answer(llm: LLM, step: Step, *, name: str, examples: list[Example], max_tokens: int) -> dict[str, list[Answered]]:
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     answers = []
     for start in range(0, len(examples), BATCH):
@@ -127,15 +134,12 @@ def _answer(llm: LLM, examples: list[Example], max_tokens: int, step: Step) -> l
             expected = normalise(example.answer)
             answers.append(Answered(example.question, expected, said, said == expected))
         step(len(part))
-    return answers
+    return {name: answers}
 
 
-def _choose(llm: LLM, settings: EvalSettings) -> list[Answered]:
-    found = read_choices(Path(settings.data))
-    found = found[: settings.limit] if settings.limit else found
-    answers = []
-    for choice, scores in zip(found, score_choices(llm, found, settings.prompt, progress=False), strict=True):
-        best = scores.index(max(scores))
-        right = choice.choices[min(choice.right)]
-        answers.append(Answered(choice.question, right, choice.choices[best], best in choice.right))
-    return answers
+def _choose(llm: LLM, step: Step, *, name: str, choices: list[Choice], prompt: str) -> dict[str, list[Answered]]:
+    scored = list(zip(choices, score_choices(llm, choices, prompt, step), strict=True))
+    return {
+        name: [pick(choice, scores) for choice, scores in scored],
+        f"{name}, by length": [pick(choice, per_character(choice, scores)) for choice, scores in scored],
+    }

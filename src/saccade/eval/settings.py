@@ -11,7 +11,7 @@ OWN_TASKS = (
 )
 """Drawn or written here, with a fixed seed."""
 
-OTHER_TASKS = ("mnist", "sklearn-digits", "folder", "choices")
+OTHER_TASKS = ("mnist", "sklearn-digits", "folder", "knowledge", "choices")
 TASKS = OWN_TASKS + OTHER_TASKS
 
 
@@ -27,7 +27,8 @@ class EvalSettings:
     )
     question: str = setting("What is this?", "question of the task folder")
     prompt: str = setting(
-        "Question: {input}\nAnswer:", "prompt of the task choices; {input} is the question, a choice follows a space"
+        "Question: {input}\nAnswer:",
+        "prompt of the tasks knowledge and choices; {input} is the question, a choice follows a space",
     )
     max_tokens: int = setting(24, "longest answer in tokens")
     graphs_compare: bool = setting(False, "run with graphs off, piecewise and full, and compare the answers one by one")

@@ -152,8 +152,14 @@ def logprobs(logits_NV: Tensor, ids_N: Tensor, k: int) -> tuple[Tensor, Tensor, 
     all_NV = torch.log_softmax(x_NV, dim=1)
     picked_N1 = ids_N.clamp(0, x_NV.shape[1] - 1).long()[:, None]
     rank_N = 1 + (x_NV > x_NV.gather(1, picked_N1)).sum(dim=1)
-    top_ids_NK = torch.sort(x_NV, dim=1, descending=True, stable=True).indices[:, :k]
+    top_ids_NK = _likeliest(x_NV, k)
     return all_NV.gather(1, picked_N1)[:, 0], rank_N, top_ids_NK, all_NV.gather(1, top_ids_NK)
+
+
+def _likeliest(x_NV: Tensor, k: int) -> Tensor:
+    if k == 0:  # sorting a vocabulary takes longer than computing its logits
+        return torch.empty((x_NV.shape[0], 0), dtype=torch.int64, device=x_NV.device)
+    return torch.sort(x_NV, dim=1, descending=True, stable=True).indices[:, :k]
 
 
 def gumbel(seeds_N: Tensor, counters_N: Tensor, num_tokens: int) -> Tensor:

@@ -1,0 +1,73 @@
+"""The same questions with graphs full, piecewise and off, and with graphs that are stale on purpose."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade import LLM
+from saccade.eval.choices import Choice, pick, score_choices
+from saccade.eval.results import Answered
+from tests.engine.test_frozen_inputs import freezing
+
+PROMPT = "Question: {input}\nAnswer:"
+FROZEN = "query_start"
+"""Where requests begin in a step. Frozen at capture, it is the bug of sglang#16902: the boundaries of another batch."""
+
+GRAPHS = {
+    "full": "vision=off,prefill=full,decode=full",
+    "piecewise": "vision=off,prefill=piecewise,decode=piecewise",
+    "off": "vision=off,prefill=off,decode=off",
+}
+STALE = "stale"
+SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "block_size": 4,
+    "kv_cache_tokens": 4096,
+    "max_model_len": 128,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 64,
+    "encoder_budget_tokens": 16,
+    "encoder_cache_tokens": 64,
+    "graphs_strict": True,
+}
+NOISE = 5e-3
+"""Of a summed log-likelihood: graphs run the same shapes, piecewise ones with other temporaries."""
+
+
+def ask(folder: Path, way: str, choices: Sequence[Choice], monkeypatch: pytest.MonkeyPatch) -> list[Answered]:
+    """The answers of a checkpoint. With graphs every step is a replay, or it is an error."""
+    with monkeypatch.context() as patched:
+        if way == STALE:
+            patched.setattr(sys.modules["saccade.graphs.capture"], "Frame", freezing(FROZEN))
+        llm = LLM(folder, **SETTINGS, graphs=GRAPHS["full" if way == STALE else way])
+    with llm:
+        return [pick(*scored) for scored in zip(choices, score_choices(llm, choices, PROMPT), strict=True)]
+
+
+def gaps(answers: Sequence[Answered], base: Sequence[Answered]) -> list[float]:
+    """By how much the scores of each question differ, at most."""
+    return [ours.off_by(theirs) for ours, theirs in zip(answers, base, strict=True)]
+
+
+def changed(answers: Sequence[Answered], base: Sequence[Answered]) -> list[int]:
+    """The questions that got another answer."""
+    return [i for i, (ours, theirs) in enumerate(zip(answers, base, strict=True)) if ours.said != theirs.said]
+
+
+def check_same(answers: Sequence[Answered], base: Sequence[Answered]) -> None:
+    """Scores differ by no more than noise, and so do answers: where the two best choices are that close."""
+    worst = gaps(answers, base)
+    assert max(worst) < NOISE, base[worst.index(max(worst))].question
+    for index in changed(answers, base):
+        best, second = sorted(base[index].scores, reverse=True)[:2]
+        assert best - second < 2 * NOISE, base[index].question
+
+
+def check_stale(answers: Sequence[Answered], base: Sequence[Answered]) -> None:
+    """Nobody could take them for the right ones: most questions have scores that are off by far more than noise."""
+    assert sum(gap > 100 * NOISE for gap in gaps(answers, base)) > len(base) / 2
+    assert changed(answers, base)
