@@ -1,5 +1,6 @@
 """`LLM`: a model in this process, shaped like vLLM's."""
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -22,6 +23,9 @@ from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.models.folder import find_folder
 from saccade.terminal import progress_bar
+
+MAX_CHECKS = 8  # after one call
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -144,7 +148,15 @@ class LLM:
             while self.engine.has_work:
                 self.engine.step()
         self._note(jobs)
+        self._check_shadow()
         return [job.output() for job in jobs]
+
+    def _check_shadow(self) -> None:
+        """Check some of the replays that were kept: there is nobody to do it while this thread is elsewhere."""
+        for _ in range(MAX_CHECKS):
+            found = self.engine.check_shadow() if self.engine.can_check else None
+            if found is not None:
+                _log.error("%s", found)
 
     def _note(self, jobs: Sequence[_Job]) -> None:
         for job in jobs:
