@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from saccade.engine.params import SamplingParams
 from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.engine.shadow import MAX_RECORDS, Mismatch, Shadow
 from saccade.engine.shadow_file import MAX_FILES, Origin, read_file
+from saccade.engine.shadow_passes import context_slots
 from saccade.engine.shadow_slab import Slab
 from saccade.errors import ConfigError, GraphError
 from saccade.graphs import Capacity, CapturedGraph, GraphKey, GraphRunner
@@ -61,7 +63,7 @@ def requests(made: tiny.Tiny, count: int, seed: int) -> tuple[dict[str, Prompt],
 
 
 def check_all(engine: Engine) -> list[Mismatch]:
-    found = []
+    found: list[Mismatch] = []
     for _ in range(MAX_CHECKS):
         if not engine.can_check:
             return found
@@ -94,14 +96,14 @@ def poison_outputs(runner: GraphRunner) -> None:
     """All graphs of a phase put out something wrong by one unit in one value."""
     name = {"vision": "rows", "prefill": "trunk"}.get(runner.phase.name, "next_ids")
     for graph in runner.graphs:
-        flat = graph.frame[name].view(-1)
-        poison(graph, lambda flat=flat: flat[:1].copy_(_next_value(flat[:1])))
+        poison(graph, partial(_spoil, graph.frame[name].view(-1)[:1]))
 
 
-def _next_value(values: Tensor) -> Tensor:
-    if values.is_floating_point():
-        return torch.nextafter(values, torch.full_like(values, torch.inf))
-    return (values + 1) % 3
+def _spoil(value: Tensor) -> None:
+    if value.is_floating_point():
+        value.copy_(torch.nextafter(value, torch.full_like(value, torch.inf)))
+    else:
+        value.copy_((value + 1) % 3)
 
 
 def answers(found: dict[str, Answer]) -> dict[str, Any]:
@@ -198,7 +200,7 @@ def test_what_a_pass_writes_outside_its_outputs_is_looked_at(loaded: Load, place
     runner = runner_of(engine, "vision" if place == "rows of the cache" else "decode")
     for graph in runner.graphs:
         home, row = wrong_place(engine, place, graph)
-        poison(graph, lambda home=home, row=row: home.index_copy_(0, row, home[row] + 1))
+        poison(graph, partial(home.index_add_, 0, row, torch.ones_like(home[row])))
     found = []
     for seed in range(3):
         run(engine, *requests(made, 4, seed))
@@ -258,7 +260,7 @@ def test_a_command_interrupts_a_check_between_two_operations(loaded: Load) -> No
             break
         asked = iter([False] * patience + [True])
         before = counts(engine).get("interrupted", 0)
-        assert engine.check_shadow(lambda asked=asked: next(asked)) is None
+        assert engine.check_shadow(partial(next, asked)) is None
         has_stopped = next(asked, None) is None  # nobody asks again once the answer was yes
         assert counts(engine).get("interrupted", 0) - before == has_stopped
     assert counts(engine)["interrupted"] > 10
@@ -274,11 +276,11 @@ def test_an_interrupted_check_of_a_wrong_graph_lets_no_other_look_wrong(loaded: 
     keys = engine.runner.state.caches[0][0].flatten(0, 1)
     wrong = torch.ones(4, *keys.shape[1:])
     for graph in engine.runner.prefill.graphs:
-        poison(graph, lambda slots=graph.frame["slots"][:4]: keys.index_add_(0, slots, wrong))
+        poison(graph, partial(keys.index_add_, 0, graph.frame["slots"][:4], wrong))
     prompt = random_prompt(made, np.random.default_rng(4), length=20)
     run(engine, {"a": prompt}, replace(GREEDY, max_tokens=20))
-    stops = iter([False] * 200 + [True] * MAX_CHECKS)
-    assert engine.check_shadow(lambda: next(stops)) is None and counts(engine)["interrupted"] == 1
+    stops = iter([False] * 201 + [True] * MAX_CHECKS)
+    assert engine.check_shadow(partial(next, stops)) is None and counts(engine)["interrupted"] == 1
     assert engine.shadow is not None
     engine.shadow._records[0].is_lost = is_lost
     assert [mismatch.key.phase for mismatch in check_all(engine)] == ([] if is_lost else ["prefill"])
@@ -292,6 +294,23 @@ def test_a_record_whose_keys_were_overwritten_is_dropped(loaded: Load) -> None:
     assert check_all(engine) == []
     found = counts(engine)
     assert found["overwritten"] > 0 and found["equal"] > 0
+
+
+def test_a_record_is_intact_until_a_slot_that_it_read_is_written(loaded: Load) -> None:
+    """By whole blocks and by slots it is the same as by every single slot."""
+    shadow = shadowed(loaded("llama")).shadow
+    assert shadow is not None
+    rng = np.random.default_rng(0)
+    verdicts = []
+    for _ in range(300):
+        tables = rng.permutation(np.arange(1, 120))[:12].reshape(3, 4).astype(np.int32)
+        arrays = {"block_tables": tables, "key_lengths": rng.integers(1, 33, 3).astype(np.int32)}
+        number = shadow.writers.note({"slots": context_slots(arrays, 8)[-1:]})
+        later = rng.integers(8, 960, 20)
+        shadow.writers.note({"slots": later})
+        verdicts.append(shadow.writers.is_intact(arrays, number))
+        assert verdicts[-1] == (not np.isin(context_slots(arrays, 8), later).any())
+    assert 30 < sum(verdicts) < 270
 
 
 def test_what_does_not_fit_the_slab_is_counted_and_memory_stays_flat(loaded: Load) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +76,8 @@ def test_a_worker_tells_of_a_wrong_graph_without_being_asked(
     thread = threading.Thread(target=front.worker.run, daemon=True)
     thread.start()
     head, arrays = pack_prompt(random_prompt(made, np.random.default_rng(1), num_images=1))
-    front.send.send_multipart([encode(Add(1, head, GREEDY, 0, None, None)), *arrays])
+    frames = [encode(Add(1, head, GREEDY, 0, None, None)), *(array.tobytes() for array in arrays)]
+    front.send.send_multipart(frames)
     told = front.wait_for(Degraded)
     assert isinstance(told, Degraded) and "head/full" in told.reason and str(tmp_path) in told.note
     front.send.send(encode(AskStats(2)))
@@ -93,10 +95,18 @@ def test_a_command_that_waits_interrupts_a_check(loaded: Load, fronts: Callable[
     front = fronts(engine)
     front.worker._check_shadow()
     assert counts(engine) == {"equal": 1}
-    front.send.send(encode(AskStats(1)))
-    assert front._commands.poll(BOUND_S * 1000)
+    operations = count()
+
+    def has_command() -> bool:
+        if next(operations) == 50:
+            front.send.send(encode(AskStats(1)))
+            assert front._commands.poll(int(BOUND_S * 1000))
+        return front.worker._has_command()
+
+    assert engine.check_shadow(has_command) is None
+    assert counts(engine) == {"equal": 1, "interrupted": 1} and next(operations) == 51
     front.worker._check_shadow()
-    assert counts(engine) == {"equal": 1, "interrupted": 1}
+    assert counts(engine) == {"equal": 1, "interrupted": 1}, "none is begun while a command waits"
 
 
 async def checks_while_idle(made: tiny.Tiny, caplog: pytest.LogCaptureFixture) -> None:

@@ -80,6 +80,8 @@ class LLM:
 
     def close(self) -> None:
         """Free the device. A closed LLM cannot be used again."""
+        if self._engine is not None and self._engine.shadow is not None:
+            self._engine.shadow.close()
         self._engine = None
 
     def generate(

@@ -27,13 +27,13 @@ class MemoryPlan:
     language_temporaries: int  # of the largest graph; all share them
     vision_temporaries: int  # of the largest graph; vision graphs have a pool of their own
     eager_vision: int  # kept for passes without a graph
-    shadow: int  # copies for shadow checks, and memory for language passes without a graph
     num_graphs: int
     block_bytes: int
     block_size: int
     max_model_len: int
     max_num_seqs: int
     wanted_blocks: int | None  # where tokens were asked for, or memory is not measured
+    shadow: int = 0  # copies for shadow checks, and memory for language passes without a graph
 
     @property
     def graphs(self) -> int:

@@ -54,7 +54,8 @@ class Record:
     inputs: dict[str, Tensor] = field(default_factory=dict)
     reads: dict[str, Tensor] = field(default_factory=dict)
     results: dict[str, Tensor] = field(default_factory=dict)
-    cached: dict[str, Tensor] | None = None  # what it left in caches; a first eager run writes there, too
+    cached: dict[str, Tensor] | None = None  # what it left in caches; a check writes there, too
+    is_begun: bool = False  # a check of it was interrupted
     is_lost: bool = False
 
 
@@ -98,6 +99,12 @@ class Shadow:
         for phase in runner.phases:
             phase.observer = _Watcher(self, phase)
 
+    def close(self) -> None:
+        """Watch no longer, and let go of the engine."""
+        for phase in self._runner.phases:
+            phase.observer = None
+        self._records.clear()
+
     @property
     def nbytes(self) -> int:
         return sum(slab.nbytes for slab in self._slabs.values())
@@ -130,13 +137,13 @@ class Shadow:
     def keep(self, record: Record) -> None:
         self._records.append(record)
         if len(self._records) > MAX_RECORDS:
-            self.count(self._records.popleft().key.phase, "evicted")
+            self._drop(self._records.popleft(), "evicted")
 
     @torch.no_grad()
     def check(self, should_stop: ShouldStop = lambda: False) -> Mismatch | Exception | None:
         """Run one record again, if there is one. Returns what was found wrong, or what kept it from being found out.
         After a mismatch the caches must be emptied."""
-        record = self._next()
+        record = self._next(should_stop)
         if record is None:
             return None
         phase = record.runner.phase
@@ -156,26 +163,31 @@ class Shadow:
         newest = islice(reversed(self._recorded), len(self._recorded) // 2)
         return key in set(newest)
 
-    def _next(self) -> Record | None:
-        while self._records:
+    def _next(self, should_stop: ShouldStop) -> Record | None:
+        while self._records and not should_stop():
             record = self._records.popleft()
             if record.is_lost:
-                self.count(record.key.phase, "evicted")
+                self._drop(record, "evicted")
             elif not self.writers.is_intact(record.arrays, record.number):
-                self.count(record.key.phase, "overwritten")
+                self._drop(record, "overwritten")
             else:
                 return record
         return None
 
     def _put_off(self, record: Record) -> None:
-        """Check it later. What the check wrote counts as a pass of its own: if the graph is wrong, keys and values are
-        not those any more that other replays read."""
+        """Check it before all others, later."""
         self.count(record.key.phase, "interrupted")
-        if "slots" in record.arrays:
-            record.number = self.writers.note({"slots": record.arrays["slots"]})
-        else:
-            record.cached = None
+        record.is_begun = True
+        if "slots" not in record.arrays:
+            record.cached = None  # others may write there meanwhile, which the check did not
         self._records.appendleft(record)
+
+    def _drop(self, record: Record, why: str) -> None:
+        """It is never checked. What a check wrote that was not finished counts as a pass of its own: if the graph is
+        wrong, keys and values are not those any more that other replays read."""
+        self.count(record.key.phase, why)
+        if record.is_begun and "slots" in record.arrays:
+            self.writers.note({"slots": record.arrays["slots"]})
 
     def _judge(self, record: Record) -> Found | None:
         """What differs, and what is right; None if nothing does."""

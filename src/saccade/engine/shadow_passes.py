@@ -41,9 +41,22 @@ class Writers:
 
     def is_intact(self, arrays: Arrays, number: int) -> bool:
         """Whether all that pass `number` read from caches is what it was."""
-        if "block_tables" in arrays and (self._slots[context_slots(arrays, self._block_size)] > number).any():
+        if "block_tables" in arrays and self._last_writer(arrays) > number:
             return False
         return "sources" not in arrays or not (self._rows[source_rows(arrays)] > number).any()
+
+    def _last_writer(self, arrays: Arrays) -> int:
+        """The last pass that wrote a key which this one read. Of its last block, a request may have written more since:
+        there slots are looked at, and whole blocks before, for there may be millions of slots."""
+        tables, size = arrays["block_tables"], self._block_size
+        num_full, rest = np.divmod(arrays["key_lengths"].astype(np.int64), size)
+        by_block = self._slots.reshape(-1, size).max(axis=1)
+        full = tables[np.arange(tables.shape[1]) < num_full[:, None]]
+        is_partial = rest > 0
+        last = tables[is_partial, num_full[is_partial]].astype(np.int64)
+        places = (last * size)[:, None] + np.arange(size)
+        partial = places[np.arange(size) < rest[is_partial][:, None]]
+        return int(max(by_block[full].max(initial=0), self._slots[partial].max(initial=0)))
 
     def own_rows(self, arrays: Arrays, number: int) -> Ints:
         """Which rows of a vision pass still lie where it put them."""

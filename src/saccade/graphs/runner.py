@@ -337,7 +337,8 @@ class GraphRunner:
             problem = self.phase.arena.misfit(batch.sizes, self._buckets[-1])
             return Decision(Tier.EAGER, Reason.TOO_LARGE, detail=problem or "")
         bucket = self.bucket_for(batch.sizes)
-        for key in (self._exact_key(batch), self._key(bucket) if bucket is not None else None):
+        keys = [self._exact_key(batch), None if bucket is None else self._key(bucket)] if self._retired else []
+        for key in keys:
             if key is not None and key in self._retired:
                 return Decision(Tier.EAGER, Reason.OUT_OF_SERVICE, detail=self._retired[key])
         return Decision(Tier.EAGER, Reason.NOT_CAPTURED)
