@@ -87,9 +87,9 @@ def runner_of(engine: Engine, phase: str) -> GraphRunner:
     return next(runner for runner in engine.runner.phases if runner.phase.name == phase)
 
 
-def poison(graph: CapturedGraph, spoil: Callable[[], Any]) -> None:
+def poison(graph: CapturedGraph, spoil: Any) -> None:
     """From now on a replay of this graph does something wrong at its end."""
-    graph._steps = (*graph._steps, spoil)
+    graph.steps = (*graph.steps, spoil)
 
 
 def poison_outputs(runner: GraphRunner) -> None:

@@ -3,6 +3,7 @@ found. `SACCADE_TEST_LAYERS=n` keeps n decoder layers."""
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,8 @@ def test_a_graph_that_gets_wrong_is_found(engine: Engine) -> None:
     assert checked(engine) == []
     runner = engine.runner.decode
     for graph in runner.graphs:
-        graph._steps = (*graph._steps, partial(graph.frame["next_ids"][:1].bitwise_xor_, 1))
+        spoil: Any = partial(graph.frame["next_ids"][:1].bitwise_xor_, 1)
+        graph.steps = (*graph.steps, spoil)
     drive(engine, mixed_jobs(engine.runner, 8, seed=2))
     found = checked(engine)
     assert found and {mismatch.key.phase for mismatch in found} == {"decode"}

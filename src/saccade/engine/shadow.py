@@ -196,8 +196,8 @@ class Shadow:
         found = self._run_again(record, {**record.results, **record.cached})
         if found is None:
             self.count(record.key.phase, "equal")
-        elif self._run_again(record, found[1]) is not None:
-            self.count(record.key.phase, "unsteady")  # two eager runs differ: that says nothing about the graph
+        elif record.runner.phase.nondeterministic or self._run_again(record, found[1]) is not None:
+            self.count(record.key.phase, "unsteady")  # eager runs differ, too: that says nothing about the graph
             return None
         return found
 
@@ -279,7 +279,7 @@ class _Watcher:
     def _begin(self, batch: Batch, key: GraphKey, number: int) -> Record | None:
         arrays = {name: np.array(array) for name, array in batch.arrays.items()}
         record = Record(runner=self._runner, key=key, number=number, arrays=arrays)
-        reads = self._runner.phase.reads(arrays)
+        reads = self._runner.phase.volatile_in(arrays)
         copies = self._shadow.slab_for(self._runner).copy(record, {**batch.tensors, **reads})
         if copies is None:
             self._shadow.count(key.phase, "too_large")

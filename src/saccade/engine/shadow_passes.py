@@ -1,8 +1,8 @@
 """What a pass of an engine read, wrote and gave: how it is looked at, and how it is put back for another run.
 
 What a pass reads besides its inputs is of two kinds. Newest tokens, logits and rows of the prefill's output are
-overwritten by the next step: phases name them in `reads`. Keys, values and rows of images stay where they are until
-their place is given away: `Writers` knows whether it was.
+overwritten by the next step: phases name them in `volatile_in`. Keys, values and rows of images stay where they are
+until their place is given away: `Writers` knows whether it was.
 """
 
 from collections.abc import Callable, Mapping
@@ -84,12 +84,12 @@ def every_nth(view: Tensor, axis: int, most_bytes: int) -> Tensor:
 def results_of(phase: Phase, arrays: Arrays, outputs: Tensors, most_bytes: int) -> dict[str, Tensor]:
     """Views of what a pass gave and of what it left outside its arena; of large tensors, rows from all over them."""
     found = {name: every_nth(view, phase.arena.buffers[name].axis or 0, most_bytes) for name, view in outputs.items()}
-    return found | {name: every_nth(view, 0, most_bytes) for name, view in phase.writes(arrays).items()}
+    return found | {name: every_nth(view, 0, most_bytes) for name, view in phase.volatile_out(arrays).items()}
 
 
 def put_back(phase: Phase, arrays: Arrays, reads: Tensors) -> None:
     """Make what a pass read, and others overwrote since, what it was."""
-    for name, view in phase.reads(arrays).items():
+    for name, view in phase.volatile_in(arrays).items():
         view.copy_(reads[name], non_blocking=True)
 
 

@@ -73,7 +73,7 @@ def _find(engine: Engine, kept: Kept) -> tuple[GraphRunner, Batch]:
 def _check_fits(state: DeviceState, runner: GraphRunner, file: ShadowFile) -> None:
     """Raises where the engine is not one that could have written the file."""
     try:
-        there = runner.phase.reads(file.kept.arrays) | _caches(state, file.cached)
+        there = runner.phase.volatile_in(file.kept.arrays) | _caches(state, file.cached)
         wrong = [
             name for name, tensor in there.items() if not _is_like(tensor, {**file.kept.reads, **file.cached}[name])
         ]
