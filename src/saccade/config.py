@@ -68,6 +68,11 @@ def worker_environment() -> dict[str, str]:
     return found
 
 
+def shadow_folder() -> Path | None:
+    """Where inputs of wrong replays are kept, unless another folder was named."""
+    return _private_folder("shadow")
+
+
 def _private_folder(name: str) -> Path | None:
     """A folder for what is kept from start to start, of this user alone; None where it cannot be made."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -9,7 +9,7 @@ from saccade.engine.blueprint import draw
 from saccade.engine.build import build_engine
 from saccade.engine.memory import CONTEXT_BYTES, find_gpu, plan_memory, room_on
 from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.engine.sizes import HEADROOM_BYTES
+from saccade.engine.sizes import GPU_SHADOW_BYTES, HEADROOM_BYTES
 from saccade.errors import ConfigError
 from saccade.inputs.processor import Processor
 from tests.engine.conftest import made as made  # a fixture
@@ -147,6 +147,14 @@ def test_a_plan_says_what_an_engine_allocates(made: tiny.Tiny, graphs: str) -> N
     room = room_on(plan, 2**32, 0.9)
     assert room.num_blocks == state.num_blocks
     assert room.kv_bytes == sum(keys.nbytes + values.nbytes for keys, values in state.caches)
+
+
+def test_shadow_checks_take_memory(real_size: Path) -> None:
+    plain, shadowed = (plan_memory(draw(real_size, EngineSettings(shadow=n), SchedulerSettings())) for n in (0.0, 0.01))
+    assert plain.shadow == 0 and not any("shadow" in name for name, _, _ in plain.rows())
+    assert shadowed.shadow == sum(GPU_SHADOW_BYTES.values()) + shadowed.language_temporaries
+    assert shadowed.needed == plain.needed + shadowed.shadow
+    assert ("shadow checks", shadowed.shadow, "estimated, --shadow") in shadowed.rows()
 
 
 def test_room_is_what_is_left() -> None:

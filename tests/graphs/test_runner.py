@@ -16,6 +16,7 @@ from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.graphs import Batch, Capacity, CapturedGraph, Curve, Gate, GraphKey, GraphRunner, Reason, copy_out
 from saccade.graphs.gate import measure
+from saccade.graphs.runner import Outputs
 from tests.graphs import toy
 
 BOTH = frozenset({Tier.CAPACITY, Tier.EXACT})
@@ -103,6 +104,49 @@ def test_strict_replays_even_where_eager_measured_faster() -> None:
     runner.gate = Gate(eager=Curve(((16, 1.0),)), graph=Curve(((16, 2.0),)))
     runner.run(toy.batch(5), copy_out)
     assert runner.stats.replays == {Tier.CAPACITY: 1}
+
+
+def test_a_retired_graph_is_replayed_no_more_and_changes_no_bit() -> None:
+    runner = toy.make_runner()
+    values = toy.batch(5, 7)
+    before = runner.run(values, copy_out)["y"]
+    key = runner.decide(runner.phase.arena.admit(values)).key
+    assert key is not None
+    runner.retire(key, "it was wrong once")
+    assert torch.equal(runner.run(values, copy_out)["y"], before), "padded as the graph was"
+    assert runner.stats.fallbacks == {Reason.OUT_OF_SERVICE: 1}
+    assert str(runner.decide(runner.phase.arena.admit(values))).endswith("out of service (it was wrong once)")
+    [retired] = [graph for graph in runner.snapshot()["graphs"] if graph["out_of_service"]]
+    assert retired["key"] == str(key) and retired["out_of_service"] == "it was wrong once"
+
+
+def test_a_retired_graph_of_one_structure_gives_way_to_its_bucket() -> None:
+    runner = toy.make_runner(GraphSettings(tiers=BOTH))
+    values = toy.batch(5, 7)
+    runner.capture_exact(values)
+    decision = runner.decide(runner.phase.arena.admit(values))
+    assert decision.tier is Tier.EXACT and decision.key is not None
+    runner.retire(decision.key, "it was wrong once")
+    assert runner.decide(runner.phase.arena.admit(values)).tier is Tier.CAPACITY
+
+
+def test_an_observer_sees_every_pass_and_its_outputs() -> None:
+    class Noting:
+        def __init__(self) -> None:
+            self.keys: list[GraphKey | None] = []
+            self.outputs: list[torch.Tensor] = []
+
+        def before(self, batch: Batch, key: GraphKey | None) -> None:
+            self.keys.append(key)
+
+        def after(self, outputs: Outputs) -> None:
+            self.outputs.append(outputs["y"].clone())
+
+    runner = toy.make_runner()
+    runner.observer = observer = Noting()
+    results = [runner.run(toy.batch(*lengths), copy_out)["y"] for lengths in ((5, 7), (30, 30))]
+    assert [key is None for key in observer.keys] == [False, True], "a replay, and one that no bucket holds"
+    assert all(torch.equal(seen, result) for seen, result in zip(observer.outputs, results, strict=True))
 
 
 def test_a_consumer_that_keeps_a_view_is_refused() -> None:

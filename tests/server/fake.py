@@ -42,6 +42,7 @@ class FakeEngine:
         self.seen: list[tuple[Prompt, SamplingParams, dict[str, Any]]] = []
         self.aborted: list[str] = []
         self.num_flushes = 0
+        self.degraded: list[str] = []
 
     async def generate(
         self, request_id: str, prompt: Prompt, params: SamplingParams, **more: Any
@@ -72,7 +73,8 @@ class FakeEngine:
         numbers = dict.fromkeys(Stats.__dataclass_fields__, 0)
         graph = {"key": "decode full rows=8", "tier": "capacity", "bytes": 10, "capture_seconds": 0.5, "replays": 3}
         phase = {"phase": "decode", "fallbacks": {"too_large": 2}, "real_rows": 9, "padded_rows": 1, "graphs": [graph]}
-        phase["selfcheck"] = 0.25
+        graph["out_of_service"] = "a shadow check found it wrong"
+        phase |= {"selfcheck": 0.25, "shadow": {"equal": 7, "different": 1}}
         return EngineStats(Stats(**(numbers | {"running": len(self.running)})), {"decode": phase}, self.gpu_bytes)
 
 

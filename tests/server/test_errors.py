@@ -134,6 +134,20 @@ def test_phases_are_told_truly(engine: FakeEngine) -> None:
     asyncio.run(run())
 
 
+def test_a_degraded_engine_is_alive_and_ready(engine: FakeEngine) -> None:
+    caller = Caller(service_for(engine))
+
+    async def run() -> None:
+        assert (await caller.get("/health")).json == {"status": "ok"}
+        engine.degraded.append("a graph is out of service")
+        found = await caller.get("/health")
+        assert found.status == 200
+        assert found.json == {"status": "degraded", "reasons": ["a graph is out of service"]}
+        assert (await caller.get("/ready")).status == 200
+
+    asyncio.run(run())
+
+
 def test_nothing_is_said_about_unknown_errors() -> None:
     found = to_http(RuntimeError("SECRET"), "id-1")
     assert "SECRET" not in str(found.envelope()) and "id-1" in str(found) and found.status == 500

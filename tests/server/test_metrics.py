@@ -67,6 +67,9 @@ def test_graphs_have_numbers_of_their_own(scripted: Scripted) -> None:
     assert found["saccade:graph_padding_tokens_total"][0].value == 1
     assert found["saccade:graph_memory_bytes"][0].value == 10
     assert found["saccade:graph_selfcheck_max_abs_diff"][0].value == 0.25
+    checks = {sample.labels["result"]: sample.value for sample in found["saccade:shadow_checks_total"]}
+    assert checks == {"equal": 7, "different": 1}
+    assert found["saccade:graphs_out_of_service"][0].value == 1
     phases = asyncio.run(caller.get("/graphs")).json["phases"]
     assert phases[0]["phase"] == "decode" and phases[0]["graphs"][0]["replays"] == 3
 

@@ -35,6 +35,7 @@ COMMANDS = {
     "run": Command("ask a model once, with images", "run"),
     "verify": Command("every graph against an eager run, in sequences that break stale ones", "verify"),
     "audit": Command("what graphs froze: captures with other inputs, compared node by node", "audit"),
+    "replay": Command("a pass that a shadow check found wrong, again with its graph and without", "replay"),
     "eval": Command("questions with known answers: accuracy, and what was taken for what", "evaluate"),
     "bench serve": Command("load a server: time to first token, throughput, goodput", "bench_serve"),
     "bench offline": Command("prefill and decode of a model: eager and graphs, beside their limits", "bench_offline"),

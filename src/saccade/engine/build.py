@@ -1,7 +1,7 @@
 """From a checkpoint to a running engine: weights, buffers and graphs first, KV blocks from what is left."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -10,17 +10,21 @@ import torch
 
 from saccade.cache.blocks import BlockPool
 from saccade.cache.prefix import PrefixCache
+from saccade.config import shadow_folder
 from saccade.engine.engine import Engine
 from saccade.engine.matcher import GrammarCompiler
 from saccade.engine.messages import Stage
 from saccade.engine.runner import Runner, RunnerSettings
 from saccade.engine.scheduler import Scheduler
 from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.shadow import Shadow
+from saccade.engine.shadow_file import Origin
 from saccade.engine.sizes import (
     block_bytes,
     blocks_that_fit,
     encoder_index_for,
     runner_settings_for,
+    shadow_bytes_for,
     state_sizes_for,
     wanted_blocks,
 )
@@ -70,7 +74,10 @@ def build_engine(
     report(Stage("compiling kernels"))
     model.place.kernels.compile(device, model.place.dtype)
     report(Stage("measuring memory"))
-    sizes = replace(sizes, num_blocks=_num_blocks(model, settings, limits, sizes, runner_settings))
+    has_vision = model.spec.vision is not None
+    shadow_bytes = shadow_bytes_for(settings, is_cuda=device.type == "cuda", has_vision=has_vision)
+    num_blocks = _num_blocks(model, settings, limits, sizes, runner_settings, sum(shadow_bytes.values()))
+    sizes = replace(sizes, num_blocks=num_blocks)
     report(Stage("capturing graphs"))
     runner = Runner(new_state(model, sampling_for(device), sizes), runner_settings)
     runner.capture(lambda done, total, key: report(Stage("capturing graphs", done, total, str(key))))
@@ -84,8 +91,19 @@ def build_engine(
     if device.type == "cuda":  # elsewhere a replay is a twin for tests, and speed is none of its virtues
         runner.calibrate()
     engine.warm_up()
+    if settings.shadow:
+        engine.shadow = _new_shadow(engine, folder, settings, shadow_bytes)
     report(Stage("ready"))
     return engine
+
+
+def _new_shadow(engine: Engine, folder: str | Path, settings: EngineSettings, slab_bytes: Mapping[str, int]) -> Shadow:
+    """With what is needed to build the same engine again."""
+    kept_in = Path(settings.shadow_dir).expanduser() if settings.shadow_dir else shadow_folder()
+    scheduler = engine.scheduler
+    same = replace(settings, kv_cache_tokens=scheduler.holdings.pool.num_tokens)
+    origin = Origin(model=str(Path(folder).resolve()), settings=same, limits=scheduler.settings, folder=kept_in)
+    return Shadow(engine.runner, settings.shadow, origin, slab_bytes=slab_bytes)
 
 
 def _verify(engine: Engine, settings: EngineSettings, report: Report) -> None:
@@ -106,12 +124,13 @@ def _num_blocks(
     limits: SchedulerSettings,
     sizes: StateSizes,
     runner_settings: RunnerSettings,
+    shadow_bytes: int,
 ) -> int:
     """Blocks of the KV cache, block 0 (padding's) included: as asked for, or all that memory leaves."""
     if settings.kv_cache_tokens or model.place.device.type != "cuda":
         num_blocks = wanted_blocks(settings, limits, sizes.block_size)
     else:
-        num_blocks = _measured_blocks(model, settings, sizes, runner_settings)
+        num_blocks = _measured_blocks(model, settings, sizes, runner_settings, shadow_bytes)
     if (num_blocks - 1) * sizes.block_size < limits.max_model_len:
         raise ConfigError(
             f"the KV cache holds {(num_blocks - 1) * sizes.block_size} tokens; a request may have "
@@ -120,7 +139,9 @@ def _num_blocks(
     return num_blocks
 
 
-def _measured_blocks(model: Model, settings: EngineSettings, sizes: StateSizes, runner_settings: RunnerSettings) -> int:
+def _measured_blocks(
+    model: Model, settings: EngineSettings, sizes: StateSizes, runner_settings: RunnerSettings, shadow_bytes: int
+) -> int:
     """Build everything but the cache once, with the largest graph of each phase, and see what it takes."""
     device = model.place.device
     before = _free_bytes(device)
@@ -132,7 +153,7 @@ def _measured_blocks(model: Model, settings: EngineSettings, sizes: StateSizes, 
     gc.collect()
     _, total = torch.cuda.mem_get_info(device)
     free = _free_bytes(device) - total * (1 - settings.gpu_memory_utilization)
-    return blocks_that_fit(free, needed, bytes_per_block)
+    return blocks_that_fit(free, needed + shadow_bytes, bytes_per_block)
 
 
 def _free_bytes(device: torch.device) -> int:

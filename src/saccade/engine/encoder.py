@@ -56,6 +56,7 @@ class EncoderSettings:
     videos: VideoSettings | None
     graphs: GraphSettings
     has_few_buckets: bool = False
+    has_shadow: bool = False
 
 
 class Encoder:
@@ -214,12 +215,12 @@ class Encoder:
 
     def _most_eager_rows(self) -> int:
         """Rows of the largest frame where it is over budget; the whole budget where eager may be the faster way, and
-        where layouts are run once before they get a graph of their own."""
+        where layouts are run once before they get a graph of their own, or shadow checks run them again."""
         tiers, is_strict = self.settings.graphs.tiers, self.settings.graphs.strict
         largest = min(self._longest, _largest_frame(self.settings))
         if largest > self.settings.max_units and not is_strict:
             return largest
-        is_eager = Tier.EXACT in tiers or not (is_strict or tiers)
+        is_eager = self.settings.has_shadow or Tier.EXACT in tiers or not (is_strict or tiers)
         return self.settings.max_units if is_eager else 0
 
     def _run_or_blame(

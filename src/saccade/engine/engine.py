@@ -19,6 +19,7 @@ from saccade.engine.plan import Event, Plan, Results, RowError
 from saccade.engine.request import FinishReason, Request, Status
 from saccade.engine.runner import Runner, StepOutput, Ticket
 from saccade.engine.scheduler import Scheduler
+from saccade.engine.shadow import Mismatch, Shadow
 from saccade.engine.stopwatch import Lap, Stopwatch
 from saccade.engine.update import NO_NUMBERS, PromptScores, Update
 from saccade.errors import CapacityError, GraphError, RequestError, SaccadeError
@@ -85,6 +86,7 @@ class Engine:
         self._running: dict[str, Running] = {}
         self._free_sequences = list(range(runner.state.max_sequences, 0, -1))
         self._in_flight: deque[Ticket | _Failure] = deque()
+        self.shadow: Shadow | None = None
 
     @property
     def has_work(self) -> bool:
@@ -155,6 +157,29 @@ class Engine:
             self.runner.require_device()
             return error
         return None
+
+    @property
+    def can_check(self) -> bool:
+        """Whether there is a replay to be checked, and time for it."""
+        return self.shadow is not None and self.shadow.has_records and not self.has_work and not self._in_flight
+
+    def check_shadow(self, should_stop: Callable[[], bool] = lambda: False) -> Mismatch | Exception | None:
+        """Check one replay in an idle moment. Returns what was wrong with it, or with the check. What a wrong graph
+        wrote is not used again."""
+        assert self.shadow is not None and self.can_check, "requests run; a check writes where they read"
+        found = self.shadow.check(should_stop)
+        if isinstance(found, Mismatch):
+            self.forget_cached()
+        elif found is not None:
+            self.runner.require_device()
+        return found
+
+    def phase_snapshots(self) -> dict[str, dict[str, Any]]:
+        """Counters and graphs of each phase, by its name."""
+        found = {runner.phase.name: runner.snapshot() for runner in self.runner.phases}
+        for name, phase in found.items():
+            phase["shadow"] = {} if self.shadow is None else self.shadow.counts(name)
+        return found
 
     def abort(self, request_id: str) -> list[Update]:
         """End a request now. Nothing is heard of it afterwards."""

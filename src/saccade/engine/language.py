@@ -7,11 +7,12 @@ T token rows, R requests, M blocks of a table, N rows of logits, D width, V voca
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from saccade.engine.examples import example_prompts, example_rows
-from saccade.engine.state import TOKEN_STATE, DeviceState
+from saccade.engine.state import TOKEN_STATE, DeviceState, runs
 from saccade.graphs import (
     Arena,
     Buffer,
@@ -66,6 +67,7 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
         is_repeatable=True,
         set_up=state.forget_keys,
         writes=state.cache_names(),
+        volatile_in=state.reads_newest,
     )
 
 
@@ -105,6 +107,8 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
         set_up=set_up,
         written=state.scores,
         writes=state.cache_names() | TOKEN_STATE,
+        volatile_in=state.reads_newest,
+        volatile_out=state.writes_scores,
     )
 
 
@@ -135,6 +139,9 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
         trunk_TD.normal_(generator=same)
         state.forget_scores(values)
 
+    def volatile(values: Mapping[str, Any]) -> dict[str, Tensor]:
+        return {**runs(trunk_TD, np.unique(values["rows"]), "trunk"), **state.reads_newest(values)}
+
     return Phase(
         name="head",
         body=body,
@@ -147,6 +154,8 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
         set_up=set_up,
         written=state.scores,
         writes=TOKEN_STATE,
+        volatile_in=volatile,
+        volatile_out=state.writes_scores,
     )
 
 

@@ -26,6 +26,7 @@ from saccade.models.folder import find_folder
 from saccade.terminal import progress_bar
 
 MAX_IMPROVEMENTS = 4  # graphs captured behind a call; one takes some 50 ms
+MAX_CHECKS = 8  # shadow checks behind a call
 
 log = logging.getLogger("saccade.engine")
 
@@ -95,6 +96,8 @@ class LLM:
 
     def close(self) -> None:
         """Free the device. A closed LLM cannot be used again."""
+        if self._engine is not None and self._engine.shadow is not None:
+            self._engine.shadow.close()
         self._engine = None
 
     def generate(
@@ -146,6 +149,7 @@ class LLM:
                 self.engine.step()
         self._note(batch.jobs)
         self._improve()
+        self._check_shadow()
         return [job.output() for job in batch.jobs]
 
     def _improve(self) -> None:
@@ -153,6 +157,13 @@ class LLM:
         for _ in range(MAX_IMPROVEMENTS):
             if self.engine.runner.can_improve and (error := self.engine.improve()) is not None:
                 log.warning("a graph could not be captured: %s: %s", type(error).__name__, error)
+
+    def _check_shadow(self) -> None:
+        """Check some of the replays that were kept: there is nobody to do it while this thread is elsewhere."""
+        for _ in range(MAX_CHECKS):
+            found = self.engine.check_shadow() if self.engine.can_check else None
+            if found is not None:
+                log.error("%s", found)
 
     def _note(self, jobs: Sequence[_Job]) -> None:
         for job in jobs:

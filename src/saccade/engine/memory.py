@@ -7,7 +7,7 @@ from torch import Tensor
 
 from saccade.config import Tier
 from saccade.engine.blueprint import Blueprint, peak_bytes
-from saccade.engine.sizes import HEADROOM_BYTES, block_bytes, blocks_that_fit, wanted_blocks
+from saccade.engine.sizes import HEADROOM_BYTES, block_bytes, blocks_that_fit, shadow_bytes_for, wanted_blocks
 from saccade.errors import ConfigError
 from saccade.graphs import GraphRunner
 
@@ -33,6 +33,7 @@ class MemoryPlan:
     max_model_len: int
     max_num_seqs: int
     wanted_blocks: int | None  # where tokens were asked for, or memory is not measured
+    shadow: int = 0  # copies for shadow checks, and memory for language passes without a graph
 
     @property
     def graphs(self) -> int:
@@ -41,7 +42,8 @@ class MemoryPlan:
     @property
     def needed(self) -> int:
         """All but weights and KV cache."""
-        return self.encoder_cache + self.sampling + sum(self.arenas.values()) + self.graphs + self.eager_vision
+        own = self.encoder_cache + self.sampling + sum(self.arenas.values())
+        return own + self.graphs + self.eager_vision + self.shadow
 
     @property
     def token_bytes(self) -> float:
@@ -56,6 +58,7 @@ class MemoryPlan:
             ("logits and sampling", self.sampling, "exact, --max-num-seqs"),
             (f"{self.num_graphs} graphs", self.graphs, "estimated"),
             ("vision passes without a graph", self.eager_vision, "estimated"),
+            *([("shadow checks", self.shadow, "estimated, --shadow")] if self.shadow else []),
             ("CUDA and libraries", CONTEXT_BYTES, "assumed"),
             ("room to spare", HEADROOM_BYTES, "kept free"),
         ]
@@ -85,7 +88,7 @@ def plan_memory(blueprint: Blueprint) -> MemoryPlan:
     measured = blueprint.is_cuda and not settings.kv_cache_tokens
     peaks = {phase.phase.name: peak_bytes(blueprint, phase) for phase in runner.phases}
     vision = peaks.pop("vision", 0)
-    may_be_eager = runner.vision is not None and _runs_eagerly(runner.vision)
+    may_be_eager = runner.vision is not None and (settings.shadow > 0 or _runs_eagerly(runner.vision))
     return MemoryPlan(
         weights=blueprint.model.parameter_bytes(),
         encoder_cache=_nbytes(state.vision_rows),
@@ -94,6 +97,7 @@ def plan_memory(blueprint: Blueprint) -> MemoryPlan:
         language_temporaries=max(peaks.values()),
         vision_temporaries=vision,
         eager_vision=vision if may_be_eager else 0,
+        shadow=_shadow_bytes(blueprint, max(peaks.values())),
         num_graphs=sum(_num_graphs(phase, is_cuda=blueprint.is_cuda) for phase in captured),
         block_bytes=block_bytes(blueprint.model, blueprint.sizes.block_size),
         block_size=blueprint.sizes.block_size,
@@ -101,6 +105,12 @@ def plan_memory(blueprint: Blueprint) -> MemoryPlan:
         max_num_seqs=blueprint.limits.max_num_seqs,
         wanted_blocks=None if measured else wanted_blocks(settings, blueprint.limits, blueprint.sizes.block_size),
     )
+
+
+def _shadow_bytes(blueprint: Blueprint, eager: int) -> int:
+    has_vision = blueprint.model.spec.vision is not None
+    copies = sum(shadow_bytes_for(blueprint.settings, is_cuda=blueprint.is_cuda, has_vision=has_vision).values())
+    return copies + eager if copies else 0
 
 
 def room_on(plan: MemoryPlan, total_bytes: int, utilization: float) -> Room:

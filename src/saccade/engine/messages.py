@@ -171,6 +171,13 @@ class Flushed(Struct, frozen=True, tag=True):
     is_done: bool
 
 
+class Degraded(Struct, frozen=True, tag=True):
+    """Something is wrong with the engine, which goes on: for everybody, and for the log."""
+
+    reason: str
+    note: str
+
+
 class Failure(Struct, frozen=True, tag=True):
     """The last message of an engine that cannot go on."""
 
@@ -182,7 +189,7 @@ class Closed(Struct, frozen=True, tag=True):
     """The last message of an engine that was told to close: every request has had its end before."""
 
 
-Reply = Stage | Ready | Updates | Refused | StatsReply | Flushed | Failure | Closed
+Reply = Stage | Ready | Updates | Refused | StatsReply | Flushed | Degraded | Failure | Closed
 
 encode = msgpack.Encoder().encode
 decode_command = msgpack.Decoder(Command).decode

@@ -39,7 +39,7 @@ def engine_metrics(engine: "Engine") -> Iterator[Metric]:
     scheduler = engine.scheduler.stats()
     yield from scheduler_metrics(scheduler)
     yield encoder_metric(scheduler)
-    yield from graph_metrics(runner.snapshot() for runner in engine.runner.phases)
+    yield from graph_metrics(engine.phase_snapshots().values())
 
 
 def scheduler_metrics(scheduler: Stats, num_pending: int = 0) -> Iterator[Metric]:
@@ -69,7 +69,12 @@ def graph_metrics(phases: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
         if phase["selfcheck"] is not None:
             text = "replays against eager runs at the start, as a share"
             yield gauge("graph_selfcheck_max_abs_diff", text, phase["selfcheck"], phase=name)
+        for result, times in phase.get("shadow", {}).items():
+            text = "replays that were run again without their graph, or why not"
+            yield counter("shadow_checks", text, times, phase=name, result=result)
         graphs = phase["graphs"]
+        retired = sum(bool(graph.get("out_of_service")) for graph in graphs)
+        yield gauge("graphs_out_of_service", "graphs that were found wrong", retired, phase=name)
         yield gauge("graph_memory_bytes", "memory of the graphs", sum(g["bytes"] for g in graphs), phase=name)
         for graph in graphs:
             labels = {"phase": name, "budget": str(graph["key"])}

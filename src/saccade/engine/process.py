@@ -5,6 +5,7 @@ every request that waits for it ends with an EngineDeadError at once.
 """
 
 import asyncio
+import logging
 import signal
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from saccade.engine.messages import (
     Close,
     Closed,
     Command,
+    Degraded,
     Failure,
     Flush,
     Flushed,
@@ -51,6 +53,7 @@ PULSE_S = 5.0  # between two looks at a worker
 LAST_WORDS_S = 0.5  # for what a worker said before it ended to be read
 
 Report = Callable[[Stage], None]
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class AsyncEngine:
         self._closed: asyncio.Task[None] | None = None
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
         self._processor: Processor | None = None
+        self.degraded: list[str] = []  # what is wrong with an engine that goes on
 
     @classmethod
     async def start(
@@ -288,13 +292,16 @@ class AsyncEngine:
         if serial in self._asked and not self._asked[serial].done():
             self._asked[serial].set_result(found)
 
-    def _hear_of_engine(self, reply: Stage | Ready | Failure | Closed) -> None:
+    def _hear_of_engine(self, reply: Stage | Ready | Degraded | Failure | Closed) -> None:
         match reply:
             case Stage():
                 self._child.hide()
                 self._report(reply)
             case Ready():
                 self._ready.set_result(reply)
+            case Degraded(reason=reason, note=note):
+                _log.error("%s", note)
+                self.degraded.append(reason)
             case Closed():
                 self._die(EngineDeadError("the engine was closed"))
             case Failure():

@@ -77,12 +77,10 @@ class Request:
     _media_ends: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.num_scored = self.first_scored_row
         for span in self.spans:
             self._media_rows[span.media_idx] += span.length
             self._media_ends[span.media_idx] = max(span.end, self._media_ends.get(span.media_idx, 0))
-
-    def __post_init__(self) -> None:
-        self.num_scored = self.first_scored_row
 
     def fork(self, index: int) -> "Request":
         """Output `index` (from 1) of the same prompt, with a seed of its own; prompt scores are the parent's job."""

@@ -109,6 +109,7 @@ class RunnerSettings:
     strict: bool
     vision_tiers: frozenset[Tier] = frozenset({Tier.CAPACITY})  # where vision has graphs at all
     has_few_buckets: bool = False  # as on a CPU, where graphs save no time
+    has_shadow: bool = False  # any pass may be run again without its graph
 
     @property
     def encoder(self) -> EncoderSettings:
@@ -118,6 +119,7 @@ class RunnerSettings:
             images=self.images,
             videos=self.videos,
             has_few_buckets=self.has_few_buckets,
+            has_shadow=self.has_shadow,
             graphs=GraphSettings(
                 tiers=self.vision_tiers if self.modes["vision"] else frozenset(),
                 strict=self.strict,
@@ -206,7 +208,18 @@ class Runner:
 
     def reserve(self) -> int:
         """Keep memory for passes that may run without a graph; how many bytes."""
-        return 0 if self.encoder is None else self.encoder.reserve()
+        vision = 0 if self.encoder is None else self.encoder.reserve()
+        return vision + (self._reserve_language() if self.settings.has_shadow and self._is_cuda else 0)
+
+    @torch.no_grad()
+    def _reserve_language(self) -> int:
+        """Run the largest pass of each phase, so that torch keeps the memory it needs."""
+        device = self._model.place.device
+        before = torch.cuda.memory_reserved(device)
+        for runner in (self.prefill, self.decode, self.head, self.sample):
+            batch = runner.example_for(runner.phase.buckets[-1])
+            runner.eager({**batch.tensors, **batch.arrays}, lambda outputs: None, at=runner.phase.buckets[-1])
+        return torch.cuda.memory_reserved(device) - before
 
     def calibrate(self) -> None:
         """Measure what there is to choose between, and capture what is likely to be chosen."""

@@ -16,7 +16,7 @@ from saccade.engine.language import head_buckets
 from saccade.engine.matcher import MaskedRow
 from saccade.engine.params import SamplingParams
 from saccade.engine.plan import Chunk
-from saccade.engine.state import DeviceState
+from saccade.engine.state import DeviceState, runs
 from saccade.graphs import Arena, Capacity, Fill, Frame, Phase, metadata, output
 
 FLOATS = {
@@ -58,6 +58,15 @@ def sample_phase(state: DeviceState) -> Phase:
         state.newest_ids[sequences_N] = ids_N
         return {"next_ids": ids_N}
 
+    def touched(values: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Counts of tokens matter only where there are penalties."""
+        sequences = np.unique(np.asarray(values["sequences"])[_is_penalised(values)])
+        return {
+            "newest ids": state.newest_ids[1:],
+            "edited logits": state.edited[: len(values["sequences"])],
+            **runs(state.seen, sequences, "seen tokens"),
+        }
+
     examples = SamplerExamples(state, FLOATS)
     return Phase(
         name="sample",
@@ -70,6 +79,8 @@ def sample_phase(state: DeviceState) -> Phase:
         set_up=examples.set_up,
         written=examples.written,
         writes=frozenset({"newest ids", "edited logits", "seen tokens"}),
+        volatile_in=touched,
+        volatile_out=touched,
     )
 
 
@@ -80,6 +91,11 @@ def needs_sampler(params: SamplingParams) -> bool:
 
 def has_penalties(params: SamplingParams) -> bool:
     return (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+def _is_penalised(values: Mapping[str, Any]) -> Any:
+    names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    return np.any([np.asarray(values[name]) != FLOATS[name] for name in names], axis=0)
 
 
 def has_edits(params: SamplingParams) -> bool:

@@ -116,6 +116,10 @@ class EngineSettings:
         "auto", "compare graphs with eager runs before serving: short, full, off, or auto (short on a GPU)"
     )
     enforce_eager: bool = setting(False, "no graphs at all")
+    shadow: float = setting(
+        0.0, "share of replays that are run again without their graph when the engine is idle, and compared; 0: none"
+    )
+    shadow_dir: str = setting("", "folder for inputs of replays that were wrong; by default one in the user's cache")
     seed: int = setting(0, "seed of requests that bring none")
     watchdog_timeout_s: float = setting(
         300.0, "seconds without an answer after which an engine counts as dead; 0: never"
@@ -131,6 +135,8 @@ class EngineSettings:
         if not self.watchdog_timeout_s >= 0:
             met = self.watchdog_timeout_s
             raise ConfigError(f"watchdog_timeout_s is {met}; it must be 0 or more (--watchdog-timeout-s)")
+        if not 0 <= self.shadow <= 1:
+            raise ConfigError(f"shadow is {self.shadow}; allowed are 0 to 1 (--shadow)")
         if self.verify not in VERIFY_WORDS:
             raise ConfigError(f"verify is {self.verify!r}; allowed: {', '.join(VERIFY_WORDS)} (--verify)")
         self.phase_modes()

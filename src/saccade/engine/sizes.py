@@ -14,6 +14,9 @@ PAGE_ROWS = 16
 CPU_KV_TOKENS = 16384
 HEADROOM_BYTES = 512 * 2**20  # for what libraries take late; measured use stays below it
 GPU_BLOCK_SIZE, CPU_BLOCK_SIZE = 128, 16
+# Copies for shadow checks: a decode pass of 64 rows has 40 MB of logits, one over an image of 1024 rows 50 MB in all.
+GPU_SHADOW_BYTES = {"language": 256 * 2**20, "vision": 128 * 2**20}
+CPU_SHADOW_BYTES = {"language": 16 * 2**20, "vision": 8 * 2**20}
 
 
 def runner_settings_for(
@@ -39,6 +42,7 @@ def runner_settings_for(
         strict=settings.graphs_strict,
         vision_tiers=settings.vision_tiers(),
         has_few_buckets=not is_cuda,
+        has_shadow=settings.shadow > 0,
     )
 
 
@@ -63,6 +67,14 @@ def encoder_rows_for(settings: EngineSettings, limits: SchedulerSettings) -> int
 def encoder_index_for(settings: EngineSettings, limits: SchedulerSettings) -> EncoderIndex:
     rows = encoder_rows_for(settings, limits)
     return EncoderIndex(rows, PAGE_ROWS, keeps_idle=settings.encoder_cache_tokens > 0)
+
+
+def shadow_bytes_for(settings: EngineSettings, *, is_cuda: bool, has_vision: bool) -> dict[str, int]:
+    """Memory for copies of language and vision passes; none without shadow checks."""
+    if not settings.shadow:
+        return {}
+    chosen = GPU_SHADOW_BYTES if is_cuda else CPU_SHADOW_BYTES
+    return {name: nbytes for name, nbytes in chosen.items() if has_vision or name != "vision"}
 
 
 def _check_patches(kind: str, settings: ImageSettings | VideoSettings | None, vision: VisionSpec) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.graphs import Watched
@@ -49,6 +51,11 @@ class DeviceState:
     def max_sequences(self) -> int:
         return self.logits.shape[0]
 
+    @property
+    def vision_row_bytes(self) -> int:
+        """Of one row of the encoder cache, on all levels."""
+        return 0 if self.vision_rows is None else self.vision_rows[:, 0].nbytes
+
     def some_sequences(self, count: int, rng: torch.Generator) -> Tensor:
         """Different ones, for examples."""
         return (torch.randperm(self.max_sequences, generator=rng)[:count] + 1).int()
@@ -87,6 +94,14 @@ class DeviceState:
             found |= {f"keys of layer {i}": keys, f"values of layer {i}": values}
         return found
 
+    def reads_newest(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
+        """What a language pass reads that the next one overwrites, besides its inputs."""
+        return {"newest ids": self.newest_ids}
+
+    def writes_scores(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
+        """What a pass that gives tokens leaves outside its outputs. Sequence 0 takes what padding writes."""
+        return {"newest ids": self.newest_ids[1:], "logits": self.logits[: len(values["sequences"])]}
+
     def watched(self, decoder: Layer | None = None) -> Watched:
         """What a language pass reads or writes, by name: a graph refuses to replay if the storage of any has moved.
         Without a decoder, what a sampler does."""
@@ -113,6 +128,17 @@ class StateSizes:
     max_blocks: int
     max_sequences: int
     num_vision_rows: int
+
+
+def runs(tensor: Tensor, rows: NDArray[np.integer[Any]], name: str) -> dict[str, Tensor]:
+    """Views of these rows of a tensor, neighbours in one."""
+    if not len(rows):
+        return {}
+    ends = np.flatnonzero(np.diff(rows) != 1) + 1
+    bounds = [0, *ends.tolist(), len(rows)]
+    firsts = [int(rows[start]) for start in bounds[:-1]]
+    lengths = np.diff(bounds).tolist()
+    return {f"{name} {first}": tensor.narrow(0, first, n) for first, n in zip(firsts, lengths, strict=True)}
 
 
 def new_state(model: Model, sampling: Sampling, sizes: StateSizes) -> DeviceState:

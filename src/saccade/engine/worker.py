@@ -34,6 +34,7 @@ from saccade.engine.messages import (
     Buffers,
     Close,
     Closed,
+    Degraded,
     Failure,
     Flush,
     Flushed,
@@ -51,6 +52,7 @@ from saccade.engine.messages import (
     unpack_prompt,
 )
 from saccade.engine.request import Finish, FinishReason, Request
+from saccade.engine.shadow import Mismatch
 from saccade.engine.update import Update
 from saccade.errors import CapacityError, ConfigError, RequestError, SaccadeError
 from saccade.inputs.processor import Processor
@@ -111,6 +113,9 @@ class Worker:
         flags = zmq.NOBLOCK if self._engine.has_work or self._compiling else 0
         if self._compiling and not self._engine.has_work:
             self._commands.poll(COMPILE_POLL_MS)
+        if not flags and self._engine.can_check and not self._has_command():
+            self._check_shadow()
+            return
         if not flags and self._engine.runner.can_improve and not self._commands.poll(IDLE_MS):
             if (error := self._engine.improve()) is not None:
                 traceback.print_exception(error)
@@ -123,6 +128,17 @@ class Worker:
             self._obey([frame.buffer for frame in frames])
             flags = zmq.NOBLOCK
 
+    def _has_command(self) -> bool:
+        return bool(self._commands.poll(0))
+
+    def _check_shadow(self) -> None:
+        """Check a replay, unless a command comes meanwhile."""
+        found = self._engine.check_shadow(self._has_command)
+        if isinstance(found, Mismatch):
+            self._tell(Degraded(found.reason, str(found)))
+        elif found is not None:
+            traceback.print_exception(found)
+
     def _obey(self, frames: Buffers) -> None:
         match decode_command(frames[0]):
             case Add() as command:
@@ -134,7 +150,7 @@ class Worker:
                 if (serial, index) in self._ids:
                     self._note(self._engine.stop(self._ids[serial, index], stop))
             case AskStats(serial=serial):
-                phases = {runner.phase.name: runner.snapshot() for runner in self._engine.runner.phases}
+                phases = self._engine.phase_snapshots()
                 self._tell(StatsReply(serial, self._engine.scheduler.stats(), phases, gpu_bytes_in_use()))
             case Flush(serial=serial):
                 self._tell(Flushed(serial, not self._compiling and self._engine.forget_cached()))

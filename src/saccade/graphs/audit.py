@@ -160,6 +160,9 @@ def _frozen(
 class _AnotherStack(TorchDispatchMode):
     """Sends every operation through Python, so that other leftovers are on the stack when its kernel is launched."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -4,7 +4,7 @@ import gc
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,18 @@ Progress = Callable[[int, int, GraphKey], None]
 NUM_GATE_SIZES = 7
 
 
+class Observer(Protocol):
+    """Sees every pass that `GraphRunner.run` makes, in order. It must neither wait nor raise."""
+
+    def before(self, batch: Batch, key: GraphKey | None) -> None:
+        """The batch is about to be replayed in the graph of this key; None: to be run eagerly."""
+        ...
+
+    def after(self, outputs: Outputs) -> None:
+        """Valid rows of what it gave, which the next pass overwrites."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """A forward pass to be replayed: its body, its buffers, its buckets.
@@ -43,7 +55,9 @@ class Phase:
     needs, or will write, outside the arena into one condition, and `written` copies what it wrote there: verification
     looks at that as at outputs. `writes` names what of `state` a pass may change; the audit finds everything else that
     it changes. `nondeterministic` names the kernels whose results differ from run to run: without any, replays are
-    compared with eager runs bit for bit, with some, against an estimated error.
+    compared with eager runs bit for bit, with some, against an estimated error. `volatile_in` and
+    `volatile_out` are views of what a pass with these inputs reads and writes outside the arena, as far as other passes
+    overwrite it: with the first put back, the pass can be run again.
     """
 
     name: str
@@ -59,6 +73,8 @@ class Phase:
     written: Callable[[Mapping[str, Any]], dict[str, Tensor]] = lambda values: {}
     writes: frozenset[str] = frozenset()
     nondeterministic: tuple[str, ...] = ()
+    volatile_in: Callable[[Mapping[str, Any]], dict[str, Tensor]] = lambda values: {}
+    volatile_out: Callable[[Mapping[str, Any]], dict[str, Tensor]] = lambda values: {}
 
     def __post_init__(self) -> None:
         for bucket in self.buckets:
@@ -87,11 +103,13 @@ class GraphRunner:
         self.settings = settings or GraphSettings()
         self.stats = Stats()
         self.gate: Gate | None = None
+        self.observer: Observer | None = None
         self.selfcheck: float | None = None  # the largest difference that the last verification found
         self._lane = lane or lane_for(phase.arena.device)
         self._buckets = tuple(sorted(phase.buckets, key=lambda bucket: (bucket[phase.rows], sum(bucket.values()))))
         self._bucket_rows = [bucket[phase.rows] for bucket in self._buckets]
         self._graphs: dict[GraphKey, CapturedGraph] = {}
+        self._retired: dict[GraphKey, str] = {}
         self._exact = ExactGraphs(self.settings)
         self._outputs = [buffer for buffer in phase.arena.buffers.values() if buffer.role is Role.OUTPUT]
         self._state = Watched.of(phase.state) | Watched.of_body(phase.body)
@@ -127,6 +145,7 @@ class GraphRunner:
                 "bytes": graph.nbytes,
                 "capture_seconds": graph.capture_s,
                 "replays": graph.num_replays,
+                "out_of_service": self._retired.get(graph.key),
             }
             for graph in self.graphs
         ]
@@ -157,6 +176,10 @@ class GraphRunner:
         ways = (lambda rows: self._eager(by_rows[rows]), lambda rows: self._replay_in_bucket(by_rows[rows]))
         self.gate = Gate(*measure(ways, list(by_rows), self._wait))
         return self.gate
+
+    def retire(self, key: GraphKey, reason: str) -> None:
+        """Never replay this graph again. Its batches take another graph of theirs, or run eagerly at the same size."""
+        self._retired[key] = reason
 
     def forget_exact(self) -> None:
         """Let go of all graphs of one structure each, and of what was counted on the way to them."""
@@ -214,9 +237,13 @@ class GraphRunner:
         if decision.key is None and self.settings.strict and decision.reason is not Reason.GRAPHS_OFF:
             raise GraphError(f"{self.phase.name} batch of {batch.sizes} is not replayed: {decision} (--graphs-strict)")
         self.stats.count(decision, real_rows, graph_rows)
+        if self.observer is not None:
+            self.observer.before(batch, decision.key)
+            consume = _observed(consume, self.observer)
         if decision.key is None:
             # With graphs off the same padded shapes are run, so that switching them off changes no answer by a bit.
-            bucket = self.bucket_for(batch.sizes) if decision.reason is Reason.GRAPHS_OFF else None
+            is_padded = decision.reason in (Reason.GRAPHS_OFF, Reason.OUT_OF_SERVICE)
+            bucket = self.bucket_for(batch.sizes) if is_padded else None
             result = self._hand_over(self._eager(batch, bucket), batch, consume)
         else:
             result = self._replay(decision.key, batch, consume)
@@ -295,6 +322,8 @@ class GraphRunner:
         bucket = self.bucket_for(batch.sizes)
         if bucket is not None and (key := self._key(bucket)) in self._graphs:
             options[Tier.CAPACITY] = key
+        if self._retired:
+            return {tier: key for tier, key in options.items() if key not in self._retired}
         return options
 
     def bucket_for(self, sizes: Mapping[str, int]) -> Capacity | None:
@@ -307,6 +336,11 @@ class GraphRunner:
         if Tier.CAPACITY in self.settings.tiers and self._buckets and self.bucket_for(batch.sizes) is None:
             problem = self.phase.arena.misfit(batch.sizes, self._buckets[-1])
             return Decision(Tier.EAGER, Reason.TOO_LARGE, detail=problem or "")
+        bucket = self.bucket_for(batch.sizes)
+        keys = [self._exact_key(batch), None if bucket is None else self._key(bucket)] if self._retired else []
+        for key in keys:
+            if key is not None and key in self._retired:
+                return Decision(Tier.EAGER, Reason.OUT_OF_SERVICE, detail=self._retired[key])
         return Decision(Tier.EAGER, Reason.NOT_CAPTURED)
 
     def _note_use(self, batch: Batch, decision: Decision, key: GraphKey | None) -> None:
@@ -401,6 +435,14 @@ class GraphRunner:
     def _wait(self) -> None:
         if self.phase.arena.device.type == "cuda":
             torch.cuda.synchronize(self.phase.arena.device)
+
+
+def _observed(consume: Callable[[Outputs], Result], observer: Observer) -> Callable[[Outputs], Result]:
+    def call(outputs: Outputs) -> Result:
+        observer.after(outputs)
+        return consume(outputs)
+
+    return call
 
 
 def _lengths(rows: int, typical: int) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ class Reason(StrEnum):
     TOO_LARGE = "it is larger than every bucket"
     NOT_CAPTURED = "no graph is captured for it yet"
     EAGER_FASTER = "a replay measured no faster"
+    OUT_OF_SERVICE = "its graph was found wrong and taken out of service"
 
 
 @dataclass(frozen=True, slots=True)

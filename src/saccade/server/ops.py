@@ -30,9 +30,12 @@ class OpsRoutes:
         self._service = service
 
     async def health(self, request: Request) -> Response:
-        """Alive: also while the model is loaded and while requests are drained. 503 only when a restart is needed."""
+        """Alive: also while the model is loaded and while requests are drained. 503 only when a restart is needed. An
+        engine that found one of its graphs wrong goes on without it, and is degraded."""
         if self._service.phase is Phase.DEAD:
             raise engine_dead()
+        if reasons := self._service.degraded:
+            return json_reply({"status": "degraded", "reasons": reasons})
         return json_reply({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:

@@ -82,6 +82,11 @@ class Service:
             raise starting()
         return self._engine
 
+    @property
+    def degraded(self) -> list[str]:
+        """What is wrong with an engine that goes on."""
+        return [] if self._engine is None else self._engine.degraded
+
     def check_open(self) -> None:
         """Raises unless new requests are taken."""
         if self.phase is Phase.DRAINING:

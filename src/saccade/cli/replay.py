@@ -1,0 +1,66 @@
+"""`saccade replay`: a pass that a shadow check found wrong, in its graph and without."""
+
+from argparse import Namespace
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from saccade.cli.parser import Parser
+from saccade.errors import ConfigError
+from saccade.terminal import Output, stages
+
+if TYPE_CHECKING:
+    from saccade.engine.shadow_file import ShadowFile
+    from saccade.engine.shadow_replay import Replayed
+
+EXIT_DIFFERENT = 1
+
+
+def new_parser(name: str) -> Parser:
+    about = (
+        "Build the engine that wrote a file of --shadow-dir, put the inputs of the file in place, and run them in the "
+        "graph that was found wrong and without it. Exit code 1 if the two differ. A MODEL takes the place of the "
+        "file's own folder."
+    )
+    return Parser(name, words="FILE [MODEL]", max_words=2, about=about)
+
+
+def run(flags: Namespace) -> int:
+    if not flags.words:
+        raise ConfigError("no file is named: saccade replay FILE [MODEL]")
+    from saccade import LLM  # imports torch
+    from saccade.engine.shadow_file import read_file
+    from saccade.engine.shadow_replay import replay_file
+
+    file = read_file(Path(flags.words[0]).expanduser())
+    model = flags.words[1] if flags.words[1:] else file.origin.model
+    settings = replace(file.origin.settings, shadow=0.0, verify="off")
+    with (
+        stages(Console(stderr=True), f"loading {model}"),
+        LLM(model, **asdict(settings), **asdict(file.origin.limits)) as llm,
+    ):
+        found = replay_file(llm.engine, file)
+    show(Output(), file, found)
+    return EXIT_DIFFERENT if found.differences else 0
+
+
+def show(console: Console, file: "ShadowFile", found: "Replayed") -> None:
+    versions = ", ".join(f"{name} {version}" for name, version in file.versions.items())
+    lines = [
+        f"graph [{file.kept.key}], inputs {file.digest}, recorded with {versions}",
+        f"in the graph    {found.replay_digest}",
+        f"without a graph {found.eager_digest}",
+        *map(str, found.differences),
+    ]
+    if "block_tables" in file.kept.arrays and "slots" not in file.cached:
+        lines.append("the context was too long for the file: both runs read other keys and values than the server's")
+    lines.append("DIFFERENT" if found.differences else "equal")
+    if not found.differences and found.as_recorded:
+        lines.append(
+            f"The replay of the server was another: {found.as_recorded[0]}. A graph that is captured anew is right, so "
+            "what was wrong came about while the server ran."
+        )
+    for line in lines:
+        console.print(line, markup=False, highlight=False)

@@ -1,0 +1,403 @@
+"""Shadow checks: a wrong graph is found while requests are served, a right one never is, and no answer changes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from saccade.config import Mode
+from saccade.engine.engine import Engine
+from saccade.engine.metrics import engine_metrics
+from saccade.engine.params import SamplingParams
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.shadow import MAX_RECORDS, Mismatch, Shadow
+from saccade.engine.shadow_file import MAX_FILES, Origin, read_file
+from saccade.engine.shadow_passes import context_slots
+from saccade.engine.shadow_slab import Slab
+from saccade.errors import ConfigError, GraphError
+from saccade.graphs import Capacity, CapturedGraph, GraphKey, GraphRunner
+from saccade.inputs.placeholders import Prompt, text_prompt
+from tests.engine.conftest import Loaded
+from tests.engine.rig import Answer, Options, build, random_prompt, run
+from tests.models import tiny
+
+Load = Callable[[str], Loaded]
+FAMILIES = ("llama", "qwen3_moe", "gemma3", "qwen3_vl", "qwen2_5_vl", "gemma3_vl")
+PHASES = ("vision", "prefill", "decode", "head", "sample")
+SIZES = Options(mode=Mode.FULL, max_tokens=48, max_num_seqs=8, max_units=40, num_blocks=120, has_prefix_cache=True)
+SLABS = {"language": 16 * 2**20, "vision": 4 * 2**20}
+MAX_CHECKS = 2000
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.8, seed=5, max_tokens=6, ignore_eos=True, logprobs=2)
+PENALISED = replace(SAMPLED, repetition_penalty=1.3, presence_penalty=0.4, min_tokens=2)
+
+
+def shadowed(
+    loaded: Loaded,
+    folder: Path | None = None,
+    options: Options = SIZES,
+    *,
+    share: float = 1.0,
+    slabs: dict[str, int] = SLABS,
+) -> Engine:
+    made, model = loaded
+    engine = build(model, made.folder, options)
+    origin = Origin(model=str(made.folder), settings=EngineSettings(), limits=SchedulerSettings(), folder=folder)
+    engine.shadow = Shadow(engine.runner, share, origin, slab_bytes=slabs)
+    return engine
+
+
+def requests(made: tiny.Tiny, count: int, seed: int) -> tuple[dict[str, Prompt], dict[str, SamplingParams]]:
+    """Of many lengths, some with images where the family can see, with parameters of every kind."""
+    rng = np.random.default_rng(seed)
+    has_images = made.name in tiny.VISION
+    prompts = {f"{seed}-{i}": random_prompt(made, rng, i % 3 if has_images else 0) for i in range(count)}
+    kinds = (GREEDY, SAMPLED, PENALISED)
+    return prompts, {name: kinds[i % len(kinds)] for i, name in enumerate(prompts)}
+
+
+def check_all(engine: Engine) -> list[Mismatch]:
+    found: list[Mismatch] = []
+    for _ in range(MAX_CHECKS):
+        if not engine.can_check:
+            return found
+        one = engine.check_shadow()
+        if isinstance(one, Exception):
+            raise one
+        found += [one] if one is not None else []
+    raise AssertionError(f"more than {MAX_CHECKS} checks")
+
+
+def counts(engine: Engine) -> dict[str, int]:
+    """Of all phases together."""
+    total: dict[str, int] = {}
+    for phase in engine.phase_snapshots().values():
+        for result, times in phase["shadow"].items():
+            total[result] = total.get(result, 0) + times
+    return total
+
+
+def runner_of(engine: Engine, phase: str) -> GraphRunner:
+    return next(runner for runner in engine.runner.phases if runner.phase.name == phase)
+
+
+def poison(graph: CapturedGraph, spoil: Any) -> None:
+    """From now on a replay of this graph does something wrong at its end."""
+    graph.steps = (*graph.steps, spoil)
+
+
+def poison_outputs(runner: GraphRunner) -> None:
+    """All graphs of a phase put out something wrong by one unit in one value."""
+    name = {"vision": "rows", "prefill": "trunk"}.get(runner.phase.name, "next_ids")
+    for graph in runner.graphs:
+        poison(graph, partial(_spoil, graph.frame[name].view(-1)[:1]))
+
+
+def _spoil(value: Tensor) -> None:
+    if value.is_floating_point():
+        value.copy_(torch.nextafter(value, torch.full_like(value, torch.inf)))
+    else:
+        value.copy_((value + 1) % 3)
+
+
+def answers(found: dict[str, Answer]) -> dict[str, Any]:
+    return {name: (answer.token_ids, [update.scores for update in answer.updates]) for name, answer in found.items()}
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, (ids, scores) in expected.items():
+        assert found[name][0] == ids
+        for mine, other in zip(found[name][1], scores, strict=True):
+            assert (mine is None) == (other is None)
+            if mine is not None:
+                np.testing.assert_array_equal(mine.chosen, other.chosen)
+                np.testing.assert_array_equal(mine.top_ids, other.top_ids)
+
+
+@pytest.mark.parametrize("mode", [Mode.FULL, Mode.PIECEWISE])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_right_graphs_are_checked_and_nothing_is_found(loaded: Load, family: str, mode: Mode, tmp_path: Path) -> None:
+    engine = shadowed(loaded(family), tmp_path, replace(SIZES, mode=mode))
+    for seed in (1, 2):
+        run(engine, *requests(loaded(family)[0], 6, seed))
+        assert check_all(engine) == []
+    phases = engine.phase_snapshots()
+    for name, phase in phases.items():
+        assert phase["shadow"].keys() <= {"equal", "overwritten", "evicted"}, (name, phase["shadow"])
+        assert phase["shadow"]["equal"] > 0, name
+    assert phases.keys() >= set(PHASES[1:]) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3_vl"])
+def test_no_answer_is_changed(loaded: Load, family: str) -> None:
+    """Twenty requests in waves that find prefixes and images of earlier ones, with checks between the waves."""
+    made, model = loaded(family)
+    plain, watched = build(model, made.folder, SIZES), shadowed(loaded(family))
+    for seed in (1, 2, 1, 3):
+        prompts, params = requests(made, 5, seed)
+        expected = answers(run(plain, prompts, params))
+        assert_same(answers(run(watched, prompts, params)), expected)
+        assert check_all(watched) == []
+    assert counts(watched)["equal"] > 20
+    assert watched.scheduler.stats().prefix_hit_tokens == plain.scheduler.stats().prefix_hit_tokens > 0
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_graph_that_gets_wrong_is_found_and_goes_out_of_service(loaded: Load, phase: str, tmp_path: Path) -> None:
+    made, model = loaded("qwen3_vl")
+    engine = shadowed(loaded("qwen3_vl"), tmp_path)
+    run(engine, *requests(made, 5, seed=1))
+    assert check_all(engine) == []
+    runner = runner_of(engine, phase)
+    poison_outputs(runner)
+    found: list[Mismatch] = []
+    for seed in (2, 3, 2, 3):
+        run(engine, *requests(made, 5, seed))
+        found += check_all(engine)
+    assert found and {mismatch.key.phase for mismatch in found} == {phase}
+    assert len({mismatch.key for mismatch in found}) == len(found), "a graph is found wrong once"
+    snapshot = engine.phase_snapshots()[phase]
+    assert snapshot["shadow"]["different"] == len(found)
+    assert snapshot["fallbacks"]["out_of_service"] > 0
+    retired = {graph["key"]: graph["out_of_service"] for graph in snapshot["graphs"] if graph["out_of_service"]}
+    assert retired.keys() == {str(mismatch.key) for mismatch in found}
+    figures = {
+        (one.plain, one.labels.get("phase"), one.labels.get("result")): one.value for one in engine_metrics(engine)
+    }
+    assert figures["shadow_checks", phase, "different"] == figures["graphs_out_of_service", phase, None] == len(found)
+    first = found[0]
+    assert str(first.key) in str(first) and first.digest in str(first) and str(first.path) in str(first)
+    assert str(first.path) not in first.reason, "paths are for the log"
+    assert len(list(tmp_path.iterdir())) == min(len(found), MAX_FILES)
+    for graph in runner.graphs:
+        runner.retire(graph.key, "all of them, for the comparison")
+    prompts, params = requests(made, 5, seed=40)
+    assert_same(answers(run(engine, prompts, params)), answers(run(build(model, made.folder, SIZES), prompts, params)))
+
+
+def wrong_place(engine: Engine, place: str, graph: CapturedGraph) -> tuple[Tensor, Tensor]:
+    """A tensor that a pass writes to besides its outputs, and which of its rows."""
+    state = engine.runner.state
+    if place == "rows of the cache":
+        assert state.vision_rows is not None
+        return state.vision_rows[0], graph.frame["targets"][:1]
+    if place == "keys of layer 1":
+        return state.caches[1][0].flatten(0, 1), graph.frame["slots"][:1]
+    return {"logits": (state.logits, torch.tensor([0])), "newest ids": (state.newest_ids, torch.tensor([8]))}[place]
+
+
+@pytest.mark.parametrize("place", ["keys of layer 1", "logits", "newest ids", "rows of the cache"])
+def test_what_a_pass_writes_outside_its_outputs_is_looked_at(loaded: Load, place: str) -> None:
+    made, _ = loaded("qwen3_vl")
+    engine = shadowed(loaded("qwen3_vl"))
+    runner = runner_of(engine, "vision" if place == "rows of the cache" else "decode")
+    for graph in runner.graphs:
+        home, row = wrong_place(engine, place, graph)
+        poison(graph, partial(home.index_add_, 0, row, torch.ones_like(home[row])))
+    found = []
+    for seed in range(3):
+        run(engine, *requests(made, 4, seed))
+        found += check_all(engine)
+    assert found and {mismatch.key.phase for mismatch in found} == {runner.phase.name}
+    assert place in {difference.output for mismatch in found for difference in mismatch.differences}
+
+
+def test_what_a_wrong_graph_wrote_is_not_used_again(loaded: Load) -> None:
+    made, model = loaded("qwen3_vl")
+    engine = shadowed(loaded("qwen3_vl"))
+    prompt = random_prompt(made, np.random.default_rng(4), num_images=1, length=40)
+    poison_outputs(runner_of(engine, "prefill"))
+    run(engine, {"a": prompt}, GREEDY)
+    [found] = check_all(engine)
+    assert found.key.phase == "prefill"
+    hits = engine.scheduler.stats().prefix_hit_tokens, engine.scheduler.stats().encoder_hits
+    again = run(engine, {"b": prompt}, GREEDY)
+    assert (engine.scheduler.stats().prefix_hit_tokens, engine.scheduler.stats().encoder_hits) == hits
+    right = run(build(model, made.folder, SIZES), {"b": prompt}, GREEDY)
+    assert_same(answers(again), answers(right))
+
+
+def test_a_check_changes_nothing_in_the_caches(loaded: Load) -> None:
+    """Not even where another image has taken the place of the one that is encoded again."""
+    made, _ = loaded("qwen3_vl")
+    engine = shadowed(loaded("qwen3_vl"))
+    assert engine.shadow is not None
+    run(engine, *requests(made, 4, seed=1))
+    state = engine.runner.state
+    assert state.vision_rows is not None
+    [first, *_] = [record for record in engine.shadow._records if record.key.phase == "vision"]
+    taken = first.arrays["targets"][:3]
+    state.vision_rows[:, taken] = 7
+    engine.shadow.writers.note({"targets": taken})
+    tensors = [state.vision_rows[:, 1:], *(part[1:] for pair in state.caches for part in pair)]
+    before = [tensor.clone() for tensor in tensors]
+    assert check_all(engine) == [] and engine.shadow.counts("vision")["equal"] > 0
+    assert all(torch.equal(tensor, same) for tensor, same in zip(tensors, before, strict=True))
+
+
+def test_strictness_refuses_a_batch_whose_graph_is_out_of_service(loaded: Load) -> None:
+    engine = shadowed(loaded("llama"), options=replace(SIZES, strict=True))
+    for graph in engine.runner.decode.graphs:
+        engine.runner.decode.retire(graph.key, "for a test")
+    batch = engine.runner.decode.example_for(engine.runner.decode.phase.buckets[0])
+    with pytest.raises(GraphError, match="taken out of service \\(for a test\\)"):
+        engine.runner.decode.run({**batch.tensors, **batch.arrays}, lambda outputs: None)
+
+
+def test_a_command_interrupts_a_check_between_two_operations(loaded: Load) -> None:
+    made, _ = loaded("qwen3_vl")
+    engine = shadowed(loaded("qwen3_vl"))
+    run(engine, *requests(made, 4, seed=1))
+    for patience in range(1, 2000, 37):
+        if not engine.can_check:
+            break
+        asked = iter([False] * patience + [True])
+        before = counts(engine).get("interrupted", 0)
+        assert engine.check_shadow(partial(next, asked)) is None
+        has_stopped = next(asked, None) is None  # nobody asks again once the answer was yes
+        assert counts(engine).get("interrupted", 0) - before == has_stopped
+    assert counts(engine)["interrupted"] > 10
+    assert check_all(engine) == []
+    assert counts(engine)["equal"] > 0
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_interrupted_check_of_a_wrong_graph_lets_no_other_look_wrong(loaded: Load, is_lost: bool) -> None:
+    """The check has written the right keys over wrong ones that later replays read, and may never be finished."""
+    made, _ = loaded("qwen3_vl")
+    engine = shadowed(loaded("qwen3_vl"))
+    keys = engine.runner.state.caches[0][0].flatten(0, 1)
+    wrong = torch.ones(4, *keys.shape[1:])
+    for graph in engine.runner.prefill.graphs:
+        poison(graph, partial(keys.index_add_, 0, graph.frame["slots"][:4], wrong))
+    prompt = random_prompt(made, np.random.default_rng(4), length=20)
+    run(engine, {"a": prompt}, replace(GREEDY, max_tokens=20))
+    stops = iter([False] * 201 + [True] * MAX_CHECKS)
+    assert engine.check_shadow(partial(next, stops)) is None and counts(engine)["interrupted"] == 1
+    assert engine.shadow is not None
+    engine.shadow._records[0].is_lost = is_lost
+    assert [mismatch.key.phase for mismatch in check_all(engine)] == ([] if is_lost else ["prefill"])
+
+
+def test_a_record_whose_keys_were_overwritten_is_dropped(loaded: Load) -> None:
+    made, _ = loaded("qwen3_vl")
+    engine = shadowed(loaded("qwen3_vl"), options=replace(SIZES, num_blocks=40, has_prefix_cache=False))
+    for seed in range(4):
+        run(engine, *requests(made, 4, seed))
+    assert check_all(engine) == []
+    found = counts(engine)
+    assert found["overwritten"] > 0 and found["equal"] > 0
+
+
+def test_a_record_is_intact_until_a_slot_that_it_read_is_written(loaded: Load) -> None:
+    """By whole blocks and by slots it is the same as by every single slot."""
+    shadow = shadowed(loaded("llama")).shadow
+    assert shadow is not None
+    rng = np.random.default_rng(0)
+    verdicts = []
+    for _ in range(300):
+        tables = rng.permutation(np.arange(1, 120))[:12].reshape(3, 4).astype(np.int32)
+        arrays = {"block_tables": tables, "key_lengths": rng.integers(1, 33, 3).astype(np.int32)}
+        number = shadow.writers.note({"slots": context_slots(arrays, 8)[-1:]})
+        later = rng.integers(8, 960, 20)
+        shadow.writers.note({"slots": later})
+        verdicts.append(shadow.writers.is_intact(arrays, number))
+        assert verdicts[-1] == (not np.isin(context_slots(arrays, 8), later).any())
+    assert 30 < sum(verdicts) < 270
+
+
+def test_what_does_not_fit_the_slab_is_counted_and_memory_stays_flat(loaded: Load) -> None:
+    made, _ = loaded("qwen3_vl")
+    tiny_slabs = shadowed(loaded("qwen3_vl"), slabs={"language": 256, "vision": 256})
+    run(tiny_slabs, *requests(made, 4, seed=1))
+    assert counts(tiny_slabs).keys() == {"too_large"} and not tiny_slabs.can_check
+    engine = shadowed(loaded("qwen3_vl"), slabs={"language": 256 * 1024, "vision": 512 * 1024})
+    shadow = engine.shadow
+    assert shadow is not None
+    for seed in range(4):
+        run(engine, *requests(made, 4, seed))
+        assert shadow.nbytes == 768 * 1024 and len(shadow._records) <= MAX_RECORDS
+    assert check_all(engine) == []
+    found = counts(engine)
+    assert found["evicted"] > 0 and found["equal"] > 0
+
+
+def test_a_slab_never_hands_out_what_is_still_in_use() -> None:
+    class Holder:
+        is_lost = False
+
+    rng = np.random.default_rng(0)
+    slab = Slab(64 * 256, torch.device("cpu"))
+    kept: list[tuple[Holder, dict[str, Tensor], dict[str, Tensor]]] = []
+    for _ in range(500):
+        holder = Holder()
+        tensors = {str(i): torch.randn(int(rng.integers(1, 900))) for i in range(rng.integers(1, 4))}
+        copies = slab.copy(holder, tensors)
+        assert copies is not None
+        kept.append((holder, tensors, copies))
+        kept = [one for one in kept if not one[0].is_lost]
+        for _, given, found in kept:
+            assert all(torch.equal(found[name], given[name]) for name in given)
+    assert len(kept) > 1
+    assert slab.copy(Holder(), {"x": torch.zeros(64 * 256 // 4 + 1)}) is None
+
+
+def test_the_share_is_kept_and_rare_graphs_get_their_turn(loaded: Load) -> None:
+    shadow = shadowed(loaded("llama"), share=0.02).shadow
+    assert shadow is not None
+    keys = [GraphKey("decode", Mode.FULL, Capacity.of(tokens=n)) for n in range(20)]
+    rng = np.random.default_rng(3)
+    chosen = [keys[0] if rng.random() < 0.95 else keys[int(rng.integers(1, 20))] for _ in range(20000)]
+    taken = [key for key in chosen if shadow.wants(key)]
+    assert 300 < len(taken) < 500
+    assert sum(key != keys[0] for key in taken) > 2 * 0.05 * len(taken), "more often than they come"
+
+
+def test_a_file_has_all_that_is_needed(loaded: Load, tmp_path: Path) -> None:
+    made, _ = loaded("qwen3_vl")
+    engine = shadowed(loaded("qwen3_vl"), tmp_path / "made for it")
+    poison_outputs(runner_of(engine, "prefill"))
+    run(engine, {"a": random_prompt(made, np.random.default_rng(4), num_images=1, length=40)}, GREEDY)
+    [found] = check_all(engine)
+    assert found.path is not None and found.path.stat().st_mode & 0o077 == 0
+    file = read_file(found.path)
+    assert file.kept.key == found.key and file.digest == file.kept.digest == found.digest
+    assert file.origin.model == str(made.folder)
+    assert {"slots", "keys of layer 0", "vision rows"} <= file.cached.keys()
+    wrong = {name for name, right in file.kept.eager.items() if not torch.equal(file.kept.replayed[name], right)}
+    assert wrong == {difference.output for difference in found.differences}
+
+
+def test_a_file_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    other = tmp_path / "other.safetensors"
+    save_file({"x": torch.zeros(1)}, other)
+    with pytest.raises(ConfigError, match="was not written by a shadow check"):
+        read_file(other)
+    other.write_bytes(b"nothing of the kind")
+    with pytest.raises(ConfigError, match="is not a file of a shadow check"):
+        read_file(other)
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_file(tmp_path / "missing")
+
+
+def test_a_folder_that_cannot_be_written_keeps_nothing_from_being_reported(loaded: Load, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    engine = shadowed(loaded("llama"), tmp_path / "file" / "folder")
+    poison_outputs(runner_of(engine, "prefill"))
+    run(engine, {"a": text_prompt(range(3, 30))}, GREEDY)
+    [found] = check_all(engine)
+    assert found.path is None and "could not be kept" in str(found)
+
+
+def test_a_share_beyond_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"shadow is 1.5; allowed are 0 to 1 \(--shadow\)"):
+        EngineSettings(shadow=1.5)

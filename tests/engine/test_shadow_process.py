@@ -1,0 +1,128 @@
+"""Shadow checks in the engine's own process: when it is idle, and not when somebody wants something."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from saccade.engine.engine import Engine
+from saccade.engine.messages import Add, AskStats, Close, Degraded, Reply, StatsReply, encode, pack_prompt
+from saccade.engine.process import AsyncEngine
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.worker import Worker
+from tests.engine.conftest import Loaded
+from tests.engine.rig import random_prompt, run
+from tests.engine.test_shadow import GREEDY, counts, poison_outputs, requests, runner_of, shadowed
+from tests.models import tiny
+
+Load = Callable[[str], Loaded]
+BOUND_S = 60.0
+SETTINGS = EngineSettings(
+    device="cpu", block_size=8, kv_cache_tokens=1024, encoder_cache_tokens=256, graphs="vision=off", shadow=1.0
+)
+LIMITS = SchedulerSettings(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=200, encoder_budget_tokens=64)
+
+
+class Front:
+    """The other end of a worker that runs in a thread of this process."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._context = zmq.Context()
+        commands = self._context.socket(zmq.PULL)
+        commands.bind("inproc://commands")
+        self.send = self._context.socket(zmq.PUSH)
+        self.send.connect("inproc://commands")
+        self.told: queue.Queue[Reply] = queue.Queue()
+        self.worker = Worker(engine, commands, self.told.put)
+        self._commands = commands
+
+    def wait_for(self, kind: type[Reply]) -> Reply:
+        while not isinstance(found := self.told.get(timeout=BOUND_S), kind):
+            pass
+        return found
+
+    def close(self) -> None:
+        self.send.close(linger=0)
+        self._commands.close(linger=0)
+        self._context.term()
+
+
+@pytest.fixture
+def fronts() -> Iterator[Callable[[Engine], Front]]:
+    made: list[Front] = []
+
+    def new(engine: Engine) -> Front:
+        made.append(Front(engine))
+        return made[-1]
+
+    yield new
+    for front in made:
+        front.close()
+
+
+def test_a_worker_tells_of_a_wrong_graph_without_being_asked(
+    loaded: Load, fronts: Callable[[Engine], Front], tmp_path: Path
+) -> None:
+    made, _ = loaded("qwen3_vl")
+    engine = shadowed(loaded("qwen3_vl"), tmp_path)
+    poison_outputs(runner_of(engine, "head"))
+    front = fronts(engine)
+    thread = threading.Thread(target=front.worker.run, daemon=True)
+    thread.start()
+    head, arrays = pack_prompt(random_prompt(made, np.random.default_rng(1), num_images=1))
+    frames = [encode(Add(1, head, GREEDY, 0, None, None)), *(array.tobytes() for array in arrays)]
+    front.send.send_multipart(frames)
+    told = front.wait_for(Degraded)
+    assert isinstance(told, Degraded) and "head/full" in told.reason and str(tmp_path) in told.note
+    front.send.send(encode(AskStats(2)))
+    stats = front.wait_for(StatsReply)
+    assert isinstance(stats, StatsReply) and stats.phases["head"]["shadow"]["different"] == 1
+    front.send.send(encode(Close()))
+    thread.join(BOUND_S)
+    assert not thread.is_alive()
+
+
+def test_a_command_that_waits_interrupts_a_check(loaded: Load, fronts: Callable[[Engine], Front]) -> None:
+    made, _ = loaded("qwen3_vl")
+    engine = shadowed(loaded("qwen3_vl"))
+    run(engine, *requests(made, 2, seed=1))
+    front = fronts(engine)
+    front.worker._check_shadow()
+    assert counts(engine) == {"equal": 1}
+    operations = count()
+
+    def has_command() -> bool:
+        if next(operations) == 50:
+            front.send.send(encode(AskStats(1)))
+            assert front._commands.poll(int(BOUND_S * 1000))
+        return front.worker._has_command()
+
+    assert engine.check_shadow(has_command) is None
+    assert counts(engine) == {"equal": 1, "interrupted": 1} and next(operations) == 51
+    front.worker._check_shadow()
+    assert counts(engine) == {"equal": 1, "interrupted": 1}, "none is begun while a command waits"
+
+
+async def checks_while_idle(made: tiny.Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    async with await AsyncEngine.start(made.folder, SETTINGS, LIMITS) as engine:
+        prompt = random_prompt(made, np.random.default_rng(1), length=20)
+        ids = [delta.token_ids async for delta in engine.generate("a", prompt, GREEDY)]
+        pause_s = 0.5
+        while "equal" not in (phases := (await engine.stats()).phases)["decode"]["shadow"]:
+            await asyncio.sleep(pause_s)
+            pause_s *= 2  # to ask interrupts a check
+        assert all(phase["shadow"].keys() <= {"equal", "interrupted"} for phase in phases.values())
+        assert ids == [delta.token_ids async for delta in engine.generate("b", prompt, GREEDY)]
+        assert engine.degraded == []
+        engine._hear(Degraded("a graph is wrong", "a graph is wrong, see FILE"))
+        assert engine.degraded == ["a graph is wrong"] and "see FILE" in caplog.text and engine.is_alive
+
+
+def test_a_server_checks_its_replays_while_it_is_idle(made: tiny.Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    asyncio.run(asyncio.wait_for(checks_while_idle(made, caplog), BOUND_S))

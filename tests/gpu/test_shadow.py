@@ -1,0 +1,83 @@
+"""Shadow checks on the GPU: replays of live traffic are bit for bit what eager runs are, and a graph that gets wrong is
+found. `SACCADE_TEST_LAYERS=n` keeps n decoder layers."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from saccade.engine.engine import Engine
+from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.engine.shadow import Mismatch, Shadow
+from saccade.engine.shadow_file import Origin
+from saccade.engine.sizes import GPU_SHADOW_BYTES
+from saccade.models.vlm import Model
+from tests.gpu.engine_rig import Sizes, drive, new_engine, new_runner
+from tests.gpu.test_engine import mixed_jobs
+
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("clean")]
+
+SIZES = Sizes()
+MIB = 2**20
+MAX_CHECKS = 2000
+
+
+@pytest.fixture
+def engine(model: Model, tmp_path: Path) -> Engine:
+    runner = new_runner(model, SIZES, "full")
+    runner.capture()
+    engine = new_engine(runner, SIZES)
+    origin = Origin(model="", settings=EngineSettings(), limits=SchedulerSettings(), folder=tmp_path / "files")
+    engine.shadow = Shadow(runner, 1.0, origin, slab_bytes=GPU_SHADOW_BYTES)
+    return engine
+
+
+def checked(engine: Engine) -> list[Mismatch]:
+    found: list[Mismatch] = []
+    for _ in range(MAX_CHECKS):
+        if not engine.can_check:
+            break
+        one = engine.check_shadow()
+        if isinstance(one, Exception):
+            raise one
+        found += [one] if one is not None else []
+    return found
+
+
+def test_right_graphs_are_found_right_and_memory_stays_flat(engine: Engine) -> None:
+    taken = []
+    for seed in range(3):
+        drive(engine, mixed_jobs(engine.runner, 12, seed=seed))
+        assert checked(engine) == []
+        torch.cuda.synchronize()
+        taken.append(torch.cuda.memory_allocated())
+    counts = {name: phase["shadow"] for name, phase in engine.phase_snapshots().items()}
+    for name in ("vision", "prefill", "decode", "head"):
+        assert counts[name].get("equal", 0) > 0 and not {"different", "unsteady", "failed"} & counts[name].keys(), (
+            counts
+        )
+    assert max(taken) - taken[0] < MIB
+
+
+def test_a_graph_that_gets_wrong_is_found(engine: Engine) -> None:
+    drive(engine, mixed_jobs(engine.runner, 8, seed=1))
+    assert checked(engine) == []
+    runner = engine.runner.decode
+    for graph in runner.graphs:
+        spoil: Any = partial(graph.frame["next_ids"][:1].bitwise_xor_, 1)
+        graph.steps = (*graph.steps, spoil)
+    drive(engine, mixed_jobs(engine.runner, 8, seed=2))
+    found = checked(engine)
+    assert found and {mismatch.key.phase for mismatch in found} == {"decode"}
+
+
+def test_an_interrupted_check_leaves_nothing_wrong(engine: Engine) -> None:
+    drive(engine, mixed_jobs(engine.runner, 8, seed=1))
+    for patience in np.linspace(1, 400, 20).astype(int).tolist():
+        if engine.can_check:
+            stops = iter([False] * patience + [True])
+            assert engine.check_shadow(partial(next, stops)) is None
+    assert checked(engine) == []
