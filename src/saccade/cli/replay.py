@@ -36,7 +36,7 @@ def run(flags: Namespace) -> int:
 
     file = read_file(Path(flags.words[0]).expanduser())
     model = flags.words[1] if flags.words[1:] else file.origin.model
-    settings = replace(file.origin.settings, shadow=0.0, verify="off")
+    settings = replace(file.origin.settings, shadow=0.0, verify="off", revision="", chat_template="")
     with (
         stages(Console(stderr=True), f"loading {model}"),
         LLM(model, **asdict(settings), **asdict(file.origin.limits)) as llm,
