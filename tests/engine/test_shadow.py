@@ -263,7 +263,7 @@ def test_a_command_interrupts_a_check_between_two_operations(loaded: Load) -> No
         assert engine.check_shadow(partial(next, asked)) is None
         has_stopped = next(asked, None) is None  # nobody asks again once the answer was yes
         assert counts(engine).get("interrupted", 0) - before == has_stopped
-    assert counts(engine)["interrupted"] > 10
+    assert counts(engine)["interrupted"] > 0
     assert check_all(engine) == []
     assert counts(engine)["equal"] > 0
 
