@@ -35,7 +35,8 @@ from saccade.bench.settings import OfflineBenchSettings
 from saccade.bench.timing import rates_of
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import Mode
-from saccade.engine.language import prefill_rows
+from saccade.engine.buckets import few_buckets
+from saccade.engine.language import prefill_buckets
 from saccade.engine.state import DeviceState
 from saccade.errors import ConfigError
 from saccade.layers.attention import AttentionSpec
@@ -193,7 +194,8 @@ def test_every_way_is_measured_at_every_size(bench: OfflineBench) -> None:
     assert decode == [(batch, way) for batch in SETTINGS.batches for way in ("eager", "full")]
     assert all(line.ms >= line.host_ms > 0 and line.rows >= line.size for line in bench.lines)
     assert all(line.of_limit == pytest.approx(line.limit_ms / line.ms) for line in bench.lines)
-    padded = next(rows for rows in prefill_rows(max(SETTINGS.tokens)) if rows >= 21)
+    buckets = few_buckets(prefill_buckets(max(SETTINGS.tokens), max(SETTINGS.batches) + 1), "tokens")
+    padded = next(bucket["tokens"] for bucket in buckets if bucket["tokens"] >= 21)
     assert [line.rows for line in bench.of_phase("prefill") if line.size == 21] == [21, padded, padded]
 
 
