@@ -33,8 +33,7 @@ from saccade.graphs.piecewise import Tape
 from saccade.graphs.runner import GraphRunner, Outputs, copy_out
 
 SMALL_BYTES = 2**20  # state up to this size is compared byte by byte, larger by its sum
-NUM_ON_CUDA = 2
-CUBLAS = re.compile("^nvjet|cublas")
+CUBLAS = re.compile("^nvjet|cublas|[dhs]gemm|gemv|splitK")
 MAX_FINDINGS = 5  # of one check: the first few tell what is wrong
 
 
@@ -175,7 +174,7 @@ def _undeclared(nodes: Sequence[Node], memory: MemoryMap) -> list[str]:
         f"undeclared: node {i} ({node.name}) has {argument} = {what} in memory that is neither a buffer, nor declared "
         "state, nor made in the graph: what it holds is frozen"
         for i, node in enumerate(nodes)
-        for argument, what in (*_undeclared_touches(node, memory), *_undeclared_words(node, nodes, memory))
+        for argument, what in (*_undeclared_touches(node, memory), *_undeclared_words(node, memory))
     ]
     return found[:MAX_FINDINGS]
 
@@ -186,19 +185,14 @@ def _undeclared_touches(node: Node, memory: MemoryMap) -> Iterator[tuple[str, st
             yield argument, touch.layout
 
 
-def _undeclared_words(node: Node, nodes: Sequence[Node], memory: MemoryMap) -> Iterator[tuple[str, str]]:
+def _undeclared_words(node: Node, memory: MemoryMap) -> Iterator[tuple[str, str]]:
     """Of raw arguments only those that are one word: a larger one may have stray addresses in bytes that nobody sets.
     cuBLAS has a workspace of its own, which it clears before it uses it."""
+    if node.name == "fill" or CUBLAS.search(node.name):
+        return
     for argument, data in node.raw.items():
-        address = int.from_bytes(data, "little") if len(data) == WORD else 0
-        if not address or not memory.is_foreign(address) or CUBLAS.search(node.name):
-            continue
-        if node.name != "fill" or not any(_has_word(each, data) for each in nodes if CUBLAS.search(each.name)):
-            yield argument, f"{address:#x}"
-
-
-def _has_word(node: Node, word: bytes) -> bool:
-    return any(word in data for data in node.raw.values())
+        if len(data) == WORD and memory.is_foreign(int.from_bytes(data, "little")):
+            yield argument, f"{int.from_bytes(data, 'little'):#x}"
 
 
 class _BoundsOfCapacity(Frame):
@@ -341,8 +335,9 @@ def _varied_values(runner: GraphRunner, capacity: Capacity, rng: torch.Generator
         values = phase.example(lengths, rng)
         if arena.misfit(arena.admit(values).sizes, capacity) is None:
             found.append(values if found else _with_all_varied(runner, values, phase.example(lengths, rng)))
-    # On CUDA each costs a capture of milliseconds, and no host value can come from what is on the device.
-    return [runner.example_values(capacity), *(found[:NUM_ON_CUDA] if arena.device.type == "cuda" else found)]
+    if not _is_cpu(runner) and capacity != min(phase.buckets, key=lambda bucket: bucket[phase.rows]):
+        found = found[:1]  # there each costs a capture, and what one bucket freezes, all do
+    return [runner.example_values(capacity), *found]
 
 
 def _with_all_varied(runner: GraphRunner, values: Values, again: Values) -> Values:

@@ -73,7 +73,7 @@ class CudaLane:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._reserve: Recording | None = None
+        self._first: torch.cuda.CUDAGraph | None = None  # a pool is gone with its last graph: this one stays
         self._keeps_nodes = False
 
     @property
@@ -95,8 +95,7 @@ class CudaLane:
                 gc.enable()
 
     def reserve_small(self) -> None:
-        """By a capture that has many at the same time. A pool keeps what it once had as long as it has a graph, so this
-        one is kept, too: it may be the first."""
+        """By a capture that has many at the same time: a pool keeps what it once had."""
         with torch.no_grad(), self.session():
             self.begin()
             try:
@@ -105,7 +104,7 @@ class CudaLane:
             except BaseException:
                 self.abandon()
                 raise
-            self._reserve = self.end()
+            self.end()
 
     @contextmanager
     def keeping_nodes(self) -> Iterator[None]:
@@ -132,6 +131,7 @@ class CudaLane:
             warnings.simplefilter("always")
             graph.capture_end()
         is_empty = any("empty" in str(warning.message) for warning in caught)
+        self._first = self._first or graph
         return None if is_empty else CudaPiece(graph)
 
     def abandon(self) -> None:

@@ -9,9 +9,9 @@ from saccade.graphs.memory_map import MemoryMap
 from saccade.graphs.nodes import Node
 
 WORD = 8
+MAX_DIMENSIONS = 64
 
-# A word of an argument: kernel, argument, its first half word (which tells how many dimensions a struct describes), and
-# which word of it.
+# A word of an argument: kernel, argument, how many dimensions it describes (structs begin with that), and which word.
 Position = tuple[str, str, int, int]
 
 
@@ -56,11 +56,12 @@ def _raw_differences(
 ) -> Iterator[NodeDifference]:
     if len(one) == 1:
         return  # an empty functor, which nobody sets
-    kind = int.from_bytes(one[:4], "little")
+    first = int.from_bytes(one[:4], "little")
+    kind = first if first <= MAX_DIMENSIONS else 0
     for at, (was, now) in enumerate(zip_longest(words(one, memory), words(other, memory), fillvalue="nothing")):
         if was != now:
             place = f"{argument}, word {at}" if len(one) > WORD else argument
-            yield NodeDifference(i, name, place, was, now, (name, argument, kind if at else 0, at))
+            yield NodeDifference(i, name, place, was, now, (name, argument, kind, at))
 
 
 def _arguments(node: Node, memory: MemoryMap) -> dict[str, str]:
