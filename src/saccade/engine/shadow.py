@@ -146,17 +146,18 @@ class Shadow:
         record = self._next(should_stop)
         if record is None:
             return None
-        phase = record.runner.phase
         try:
-            with self._stream_of(record.runner), _Interruptible(should_stop, phase.arena.device):
+            with self._stream_of(record.runner), _Interruptible(should_stop, record.runner.phase.arena.device):
                 found = self._judge(record)
         except StoppedError:
             self._put_off(record)
             return None
         except Exception as error:
-            self.count(phase.name, "failed")
+            self.count(record.key.phase, "failed")
             return error
-        return None if found is None else self._condemn(record, *found)
+        mismatch = None if found is None else self._condemn(record, *found)
+        record.cached = None  # it is new memory, and a slab knows its records until their place is taken
+        return mismatch
 
     def _is_recent(self, key: GraphKey) -> bool:
         """Whether a graph is in the half that was recorded last."""

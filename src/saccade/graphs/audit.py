@@ -121,9 +121,12 @@ def _is_cpu(runner: GraphRunner) -> bool:
 
 
 def _captured_on(runner: GraphRunner, key: GraphKey, values: Values) -> list[Node]:
-    """A batch is admitted right before its capture, as before a run: whatever the host remembers is of this batch."""
-    batch = runner.phase.arena.admit(values)
-    runner.phase.arena.fill(batch, key.capacity)
+    """A batch is admitted right before its capture, as before a run: whatever the host remembers is of this batch. On
+    CUDA a capture runs nothing, so that buffers may hold no rows at all: filled with the same each time, they leave the
+    same on the stack."""
+    arena = runner.phase.arena
+    batch = arena.admit(values)
+    arena.fill(batch if _is_cpu(runner) else arena.empty_batch(), key.capacity)
     with runner.lane.keeping_nodes():
         return _nodes(runner.record(key, batch.structure if key.digest else None, is_warm=True))
 
