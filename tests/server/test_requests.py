@@ -144,12 +144,16 @@ def test_sglangs_names_are_understood() -> None:
         "text": "a",
         "return_logprob": True,
         "top_logprobs_num": 2,
-        "logprob_start_len": 0,
+        "logprob_start_len": 5,
         "sampling_params": {"max_new_tokens": 4, "min_new_tokens": 1, "sampling_seed": 3, "stop": "x", "regex": "a"},
     }
     found = generate_params(read_request(GenerateRequest, orjson.dumps(body))[0], LIMITS)
     assert (found.max_tokens, found.min_tokens, found.seed, found.stop) == (4, 1, 3, ("x",))
     assert (found.logprobs, found.prompt_logprobs, found.grammar) == (2, 2, Grammar("regex", "a"))
+    assert found.prompt_logprobs_start == 5, "what is before may come from the prefix cache"
+    with pytest.raises(RequestError, match="logprob_start_len is 2147483648"):
+        too_far = orjson.dumps(body | {"logprob_start_len": 2**31})
+        generate_params(read_request(GenerateRequest, too_far)[0], LIMITS)
 
 
 def test_unknown_fields_are_named_safely() -> None:

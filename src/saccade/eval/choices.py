@@ -72,7 +72,7 @@ def _score_group(llm: LLM, group: Sequence[Choice], prompt: str) -> list[list[fl
         context = prompt.replace("{input}", group[question].question)
         start = len(encode(context, has_bos=True))
         rows.append(encode(f"{context} {group[question].choices[index]}", has_bos=True))
-        params.append(SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, prompt_logprobs_start=start))
+        params.append(SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=start))
     outputs = llm.generate(rows, params, progress=False)
     sums = {
         place: _likelihood(output, wanted.prompt_logprobs_start)

@@ -16,7 +16,12 @@ _PLAIN = (
 )  # fmt: skip
 _SUGGESTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 COMPLETION_TOKENS, GENERATE_TOKENS = 16, 128
-_GENERATE_NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+_GENERATE_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+    "prompt_logprobs_start": "logprob_start_len",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +74,8 @@ def generate_params(request: GenerateRequest, limits: SamplingLimits) -> Samplin
     fields["max_tokens"] = GENERATE_TOKENS if params.max_new_tokens is None else params.max_new_tokens
     if request.return_logprob:
         fields["logprobs"] = _logprobs("top_logprobs_num", request.top_logprobs_num or 0, limits)
-        if request.logprob_start_len not in (None, -1):
-            fields["prompt_logprobs"] = fields["logprobs"]
+        if (start := request.logprob_start_len) is not None and start != -1:
+            fields["prompt_logprobs"], fields["prompt_logprobs_start"] = fields["logprobs"], max(start, 0)
     return _checked(fields, _GENERATE_NAMES)
 
 
