@@ -182,6 +182,9 @@ def test_a_built_engine_is_verified_before_it_serves(made: tiny.Tiny, monkeypatc
     monkeypatch.setattr(sys.modules["saccade.graphs.audit"], "_undeclared", lambda nodes, memory: ["it froze 7"])
     with pytest.raises(GraphError, match=r"the audit of graph \[vision/.* found \d+ faults: it froze 7. Not serving"):
         start(settings)
+    monkeypatch.setattr(sys.modules["saccade.graphs.audit"], "_undeclared", lambda nodes, memory: ["perhaps it did"])
+    start(settings)
+    assert stages[-1] == "ready", "a doubt is told, and does not stop a server"
     with pytest.raises(ConfigError, match="allowed: auto, short, full, off"):
         EngineSettings(verify="maybe")
 

@@ -9,6 +9,8 @@ from saccade.graphs.memory_map import MemoryMap
 from saccade.graphs.nodes import Node
 
 WORD = 8
+# torch's own kernels take structs, some bytes of which nobody sets: what looks frozen there may be a leftover after all.
+TORCH_KERNEL, PERHAPS = "_ZN2at", "perhaps "
 MAX_DIMENSIONS = 64
 
 # A word of an argument: kernel, argument, how many dimensions it describes (structs begin with that), and which word.
@@ -28,7 +30,8 @@ class NodeDifference:
 
     def __str__(self) -> str:
         where = f"node {self.node} ({self.name}) has {self.what} = " if self.what else f"node {self.node} is "
-        return f"frozen: {where}{_cut(self.was)}, and {_cut(self.now)} in a capture with other inputs"
+        perhaps = PERHAPS if self.position is not None and self.name.startswith(TORCH_KERNEL) else ""
+        return f"{perhaps}frozen: {where}{_cut(self.was)}, and {_cut(self.now)} in a capture with other inputs"
 
 
 def differences(one: Sequence[Node], other: Sequence[Node], memory: MemoryMap) -> Iterator[NodeDifference]:
