@@ -9,8 +9,11 @@ from saccade.graphs.memory_map import MemoryMap
 from saccade.graphs.nodes import Node
 
 WORD = 8
-# torch's own kernels take structs, some bytes of which nobody sets: what looks frozen there may be a leftover after all.
+# torch's own kernels take structs with bytes that nobody sets: what looks frozen there may be a leftover after all.
 TORCH_KERNEL, PERHAPS = "_ZN2at", "perhaps "
+CASTING = (
+    "WithCast"  # its kernels take a byte for the type, three that nobody sets, and four for the size of an element
+)
 MAX_DIMENSIONS = 64
 
 # A word of an argument: kernel, argument, how many dimensions it describes (structs begin with that), and which word.
@@ -59,6 +62,8 @@ def _raw_differences(
 ) -> Iterator[NodeDifference]:
     if len(one) == 1:
         return  # an empty functor, which nobody sets
+    if CASTING in name and len(one) == WORD:
+        one, other = (data[:1] + bytes(3) + data[4:] for data in (one, other))
     first = int.from_bytes(one[:4], "little")
     kind = first if first <= MAX_DIMENSIONS else 0
     for at, (was, now) in enumerate(zip_longest(words(one, memory), words(other, memory), fillvalue="nothing")):

@@ -1,0 +1,80 @@
+"""Two captures compared as a driver tells them: bytes of arguments, among them addresses and what nobody sets."""
+
+import struct
+
+import pytest
+import torch
+
+from saccade.graphs import Arena, Capacity, RecordedLane, output, rows
+from saccade.graphs.memory_map import MemoryMap
+from saccade.graphs.node_differences import differences
+from saccade.graphs.nodes import Node, Touch
+
+CAPACITY = Capacity.of(tokens=4)
+
+
+@pytest.fixture
+def arena() -> Arena:
+    return Arena([rows("x", ("tokens", 8), torch.float32), output("y", ("tokens", 8), torch.float32)], CAPACITY, "cpu")
+
+
+@pytest.fixture
+def memory(arena: Arena) -> MemoryMap:
+    return MemoryMap(arena, CAPACITY, {"weight": WEIGHT}, RecordedLane())
+
+
+WEIGHT = torch.randn(16, 8)
+
+
+def kernel(*arguments: bytes, name: str = "kernel", grid: int = 1) -> Node:
+    return Node(name, {"grid": (grid, 1, 1)}, raw={f"argument {i}": data for i, data in enumerate(arguments)})
+
+
+def word(number: int) -> bytes:
+    return struct.pack("<Q", number)
+
+
+def found(one: Node, other: Node, memory: MemoryMap) -> list[str]:
+    return [str(difference) for difference in differences([one], [other], memory)]
+
+
+def test_a_number_that_differs_is_named_by_node_and_argument(memory: MemoryMap) -> None:
+    one, other = (kernel(word(5), struct.pack("<i", number)) for number in (7, 9))
+    assert found(one, other, memory) == [
+        "frozen: node 0 (kernel) has argument 1 = 0x7, and 0x9 in a capture with other inputs"
+    ]
+    assert found(one, one, memory) == []
+
+
+def test_addresses_are_named(arena: Arena, memory: MemoryMap) -> None:
+    x, y = (arena.views(CAPACITY)[name].data_ptr() for name in ("x", "y"))
+    assert found(kernel(word(x)), kernel(word(y + 32)), memory) == [
+        "frozen: node 0 (kernel) has argument 0 = x, and y+32 in a capture with other inputs"
+    ]
+    (text,) = found(kernel(word(WEIGHT[2].data_ptr())), kernel(word(WEIGHT[3].data_ptr())), memory)
+    assert "weight+64, and weight+96" in text
+
+
+def test_another_grid_and_another_kernel_differ(memory: MemoryMap) -> None:
+    assert "has grid = (1, 1, 1), and (2, 1, 1)" in found(kernel(grid=1), kernel(grid=2), memory)[0]
+    assert found(kernel(), kernel(name="other"), memory) == [
+        "frozen: node 0 is kernel, and other in a capture with other inputs"
+    ]
+    more = list(differences([kernel()], [kernel(), kernel()], memory))
+    assert [str(one) for one in more] == ["frozen: node 1 is nothing, and kernel in a capture with other inputs"]
+
+
+def test_an_empty_functor_and_padding_of_casts_are_not_set_by_anybody(memory: MemoryMap) -> None:
+    assert found(kernel(b"a"), kernel(b"b"), memory) == []
+    cast = "_ZN2at6native27unrolled_elementwise_kernel...LoadWithCast"
+    one, other = (kernel(word(number), name=cast) for number in (0x8_000000_04, 0x8_F2C610_04))
+    assert found(one, other, memory) == []
+    (text,) = found(one, kernel(word(0x4_000000_04), name=cast), memory)
+    assert text.startswith("perhaps frozen: "), "a struct of torch's own kernels may hold more that nobody sets"
+
+
+def test_memory_that_nobody_declared_is_not_a_name(memory: MemoryMap) -> None:
+    elsewhere = torch.zeros(4)
+    nodes = [Node("add", touches={"other": Touch(address, "(4,) float32")}) for address in (elsewhere.data_ptr(), 0)]
+    assert memory.find(elsewhere.data_ptr()) is None
+    assert found(nodes[0], nodes[1], memory) == []
