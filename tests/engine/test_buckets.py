@@ -33,11 +33,14 @@ def test_few_decode_buckets_have_the_smallest_and_the_largest(largest: int) -> N
     assert {few[0], few[-1]} == {every[0], every[-1]} and len(few) <= 9
 
 
-def test_an_engine_that_is_asked_for_8192_rows_holds_little_and_replays_all(made: tiny.Tiny) -> None:
+def test_an_engine_that_is_asked_for_8192_rows_holds_little_and_replays_all(
+    made: tiny.Tiny, caplog: pytest.LogCaptureFixture
+) -> None:
     """Attention over every request at its longest, which a recorded body would have to compute, holds 2 GiB for a graph
     of so many rows."""
     limits: dict[str, Any] = {"max_num_batched_tokens": 8192, "max_num_seqs": 64, "max_model_len": 512}
     llm = LLM(made.folder, device="cpu", graphs_strict=True, **limits)
+    assert "a step on a CPU has at most 1024 rows, not 8192" in caplog.text
     graphs = [graph for phase in llm.engine.runner.phases for graph in phase.graphs]
     assert len(graphs) <= 30
     assert sum(graph.nbytes for graph in graphs) < 1 << 27

@@ -1,6 +1,7 @@
 """From a checkpoint to a running engine: weights, buffers and graphs first, KV blocks from what is left."""
 
 import gc
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
@@ -41,6 +42,8 @@ from saccade.models.weights import DTYPES, load_model
 MOST_RECORDED_BYTES = 256 * 10**6
 Report = Callable[[Stage], None]
 
+log = logging.getLogger(__name__)
+
 
 def build_engine(
     folder: str | Path,
@@ -66,7 +69,7 @@ def build_engine(
     eos = GenerationDefaults.from_folder(Path(folder)).eos_token_ids
     grammars = GrammarCompiler(processor.tokenizer, model.spec.decoder.vocab_size, eos)  # its thread has work now
     settings = affordable(settings, model, is_cuda=device.type == "cuda")
-    limits = limits.resolved(is_cuda=device.type == "cuda", max_position=model.spec.max_position)
+    limits = _resolved(limits, model, is_cuda=device.type == "cuda")
     runner_settings = runner_settings_for(
         settings, limits, processor.images, processor.videos, model.spec.vision, is_cuda=device.type == "cuda"
     )
@@ -104,6 +107,17 @@ def _new_shadow(engine: Engine, folder: str | Path, settings: EngineSettings, sl
     same = replace(settings, kv_cache_tokens=scheduler.holdings.pool.num_tokens)
     origin = Origin(model=str(Path(folder).resolve()), settings=same, limits=scheduler.settings, folder=kept_in)
     return Shadow(engine.runner, settings.shadow, origin, slab_bytes=slab_bytes)
+
+
+def _resolved(asked: SchedulerSettings, model: Model, *, is_cuda: bool) -> SchedulerSettings:
+    limits = asked.resolved(is_cuda=is_cuda, max_position=model.spec.max_position)
+    if limits.max_num_batched_tokens < asked.max_num_batched_tokens:
+        log.warning(
+            "a step on a CPU has at most %d rows, not %d: longer prompts take several (--max-num-batched-tokens)",
+            limits.max_num_batched_tokens,
+            asked.max_num_batched_tokens,
+        )
+    return limits
 
 
 def _verify(engine: Engine, settings: EngineSettings, report: Report) -> None:
