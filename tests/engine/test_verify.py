@@ -208,8 +208,9 @@ def test_a_replaced_layer_is_noticed(loaded: Load) -> None:
     model = load_model(made.folder, dtype=torch.float32)
     engine = engine_of((made, model), num_buckets=1)
     runner = engine.runner.decode
-    values = runner.phase.example((1, 1), torch.Generator().manual_seed(0))
+    values = runner.phase.example((1,), torch.Generator().manual_seed(0))  # fits whichever bucket there is
     runner.run(values, lambda outputs: None)
+    assert runner.stats.replays.total() == 1
     model.decoder.layers[0] = model.decoder.layers[1]
     with pytest.raises(AddressError, match=r"'layers.0' was replaced"):
         runner.run(values, lambda outputs: None)
