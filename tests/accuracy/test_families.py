@@ -1,6 +1,6 @@
 """Accuracy per family with graphs on: a real multiple-choice benchmark, real weights, four ways of running.
 
-Takes a quarter of an hour on two cores: `make accuracy` runs it and prints the table.
+Takes about 17 minutes on two cores: `make accuracy` runs it and prints the table.
 """
 
 import statistics
