@@ -329,6 +329,18 @@ def test_what_does_not_fit_the_slab_is_counted_and_memory_stays_flat(loaded: Loa
     assert found["evicted"] > 0 and found["equal"] > 0
 
 
+def test_a_checked_record_holds_no_memory_of_its_own(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slabs know their records for long; what a check copied out of the caches is new memory."""
+    made, _ = loaded("qwen3_vl")
+    engine = shadowed(loaded("qwen3_vl"))
+    assert engine.shadow is not None
+    kept: list[Any] = []
+    monkeypatch.setattr(engine.shadow, "keep", lambda record: (kept.append(record), Shadow.keep(engine.shadow, record)))
+    run(engine, *requests(made, 4, seed=1))
+    assert check_all(engine) == [] and counts(engine)["equal"] > 0
+    assert kept and all(record.cached is None for record in kept)
+
+
 def test_a_slab_never_hands_out_what_is_still_in_use() -> None:
     class Holder:
         is_lost = False
