@@ -19,6 +19,7 @@ from saccade.engine.verify import audit_engine, check_engine, sample, verify_eng
 from saccade.errors import AddressError, ConfigError, GraphError
 from saccade.graphs import GraphRunner
 from saccade.graphs.compare import Difference
+from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.inputs.processor import Processor
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model
@@ -185,8 +186,15 @@ def test_a_built_engine_is_verified_before_it_serves(made: tiny.Tiny, monkeypatc
     monkeypatch.setattr(sys.modules["saccade.graphs.audit"], "_undeclared", lambda nodes, memory: ["perhaps it did"])
     start(settings)
     assert stages[-1] == "ready", "a doubt is told, and does not stop a server"
+    monkeypatch.setattr(sys.modules["saccade.graphs.audit"], "_undeclared", unreadable)
+    start(settings)
+    assert stages[-1] == "ready", "an old driver that tells no nodes does not stop a server"
     with pytest.raises(ConfigError, match="allowed: auto, short, full, off"):
         EngineSettings(verify="maybe")
+
+
+def unreadable(*of: object) -> list[str]:
+    raise UnreadableError("nodes of graphs are read with cuFuncGetParamInfo, which this driver does not have")
 
 
 def test_graphs_of_one_layout_each_are_verified_where_there_are_no_others(loaded: Load) -> None:

@@ -19,10 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from saccade.config import Mode, Tier
-from saccade.errors import CaptureError, GraphError
+from saccade.errors import GraphError
 from saccade.graphs.arena import Array, Batch
 from saccade.graphs.buffers import Buffer, DummySegment, Fill, OwnIndex, RepeatLast, Role
 from saccade.graphs.capture import CapturedGraph
+from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.graphs.examples import Values, compose, equal_totals, num_segments
 from saccade.graphs.frame import Frame
 from saccade.graphs.key import Capacity, GraphKey
@@ -110,7 +111,9 @@ def _audit_graph(runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator
                 findings += found
                 break
         findings += _not_one_body(runner, graph.key, base, first)
-    except (CaptureError, GraphError) as error:
+    except UnreadableError:
+        raise
+    except GraphError as error:
         return AuditRow(str(graph.key), 0, (*findings, f"frozen: a capture with other inputs fails: {error}"))
     return AuditRow(str(graph.key), len(base), tuple(findings))
 

@@ -173,14 +173,33 @@ def _name_of(function: int) -> str:
     return (name.value or b"").decode(errors="replace")
 
 
+class UnreadableError(GraphError):
+    """This driver does not tell the nodes of a graph: there is nothing to audit, and nothing wrong with the graph."""
+
+
 @cache
 def _driver() -> Any:
     try:
-        return CDLL("libcuda.so.1")
+        driver = CDLL("libcuda.so.1")
     except OSError as error:
-        raise GraphError(f"the nodes of a graph are read through CUDA's driver, which is not there: {error}") from error
+        raise UnreadableError(f"nodes of graphs are read through CUDA's driver, which is not there: {error}") from error
+    if missing := [name for name in _CALLS if not hasattr(driver, name)]:
+        raise UnreadableError(f"nodes of graphs are read with {missing[0]}, which this driver does not have: update it")
+    return driver
+
+
+_CALLS = (
+    "cuGraphGetNodes",
+    "cuGraphNodeGetType",
+    "cuGraphKernelNodeGetParams_v2",
+    "cuGraphMemcpyNodeGetParams",
+    "cuGraphMemsetNodeGetParams",
+    "cuKernelGetFunction",
+    "cuFuncGetParamInfo",
+    "cuFuncGetName",
+)
 
 
 def _check(call: str, status: int) -> None:
     if status:
-        raise GraphError(f"{call} failed with CUDA error {status}: the nodes of a graph cannot be read")
+        raise UnreadableError(f"{call} failed with CUDA error {status}: the nodes of a graph cannot be read")
