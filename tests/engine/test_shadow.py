@@ -335,7 +335,13 @@ def test_a_checked_record_holds_no_memory_of_its_own(loaded: Load, monkeypatch: 
     engine = shadowed(loaded("qwen3_vl"))
     assert engine.shadow is not None
     kept: list[Any] = []
-    monkeypatch.setattr(engine.shadow, "keep", lambda record: (kept.append(record), Shadow.keep(engine.shadow, record)))
+    keep = engine.shadow.keep
+
+    def noted(record: Any) -> None:
+        kept.append(record)
+        keep(record)
+
+    monkeypatch.setattr(engine.shadow, "keep", noted)
     run(engine, *requests(made, 4, seed=1))
     assert check_all(engine) == [] and counts(engine)["equal"] > 0
     assert kept and all(record.cached is None for record in kept)
