@@ -49,7 +49,8 @@ def main(words: Sequence[str]) -> None:
                 if isinstance(found, Mismatch):
                     caught.add(found.key)
                 if found is not None:
-                    console.print(f"{monotonic() - started - POISON_S:.1f} s later, {num_added} requests: {found}")
+                    text = f"{monotonic() - started - POISON_S:.1f} s later, {num_added} requests: {found}"
+                    console.print(text, markup=False)
             else:
                 sleep(0.001)
         for name, phase in engine.phase_snapshots().items():
