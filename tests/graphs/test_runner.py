@@ -16,7 +16,7 @@ from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.graphs import Batch, Capacity, CapturedGraph, Curve, Gate, GraphKey, GraphRunner, Reason, copy_out
 from saccade.graphs.gate import measure
-from saccade.graphs.runner import Outputs
+from saccade.graphs.phase import Outputs
 from tests.graphs import toy
 
 BOTH = frozenset({Tier.CAPACITY, Tier.EXACT})

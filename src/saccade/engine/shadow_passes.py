@@ -16,7 +16,8 @@ from saccade.engine.batch import Ints, places
 from saccade.engine.state import DeviceState
 from saccade.graphs import GraphKey, GraphRunner, Phase
 from saccade.graphs.compare import Tensors
-from saccade.graphs.runner import Outputs, Result
+from saccade.graphs.phase import Outputs
+from saccade.graphs.runner import Result
 
 Arrays = Mapping[str, Ints]
 

@@ -31,8 +31,9 @@ from saccade.graphs.frame import Body, Frame, run_body
 from saccade.graphs.gate import Curve, Gate
 from saccade.graphs.key import Capacity, GraphKey, row_buckets, structure_digest, thinned
 from saccade.graphs.lane import CudaLane, Lane, lane_for
+from saccade.graphs.phase import Phase, copy_out
 from saccade.graphs.recorded import RecordedLane
-from saccade.graphs.runner import GraphRunner, Phase, copy_out
+from saccade.graphs.runner import GraphRunner
 from saccade.graphs.stats import Decision, Reason, Stats
 from saccade.graphs.verify import Known, Report, Row, verify, verify_batches
 from saccade.graphs.watched import Watched

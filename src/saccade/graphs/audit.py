@@ -30,8 +30,9 @@ from saccade.graphs.key import Capacity, GraphKey
 from saccade.graphs.memory_map import MemoryMap
 from saccade.graphs.node_differences import WORD, Position, differences
 from saccade.graphs.nodes import Node
+from saccade.graphs.phase import Outputs, copy_out
 from saccade.graphs.piecewise import Tape
-from saccade.graphs.runner import GraphRunner, Outputs, copy_out
+from saccade.graphs.runner import GraphRunner
 
 SMALL_BYTES = 2**20  # state up to this size is compared byte by byte, larger by its sum
 CUBLAS = re.compile("^nvjet|cublas|[dhs]gemm|gemv|splitK")

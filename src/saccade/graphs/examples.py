@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from saccade.graphs.key import Capacity
-from saccade.graphs.runner import Phase
+from saccade.graphs.phase import Phase
 
 Lengths = tuple[int, ...]
 Values = Mapping[str, Any]

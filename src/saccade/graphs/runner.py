@@ -3,7 +3,6 @@
 import gc
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -11,21 +10,20 @@ from torch import Tensor
 
 from saccade.config import GraphSettings, Tier
 from saccade.errors import ConfigError, GraphError
-from saccade.graphs.arena import Arena, Array, Batch
-from saccade.graphs.buffers import DummySegment, Role
+from saccade.graphs.arena import Array, Batch
+from saccade.graphs.buffers import Role
 from saccade.graphs.capture import CapturedGraph, capture
 from saccade.graphs.exact import ExactGraphs
 from saccade.graphs.exclusive import Exclusive
-from saccade.graphs.frame import Body, Frame, eager_frame, run_body
+from saccade.graphs.frame import Frame, eager_frame, run_body
 from saccade.graphs.gate import Gate, measure
 from saccade.graphs.key import Capacity, GraphKey, structure_digest
 from saccade.graphs.lane import Lane, lane_for
+from saccade.graphs.phase import Outputs, Phase
 from saccade.graphs.stats import Decision, Reason, Stats
 from saccade.graphs.watched import Watched
 
 Result = TypeVar("Result")
-Outputs = Mapping[str, Tensor]
-Example = Callable[[tuple[int, ...], torch.Generator], Mapping[str, Any]]
 Progress = Callable[[int, int, GraphKey], None]
 
 NUM_GATE_SIZES = 7
@@ -41,58 +39,6 @@ class Observer(Protocol):
     def after(self, outputs: Outputs) -> None:
         """Valid rows of what it gave, which the next pass overwrites."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Phase:
-    """A forward pass to be replayed: its body, its buffers, its buckets.
-
-    `example` makes a batch with the given segment lengths and random content; it serves warm-up, capture, the gate
-    and verification. `state` names what the body touches outside the arena: weights, caches. `typical` is the length
-    of an ordinary segment: where it is given, examples consist of such, so that what is measured is what will be run.
-    `is_repeatable` says that an example gives the same outputs whatever ran before it, as one does that reads nothing
-    from caches but what it wrote itself; verification then needs one eager run of it. `set_up` puts what an example
-    needs, or will write, outside the arena into one condition, and `written` copies what it wrote there: verification
-    looks at that as at outputs. `writes` names what of `state` a pass may change; the audit finds everything else that
-    it changes. `nondeterministic` names the kernels whose results differ from run to run: without any, replays are
-    compared with eager runs bit for bit, with some, against an estimated error. `volatile_in` and
-    `volatile_out` are views of what a pass with these inputs reads and writes outside the arena, as far as other passes
-    overwrite it: with the first put back, the pass can be run again.
-    """
-
-    name: str
-    body: Body
-    arena: Arena
-    rows: str  # the dimension that buckets are ordered by and padding is counted in
-    buckets: tuple[Capacity, ...]
-    example: Example
-    state: Mapping[str, Tensor] = field(default_factory=dict)
-    typical: int | None = None
-    is_repeatable: bool = False
-    set_up: Callable[[Mapping[str, Any]], None] = lambda values: None
-    written: Callable[[Mapping[str, Any]], dict[str, Tensor]] = lambda values: {}
-    writes: frozenset[str] = frozenset()
-    nondeterministic: tuple[str, ...] = ()
-    volatile_in: Callable[[Mapping[str, Any]], dict[str, Tensor]] = lambda values: {}
-    volatile_out: Callable[[Mapping[str, Any]], dict[str, Tensor]] = lambda values: {}
-
-    def __post_init__(self) -> None:
-        for bucket in self.buckets:
-            if any(bucket[name] > self.arena.limits[name] for name in self.arena.limits):
-                raise ConfigError(f"bucket {bucket} of phase {self.name} is larger than its arena: {self.arena.limits}")
-
-    @property
-    def segments(self) -> str | None:
-        """The dimension that counts the segments of a batch, where it has any."""
-        for buffer in self.arena.buffers.values():
-            if isinstance(buffer.padding, DummySegment) and buffer.dimension:
-                return buffer.dimension[0]
-        return None
-
-
-def copy_out(outputs: Outputs) -> dict[str, Tensor]:
-    """The consumer that just copies: what it returns outlives the next replay."""
-    return {name: output.clone() for name, output in outputs.items()}
 
 
 class GraphRunner:

@@ -17,7 +17,8 @@ from saccade.errors import GraphError
 from saccade.graphs.compare import Difference, bit_differences, error_differences, noisy_runs
 from saccade.graphs.examples import Values, compose, equal_totals, num_segments, random_layout
 from saccade.graphs.key import Capacity, GraphKey
-from saccade.graphs.runner import GraphRunner, copy_out
+from saccade.graphs.phase import copy_out
+from saccade.graphs.runner import GraphRunner
 
 Tensors = dict[str, Tensor]
 Known = dict[tuple[int, Capacity | None, bool], Tensors]
