@@ -98,6 +98,8 @@ class Shadow:
         self._recorded: OrderedDict[GraphKey, None] = OrderedDict()  # the last recorded at the end
         for phase in runner.phases:
             phase.observer = _Watcher(self, phase)
+        with _Interruptible(lambda: False, torch.device("cpu")):
+            torch.zeros(1)  # torch imports its compiler for the first such operation, for seconds: not in a check
 
     def close(self) -> None:
         """Watch no longer, and let go of the engine."""
