@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,28 +51,34 @@ class FakeExecutor:
             Path(self._start.settings["closed"]).touch()
 
     def _do(self, order: Do) -> Outcome | None:
-        match order.what:
-            case "sleep":
-                time.sleep(order.seconds)
-            case "fail":
-                raise RequestError(order.text)
-            case "fail otherwise":
-                raise RuntimeError(order.text)
-            case "say":
-                return Outcome(digest=order.text)
-            case "answer much":
-                return Outcome(value="x" * 10**6)
-            case "log":
-                print(order.text, file=sys.stderr)
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "exit":
-                sys.exit(7)
-            case "environment":
-                return Outcome(value=os.environ.get(order.text))
-            case "read store":
-                return Outcome(value=Path(self._start.store).read_text())
-        return None
+        actions: dict[str, Callable[[Do], Outcome | None]] = {
+            "nothing": lambda order: None,
+            "sleep": lambda order: time.sleep(order.seconds),
+            "wait for file": _wait_for_file,
+            "fail": _fail,
+            "fail otherwise": _fail_otherwise,
+            "say": lambda order: Outcome(digest=order.text),
+            "answer much": lambda order: Outcome(value="x" * 10**6),
+            "log": lambda order: print(order.text, file=sys.stderr),
+            "kill": lambda order: os.kill(os.getpid(), signal.SIGKILL),
+            "exit": lambda order: sys.exit(7),
+            "environment": lambda order: Outcome(value=os.environ.get(order.text)),
+            "read store": lambda order: Outcome(value=Path(self._start.store).read_text()),
+        }
+        return actions[order.what](order)
+
+
+def _wait_for_file(order: Do) -> None:
+    while not Path(order.text).exists():
+        time.sleep(0.01)
+
+
+def _fail(order: Do) -> Outcome:
+    raise RequestError(order.text)
+
+
+def _fail_otherwise(order: Do) -> Outcome:
+    raise RuntimeError(order.text)
 
 
 def make(start: RankStart) -> FakeExecutor:

@@ -14,6 +14,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from time import monotonic
@@ -30,7 +31,6 @@ CAPACITY_BYTES = 128 * 2**20
 MAX_OUTSTANDING = 128  # messages; their notices and replies always fit into the buffers of a socket
 MAX_REPLY_BYTES = 2**16
 POLL_S = 0.02  # another thread may have read the reply that this one waits for
-SPIN_S = 0.0001
 
 _NOTICE = struct.Struct("<BQQQQ")  # kind, sequence number, offset, bytes, bytes with those of parts to come
 
@@ -99,12 +99,16 @@ class Sender:
             end.close()
 
     def close(self) -> None:
+        """May be called again."""
         self.release_reader_ends()
         with self._lock:
+            if self.memory_fd < 0:
+                return
             for reader in self._readers.values():
                 reader.is_gone = True
                 reader.socket.close()
             os.close(self.memory_fd)
+            self.memory_fd = -1
             self._memory = np.empty(0, np.uint8)  # the last reference to the mapping
 
     def send(self, message: object, *, timeout_s: float) -> int:
@@ -259,12 +263,11 @@ class Received:
 class Receiver:
     """The reading end, of one thread."""
 
-    def __init__(self, socket_fd: int, memory_fd: int, *, spin_s: float = SPIN_S) -> None:
+    def __init__(self, socket_fd: int, memory_fd: int) -> None:
         os.set_inheritable(socket_fd, False)
         self._socket = socket.socket(fileno=socket_fd)
         self._memory = np.frombuffer(mmap.mmap(memory_fd, 0, prot=mmap.PROT_READ), np.uint8)
         os.close(memory_fd)
-        self._spin_s = spin_s
 
     def receive(self) -> Received | None:
         """Waits for the next message; None when there is none to come. Answers pings meanwhile."""
@@ -291,19 +294,16 @@ class Receiver:
         self.reply(Done(sequence, outcome))
 
     def reply(self, reply: Reply) -> None:
-        """Of which the other side takes so many that this hardly ever waits."""
-        self._socket.sendall(_encode_reply(reply))
+        """Hardly ever waits. That nobody hears it any more is for `receive` to say."""
+        data = _encode_reply(reply)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(data)
+
+    def close(self) -> None:
+        self._socket.close()
 
     def _next_notice(self) -> bytes:
-        """Empty when the other side is gone. Looks for a moment, then sleeps."""
-        end = monotonic() + self._spin_s
-        while monotonic() < end:
-            try:
-                return self._socket.recv(_NOTICE.size, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                continue
-            except ConnectionResetError:
-                return b""
+        """Empty when the other side is gone. Sleeps at once: to look for a while first made others wait for a core."""
         try:
             return self._socket.recv(_NOTICE.size)
         except ConnectionResetError:

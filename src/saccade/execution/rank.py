@@ -18,7 +18,7 @@ import msgspec
 from saccade.errors import ConfigError, SaccadeError
 from saccade.execution.channel import Receiver
 from saccade.execution.codec import Codec
-from saccade.execution.rank_messages import Executor, NotStarted, RankStart, Ready, attempt, describe
+from saccade.execution.rank_messages import NotStarted, RankExecutor, RankStart, Ready, attempt, describe
 from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, end_with_input, end_with_parent
 
 
@@ -47,7 +47,7 @@ def main() -> int:
     return 0
 
 
-def serve(receiver: Receiver, executor: Executor) -> None:
+def serve(receiver: Receiver, executor: RankExecutor) -> None:
     """Returns when rank 0 says so, or is gone."""
     codec = Codec(*executor.order_types)
     while (received := receiver.receive()) is not None:
@@ -58,10 +58,10 @@ def serve(receiver: Receiver, executor: Executor) -> None:
         receiver.acknowledge(received.sequence, outcome)
 
 
-def find_factory(path: str) -> Callable[[RankStart], Executor]:
+def find_factory(path: str) -> Callable[[RankStart], RankExecutor]:
     """By its import path: package.module:function."""
     module, _, name = path.partition(":")
-    factory: Callable[[RankStart], Executor] = getattr(import_module(module), name)
+    factory: Callable[[RankStart], RankExecutor] = getattr(import_module(module), name)
     return factory
 
 

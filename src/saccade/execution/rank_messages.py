@@ -38,8 +38,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
         return self.error.partition(":")[0]
 
 
-class Executor(Protocol):
-    """What a rank's factory makes: `factory(start: RankStart) -> Executor`."""
+class RankExecutor(Protocol):
+    """What a rank's factory makes: `factory(start: RankStart) -> RankExecutor`."""
 
     @property
     def order_types(self) -> tuple[type, ...]:

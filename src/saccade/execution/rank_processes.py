@@ -38,7 +38,7 @@ class RankPlan:
     """What ranks 1 to `num_ranks - 1` run."""
 
     num_ranks: int
-    factory: str  # package.module:function, which takes a RankStart and returns an Executor
+    factory: str  # package.module:function, which takes a RankStart and returns a RankExecutor
     order_types: tuple[type, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)  # what JSON can say
     devices: tuple[int, ...] = ()  # of all ranks, rank 0 among them; by default a rank's is its number
@@ -51,8 +51,8 @@ class RankPlan:
 class RankProcesses:
     """Processes with an executor each. Rank 0 sends orders to all and records what it did with each of them itself.
 
-    When a rank ends, hangs or does something else than rank 0, all are killed, and `on_death` hears the reason once. It is
-    called in the watching thread, because the main thread may hang in a collective. Every later call raises the reason.
+    When a rank ends, hangs or does something else than rank 0, all are killed, and `on_death` hears the reason once, in
+    the watching thread: the main thread may hang in a collective. Every later call raises the same reason.
 
     Orders are sent and recorded by one thread. The watching thread starts the processes, as they end with the thread
     that started them.
@@ -78,9 +78,11 @@ class RankProcesses:
         self._watcher = threading.Thread(target=self._live, name="rank watcher", daemon=True)
         self._watcher.start()
         self._has_started.wait()
-        if self._error is not None:
+        try:
+            self._check()
+        except SaccadeError:
             self.close()
-            raise self._error
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -140,7 +142,7 @@ class RankProcesses:
                 return answers
             if monotonic() > deadline:
                 behind = ", ".join(map(str, self._sender.behind()))
-                raise TimeoutError(f"order {number} was not ended in {timeout_s:g} s by rank {behind}")
+                raise TimeoutError(f"step {number} was not ended in {timeout_s:g} s by rank {behind}")
             self._sender.wait(deadline - monotonic())
 
     def close(self) -> None:
@@ -156,8 +158,7 @@ class RankProcesses:
         self._store_fd = self._wake_fd = -1
 
     def _check(self) -> None:
-        if self._error is not None:
-            raise type(self._error)(str(self._error))
+        self._check_alive()
         if self._is_closing.is_set():
             raise EngineDeadError("the ranks were closed")
         if self._suspicion is not None:
@@ -168,7 +169,12 @@ class RankProcesses:
         self._suspicion = self._suspicion or why
         self._wake()
         self._is_dead.wait(VERDICT_S)
-        raise type(self._error)(str(self._error)) if self._error else EngineDeadError(why)
+        self._check_alive()
+        raise EngineDeadError(why)
+
+    def _check_alive(self) -> None:
+        if self._error is not None:
+            raise type(self._error)(str(self._error))
 
     def _wake(self) -> None:
         if self._wake_fd >= 0:
@@ -276,8 +282,10 @@ class RankProcesses:
             return
         self._error = error
         self._kill()
-        self._is_dead.set()
-        self._on_death(error)
+        try:
+            self._on_death(error)
+        finally:
+            self._is_dead.set()
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} of {self._plan.num_ranks}"
