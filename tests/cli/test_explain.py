@@ -10,12 +10,12 @@ from saccade import LLM, SamplingParams
 from saccade.cli import main
 from saccade.cli.model import BUNDLED_LIMITS
 from saccade.config import Tier
-from saccade.engine.blueprint import draw
-from saccade.engine.rehearsal import made_up_prompt, rehearse
-from saccade.engine.settings import CPU_LIMITS, GPU_LIMITS, EngineSettings, SchedulerSettings
-from saccade.engine.vision import vision_buckets
+from saccade.dry_run.blueprint import draw
+from saccade.dry_run.rehearsal import made_up_prompt, rehearse
+from saccade.execution.vision import vision_buckets
 from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import PlaceholderSettings
+from saccade.wire.engine_settings import CPU_LIMITS, GPU_LIMITS, EngineSettings, SchedulerSettings
 from tests.engine.conftest import made as made  # a fixture
 from tests.models import tiny
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from saccade.cli import main
-from saccade.engine.blueprint import draw
-from saccade.engine.build import build_engine
-from saccade.engine.memory import CONTEXT_BYTES, find_gpu, plan_memory, room_on
-from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.engine.sizes import GPU_SHADOW_BYTES, HEADROOM_BYTES
+from saccade.dry_run.blueprint import draw
+from saccade.dry_run.memory import CONTEXT_BYTES, find_gpu, plan_memory, room_on
 from saccade.errors import ConfigError
+from saccade.execution.build import build_engine
+from saccade.execution.sizes import GPU_SHADOW_BYTES, HEADROOM_BYTES
 from saccade.inputs.processor import Processor
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from tests.engine.conftest import made as made  # a fixture
 from tests.models import tiny
 
@@ -158,7 +158,7 @@ def test_shadow_checks_take_memory(real_size: Path) -> None:
 
 
 def test_room_is_what_is_left() -> None:
-    from saccade.engine.memory import MemoryPlan
+    from saccade.dry_run.memory import MemoryPlan
 
     plan = MemoryPlan(
         weights=1000,

@@ -12,13 +12,8 @@ from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex
 from saccade.cache.prefix import PrefixCache
 from saccade.config import Mode
-from saccade.engine.engine import Engine
-from saccade.engine.params import SamplingParams
-from saccade.engine.runner import Runner, RunnerSettings
-from saccade.engine.scheduler import Scheduler
-from saccade.engine.settings import SchedulerSettings
-from saccade.engine.state import StateSizes, new_state
-from saccade.engine.update import Update
+from saccade.execution.executor import Runner, RunnerSettings
+from saccade.execution.state import StateSizes, new_state
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import plan_image
@@ -26,6 +21,11 @@ from saccade.inputs.settings import ImageSettings, PlaceholderSettings
 from saccade.kernels.images import resize_patchify
 from saccade.kernels.sampling import sampling_for
 from saccade.models.vlm import Model
+from saccade.scheduling.engine import Engine
+from saccade.scheduling.scheduler import Scheduler
+from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import Update
 from tests.models.tiny import END, IMAGE, START, Tiny
 
 MAX_STEPS = 3000

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from saccade.engine.buckets import COARSE_ROWS, few_buckets
-from saccade.engine.language import decode_buckets, prefill_buckets
-from saccade.engine.llm import LLM
-from saccade.engine.params import SamplingParams
+from saccade.execution.language import decode_buckets, prefill_buckets
 from saccade.graphs import Capacity
+from saccade.offline.llm import LLM
+from saccade.scheduling.buckets import COARSE_ROWS, few_buckets
+from saccade.wire.sampling_params import SamplingParams
 from tests.models import tiny
 
 PREFILLS = [(16, 3), (200, 5), (256, 5), (1000, 129), (2048, 9), (8192, 65), (16384, 257)]

@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from saccade.config import Mode
-from saccade.engine.engine import Engine
-from saccade.engine.params import SamplingParams
-from saccade.engine.request import FinishReason
-from saccade.engine.runner import Ticket
-from saccade.engine.stopwatch import Stopwatch
-from saccade.engine.update import NO_NUMBERS
 from saccade.errors import CapacityError, EngineDeadError, GraphError, RequestError
+from saccade.execution.executor import Ticket
+from saccade.execution.stopwatch import Stopwatch
 from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.inputs.positions import rope_delta, text_positions
+from saccade.scheduling.engine import Engine
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import NO_NUMBERS, FinishReason
 from tests.engine.conftest import Loaded
 from tests.engine.rig import Options, build, finish, oracle_inputs, oracle_tokens, random_prompt, run
 from tests.models import tiny

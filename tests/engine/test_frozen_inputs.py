@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from saccade.config import GraphSettings, Tier
-from saccade.engine.engine import Engine
-from saccade.engine.verify import audit_engine, verify_engine
+from saccade.execution.verify import audit_engine, verify_engine
 from saccade.graphs import Frame, GraphRunner
 from saccade.graphs.buffers import Role
+from saccade.scheduling.engine import Engine
 from tests.engine.conftest import Loaded
 from tests.engine.rig import Options, build
 

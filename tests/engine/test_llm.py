@@ -14,13 +14,13 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade import LLM, SamplingParams
-from saccade.engine import engine as engine_module
-from saccade.engine import llm as llm_module
-from saccade.engine import queue as queue_module
-from saccade.engine import scheduler as scheduler_module
-from saccade.engine.llm_inputs import read_prompt
-from saccade.engine.process import EngineStats
+from saccade.client.process import EngineStats
 from saccade.errors import ConfigError, RequestError
+from saccade.offline import llm as llm_module
+from saccade.offline.llm_inputs import read_prompt
+from saccade.scheduling import engine as engine_module
+from saccade.scheduling import queue as queue_module
+from saccade.scheduling import scheduler as scheduler_module
 from saccade.server.metrics import Facts, Metrics
 from tests.engine.counting import num_opcodes
 from tests.engine.rig import oracle_tokens

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from saccade.config import Mode
-from saccade.engine.engine import Engine
-from saccade.engine.metrics import engine_metrics
-from saccade.engine.params import SamplingParams
-from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.engine.shadow import MAX_RECORDS, Mismatch, Shadow
-from saccade.engine.shadow_file import MAX_FILES, Origin, read_file
-from saccade.engine.shadow_passes import context_slots
-from saccade.engine.shadow_slab import Slab
 from saccade.errors import ConfigError, GraphError
+from saccade.execution.shadow import MAX_RECORDS, Mismatch, Shadow
+from saccade.execution.shadow_file import MAX_FILES, Origin, read_file
+from saccade.execution.shadow_passes import context_slots
+from saccade.execution.shadow_slab import Slab
 from saccade.graphs import Capacity, CapturedGraph, GraphKey, GraphRunner
 from saccade.inputs.placeholders import Prompt, text_prompt
+from saccade.scheduling.engine import Engine
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.metrics import engine_metrics
+from saccade.wire.sampling_params import SamplingParams
 from tests.engine.conftest import Loaded
 from tests.engine.rig import Answer, Options, build, random_prompt, run
 from tests.models import tiny
@@ -169,7 +169,8 @@ def test_a_graph_that_gets_wrong_is_found_and_goes_out_of_service(loaded: Load, 
     retired = {graph["key"]: graph["out_of_service"] for graph in snapshot["graphs"] if graph["out_of_service"]}
     assert retired.keys() == {str(mismatch.key) for mismatch in found}
     figures = {
-        (one.plain, one.labels.get("phase"), one.labels.get("result")): one.value for one in engine_metrics(engine)
+        (one.plain, one.labels.get("phase"), one.labels.get("result")): one.value
+        for one in engine_metrics(engine.scheduler.stats(), engine.phase_snapshots().values())
     }
     assert figures["shadow_checks", phase, "different"] == figures["graphs_out_of_service", phase, None] == len(found)
     first = found[0]

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from saccade.config import GraphSettings, Mode, Tier
-from saccade.engine.build import build_engine
-from saccade.engine.engine import Engine
-from saccade.engine.messages import Stage
-from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.engine.verify import audit_engine, check_engine, sample, verify_engine
 from saccade.errors import AddressError, ConfigError, GraphError
+from saccade.execution.build import build_engine
+from saccade.execution.verify import audit_engine, check_engine, sample, verify_engine
 from saccade.graphs import GraphRunner
 from saccade.graphs.compare import Difference
 from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.inputs.processor import Processor
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model
+from saccade.scheduling.engine import Engine
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.messages import Stage
 from tests.engine.conftest import Loaded
 from tests.engine.rig import Options, build
 from tests.models import tiny

@@ -12,16 +12,12 @@ import torch
 from torch import Tensor
 
 from saccade.config import GraphSettings, Mode, Tier
-from saccade.engine.batch import places
-from saccade.engine.encoder import ENCODE_FAILED, MAX_VIEWS, Encoder, EncoderSettings
-from saccade.engine.params import SamplingParams
-from saccade.engine.pixels import Picture, PlainPixels, SlotRing, rounds, shape_of, write_slot
-from saccade.engine.plan import EncodeItem
-from saccade.engine.request import FinishReason
-from saccade.engine.settings import EngineSettings
-from saccade.engine.state import StateSizes, new_state
-from saccade.engine.vision import Geometries, vision_values
 from saccade.errors import ConfigError, GraphError
+from saccade.execution.encoder import ENCODE_FAILED, MAX_VIEWS, Encoder, EncoderSettings
+from saccade.execution.pixels import Picture, PlainPixels, SlotRing, rounds, shape_of, write_slot
+from saccade.execution.state import StateSizes, new_state
+from saccade.execution.vision import Geometries, vision_values
+from saccade.geometry import geometry
 from saccade.graphs import Reason
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image
@@ -29,10 +25,15 @@ from saccade.inputs.settings import ImageSettings, VideoSettings
 from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column
 from saccade.kernels.images import resize_patchify
 from saccade.kernels.sampling import sampling_for
-from saccade.models.geometry import geometry
 from saccade.models.vlm import Model
+from saccade.scheduling.arrays import places
+from saccade.scheduling.plan import EncodeItem
+from saccade.wire.engine_settings import EngineSettings
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import FinishReason
 from tests.engine.conftest import Loaded
 from tests.engine.rig import Options, build, finish, image_settings, oracle_tokens, random_prompt
+from tests.models.steps import vision_step
 
 Load = Callable[[str], Loaded]
 PAGE_ROWS = 4
@@ -157,7 +158,7 @@ def alone(rig: Rig, media: Media) -> Tensor:
         merge=settings.merge,
         resample=settings.resample,
     )
-    return tower(geometry(spec, [media.plan.grid_thw]).step(patches))
+    return tower(vision_step(geometry(spec, [media.plan.grid_thw]), patches))
 
 
 def check(rig: Rig, media: Sequence[Media], what: object = "") -> None:
@@ -335,7 +336,7 @@ class TestChoices:
     def test_usual_images_have_graphs_of_their_own_from_the_start(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch, family: str
     ) -> None:
-        monkeypatch.setattr("saccade.engine.encoder.USUAL_SIZES", ((24, 24), (24, 25), (40, 20), (999, 999)))
+        monkeypatch.setattr("saccade.execution.encoder.USUAL_SIZES", ((24, 24), (24, 25), (40, 20), (999, 999)))
         rig, rng = Rig(loaded(family), tiers=BOTH, exact_max_graphs=3, max_units=64), np.random.default_rng(2)
         rig.encoder.capture_usual()
         graphs = rig.encoder.graphs

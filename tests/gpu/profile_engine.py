@@ -16,7 +16,7 @@ from PIL import Image
 from rich.console import Console
 
 from saccade import LLM, SamplingParams
-from saccade.engine.beside import Beside
+from saccade.execution.side_stream import Beside
 from saccade.inputs.placeholders import Prompt
 
 PARAMS = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)

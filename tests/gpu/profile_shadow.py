@@ -15,9 +15,9 @@ import torch
 from rich.console import Console
 
 from saccade import LLM, SamplingParams
-from saccade.engine.engine import Engine
-from saccade.engine.shadow import Mismatch
+from saccade.execution.shadow import Mismatch
 from saccade.graphs import GraphKey
+from saccade.scheduling.engine import Engine
 from tests.gpu.profile_engine import prompt
 
 PARAMS = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)

@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.engine.batch import Running, is_decode
-from saccade.engine.engine import Engine
-from saccade.engine.params import SamplingParams
-from saccade.engine.plan import Plan
-from saccade.engine.request import FinishReason
-from saccade.engine.runner import Runner
+from saccade.execution.executor import Runner
 from saccade.graphs import Report, verify
 from saccade.models.vlm import Model
+from saccade.scheduling.arrays import Running, is_decode
+from saccade.scheduling.engine import Engine
+from saccade.scheduling.plan import Plan
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import FinishReason
 from tests.gpu.engine_rig import (
     SERVING,
     WAYS,

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.engine.engine import Engine
-from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.engine.shadow import Mismatch, Shadow
-from saccade.engine.shadow_file import Origin
-from saccade.engine.sizes import GPU_SHADOW_BYTES
+from saccade.execution.shadow import Mismatch, Shadow
+from saccade.execution.shadow_file import Origin
+from saccade.execution.sizes import GPU_SHADOW_BYTES
 from saccade.models.vlm import Model
+from saccade.scheduling.engine import Engine
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from tests.gpu.engine_rig import Sizes, drive, new_engine, new_runner
 from tests.gpu.test_engine import mixed_jobs
 

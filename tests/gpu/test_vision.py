@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saccade.config import Tier
-from saccade.engine.beside import Beside
-from saccade.engine.encoder import Encoder, EncoderSettings
-from saccade.engine.pixels import NUM_SLOTS, Picture, PlainPixels, StagedPixels
-from saccade.engine.plan import EncodeItem
-from saccade.engine.runner import Runner
-from saccade.engine.verify import check_engine
+from saccade.execution.encoder import Encoder, EncoderSettings
+from saccade.execution.executor import Runner
+from saccade.execution.pixels import NUM_SLOTS, Picture, PlainPixels, StagedPixels
+from saccade.execution.side_stream import Beside
+from saccade.execution.verify import check_engine
 from saccade.graphs import GraphSettings
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.placeholders import Media
@@ -23,6 +22,7 @@ from saccade.inputs.plans import plan_image
 from saccade.kernels import reference
 from saccade.kernels.dispatch import kernels_for
 from saccade.models.vlm import Model
+from saccade.scheduling.plan import EncodeItem
 from tests.gpu.engine_rig import (
     PAGE_ROWS,
     PHASES,

@@ -21,9 +21,9 @@ from saccade.bench.limits import Limit, Rates, decode_limit, head_limit, prefill
 from saccade.bench.settings import OfflineBenchSettings
 from saccade.bench.timing import latency_ms, rates_of, step_ms, wait
 from saccade.config import Mode
-from saccade.engine.runner import Runner, RunnerSettings
-from saccade.engine.state import DeviceState, StateSizes, new_state
 from saccade.errors import ConfigError
+from saccade.execution.executor import Runner, RunnerSettings
+from saccade.execution.state import DeviceState, StateSizes, new_state
 from saccade.graphs import Batch, Capacity, Frame, GraphRunner, Role, copy_out, run_body
 from saccade.kernels.dispatch import device_named
 from saccade.kernels.sampling import sampling_for

@@ -18,11 +18,9 @@ from saccade.bench.settings import VisionBenchSettings
 from saccade.bench.timing import compared_ms, device_ms, latency_ms, rates_of, step_ms
 from saccade.bench.transformers_tower import time_transformers
 from saccade.config import GraphSettings, Tier
-from saccade.engine.encoder import Encoder, EncoderSettings
-from saccade.engine.packing import Part, padded_rows
-from saccade.engine.plan import EncodeItem
-from saccade.engine.state import StateSizes, new_state
 from saccade.errors import ConfigError
+from saccade.execution.encoder import Encoder, EncoderSettings
+from saccade.execution.state import StateSizes, new_state
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import ImageSettings
@@ -30,6 +28,8 @@ from saccade.kernels.dispatch import device_named
 from saccade.kernels.sampling import sampling_for
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, load_model
+from saccade.scheduling.packing import Part, padded_rows
+from saccade.scheduling.plan import EncodeItem
 
 Report = Callable[[str], None]
 

@@ -30,7 +30,7 @@ def new_parser(name: str) -> Parser:
 
 def run(flags: Namespace) -> int:
     asked, console = settings_from(flags, VerifySettings), Console(stderr=True)
-    from saccade.engine.verify import audit_engine  # imports torch
+    from saccade.execution.verify import audit_engine  # imports torch
 
     with loaded_engine(flags, console) as engine, shown_progress(console, "auditing") as hear:
         report = audit_engine(engine, is_short=asked.short, progress=hear)

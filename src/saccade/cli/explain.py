@@ -17,13 +17,13 @@ from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.plan import settings_folder
 from saccade.config import Word, setting
-from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.errors import ConfigError, RequestError
 from saccade.terminal import Output, print_table
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 if TYPE_CHECKING:
-    from saccade.engine.blueprint import Blueprint
-    from saccade.engine.rehearsal import Rehearsed
+    from saccade.dry_run.blueprint import Blueprint
+    from saccade.dry_run.rehearsal import Rehearsed
     from saccade.inputs.plans import ImagePlan, VideoPlan
     from saccade.inputs.settings import ImageSettings, VideoSettings
 
@@ -87,8 +87,8 @@ def run(flags: Namespace) -> int:
     asked = settings_from(flags, ExplainSettings)
     own = {} if flags.words else BUNDLED_LIMITS
     engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
-    from saccade.engine.blueprint import draw  # imports torch
-    from saccade.engine.rehearsal import made_up_prompt, rehearse
+    from saccade.dry_run.blueprint import draw  # imports torch
+    from saccade.dry_run.rehearsal import made_up_prompt, rehearse
     from saccade.inputs.settings import PlaceholderSettings
     from saccade.kernels.dispatch import device_named
 

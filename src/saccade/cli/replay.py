@@ -12,8 +12,8 @@ from saccade.errors import ConfigError
 from saccade.terminal import Output, stages
 
 if TYPE_CHECKING:
-    from saccade.engine.shadow_file import ShadowFile
-    from saccade.engine.shadow_replay import Replayed
+    from saccade.execution.shadow_file import ShadowFile
+    from saccade.execution.shadow_replay import Replayed
 
 EXIT_DIFFERENT = 1
 
@@ -31,8 +31,8 @@ def run(flags: Namespace) -> int:
     if not flags.words:
         raise ConfigError("no file is named: saccade replay FILE [MODEL]")
     from saccade import LLM  # imports torch
-    from saccade.engine.shadow_file import read_file
-    from saccade.engine.shadow_replay import replay_file
+    from saccade.execution.shadow_file import read_file
+    from saccade.execution.shadow_replay import replay_file
 
     file = read_file(Path(flags.words[0]).expanduser())
     model = flags.words[1] if flags.words[1:] else file.origin.model

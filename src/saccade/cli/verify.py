@@ -15,12 +15,12 @@ from saccade.cli.aliases import add_aliases
 from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
-from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.terminal import Output, print_table, progress_bar, stages
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 if TYPE_CHECKING:
-    from saccade.engine.engine import Engine
     from saccade.graphs import AuditReport, Report
+    from saccade.scheduling.engine import Engine
 
 EXIT_WRONG = 1
 OnGraph = Callable[[str, int, int], None]
@@ -54,7 +54,7 @@ def checking_parser(name: str, about: str) -> Parser:
 
 def run(flags: Namespace) -> int:
     asked, console = settings_from(flags, VerifySettings), Console(stderr=True)
-    from saccade.engine.verify import audit_engine, verify_engine  # imports torch
+    from saccade.execution.verify import audit_engine, verify_engine  # imports torch
 
     with loaded_engine(flags, console) as engine:
         with shown_progress(console, "verifying") as hear:
