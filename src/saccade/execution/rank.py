@@ -31,6 +31,7 @@ def main() -> int:
     if os.getppid() != start.parent_pid:  # it ended before this process asked to end with it
         return EXIT_ORPHANED
     end_with_input()
+    os.set_inheritable(start.store_fd, False)
     sys.stderr = _Marked(sys.stderr, f"rank {start.rank}: ")
     receiver = Receiver(start.socket_fd, start.memory_fd)
     try:

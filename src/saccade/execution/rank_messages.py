@@ -14,12 +14,17 @@ class RankStart(Struct, frozen=True, kw_only=True):
     rank: int
     num_ranks: int
     device: int
-    store: str  # a file for torch.distributed.FileStore; nobody else can open it, and it needs no cleaning up
     factory: str
     settings: dict[str, Any]
     parent_pid: int
     socket_fd: int
     memory_fd: int
+    store_fd: int
+
+    @property
+    def store(self) -> str:
+        """The file of a torch.distributed.FileStore, the same for all ranks."""
+        return store_path(self.store_fd)
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -80,6 +85,10 @@ class Done(Struct, frozen=True, tag=True):
 
 
 Reply = Ready | NotStarted | Heard | Done
+
+
+def store_path(fd: int) -> str:
+    return f"/proc/self/fd/{fd}"
 
 
 def attempt(execute: Callable[[Any], Outcome | None], order: Any) -> tuple[Outcome, Exception | None]:

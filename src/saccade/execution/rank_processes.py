@@ -18,7 +18,7 @@ from saccade.errors import ConfigError, EngineDeadError, SaccadeError
 from saccade.execution.agreement import Agreement
 from saccade.execution.channel import CAPACITY_BYTES, ReaderBehindError, ReaderGoneError, Sender
 from saccade.execution.codec import Codec
-from saccade.execution.rank_messages import Done, NotStarted, Outcome, RankStart, Ready, Reply
+from saccade.execution.rank_messages import Done, NotStarted, Outcome, RankStart, Ready, Reply, store_path
 from saccade.processes import describe_exit
 
 MODULE = "saccade.execution.rank"
@@ -92,8 +92,12 @@ class RankProcesses:
 
     @property
     def store(self) -> str:
-        """The file of a torch.distributed.FileStore for all ranks, without a name that others could open."""
-        return f"/proc/self/fd/{self._store_fd}"
+        """The file of a torch.distributed.FileStore for all ranks, without a name that others could open.
+
+        It stays open as long as this process lives: a FileStore opens it again when it is collected, however late, and
+        aborts the process if it cannot.
+        """
+        return store_path(self._store_fd)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -153,9 +157,9 @@ class RankProcesses:
             return  # it ends them when its own caller is done
         self._watcher.join()
         self._sender.close()
-        for fd in {self._store_fd, self._wake_fd} - {-1}:
-            os.close(fd)
-        self._store_fd = self._wake_fd = -1
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
 
     def _check(self) -> None:
         self._check_alive()
@@ -309,7 +313,7 @@ def _start(plan: RankPlan, rank: int, socket_fd: int, memory_fd: int, store_fd: 
         rank=rank,
         num_ranks=plan.num_ranks,
         device=plan.devices[rank] if plan.devices else rank,
-        store=f"/proc/self/fd/{store_fd}",
+        store_fd=store_fd,
         factory=plan.factory,
         settings=dict(plan.settings),
         parent_pid=os.getpid(),
