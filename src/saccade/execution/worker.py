@@ -5,12 +5,8 @@ standard input: when that closes, or the kernel says that the parent is gone, th
 it, so SIGTERM keeps its default: the process ends at once. The orderly way is the `Close` command.
 """
 
-import ctypes
 import gc
-import os
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -26,6 +22,7 @@ from saccade.errors import CapacityError, ConfigError, RequestError, SaccadeErro
 from saccade.execution.build import Built, build_engine
 from saccade.inputs.processor import Processor
 from saccade.kernels.packages import import_packages
+from saccade.processes import EXIT_FAILED, end_with_input, end_with_parent
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import refusal
 from saccade.scheduling.request import Request
@@ -57,13 +54,11 @@ from saccade.wire.messages import (
 )
 from saccade.wire.update import Finish, FinishReason, Update
 
-EXIT_FAILED, EXIT_ORPHANED = 3, 4
 LINGER_MS = 2000  # for the last words to get out
 SMALL_BYTES = 256 * 10**6
 MAX_COMMANDS = 128  # between two steps, so that a storm of requests does not stop those that run
 COMPILE_POLL_MS = 2
 IDLE_MS = 500  # without a command: what is then done for later requests would keep one waiting for some 50 ms
-PR_SET_PDEATHSIG = 1
 ABORTED = Finish(FinishReason.ABORT)
 
 Tell = Callable[[Reply], None]
@@ -227,7 +222,8 @@ class Worker:
 
 
 def main(folder: Path) -> int:
-    _end_with_parent()
+    end_with_parent()
+    end_with_input()
     context = zmq.Context()
     commands, replies = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     for socket in (commands, replies):
@@ -292,19 +288,6 @@ def _refusal(serial: int, error: Exception) -> Refused:
         return Refused(serial, "capacity", str(error), retry_after_s=error.retry_after_s)
     traceback.print_exception(error)
     return Refused(serial, "internal", f"the engine could not take the request in: {type(error).__name__}")
-
-
-def _end_with_parent() -> None:
-    """Linux kills the process when the thread that started it is gone; elsewhere the closed standard input ends it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_wait_for_end_of_input, daemon=True).start()
-
-
-def _wait_for_end_of_input() -> None:
-    while os.read(0, 1):
-        pass
-    os._exit(EXIT_ORPHANED)
 
 
 if __name__ == "__main__":
