@@ -54,7 +54,7 @@ def _all_gather(x: Tensor, memory: Tensor, group: str, dim: int) -> Tensor:
 
 def _exchange(x: Tensor, memory: Tensor, group: str) -> Tensor:
     """(ranks, ...): every rank's tensor, in the reserved memory."""
-    found: ProcessGroup = distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined]
+    found: ProcessGroup = distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined, arg-type]
     everyone = memory[: found.size() * x.nbytes]
     if x.numel():
         found._allgather_base(everyone, x.contiguous().view(-1).view(torch.uint8)).wait()
