@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from saccade.errors import AddressError
 
@@ -25,6 +26,11 @@ class Collectives(Protocol):
 
     memory: Tensor
 
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """The ways to make a sum, known once there is room."""
+        ...
+
     def reserve(self, nbytes: int) -> None:
         """Make room for the largest tensor that a rank will bring. Comes once, before any capture."""
         ...
@@ -35,6 +41,10 @@ class Collectives(Protocol):
 
     def all_reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """The sum over the ranks, in a new tensor or in `out`, which may be x itself."""
+        ...
+
+    def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The same by one of the algorithms; `all_reduce` takes the quickest for the size."""
         ...
 
     def all_gather(self, x: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
@@ -49,8 +59,9 @@ class Collectives(Protocol):
 class Control:
     """What ranks tell each other outside of passes, on the host: they meet, agree and compare."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, world: ProcessGroup) -> None:
+        self.size = world.size()
+        self._world = world
 
     def barrier(self) -> None:
         self.agree(0)
@@ -59,7 +70,7 @@ class Control:
         """The smallest of the ranks' numbers."""
         assert abs(value) <= INT64_MAX, f"{value} does not fit into 64 bits"
         found = torch.tensor(value, dtype=torch.int64)
-        dist.all_reduce(found, op=dist.ReduceOp.MIN)
+        dist.all_reduce(found, op=dist.ReduceOp.MIN, group=self._world)
         return int(found)
 
     def all_equal(self, data: bytes) -> bool:
@@ -73,7 +84,7 @@ class Control:
         mine[:8] = torch.tensor([len(data)], dtype=torch.int64).view(torch.uint8)
         mine[8 : 8 + len(data)] = torch.tensor(list(data), dtype=torch.uint8)
         found = torch.empty(self.size * mine.numel(), dtype=torch.uint8)
-        dist.all_gather_into_tensor(found, mine)
+        self._world._allgather_base(found, mine).wait()
         rows = found.view(self.size, -1)
         lengths = rows[:, :8].contiguous().view(torch.int64).flatten().tolist()
         return [bytes(row[8 : 8 + length].tolist()) for row, length in zip(rows, lengths, strict=True)]

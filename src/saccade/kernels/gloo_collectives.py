@@ -20,6 +20,8 @@ _LIBRARY.define("all_gather(Tensor x, Tensor(a!) memory, str group, int dim) -> 
 
 
 class GlooCollectives:
+    algorithms = ("gloo",)
+
     def __init__(self, group: ProcessGroup) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8)
         self._name, self._size = group.group_name, group.size()
@@ -34,6 +36,9 @@ class GlooCollectives:
         check_room(x.nbytes, self.memory.numel() // self._size)
         found: Tensor = torch.ops.saccade.all_reduce(x, self.memory, self._name)
         return found if out is None else out.copy_(found)
+
+    def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return self.all_reduce(x, out)
 
     def all_gather(self, x: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
         check_room(x.nbytes, self.memory.numel() // self._size)

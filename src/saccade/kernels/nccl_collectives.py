@@ -10,6 +10,8 @@ from torch.distributed import ProcessGroup
 
 
 class NcclCollectives:
+    algorithms = ("nccl",)
+
     def __init__(self, group: ProcessGroup, device: torch.device, reason: str) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._group, self._reason = group, reason
@@ -30,11 +32,14 @@ class NcclCollectives:
             dist.all_reduce(total, group=self._group)
         return total if out is None or total is out else out.copy_(total)
 
+    def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return self.all_reduce(x, out)
+
     def all_gather(self, x: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
         size = self._group.size()
         everyone = x.new_empty(size * x.shape[0], *x.shape[1:])
         if x.numel():
-            dist.all_gather_into_tensor(everyone, x.contiguous(), group=self._group)
+            self._group._allgather_base(everyone, x.contiguous()).wait()
         return torch.cat(everyone.view(size, *x.shape).unbind(0), dim=dim, out=out)
 
     def describe(self) -> dict[str, Any]:

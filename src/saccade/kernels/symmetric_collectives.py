@@ -69,7 +69,7 @@ class SymmetricCollectives:
         return self.all_reduce_by(name, x, out)
 
     def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The sum by one algorithm of the table above."""
+        """The sum by one algorithm of the table above, whatever is the quickest."""
         if not x.numel():
             return x.clone() if out is None else out
         if algorithm == "gather":

@@ -32,7 +32,7 @@ def connect(*, rank: int, size: int, store: Path, device: torch.device, timeout_
     meeting = FileStore(str(store), size)
     meeting.set_timeout(limit)
     dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=limit)
-    control = Control(rank, size)
+    control = Control(_new_group("gloo", limit))
     made = [_new_collectives(device, control, limit) for _ in range(2)]
     language, vision = (ParallelGroup(rank=rank, size=size, collectives=one, control=control) for one in made)
     return Groups(language=language, vision=vision)
