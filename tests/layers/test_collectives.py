@@ -10,19 +10,19 @@ from saccade.errors import ConfigError
 from saccade.kernels.collectives import Choice, choose, fastest
 from saccade.layers.connect import check_devices, connect
 from saccade.layers.parallel import ParallelGroup
-from tests.layers import rank_collectives
+from tests.layers import rank_cases
 from tests.ranks import run_cases
 
 
 @cache
 def found(size: int) -> dict[str, str]:
-    return run_cases(size, rank_collectives.__name__)
+    return run_cases(size, rank_cases.__name__)
 
 
-@pytest.mark.parametrize("case", rank_collectives.CASES)
+@pytest.mark.parametrize("case", rank_cases.CASES)
 @pytest.mark.parametrize("size", [2, 3])
 def test_together(size: int, case: str) -> None:
-    """See the cases for what each would catch."""
+    """See the cases for what each would catch. Three ranks have no two-shot sum into another tensor."""
     assert not found(size)[case], found(size)[case]
 
 

@@ -50,6 +50,8 @@ class SymmetricCollectives:
     def reserve(self, nbytes: int) -> None:
         """And measure which algorithm is the quickest for which size; all ranks take what rank 0 found."""
         room = _aligned(max(nbytes, SMALLEST_BYTES))
+        torch.cuda.synchronize(self._device)
+        self._control.barrier()  # nobody reads the memory that is let go of
         self.memory = symmetric.empty(room, dtype=torch.uint8, device=self._device)
         self._handle = symmetric.rendezvous(self.memory, self._group)
         self.memory.zero_()

@@ -27,6 +27,9 @@ def connect(*, rank: int, size: int, store: Path, device: torch.device, timeout_
     """
     if size == 1:
         return Groups()
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        torch.cuda.set_device(device)
     use_loopback()
     limit = timedelta(seconds=timeout_s)
     meeting = FileStore(str(store), size)
@@ -61,8 +64,8 @@ def _new_group(backend: str, limit: timedelta) -> dist.ProcessGroup:
 
 def _place(device: torch.device) -> dict[str, Any]:
     """What the other ranks must know of this one's device."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return {"machine": platform.node(), "index": index, "gpu": str(torch.cuda.get_device_properties(index).uuid)}
+    gpu = str(torch.cuda.get_device_properties(device).uuid)
+    return {"machine": platform.node(), "index": device.index, "gpu": gpu}
 
 
 def check_devices(places: Sequence[Mapping[str, Any]], *, may_share: bool) -> None:
