@@ -95,7 +95,7 @@ class RankProcesses:
         """The file of a torch.distributed.FileStore for all ranks, without a name that others could open.
 
         It stays open as long as this process lives: a FileStore opens it again when it is collected, however late, and
-        aborts the process if it cannot.
+        would write into another file that has its number by then.
         """
         return store_path(self._store_fd)
 
