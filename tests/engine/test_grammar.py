@@ -30,7 +30,7 @@ from saccade.wire.messages import Add, Close, Updates, encode, pack_prompt
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import NO_TOKEN, FinishReason
 from tests.engine.conftest import Loaded
-from tests.engine.rig import Answer, Options, build, random_prompt, run
+from tests.engine.rig import Answer, Options, build, executor_of, random_prompt, run
 from tests.engine.simulated import make_request, make_scheduler
 
 Load = Callable[[str], Loaded]
@@ -299,7 +299,7 @@ def test_a_panic_of_the_parser_ends_its_requests_only(loaded: Load, monkeypatch:
     prompts = prompts_for(loaded, ["g", "plain"])
     plain = SamplingParams(temperature=0, max_tokens=10)
     expected = run(engine, {"plain": prompts["plain"]}, plain)["plain"].token_ids
-    monkeypatch.setattr(engine.runner._masks, "_compute", panic)
+    monkeypatch.setattr(executor_of(engine)._masks, "_compute", panic)
     answers = run(engine, prompts, {"g": SamplingParams(grammar=Grammar("regex", "a")), "plain": plain})
     assert answers["g"].finish.reason is FinishReason.ERROR and answers["plain"].token_ids == expected
 

@@ -16,7 +16,6 @@ from saccade.errors import ConfigError, GraphError
 from saccade.execution.encoder import ENCODE_FAILED, MAX_VIEWS, Encoder, EncoderSettings
 from saccade.execution.pixels import Picture, PlainPixels, SlotRing, rounds, shape_of, write_slot
 from saccade.execution.state import StateSizes, new_state
-from saccade.execution.vision import Geometries, vision_values
 from saccade.geometry import geometry
 from saccade.graphs import Reason
 from saccade.inputs.placeholders import Media
@@ -27,12 +26,13 @@ from saccade.kernels.images import resize_patchify
 from saccade.kernels.sampling import sampling_for
 from saccade.models.vlm import Model
 from saccade.scheduling.arrays import places
+from saccade.scheduling.geometries import Geometries, vision_values
 from saccade.scheduling.plan import EncodeItem
 from saccade.wire.engine_settings import EngineSettings
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import FinishReason
 from tests.engine.conftest import Loaded
-from tests.engine.rig import Options, build, finish, image_settings, oracle_tokens, random_prompt
+from tests.engine.rig import Options, build, executor_of, finish, image_settings, oracle_tokens, random_prompt
 from tests.models.steps import vision_step
 
 Load = Callable[[str], Loaded]
@@ -382,15 +382,15 @@ class TestFailures:
         engine = build(model, made.folder, Options(max_num_seqs=4))
         rng = np.random.default_rng(3)
         prompts = {name: random_prompt(made, rng, num_images=1, length=10) for name in ("a", "b", "c")}
-        assert engine.runner.encoder is not None
-        encode = engine.runner.encoder.values
+        assert executor_of(engine).encoder is not None
+        encode = executor_of(engine).encoder.values
 
         def fail(parts: Any, items: Any, media: Any) -> Any:
             if any(items[part.item].request_id == "b" for part in parts):
                 raise GraphError("no luck")
             return encode(parts, items, media)
 
-        engine.runner.encoder.values = fail  # type: ignore[method-assign]
+        executor_of(engine).encoder.values = fail  # type: ignore[method-assign]
         params = SamplingParams(temperature=0, max_tokens=5)
         names = [name for key, prompt in prompts.items() for name in engine.add(key, prompt, params)]
         answers = finish(engine, names)
@@ -546,19 +546,19 @@ def test_an_idle_worker_captures_what_is_hot(loaded: Load) -> None:
     """Through the engine: the same image size again and again, then an idle moment."""
     made, model = loaded("qwen3_vl")
     engine = build(model, made.folder, Options(mode=Mode.FULL, max_num_seqs=2, max_tokens=64, max_units=48))
-    assert engine.runner.encoder is not None
+    assert executor_of(engine).encoder is not None
     settings = GraphSettings(tiers=BOTH)
-    encoder = engine.runner.encoder
+    encoder = executor_of(engine).encoder
     encoder.graphs.settings = encoder.graphs._exact._settings = settings
-    engine.runner.improve()
+    executor_of(engine).improve()
     assert len(encoder.graphs.exact) == 0, "there was nothing to improve"
     params = SamplingParams(temperature=0, max_tokens=2)
     for i in range(4):
         prompt = random_prompt(made, np.random.default_rng(11), num_images=1, length=6)
         engine.add(f"r{i}", prompt, params, cache_salt=str(i))
         finish(engine, [f"r{i}"])
-    assert engine.runner.can_improve
-    engine.runner.improve()
+    assert executor_of(engine).can_improve
+    executor_of(engine).improve()
     assert len(encoder.graphs.exact) == 1
     prompt = random_prompt(made, np.random.default_rng(11), num_images=1, length=6)
     engine.add("last", prompt, params, cache_salt="last")

@@ -27,6 +27,7 @@ from saccade.scheduling.engine import Engine
 from saccade.scheduling.plan import Plan
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import FinishReason
+from tests.engine.rig import executor_of
 from tests.gpu.engine_rig import (
     SERVING,
     WAYS,
@@ -118,7 +119,7 @@ class Traffic:
     def __init__(self, engine: Engine, seed: int, num_prompts: int = 48) -> None:
         self.engine = engine
         self.rng = np.random.default_rng(seed)
-        self.prompts = [job.prompt for job in mixed_jobs(engine.runner, num_prompts, seed=seed)]
+        self.prompts = [job.prompt for job in mixed_jobs(executor_of(engine), num_prompts, seed=seed)]
         self.live: set[str] = set()
         self.ends: dict[FinishReason, int] = {}
         self.num_sent = 0

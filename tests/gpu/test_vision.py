@@ -14,7 +14,7 @@ from saccade.execution.encoder import Encoder, EncoderSettings
 from saccade.execution.executor import Runner
 from saccade.execution.pixels import NUM_SLOTS, Picture, PlainPixels, StagedPixels
 from saccade.execution.side_stream import Beside
-from saccade.execution.verify import check_engine
+from saccade.execution.verify import check_graphs
 from saccade.graphs import GraphSettings
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.placeholders import Media
@@ -277,7 +277,7 @@ class TestStreams:
 def test_a_short_verification_looks_at_every_phase_and_finds_it_right(model: Model, show: Any) -> None:
     runner = new_runner(model, SIZES, "full")
     runner.capture()
-    report = check_engine(new_engine(runner, SIZES))
+    report = check_graphs(new_engine(runner, SIZES))
     assert {row.key.partition("/")[0] for row in report.rows} == set(PHASES)
     assert report.is_right, f"\n{report}"
     show(f"{len(report.rows)} checks, largest difference {max(row.difference for row in report.rows):.1e}")

@@ -41,7 +41,7 @@ def run(flags: Namespace) -> int:
         stages(Console(stderr=True), f"loading {model}"),
         LLM(model, **asdict(settings), **asdict(file.origin.limits)) as llm,
     ):
-        found = replay_file(llm.engine, file)
+        found = replay_file(llm.executor, file)
     show(Output(), file, found)
     return EXIT_DIFFERENT if found.differences else 0
 

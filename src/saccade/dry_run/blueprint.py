@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from saccade.execution.assembly import new_executor
 from saccade.execution.build import affordable
-from saccade.execution.executor import Runner
-from saccade.execution.sizes import runner_settings_for, state_sizes_for
-from saccade.execution.state import DeviceState, StateSizes, new_state
+from saccade.execution.executor import DeviceExecutor
+from saccade.execution.sizes import executor_settings_for, state_sizes_for
+from saccade.execution.state import StateSizes
 from saccade.graphs import Frame, GraphRunner
 from saccade.inputs.settings import ImageSettings, VideoSettings
 from saccade.kernels.dispatch import Kernels, kernels_for
@@ -40,8 +41,7 @@ class Blueprint:
     """What an engine with these settings would be made of."""
 
     model: Model
-    state: DeviceState
-    runner: Runner
+    executor: DeviceExecutor
     sizes: StateSizes
     settings: EngineSettings
     limits: SchedulerSettings
@@ -59,13 +59,11 @@ def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, i
     settings = affordable(settings, model, is_cuda=is_cuda)
     limits = limits.resolved(is_cuda=is_cuda, max_position=spec.max_position)
     sizes = state_sizes_for(settings, limits, is_cuda=is_cuda)
-    state = new_state(model, _counted(sampling_for("cpu"), live), sizes)
     images, videos = ImageSettings.from_folder(folder), VideoSettings.from_folder(folder)
-    runner = Runner(state, runner_settings_for(settings, limits, images, videos, spec.vision, is_cuda=is_cuda))
+    own = executor_settings_for(settings, limits, images, videos, spec.vision, is_cuda=is_cuda)
     return Blueprint(
         model=model,
-        state=state,
-        runner=runner,
+        executor=new_executor(model, sizes, own, _counted(sampling_for("cpu"), live)),
         sizes=sizes,
         settings=settings,
         limits=limits,

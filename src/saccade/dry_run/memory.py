@@ -82,18 +82,19 @@ class Room:
 
 
 def plan_memory(blueprint: Blueprint) -> MemoryPlan:
-    state, runner = blueprint.state, blueprint.runner
-    captured = [phase for phase in runner.phases if phase.settings.tiers]
+    executor = blueprint.executor
+    state = executor.state
+    captured = [phase for phase in executor.phases if phase.settings.tiers]
     settings = blueprint.settings
     measured = blueprint.is_cuda and not settings.kv_cache_tokens
-    peaks = {phase.phase.name: peak_bytes(blueprint, phase) for phase in runner.phases}
+    peaks = {phase.phase.name: peak_bytes(blueprint, phase) for phase in executor.phases}
     vision = peaks.pop("vision", 0)
-    may_be_eager = runner.vision is not None and (settings.shadow > 0 or _runs_eagerly(runner.vision))
+    may_be_eager = executor.vision is not None and (settings.shadow > 0 or _runs_eagerly(executor.vision))
     return MemoryPlan(
         weights=blueprint.model.parameter_bytes(),
         encoder_cache=_nbytes(state.vision_rows),
         sampling=sum(map(_nbytes, (state.newest_ids, state.logits, state.edited, state.seen))),
-        arenas={phase.phase.name: phase.phase.arena.nbytes for phase in runner.phases},
+        arenas={phase.phase.name: phase.phase.arena.nbytes for phase in executor.phases},
         language_temporaries=max(peaks.values()),
         vision_temporaries=vision,
         eager_vision=vision if may_be_eager else 0,

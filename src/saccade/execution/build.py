@@ -3,34 +3,32 @@
 import gc
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
 import torch
 
-from saccade.cache.blocks import BlockPool
-from saccade.cache.prefix import PrefixCache
 from saccade.config import shadow_folder
 from saccade.errors import ConfigError
-from saccade.execution.executor import Runner, RunnerSettings
+from saccade.execution.assembly import new_engine, new_executor
+from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.shadow import Shadow
 from saccade.execution.shadow_file import Origin
 from saccade.execution.sizes import (
     block_bytes,
     blocks_that_fit,
     encoder_index_for,
-    runner_settings_for,
+    executor_settings_for,
     shadow_bytes_for,
     state_sizes_for,
     wanted_blocks,
 )
-from saccade.execution.state import StateSizes, new_state
-from saccade.execution.verify import check_engine
+from saccade.execution.state import StateSizes
+from saccade.execution.verify import check_graphs
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.processor import Processor
 from saccade.kernels.dispatch import device_named, open_device
-from saccade.kernels.sampling import sampling_for
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, load_model
 from saccade.scheduling.engine import Engine
@@ -45,6 +43,14 @@ Report = Callable[[Stage], None]
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine, and the executor of this process."""
+
+    engine: Engine
+    executor: DeviceExecutor
+
+
 def build_engine(
     folder: str | Path,
     settings: EngineSettings,
@@ -52,7 +58,7 @@ def build_engine(
     *,
     processor: Processor,
     report: Report = lambda stage: None,
-) -> Engine:
+) -> Built:
     """`report` is told of each stage, and in it of each tensor or graph."""
     device = device_named(settings.device)
     if device.type == "cuda":
@@ -70,7 +76,7 @@ def build_engine(
     grammars = GrammarCompiler(processor.tokenizer, model.spec.decoder.vocab_size, eos)  # its thread has work now
     settings = affordable(settings, model, is_cuda=device.type == "cuda")
     limits = _resolved(limits, model, is_cuda=device.type == "cuda")
-    runner_settings = runner_settings_for(
+    executor_settings = executor_settings_for(
         settings, limits, processor.images, processor.videos, model.spec.vision, is_cuda=device.type == "cuda"
     )
     sizes = state_sizes_for(settings, limits, is_cuda=device.type == "cuda")
@@ -79,34 +85,44 @@ def build_engine(
     report(Stage("measuring memory"))
     has_vision = model.spec.vision is not None
     shadow_bytes = shadow_bytes_for(settings, is_cuda=device.type == "cuda", has_vision=has_vision)
-    num_blocks = _num_blocks(model, settings, limits, sizes, runner_settings, sum(shadow_bytes.values()))
+    num_blocks = _num_blocks(model, settings, limits, sizes, executor_settings, sum(shadow_bytes.values()))
     sizes = replace(sizes, num_blocks=num_blocks)
     report(Stage("capturing graphs"))
-    runner = Runner(new_state(model, sampling_for(device), sizes), runner_settings)
-    runner.capture(lambda done, total, key: report(Stage("capturing graphs", done, total, str(key))))
-    pool = BlockPool(sizes.num_blocks, sizes.block_size)
-    prefix = PrefixCache(pool, model=_fingerprint(folder, model)) if settings.enable_prefix_caching else None
-    scheduler = Scheduler(limits, pool=pool, encoder=encoder_index_for(settings, limits), prefix=prefix)
-    engine = Engine(runner, scheduler, eos_token_ids=eos, seed=settings.seed, grammars=grammars)
-    _verify(engine, settings, report)
+    executor = new_executor(model, sizes, executor_settings)
+    executor.capture(lambda done, total, key: report(Stage("capturing graphs", done, total, str(key))))
+    _verify(executor, settings, report)
     report(Stage("warming up"))
-    runner.reserve()
+    executor.reserve()
     if device.type == "cuda":  # elsewhere a replay is a twin for tests, and speed is none of its virtues
-        runner.calibrate()
+        executor.calibrate()
+    engine = new_engine(
+        executor,
+        limits,
+        encoder_index_for(settings, limits),
+        fingerprint=_fingerprint(folder, model) if settings.enable_prefix_caching else None,
+        eos_token_ids=eos,
+        seed=settings.seed,
+        grammars=grammars,
+    )
     engine.warm_up()
     if settings.shadow:
-        engine.shadow = _new_shadow(engine, folder, settings, shadow_bytes)
+        engine.shadow = _new_shadow(executor, engine.scheduler, folder, settings, shadow_bytes)
     report(Stage("ready"))
-    return engine
+    return Built(engine, executor)
 
 
-def _new_shadow(engine: Engine, folder: str | Path, settings: EngineSettings, slab_bytes: Mapping[str, int]) -> Shadow:
+def _new_shadow(
+    executor: DeviceExecutor,
+    scheduler: Scheduler,
+    folder: str | Path,
+    settings: EngineSettings,
+    slab_bytes: Mapping[str, int],
+) -> Shadow:
     """With what is needed to build the same engine again."""
     kept_in = Path(settings.shadow_dir).expanduser() if settings.shadow_dir else shadow_folder()
-    scheduler = engine.scheduler
     same = replace(settings, kv_cache_tokens=scheduler.holdings.pool.num_tokens)
     origin = Origin(model=str(Path(folder).resolve()), settings=same, limits=scheduler.settings, folder=kept_in)
-    return Shadow(engine.runner, settings.shadow, origin, slab_bytes=slab_bytes)
+    return Shadow(executor, settings.shadow, origin, slab_bytes=slab_bytes)
 
 
 def _resolved(asked: SchedulerSettings, model: Model, *, is_cuda: bool) -> SchedulerSettings:
@@ -120,14 +136,14 @@ def _resolved(asked: SchedulerSettings, model: Model, *, is_cuda: bool) -> Sched
     return limits
 
 
-def _verify(engine: Engine, settings: EngineSettings, report: Report) -> None:
+def _verify(executor: DeviceExecutor, settings: EngineSettings, report: Report) -> None:
     """Refuses to go on where a graph is wrong."""
-    is_cuda = engine.runner.state.model.place.device.type == "cuda"
+    is_cuda = executor.state.model.place.device.type == "cuda"
     how = settings.verify if settings.verify != "auto" else ("short" if is_cuda else "off")
     if how == "off":
         return
     report(Stage("verifying graphs"))
-    check_engine(engine, is_short=how == "short")
+    check_graphs(executor, is_short=how == "short")
     if is_cuda:
         torch.cuda.empty_cache()  # of eager runs that will not come again
 
@@ -137,14 +153,14 @@ def _num_blocks(
     settings: EngineSettings,
     limits: SchedulerSettings,
     sizes: StateSizes,
-    runner_settings: RunnerSettings,
+    executor_settings: ExecutorSettings,
     shadow_bytes: int,
 ) -> int:
     """Blocks of the KV cache, block 0 (padding's) included: as asked for, or all that memory leaves."""
     if settings.kv_cache_tokens or model.place.device.type != "cuda":
         num_blocks = wanted_blocks(settings, limits, sizes.block_size)
     else:
-        num_blocks = _measured_blocks(model, settings, sizes, runner_settings, shadow_bytes)
+        num_blocks = _measured_blocks(model, settings, sizes, executor_settings, shadow_bytes)
     if (num_blocks - 1) * sizes.block_size < limits.max_model_len:
         raise ConfigError(
             f"the KV cache holds {(num_blocks - 1) * sizes.block_size} tokens; a request may have "
@@ -154,13 +170,13 @@ def _num_blocks(
 
 
 def _measured_blocks(
-    model: Model, settings: EngineSettings, sizes: StateSizes, runner_settings: RunnerSettings, shadow_bytes: int
+    model: Model, settings: EngineSettings, sizes: StateSizes, executor_settings: ExecutorSettings, shadow_bytes: int
 ) -> int:
     """Build everything but the cache once, with the largest graph of each phase, and see what it takes."""
     device = model.place.device
     before = _free_bytes(device)
     bytes_per_block = block_bytes(model, sizes.block_size)
-    trial = Runner(new_state(model, sampling_for(device), sizes), runner_settings)
+    trial = new_executor(model, sizes, executor_settings)
     trial.capture(largest_only=True)
     needed = before - _free_bytes(device) - sizes.num_blocks * bytes_per_block + trial.reserve()
     del trial

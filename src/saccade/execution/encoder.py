@@ -10,7 +10,7 @@ Why nothing is read before it is written or overwritten while it is read:
   written when the replay before it, which reads the same rows, is over.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -20,23 +20,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.choice.exact import ExactLayout
 from saccade.config import GraphSettings, Tier
-from saccade.errors import SaccadeError
-from saccade.execution.pixels import Picture, new_pixels, warm_up_picture
-from saccade.execution.side_stream import Beside
+from saccade.execution.lap import DeviceLap
+from saccade.execution.pixels import new_pixels, shape_of, warm_up_picture
+from saccade.execution.side_stream import SideStream
 from saccade.execution.state import DeviceState
-from saccade.execution.vision import Geometries, vision_phase
+from saccade.execution.vision import vision_phase
 from saccade.geometry import Grid
 from saccade.graphs import GraphRunner, lane_for
-from saccade.inputs.placeholders import Media
+from saccade.inputs.messages import MediaKind
 from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import ImageSettings, VideoSettings
-from saccade.scheduling.arrays import Ints, Running, places
+from saccade.kernels.image_jobs import Shape
 from saccade.scheduling.buckets import few_buckets
-from saccade.scheduling.packing import Bins, Part, default_cost, pack, split
-from saccade.scheduling.plan import EncodeItem
+from saccade.scheduling.executing import Encoded, encode_problem
+from saccade.scheduling.geometries import Geometries
+from saccade.scheduling.orders import Encode, Pass
 
-ENCODE_FAILED = "an image or video could not be encoded"
 # Of images that are sent often, width and height in pixels, and how many of them at once.
 USUAL_SIZES = (
     *((side, side) for side in (224, 336, 448, 512, 560, 672, 768, 1024)),
@@ -64,7 +65,7 @@ class Encoder:
         model = state.model
         assert model.spec.vision is not None, f"{model.spec.architecture} has no vision tower"
         self.settings = settings
-        self.beside = Beside(model.place.device)
+        self.side_stream = SideStream(model.place.device)
         phase = vision_phase(model, state, settings.max_units)
         if settings.has_few_buckets:
             phase = replace(phase, buckets=few_buckets(phase.buckets, phase.rows))
@@ -72,7 +73,8 @@ class Encoder:
         self.spec = model.spec.vision
         self._place = model.place
         self._geometries = Geometries(model.spec.vision)
-        self._pixels = new_pixels(model.place.device, model.place.kernels)
+        self._shapes = _shapes(settings)
+        self._pixels = new_pixels(model.place.device, model.place.kernels, self._shapes)
         self._longest = min(state.max_keys, _num_rows(state) - settings.page_rows)
 
     @property
@@ -81,82 +83,70 @@ class Encoder:
 
     @graphs.setter
     def graphs(self, runner: GraphRunner) -> None:
-        """With it come the buckets that images are packed into."""
         self._graphs = runner
-        buckets = sorted(runner.phase.buckets, key=lambda bucket: bucket["units"])
-        self.bins = Bins(tuple(b["units"] for b in buckets), tuple(b["frames"] for b in buckets))
         self._rows_of_arena = lru_cache(MAX_VIEWS)(partial(runner.phase.arena.rows, "patches"))
 
+    @property
+    def temporal_patch(self) -> dict[str, int]:
+        """Frames of a patch, by the kind of media."""
+        return {kind: shape.temporal_patch for kind, shape in self._shapes.items()}
+
     @torch.no_grad()
-    def encode(self, items: Sequence[EncodeItem], running: Mapping[str, Running]) -> dict[str, str]:
-        """Launch the passes of a plan. Returns what went wrong, by the request that an item is encoded for; the others
-        are not touched by it."""
-        failed: dict[str, str] = {}
-        media = [running[item.request_id].prompt.media[item.media_idx] for item in items]
-        with self.beside.work():
-            for parts in self.packs(media):
-                for part, error in self._run_or_blame(parts, items, media):
-                    failed[items[part.item].request_id] = _message(error)
-        return failed
+    def encode(self, orders: Encode) -> Encoded:
+        """Launch a pass. One that cannot be launched does not keep others from it."""
+        device = self._place.device
+        with self.side_stream.work():
+            lap = DeviceLap.start(device)
+            try:
+                self.run(orders.vision)
+            except Exception as error:
+                return Encoded(problem=encode_problem(error))
+            lap.stop(device)
+        return Encoded(lap=lap)
 
-    def packs(self, media: Sequence[Media]) -> list[list[Part]]:
-        """Which frames of which media share a pass."""
-        bins, unit = self.bins, self.spec.unit
-        parts = [
-            part
-            for i, one in enumerate(media)
-            for part in split(i, one.plan.grid_thw[0], one.plan.grid_thw[1] * one.plan.grid_thw[2] // unit, bins)
-        ]
-        return pack(parts, bins, self._cost())
+    def run(self, one: Pass) -> None:
+        """One pass, on the current stream."""
+        self.graphs.obey(one.decision, self.values(one), lambda outputs: None)
 
-    def patchify(self, parts: Sequence[Part], media: Sequence[Media]) -> None:
+    def values(self, one: Pass) -> dict[str, Any]:
+        """The inputs of a pass, patches included: those are under way first."""
+        patches_PC = self._patches(one.num_patches)
+        self._pixels.patchify(one.pictures, patches_PC)
+        return {"patches": patches_PC, **one.values}
+
+    def patchify(self, one: Pass) -> None:
         """Only the patches of a pass."""
-        with self.beside.work():
-            self._patchify(parts, media)
-        self.beside.wait()
+        with self.side_stream.work():
+            self._pixels.patchify(one.pictures, self._patches(one.num_patches))
+        self.side_stream.wait()
 
-    def values(self, parts: Sequence[Part], items: Sequence[EncodeItem], media: Sequence[Media]) -> dict[str, Any]:
-        """The inputs of a pass. Its patches are under way first: while they are copied and resized, the host works out
-        the rest."""
-        patches_PC = self._patchify(parts, media)
-        grids = [(part.count, *media[part.item].plan.grid_thw[1:]) for part in parts]
-        return {"patches": patches_PC, "targets": self._targets(parts, items), **self._geometries.packed(grids)}
-
-    def _patchify(self, parts: Sequence[Part], media: Sequence[Media]) -> Tensor:
-        patches_PC = self._patches(parts)
-        self._pixels.patchify(self._pictures(parts, media), patches_PC)
-        return patches_PC
-
-    def _patches(self, parts: Sequence[Part]) -> Tensor:
+    def _patches(self, count: int) -> Tensor:
         """Where the patches of a pass go: into the arena, unless they are more than it holds."""
-        count = sum(part.rows for part in parts) * self.spec.unit
-        arena = self.graphs.phase.arena
-        if count <= arena.limits["patches"]:
+        if count <= self.graphs.phase.arena.limits["patches"]:
             return self._rows_of_arena(count)
         return torch.empty(count, self.spec.patch_values, dtype=self._place.dtype, device=self._place.device)
 
     def warm_up(self) -> None:
         """Compile what turns pixels into patches; it runs before the vision graph, not inside it. Twice: what was
         compiled is launched in another way from then on."""
-        with self.beside.work():
-            for settings in (self.settings.images, self.settings.videos) * 2:
-                if settings is not None:
-                    picture = warm_up_picture(settings)
-                    self._pixels.patchify([picture], self._rows_of_arena(picture.num_rows))
+        with self.side_stream.work():
+            for kind, shape in (*self._shapes.items(),) * 2:
+                picture = warm_up_picture(kind, shape)
+                self._pixels.patchify([picture], self._rows_of_arena(picture.num_rows))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """For what runs vision passes on the current stream: captures, measurements, verification."""
-        self.beside.wait()
+        self.side_stream.wait()
         try:
             yield
         finally:
-            self.beside.join()
+            self.side_stream.join()
 
     def calibrate(self) -> None:
         """Measure eager runs and replays, so that the faster one is chosen; only where there is a choice to make."""
         if Tier.EXACT in self.settings.graphs.tiers and self.graphs.graphs and not self.settings.graphs.strict:
-            with self.beside.work():
+            with self.side_stream.work():
                 self.graphs.calibrate()
 
     @torch.no_grad()
@@ -165,7 +155,7 @@ class Encoder:
         request on, and a layout that gets hot later takes the place, and the memory, of another."""
         if Tier.EXACT not in self.settings.graphs.tiers:
             return
-        with self.beside.work():
+        with self.side_stream.work():
             self.graphs.reserve_small()
             for values in self.usual(self.graphs):
                 self.graphs.capture_exact(values)
@@ -188,16 +178,11 @@ class Encoder:
         targets = np.zeros(num_rows, dtype=np.int32)
         return {"patches": patches_PC, "targets": targets, **self._geometries.packed(grids)}
 
-    @property
-    def has_hot(self) -> bool:
-        """Whether a layout came often enough to be worth a graph of its own."""
-        return self.graphs.exact.has_pending
-
-    def capture_hot(self) -> None:
-        """Capture the hottest one. For idle moments: it takes some tens of milliseconds. In the order of vision passes,
-        on whose stream `reserve` left memory for the run that comes before a capture."""
-        with self.beside.work():
-            self.graphs.capture_hot(limit=1)
+    def capture_layout(self, layout: ExactLayout) -> int:
+        """Capture a graph of one layout. For idle moments: it takes some tens of milliseconds. In the order of vision
+        passes, on whose stream `reserve` left memory for the run that comes before a capture."""
+        with self.side_stream.work():
+            return self.graphs.capture_layout(layout)
 
     @torch.no_grad()
     def reserve(self) -> int:
@@ -206,7 +191,7 @@ class Encoder:
         rows = self._most_eager_rows()
         if self._place.device.type != "cuda" or rows == 0:
             return 0
-        with self.beside.work():
+        with self.side_stream.work():
             before = torch.cuda.memory_reserved(self._place.device)
             values = self.graphs.phase.example((rows,), torch.Generator().manual_seed(0))
             self.graphs.eager(values, lambda outputs: None)
@@ -223,47 +208,15 @@ class Encoder:
         is_eager = self.settings.has_shadow or Tier.EXACT in tiers or not (is_strict or tiers)
         return self.settings.max_units if is_eager else 0
 
-    def _run_or_blame(
-        self, parts: Sequence[Part], items: Sequence[EncodeItem], media: Sequence[Media]
-    ) -> Iterator[tuple[Part, Exception]]:
-        """Run a pass; if it fails, run each of its parts alone: one that fails alone is to blame."""
-        try:
-            self.graphs.run(self.values(parts, items, media), lambda outputs: None)
-        except Exception as error:
-            if len(parts) == 1:
-                yield parts[0], error
-                return
-            for part in parts:
-                yield from self._run_or_blame([part], items, media)
 
-    def _pictures(self, parts: Sequence[Part], media: Sequence[Media]) -> list[Picture]:
-        pictures, row = [], 0
-        for part in parts:
-            one = media[part.item]
-            settings = self.settings.images if one.kind == "image" else self.settings.videos
-            assert settings is not None, f"a {one.kind} for a model that takes none"
-            num_patches = part.rows * self.spec.unit
-            pictures.append(Picture(_frames(one, part, settings), one.plan.size_hw, settings, row, num_patches))
-            row += num_patches
-        return pictures
-
-    def _targets(self, parts: Sequence[Part], items: Sequence[EncodeItem]) -> Ints:
-        """Where the rows of a pass go in the cache."""
-        page_rows = self.settings.page_rows
-        found = [places(part.first * part.units, part.rows, items[part.item].pages, page_rows) for part in parts]
-        return found[0] if len(found) == 1 else np.concatenate(found)
-
-    def _cost(self) -> Callable[[int], float]:
-        gate = self.graphs.gate
-        return default_cost if gate is None else gate.graph.at
-
-
-def _frames(media: Media, part: Part, settings: ImageSettings | VideoSettings) -> Any:
-    """The pixels of a part."""
-    if media.pixels.ndim == 3:
-        return media.pixels
-    step = settings.temporal_patch
-    return media.pixels[part.first * step : (part.first + part.count) * step]
+def _shapes(settings: EncoderSettings) -> dict[MediaKind, Shape]:
+    """How pixels are cut into patches, by the kind of media."""
+    found: dict[MediaKind, Shape] = {}
+    if settings.images is not None:
+        found["image"] = shape_of(settings.images)
+    if settings.videos is not None:
+        found["video"] = shape_of(settings.videos)
+    return found
 
 
 def _largest_frame(settings: EncoderSettings) -> int:
@@ -279,7 +232,3 @@ def _largest_frame(settings: EncoderSettings) -> int:
 def _num_rows(state: DeviceState) -> int:
     assert state.vision_rows is not None
     return state.vision_rows.shape[1]
-
-
-def _message(error: Exception) -> str:
-    return str(error) if isinstance(error, SaccadeError) else f"{ENCODE_FAILED}: {type(error).__name__}"

@@ -1,7 +1,7 @@
-"""The runner: plans to device work. The only code of the engine that launches anything.
+"""The executor: obeys orders. The only code that launches anything, one for each rank; it never chooses.
 
-A launch returns at once with a ticket; `Ticket.wait` is the one place where the host waits for the device. Later work
-is queued behind it on the same stream, so nothing that a ticket still needs is overwritten before it is copied.
+A run returns at once with a ticket; `DeviceTicket.wait` is the one place where the host waits for the device. Later
+work is queued behind it on the same stream, so nothing that a ticket still needs is overwritten before it is copied.
 """
 
 import gc
@@ -9,95 +9,61 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.choice.catalogue import Catalogue
+from saccade.choice.exact import ExactLayout
+from saccade.choice.key import GraphKey
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import EngineDeadError
 from saccade.execution.encoder import USUAL_SIZES, Encoder, EncoderSettings
 from saccade.execution.language import decode_phase, head_phase, prefill_phase
-from saccade.execution.sampler import (
-    edit_logits,
-    has_edits,
-    has_penalties,
-    masked_rows,
-    needs_sampler,
-    sample_phase,
-    sample_values,
-)
+from saccade.execution.logits import Logits
+from saccade.execution.sampler import sample_phase
 from saccade.execution.state import DeviceState
-from saccade.graphs import GraphKey, GraphRunner, Phase, lane_for
+from saccade.graphs import GraphRunner, Phase, lane_for
 from saccade.inputs.settings import ImageSettings, VideoSettings
-from saccade.scheduling.arrays import (
-    Ints,
-    Layout,
-    Running,
-    decode_values,
-    is_decode,
-    last_rows,
-    mixed_values,
-    sequences,
-)
+from saccade.scheduling.arrays import Layout
 from saccade.scheduling.buckets import few_buckets
-from saccade.scheduling.matcher import Masks, Matcher
-from saccade.scheduling.plan import Chunk, Plan
-from saccade.wire.sampling_params import MAX_LOGPROBS
+from saccade.scheduling.compose import Composer, VisionFacts
+from saccade.scheduling.executing import Encoded, StepResult
+from saccade.scheduling.orders import Begin, Capture, Drop, Encode, Orders, Pass, Run, Sample
 from saccade.wire.update import Scores
 
 Progress = Callable[[int, int, GraphKey], None]
-_TORCH_DTYPES = {"uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64}
-MAX_SCORED_ROWS = 256  # prompt rows whose logits exist at the same time
-NUM_TICKETS = 3  # two plans may be in flight
+NUM_TICKETS = 3  # two steps may be in flight
 EXACT_VISION_GRAPHS = len(USUAL_SIZES)
 EXACT_VISION_AFTER = 32  # a graph of its own saves 0.3 ms a batch and costs 30 once, when nobody waits
 EXACT_ONLY_AFTER = 3  # where the other way is without a graph, and 20 ms longer
 EXACT_VISION_BYTES = 256 * 2**20  # what exact vision graphs may add to the pool that the largest bucket made
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What a step gave. A request in `bad` got logits that are no numbers, one in `failed` images that could not be
-    encoded."""
-
-    tokens: Mapping[str, int]
-    bad: frozenset[str]
-    scores: Mapping[str, Scores]
-    prompt_scores: Mapping[str, Scores]
-    failed: Mapping[str, str] = field(default_factory=dict)
-
-
 @dataclass(slots=True)
-class Ticket:
+class DeviceTicket:
     """A step on its way."""
 
-    plan: Plan
-    sampled: Sequence[Chunk] = ()
+    turn: int
+    num_sampled: int
     ids: Tensor | None = None
     is_bad: Tensor | None = None
-    scores: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
-    prompt_scores: dict[str, list[tuple[Tensor, ...]]] = field(default_factory=dict)
-    matchers: dict[str, Matcher] = field(default_factory=dict)  # of the sampled requests that follow a grammar
-    failed: Mapping[str, str] = field(default_factory=dict)  # what went wrong with images, by request
+    scores: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
+    prompt_scores: list[list[tuple[Tensor, ...]]] = field(default_factory=list)
     done: Any = None
 
-    def wait(self) -> StepOutput:
+    def wait(self) -> StepResult:
         if self.done is not None:
             self.done.synchronize()
-        names = [chunk.request_id for chunk in self.sampled]
-        ids = self.ids.tolist() if self.ids is not None else []
-        is_bad = self.is_bad.tolist() if self.is_bad is not None else []
-        return StepOutput(
-            tokens=dict(zip(names, ids, strict=True)),
-            bad=frozenset(name for name, bad in zip(names, is_bad, strict=True) if bad),
-            scores={name: _scores([parts]) for name, parts in self.scores.items()},
-            prompt_scores={name: _scores(parts) for name, parts in self.prompt_scores.items()},
-            failed=self.failed,
+        return StepResult(
+            token_ids=self.ids.tolist() if self.ids is not None else [],
+            is_bad=self.is_bad.tolist() if self.is_bad is not None else [],
+            scores={row: _scores([parts]) for row, parts in self.scores.items()},
+            prompt_scores=[_scores(parts) for parts in self.prompt_scores],
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerSettings:
+class ExecutorSettings:
     """Largest step, pixels of images and videos, and the graphs of each phase (None: eager)."""
 
     max_tokens: int
@@ -130,32 +96,43 @@ class RunnerSettings:
         )
 
 
-class Runner:
-    def __init__(self, state: DeviceState, settings: RunnerSettings) -> None:
+class DeviceExecutor:
+    def __init__(self, state: DeviceState, settings: ExecutorSettings) -> None:
         self.state, self.settings = state, settings
         model = state.model
         self._model = model
         self._lane = lane_for(model.place.device)
         self._is_cuda = model.place.device.type == "cuda"
         prefill = prefill_phase(model, state, settings.max_tokens)
-        self._trunk_TD = prefill.arena.views(prefill.arena.limits)["trunk"]
+        trunk_TD = prefill.arena.views(prefill.arena.limits)["trunk"]
         self.prefill = self._graph_runner(prefill, "prefill")
         self.decode = self._graph_runner(decode_phase(model, state), "decode")
-        self.head = self._graph_runner(head_phase(model, state, self._trunk_TD), "decode")
-        self.sample = self._graph_runner(sample_phase(state), "decode")
+        self.head = self._graph_runner(head_phase(model, state, trunk_TD), "decode")
+        self.sampler = self._graph_runner(sample_phase(state), "decode")
         self.encoder = Encoder(state, settings.encoder) if model.tower is not None else None
-        media = model.spec.media
-        self.layout = Layout(
-            block_size=state.block_size,
-            max_blocks=state.max_blocks,
-            page_rows=settings.page_rows,
-            has_vision=model.tower is not None,
-            has_limits=media is not None and media.sees_whole_image,
-        )
+        self._logits = Logits(state, trunk_TD, num_turns=NUM_TICKETS)
         self._host_ids = [self._host(torch.int64) for _ in range(NUM_TICKETS)]
         self._host_bad = [self._host(torch.bool) for _ in range(NUM_TICKETS)]
-        self._masks = Masks(state.max_sequences, state.logits.shape[1], model.place.device, num_turns=NUM_TICKETS)
         self._turn = 0
+        self._ticket: DeviceTicket | None = None
+
+    def composer(self) -> Composer:
+        """Composes for executors like this one, with the graphs that this one has."""
+        spec, state = self._model.spec, self.state
+        media, encoder = spec.media, self.encoder
+        layout = Layout(
+            block_size=state.block_size,
+            max_blocks=state.max_blocks,
+            page_rows=self.settings.page_rows,
+            has_vision=encoder is not None,
+            has_limits=media is not None and media.sees_whole_image,
+        )
+        vision = None if encoder is None else VisionFacts(spec=encoder.spec, temporal_patch=encoder.temporal_patch)
+        return Composer(layout, self.catalogues, vocab_size=state.logits.shape[1], vision=vision)
+
+    @property
+    def catalogues(self) -> dict[str, Catalogue]:
+        return {runner.phase.name: runner.catalogue for runner in self.phases}
 
     @property
     def vision(self) -> GraphRunner | None:
@@ -163,7 +140,7 @@ class Runner:
 
     @property
     def phases(self) -> tuple[GraphRunner, ...]:
-        found = (self.vision, self.prefill, self.decode, self.head, self.sample)
+        found = (self.vision, self.prefill, self.decode, self.head, self.sampler)
         return tuple(runner for runner in found if runner is not None)
 
     def capture(self, progress: Progress | None = None, *, largest_only: bool = False) -> None:
@@ -173,38 +150,99 @@ class Runner:
         for runner in self.phases:
             runner.capture_buckets(progress, largest_only=largest_only)
 
-    def launch(self, plan: Plan, running: Mapping[str, Running]) -> Ticket:
+    def execute(self, orders: Orders) -> DeviceTicket | Encoded | int | None:
+        """Whatever is ordered. Followers of a first rank need no more than this."""
+        match orders:
+            case Run():
+                return self.run(orders)
+            case Sample():
+                self.sample(orders)
+            case Encode():
+                return self.encode(orders)
+            case Begin():
+                self.begin(orders)
+            case Capture():
+                return self.capture_layout(orders.layout)
+            case Drop():
+                self.drop(orders.keys)
+        return None
+
+    @torch.no_grad()
+    def begin(self, orders: Begin) -> None:
+        self._logits.begin(orders)
+
+    def encode(self, orders: Encode) -> Encoded:
+        assert self.encoder is not None, f"{self._model.spec.architecture} sees no images"
+        return self.encoder.encode(orders)
+
+    def run(self, orders: Run) -> DeviceTicket:
         try:
-            return self._launch(plan, running)
+            return self._run(orders)
         except BaseException:
             if self.encoder is not None:
-                self.encoder.beside.join()  # what was launched of this plan is committed before it is over
+                self.encoder.side_stream.join()  # what was launched of this step is committed before it is over
             raise
 
     @torch.no_grad()
-    def _launch(self, plan: Plan, running: Mapping[str, Running]) -> Ticket:
-        ticket = Ticket(plan)
+    def _run(self, orders: Run) -> DeviceTicket:
         self._turn = (self._turn + 1) % NUM_TICKETS
-        if plan.encode:
-            assert self.encoder is not None, f"{self._model.spec.architecture} sees no images"
-            ticket.failed = self.encoder.encode(plan.encode, running)
-            self.encoder.beside.wait()
-        if is_decode(plan.chunks, running):
-            ticket.sampled = plan.chunks
-            self.decode.run(decode_values(plan.chunks, running, self.layout), lambda o: self._deliver(ticket, o))
-        else:
-            self._run_mixed(plan.chunks, running, ticket)
-        self._sample(ticket, running)
-        self._score(ticket, running)
-        if self._is_cuda:
-            ticket.done = torch.cuda.Event()
-            ticket.done.record()
+        ticket = self._ticket = DeviceTicket(self._turn, orders.num_sampled)
+        if orders.waits_for_vision and self.encoder is not None:
+            self.encoder.side_stream.wait()
+        for one in orders.passes:
+            self._run_pass(one, ticket)
+        ticket.prompt_scores = [self._logits.score_prompt(scored) for scored in orders.prompt_scores]
+        self._mark(ticket)
         return ticket
 
-    def warm_up_pixels(self) -> None:
-        """Compile what turns pixels into patches; it runs before the vision graph, not inside it."""
+    @torch.no_grad()
+    def sample(self, orders: Sample) -> None:
+        """What follows the passes of the newest run, whose ticket has the results."""
+        ticket = self._ticket
+        assert ticket is not None, "there was no run to sample from"
+        if orders.sampler is not None:
+            self._logits.edit(ticket.num_sampled, orders.edits, orders.mask, ticket.turn)
+            self._run_pass(orders.sampler, ticket)
+        ticket.scores = {scored.row: self._logits.score(scored) for scored in orders.scores}
+        self._mark(ticket)
+
+    def capture_layout(self, layout: ExactLayout) -> int:
+        """Capture a vision graph of one layout; the bytes it added."""
+        assert self.encoder is not None, "only images have layouts"
+        return self.encoder.capture_layout(layout)
+
+    def drop(self, keys: Sequence[GraphKey]) -> None:
+        assert self.encoder is not None, "only images have layouts"
+        self.encoder.graphs.drop(keys)
+
+    def _run_pass(self, one: Pass, ticket: DeviceTicket) -> None:
+        runner = {"prefill": self.prefill, "decode": self.decode, "head": self.head, "sample": self.sampler}[one.phase]
+        runner.obey(one.decision, one.values, lambda outputs: self._deliver(ticket, outputs))
+
+    def _deliver(self, ticket: DeviceTicket, outputs: Mapping[str, Tensor]) -> None:
+        """Queue the copies of tokens, and of what is wrong with them, to the host."""
+        count = ticket.num_sampled
+        if "next_ids" in outputs:
+            ticket.ids = self._host_ids[ticket.turn][:count]
+            ticket.ids.copy_(outputs["next_ids"], non_blocking=True)
+        if "is_bad" in outputs:
+            ticket.is_bad = self._host_bad[ticket.turn][:count]
+            ticket.is_bad.copy_(outputs["is_bad"], non_blocking=True)
+
+    def _mark(self, ticket: DeviceTicket) -> None:
+        if self._is_cuda:
+            ticket.done = ticket.done or torch.cuda.Event()
+            ticket.done.record()
+
+    def snapshots(self) -> dict[str, dict[str, Any]]:
+        """Counters and graphs of each phase, by its name."""
+        return {runner.phase.name: runner.snapshot() for runner in self.phases}
+
+    def warm_up(self) -> None:
+        """Compile what runs outside of graphs: pixels to patches, masks of grammars."""
         if self.encoder is not None:
             self.encoder.warm_up()
+        self._logits.warm_up()
 
     def reserve(self) -> int:
         """Keep memory for passes that may run without a graph; how many bytes."""
@@ -216,7 +254,7 @@ class Runner:
         """Run the largest pass of each phase, so that torch keeps the memory it needs."""
         device = self._model.place.device
         before = torch.cuda.memory_reserved(device)
-        for runner in (self.prefill, self.decode, self.head, self.sample):
+        for runner in (self.prefill, self.decode, self.head, self.sampler):
             batch = runner.example_for(runner.phase.buckets[-1])
             runner.eager({**batch.tensors, **batch.arrays}, lambda outputs: None, at=runner.phase.buckets[-1])
         return torch.cuda.memory_reserved(device) - before
@@ -235,100 +273,6 @@ class Runner:
             except Exception as error:
                 raise EngineDeadError(f"the GPU does not go on: {_first_line(error)}") from error
 
-    @property
-    def can_improve(self) -> bool:
-        """Whether there is something to do in an idle moment."""
-        return self.encoder is not None and self.encoder.has_hot
-
-    def improve(self) -> None:
-        """Do some of it: capture a layout of images that came often."""
-        if self.encoder is not None and self.encoder.has_hot:
-            self.encoder.capture_hot()
-
-    def warm_up_masks(self) -> None:
-        """Compile what grammars use before the sampler's graph."""
-        self._masks.warm_up(self.state.edited, self.state.sampling)
-
-    def prepare(self, owner: Running) -> None:
-        """Prepare a sequence for its next request: what penalties count is that request's prompt and outputs."""
-        if not has_penalties(owner.request.params):
-            return
-        sampling, seen = self.state.sampling, self.state.seen
-        sampling.forget(seen, self._device(np.asarray([owner.sequence])))
-        for ids, note in (
-            (owner.prompt.token_ids, sampling.mark_prompt),
-            (owner.request.output_ids, sampling.count_tokens),
-        ):
-            if len(ids):
-                sequence = self._device(np.full(len(ids), owner.sequence))
-                note(seen, sequence, self._device(np.asarray(ids, dtype=np.int64)), torch.ones_like(sequence) > 0)
-
-    def _run_mixed(self, chunks: Sequence[Chunk], running: Mapping[str, Running], ticket: Ticket) -> None:
-        self.prefill.run(mixed_values(chunks, running, self.layout), lambda outputs: None)
-        row = 0
-        for chunk in chunks:
-            if chunk.wants_all_logits:
-                ticket.prompt_scores[chunk.request_id] = self._score_prompt(chunk, running[chunk.request_id], row)
-            row += chunk.count
-        sampled, rows = last_rows(chunks)
-        ticket.sampled = sampled
-        if sampled:
-            values = {"rows": rows, "sequences": sequences(sampled, running)}
-            self.head.run(values, lambda outputs: self._deliver(ticket, outputs))
-
-    def _deliver(self, ticket: Ticket, outputs: Mapping[str, Tensor]) -> None:
-        """Queue the copies of tokens, and of what is wrong with them, to the host."""
-        count = len(ticket.sampled)
-        ticket.ids = self._host_ids[self._turn][:count]
-        ticket.ids.copy_(outputs["next_ids"], non_blocking=True)
-        if "is_bad" in outputs:
-            ticket.is_bad = self._host_bad[self._turn][:count]
-            ticket.is_bad.copy_(outputs["is_bad"], non_blocking=True)
-
-    def _sample(self, ticket: Ticket, running: Mapping[str, Running]) -> None:
-        params = [running[chunk.request_id].request.params for chunk in ticket.sampled]
-        if not any(needs_sampler(p) for p in params):
-            return
-        count = len(ticket.sampled)
-        self.state.edited[:count].copy_(self.state.logits[:count])
-        if any(has_edits(p) for p in params):
-            edit_logits(self.state, ticket.sampled, running)
-        if rows := masked_rows(ticket.sampled, running):
-            self._masks.apply(self.state.edited[:count], rows, self.state.sampling, self._turn)
-            ticket.matchers = {ticket.sampled[item.row].request_id: item.matcher for item in rows}
-        self.sample.run(sample_values(ticket.sampled, running), lambda outputs: self._deliver(ticket, outputs))
-
-    def _score(self, ticket: Ticket, running: Mapping[str, Running]) -> None:
-        """Log-probabilities of the sampled tokens, from the raw logits, for those who asked."""
-        for row, chunk in enumerate(ticket.sampled):
-            owner = running[chunk.request_id]
-            wanted = owner.request.params.logprobs
-            if wanted is None:
-                continue
-            newest = self.state.newest_ids[owner.sequence : owner.sequence + 1]
-            ticket.scores[chunk.request_id] = self._scores(self.state.logits[row : row + 1], newest, wanted)
-
-    def _score_prompt(self, chunk: Chunk, owner: Running, row: int) -> list[tuple[Tensor, ...]]:
-        """Log-probabilities of the prompt tokens that follow the chunk's rows, from the first that is wanted on."""
-        first = max(chunk.start, owner.request.first_scored_row)
-        row += first - chunk.start
-        next_ids = owner.prompt.token_ids[first + 1 : min(chunk.end + 1, len(owner.prompt))]
-        k = owner.request.params.prompt_logprobs or 0
-        parts = []
-        for start in range(0, len(next_ids), MAX_SCORED_ROWS):
-            ids = np.asarray(next_ids[start : start + MAX_SCORED_ROWS], dtype=np.int64)
-            hidden_ND = self._model.finish(self._trunk_TD[row + start : row + start + len(ids)])
-            logits = self._model.logits(hidden_ND)
-            parts.append(self._scores(logits, self._device(ids), k))
-        return parts
-
-    def _scores(self, logits_NV: Tensor, ids_N: Tensor, k: int) -> tuple[Tensor, ...]:
-        """On a GPU always the most that anybody may ask for, cut on the way: one kernel, compiled before the first
-        request."""
-        most = min(MAX_LOGPROBS, logits_NV.shape[1]) if self._is_cuda else k
-        chosen, ranks, top_ids, top_logprobs = self.state.sampling.logprobs(logits_NV, ids_N, most)
-        return tuple(self._to_host(part) for part in (chosen, ranks, top_ids[:, :k], top_logprobs[:, :k]))
-
     def _graph_runner(self, phase: Phase, switch: str) -> GraphRunner:
         mode = self.settings.modes[switch]
         tiers = frozenset({Tier.CAPACITY}) if mode else frozenset[Tier]()
@@ -341,18 +285,6 @@ class Runner:
 
     def _host(self, dtype: torch.dtype) -> Tensor:
         return torch.zeros(self.state.max_sequences, dtype=dtype, pin_memory=self._is_cuda)
-
-    def _device(self, array: Ints) -> Tensor:
-        if not self._is_cuda:
-            return torch.from_numpy(np.array(array))  # pixels are read-only, which torch has no notion of
-        pinned = torch.empty(array.shape, dtype=_TORCH_DTYPES[array.dtype.name], pin_memory=True)
-        pinned.numpy()[...] = array
-        return pinned.to(self._model.place.device, non_blocking=True)
-
-    def _to_host(self, tensor: Tensor) -> Tensor:
-        if not self._is_cuda:
-            return tensor.clone()
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _scores(parts: Sequence[tuple[Tensor, ...]]) -> Scores:

@@ -24,16 +24,10 @@ from saccade.graphs import (
     bridge,
     metadata,
     output,
-    row_buckets,
 )
 from saccade.layers.step import Step
 from saccade.models.vlm import Model
-
-FEW_ROWS = 128  # up to here a step takes as long as its weights are read, so that padding costs nothing
-FEW_ROWS_STEP = 16
-WIDE_ROWS, WIDE_STEP, WIDEST_STEP = 6144, 128, 256  # steps up to so many rows, and behind
-MANY_ROWS, MANY_ROWS_STEP = 2048, 512
-FEW_REQUESTS = 32  # most steps with prompts have few; attention over hundreds of empty requests costs 3 % at 8192 rows
+from saccade.scheduling.buckets import decode_buckets, head_buckets, prefill_buckets
 
 
 def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
@@ -157,36 +151,6 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
         volatile_in=volatile,
         volatile_out=state.writes_scores,
     )
-
-
-def prefill_buckets(max_tokens: int, max_requests: int) -> tuple[Capacity, ...]:
-    """Every token count with room for few requests; every second one up to 2,048, and one in 512 rows above, with room
-    for all: a step with that many rows and requests has prompts that wait, and is filled to the last row."""
-    rows = prefill_rows(max_tokens)
-    roomy = {*[n for n in rows if n <= MANY_ROWS][::-2], *(n for n in rows if n % MANY_ROWS_STEP == 0), rows[-1]}
-    pairs = [(n, count) for n in rows for count in (FEW_REQUESTS, max_requests) if count == FEW_REQUESTS or n in roomy]
-    return tuple(dict.fromkeys(Capacity.of(tokens=n, requests=min(count, n + 1, max_requests)) for n, count in pairs))
-
-
-def prefill_rows(largest: int) -> tuple[int, ...]:
-    """Steps of 6 to 12 % up to 2,048 rows; then of 128 rows, and of 256 from 6,144 on: there the last per cent are
-    milliseconds, and most steps of a busy server have some thousand rows."""
-    few = range(FEW_ROWS_STEP, FEW_ROWS, FEW_ROWS_STEP)
-    steps = row_buckets(largest, smallest=FEW_ROWS)
-    wide = range(MANY_ROWS, min(largest, WIDE_ROWS), WIDE_STEP)
-    widest = range(WIDE_ROWS, largest, WIDEST_STEP)
-    return tuple(sorted(n for n in {*few, *steps, *wide, *widest} if n <= largest))
-
-
-def decode_buckets(largest: int) -> tuple[int, ...]:
-    """Every batch up to 8 rows, then four an octave: padded requests have no keys, and rows more or less cost little
-    where a step takes as long as its weights are read."""
-    return tuple(sorted({*range(1, min(8, largest) + 1), *row_buckets(largest, smallest=8, per_octave=4)}))
-
-
-def head_buckets(largest: int) -> tuple[int, ...]:
-    """Powers of two: heads and samplers are bound by weights and vocabulary, so that rows more or less cost nothing."""
-    return row_buckets(largest, smallest=1, per_octave=1)
 
 
 def _row_buffers(model: Model) -> list[Buffer]:

@@ -2,8 +2,7 @@
 memory, and from there by two kernels into the arena. Nothing is allocated after the start.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -11,30 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from saccade.inputs.messages import MediaKind
 from saccade.inputs.settings import ImageSettings, VideoSettings
 from saccade.kernels.dispatch import Kernels
 from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column, Job, Shape, banded_jobs, whole_job, write_table
+from saccade.scheduling.orders import Picture
 
 Slot = TypeVar("Slot")
+Shapes = Mapping[MediaKind, Shape]  # how pixels are cut, by the kind of media
 
 NUM_SLOTS = 3  # the host may fill one while two are on their way
 SLOT_BYTES = 32 * 2**20  # pixels of one copy; larger media come in bands, one after the other
 ALIGNMENT_BYTES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """An image (H, W, 3) or frames (F, H, W, 3), and the first row of patches that it fills."""
-
-    pixels: NDArray[np.uint8]
-    size_hw: tuple[int, int]
-    settings: ImageSettings | VideoSettings
-    out_row: int
-    num_rows: int
-
-    @property
-    def frames(self) -> NDArray[np.uint8]:
-        return self.pixels[None] if self.pixels.ndim == 3 else self.pixels
 
 
 class Pixels(Protocol):
@@ -78,11 +65,11 @@ class StagedPixels:
     launches do the rest. A picture larger than a slot comes in bands: slower by the copies that then wait for each
     other, never larger in memory."""
 
-    def __init__(self, device: torch.device, slot_bytes: int = SLOT_BYTES) -> None:
+    def __init__(self, device: torch.device, shapes: Shapes, slot_bytes: int = SLOT_BYTES) -> None:
         # Not imported with this module: Triton is there only where a GPU may be.
         from saccade.kernels.fused_images import JobKernels
 
-        self._max_bytes = slot_bytes
+        self._max_bytes, self._shapes = slot_bytes, shapes
         nbytes = TABLE_BYTES + slot_bytes
         self._staged = torch.zeros(nbytes, dtype=torch.uint8, device=device)
         table_XJ = self._staged[:TABLE_BYTES].view(torch.int32).view(len(Column), MAX_JOBS)
@@ -93,7 +80,7 @@ class StagedPixels:
         self._ring = SlotRing(slots, [torch.cuda.Event() for _ in slots])
 
     def patchify(self, pictures: Sequence[Picture], out_PC: Tensor) -> None:
-        for shape, jobs in rounds(pictures, self._max_bytes):
+        for shape, jobs in rounds(pictures, self._shapes, self._max_bytes):
             slab, array = self._ring.take()
             used, counts = write_slot(array, jobs, shape)
             self._staged[:used].copy_(slab[:used], non_blocking=True)
@@ -104,35 +91,35 @@ class StagedPixels:
 class PlainPixels:
     """Anywhere else: one picture after the other, by the plain kernel."""
 
-    def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
+    def __init__(self, kernels: Kernels, shapes: Shapes) -> None:
+        self._kernels, self._shapes = kernels, shapes
 
     def patchify(self, pictures: Sequence[Picture], out_PC: Tensor) -> None:
         for picture in pictures:
-            settings = picture.settings
+            shape = self._shapes[picture.kind]
             self._kernels.resize_patchify(
                 torch.from_numpy(np.array(picture.pixels)),  # pixels are read-only, which torch has no notion of
                 picture.size_hw,
-                mean=settings.mean,
-                std=settings.std,
-                patch=settings.patch,
-                temporal_patch=settings.temporal_patch,
-                merge=settings.merge,
-                resample=settings.resample,
+                mean=shape.mean,
+                std=shape.std,
+                patch=shape.patch,
+                temporal_patch=shape.temporal_patch,
+                merge=shape.merge,
+                resample=shape.resample,
                 out=out_PC[picture.out_row : picture.out_row + picture.num_rows],
             )
 
 
-def new_pixels(device: torch.device, kernels: Kernels) -> Pixels:
-    return StagedPixels(device) if device.type == "cuda" else PlainPixels(kernels)
+def new_pixels(device: torch.device, kernels: Kernels, shapes: Shapes) -> Pixels:
+    return StagedPixels(device, shapes) if device.type == "cuda" else PlainPixels(kernels, shapes)
 
 
-def rounds(pictures: Sequence[Picture], max_bytes: int) -> Iterator[tuple[Shape, list[Job]]]:
+def rounds(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterator[tuple[Shape, list[Job]]]:
     """Jobs that fit one slot, and one scratch buffer, together; all of a round are cut alike."""
     pending: list[Job] = []
     cut: Shape | None = None
     pixels = scratch = 0
-    for shape, job in _jobs(pictures, max_bytes):
+    for shape, job in _jobs(pictures, shapes, max_bytes):
         nbytes = _aligned(job.nbytes)
         is_full = pixels + nbytes > max_bytes or scratch + job.scratch_bytes > max_bytes or len(pending) == MAX_JOBS
         if pending and cut is not None and (is_full or shape != cut):
@@ -157,9 +144,9 @@ def write_slot(slot: NDArray[np.uint8], jobs: list[Job], shape: Shape) -> tuple[
     return TABLE_BYTES + min(end, len(slot) - TABLE_BYTES), write_table(table, jobs, places, shape)
 
 
-def _jobs(pictures: Sequence[Picture], max_bytes: int) -> Iterator[tuple[Shape, Job]]:
+def _jobs(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterator[tuple[Shape, Job]]:
     for picture in pictures:
-        shape = shape_of(picture.settings)
+        shape = shapes[picture.kind]
         job = whole_job(picture.frames, picture.size_hw, picture.out_row, shape)
         if max(_aligned(job.nbytes), job.scratch_bytes) <= max_bytes:
             yield shape, job
@@ -184,8 +171,8 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def warm_up_picture(settings: ImageSettings | VideoSettings, side_units: int = 1) -> Picture:
+def warm_up_picture(kind: MediaKind, shape: Shape, side_units: int = 1) -> Picture:
     """The smallest picture that goes all the way."""
-    side = settings.patch * settings.merge * side_units
-    frames: Any = np.zeros((settings.temporal_patch, 2 * side, side, 3), dtype=np.uint8)
-    return Picture(frames, (side, side), settings, 0, (side // settings.patch) ** 2)
+    side = shape.patch * shape.merge * side_units
+    frames: Any = np.zeros((shape.temporal_patch, 2 * side, side, 3), dtype=np.uint8)
+    return Picture(0, kind, frames, (side, side), 0, (side // shape.patch) ** 2)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from saccade.execution.executor import Runner
+from saccade.execution.executor import DeviceExecutor
 from saccade.execution.shadow_file import Kept, Origin, write_file
 from saccade.execution.shadow_passes import (
     Arrays,
@@ -85,25 +85,27 @@ class Mismatch:
 class Shadow:
     """Keeps records of an engine's replays, and checks them one at a time."""
 
-    def __init__(self, runner: Runner, share: float, origin: Origin, *, slab_bytes: Mapping[str, int]) -> None:
+    def __init__(
+        self, executor: DeviceExecutor, share: float, origin: Origin, *, slab_bytes: Mapping[str, int]
+    ) -> None:
         """`slab_bytes` are those of language passes and, if there are any, of vision passes (see `sizes`)."""
-        self._runner, self._share, self._origin = runner, share, origin
-        device = runner.state.model.place.device
+        self._executor, self._share, self._origin = executor, share, origin
+        device = executor.state.model.place.device
         self._slabs = {name: Slab(nbytes, device) for name, nbytes in slab_bytes.items()}
-        self.writers = Writers(runner.state)
-        self._counts: dict[str, Counter[str]] = {phase.phase.name: Counter() for phase in runner.phases}
+        self.writers = Writers(executor.state)
+        self._counts: dict[str, Counter[str]] = {phase.phase.name: Counter() for phase in executor.phases}
         self._records: deque[Record] = deque()
         self._chance = Random(0)
         self._due = 0
         self._recorded: OrderedDict[GraphKey, None] = OrderedDict()  # the last recorded at the end
-        for phase in runner.phases:
+        for phase in executor.phases:
             phase.observer = _Watcher(self, phase)
         with _Interruptible(lambda: False, torch.device("cpu")):
             torch.zeros(1)  # torch imports its compiler for the first such operation, for seconds: not in a check
 
     def close(self) -> None:
-        """Watch no longer, and let go of the engine."""
-        for phase in self._runner.phases:
+        """Watch no longer, and let go of the executor."""
+        for phase in self._executor.phases:
             phase.observer = None
         self._records.clear()
 
@@ -123,7 +125,7 @@ class Shadow:
         self._counts[phase][result] += 1
 
     def slab_for(self, runner: GraphRunner) -> Slab:
-        return self._slabs["vision" if runner is self._runner.vision else "language"]
+        return self._slabs["vision" if runner is self._executor.vision else "language"]
 
     def wants(self, key: GraphKey) -> bool:
         """Whether to record this replay. Chance says how many; a graph that was recorded lately lets others go first,
@@ -217,7 +219,7 @@ class Shadow:
 
     def _cached(self, record: Record, outputs: Tensors | None = None) -> dict[str, Tensor]:
         """What a replay left in caches; with the outputs of an eager run, what that one would have left there."""
-        state, most_bytes = self._runner.state, self.slab_for(record.runner).most_bytes
+        state, most_bytes = self._executor.state, self.slab_for(record.runner).most_bytes
         if "targets" not in record.arrays:
             return written_keys(state, record.arrays, most_bytes)
         own = self.writers.own_rows(record.arrays, record.number)
@@ -239,8 +241,8 @@ class Shadow:
             eager=right,
             most_bytes=self.slab_for(record.runner).most_bytes,
         )
-        path = write_file(self._origin, self._runner.state, kept)
-        record.runner.retire(record.key, f"a shadow check found it wrong (digest {kept.digest})")
+        path = write_file(self._origin, self._executor.state, kept)
+        record.runner.catalogue.retire(record.key, f"a shadow check found it wrong (digest {kept.digest})")
         for other in self._records:  # they may have read what the wrong graph wrote and the check wrote anew
             self.count(other.key.phase, "overwritten")
         self._records.clear()
@@ -249,13 +251,13 @@ class Shadow:
     @contextmanager
     def _stream_of(self, runner: GraphRunner) -> Iterator[None]:
         """Where passes of a phase run: memory for eager ones is kept there."""
-        encoder = self._runner.encoder
+        encoder = self._executor.encoder
         if encoder is not None and runner is encoder.graphs:
-            with encoder.beside.work():
+            with encoder.side_stream.work():
                 yield
             return
         if encoder is not None:
-            encoder.beside.wait()
+            encoder.side_stream.wait()
         yield
 
 

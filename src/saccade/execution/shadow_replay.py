@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from saccade.errors import ConfigError, GraphError
+from saccade.execution.executor import DeviceExecutor
 from saccade.execution.shadow_file import Kept, ShadowFile, digest_of
 from saccade.execution.shadow_passes import cached_keys, put_back, results_of, run_eagerly, written_keys
 from saccade.execution.state import DeviceState
 from saccade.graphs import Batch, GraphRunner
 from saccade.graphs.compare import Difference, Tensors, bit_differences
-from saccade.scheduling.engine import Engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +24,10 @@ class Replayed:
     as_recorded: list[Difference]  # where the graph gives something else than the one of the file did
 
 
-def replay_file(engine: Engine, file: ShadowFile) -> Replayed:
-    """Both runs begin with the state of the file. It writes to caches: an engine of its own is best."""
-    assert not engine.has_work, "requests run; this writes where they read"
-    runner, batch = _find(engine, file.kept)
-    state = engine.runner.state
+def replay_file(executor: DeviceExecutor, file: ShadowFile) -> Replayed:
+    """Both runs begin with the state of the file. It writes to caches, so nothing else may run."""
+    runner, batch = _find(executor, file.kept)
+    state = executor.state
     _check_fits(state, runner, file)
     with torch.no_grad():
         _restore(state, runner, file)
@@ -47,9 +46,9 @@ def replay_file(engine: Engine, file: ShadowFile) -> Replayed:
     )
 
 
-def _find(engine: Engine, kept: Kept) -> tuple[GraphRunner, Batch]:
+def _find(executor: DeviceExecutor, kept: Kept) -> tuple[GraphRunner, Batch]:
     """The runner that has a graph of this key, and the batch."""
-    runners = {runner.phase.name: runner for runner in engine.runner.phases}
+    runners = {runner.phase.name: runner for runner in executor.phases}
     runner = runners.get(kept.key.phase)
     if runner is None:
         raise ConfigError(f"the file is of a {kept.key.phase} pass; this model has {', '.join(runners)}")

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 
-class Beside:
+class SideStream:
     """Work in order on a stream of its own; where there are no streams, in order with everything else.
 
     What it may touch while others run is the caller's to see to. The orders it gives: `wait` lets the current stream

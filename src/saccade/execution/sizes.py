@@ -3,7 +3,7 @@
 
 from saccade.cache.encoder import EncoderIndex
 from saccade.errors import ConfigError
-from saccade.execution.executor import RunnerSettings
+from saccade.execution.executor import ExecutorSettings
 from saccade.execution.state import StateSizes
 from saccade.inputs.settings import ImageSettings, VideoSettings
 from saccade.models.spec import VisionSpec
@@ -19,7 +19,7 @@ GPU_SHADOW_BYTES = {"language": 256 * 2**20, "vision": 128 * 2**20}
 CPU_SHADOW_BYTES = {"language": 16 * 2**20, "vision": 8 * 2**20}
 
 
-def runner_settings_for(
+def executor_settings_for(
     settings: EngineSettings,
     limits: SchedulerSettings,
     images: ImageSettings | None,
@@ -27,12 +27,12 @@ def runner_settings_for(
     vision: VisionSpec | None,
     *,
     is_cuda: bool,
-) -> RunnerSettings:
+) -> ExecutorSettings:
     """`vision` is the tower that patches of images and videos go to: they must be what it was made for."""
     if vision is not None:
         _check_patches("images", images, vision)
         _check_patches("videos", videos, vision)
-    return RunnerSettings(
+    return ExecutorSettings(
         max_tokens=limits.max_num_batched_tokens,
         max_units=min(limits.encoder_budget_tokens, encoder_rows_for(settings, limits)),
         page_rows=PAGE_ROWS,

@@ -1,4 +1,4 @@
-"""Every graph of an engine against eager runs, in the sequences that break graphs which froze or leaked something, and
+"""Every graph of an executor against eager runs, in the sequences that break graphs which froze or leaked something, and
 the audit of what graphs froze.
 
 Replays are compared bit for bit with eager runs of the same padded shapes, which launch the same kernels. The short
@@ -15,7 +15,7 @@ import torch
 
 from saccade.errors import GraphError
 from saccade.execution.encoder import Encoder
-from saccade.execution.vision import vision_values
+from saccade.execution.executor import DeviceExecutor
 from saccade.geometry import Grid
 from saccade.graphs import (
     AuditReport,
@@ -32,8 +32,8 @@ from saccade.graphs import (
 )
 from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.graphs.node_differences import PERHAPS
-from saccade.graphs.stats import Stats
-from saccade.scheduling.engine import Engine
+from saccade.graphs.stats import GraphStats
+from saccade.scheduling.geometries import vision_values
 
 log = logging.getLogger(__name__)
 
@@ -43,18 +43,19 @@ Grids = tuple[Grid, ...]
 SHORT_ROWS = {"vision": 400, "prefill": 512, "decode": 64, "head": 64, "sample": 64}  # the largest bucket of a sample
 
 
-def verify_engine(engine: Engine, *, is_short: bool = False, progress: OnGraph = lambda *news: None) -> Report:
-    """A row for every phase, bucket and sequence. An engine without graphs has none. `progress` hears the phase, how
+def verify_graphs(
+    executor: DeviceExecutor, *, is_short: bool = False, progress: OnGraph = lambda *news: None
+) -> Report:
+    """A row for every phase, bucket and sequence. Without graphs there are none. `progress` hears the phase, how
     many graphs are done and how many there are, before the first and after each."""
-    assert not engine.has_work, "requests run; verification writes where they read"
     rows: list[Row] = []
-    count = _Count(engine, is_short, progress)
-    for runner in engine.runner.phases:
+    count = _Count(executor, is_short, progress)
+    for runner in executor.phases:
         if not runner.settings.tiers:
             continue
         count.enter(runner.phase.name)
-        encoder = engine.runner.encoder
-        with _unseen(runner), _in_order(engine, runner):
+        encoder = executor.encoder
+        with _unseen(runner), _in_order(executor, runner):
             found = [*_verify(runner, count, is_short)]
             if encoder is not None and runner is encoder.graphs:
                 found += _verify_grids(encoder, count, is_short)
@@ -67,11 +68,11 @@ class _Count:
     """Graphs that are done. Verification has those of vision `twice`: with rows of any kind, and with images and
     videos."""
 
-    def __init__(self, engine: Engine, is_short: bool, progress: OnGraph, *, twice: bool = True) -> None:
+    def __init__(self, executor: DeviceExecutor, is_short: bool, progress: OnGraph, *, twice: bool = True) -> None:
         self._progress = progress
         self._phase, self._done, self._total = "", 0, 0
-        for runner in engine.runner.phases:
-            self._total += len(_chosen(runner, is_short)) * (2 if twice and runner is engine.runner.vision else 1)
+        for runner in executor.phases:
+            self._total += len(_chosen(runner, is_short)) * (2 if twice and runner is executor.vision else 1)
 
     def enter(self, phase: str) -> None:
         self._phase = phase
@@ -82,9 +83,9 @@ class _Count:
         self._progress(self._phase, self._done, self._total)
 
 
-def check_engine(engine: Engine, *, is_short: bool = True) -> Report:
+def check_graphs(executor: DeviceExecutor, *, is_short: bool = True) -> Report:
     """Verify; raises where a replay is not what an eager run is."""
-    report = verify_engine(engine, is_short=is_short)
+    report = verify_graphs(executor, is_short=is_short)
     wrong = [row for row in report.rows if not row.is_right]
     if wrong:
         first = wrong[0]
@@ -92,7 +93,7 @@ def check_engine(engine: Engine, *, is_short: bool = True) -> Report:
             f"graph [{first.key}] is not what an eager run is, in sequence {first.sequence!r}: {first.problem}; "
             f"{len(wrong)} of {len(report.rows)} checks failed. {NOT_SERVING}"
         )
-    found = _findings(engine, is_short)
+    found = _findings(executor, is_short)
     sure = [(key, finding) for key, finding in found if not finding.startswith(PERHAPS)]
     if sure:
         key, finding = sure[0]
@@ -102,10 +103,10 @@ def check_engine(engine: Engine, *, is_short: bool = True) -> Report:
     return report
 
 
-def _findings(engine: Engine, is_short: bool) -> list[tuple[str, str]]:
+def _findings(executor: DeviceExecutor, is_short: bool) -> list[tuple[str, str]]:
     """What the audit found, with the key of the graph; nothing where the driver tells no nodes."""
     try:
-        report = audit_engine(engine, is_short=is_short)
+        report = audit_graphs(executor, is_short=is_short)
     except UnreadableError as error:
         log.warning("graphs were compared with eager runs, but not audited: %s", error)
         return []
@@ -115,25 +116,26 @@ def _findings(engine: Engine, is_short: bool) -> list[tuple[str, str]]:
 NOT_SERVING = "Not serving: run `saccade verify`, or turn the phase's graphs off (--graphs)"
 
 
-def audit_engine(engine: Engine, *, is_short: bool = False, progress: OnGraph = lambda *news: None) -> AuditReport:
+def audit_graphs(
+    executor: DeviceExecutor, *, is_short: bool = False, progress: OnGraph = lambda *news: None
+) -> AuditReport:
     """What graphs froze, read from the graphs: a row for every bucket, and for a replay and the exact tier of every
     phase."""
-    assert not engine.has_work, "requests run; the audit writes where they read"
     rows: list[AuditRow] = []
-    count = _Count(engine, is_short, progress, twice=False)
-    for runner in engine.runner.phases:
+    count = _Count(executor, is_short, progress, twice=False)
+    for runner in executor.phases:
         if not runner.settings.tiers:
             continue
         count.enter(runner.phase.name)
-        with _unseen(runner), _in_order(engine, runner):
+        with _unseen(runner), _in_order(executor, runner):
             rows += audit(runner, buckets=_chosen(runner, is_short), on_graph=count.one).rows
     return AuditReport(tuple(rows))
 
 
 @contextmanager
-def _in_order(engine: Engine, runner: GraphRunner) -> Iterator[None]:
+def _in_order(executor: DeviceExecutor, runner: GraphRunner) -> Iterator[None]:
     """Vision passes have a stream of their own, which must wait for what is done with their graphs here."""
-    encoder = engine.runner.encoder
+    encoder = executor.encoder
     if encoder is not None and runner is encoder.graphs:
         with encoder.alone():
             yield
@@ -216,7 +218,7 @@ def _batch(encoder: Encoder, grids: Grids, rng: torch.Generator) -> dict[str, An
 @contextmanager
 def _unseen(runner: GraphRunner) -> Iterator[None]:
     """What verification replays and captures is not counted, and nothing of it stays."""
-    stats, runner.stats = runner.stats, Stats()
+    stats, runner.stats = runner.stats, GraphStats()
     replays = {graph.key: graph.num_replays for graph in runner.graphs}
     try:
         yield

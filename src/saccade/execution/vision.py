@@ -5,8 +5,7 @@ P patches, U merged units, C values of a patch, L levels, D width of the decoder
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,9 @@ import torch
 from torch import Tensor
 
 from saccade.execution.state import DeviceState
-from saccade.geometry import Grid, geometry
 from saccade.graphs import (
     Arena,
     Buffer,
-    Capacity,
     Frame,
     OwnIndex,
     Phase,
@@ -26,22 +23,15 @@ from saccade.graphs import (
     boundaries,
     metadata,
     output,
-    row_buckets,
     rows,
 )
 from saccade.layers.step import VisionStep
 from saccade.models.spec import VisionSpec
 from saccade.models.vlm import Model
+from saccade.scheduling.buckets import longest_window, vision_buckets, vision_capacity
+from saccade.scheduling.geometries import vision_values
 
-MAX_FRAMES = 64  # images and frames of one pass
-# Attention visits empty segments, too, so a bucket has room for no more frames than are likely: of 24 rows and more (an
-# image of 224x224 has 49). Smaller ones take a larger bucket.
-UNITS_PER_FRAME = 24
-FEWEST_FRAMES = 4
-UNITS_PER_WINDOW = 4  # fewer on average, and a batch has too many windows for its bucket
 TYPICAL_UNITS = 324  # of an image: 560 x 560 pixels with patches of 16
-MAX_CACHED_GRIDS = 256
-MAX_CACHED_PATCHES = 8192  # of one grid: larger ones come seldom, and making them anew takes less than a pass
 
 
 def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
@@ -70,7 +60,7 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
     def written(values: Mapping[str, Any]) -> dict[str, Tensor]:
         return {"rows of the cache": vision_rows.index_select(1, _targets(values, vision_rows))}
 
-    buckets = tuple(_capacity(spec, units) for units in vision_buckets(max_units))
+    buckets = tuple(vision_capacity(spec, units) for units in vision_buckets(max_units))
     return Phase(
         name="vision",
         body=body,
@@ -105,78 +95,6 @@ def _targets(values: Mapping[str, Any], vision_rows: Tensor) -> Tensor:
     return torch.from_numpy(targets[: len(targets) * is_clear]).to(vision_rows.device)
 
 
-def vision_buckets(max_units: int) -> tuple[int, ...]:
-    """Rows of the passes that get a graph, in few steps where a pass is short.
-
-    Steps are a quarter of an octave up to 256 rows, and an eighth above, where padding costs milliseconds. They lie
-    1/48 above round numbers: images are squares of small numbers, and 49, 196, 324, 784 rows (224, 448, 560, 896 pixels
-    a side for patches of 16) are just above round ones, which would pad them by 9 %.
-    """
-    fine, coarse = (row_buckets(max_units, smallest=32, per_octave=n) for n in (8, 4))
-    chosen = [n for n in coarse if n <= 256] + [n for n in fine if n > 256]
-    return tuple(sorted({min(round(n * 49 / 48), max_units) for n in chosen} | {max_units}))
-
-
-def vision_values(spec: VisionSpec, grids: Sequence[Grid], patches_PC: Tensor, targets_U: Any) -> dict[str, Any]:
-    """The inputs of a pass over these grids; row u of it goes to row targets[u] of the encoder cache."""
-    return {"patches": patches_PC, "targets": targets_U, **Geometries(spec).packed(grids)}
-
-
-class Geometries:
-    """Positions, taps and boundaries of grids. Those of the grids seen last are remembered, unless they are large."""
-
-    def __init__(self, spec: VisionSpec) -> None:
-        self._spec = spec
-        self._remembered = lru_cache(maxsize=MAX_CACHED_GRIDS)(lambda grid: _geometry(spec, grid))
-
-    def packed(self, grids: Sequence[Grid]) -> dict[str, Any]:
-        """Of several grids, put together from those of each."""
-        return _packed(self._spec, [self._one(grid) for grid in grids])
-
-    def _one(self, grid: Grid) -> dict[str, Any]:
-        is_small = grid[0] * grid[1] * grid[2] <= MAX_CACHED_PATCHES
-        return self._remembered(grid) if is_small else _geometry(self._spec, grid)
-
-
-def _packed(spec: VisionSpec, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    if len(parts) == 1:
-        return dict(parts[0])
-    values: dict[str, Any] = {}
-    for name, axis in _JOINED.items():
-        if name in parts[0]:
-            values[name] = np.concatenate([part[name] for part in parts], axis=axis)
-    for name in _BOUNDARIES:
-        if name in parts[0]:
-            lengths = [np.diff(part[name]) for part in parts]
-            values[name] = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-    if spec.window:
-        starts = np.cumsum([0, *(len(part["window_order"]) for part in parts)])
-        for name in ("window_order", "window_inverse"):
-            values[name] = np.concatenate([part[name] + s for part, s in zip(parts, starts, strict=False)])
-    return values
-
-
-_JOINED = {"positions": 0, "grid_indices": 1, "grid_weights": 1}
-_BOUNDARIES = ("cu_seqlens", "window_cu_seqlens")
-
-
-def _geometry(spec: VisionSpec, grid: Grid) -> dict[str, Any]:
-    places = geometry(spec, [grid])
-    values = {
-        "cu_seqlens": places.cu_seqlens_S1,
-        "positions": places.positions_P2,
-        "grid_indices": places.grid_indices_4P,
-        "grid_weights": places.grid_weights_4P,
-        "window_order": places.window_order_U,
-        "window_inverse": places.window_inverse_U,
-        "window_cu_seqlens": places.window_cu_seqlens_W1,
-    }
-    found = {name: value for name, value in values.items() if value is not None}
-    for value in found.values():
-        value.flags.writeable = False
-    return found
-
-
 def _buffers(model: Model, spec: VisionSpec) -> list[Buffer]:
     dtype = model.place.dtype
     buffers = [
@@ -192,16 +110,8 @@ def _buffers(model: Model, spec: VisionSpec) -> list[Buffer]:
     if spec.window:
         buffers.append(metadata("window_order", ("units",), padding=OwnIndex()))
         buffers.append(metadata("window_inverse", ("units",), padding=OwnIndex()))
-        buffers.append(boundaries("window_cu_seqlens", of="patches", count="windows", longest=_longest_window(spec)))
+        buffers.append(boundaries("window_cu_seqlens", of="patches", count="windows", longest=longest_window(spec)))
     return buffers
-
-
-def _capacity(spec: VisionSpec, units: int) -> Capacity:
-    frames = min(MAX_FRAMES, max(FEWEST_FRAMES, units // UNITS_PER_FRAME), units)
-    sizes = {"units": units, "patches": units * spec.unit, "frames": frames + 1}
-    if spec.window:
-        sizes["windows"] = units // UNITS_PER_WINDOW + MAX_FRAMES
-    return Capacity.of(sizes)
 
 
 def _step(spec: VisionSpec, frame: Frame) -> VisionStep:
@@ -216,10 +126,6 @@ def _step(spec: VisionSpec, frame: Frame) -> VisionStep:
         window_order_U=frame["window_order"] if has_windows else None,
         window_inverse_U=frame["window_inverse"] if has_windows else None,
         window_cu_seqlens_W1=frame["window_cu_seqlens"] if has_windows else None,
-        max_window=_longest_window(spec) if has_windows else 0,
+        max_window=longest_window(spec) if has_windows else 0,
         is_sketch=frame.is_sketch,
     )
-
-
-def _longest_window(spec: VisionSpec) -> int:
-    return spec.window * spec.window * spec.unit

@@ -19,8 +19,7 @@ import zmq
 from llguidance import LLMatcher
 
 from saccade.errors import CapacityError, ConfigError, RequestError, SaccadeError
-from saccade.execution.build import build_engine
-from saccade.execution.shadow import Mismatch
+from saccade.execution.build import Built, build_engine
 from saccade.inputs.processor import Processor
 from saccade.kernels.packages import import_packages
 from saccade.processes import EXIT_FAILED, end_with_input, end_with_parent
@@ -111,7 +110,7 @@ class Worker:
         if not flags and self._engine.can_check and not self._has_command():
             self._check_shadow()
             return
-        if not flags and self._engine.runner.can_improve and not self._commands.poll(IDLE_MS):
+        if not flags and self._engine.can_improve and not self._commands.poll(IDLE_MS):
             if (error := self._engine.improve()) is not None:
                 traceback.print_exception(error)
             return
@@ -129,10 +128,10 @@ class Worker:
     def _check_shadow(self) -> None:
         """Check a replay, unless a command comes meanwhile."""
         found = self._engine.check_shadow(self._has_command)
-        if isinstance(found, Mismatch):
-            self._tell(Degraded(found.reason, str(found)))
-        elif found is not None:
+        if isinstance(found, Exception):
             traceback.print_exception(found)
+        elif found is not None:
+            self._tell(Degraded(found.reason, str(found)))
 
     def _obey(self, frames: Buffers) -> None:
         match decode_command(frames[0]):
@@ -244,7 +243,7 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell) -> int:
     try:
         start = decode_command(commands.recv())
         assert isinstance(start, Start), f"the first command is {start}"
-        engine = _build(start, tell)
+        engine = _build(start, tell).engine
         gc.collect()
         gc.freeze()  # what stays for good need not be looked at again while requests run
         pool = engine.scheduler.holdings.pool
@@ -261,7 +260,7 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell) -> int:
     return 0
 
 
-def _build(start: Start, tell: Tell) -> Engine:
+def _build(start: Start, tell: Tell) -> Built:
     folder = Path(start.folder)
     if sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_BYTES:
         torch.set_num_threads(1)  # on a CPU, threads that wait for each other cost a small model more than they save

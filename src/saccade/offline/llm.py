@@ -13,7 +13,8 @@ from rich.console import Console
 
 from saccade.client.output import Logprobs, OutputStream, RequestOutput, place_prompt_scores
 from saccade.errors import CapacityError, ConfigError
-from saccade.execution.build import build_engine
+from saccade.execution.build import Built, build_engine
+from saccade.execution.executor import DeviceExecutor
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.models.folder import find_folder
@@ -77,7 +78,7 @@ class LLM:
         limits = SchedulerSettings(**{name: value for name, value in settings.items() if name not in own})
         folder = find_folder(model, revision=engine.revision, download_dir=engine.download_dir)
         self.processor = Processor.from_folder(folder, chat_template=engine.chat_template)
-        self._engine: Engine | None = build_engine(folder, engine, limits, processor=self.processor)
+        self._built: Built | None = build_engine(folder, engine, limits, processor=self.processor)
         self._ids = count()
         self._tokens: Counter[str] = Counter()
         self._ends: Counter[str] = Counter()
@@ -90,15 +91,24 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        if self._engine is None:
+        return self._open.engine
+
+    @property
+    def executor(self) -> DeviceExecutor:
+        """The passes and graphs, for who looks at them without requests."""
+        return self._open.executor
+
+    @property
+    def _open(self) -> Built:
+        if self._built is None:
             raise ConfigError("this LLM is closed; make a new one")
-        return self._engine
+        return self._built
 
     def close(self) -> None:
         """Free the device. A closed LLM cannot be used again."""
-        if self._engine is not None and self._engine.shadow is not None:
-            self._engine.shadow.close()
-        self._engine = None
+        if self._built is not None and self._built.engine.shadow is not None:
+            self._built.engine.shadow.close()
+        self._built = None
 
     def generate(
         self,
@@ -155,7 +165,7 @@ class LLM:
     def _improve(self) -> None:
         """Capture graphs of layouts that came often, as a server does when it is idle: a few, the caller waits."""
         for _ in range(MAX_IMPROVEMENTS):
-            if self.engine.runner.can_improve and (error := self.engine.improve()) is not None:
+            if self.engine.can_improve and (error := self.engine.improve()) is not None:
                 log.warning("a graph could not be captured: %s: %s", type(error).__name__, error)
 
     def _check_shadow(self) -> None:

@@ -1,9 +1,9 @@
 """The engine: requests in, tokens out. One thread owns it; it keeps the device busy by planning one step ahead."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from time import monotonic
 from typing import Any
@@ -11,24 +11,28 @@ from typing import Any
 from llguidance import LLMatcher
 
 from saccade.cache.prefix import Span
+from saccade.choice.exact import ExactLayout
 from saccade.errors import CapacityError, GraphError, RequestError, SaccadeError
-from saccade.execution.executor import Runner, StepOutput, Ticket
-from saccade.execution.shadow import Mismatch, Shadow
-from saccade.execution.stopwatch import Lap, Stopwatch
-from saccade.inputs.placeholders import Prompt, text_prompt
+from saccade.inputs.placeholders import Media, Prompt, text_prompt
 from saccade.scheduling.arrays import Running
+from saccade.scheduling.compose import Composer
+from saccade.scheduling.executing import Executor, Lap, ShadowChecks, StepResult, Ticket, WrongReplay, encode_problem
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
-from saccade.scheduling.plan import Plan, Results, RowError
+from saccade.scheduling.orders import Encode
+from saccade.scheduling.packing import Part
+from saccade.scheduling.plan import Chunk, Plan, Results, RowError
 from saccade.scheduling.request import Request, Status
+from saccade.scheduling.sampling import begin
 from saccade.scheduling.scheduler import Scheduler
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.update import NO_NUMBERS, FinishReason, PromptScores, Update
+from saccade.wire.update import NO_NUMBERS, FinishReason, PromptScores, Scores, Update
 
 STEP_FAILED = "the step failed"
 WARM_UP_ID = "warm-up"
 WARM_UP_TOKENS = 300
 WARM_UP_STEPS = 1000
+NO_SCORES: Mapping[str, Scores] = {}
 
 
 @dataclass(slots=True)
@@ -50,20 +54,26 @@ class _Marks:
         return found | ({"vision": sum(vision)} if vision else {})
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """A step that was not launched."""
+@dataclass(slots=True, kw_only=True)
+class _Flight:
+    """A step on its way, or one that was not launched and the `problem` with it."""
 
     plan: Plan
-    message: str
+    ticket: Ticket | None = None
+    sampled: Sequence[Chunk] = ()
+    matchers: Mapping[str, Matcher] = field(default_factory=dict)  # of the sampled requests that follow a grammar
+    failed: Mapping[str, str] = field(default_factory=dict)  # what went wrong with images, by request
+    problem: str = ""
 
 
 class Engine:
-    """Schedules and runs. Every request that `add` takes ends in exactly one update with a finish."""
+    """Schedules, composes, and has it executed. Every request that `add` takes ends in exactly one update with a
+    finish."""
 
     def __init__(
         self,
-        runner: Runner,
+        executor: Executor,
+        composer: Composer,
         scheduler: Scheduler,
         *,
         eos_token_ids: frozenset[int] = frozenset(),
@@ -71,7 +81,7 @@ class Engine:
         clock: Callable[[], float] = monotonic,
         grammars: GrammarCompiler | None = None,
     ) -> None:
-        self.runner, self.scheduler = runner, scheduler
+        self.executor, self.composer, self.scheduler = executor, composer, scheduler
         self._eos_token_ids = eos_token_ids
         self._grammars = grammars
         self._compiled: dict[str, LLMatcher] = {}
@@ -82,11 +92,10 @@ class Engine:
         self._media_bytes = 0  # of all prompts, each counted once
         self._requests: dict[str, Request] = {}
         self._marks: dict[str, _Marks] = {}
-        self._stopwatch = Stopwatch(runner.encoder, runner.state.model.place.device, clock)
         self._running: dict[str, Running] = {}
-        self._free_sequences = list(range(runner.state.max_sequences, 0, -1))
-        self._in_flight: deque[Ticket | _Failure] = deque()
-        self.shadow: Shadow | None = None
+        self._free_sequences = list(range(scheduler.settings.max_num_seqs, 0, -1))
+        self._in_flight: deque[_Flight] = deque()
+        self.shadow: ShadowChecks | None = None
 
     @property
     def has_work(self) -> bool:
@@ -149,51 +158,67 @@ class Engine:
         """Empty the caches of prompts and images. False, and nothing is done, while requests run or wait."""
         return self.scheduler.forget_cached()
 
+    @property
+    def can_improve(self) -> bool:
+        """Whether there is something to do in an idle moment."""
+        vision = self.composer.vision
+        return vision is not None and vision.catalogue.exact.has_pending
+
     def improve(self) -> Exception | None:
-        """Do in an idle moment what makes later requests faster. Returns what went wrong: they can do without."""
+        """Do some of it: capture a layout of images that came often. Returns what went wrong; requests do without."""
+        vision = self.composer.vision
+        layout = None if vision is None else vision.catalogue.exact.next_pending()
+        if layout is None:
+            return None
         try:
-            self.runner.improve()
+            self.capture(layout)
         except Exception as error:
-            self.runner.require_device()
+            self.executor.require_device()
             return error
         return None
+
+    def capture(self, layout: ExactLayout) -> None:
+        """Capture a vision graph of one layout; those that it leaves no room for go."""
+        assert self.composer.vision is not None, "only images have layouts"
+        nbytes = self.executor.capture_layout(layout)
+        if dropped := self.composer.vision.catalogue.exact.add(layout.key, nbytes):
+            self.executor.drop(dropped)
 
     @property
     def can_check(self) -> bool:
         """Whether there is a replay to be checked, and time for it."""
         return self.shadow is not None and self.shadow.has_records and not self.has_work and not self._in_flight
 
-    def check_shadow(self, should_stop: Callable[[], bool] = lambda: False) -> Mismatch | Exception | None:
+    def check_shadow(self, should_stop: Callable[[], bool] = lambda: False) -> WrongReplay | Exception | None:
         """Check one replay in an idle moment. Returns what was wrong with it, or with the check. What a wrong graph
         wrote is not used again."""
         assert self.shadow is not None and self.can_check, "requests run; a check writes where they read"
         found = self.shadow.check(should_stop)
-        if isinstance(found, Mismatch):
-            self.forget_cached()
+        if isinstance(found, Exception):
+            self.executor.require_device()
         elif found is not None:
-            self.runner.require_device()
+            self.forget_cached()
         return found
 
     def phase_snapshots(self) -> dict[str, dict[str, Any]]:
         """Counters and graphs of each phase, by its name."""
-        found = {runner.phase.name: runner.snapshot() for runner in self.runner.phases}
+        found = self.executor.snapshots()
         for name, phase in found.items():
             phase["shadow"] = {} if self.shadow is None else self.shadow.counts(name)
         return found
 
     def abort(self, request_id: str) -> list[Update]:
         """End a request now. Nothing is heard of it afterwards."""
-        return self._from_events(self.scheduler.abort(request_id))
+        return self._told(self.scheduler.abort(request_id))
 
     def stop(self, request_id: str, stop: str) -> list[Update]:
         """End a request whose text met a stop string."""
-        return self._from_events(self.scheduler.stop(request_id, stop))
+        return self._told(self.scheduler.stop(request_id, stop))
 
     def warm_up(self) -> None:
         """Answer requests of every kind before the first real one: what is compiled, loaded or allocated outside of
         graphs then is so already."""
-        self.runner.warm_up_pixels()
-        self.runner.warm_up_masks()
+        self.executor.warm_up()
         longest = self.scheduler.settings.max_model_len
         prompt = text_prompt([0] * max(1, min(WARM_UP_TOKENS, longest - 4)))
         common: dict[str, Any] = {"max_tokens": min(3, longest - len(prompt)), "ignore_eos": True}
@@ -213,7 +238,7 @@ class Engine:
         while len(self._in_flight) > 1:  # the last call was interrupted
             updates += self._take_in(self._in_flight[0])
         plan = self.scheduler.plan(self._clock())
-        updates += self._from_events(plan.updates)
+        updates += self._told(plan.updates)
         for request_id in plan.preempted:
             self._release(request_id)
         if not plan.is_empty:
@@ -224,31 +249,61 @@ class Engine:
             self.scheduler.check()
         return updates
 
-    def _launch(self, plan: Plan) -> Ticket | _Failure:
+    def _launch(self, plan: Plan) -> _Flight:
         try:
-            for chunk in plan.chunks:
-                if chunk.request_id not in self._running:
-                    self._begin(chunk.request_id)
-            lap = self._start_lap(plan)
-            ticket = self.runner.launch(plan, self._running)
-            if lap is not None:
-                self._stopwatch.stop(lap)
-            return ticket
+            return self._execute(plan)
         except Exception as error:  # one bad step must not take the others down
-            self.runner.require_device()
-            return _Failure(plan, _message(error))
+            self.executor.require_device()
+            return _Flight(plan=plan, problem=_message(error))
         except BaseException:  # interrupted: what was planned must still be accounted for
-            self._in_flight.append(_Failure(plan, STEP_FAILED))
+            self._in_flight.append(_Flight(plan=plan, problem=STEP_FAILED))
             raise
 
-    def _start_lap(self, plan: Plan) -> Lap | None:
-        """Whose images are encoded in one step shares its passes, and so their time."""
-        if not plan.encode:
-            return None
-        lap = self._stopwatch.start()
-        for request_id in {item.request_id for item in plan.encode}:
-            self._marks[request_id].laps.append(lap)
-        return lap
+    def _execute(self, plan: Plan) -> _Flight:
+        """Compose and execute, a piece at a time: the device works on each while the host composes the next."""
+        for chunk in plan.chunks:
+            if chunk.request_id not in self._running:
+                self._begin(chunk.request_id)
+        failed = self._encode(plan) if plan.encode else {}
+        orders, sampled = self.composer.run(plan, self._running)
+        ticket = self.executor.run(orders)
+        sample, matchers = self.composer.sample(plan.step, sampled, self._running)
+        if sample is not None:
+            self.executor.sample(sample)
+        return _Flight(plan=plan, ticket=ticket, sampled=sampled, matchers=matchers, failed=failed)
+
+    def _encode(self, plan: Plan) -> dict[str, str]:
+        """Encode the images of a plan. Returns what went wrong, by the request that an item is encoded for; the others
+        are not touched by it."""
+        vision = self.composer.vision
+        assert vision is not None, "this model sees no images"
+        media = [self._running[item.request_id].prompt.media[item.media_idx] for item in plan.encode]
+        failed: dict[str, str] = {}
+        for parts in vision.packs(media):
+            for part, problem in self._encode_or_blame(plan, parts, media):
+                failed[plan.encode[part.item].request_id] = problem
+        return failed
+
+    def _encode_or_blame(self, plan: Plan, parts: Sequence[Part], media: Sequence[Media]) -> Iterator[tuple[Part, str]]:
+        """Run a pass; if it fails, run each of its parts alone: one that fails alone is to blame."""
+        assert self.composer.vision is not None, "this model sees no images"
+        try:
+            one = self.composer.vision.compose(parts, plan.encode, media)
+        except Exception as error:
+            problem: str | None = encode_problem(error)
+        else:
+            encoded = self.executor.encode(Encode(plan.step, one))
+            problem = encoded.problem
+            if encoded.lap is not None:  # whose images share a pass share its time
+                for request_id in {plan.encode[part.item].request_id for part in parts}:
+                    self._marks[request_id].laps.append(encoded.lap)
+        if problem is None:
+            return
+        if len(parts) == 1:
+            yield parts[0], problem
+            return
+        for part in parts:
+            yield from self._encode_or_blame(plan, [part], media)
 
     def _begin(self, request_id: str) -> None:
         request, marks = self._requests[request_id], self._marks[request_id]
@@ -259,71 +314,70 @@ class Engine:
         matcher = None if compiled is None else Matcher(compiled, request.output_ids)
         owner = Running(request, self._prompts[request_id], self._free_sequences.pop(), seed, matcher)
         self._running[request_id] = owner
-        self.runner.prepare(owner)
+        if (orders := begin(owner)) is not None:
+            self.executor.begin(orders)
 
-    def _take_in(self, step: Ticket | _Failure) -> list[Update]:
-        output: StepOutput | None = None
-        errors: dict[str, str] = {}
-        if isinstance(step, Ticket):
+    def _take_in(self, flight: _Flight) -> list[Update]:
+        result: StepResult | None = None
+        problem = flight.problem
+        if flight.ticket is not None:
             try:
-                output = step.wait()
-                errors = _follow(step, output) | dict.fromkeys(output.bad, NO_NUMBERS) | dict(output.failed)
+                result = flight.ticket.wait()
             except Exception as error:
-                self.runner.require_device()
-                step = _Failure(step.plan, _message(error))
+                self.executor.require_device()
+                problem = _message(error)
         self._in_flight.popleft()
-        if output is None:
-            message = step.message if isinstance(step, _Failure) else STEP_FAILED
-            results: Results = {chunk.request_id: RowError(message) for chunk in step.plan.chunks}
+        if result is None:
+            results: Results = {chunk.request_id: RowError(problem) for chunk in flight.plan.chunks}
             scored = []
         else:
-            results = {name: (token,) for name, token in output.tokens.items() if name not in errors}
-            results |= {name: RowError(message) for name, message in errors.items()}
-            scored = self._prompt_updates(step.plan, output)
-        events = self.scheduler.commit(step.plan, results)
-        updates = scored + self._from_events(events, output) + self._end_complete(step, events)
+            results = _results(flight, result)
+            scored = self._prompt_updates(flight.plan, result)
+        news = self.scheduler.commit(flight.plan, results)
+        scores = {} if result is None else {flight.sampled[row].request_id: s for row, s in result.scores.items()}
+        updates = scored + self._told(news, scores) + self._end_complete(flight, news)
         for request_id, owner in list(self._running.items()):
             if owner.request.status is not Status.RUNNING:  # preempted because it read rows of an image that failed
                 self._release(request_id)
         return updates
 
-    def _end_complete(self, step: Ticket | _Failure, events: Iterable[Update]) -> list[Update]:
+    def _end_complete(self, flight: _Flight, news: Iterable[Update]) -> list[Update]:
         """End the requests whose grammar allows nothing more: no pass is needed to learn that."""
-        matchers = step.matchers if isinstance(step, Ticket) else {}
-        going = [event.request_id for event in events if event.finish is None and event.request_id in matchers]
-        done = [name for name in going if matchers[name].is_complete]
-        return [update for name in done for update in self._from_events(self.scheduler.stop(name, None))]
+        going = [one.request_id for one in news if one.finish is None and one.request_id in flight.matchers]
+        done = [name for name in going if flight.matchers[name].is_complete]
+        return [update for name in done for update in self._told(self.scheduler.stop(name, None))]
 
-    def _prompt_updates(self, plan: Plan, output: StepOutput) -> list[Update]:
-        starts = {chunk.request_id: chunk.start for chunk in plan.chunks}
+    def _prompt_updates(self, plan: Plan, result: StepResult) -> list[Update]:
+        scored = [chunk for chunk in plan.chunks if chunk.wants_all_logits]
         return [
-            Update(name, prompt_scores=PromptScores(1 + max(starts[name], request.first_scored_row), scores))
-            for name, scores in output.prompt_scores.items()
-            if (request := self._requests.get(name)) is not None
+            Update(name, prompt_scores=PromptScores(1 + max(chunk.start, request.first_scored_row), scores))
+            for chunk, scores in zip(scored, result.prompt_scores, strict=True)
+            if (request := self._requests.get(name := chunk.request_id)) is not None
         ]
 
-    def _from_events(self, events: Iterable[Update], output: StepOutput | None = None) -> list[Update]:
-        updates = []
-        for event in events:
-            scores = output.scores.get(event.request_id) if output is not None and event.token_ids else None
-            timings = self._timings(event)
-            updates.append(Update(event.request_id, event.token_ids, scores, None, event.finish, timings))
-            if event.finish is not None:
-                self._release(event.request_id)
-                self._let_go(event.request_id)
-                self._requests.pop(event.request_id, None)
-                self._compiled.pop(event.request_id, None)
-        return updates
+    def _told(self, updates: Iterable[Update], scores: Mapping[str, Scores] = NO_SCORES) -> list[Update]:
+        """What the scheduler says of requests, with scores of their tokens, and with times where they end."""
+        told = []
+        for update in updates:
+            name = update.request_id
+            timings = self._timings(update)
+            told.append(replace(update, scores=scores.get(name) if update.token_ids else None, timings=timings))
+            if update.finish is not None:
+                self._release(name)
+                self._let_go(name)
+                self._requests.pop(name, None)
+                self._compiled.pop(name, None)
+        return told
 
-    def _timings(self, event: Update) -> dict[str, float] | None:
-        marks = self._marks.get(event.request_id)
+    def _timings(self, update: Update) -> dict[str, float] | None:
+        marks = self._marks.get(update.request_id)
         if marks is None:
             return None
-        if event.token_ids and marks.first_token is None:
+        if update.token_ids and marks.first_token is None:
             marks.first_token = self._clock()
-        if event.finish is None:
+        if update.finish is None:
             return None
-        del self._marks[event.request_id]
+        del self._marks[update.request_id]
         return marks.timings(self._clock())
 
     def _release(self, request_id: str) -> None:
@@ -353,8 +407,7 @@ class Engine:
             )
 
     def _spans(self, prompt: Prompt) -> tuple[Span, ...]:
-        media = self.runner.state.model.spec.media
-        is_whole = media is not None and media.sees_whole_image
+        is_whole = self.composer.layout.has_limits
         return tuple(
             Span(
                 offset=span.offset,
@@ -369,7 +422,7 @@ class Engine:
         )
 
     def _check_tokens(self, prompt: Prompt, params: SamplingParams) -> None:
-        vocab_size = self.runner.state.logits.shape[1]
+        vocab_size = self.composer.vocab_size
         ids = prompt.token_ids
         if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
             raise RequestError(f"prompt has token ids outside 0..{vocab_size - 1}", param="prompt")
@@ -382,9 +435,12 @@ class Engine:
 
     def _check_media(self, prompt: Prompt) -> None:
         """With `--graphs-strict`, a frame that no graph holds fails its request: better before it waited."""
-        limit = self.runner.settings.max_units
+        vision = self.composer.vision
+        if vision is None or not vision.catalogue.settings.strict:
+            return
+        limit = vision.catalogue.shape.limits["units"]
         longest = max((media.plan.num_tokens // media.plan.grid_thw[0] for media in prompt.media), default=0)
-        if self.runner.settings.strict and longest > limit:
+        if longest > limit:
             message = f"an image or video has {longest} rows; the limit is {limit} (--encoder-budget-tokens)"
             raise RequestError(message, code="image_too_large")
 
@@ -393,11 +449,18 @@ def _media_bytes(prompt: Prompt) -> int:
     return sum(media.pixels.nbytes for media in prompt.media)
 
 
-def _follow(ticket: Ticket, output: StepOutput) -> dict[str, str]:
-    """Move matchers on to the tokens that were sampled; what went wrong, by request."""
-    for name, matcher in ticket.matchers.items():
-        matcher.take(output.tokens[name])
-    return {name: matcher.error for name, matcher in ticket.matchers.items() if matcher.error is not None}
+def _results(flight: _Flight, result: StepResult) -> Results:
+    """A token for each request that got one, or what went wrong. Matchers move on to the tokens that were sampled."""
+    tokens = {chunk.request_id: token for chunk, token in zip(flight.sampled, result.token_ids, strict=True)}
+    for name, matcher in flight.matchers.items():
+        matcher.take(tokens[name])
+    errors = {name: matcher.error for name, matcher in flight.matchers.items() if matcher.error is not None}
+    errors |= {c.request_id: NO_NUMBERS for c, bad in zip(flight.sampled, result.is_bad, strict=True) if bad}
+    errors |= flight.failed
+    return {
+        **{name: (token,) for name, token in tokens.items() if name not in errors},
+        **{name: RowError(message) for name, message in errors.items()},
+    }
 
 
 def _message(error: Exception) -> str:

@@ -11,18 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
-from torch import Tensor
 
 from saccade.errors import RequestError
-from saccade.kernels.sampling import Sampling
+from saccade.scheduling.orders import Mask
 from saccade.wire.grammar import Grammar, broken, parser_limits, to_llguidance
 from saccade.wire.update import BROKEN, NO_TOKEN
 
 MAX_COMPILED = 256
-ALIGNMENT = 16  # words; Triton compiles another version for rows that begin elsewhere
 
 
 class Vocabulary(Protocol):
@@ -94,27 +91,17 @@ class MaskedRow:
 
 
 class Masks:
-    """Static buffers for the masks of a step: one on the device, and one on the host for each step in flight.
+    """Turns the states of matchers into masks of a step's rows. Rows that no grammar concerns have all bits set."""
 
-    Rows that no grammar concerns have all bits set. Masks are computed while the device is busy with the pass whose
-    logits they are for.
-    """
-
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device, *, num_turns: int) -> None:
+    def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        num_words = vocab_size // 32 + 1
-        self._computed_NW = np.full((max_rows, num_words), -1, dtype=np.int32)
-        shape = (max_rows, -(-num_words // ALIGNMENT) * ALIGNMENT)
-        self._masks_NW = torch.full(shape, -1, dtype=torch.int32, device=device)
-        is_cuda = device.type == "cuda"
-        self._hosts = [torch.full(shape, -1, dtype=torch.int32, pin_memory=is_cuda) for _ in range(num_turns)]
+        self._num_words = vocab_size // 32 + 1
         self._threads: LLExecutor | None = None
 
-    def apply(self, logits_NV: Tensor, rows: Sequence[MaskedRow], sampling: Sampling, turn: int) -> None:
-        """Forbid what the grammars do not allow. A matcher that cannot go on leaves its row alone and has an error."""
+    def compute(self, rows: Sequence[MaskedRow]) -> Mask:
+        """What the grammars allow. A matcher that cannot go on leaves its row alone and has an error."""
         first, end = min(r.row for r in rows), max(r.row for r in rows) + 1
-        masks = self._computed_NW[: end - first]
-        masks.fill(-1)
+        masks = np.full((end - first, self._num_words), -1, dtype=np.int32)
         try:
             self._compute(masks, rows, first)
         except (KeyboardInterrupt, SystemExit):
@@ -124,14 +111,7 @@ class Masks:
                 item.matcher.error = BROKEN
         for item in rows:
             self._finish(masks[item.row - first], item)
-        host = self._hosts[turn][: end - first]
-        host.numpy()[:, : masks.shape[1]] = masks
-        self._masks_NW[: end - first].copy_(host, non_blocking=True)
-        sampling.allow_only(logits_NV[first:end], self._masks_NW[: end - first])
-
-    def warm_up(self, logits_NV: Tensor, sampling: Sampling) -> None:
-        """Compile what `apply` launches; rows and strides are such that one version serves all."""
-        sampling.allow_only(logits_NV[:1], self._masks_NW[:1].fill_(-1))
+        return Mask(first, masks)
 
     def _compute(self, masks: NDArray[np.int32], rows: Sequence[MaskedRow], first: int) -> None:
         good = [item for item in rows if item.matcher.error is None]
