@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,8 +23,9 @@ from saccade.errors import ConfigError, EngineDeadError, SaccadeError
 from saccade.execution import rank_processes
 from saccade.execution.agreement import MAX_KEPT, Agreement
 from saccade.execution.channel import Sender
-from saccade.execution.rank_messages import Outcome, attempt
+from saccade.execution.rank_messages import Outcome, RankStart, attempt
 from saccade.execution.rank_processes import RankPlan, RankProcesses
+from saccade.processes import EXIT_ORPHANED
 from tests.execution.fake_executor import Add, Do, FakeExecutor
 
 BOUND_S = 120.0  # a wait longer than this is a hang, whatever else the machine does
@@ -402,6 +404,35 @@ def test_no_rank_outlives_its_parent(state: str, number: signal.Signals, tmp_pat
         process.send_signal(number)
         process.wait(BOUND_S)
         wait_until(lambda: all(map(gone, pids)), "ranks end with their parent")
+
+
+@pytest.mark.parametrize("has_line", [True, False])
+def test_a_rank_whose_parent_is_gone_already_ends(has_line: bool) -> None:
+    """The kernel tells only of parents that end later. Standard input stays open here, as if somebody else held it."""
+    start = RankStart(
+        rank=1,
+        num_ranks=2,
+        device=1,
+        factory=PLAN.factory,
+        settings={},
+        parent_pid=1,
+        socket_fd=0,
+        memory_fd=0,
+        store_fd=0,
+    )
+    command = [sys.executable, "-P", "-m", rank_processes.MODULE]
+    environment = {**os.environ, **PLAN.environment}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as process:
+        assert process.stdin is not None
+        try:
+            if has_line:
+                process.stdin.write(msgspec.json.encode(start) + b"\n")
+                process.stdin.flush()
+            else:
+                process.stdin.close()
+            assert process.wait(BOUND_S) == EXIT_ORPHANED
+        finally:
+            process.kill()
 
 
 def test_what_ranks_share_has_no_name_that_could_be_left_behind(tmp_path: Path) -> None:

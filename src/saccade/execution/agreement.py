@@ -1,5 +1,6 @@
 """Whether all ranks did the same with every message. Ranks that did not must not go on: a collective would hang."""
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from saccade.execution.rank_messages import Outcome
@@ -22,11 +23,12 @@ class Agreement:
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._steps: dict[int, _Step] = {}
+        self._kept: deque[int] = deque()
         self._open: set[int] = set()  # messages that some rank has answered, and some have not
 
     def note(self, rank: int, sequence: int, outcome: Outcome, now: float) -> str | None:
         """Returns what differs between this rank and rank 0, as soon as both have said what they did."""
-        step = self._steps.setdefault(sequence, _Step())
+        step = self._steps.get(sequence) or self._begin(sequence)
         assert rank not in step.outcomes, f"rank {rank} has said before what it did in step {sequence}"
         step.outcomes[rank] = outcome
         if outcome.error and step.failed_at is None:
@@ -34,7 +36,6 @@ class Agreement:
         self._open.add(sequence)
         if len(step.outcomes) == self._num_ranks:
             self._open.remove(sequence)
-            self._forget_before(sequence - MAX_KEPT)
         if 0 not in step.outcomes:
             return None
         others = (other for other in step.outcomes if other and rank in (0, other))
@@ -59,10 +60,14 @@ class Agreement:
                 )
         return None
 
-    def _forget_before(self, sequence: int) -> None:
-        for old in [number for number in self._steps if number < sequence]:
-            missing = sorted(set(range(self._num_ranks)) - set(self._steps.pop(old).outcomes))
-            assert not missing, f"rank {missing[0]} has not said what it did in step {old}"
+    def _begin(self, sequence: int) -> _Step:
+        self._steps[sequence] = step = _Step()
+        self._kept.append(sequence)
+        if len(self._kept) > MAX_KEPT:
+            oldest = self._kept.popleft()
+            missing = sorted(set(range(self._num_ranks)) - set(self._steps.pop(oldest).outcomes))
+            assert not missing, f"rank {missing[0]} has not said what it did in step {oldest}"
+        return step
 
 
 def _difference(sequence: int, known: dict[int, Outcome], rank: int) -> str | None:

@@ -26,7 +26,7 @@ TICK_S = 0.25  # between two looks at ranks; the end of one is noticed at once
 PING_S = 5.0  # of silence, after which an idle rank is asked whether it is there
 STUCK_S = 30.0  # after a rank failed, for the others to end the step
 ROOM_S = 300.0  # for a slow rank to make room for orders, where nothing else limits its time
-EXIT_S = 5.0  # for a process to be gone that has closed its end, was told to leave, or was killed
+EXIT_S = 10.0  # for a process to be gone that has closed its end, was told to leave, or was killed
 VERDICT_S = 2 * EXIT_S  # for the watching thread to find out why
 POLL_S = 0.02
 
@@ -95,7 +95,7 @@ class RankProcesses:
         """The file of a torch.distributed.FileStore for all ranks, without a name that others could open.
 
         It stays open as long as this process lives: a FileStore opens it again when it is collected, however late, and
-        aborts the process if it cannot.
+        would write into another file that has its number by then.
         """
         return store_path(self._store_fd)
 
@@ -135,10 +135,10 @@ class RankProcesses:
         return self._sender.behind()
 
     def wait(self, number: int, timeout_s: float) -> tuple[Outcome, ...]:
-        """What ranks 1 and up did with an order, or a TimeoutError. Outcomes are kept for the last 500 orders."""
+        """What ranks 1 and up did with an order, or a TimeoutError. Outcomes are kept for 512 orders."""
         deadline = monotonic() + timeout_s
+        self._sender.collect()
         while True:
-            self._sender.collect()
             self._check()
             with self._noting:
                 answers = self._agreement.answers(number)
