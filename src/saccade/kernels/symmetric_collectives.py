@@ -47,6 +47,9 @@ class SymmetricCollectives:
         has_multicast = bool(getattr(self._handle, "multicast_ptr", 0))
         return ("one_shot", "two_shot", *(("multimem",) if has_multicast else ()))
 
+    def taken(self, nbytes: int) -> str:
+        return choose(self.choices, nbytes)
+
     def reserve(self, nbytes: int) -> None:
         """And measure which algorithm is the quickest for which size; all ranks take what rank 0 found."""
         room = _aligned(max(nbytes, SMALLEST_BYTES))
@@ -67,7 +70,7 @@ class SymmetricCollectives:
         return self.memory[:nbytes].view(dtype).view(*shape)
 
     def all_reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        name = choose(self.choices, x.nbytes) if x.dtype in SUMMED else "gather"
+        name = self.taken(x.nbytes) if x.dtype in SUMMED else "gather"
         return self.all_reduce_by(name, x, out)
 
     def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:

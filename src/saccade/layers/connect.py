@@ -44,7 +44,7 @@ def connect(*, rank: int, size: int, store: Path, device: torch.device, timeout_
 def _new_collectives(device: torch.device, control: Control, limit: timedelta) -> Collectives:
     if device.type == "cpu":
         return GlooCollectives(_new_group("gloo", limit))
-    places = [json.loads(each) for each in control.gather(json.dumps(_place(device)).encode())]
+    places = _places(device, control)
     check_devices(places, may_share=allows_shared_gpu())
     reason = next(iter(filter(None, control.gather(_refusal(device, places).encode()))), b"").decode()
     if reason:
@@ -54,6 +54,21 @@ def _new_collectives(device: torch.device, control: Control, limit: timedelta) -
     from saccade.kernels.symmetric_collectives import SymmetricCollectives
 
     return SymmetricCollectives(_new_group("gloo", limit), device, control)
+
+
+def nccl_beside(group: ParallelGroup, device: torch.device) -> Collectives | None:
+    """NCCL for the same ranks, to compare; None where it cannot be: on a CPU, and where ranks share a GPU."""
+    if device.type == "cpu" or group.control is None or group.describe()["backend"] == "NCCL":
+        return None
+    if len({place["gpu"] for place in _places(device, group.control)}) < group.size:
+        return None
+    from saccade.kernels.nccl_collectives import NcclCollectives
+
+    return NcclCollectives(_new_group("nccl", timedelta(minutes=10)), device, "to compare")
+
+
+def _places(device: torch.device, control: Control) -> list[dict[str, Any]]:
+    return [json.loads(each) for each in control.gather(json.dumps(_place(device)).encode())]
 
 
 def _new_group(backend: str, limit: timedelta) -> dist.ProcessGroup:
