@@ -10,12 +10,12 @@ from saccade import LLM, SamplingParams
 from saccade.cli import main
 from saccade.cli.model import BUNDLED_LIMITS
 from saccade.config import Tier
-from saccade.engine.blueprint import draw
-from saccade.engine.rehearsal import made_up_prompt, rehearse
-from saccade.engine.settings import CPU_LIMITS, GPU_LIMITS, EngineSettings, SchedulerSettings
-from saccade.engine.vision import vision_buckets
+from saccade.dry_run.blueprint import draw
+from saccade.dry_run.explain import made_up_prompt, rehearse
 from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import PlaceholderSettings
+from saccade.scheduling.buckets import vision_buckets
+from saccade.wire.engine_settings import CPU_LIMITS, GPU_LIMITS, EngineSettings, SchedulerSettings
 from tests.engine.conftest import made as made  # a fixture
 from tests.models import tiny
 
@@ -178,9 +178,9 @@ def test_what_is_explained_is_what_happens(made: tiny.Tiny) -> None:
             for i, picture in enumerate(pictures, start=1)
         ]
         lengths = [len(llm.processor.chat(talk)) for talk in talks]
-        before = {runner.phase.name: runner.stats.snapshot() for runner in llm.engine.runner.phases}
+        before = {runner.phase.name: runner.stats.snapshot() for runner in llm.executor.phases}
         llm.chat(talks, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), progress=False)
-        after = {runner.phase.name: runner.stats.snapshot() for runner in llm.engine.runner.phases}
+        after = {runner.phase.name: runner.stats.snapshot() for runner in llm.executor.phases}
     texts = [length - plan.num_tokens for length, plan in zip(lengths, plans, strict=True)]
     prompts = [
         made_up_prompt([plan], text, placeholders, str(i))

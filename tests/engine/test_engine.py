@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from saccade.execution.stopwatch import Stopwatch
 
 from saccade.config import Mode
-from saccade.engine.engine import Engine
-from saccade.engine.params import SamplingParams
-from saccade.engine.request import FinishReason
-from saccade.engine.runner import Ticket
-from saccade.engine.stopwatch import Stopwatch
-from saccade.engine.update import NO_NUMBERS
 from saccade.errors import CapacityError, EngineDeadError, GraphError, RequestError
+from saccade.execution.executor import Ticket
 from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.inputs.positions import rope_delta, text_positions
+from saccade.scheduling.engine import Engine
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import NO_NUMBERS, FinishReason
 from tests.engine.conftest import Loaded
-from tests.engine.rig import Options, build, finish, oracle_inputs, oracle_tokens, random_prompt, run
+from tests.engine.rig import Options, build, executor_of, finish, oracle_inputs, oracle_tokens, random_prompt, run
 from tests.models import tiny
 
 Load = Callable[[str], Loaded]
@@ -310,14 +309,14 @@ class TestSurvival:
         engine = build(model, made.folder, Options(max_num_seqs=3))
         prompts = make_prompts(made, 6, seed=8)
         names = [name for p in prompts.items() for name in engine.add(p[0], p[1], GREEDY)]
-        launch, failures = engine.runner.launch, iter([True])
+        launch, failures = executor_of(engine).launch, iter([True])
 
         def fail_once(*args: Any) -> Any:
             if next(failures, False):
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return launch(*args)
 
-        monkeypatch.setattr(engine.runner, "launch", fail_once)
+        monkeypatch.setattr(executor_of(engine), "launch", fail_once)
         answers = finish(engine, names)
         failed = {name for name, answer in answers.items() if answer.finish.reason is FinishReason.ERROR}
         assert 0 < len(failed) <= 3
@@ -329,8 +328,8 @@ class TestSurvival:
         """Failing every later request, one by one, would be no way to go on: whoever watches it must see that."""
         made, model = loaded("llama")
         engine = build(model, made.folder, Options())
-        monkeypatch.setattr(engine.runner, "launch", _raise(RuntimeError("an illegal memory access")))
-        monkeypatch.setattr(engine.runner, "_is_cuda", True)
+        monkeypatch.setattr(executor_of(engine), "launch", _raise(RuntimeError("an illegal memory access")))
+        monkeypatch.setattr(executor_of(engine), "_is_cuda", True)
         monkeypatch.setattr(torch.cuda, "synchronize", _raise(RuntimeError("CUDA error: lost\nand more words")))
         engine.add("r", text_prompt([5, 6]), GREEDY)
         with pytest.raises(EngineDeadError, match=r"the GPU does not go on: CUDA error: lost$"):
@@ -342,7 +341,7 @@ class TestSurvival:
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options())
         assert engine.improve() is None
-        monkeypatch.setattr(engine.runner, "improve", _raise(torch.OutOfMemoryError("no memory")))
+        monkeypatch.setattr(executor_of(engine), "improve", _raise(torch.OutOfMemoryError("no memory")))
         assert isinstance(engine.improve(), torch.OutOfMemoryError)
         prompts = make_prompts(made, 2, seed=3)
         assert tokens(engine, prompts) == expect(made, prompts)
@@ -378,7 +377,7 @@ class TestSurvival:
         for _ in range(num_steps):
             engine.step()
         with monkeypatch.context() as patched:
-            owner: Any = engine.runner if place == "launch" else Ticket
+            owner: Any = executor_of(engine) if place == "launch" else Ticket
             patched.setattr(owner, place, _raise(KeyboardInterrupt()))
             with pytest.raises(KeyboardInterrupt):
                 for _ in range(2):  # the first step has nothing to wait for
@@ -407,14 +406,14 @@ class TestSurvival:
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options(max_num_seqs=2))
         prompt = random_prompt(made, np.random.default_rng(4), num_images=1, length=12)
-        launch, failures = engine.runner.launch, iter([True])
+        launch, failures = executor_of(engine).launch, iter([True])
 
         def fail_once(*args: Any) -> Any:
             if next(failures, False):
                 raise RuntimeError("no luck")
             return launch(*args)
 
-        engine.runner.launch = fail_once  # type: ignore[assignment, method-assign]
+        executor_of(engine).launch = fail_once  # type: ignore[assignment, method-assign]
         engine.add("a", prompt, GREEDY)
         early = engine.step()
         names = list(engine.add("b", prompt, GREEDY))
@@ -440,7 +439,7 @@ class TestSurvival:
         engine = build(model, made.folder, Options(max_model_len=4))
         engine.warm_up()
         assert not engine.has_work
-        engine.runner.launch = _raise(RuntimeError("broken"))  # type: ignore[method-assign]
+        executor_of(engine).launch = _raise(RuntimeError("broken"))  # type: ignore[method-assign]
         with pytest.raises(GraphError, match="a warm-up request failed"):
             engine.warm_up()
 
@@ -472,7 +471,7 @@ class TestSurvival:
         assert engine.scheduler.stats().kv_usage == 0
         assert engine.scheduler.stats().encoder_usage == 0
         assert ended == {f"r{i}": 1 for i in range(1000)}
-        assert len(engine._free_sequences) == engine.runner.state.max_sequences
+        assert len(engine._free_sequences) == executor_of(engine).state.max_sequences
         assert not engine._prompts and not engine._requests and not engine._running
 
     def test_bad_requests_are_refused_and_lose_nothing(self, loaded: Load) -> None:
@@ -544,7 +543,7 @@ class TestVisionTimes:
     def test_a_step_that_failed_has_no_time(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options())
-        monkeypatch.setattr(engine.runner, "launch", lambda plan, running: 1 / 0)
+        monkeypatch.setattr(executor_of(engine), "launch", lambda plan, running: 1 / 0)
         answers = run(engine, {"r": random_prompt(made, np.random.default_rng(24), num_images=1)}, GREEDY)
         timings = answers["r"].updates[-1].timings
         assert timings is not None and "vision" not in timings

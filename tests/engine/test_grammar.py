@@ -18,20 +18,19 @@ import torch
 import zmq
 
 from saccade.config import Mode
-from saccade.engine.engine import Engine
-from saccade.engine.grammar import JSON_OPTIONS, Grammar, check_grammar
-from saccade.engine.matcher import GrammarCompiler, MaskedRow, Masks, Matcher
-from saccade.engine.messages import Add, Close, Updates, encode, pack_prompt
-from saccade.engine.params import SamplingParams
-from saccade.engine.request import FinishReason
-from saccade.engine.settings import SchedulerSettings
-from saccade.engine.update import NO_TOKEN
-from saccade.engine.worker import Worker
 from saccade.errors import RequestError
+from saccade.execution.worker import Worker
 from saccade.inputs.placeholders import Prompt
 from saccade.kernels.sampling import sampling_for
+from saccade.scheduling.engine import Engine
+from saccade.scheduling.matcher import GrammarCompiler, MaskedRow, Masks, Matcher
+from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.grammar import JSON_OPTIONS, Grammar, check_grammar
+from saccade.wire.messages import Add, Close, Updates, encode, pack_prompt
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import NO_TOKEN, FinishReason
 from tests.engine.conftest import Loaded
-from tests.engine.rig import Answer, Options, build, random_prompt, run
+from tests.engine.rig import Answer, Options, build, executor_of, random_prompt, run
 from tests.engine.simulated import make_request, make_scheduler
 
 Load = Callable[[str], Loaded]
@@ -300,7 +299,7 @@ def test_a_panic_of_the_parser_ends_its_requests_only(loaded: Load, monkeypatch:
     prompts = prompts_for(loaded, ["g", "plain"])
     plain = SamplingParams(temperature=0, max_tokens=10)
     expected = run(engine, {"plain": prompts["plain"]}, plain)["plain"].token_ids
-    monkeypatch.setattr(engine.runner._masks, "_compute", panic)
+    monkeypatch.setattr(executor_of(engine)._masks, "_compute", panic)
     answers = run(engine, prompts, {"g": SamplingParams(grammar=Grammar("regex", "a")), "plain": plain})
     assert answers["g"].finish.reason is FinishReason.ERROR and answers["plain"].token_ids == expected
 
@@ -356,7 +355,7 @@ def test_a_grammar_that_nobody_waits_for_is_not_compiled() -> None:
 
 
 def test_however_many_wait_nothing_is_compiled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.engine.matcher.MAX_COMPILED", 3)
+    monkeypatch.setattr("saccade.scheduling.matcher.MAX_COMPILED", 3)
     compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
     grammars = [Grammar("regex", letter) for letter in "abcdefgh"]
     with occupied(compiler):
@@ -369,7 +368,7 @@ def test_however_many_wait_nothing_is_compiled_twice(monkeypatch: pytest.MonkeyP
 
 def test_who_gives_up_takes_no_grammar_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own was compiled and evicted, while another waits for the same once more."""
-    monkeypatch.setattr("saccade.engine.matcher.MAX_COMPILED", 1)
+    monkeypatch.setattr("saccade.scheduling.matcher.MAX_COMPILED", 1)
     compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
     old = compiler.compile(Grammar("regex", "a"))
     assert old.result(30) is not None

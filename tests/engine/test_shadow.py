@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from saccade.config import Mode
-from saccade.engine.engine import Engine
-from saccade.engine.metrics import engine_metrics
-from saccade.engine.params import SamplingParams
-from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.engine.shadow import MAX_RECORDS, Mismatch, Shadow
-from saccade.engine.shadow_file import MAX_FILES, Origin, read_file
-from saccade.engine.shadow_passes import context_slots
-from saccade.engine.shadow_slab import Slab
 from saccade.errors import ConfigError, GraphError
+from saccade.execution.shadow import MAX_RECORDS, Mismatch, Shadow
+from saccade.execution.shadow_file import MAX_FILES, Origin, read_file
+from saccade.execution.shadow_passes import context_slots
+from saccade.execution.shadow_slab import Slab
 from saccade.graphs import Capacity, CapturedGraph, GraphKey, GraphRunner
 from saccade.inputs.placeholders import Prompt, text_prompt
+from saccade.scheduling.engine import Engine
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.metrics import engine_metrics
+from saccade.wire.sampling_params import SamplingParams
 from tests.engine.conftest import Loaded
-from tests.engine.rig import Answer, Options, build, random_prompt, run
+from tests.engine.rig import Answer, Options, build, executor_of, random_prompt, run
 from tests.models import tiny
 
 Load = Callable[[str], Loaded]
@@ -49,7 +49,7 @@ def shadowed(
     made, model = loaded
     engine = build(model, made.folder, options)
     origin = Origin(model=str(made.folder), settings=EngineSettings(), limits=SchedulerSettings(), folder=folder)
-    engine.shadow = Shadow(engine.runner, share, origin, slab_bytes=slabs)
+    engine.shadow = Shadow(executor_of(engine), share, origin, slab_bytes=slabs)
     return engine
 
 
@@ -84,7 +84,7 @@ def counts(engine: Engine) -> dict[str, int]:
 
 
 def runner_of(engine: Engine, phase: str) -> GraphRunner:
-    return next(runner for runner in engine.runner.phases if runner.phase.name == phase)
+    return next(runner for runner in executor_of(engine).phases if runner.phase.name == phase)
 
 
 def poison(graph: CapturedGraph, spoil: Any) -> None:
@@ -169,7 +169,8 @@ def test_a_graph_that_gets_wrong_is_found_and_goes_out_of_service(loaded: Load, 
     retired = {graph["key"]: graph["out_of_service"] for graph in snapshot["graphs"] if graph["out_of_service"]}
     assert retired.keys() == {str(mismatch.key) for mismatch in found}
     figures = {
-        (one.plain, one.labels.get("phase"), one.labels.get("result")): one.value for one in engine_metrics(engine)
+        (one.plain, one.labels.get("phase"), one.labels.get("result")): one.value
+        for one in engine_metrics(engine.scheduler.stats(), engine.phase_snapshots().values())
     }
     assert figures["shadow_checks", phase, "different"] == figures["graphs_out_of_service", phase, None] == len(found)
     first = found[0]
@@ -177,14 +178,14 @@ def test_a_graph_that_gets_wrong_is_found_and_goes_out_of_service(loaded: Load, 
     assert str(first.path) not in first.reason, "paths are for the log"
     assert len(list(tmp_path.iterdir())) == min(len(found), MAX_FILES)
     for graph in runner.graphs:
-        runner.retire(graph.key, "all of them, for the comparison")
+        runner.catalogue.retire(graph.key, "all of them, for the comparison")
     prompts, params = requests(made, 5, seed=40)
     assert_same(answers(run(engine, prompts, params)), answers(run(build(model, made.folder, SIZES), prompts, params)))
 
 
 def wrong_place(engine: Engine, place: str, graph: CapturedGraph) -> tuple[Tensor, Tensor]:
     """A tensor that a pass writes to besides its outputs, and which of its rows."""
-    state = engine.runner.state
+    state = executor_of(engine).state
     if place == "rows of the cache":
         assert state.vision_rows is not None
         return state.vision_rows[0], graph.frame["targets"][:1]
@@ -230,7 +231,7 @@ def test_a_check_changes_nothing_in_the_caches(loaded: Load) -> None:
     engine = shadowed(loaded("qwen3_vl"))
     assert engine.shadow is not None
     run(engine, *requests(made, 4, seed=1))
-    state = engine.runner.state
+    state = executor_of(engine).state
     assert state.vision_rows is not None
     [first, *_] = [record for record in engine.shadow._records if record.key.phase == "vision"]
     taken = first.arrays["targets"][:3]
@@ -244,11 +245,11 @@ def test_a_check_changes_nothing_in_the_caches(loaded: Load) -> None:
 
 def test_strictness_refuses_a_batch_whose_graph_is_out_of_service(loaded: Load) -> None:
     engine = shadowed(loaded("llama"), options=replace(SIZES, strict=True))
-    for graph in engine.runner.decode.graphs:
-        engine.runner.decode.retire(graph.key, "for a test")
-    batch = engine.runner.decode.example_for(engine.runner.decode.phase.buckets[0])
+    for graph in executor_of(engine).decode.graphs:
+        executor_of(engine).decode.retire(graph.key, "for a test")
+    batch = executor_of(engine).decode.example_for(executor_of(engine).decode.phase.buckets[0])
     with pytest.raises(GraphError, match="taken out of service \\(for a test\\)"):
-        engine.runner.decode.run({**batch.tensors, **batch.arrays}, lambda outputs: None)
+        executor_of(engine).decode.run({**batch.tensors, **batch.arrays}, lambda outputs: None)
 
 
 def test_a_command_interrupts_a_check_between_two_operations(loaded: Load) -> None:
@@ -273,9 +274,9 @@ def test_an_interrupted_check_of_a_wrong_graph_lets_no_other_look_wrong(loaded: 
     """The check has written the right keys over wrong ones that later replays read, and may never be finished."""
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
-    keys = engine.runner.state.caches[0][0].flatten(0, 1)
+    keys = executor_of(engine).state.caches[0][0].flatten(0, 1)
     wrong = torch.ones(4, *keys.shape[1:])
-    for graph in engine.runner.prefill.graphs:
+    for graph in executor_of(engine).prefill.graphs:
         poison(graph, partial(keys.index_add_, 0, graph.frame["slots"][:4], wrong))
     prompt = random_prompt(made, np.random.default_rng(4), length=20)
     run(engine, {"a": prompt}, replace(GREEDY, max_tokens=20))

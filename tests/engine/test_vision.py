@@ -12,16 +12,11 @@ import torch
 from torch import Tensor
 
 from saccade.config import GraphSettings, Mode, Tier
-from saccade.engine.batch import places
-from saccade.engine.encoder import ENCODE_FAILED, MAX_VIEWS, Encoder, EncoderSettings
-from saccade.engine.params import SamplingParams
-from saccade.engine.pixels import Picture, PlainPixels, SlotRing, rounds, shape_of, write_slot
-from saccade.engine.plan import EncodeItem
-from saccade.engine.request import FinishReason
-from saccade.engine.settings import EngineSettings
-from saccade.engine.state import StateSizes, new_state
-from saccade.engine.vision import Geometries, vision_values
 from saccade.errors import ConfigError, GraphError
+from saccade.execution.encoder import ENCODE_FAILED, MAX_VIEWS, Encoder, EncoderSettings
+from saccade.execution.pixels import Picture, PlainPixels, SlotRing, rounds, shape_of, write_slot
+from saccade.execution.state import StateSizes, new_state
+from saccade.geometry import geometry
 from saccade.graphs import Reason
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image
@@ -29,10 +24,16 @@ from saccade.inputs.settings import ImageSettings, VideoSettings
 from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column
 from saccade.kernels.images import resize_patchify
 from saccade.kernels.sampling import sampling_for
-from saccade.models.geometry import geometry
 from saccade.models.vlm import Model
+from saccade.scheduling.arrays import places
+from saccade.scheduling.geometries import Geometries, vision_values
+from saccade.scheduling.plan import EncodeItem
+from saccade.wire.engine_settings import EngineSettings
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import FinishReason
 from tests.engine.conftest import Loaded
-from tests.engine.rig import Options, build, finish, image_settings, oracle_tokens, random_prompt
+from tests.engine.rig import Options, build, executor_of, finish, image_settings, oracle_tokens, random_prompt
+from tests.models.steps import vision_step
 
 Load = Callable[[str], Loaded]
 PAGE_ROWS = 4
@@ -157,7 +158,7 @@ def alone(rig: Rig, media: Media) -> Tensor:
         merge=settings.merge,
         resample=settings.resample,
     )
-    return tower(geometry(spec, [media.plan.grid_thw]).step(patches))
+    return tower(vision_step(geometry(spec, [media.plan.grid_thw]), patches))
 
 
 def check(rig: Rig, media: Sequence[Media], what: object = "") -> None:
@@ -335,7 +336,7 @@ class TestChoices:
     def test_usual_images_have_graphs_of_their_own_from_the_start(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch, family: str
     ) -> None:
-        monkeypatch.setattr("saccade.engine.encoder.USUAL_SIZES", ((24, 24), (24, 25), (40, 20), (999, 999)))
+        monkeypatch.setattr("saccade.execution.encoder.USUAL_SIZES", ((24, 24), (24, 25), (40, 20), (999, 999)))
         rig, rng = Rig(loaded(family), tiers=BOTH, exact_max_graphs=3, max_units=64), np.random.default_rng(2)
         rig.encoder.capture_usual()
         graphs = rig.encoder.graphs
@@ -381,15 +382,15 @@ class TestFailures:
         engine = build(model, made.folder, Options(max_num_seqs=4))
         rng = np.random.default_rng(3)
         prompts = {name: random_prompt(made, rng, num_images=1, length=10) for name in ("a", "b", "c")}
-        assert engine.runner.encoder is not None
-        encode = engine.runner.encoder.values
+        assert executor_of(engine).encoder is not None
+        encode = executor_of(engine).encoder.values
 
         def fail(parts: Any, items: Any, media: Any) -> Any:
             if any(items[part.item].request_id == "b" for part in parts):
                 raise GraphError("no luck")
             return encode(parts, items, media)
 
-        engine.runner.encoder.values = fail  # type: ignore[method-assign]
+        executor_of(engine).encoder.values = fail  # type: ignore[method-assign]
         params = SamplingParams(temperature=0, max_tokens=5)
         names = [name for key, prompt in prompts.items() for name in engine.add(key, prompt, params)]
         answers = finish(engine, names)
@@ -545,19 +546,19 @@ def test_an_idle_worker_captures_what_is_hot(loaded: Load) -> None:
     """Through the engine: the same image size again and again, then an idle moment."""
     made, model = loaded("qwen3_vl")
     engine = build(model, made.folder, Options(mode=Mode.FULL, max_num_seqs=2, max_tokens=64, max_units=48))
-    assert engine.runner.encoder is not None
+    assert executor_of(engine).encoder is not None
     settings = GraphSettings(tiers=BOTH)
-    encoder = engine.runner.encoder
+    encoder = executor_of(engine).encoder
     encoder.graphs.settings = encoder.graphs._exact._settings = settings
-    engine.runner.improve()
+    executor_of(engine).improve()
     assert len(encoder.graphs.exact) == 0, "there was nothing to improve"
     params = SamplingParams(temperature=0, max_tokens=2)
     for i in range(4):
         prompt = random_prompt(made, np.random.default_rng(11), num_images=1, length=6)
         engine.add(f"r{i}", prompt, params, cache_salt=str(i))
         finish(engine, [f"r{i}"])
-    assert engine.runner.can_improve
-    engine.runner.improve()
+    assert executor_of(engine).can_improve
+    executor_of(engine).improve()
     assert len(encoder.graphs.exact) == 1
     prompt = random_prompt(made, np.random.default_rng(11), num_images=1, length=6)
     engine.add("last", prompt, params, cache_salt="last")

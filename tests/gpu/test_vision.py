@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saccade.config import Tier
-from saccade.engine.beside import Beside
-from saccade.engine.encoder import Encoder, EncoderSettings
-from saccade.engine.pixels import NUM_SLOTS, Picture, PlainPixels, StagedPixels
-from saccade.engine.plan import EncodeItem
-from saccade.engine.runner import Runner
-from saccade.engine.verify import check_engine
+from saccade.execution.encoder import Encoder, EncoderSettings
+from saccade.execution.executor import Runner
+from saccade.execution.pixels import NUM_SLOTS, Picture, PlainPixels, StagedPixels
+from saccade.execution.side_stream import Beside
+from saccade.execution.verify import check_graphs
 from saccade.graphs import GraphSettings
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.placeholders import Media
@@ -23,6 +22,7 @@ from saccade.inputs.plans import plan_image
 from saccade.kernels import reference
 from saccade.kernels.dispatch import kernels_for
 from saccade.models.vlm import Model
+from saccade.scheduling.plan import EncodeItem
 from tests.gpu.engine_rig import (
     PAGE_ROWS,
     PHASES,
@@ -277,7 +277,7 @@ class TestStreams:
 def test_a_short_verification_looks_at_every_phase_and_finds_it_right(model: Model, show: Any) -> None:
     runner = new_runner(model, SIZES, "full")
     runner.capture()
-    report = check_engine(new_engine(runner, SIZES))
+    report = check_graphs(new_engine(runner, SIZES))
     assert {row.key.partition("/")[0] for row in report.rows} == set(PHASES)
     assert report.is_right, f"\n{report}"
     show(f"{len(report.rows)} checks, largest difference {max(row.difference for row in report.rows):.1e}")

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from saccade.choice.gate import measure
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.graphs import Batch, Capacity, CapturedGraph, Curve, Gate, GraphKey, GraphRunner, Reason, copy_out
-from saccade.graphs.gate import measure
 from saccade.graphs.phase import Outputs
 from tests.graphs import toy
 
@@ -112,7 +112,7 @@ def test_a_retired_graph_is_replayed_no_more_and_changes_no_bit() -> None:
     before = runner.run(values, copy_out)["y"]
     key = runner.decide(runner.phase.arena.admit(values)).key
     assert key is not None
-    runner.retire(key, "it was wrong once")
+    runner.catalogue.retire(key, "it was wrong once")
     assert torch.equal(runner.run(values, copy_out)["y"], before), "padded as the graph was"
     assert runner.stats.fallbacks == {Reason.OUT_OF_SERVICE: 1}
     assert str(runner.decide(runner.phase.arena.admit(values))).endswith("out of service (it was wrong once)")
@@ -126,7 +126,7 @@ def test_a_retired_graph_of_one_structure_gives_way_to_its_bucket() -> None:
     runner.capture_exact(values)
     decision = runner.decide(runner.phase.arena.admit(values))
     assert decision.tier is Tier.EXACT and decision.key is not None
-    runner.retire(decision.key, "it was wrong once")
+    runner.catalogue.retire(decision.key, "it was wrong once")
     assert runner.decide(runner.phase.arena.admit(values)).tier is Tier.CAPACITY
 
 
@@ -362,7 +362,7 @@ class TestExact:
         assert runner.stats.captures <= len(runner.graphs) + 4, "hundreds of batches, a handful of captures"
 
     def test_what_was_hot_once_cools_down(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("saccade.graphs.exact.WINDOW", 8)
+        monkeypatch.setattr("saccade.choice.exact.WINDOW", 8)
         runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=2, exact_max_graphs=1))
         use(runner, 3, 40)
         runner.capture_hot()
@@ -484,7 +484,7 @@ class TestGate:
             nonlocal now
             now = max(now, done)
 
-        monkeypatch.setattr("saccade.graphs.gate.perf_counter", lambda: now)
+        monkeypatch.setattr("saccade.choice.gate.perf_counter", lambda: now)
         (curve,) = measure([way], sizes=[1], wait=wait)
         assert curve.at(1) == (4 + 6 + 6) / 2 + 4
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from saccade.choice.key import Capacity, GraphKey
 from saccade.config import Mode, Tier
 from saccade.errors import GraphError
 from saccade.graphs.arena import Array, Batch
@@ -26,7 +27,6 @@ from saccade.graphs.capture import CapturedGraph
 from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.graphs.examples import Values, compose, equal_totals, num_segments
 from saccade.graphs.frame import Frame
-from saccade.graphs.key import Capacity, GraphKey
 from saccade.graphs.memory_map import MemoryMap
 from saccade.graphs.node_differences import WORD, Position, differences
 from saccade.graphs.nodes import Node
