@@ -22,17 +22,19 @@ from saccade.layers.parallel import Groups
 Case = Callable[[Groups], None]
 ROOT = Path(__file__).parent.parent
 TAIL = 6000  # characters of a rank's output that are shown
+GRACE_S = 5.0  # for ranks that lost one to say what they saw
 
 
 def run_cases(
-    size: int, module: str, *, device: str = "cpu", limit_s: float = 600, variables: Mapping[str, str] | None = None
+    size: int, module: str, *, device: str = "cpu", stall_s: float = 300, variables: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """By case, what is wrong with it: empty where all ranks ran it to its end. No process is left behind."""
+    """By case, what is wrong with it: empty where all ranks ran it to its end. Ranks that finish no case for `stall_s`
+    are ended. No process is left behind."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         ranks = [_start(rank, size, module, device, folder, variables or {}) for rank in range(size)]
         try:
-            _wait(ranks, limit_s)
+            _wait(ranks, folder, stall_s)
         finally:
             for process in ranks:
                 process.kill()
@@ -52,12 +54,14 @@ def _start(
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]], limit_s: float) -> None:
-    """Until all have ended, one has failed and the others had a moment to notice, or time is up."""
-    deadline = monotonic() + limit_s
+def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, stall_s: float) -> None:
+    """Until all have ended, one has failed and the others had a moment to notice, or no case comes to its end."""
+    deadline, done = monotonic() + stall_s, 0
     while monotonic() < deadline and any(process.poll() is None for process in ranks):
         if any(process.poll() for process in ranks):
-            deadline = min(deadline, monotonic() + 5)
+            deadline = min(deadline, monotonic() + GRACE_S)
+        elif (now := sum(len(_lines(folder / f"done {rank}")) for rank in range(len(ranks)))) > done:
+            deadline, done = monotonic() + stall_s, now
         sleep(0.05)
 
 
@@ -91,8 +95,10 @@ def main() -> None:
     groups = connect(rank=flags.rank, size=flags.size, store=flags.folder / "store", device=device, timeout_s=120)
     with torch.no_grad(), (flags.folder / f"done {flags.rank}").open("w", buffering=1) as done:
         for name, case in cases.items():
+            begun = monotonic()
             case(groups)
             print(name, file=done)
+            print(f"{name}: {monotonic() - begun:.1f} s", flush=True)
     groups.language.barrier()
     groups.close()
 

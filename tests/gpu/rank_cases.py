@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.geometry import Grid, geometry
 from saccade.graphs.lane import lane_for
 from saccade.graphs.nodes import Recording
 from saccade.kernels import reference
@@ -21,9 +22,9 @@ from saccade.kernels.dispatch import Kernels, kernels_for
 from saccade.kernels.symmetric_collectives import SymmetricCollectives
 from saccade.layers.parallel import Groups, ParallelGroup
 from saccade.layers.step import Step, VisionStep
-from saccade.models.geometry import Grid, geometry
 from saccade.models.vlm import EncoderMode, Model
 from saccade.models.weights import load_model
+from tests.models import steps
 from tests.models.packing import Engine, Request, text_positions
 
 DEVICE = torch.device("cuda", 0)
@@ -278,7 +279,7 @@ def vision_step(model: Model, seed: int) -> tuple[VisionStep, int]:
     patches = torch.zeros(NUM_PATCHES, spec.patch_values, device=DEVICE, dtype=model.place.dtype)
     content = torch.randn(count, spec.patch_values, generator=_seeded(seed), device=DEVICE)
     patches[:count] = content.to(torch.bfloat16)
-    return geometry(spec, GRIDS, num_rows=NUM_PATCHES).step(patches), count // spec.unit
+    return steps.vision_step(geometry(spec, GRIDS, num_rows=NUM_PATCHES), patches), count // spec.unit
 
 
 def tower(groups: Groups, name: str) -> None:

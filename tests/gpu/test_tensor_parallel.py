@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cuda
 
 @cache
 def found() -> dict[str, str]:
-    return run_cases(2, rank_cases.__name__, device="cuda:0", limit_s=540, variables={SHARED_GPU: "1"})
+    return run_cases(2, rank_cases.__name__, device="cuda:0", stall_s=150, variables={SHARED_GPU: "1"})
 
 
 @pytest.mark.parametrize("case", rank_cases.CASES)

@@ -94,6 +94,18 @@ def new_group(groups: Groups) -> ParallelGroup:
     return ParallelGroup(rank=rank, size=size, collectives=Timed(made, CPU, control), control=control)
 
 
+def refusal(groups: Groups) -> None:
+    """One sentence of what torch says at length."""
+    group = new_group(groups)
+    assert isinstance(group.collectives, Timed) and group.collectives.refusal() == ""
+
+    def fail(memory: Tensor, group: dist.ProcessGroup) -> None:
+        raise RuntimeError("no peer access\nException raised from ...")
+
+    cast(Any, symmetric_collectives).symmetric.rendezvous = fail
+    assert group.collectives.refusal() == "symmetric memory cannot be used (no peer access)"
+
+
 def reserved(groups: Groups) -> ParallelGroup:
     group = new_group(groups)
     group.reserve(16 * SMALLEST_BYTES)
@@ -159,6 +171,7 @@ def joins(groups: Groups) -> None:
 
 
 CASES: dict[str, Callable[[Groups], None]] = {
+    "refusal": refusal,
     "choices": choices,
     **{f"{name} sums": partial(sums, algorithm=name) for name in ("one_shot", "two_shot", "multimem", "gather")},
     "joins": joins,

@@ -8,7 +8,7 @@ import torch
 
 from saccade.errors import ConfigError
 from saccade.kernels.collectives import Choice, choose, fastest
-from saccade.layers.connect import check_devices, connect
+from saccade.layers.connect import check_devices, connect, refusal
 from saccade.layers.parallel import ParallelGroup
 from tests.layers import rank_cases
 from tests.ranks import run_cases
@@ -56,6 +56,14 @@ def test_two_ranks_on_one_gpu_are_refused_unless_they_may_share() -> None:
     check_devices(places, may_share=True)
     with pytest.raises(ConfigError, match=r"ranks 1 and 2 are both on GPU 1 of a; .*--tensor-parallel-size"):
         check_devices(places, may_share=False)
+
+
+def test_symmetric_memory_is_for_gpus_of_one_machine_that_reach_each_other() -> None:
+    places = [{"machine": m, "index": i, "gpu": f"{m}{i}"} for m, i in (("a", 0), ("a", 1), ("b", 0))]
+    assert refusal(places[0], places[:2], lambda here, there: True) == ""
+    assert refusal(places[0], [places[0], places[0]], lambda here, there: False) == "", "a GPU reaches itself"
+    assert refusal(places[1], places[:2], lambda here, there: False) == "GPU 1 cannot read the memory of GPU 0"
+    assert refusal(places[2], places, lambda here, there: True) == "ranks are on different machines, b and a"
 
 
 def test_one_rank_needs_nobody(tmp_path: Path) -> None:

@@ -31,6 +31,10 @@ class Collectives(Protocol):
         """The ways to make a sum, known once there is room."""
         ...
 
+    def taken(self, nbytes: int) -> str:
+        """The algorithm that `all_reduce` takes for a tensor of so many bytes."""
+        ...
+
     def reserve(self, nbytes: int) -> None:
         """Make room for the largest tensor that a rank will bring. Comes once, before any capture."""
         ...

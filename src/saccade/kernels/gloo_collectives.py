@@ -26,6 +26,9 @@ class GlooCollectives:
         self.memory = torch.empty(0, dtype=torch.uint8)
         self._name, self._size = group.group_name, group.size()
 
+    def taken(self, nbytes: int) -> str:
+        return "gloo"
+
     def reserve(self, nbytes: int) -> None:
         self.memory = torch.zeros(self._size * nbytes, dtype=torch.uint8)
 

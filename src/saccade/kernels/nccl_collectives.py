@@ -18,6 +18,9 @@ class NcclCollectives:
         # NCCL connects at the first call, which no capture can hold.
         dist.all_reduce(torch.zeros(1, device=device), group=group)
 
+    def taken(self, nbytes: int) -> str:
+        return "nccl"
+
     def reserve(self, nbytes: int) -> None:
         pass
 

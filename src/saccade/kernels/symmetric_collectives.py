@@ -42,19 +42,29 @@ class SymmetricCollectives:
         self._handle: Any = None
         self._timings: dict[int, dict[str, float]] = {}
 
+    def refusal(self) -> str:
+        """Why ranks cannot map each other's memory, found by trying it; empty where they can."""
+        try:
+            self._shared(SMALLEST_BYTES)
+        except RuntimeError as error:
+            return f"symmetric memory cannot be used ({str(error).splitlines()[0]})"
+        return ""
+
     @property
     def algorithms(self) -> tuple[str, ...]:
         has_multicast = bool(getattr(self._handle, "multicast_ptr", 0))
         return ("one_shot", "two_shot", *(("multimem",) if has_multicast else ()))
+
+    def taken(self, nbytes: int) -> str:
+        return choose(self.choices, nbytes)
 
     def reserve(self, nbytes: int) -> None:
         """And measure which algorithm is the quickest for which size; all ranks take what rank 0 found."""
         room = _aligned(max(nbytes, SMALLEST_BYTES))
         torch.cuda.synchronize(self._device)
         self._control.barrier()  # nobody reads the memory that is let go of
-        self.memory = symmetric.empty(room, dtype=torch.uint8, device=self._device)
-        self._handle = symmetric.rendezvous(self.memory, self._group)
-        self.memory.zero_()
+        self.memory, self._handle = self._shared(room)
+        torch.cuda.synchronize(self._device)
         self._control.barrier()
         self._timings = {size: self._measure(size) for size in measured_sizes(room)}
         told = self._control.first_rank_says([[size, times] for size, times in self._timings.items()])
@@ -67,7 +77,7 @@ class SymmetricCollectives:
         return self.memory[:nbytes].view(dtype).view(*shape)
 
     def all_reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        name = choose(self.choices, x.nbytes) if x.dtype in SUMMED else "gather"
+        name = self.taken(x.nbytes) if x.dtype in SUMMED else "gather"
         return self.all_reduce_by(name, x, out)
 
     def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -101,6 +111,13 @@ class SymmetricCollectives:
             "all_reduce": [{"algorithm": c.algorithm, "up_to_bytes": c.up_to_bytes} for c in self.choices],
             "microseconds": {str(size): times for size, times in self._timings.items()},
         }
+
+    def _shared(self, nbytes: int) -> tuple[Tensor, Any]:
+        """Memory of this rank that the others have mapped, and a handle to theirs."""
+        memory = symmetric.empty(nbytes, dtype=torch.uint8, device=self._device)
+        handle = symmetric.rendezvous(memory, self._group)
+        memory.zero_()
+        return memory, handle
 
     def _sum(self, algorithm: str, staged: Tensor, target: Tensor) -> None:
         if algorithm == "one_shot":

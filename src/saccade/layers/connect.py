@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from itertools import combinations
 from pathlib import Path
@@ -44,16 +44,43 @@ def connect(*, rank: int, size: int, store: Path, device: torch.device, timeout_
 def _new_collectives(device: torch.device, control: Control, limit: timedelta) -> Collectives:
     if device.type == "cpu":
         return GlooCollectives(_new_group("gloo", limit))
-    places = [json.loads(each) for each in control.gather(json.dumps(_place(device)).encode())]
-    check_devices(places, may_share=allows_shared_gpu())
-    reason = next(iter(filter(None, control.gather(_refusal(device, places).encode()))), b"").decode()
-    if reason:
-        from saccade.kernels.nccl_collectives import NcclCollectives
-
-        return NcclCollectives(_new_group("nccl", limit), device, reason)
+    from saccade.kernels.nccl_collectives import NcclCollectives
     from saccade.kernels.symmetric_collectives import SymmetricCollectives
 
-    return SymmetricCollectives(_new_group("gloo", limit), device, control)
+    places = _places(device, control)
+    check_devices(places, may_share=allows_shared_gpu())
+    reason = _first(control, refusal(places[dist.get_rank()], places, torch.cuda.can_device_access_peer))
+    if not reason:
+        made = SymmetricCollectives(_new_group("gloo", limit), device, control)
+        if not (reason := _first(control, made.refusal())):
+            return made
+    if _num_gpus(places) < len(places):
+        raise ConfigError(f"{reason}, and ranks that share a GPU have nothing else; give each a GPU of its own")
+    return NcclCollectives(_new_group("nccl", limit), device, reason)
+
+
+def _first(control: Control, reason: str) -> str:
+    """The first reason that a rank has: what one cannot do, none does."""
+    return next((found.decode() for found in control.gather(reason.encode()) if found), "")
+
+
+def _num_gpus(places: Sequence[Mapping[str, Any]]) -> int:
+    return len({place["gpu"] for place in places})
+
+
+def nccl_beside(group: ParallelGroup, device: torch.device) -> Collectives | None:
+    """NCCL for the same ranks, to compare; None where it cannot be: on a CPU, and where ranks share a GPU."""
+    if device.type == "cpu" or group.control is None or group.describe()["backend"] == "NCCL":
+        return None
+    if _num_gpus(_places(device, group.control)) < group.size:
+        return None
+    from saccade.kernels.nccl_collectives import NcclCollectives
+
+    return NcclCollectives(_new_group("nccl", timedelta(minutes=10)), device, "to compare")
+
+
+def _places(device: torch.device, control: Control) -> list[dict[str, Any]]:
+    return [json.loads(each) for each in control.gather(json.dumps(_place(device)).encode())]
 
 
 def _new_group(backend: str, limit: timedelta) -> dist.ProcessGroup:
@@ -78,12 +105,13 @@ def check_devices(places: Sequence[Mapping[str, Any]], *, may_share: bool) -> No
             )
 
 
-def _refusal(device: torch.device, places: Sequence[Mapping[str, Any]]) -> str:
-    """Why this rank cannot use symmetric memory; empty where it can."""
-    mine = _place(device)
+def refusal(
+    mine: Mapping[str, Any], places: Sequence[Mapping[str, Any]], can_access: Callable[[int, int], bool]
+) -> str:
+    """Why this rank cannot use symmetric memory; empty where it may be tried."""
     for other in places:
         if other["machine"] != mine["machine"]:
             return f"ranks are on different machines, {mine['machine']} and {other['machine']}"
-        if other["gpu"] != mine["gpu"] and not torch.cuda.can_device_access_peer(mine["index"], other["index"]):
+        if other["gpu"] != mine["gpu"] and not can_access(mine["index"], other["index"]):
             return f"GPU {mine['index']} cannot read the memory of GPU {other['index']}"
     return ""
