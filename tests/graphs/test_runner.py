@@ -287,7 +287,9 @@ def full_runner() -> GraphRunner:
 
 def rows_with_graphs(runner: GraphRunner) -> list[int]:
     exact = [graph.key for graph in runner.graphs if graph.key.digest]
-    assert len(exact) == len(runner.exact) and all(key in runner.exact for key in exact), "what is kept is what is known"
+    assert len(exact) == len(runner.exact) and all(key in runner.exact for key in exact), (
+        "what is kept is what is known"
+    )
     return sorted(key.capacity["tokens"] for key in exact)
 
 
