@@ -88,8 +88,8 @@ def build_engine(
     report: Report = lambda stage: None,
     on_death: OnDeath = lambda error: None,
 ) -> Built:
-    """`report` is told of each stage, and in it of each tensor or graph; `on_death` is told, from another thread, why the
-    ranks of the engine cannot go on."""
+    """`report` is told of each stage, and in it of each tensor or graph; `on_death`, from another thread, why the ranks
+    of the engine cannot go on."""
     folder, device = Path(folder), device_named(settings.device)
     eos = GenerationDefaults.from_folder(folder).eos_token_ids
     vocab_size = read_spec(Config.read(folder / "config.json"))[1].decoder.vocab_size

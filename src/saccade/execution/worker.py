@@ -6,13 +6,14 @@ it, so SIGTERM keeps its default: the process ends at once. The orderly way is t
 """
 
 import gc
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 import torch
 import zmq
@@ -20,6 +21,7 @@ from llguidance import LLMatcher
 
 from saccade.errors import CapacityError, ConfigError, RequestError, SaccadeError
 from saccade.execution.build import Built, build_engine
+from saccade.execution.rank_processes import OnDeath
 from saccade.inputs.processor import Processor
 from saccade.kernels.packages import import_packages
 from saccade.processes import EXIT_FAILED, end_with_input, end_with_parent
@@ -225,25 +227,35 @@ def main(folder: Path) -> int:
     end_with_parent()
     end_with_input()
     context = zmq.Context()
-    commands, replies = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    for socket in (commands, replies):
+    # The last socket is for the thread that watches other ranks: if one is gone, this thread may wait for it for ever.
+    commands, replies, last_words = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
+    for socket in (commands, replies, last_words):
         socket.set_hwm(0)  # the scheduler limits what is queued; a step must never wait for a slow reader
-    replies.linger = LINGER_MS
     commands.bind(f"ipc://{folder / COMMANDS}")
-    replies.connect(f"ipc://{folder / REPLIES}")
+    for socket in (replies, last_words):
+        socket.linger = LINGER_MS
+        socket.connect(f"ipc://{folder / REPLIES}")
     import_packages()  # while the parent reads the model's files
+
+    def die(error: SaccadeError) -> None:
+        last_words.send(encode(Failure(str(error), is_config=isinstance(error, ConfigError))))
+        sleep(LINGER_MS / 1000)  # whoever hears it ends this process
+        os._exit(EXIT_FAILED)
+
     try:
-        return _serve(commands, lambda reply: replies.send(encode(reply)))
+        return _serve(commands, lambda reply: replies.send(encode(reply)), die)
     finally:
         gc.unfreeze()
         context.destroy()
 
 
-def _serve(commands: "zmq.Socket[bytes]", tell: Tell) -> int:
+def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
+    built: Built | None = None
     try:
         start = decode_command(commands.recv())
         assert isinstance(start, Start), f"the first command is {start}"
-        engine = _build(start, tell).engine
+        built = _build(start, tell, die)
+        engine = built.engine
         gc.collect()
         gc.freeze()  # what stays for good need not be looked at again while requests run
         pool = engine.scheduler.holdings.pool
@@ -257,10 +269,13 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell) -> int:
         traceback.print_exc()
         tell(Failure(f"{type(error).__name__}: {error}"))
         return EXIT_FAILED
+    finally:
+        if built is not None:
+            built.close()
     return 0
 
 
-def _build(start: Start, tell: Tell) -> Built:
+def _build(start: Start, tell: Tell, die: OnDeath) -> Built:
     folder = Path(start.folder)
     if sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_BYTES:
         torch.set_num_threads(1)  # on a CPU, threads that wait for each other cost a small model more than they save
@@ -270,6 +285,7 @@ def _build(start: Start, tell: Tell) -> Built:
         start.limits,
         processor=Processor.from_folder(folder),
         report=tell,
+        on_death=die,
     )
 
 
