@@ -5,7 +5,7 @@ what is built: sizes for `saccade plan`, buckets and decisions for `saccade expl
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,8 +25,10 @@ from saccade.inputs.settings import ImageSettings, VideoSettings
 from saccade.kernels.dispatch import Kernels, kernels_for
 from saccade.kernels.sampling import Sampling, sampling_for
 from saccade.layers.layer import Placement
+from saccade.layers.parallel import Groups
 from saccade.models.config import Config
 from saccade.models.registry import read_spec
+from saccade.models.spec import ModelSpec
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, checkpoint_dtype
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
@@ -50,12 +52,14 @@ class Blueprint:
 
 
 def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, is_cuda: bool = True) -> Blueprint:
-    """The blueprint of an engine for a checkpoint, of which config.json and the settings of images are read."""
+    """The blueprint of an engine for a checkpoint, of which config.json and the settings of images are read. Of several
+    ranks, it is the first one's."""
     config = Config.read(folder / "config.json")
     _, spec = read_spec(config)
     dtype = _dtype(settings, config, is_cuda=is_cuda)
     live = LiveBytes()
-    model = Model(Placement(kernels=_counted(kernels_for("cpu", dtype), live), device=META, dtype=dtype), spec)
+    place = Placement(kernels=_counted(kernels_for("cpu", dtype), live), device=META, dtype=dtype)
+    model = _model_of_rank(0, place, spec, settings)
     settings = affordable(settings, model, is_cuda=is_cuda)
     limits = limits.resolved(is_cuda=is_cuda, max_position=spec.max_position)
     sizes = state_sizes_for(settings, limits, is_cuda=is_cuda)
@@ -70,6 +74,13 @@ def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, i
         is_cuda=is_cuda,
         live=live,
     )
+
+
+def models_of_ranks(blueprint: Blueprint) -> Iterator[Model]:
+    """The share of the model that each rank holds."""
+    yield blueprint.model
+    for rank in range(1, blueprint.settings.tensor_parallel_size):
+        yield _model_of_rank(rank, blueprint.model.place, blueprint.model.spec, blueprint.settings)
 
 
 def peak_bytes(blueprint: Blueprint, runner: GraphRunner) -> int:
@@ -125,6 +136,11 @@ class LiveBytes(TorchDispatchMode):
                     self._live[storage._cdata] = storage.nbytes()
                     weakref.finalize(storage, self._live.pop, storage._cdata, None)
         self.peak = max(self.peak, sum(self._live.values()))
+
+
+def _model_of_rank(rank: int, place: Placement, spec: ModelSpec, settings: EngineSettings) -> Model:
+    group = Groups.imagined(rank, settings.tensor_parallel_size).language
+    return Model(replace(place, group=group), spec, encoder_mode=settings.mm_encoder_tp_mode)  # type: ignore[arg-type]
 
 
 def _dtype(settings: EngineSettings, config: Config, *, is_cuda: bool) -> torch.dtype:

@@ -83,12 +83,21 @@ def devices_for(size: int, device: torch.device) -> tuple[int, ...]:
 
 
 def reserve_exchange(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> None:
-    """Room for what ranks exchange in the largest passes, those without a graph included."""
+    """Make room for what ranks exchange in the largest passes."""
+    model.reserve(**_largest_passes(model, settings, sizes))
+
+
+def exchange_bytes(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> int:
+    """Memory of one rank that its tensors pass through on their way to the others."""
+    return sum(model.exchanged_bytes(**_largest_passes(model, settings, sizes)))
+
+
+def _largest_passes(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> dict[str, int]:
+    """Rows, rows of logits and patches; passes without a graph are included."""
     unit = 0 if model.spec.vision is None else model.spec.vision.unit
     longest = max(settings.max_units, settings.largest_frame(sizes.max_blocks * sizes.block_size))
-    model.reserve(
-        rows=settings.max_tokens, logit_rows=max(sizes.max_sequences, MAX_SCORED_ROWS), patches=longest * unit
-    )
+    logit_rows = max(sizes.max_sequences, MAX_SCORED_ROWS)
+    return {"rows": settings.max_tokens, "logit_rows": logit_rows, "patches": longest * unit}
 
 
 @torch.no_grad()
