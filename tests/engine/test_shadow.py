@@ -70,6 +70,7 @@ def check_all(engine: Engine) -> list[Mismatch]:
         one = engine.check_shadow()
         if isinstance(one, Exception):
             raise one
+        assert one is None or isinstance(one, Mismatch), one
         found += [one] if one is not None else []
     raise AssertionError(f"more than {MAX_CHECKS} checks")
 
@@ -81,6 +82,11 @@ def counts(engine: Engine) -> dict[str, int]:
         for result, times in phase["shadow"].items():
             total[result] = total.get(result, 0) + times
     return total
+
+
+def shadow_of(engine: Engine) -> Shadow:
+    assert isinstance(engine.shadow, Shadow)
+    return engine.shadow
 
 
 def runner_of(engine: Engine, phase: str) -> GraphRunner:
@@ -229,24 +235,24 @@ def test_a_check_changes_nothing_in_the_caches(loaded: Load) -> None:
     """Not even where another image has taken the place of the one that is encoded again."""
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
-    assert engine.shadow is not None
+    shadow = shadow_of(engine)
     run(engine, *requests(made, 4, seed=1))
     state = executor_of(engine).state
     assert state.vision_rows is not None
-    [first, *_] = [record for record in engine.shadow._records if record.key.phase == "vision"]
+    [first, *_] = [record for record in shadow._records if record.key.phase == "vision"]
     taken = first.arrays["targets"][:3]
     state.vision_rows[:, taken] = 7
-    engine.shadow.writers.note({"targets": taken})
+    shadow.writers.note({"targets": taken})
     tensors = [state.vision_rows[:, 1:], *(part[1:] for pair in state.caches for part in pair)]
     before = [tensor.clone() for tensor in tensors]
-    assert check_all(engine) == [] and engine.shadow.counts("vision")["equal"] > 0
+    assert check_all(engine) == [] and shadow.counts("vision")["equal"] > 0
     assert all(torch.equal(tensor, same) for tensor, same in zip(tensors, before, strict=True))
 
 
 def test_strictness_refuses_a_batch_whose_graph_is_out_of_service(loaded: Load) -> None:
     engine = shadowed(loaded("llama"), options=replace(SIZES, strict=True))
     for graph in executor_of(engine).decode.graphs:
-        executor_of(engine).decode.retire(graph.key, "for a test")
+        executor_of(engine).decode.catalogue.retire(graph.key, "for a test")
     batch = executor_of(engine).decode.example_for(executor_of(engine).decode.phase.buckets[0])
     with pytest.raises(GraphError, match="taken out of service \\(for a test\\)"):
         executor_of(engine).decode.run({**batch.tensors, **batch.arrays}, lambda outputs: None)
@@ -282,8 +288,7 @@ def test_an_interrupted_check_of_a_wrong_graph_lets_no_other_look_wrong(loaded: 
     run(engine, {"a": prompt}, replace(GREEDY, max_tokens=20))
     stops = iter([False] * 201 + [True] * MAX_CHECKS)
     assert engine.check_shadow(partial(next, stops)) is None and counts(engine)["interrupted"] == 1
-    assert engine.shadow is not None
-    engine.shadow._records[0].is_lost = is_lost
+    shadow_of(engine)._records[0].is_lost = is_lost
     assert [mismatch.key.phase for mismatch in check_all(engine)] == ([] if is_lost else ["prefill"])
 
 
@@ -299,8 +304,7 @@ def test_a_record_whose_keys_were_overwritten_is_dropped(loaded: Load) -> None:
 
 def test_a_record_is_intact_until_a_slot_that_it_read_is_written(loaded: Load) -> None:
     """By whole blocks and by slots it is the same as by every single slot."""
-    shadow = shadowed(loaded("llama")).shadow
-    assert shadow is not None
+    shadow = shadow_of(shadowed(loaded("llama")))
     rng = np.random.default_rng(0)
     verdicts = []
     for _ in range(300):
@@ -320,8 +324,7 @@ def test_what_does_not_fit_the_slab_is_counted_and_memory_stays_flat(loaded: Loa
     run(tiny_slabs, *requests(made, 4, seed=1))
     assert counts(tiny_slabs).keys() == {"too_large"} and not tiny_slabs.can_check
     engine = shadowed(loaded("qwen3_vl"), slabs={"language": 256 * 1024, "vision": 512 * 1024})
-    shadow = engine.shadow
-    assert shadow is not None
+    shadow = shadow_of(engine)
     for seed in range(4):
         run(engine, *requests(made, 4, seed))
         assert shadow.nbytes == 768 * 1024 and len(shadow._records) <= MAX_RECORDS
@@ -334,15 +337,15 @@ def test_a_checked_record_holds_no_memory_of_its_own(loaded: Load, monkeypatch: 
     """Slabs know their records for long; what a check copied out of the caches is new memory."""
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
-    assert engine.shadow is not None
+    shadow = shadow_of(engine)
     kept: list[Any] = []
-    keep = engine.shadow.keep
+    keep = shadow.keep
 
     def noted(record: Any) -> None:
         kept.append(record)
         keep(record)
 
-    monkeypatch.setattr(engine.shadow, "keep", noted)
+    monkeypatch.setattr(shadow, "keep", noted)
     run(engine, *requests(made, 4, seed=1))
     assert check_all(engine) == [] and counts(engine)["equal"] > 0
     assert kept and all(record.cached is None for record in kept)
@@ -369,8 +372,7 @@ def test_a_slab_never_hands_out_what_is_still_in_use() -> None:
 
 
 def test_the_share_is_kept_and_rare_graphs_get_their_turn(loaded: Load) -> None:
-    shadow = shadowed(loaded("llama"), share=0.02).shadow
-    assert shadow is not None
+    shadow = shadow_of(shadowed(loaded("llama"), share=0.02))
     keys = [GraphKey("decode", Mode.FULL, Capacity.of(tokens=n)) for n in range(20)]
     rng = np.random.default_rng(3)
     chosen = [keys[0] if rng.random() < 0.95 else keys[int(rng.integers(1, 20))] for _ in range(20000)]

@@ -106,8 +106,8 @@ class LLM:
 
     def close(self) -> None:
         """Free the device. A closed LLM cannot be used again."""
-        if self._built is not None and self._built.engine.shadow is not None:
-            self._built.engine.shadow.close()
+        if self._built is not None:
+            self._built.close()
         self._built = None
 
     def generate(

@@ -177,6 +177,12 @@ class Engine:
             return error
         return None
 
+    def capture_usual(self) -> None:
+        """Capture layouts that are likely to come."""
+        if self.composer.vision is not None:
+            for layout in self.composer.vision.usual_layouts():
+                self.capture(layout)
+
     def capture(self, layout: ExactLayout) -> None:
         """Capture a vision graph of one layout; those that it leaves no room for go."""
         assert self.composer.vision is not None, "only images have layouts"
