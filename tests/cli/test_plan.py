@@ -13,7 +13,6 @@ from saccade.execution.sizes import GPU_SHADOW_BYTES, HEADROOM_BYTES
 from saccade.inputs.processor import Processor
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from tests.engine.conftest import made as made  # a fixture
-from tests.engine.rig import executor_of
 from tests.models import tiny
 
 LAYERS, WIDTH, MLP, VOCAB, HEADS, KV_HEADS, HEAD = 36, 4096, 12288, 151936, 32, 8, 128
@@ -137,14 +136,14 @@ def test_a_plan_says_what_an_engine_allocates(made: tiny.Tiny, graphs: str) -> N
     engine_settings = EngineSettings(device="cpu", encoder_cache_tokens=512, kv_cache_tokens=700, graphs=graphs)
     limits = SchedulerSettings(max_num_seqs=3, max_num_batched_tokens=32, max_model_len=128, encoder_budget_tokens=48)
     processor = Processor.from_folder(made.folder)
-    engine = build_engine(made.folder, engine_settings, limits, processor=processor)
+    executor = build_engine(made.folder, engine_settings, limits, processor=processor).executor
     plan = plan_memory(draw(made.folder, engine_settings, limits, is_cuda=False))
-    state = executor_of(engine).state
-    assert plan.weights == executor_of(engine).state.model.parameter_bytes()
-    assert plan.arenas == {phase.phase.name: phase.phase.arena.nbytes for phase in executor_of(engine).phases}
+    state = executor.state
+    assert plan.weights == state.model.parameter_bytes()
+    assert plan.arenas == {phase.phase.name: phase.phase.arena.nbytes for phase in executor.phases}
     assert state.vision_rows is not None and plan.encoder_cache == state.vision_rows.nbytes
     assert plan.sampling == sum(t.nbytes for t in (state.newest_ids, state.logits, state.edited, state.seen))
-    assert plan.num_graphs == sum(len(phase.graphs) for phase in executor_of(engine).phases)
+    assert plan.num_graphs == sum(len(phase.graphs) for phase in executor.phases)
     room = room_on(plan, 2**32, 0.9)
     assert room.num_blocks == state.num_blocks
     assert room.kv_bytes == sum(keys.nbytes + values.nbytes for keys, values in state.caches)
