@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -575,14 +575,9 @@ def test_the_twin_can_show_frozen_boundaries(loaded: Load, monkeypatch: pytest.M
 
     assert model.tower is not None
     for block in model.tower.blocks:
-        kernels = block.attention.kernels
-        monkeypatch.setattr(block.attention, "kernels", _with(kernels, frozen))
+        monkeypatch.setattr(block.attention, "kernels", block.attention.kernels.replacing(varlen_attention=frozen))
     rig, rng = Rig(loaded("qwen3_vl"), max_units=24), np.random.default_rng(1)
     strips = [[rig.video(rng, 1, 1, n) for n in lengths] for lengths in ((4, 6, 8), (5, 5, 8))]
     with pytest.raises(AssertionError):
         for media in strips:
             check(rig, media)
-
-
-def _with(kernels: Any, attention: Callable[..., Tensor]) -> Any:
-    return replace(kernels, varlen_attention=attention)

@@ -3,7 +3,6 @@
 import inspect
 import os
 import stat
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,10 @@ from saccade.config import KEEPS_ATTENTION, KERNEL_CACHES
 from saccade.errors import ConfigError
 from saccade.kernels import dispatch, images, reference
 from saccade.kernels.dispatch import Kernels, device_named, kernels_for
+from saccade.kernels.sampling import Sampling
+from saccade.kernels.table import KernelTable
 
-FUNCTIONS = [f.name for f in fields(Kernels) if f.name not in ("name", "reasons", "compilers")]
+FUNCTIONS = Kernels.kernel_names()
 
 
 def test_a_cpu_gets_the_reference_with_a_reason_for_each_function() -> None:
@@ -69,18 +70,35 @@ def test_without_flash_attention_the_reason_is_recorded(
     assert reason in found["varlen_attention"][1]
 
 
-def test_every_implementation_has_the_parameters_of_its_oracle() -> None:
+@pytest.mark.parametrize("table", [Kernels, Sampling])
+def test_every_implementation_has_the_signature_of_its_oracle(table: type[KernelTable]) -> None:
+    """mypy checks calls against the oracle; this checks that what is called takes and returns the same."""
     pytest.importorskip("triton")
-    from saccade.kernels import adapters, attention, fused, fused_images
+    from saccade.kernels import (
+        adapters,
+        attention,
+        cpu_attention,
+        fused,
+        fused_images,
+        fused_sampling,
+        fused_vision,
+        products,
+    )
 
-    for module in (fused, fused_images, attention, adapters.FlashAttention, adapters.TorchVarlen):
-        for name in FUNCTIONS:
-            if not hasattr(module, name):
-                continue
-            oracle = getattr(reference, name, None) or getattr(images, name)
-            ours = [p for p in inspect.signature(getattr(module, name)).parameters.values() if p.name != "self"]
-            theirs = list(inspect.signature(oracle).parameters.values())
-            assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs], name
+    modules = (fused, fused_images, fused_sampling, fused_vision, attention, cpu_attention)
+    owners = (*modules, adapters.FlashAttention, adapters.TorchVarlen, products.HopperProducts)
+    for name in table.kernel_names():
+        found = [getattr(owner, name) for owner in owners if hasattr(owner, name)]
+        assert found, f"no GPU kernel is called {name}"
+        for function in found:
+            signature = inspect.signature(function)
+            ours = [p for p in signature.parameters.values() if p.name != "self"]
+            assert signature.replace(parameters=ours) == inspect.signature(getattr(table, name)), function
+
+
+def test_a_kernel_that_has_no_oracle_is_refused() -> None:
+    with pytest.raises(AssertionError, match="Kernels has no kernel called rms_morn"):
+        kernels_for("cpu", torch.float32).replacing(rms_morn=reference.rms_norm)
 
 
 def test_the_torch_adapter_speaks_every_release(monkeypatch: pytest.MonkeyPatch) -> None:

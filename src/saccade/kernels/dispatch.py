@@ -2,50 +2,49 @@
 
 import importlib
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from saccade.config import use_private_kernel_cache
 from saccade.errors import ConfigError
 from saccade.kernels import cpu_attention, images, reference
+from saccade.kernels.table import KernelTable
 
 _HOPPER = (9, 0)
 _AMPERE = (8, 0)
 _HALF = (torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """The kernels of one device and dtype; `reference` and `images` have their signatures and meaning.
+@dataclass(frozen=True)
+class Kernels(KernelTable):
+    """The kernels of one device and dtype.
 
-    `reasons` says, by function, why an implementation was taken; `name` sums the choice up.
+    `reasons` says, by kernel, why an implementation was taken; `name` sums the choice up.
     """
 
-    name: str
-    linear: Callable[..., Tensor]
-    gated_linear: Callable[..., Tensor]
-    rms_norm: Callable[..., Tensor]
-    add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
-    layer_norm: Callable[..., Tensor]
-    add_layer_norm: Callable[..., tuple[Tensor, Tensor]]
-    gated_activation: Callable[..., Tensor]
-    apply_rotary: Callable[..., tuple[Tensor, Tensor]]
-    qk_norm_rotary: Callable[..., tuple[Tensor, Tensor]]
-    qk_norm_rotary_store: Callable[..., Tensor]
-    store_kv: Callable[..., None]
-    varlen_attention: Callable[..., Tensor]
-    paged_attention: Callable[..., Tensor]
-    rotate_packed: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    activated_linear: Callable[..., Tensor]
-    add_positions: Callable[..., Tensor]
-    scatter_rows: Callable[..., None]
-    place_rows: Callable[..., tuple[Tensor, Tensor]]
-    resize_patchify: Callable[..., Tensor]
+    linear = staticmethod(reference.linear)
+    gated_linear = staticmethod(reference.gated_linear)
+    activated_linear = staticmethod(reference.activated_linear)
+    rms_norm = staticmethod(reference.rms_norm)
+    add_rms_norm = staticmethod(reference.add_rms_norm)
+    layer_norm = staticmethod(reference.layer_norm)
+    add_layer_norm = staticmethod(reference.add_layer_norm)
+    gated_activation = staticmethod(reference.gated_activation)
+    apply_rotary = staticmethod(reference.apply_rotary)
+    qk_norm_rotary = staticmethod(reference.qk_norm_rotary)
+    qk_norm_rotary_store = staticmethod(reference.qk_norm_rotary_store)
+    store_kv = staticmethod(reference.store_kv)
+    varlen_attention = staticmethod(reference.varlen_attention)
+    paged_attention = staticmethod(reference.paged_attention)
+    rotate_packed = staticmethod(reference.rotate_packed)
+    add_positions = staticmethod(reference.add_positions)
+    scatter_rows = staticmethod(reference.scatter_rows)
+    place_rows = staticmethod(reference.place_rows)
+    resize_patchify = staticmethod(images.resize_patchify)
     reasons: dict[str, str] = field(default_factory=dict)
     compilers: tuple[Callable[[torch.device, torch.dtype], None], ...] = ()
 
@@ -56,7 +55,7 @@ class Kernels:
 
     def describe(self) -> list[tuple[str, str, str]]:
         """Rows (function, implementation, reason)."""
-        return [(name, _origin(getattr(self, name)), self.reasons.get(name, "")) for name in _function_names()]
+        return [(name, _origin(getattr(self, name)), self.reasons.get(name, "")) for name in self.kernel_names()]
 
 
 def device_named(word: str) -> torch.device:
@@ -102,8 +101,8 @@ def _cpu_kernels() -> Kernels:
     """The oracles, but for attention, which does only the work that is there."""
     return Kernels(
         name="reference",
-        **{name: _find(name, cpu_attention, reference, images) for name in _function_names()},
-        reasons=dict.fromkeys(_function_names(), "the device is a CPU"),
+        functions={name: getattr(cpu_attention, name) for name in ("varlen_attention", "paged_attention")},
+        reasons=dict.fromkeys(Kernels.kernel_names(), "the device is a CPU"),
     )
 
 
@@ -116,8 +115,8 @@ def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
     )
     kernels = Kernels(
         name="triton",
-        **{name: _find(name, fused, fused_images, fused_vision, attention) for name in _function_names()},
-        reasons=dict.fromkeys(_function_names(), "the device is a GPU"),
+        functions={name: _find(name, fused, fused_images, fused_vision, attention) for name in Kernels.kernel_names()},
+        reasons=dict.fromkeys(Kernels.kernel_names(), "the device is a GPU"),
     )
     kernels = _with_products(kernels, capability, dtype)
     refusal = _flash_refusal(capability, dtype)
@@ -127,8 +126,11 @@ def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
         return replace(
             kernels,
             name=f"{kernels.name}+flash-attn-4",
-            varlen_attention=flash.varlen_attention,
-            paged_attention=flash.paged_attention,
+            functions={
+                **kernels.functions,
+                "varlen_attention": flash.varlen_attention,
+                "paged_attention": flash.paged_attention,
+            },
             reasons=kernels.reasons
             | {
                 "varlen_attention": f"{why}; Triton for segments of at most {attention.SHORT_SEGMENT} rows",
@@ -139,7 +141,9 @@ def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
     reasons = kernels.reasons | {"paged_attention": flash, "varlen_attention": flash}
     if isinstance(varlen, str):
         return replace(kernels, reasons=reasons | {"varlen_attention": f"{flash}; {varlen}"})
-    return replace(kernels, name=f"{kernels.name}+torch", varlen_attention=varlen.varlen_attention, reasons=reasons)
+    return replace(kernels, name=f"{kernels.name}+torch", reasons=reasons).replacing(
+        varlen_attention=varlen.varlen_attention
+    )
 
 
 def _with_products(kernels: Kernels, capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
@@ -156,7 +160,7 @@ def _with_products(kernels: Kernels, capability: tuple[int, int], dtype: torch.d
     return replace(
         kernels,
         name=f"{kernels.name}+quack",
-        **{name: getattr(products, name) for name in names},
+        functions={**kernels.functions, **{name: getattr(products, name) for name in names}},
         compilers=(products.prepare,),
         reasons=kernels.reasons | dict.fromkeys(names, "quack's tiles where they are faster than cuBLAS, by shape"),
     )
@@ -172,10 +176,6 @@ def _varlen_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
     if capability < _AMPERE:
         return f"torch varlen needs compute capability 8.0; this GPU has {capability[0]}.{capability[1]}"
     return "" if dtype in _HALF else f"torch varlen takes float16 and bfloat16, not {dtype}"
-
-
-def _function_names() -> Iterator[str]:
-    return (f.name for f in fields(Kernels) if f.name not in ("name", "reasons", "compilers"))
 
 
 def _find(name: str, *modules: ModuleType) -> Any:
