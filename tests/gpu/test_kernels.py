@@ -139,7 +139,6 @@ PAGED: list[tuple[str, int, int, int, dict[str, Any]]] = [
     ("Qwen2.5-VL-7B", 28, 4, 128, {}),
     ("Gemma-3-4B global", 8, 4, 256, {}),
     ("Gemma-3-4B sliding", 8, 4, 256, {"window": 300}),
-    ("softcap", 8, 4, 128, {"softcap": 20.0}),
 ]
 BATCHES = [([406, 1, 130, 0, 60], [406, 900, 512, 33, 0]), ([1, 400, 6, 190, 0], [1, 401, 700, 190, 0])]
 

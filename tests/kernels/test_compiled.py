@@ -129,7 +129,7 @@ def test_packed_attention(compilers: dict[str, Compiler]) -> None:
     [
         (32, 8, 128, 1, {}),
         (32, 8, 128, 96, {}),
-        (8, 4, 256, 96, {"window": 1024, "softcap": 30.0, "limits_T": torch.zeros(96, dtype=torch.int32)}),
+        (8, 4, 256, 96, {"window": 1024, "limits_T": torch.zeros(96, dtype=torch.int32)}),
     ],
 )
 def test_paged_attention(

@@ -72,7 +72,6 @@ class FlashAttention:
         max_keys: int,
         scale: float,
         window: int | None = None,
-        softcap: float | None = None,
         limits_T: Tensor | None = None,
     ) -> Tensor:
         """See `reference.paged_attention`."""
@@ -88,7 +87,6 @@ class FlashAttention:
                 max_keys=max_keys,
                 scale=scale,
                 window=window,
-                softcap=softcap,
                 limits_T=limits_T,
             )
         return _first(
@@ -104,7 +102,6 @@ class FlashAttention:
                 softmax_scale=scale,
                 causal=True,
                 window_size=(None, None) if window is None else (window - 1, 0),
-                softcap=0.0 if softcap is None else softcap,
             )
         )
 

@@ -73,7 +73,6 @@ def paged_attention(  # noqa: PLR0913
     max_keys: int,
     scale: float,
     window: int | None = None,
-    softcap: float | None = None,
     limits_T: Tensor | None = None,
 ) -> Tensor:
     """See `reference.paged_attention`. Few tiles over many keys are split along the keys and joined after."""
@@ -107,13 +106,11 @@ def paged_attention(  # noqa: PLR0913
         num_rows,
         num_heads,
         scale,
-        1.0 if softcap is None else softcap,
         D=head_width,
         SHARE=share,
         SPLITS=splits,
         BLOCK_SIZE=k_cache_NBGD.shape[1],
         WINDOW=0 if window is None else window,
-        HAS_SOFTCAP=softcap is not None,
         HAS_LIMITS=limits_T is not None,
         PRECISION=_dot_precision(q_THD),
         BLOCK_M=block_m,
