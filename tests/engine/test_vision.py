@@ -503,9 +503,7 @@ class TestStaging:
         rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(5)
         one = rig.image(rng, 16, 24)
         out = torch.full((60, rig.encoder.spec.patch_values), float("nan"))
-        PlainPixels(rig.model.place.kernels).patchify(
-            [Picture(one.pixels, one.plan.size_hw, rig.images, 3, one.plan.num_patches)], out
-        )
+        PlainPixels().patchify([Picture(one.pixels, one.plan.size_hw, rig.images, 3, one.plan.num_patches)], out)
         assert out[3 : 3 + one.plan.num_patches].isfinite().all() and out[:3].isnan().all()
 
 

@@ -6,12 +6,14 @@
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from saccade.kernels.dispatch import Kernels, kernels_for
+from saccade.kernels.fused_images import JobKernels
+from saccade.kernels.image_jobs import MAX_JOBS, Column, Shape, whole_job, write_table
 from saccade.kernels.sampling import Sampling, sampling_for
 from tests.gpu.test_kernels import BF16, cuda, every_attention
 from tests.gpu.test_sampling import GEMMA, QWEN, normal
@@ -53,7 +55,7 @@ def main() -> None:
             *norm_work(kernels),
             *rotary_work(kernels),
             *vision_work(kernels),
-            *image_work(kernels),
+            *image_work(),
             *sampling_work(sampling),
         ]
     ]
@@ -95,10 +97,6 @@ def rotary_work(kernels: Kernels) -> Iterator[Work]:
         caches = [torch.zeros(rows // 128 + 3, 128, groups, width, dtype=BF16, device="cuda") for _ in "kv"]
         body = partial(kernels.qk_norm_rotary_store, q, k, v, weight, weight, 1e-6, cos, sin, slots, *caches)
         yield f"qk_norm_rotary_store {rows}x32/8x128", body, rows * width * (4 * (heads + 2 * groups) + 8)
-    for rows in (1296, 10368):
-        q, k, _ = qkv_slices(rows, 16, 16, 72, seed=8, dtype=BF16, device="cuda")
-        cos, sin = rotary_tables(rows, 72, seed=9, device="cuda")
-        yield f"apply_rotary {rows}x16x72", partial(kernels.apply_rotary, q, k, cos, sin), rows * 72 * (4 * 32 + 8)
 
 
 def vision_work(kernels: Kernels) -> Iterator[Work]:
@@ -119,14 +117,19 @@ def vision_work(kernels: Kernels) -> Iterator[Work]:
         yield f"scatter_rows 4x{rows // 4}x4096", scatter, 2 * levels.nbytes
 
 
-def image_work(kernels: Kernels) -> Iterator[Work]:
-    settings: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "patch": 16, "temporal_patch": 2, "merge": 2}
+def image_work() -> Iterator[Work]:
+    """Pixels lie on the device already; the table of a job is written once."""
+    shape = Shape(mean=(0.5,) * 3, std=(0.5,) * 3, patch=16, temporal_patch=2, merge=2, resample="bicubic")
     for height, width in ((560, 560), (1080, 1920)):
-        pixels = photo(height, width, seed=10).cuda()
+        pixels = photo(height, width, seed=10)
         new = (height * 3 // 4 // 32 * 32, width * 3 // 4 // 32 * 32)
         out = torch.empty(new[0] * new[1] // 256, 1536, dtype=BF16, device="cuda")
-        body = partial(kernels.resize_patchify, pixels, new, **settings, out=out)
-        yield f"resize_patchify {height}x{width} to {new[0]}x{new[1]}", body, pixels.numel() + out.numel() * 2
+        job, table = whole_job(pixels.numpy()[None], new, 0, shape), np.zeros((len(Column), MAX_JOBS), np.int32)
+        counts = write_table(table, [job], [0], shape)
+        scratch = torch.empty(job.scratch_bytes, dtype=torch.uint8, device="cuda")
+        run = JobKernels(torch.from_numpy(table).cuda(), pixels.cuda().flatten(), scratch)
+        body = partial(run, out, shape, counts)
+        yield f"resize and patchify {height}x{width} to {new[0]}x{new[1]}", body, pixels.numel() + out.numel() * 2
 
 
 def attention_work(kernels: Kernels) -> Iterator[Work]:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.kernels import images, reference
+from saccade.kernels import reference
 from saccade.kernels.dispatch import Kernels, kernels_for
-from tests.kernels.cases import boundaries, paged_case, photo, qkv_slices, randn, rotary_tables, span_limits
+from tests.kernels.cases import boundaries, paged_case, qkv_slices, randn, rotary_tables, span_limits, turned
 
 BF16 = torch.bfloat16
 
@@ -78,13 +78,13 @@ def test_rotary_and_store(kernels: Kernels, rows: int, heads: int, groups: int, 
     q_weight, k_weight = cuda(width, seed=4), cuda(width, seed=5)
     slots = (torch.randperm(rows, device="cuda") + 128).to(torch.int32)
     caches = [torch.full((rows // 128 + 3, 128, groups, width), float("nan"), dtype=BF16, device="cuda") for _ in "kv"]
-    turned = kernels.apply_rotary(q, k, cos, sin)
-    for ours, theirs in zip(turned, reference.apply_rotary(q.float(), k.float(), cos, sin), strict=True):
+    for ours, theirs in zip(
+        turned(kernels, q, k, cos, sin), turned(reference, q.float(), k.float(), cos, sin), strict=True
+    ):
         check(ours, theirs)
     q_out = kernels.qk_norm_rotary_store(q, k, v, q_weight, k_weight, 1e-6, cos, sin, slots, *caches)
-    q_expected, k_expected = reference.qk_norm_rotary(
-        q.float(), k.float(), q_weight.float(), k_weight.float(), 1e-6, cos, sin
-    )
+    weights = q_weight.float(), k_weight.float()
+    q_expected, k_expected = turned(reference, q.float(), k.float(), cos, sin, weights)
     check(q_out, q_expected)
     check(caches[0].flatten(0, 1)[slots.long()], k_expected)
     assert torch.equal(caches[1].flatten(0, 1)[slots.long()], v)
@@ -226,21 +226,6 @@ def test_paged_limits_of_gemma3(kernels: Kernels) -> None:
         }
         for attend in every_attention(kernels, "paged_attention"):
             check(attend(*case.inputs, **settings), reference.paged_attention(*cleaned, **settings), 1e-2)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [((560, 560), (576, 576)), ((1080, 1920), (736, 1312)), ((63, 4000), (64, 1024))]
-)
-def test_resize_patchify(kernels: Kernels, old: tuple[int, int], new: tuple[int, int]) -> None:
-    pixels = photo(*old, seed=8)
-    settings: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "patch": 16, "temporal_patch": 2, "merge": 2}
-    expected = images.resize_patchify(pixels, new, **settings)
-    out = torch.full(expected.shape, float("nan"), dtype=BF16, device="cuda")
-    kernels.resize_patchify(pixels.cuda(), new, **settings, out=out)
-    difference = (kernels.resize_patchify(pixels.cuda(), new, **settings).cpu() - expected).abs()
-    assert difference.max() <= 1.01 / 255 / 0.5
-    assert (difference > 1e-4).float().mean() < 0.02
-    check(out, expected, 1e-2)
 
 
 def captured(body: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:

@@ -11,7 +11,7 @@ import torch
 
 from saccade.config import KEEPS_ATTENTION, KERNEL_CACHES
 from saccade.errors import ConfigError
-from saccade.kernels import dispatch, images, reference
+from saccade.kernels import dispatch, reference
 from saccade.kernels.dispatch import Kernels, device_named, kernels_for
 from saccade.kernels.sampling import Sampling
 from saccade.kernels.table import KernelTable
@@ -23,7 +23,6 @@ def test_a_cpu_gets_the_reference_with_a_reason_for_each_function() -> None:
     kernels = kernels_for(torch.device("cpu"), torch.float32)
     assert kernels.name == "reference"
     assert kernels.rms_norm is reference.rms_norm
-    assert kernels.resize_patchify is images.resize_patchify
     rows = kernels.describe()
     assert [row[0] for row in rows] == FUNCTIONS
     assert all(implementation and reason for _, implementation, reason in rows)
@@ -48,7 +47,6 @@ def test_a_hopper_gpu_with_flash_attention_uses_it(monkeypatch: pytest.MonkeyPat
     assert found["paged_attention"][0] == "FlashAttention"
     assert "limits" in found["paged_attention"][1]
     assert found["add_rms_norm"][0] == "fused"
-    assert found["resize_patchify"][0] == "fused_images"
 
 
 @pytest.mark.parametrize(
@@ -79,13 +77,12 @@ def test_every_implementation_has_the_signature_of_its_oracle(table: type[Kernel
         attention,
         cpu_attention,
         fused,
-        fused_images,
         fused_sampling,
         fused_vision,
         products,
     )
 
-    modules = (fused, fused_images, fused_sampling, fused_vision, attention, cpu_attention)
+    modules = (fused, fused_sampling, fused_vision, attention, cpu_attention)
     owners = (*modules, adapters.FlashAttention, adapters.TorchVarlen, products.HopperProducts)
     for name in table.kernel_names():
         found = [getattr(owner, name) for owner in owners if hasattr(owner, name)]

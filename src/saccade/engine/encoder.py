@@ -72,7 +72,7 @@ class Encoder:
         self.spec = model.spec.vision
         self._place = model.place
         self._geometries = Geometries(model.spec.vision)
-        self._pixels = new_pixels(model.place.device, model.place.kernels)
+        self._pixels = new_pixels(model.place.device)
         self._longest = min(state.max_keys, _num_rows(state) - settings.page_rows)
 
     @property

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.inputs.settings import ImageSettings, VideoSettings
-from saccade.kernels.dispatch import Kernels
 from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column, Job, Shape, banded_jobs, whole_job, write_table
+from saccade.kernels.images import resize_patchify
 
 Slot = TypeVar("Slot")
 
@@ -102,15 +102,12 @@ class StagedPixels:
 
 
 class PlainPixels:
-    """Anywhere else: one picture after the other, by the plain kernel."""
-
-    def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
+    """Anywhere else: one picture after the other."""
 
     def patchify(self, pictures: Sequence[Picture], out_PC: Tensor) -> None:
         for picture in pictures:
             settings = picture.settings
-            self._kernels.resize_patchify(
+            resize_patchify(
                 torch.from_numpy(np.array(picture.pixels)),  # pixels are read-only, which torch has no notion of
                 picture.size_hw,
                 mean=settings.mean,
@@ -123,8 +120,8 @@ class PlainPixels:
             )
 
 
-def new_pixels(device: torch.device, kernels: Kernels) -> Pixels:
-    return StagedPixels(device) if device.type == "cuda" else PlainPixels(kernels)
+def new_pixels(device: torch.device) -> Pixels:
+    return StagedPixels(device) if device.type == "cuda" else PlainPixels()
 
 
 def rounds(pictures: Sequence[Picture], max_bytes: int) -> Iterator[tuple[Shape, list[Job]]]:

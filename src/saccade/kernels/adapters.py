@@ -24,7 +24,7 @@ class FlashAttention:
     splits one request's keys over several programs, so those two cases go to Triton.
 
     Its tiles reach past the end of a segment or request; what lies there gets weight zero, and 0 * NaN is NaN. So
-    values must be finite everywhere: packed ones by their caller, paged ones because `store_kv` writes nothing else.
+    values must be finite everywhere: packed ones by their caller, paged ones because nothing else is ever stored.
     """
 
     function: Callable[..., Any]

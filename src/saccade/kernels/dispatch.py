@@ -11,7 +11,7 @@ import torch
 
 from saccade.config import use_private_kernel_cache
 from saccade.errors import ConfigError
-from saccade.kernels import cpu_attention, images, reference
+from saccade.kernels import cpu_attention, reference
 from saccade.kernels.table import KernelTable
 
 _HOPPER = (9, 0)
@@ -34,17 +34,13 @@ class Kernels(KernelTable):
     layer_norm = staticmethod(reference.layer_norm)
     add_layer_norm = staticmethod(reference.add_layer_norm)
     gated_activation = staticmethod(reference.gated_activation)
-    apply_rotary = staticmethod(reference.apply_rotary)
-    qk_norm_rotary = staticmethod(reference.qk_norm_rotary)
     qk_norm_rotary_store = staticmethod(reference.qk_norm_rotary_store)
-    store_kv = staticmethod(reference.store_kv)
     varlen_attention = staticmethod(reference.varlen_attention)
     paged_attention = staticmethod(reference.paged_attention)
     rotate_packed = staticmethod(reference.rotate_packed)
     add_positions = staticmethod(reference.add_positions)
     scatter_rows = staticmethod(reference.scatter_rows)
     place_rows = staticmethod(reference.place_rows)
-    resize_patchify = staticmethod(images.resize_patchify)
     reasons: dict[str, str] = field(default_factory=dict)
     compilers: tuple[Callable[[torch.device, torch.dtype], None], ...] = ()
 
@@ -109,13 +105,13 @@ def _cpu_kernels() -> Kernels:
 def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
     """Triton for all, then faster attention where this GPU, dtype and installation allow it."""
     use_private_kernel_cache()
-    fused, fused_images, fused_vision, attention, adapters = (
+    fused, fused_vision, attention, adapters = (
         importlib.import_module(f"saccade.kernels.{name}")
-        for name in ("fused", "fused_images", "fused_vision", "attention", "adapters")
+        for name in ("fused", "fused_vision", "attention", "adapters")
     )
     kernels = Kernels(
         name="triton",
-        functions={name: _find(name, fused, fused_images, fused_vision, attention) for name in Kernels.kernel_names()},
+        functions={name: _find(name, fused, fused_vision, attention) for name in Kernels.kernel_names()},
         reasons=dict.fromkeys(Kernels.kernel_names(), "the device is a GPU"),
     )
     kernels = _with_products(kernels, capability, dtype)

@@ -10,11 +10,6 @@ integers: a result that differs in the first pass could differ by two levels aft
 import triton
 import triton.language as tl
 
-# Sizes differ from image to image. Triton would compile again for sizes that are 1 or multiples of 16, in the middle of
-# a request.
-_ROWS_SIZES = ("row_stride", "old_width", "width", "num_taps", "precision")
-_COLUMNS_SIZES = ("num_frames", "old_height", "height", "width", "num_taps", "precision")
-
 
 @triton.jit
 def _weight(target, source, num_targets, num_sources, stretch, CUBIC: tl.constexpr):
@@ -71,87 +66,6 @@ def _filtered(
         valid = inside & (source >= low) & (source < high)
         total += rounded * tl.load(source_ptr + source * source_stride, mask=valid, other=0).to(tl.int32)
     return tl.minimum(tl.maximum((total + (1 << (precision - 1))) >> precision, 0), 255)
-
-
-@triton.jit(do_not_specialize=_ROWS_SIZES)
-def resize_rows_kernel(
-    pixels_ptr,
-    y_ptr,
-    row_stride,
-    old_width,
-    width,
-    stretch,
-    reach,
-    num_taps,
-    precision,
-    CUBIC: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Program (row of any frame, stretch of its new pixels): pixels (rows, old_width, 3) to y (rows, width, 3)."""
-    row = tl.program_id(0).to(tl.int64)
-    elements = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = elements < width * 3
-    x, channel = elements // 3, elements % 3
-    line = pixels_ptr + row * row_stride + channel
-    value = _filtered(
-        line, 3, x, inside, width, old_width, 0, old_width, stretch, reach, num_taps, precision, CUBIC, BLOCK
-    )  # fmt: skip
-    tl.store(y_ptr + row * width * 3 + elements, value.to(tl.uint8), mask=inside)
-
-
-@triton.jit(do_not_specialize=_COLUMNS_SIZES)
-def patchify_columns_kernel(
-    rows_ptr,
-    out_ptr,
-    out_stride,
-    num_frames,
-    old_height,
-    height,
-    width,
-    stretch,
-    reach,
-    num_taps,
-    precision,
-    mean_r,
-    mean_g,
-    mean_b,
-    std_r,
-    std_g,
-    std_b,
-    CUBIC: tl.constexpr,
-    PATCH: tl.constexpr,
-    TEMPORAL: tl.constexpr,
-    REPEATS: tl.constexpr,
-    MERGE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Program (patch, frame within it): resizes the patch's columns, normalises, and writes one row of out.
-
-    rows is (frames, old_height, width, 3). With REPEATS = TEMPORAL one program writes all copies of a single frame.
-    """
-    patch = tl.program_id(0)
-    per_step = (height // PATCH) * (width // PATCH)
-    step, place = patch // per_step, patch % per_step
-    inner, group = place % (MERGE * MERGE), place // (MERGE * MERGE)
-    groups_across = width // PATCH // MERGE
-    patch_y = group // groups_across * MERGE + inner // MERGE
-    patch_x = group % groups_across * MERGE + inner % MERGE
-    frame = tl.minimum(step * TEMPORAL + tl.program_id(1), num_frames - 1).to(tl.int64)
-
-    elements = tl.arange(0, BLOCK)
-    inside = elements < 3 * PATCH * PATCH
-    channel, cell = elements // (PATCH * PATCH), elements % (PATCH * PATCH)
-    y, x = patch_y * PATCH + cell // PATCH, patch_x * PATCH + cell % PATCH
-    line = rows_ptr + frame * old_height * width * 3 + x * 3 + channel
-    byte = _filtered(
-        line, width * 3, y, inside, height, old_height, 0, old_height, stretch, reach, num_taps, precision, CUBIC, BLOCK
-    )  # fmt: skip
-    mean = tl.where(channel == 0, mean_r, tl.where(channel == 1, mean_g, mean_b))
-    std = tl.where(channel == 0, std_r, tl.where(channel == 1, std_g, std_b))
-    value = ((byte.to(tl.float32) / 255.0 - mean) / std).to(out_ptr.dtype.element_ty)
-    out_ptr += patch.to(tl.int64) * out_stride + channel * TEMPORAL * PATCH * PATCH + cell
-    for copy in tl.static_range(REPEATS):
-        tl.store(out_ptr + (tl.program_id(1) + copy) * PATCH * PATCH, value, mask=inside)
 
 
 @triton.jit
@@ -213,8 +127,10 @@ def job_patches_kernel(
     MERGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (patch of any job, frame within it): as `patchify_columns_kernel`; a lone frame is written TEMPORAL
-    times by its first program."""
+    """Program (patch of any job, frame within it): resizes the patch's columns, normalises, writes one row of out.
+
+    A lone frame is written TEMPORAL times by its first program.
+    """
     place = tl.program_id(0)
     within = tl.program_id(1)
     job = _job_of(table_ptr + 1 * JOBS, place, JOBS)
