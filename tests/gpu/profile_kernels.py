@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from saccade.kernels.dispatch import Kernels, kernels_for
 from saccade.kernels.fused_images import JobKernels
@@ -59,7 +58,7 @@ def main() -> None:
             *sampling_work(sampling),
         ]
     ]
-    lines += [format_flops(name, body, count) for name, body, count in attention_work(kernels)]
+    lines += [format_flops(name, body, count) for name, body, count in attention_work()]
     print(kernels.name, *lines, sep="\n")
 
 
@@ -132,28 +131,31 @@ def image_work() -> Iterator[Work]:
         yield f"resize and patchify {height}x{width} to {new[0]}x{new[1]}", body, pixels.numel() + out.numel() * 2
 
 
-def attention_work(kernels: Kernels) -> Iterator[Work]:
+def attention_work() -> Iterator[Work]:
     """Name, call, floating-point operations of the scores and of the weighted values."""
     for count, length, width in ((1, 1296, 72), (8, 1296, 72), (8, 1296, 80), (162, 64, 80)):
         q, k, v = qkv_slices(count * length, 16, 16, width, seed=11, dtype=BF16, device="cuda")
         starts = boundaries([length] * count, "cuda")
-        for attend in every_attention(kernels, "varlen_attention"):
-            body = partial(attend, q, k, v, starts, length, scale=width**-0.5)
-            yield f"varlen {count} x {length} x 16x{width} {origin(attend)}", body, 4 * count * length**2 * 16 * width
+        for attention in every_attention(is_paged=False):
+            body = partial(attention.varlen_attention, q, k, v, starts, length, scale=width**-0.5)
+            yield (
+                f"varlen {count} x {length} x 16x{width} {attention.name}",
+                body,
+                4 * count * length**2 * 16 * width,
+            )
     for queries, keys, count in ((2048, 2048, 1), (406, 406, 8), (1, 1024, 256), (1, 8192, 4)):
         case = paged_case(
             [queries] * count, [keys] * count, num_heads=32, num_groups=8, head_width=128,
             block_size=128, dtype=BF16, device="cuda", poison=1.0,
         )  # fmt: skip
         seen = keys if queries == 1 else (keys + 1) / 2
-        for attend in every_attention(kernels, "paged_attention"):
-            body = partial(attend, *case.inputs, max_query=queries, max_keys=keys, scale=128**-0.5)
-            yield f"paged {count} x {queries} over {keys} {origin(attend)}", body, 4 * count * queries * seen * 32 * 128
-
-
-def origin(function: Callable[..., Tensor]) -> str:
-    owner = getattr(function, "__self__", None)
-    return "triton" if owner is None else type(owner).__name__
+        for attention in every_attention(is_paged=True):
+            body = partial(attention.paged_attention, *case.inputs, max_query=queries, max_keys=keys, scale=128**-0.5)
+            yield (
+                f"paged {count} x {queries} over {keys} {attention.name}",
+                body,
+                4 * count * queries * seen * 32 * 128,
+            )
 
 
 def sampling_work(sampling: Sampling) -> Iterator[Work]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from saccade.kernels.backends import AttentionDispatch
 from tests.kernels.cases import boundaries
 
 triton = pytest.importorskip("triton")
@@ -115,11 +116,11 @@ def test_rotary_and_stores(compilers: dict[str, Compiler]) -> None:
 
 
 def test_packed_attention(compilers: dict[str, Compiler]) -> None:
-    from saccade.kernels import attention
+    from saccade.kernels.attention import TritonAttention
 
     for width, max_seqlen in ((80, 64), (128, 96)):
         q = bf16(96, 16, width)
-        attention.varlen_attention(q, q, q, boundaries([64, 32]), max_seqlen, scale=0.1)
+        AttentionDispatch(TritonAttention()).varlen_attention(q, q, q, boundaries([64, 32]), max_seqlen, scale=0.1)
     assert compilers["varlen_kernel"].launches == 2
 
 
@@ -134,11 +135,11 @@ def test_packed_attention(compilers: dict[str, Compiler]) -> None:
 def test_paged_attention(
     compilers: dict[str, Compiler], heads: int, groups: int, width: int, max_query: int, options: dict[str, Any]
 ) -> None:
-    from saccade.kernels import attention
+    from saccade.kernels.attention import TritonAttention
 
     cache, starts = bf16(9, 128, groups, width), boundaries([64, 32])
     lengths, tables = torch.ones(2, dtype=torch.int32), torch.zeros(2, 40, dtype=torch.int32)
-    attention.paged_attention(
+    AttentionDispatch(TritonAttention()).paged_attention(
         bf16(96, heads, width), cache, cache, starts, lengths, tables,
         max_query=max_query, max_keys=5000, scale=0.1, **options,
     )  # fmt: skip

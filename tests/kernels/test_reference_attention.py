@@ -12,7 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma3TextConfig
 from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model, get_block_sequence_ids_for_mask
 
-from saccade.kernels import cpu_attention, reference
+from saccade.kernels import reference
+from saccade.kernels.backends import AttentionDispatch
+from saccade.kernels.cpu_attention import CpuAttention
 from tests.kernels.cases import POISON, Paged, boundaries, paged_case, qkv_slices, randn, span_limits
 
 
@@ -58,7 +60,7 @@ def loop_over_requests(
     return torch.cat(parts)
 
 
-@pytest.fixture(params=[reference, cpu_attention], ids=["reference", "cpu"])
+@pytest.fixture(params=[reference, AttentionDispatch(CpuAttention())], ids=["reference", "cpu"])
 def kernels(request: pytest.FixtureRequest) -> Any:
     return request.param
 
@@ -248,7 +250,7 @@ def record(kernels: Any, monkeypatch: pytest.MonkeyPatch, body: Callable[[], Ten
     with monkeypatch.context() as patch:
         for name in (
             ()
-            if kernels is cpu_attention
+            if isinstance(kernels, AttentionDispatch)
             else ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__")
         ):
             patch.setattr(Tensor, name, refuse)

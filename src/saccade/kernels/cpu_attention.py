@@ -1,4 +1,4 @@
-"""Attention on a CPU, with the signatures of `saccade.kernels.reference`: a loop over segments and requests.
+"""Attention on a CPU: a loop over segments and requests.
 
 The oracles compute every segment at its largest size, because a recorded operation has one shape: 8192 rows of 64
 requests take gigabytes that way. Here each function is one operation, as a kernel is on a GPU. Whoever records it
@@ -8,11 +8,15 @@ there and its temporaries live no longer than the call.
 L query rows and K keys of one request; T, S, R, H, G, D, N, B, M as in `reference_attention`.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from saccade.kernels import reference
+from saccade.kernels.backends import LaunchPlan, PackedCall, PagedCall
 
 _LIBRARY = torch.library.Library("saccade", "DEF")
 _LIBRARY.define(
@@ -24,41 +28,36 @@ _LIBRARY.define(
 )
 
 
-def varlen_attention(
-    q_THD: Tensor,
-    k_TGD: Tensor,
-    v_TGD: Tensor,
-    cu_seqlens_S1: Tensor,
-    max_seqlen: int,
-    *,
-    scale: float,
-    causal: bool = False,
-) -> Tensor:
-    """See `reference.varlen_attention`."""
-    result: Tensor = torch.ops.saccade.varlen_attention(q_THD, k_TGD, v_TGD, cu_seqlens_S1, max_seqlen, scale, causal)
-    return result
+@dataclass(frozen=True, slots=True)
+class CpuAttention:
+    name = "cpu_attention"
+    cache_shape = staticmethod(reference.cache_shape)
 
+    def plan_packed(self, call: PackedCall) -> LaunchPlan:
+        return LaunchPlan({"longest": call.max_seqlen, "causal": call.causal})
 
-def paged_attention(  # noqa: PLR0913
-    q_THD: Tensor,
-    k_cache_NBGD: Tensor,
-    v_cache_NBGD: Tensor,
-    query_start_R1: Tensor,
-    key_lengths_R: Tensor,
-    block_tables_RM: Tensor,
-    *,
-    max_query: int,
-    max_keys: int,
-    scale: float,
-    window: int | None = None,
-    limits_T: Tensor | None = None,
-) -> Tensor:
-    """See `reference.paged_attention`."""
-    caches = (k_cache_NBGD, v_cache_NBGD)
-    requests = (query_start_R1, key_lengths_R, block_tables_RM)
-    options = (max_query, max_keys, scale, window, limits_T)
-    result: Tensor = torch.ops.saccade.paged_attention(q_THD, *caches, *requests, *options)
-    return result
+    def attend_packed(
+        self, plan: LaunchPlan, buffers: list[Tensor], q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float
+    ) -> Tensor:
+        result: Tensor = torch.ops.saccade.varlen_attention(q, k, v, starts, scale=scale, **plan.options)
+        return result
+
+    def plan_paged(self, call: PagedCall) -> LaunchPlan:
+        return LaunchPlan({"max_query": call.max_query, "max_keys": call.max_keys, "window": call.window})
+
+    def attend_paged(
+        self,
+        plan: LaunchPlan,
+        buffers: list[Tensor],
+        q: Tensor,
+        caches: tuple[Tensor, Tensor],
+        requests: tuple[Tensor, Tensor, Tensor],
+        limits: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        how = {**plan.options, "scale": scale, "limits": limits}
+        result: Tensor = torch.ops.saccade.paged_attention(q, *caches, *requests, **how)
+        return result
 
 
 def _varlen(

@@ -87,6 +87,11 @@ def paged_attention(  # noqa: PLR0913
     return _scatter_back(out_RLHD, has_key_RL, request_T, query_start_R1)
 
 
+def cache_shape(num_blocks: int, block_size: int, num_groups: int, head_width: int) -> tuple[int, ...]:
+    """Of the keys of one layer, and of its values."""
+    return num_blocks, block_size, num_groups, head_width
+
+
 def _slab_attention(
     q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, cu_seqlens_S1: Tensor, width: int, scale: float, causal: bool
 ) -> Tensor:
