@@ -112,7 +112,8 @@ def _show(console: Console, model: str, plans: "Sequence[MemoryPlan]", rooms: "l
     if not all(room.fits for _, room in rooms):
         console.print(
             "to make it fit: lower --max-model-len, --max-num-seqs, --encoder-cache-tokens, --encoder-budget-tokens or "
-            "--max-num-batched-tokens, raise --gpu-memory-utilization or --tensor-parallel-size, or take a smaller model"
+            "--max-num-batched-tokens, raise --gpu-memory-utilization or --tensor-parallel-size, or take a smaller "
+            "model"
         )
 
 

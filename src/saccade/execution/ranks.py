@@ -1,5 +1,6 @@
 """The ranks of a tensor-parallel engine: started by rank 0, each on its device, and checked against each other."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +21,7 @@ from saccade.layers.parallel import Groups
 from saccade.models.vlm import Model
 from saccade.scheduling.orders import ORDER_TYPES
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.tensor_parallel import RankShare, TensorParallel
 
 FACTORY = "saccade.execution.follower:follow"
 ANSWER_SHARE = 0.8  # of the watchdog's time: rank 0 names the rank that hangs before the front end gives up on rank 0
@@ -36,11 +38,24 @@ class Ranks:
     def store(self) -> str:
         return self.processes.store
 
-    def wait_ready(self) -> None:
-        self.processes.wait_ready()
+    def wait_ready(self) -> list[RankShare]:
+        """What each of them holds."""
+        return [msgspec.convert(facts, RankShare) for facts in self.processes.wait_ready()]
 
     def close(self) -> None:
         self.processes.close()
+
+
+def share_of(executor: DeviceExecutor) -> RankShare:
+    """What the rank of this executor holds."""
+    model = executor.state.model
+    return RankShare(
+        rank=model.place.group.rank, weights_bytes=model.parameter_bytes(), num_blocks=executor.state.num_blocks
+    )
+
+
+def describe_ranks(groups: Groups, held: Sequence[RankShare]) -> TensorParallel:
+    return msgspec.convert({**groups.language.describe(), "held": msgspec.to_builtins(held)}, TensorParallel)
 
 
 def start_ranks(
