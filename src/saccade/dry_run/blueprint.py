@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from saccade.errors import ConfigError
 from saccade.execution.assembly import new_executor
 from saccade.execution.build import affordable
 from saccade.execution.executor import DeviceExecutor
@@ -30,13 +31,14 @@ from saccade.layers.parallel import Groups
 from saccade.models.config import Config
 from saccade.models.registry import read_spec
 from saccade.models.spec import ModelSpec
-from saccade.models.vlm import Model
+from saccade.models.vlm import EncoderMode, Model
 from saccade.models.weights import DTYPES, checkpoint_dtype
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 Table = TypeVar("Table", bound=KernelTable)
 
 META = torch.device("meta")
+MOST_RANKS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,11 @@ def models_of_ranks(blueprint: Blueprint) -> Iterator[Model]:
     yield blueprint.model
     for rank in range(1, blueprint.settings.tensor_parallel_size):
         yield _model_of_rank(rank, blueprint.model.place, blueprint.model.spec, blueprint.settings)
+
+
+def dividing_sizes(spec: ModelSpec, encoder_mode: EncoderMode) -> list[int]:
+    """The tensor-parallel sizes that this model can be divided into."""
+    return [size for size in range(1, MOST_RANKS + 1) if _can_be_divided(spec, size, encoder_mode)]
 
 
 def peak_bytes(blueprint: Blueprint, runner: GraphRunner) -> int:
@@ -137,6 +144,16 @@ class LiveBytes(TorchDispatchMode):
                     self._live[storage._cdata] = storage.nbytes()
                     weakref.finalize(storage, self._live.pop, storage._cdata, None)
         self.peak = max(self.peak, sum(self._live.values()))
+
+
+def _can_be_divided(spec: ModelSpec, size: int, encoder_mode: EncoderMode) -> bool:
+    group = Groups.imagined(0, size).language
+    place = Placement(kernels=kernels_for("cpu", torch.float32), device=META, dtype=torch.float32, group=group)
+    try:
+        Model(place, spec, encoder_mode=encoder_mode)
+    except ConfigError:
+        return False
+    return True
 
 
 def _model_of_rank(rank: int, place: Placement, spec: ModelSpec, settings: EngineSettings) -> Model:
