@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -573,7 +573,7 @@ class TestStaging:
         rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(5)
         one = rig.image(rng, 16, 24)
         out = torch.full((60, rig.encoder.spec.patch_values), float("nan"))
-        PlainPixels(rig.model.place.kernels, {"image": shape_of(rig.images)}).patchify(
+        PlainPixels({"image": shape_of(rig.images)}).patchify(
             [Picture(0, one.kind, one.pixels, one.plan.size_hw, 3, one.plan.num_patches)], out
         )
         assert out[3 : 3 + one.plan.num_patches].isfinite().all() and out[:3].isnan().all()
@@ -645,14 +645,9 @@ def test_the_twin_can_show_frozen_boundaries(loaded: Load, monkeypatch: pytest.M
 
     assert model.tower is not None
     for block in model.tower.blocks:
-        kernels = block.attention.kernels
-        monkeypatch.setattr(block.attention, "kernels", _with(kernels, frozen))
+        monkeypatch.setattr(block.attention, "kernels", block.attention.kernels.replacing(varlen_attention=frozen))
     rig, rng = Rig(loaded("qwen3_vl"), max_units=24), np.random.default_rng(1)
     strips = [[rig.video(rng, 1, 1, n) for n in lengths] for lengths in ((4, 6, 8), (5, 5, 8))]
     with pytest.raises(AssertionError):
         for media in strips:
             check(rig, media)
-
-
-def _with(kernels: Any, attention: Callable[..., Tensor]) -> Any:
-    return replace(kernels, varlen_attention=attention)

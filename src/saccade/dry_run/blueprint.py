@@ -6,7 +6,7 @@ what is built: sizes for `saccade plan`, buckets and decisions for `saccade expl
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,8 +22,9 @@ from saccade.execution.sizes import executor_settings_for, state_sizes_for
 from saccade.execution.state import StateSizes
 from saccade.graphs import Frame, GraphRunner
 from saccade.inputs.settings import ImageSettings, VideoSettings
-from saccade.kernels.dispatch import Kernels, kernels_for
-from saccade.kernels.sampling import Sampling, sampling_for
+from saccade.kernels.dispatch import kernels_for
+from saccade.kernels.sampling import sampling_for
+from saccade.kernels.table import KernelTable
 from saccade.layers.layer import Placement
 from saccade.models.config import Config
 from saccade.models.registry import read_spec
@@ -31,7 +32,7 @@ from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, checkpoint_dtype
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
-Functions = TypeVar("Functions", Kernels, Sampling)
+Table = TypeVar("Table", bound=KernelTable)
 
 META = torch.device("meta")
 
@@ -138,9 +139,8 @@ def _like_queries(queries: Tensor, *args: Any, **how: Any) -> Tensor:
     return torch.empty_like(queries)
 
 
-def _counted(functions: Functions, live: LiveBytes) -> Functions:
-    """The same functions, each counted as one operation."""
-    found = {field.name: getattr(functions, field.name) for field in fields(functions)}
+def _counted(table: Table, live: LiveBytes) -> Table:
+    """The same kernels, each counted as one operation."""
+    found = {name: getattr(table, name) for name in table.kernel_names()}
     found |= {name: _like_queries for name in ("varlen_attention", "paged_attention") if name in found}
-    counted: dict[str, Any] = {name: live.as_one(value) for name, value in found.items() if callable(value)}
-    return replace(functions, **counted)
+    return table.replacing(**{name: live.as_one(kernel) for name, kernel in found.items()})

@@ -64,7 +64,7 @@ class Encoder:
         self.spec = model.spec.vision
         self._place = model.place
         self._shapes = _shapes(settings)
-        self._pixels = new_pixels(model.place.device, model.place.kernels, self._shapes)
+        self._pixels = new_pixels(model.place.device, self._shapes)
         self._longest = min(state.max_keys, _num_rows(state) - settings.page_rows)
 
     @property
