@@ -15,10 +15,10 @@ from saccade.cache.encoder import EncoderIndex
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.execution.assembly import new_engine, new_executor
-from saccade.execution.encoder import MAX_VIEWS, Encoder
 from saccade.execution.executor import ExecutorSettings
 from saccade.execution.pixels import PlainPixels, Shapes, SlotRing, rounds, shape_of, write_slot
 from saccade.execution.state import StateSizes
+from saccade.execution.vision_encoder import MAX_VIEWS, Encoder
 from saccade.geometry import geometry
 from saccade.graphs import Reason
 from saccade.inputs.placeholders import Media, Prompt, place_media
@@ -344,7 +344,7 @@ class TestChoices:
     def test_usual_images_have_graphs_of_their_own_from_the_start(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch, family: str
     ) -> None:
-        monkeypatch.setattr("saccade.execution.encoder.USUAL_SIZES", ((24, 24), (24, 25), (40, 20), (999, 999)))
+        monkeypatch.setattr("saccade.execution.vision_encoder.USUAL_SIZES", ((24, 24), (24, 25), (40, 20), (999, 999)))
         rig, rng = Rig(loaded(family), tiers=BOTH, exact_max_graphs=3, max_units=64), np.random.default_rng(2)
         rig.encoder.capture_usual()
         graphs = rig.encoder.graphs

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saccade.config import Tier
-from saccade.execution.encoder import Encoder, EncoderSettings
 from saccade.execution.executor import Runner
 from saccade.execution.pixels import NUM_SLOTS, Picture, PlainPixels, StagedPixels
 from saccade.execution.side_stream import Beside
-from saccade.execution.verify import check_graphs
+from saccade.execution.verification import check_graphs
+from saccade.execution.vision_encoder import Encoder, EncoderSettings
 from saccade.graphs import GraphSettings
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.placeholders import Media
