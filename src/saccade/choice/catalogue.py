@@ -20,7 +20,7 @@ class Catalogue:
         self._captured: set[GraphKey] = set()
 
     def key(self, capacity: Capacity, structure: Structure | None = None) -> GraphKey:
-        """Of a bucket, or of a graph of one structure alone."""
+        """The key of a bucket's graph, or of a graph for one structure alone."""
         digest = structure_digest(structure) if structure is not None else ""
         return GraphKey(self.shape.name, self.settings.mode, capacity, digest)
 

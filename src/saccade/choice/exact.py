@@ -75,7 +75,7 @@ class ExactIndex:
             self._pending[key] = ExactLayout(key, sizes, {name: array.copy() for name, array in structure.items()})
 
     def next_pending(self) -> ExactLayout | None:
-        """The hottest layout that waits. One that another has overtaken meanwhile has to get hot anew."""
+        """The hottest pending layout. One that another has overtaken since must get hot again."""
         while self._pending:
             layout = self._pending.pop(max(self._pending, key=lambda key: self._uses.get(key, 0)))
             if self._is_hot(layout.key):

@@ -48,7 +48,8 @@ class Agreement:
         return tuple(known[rank] for rank in ranks) if all(rank in known for rank in ranks) else None
 
     def stuck(self, now: float, limit_s: float) -> str | None:
-        """A message in which one rank failed and another one has not ended for so long: it waits in a collective."""
+        """Says so if one rank failed at a message and another has not ended it for so long: it waits in a
+        collective."""
         for sequence in sorted(self._open):
             step = self._steps[sequence]
             if step.failed_at is not None and now - step.failed_at > limit_s:

@@ -18,7 +18,7 @@ from saccade.wire.engine_settings import SchedulerSettings
 def new_executor(
     model: Model, sizes: StateSizes, settings: ExecutorSettings, sampling: Sampling | None = None
 ) -> DeviceExecutor:
-    """With buffers for everything; no graph is captured yet."""
+    """An executor with all its buffers; no graph is captured yet."""
     return DeviceExecutor(new_state(model, sampling or sampling_for(model.place.device), sizes), settings)
 
 

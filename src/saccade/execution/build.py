@@ -189,7 +189,7 @@ def _new_shadow(
     settings: EngineSettings,
     slab_bytes: Mapping[str, int],
 ) -> Shadow:
-    """With what is needed to build the same engine again."""
+    """Shadow checks that know how to build the same engine again."""
     kept_in = Path(settings.shadow_dir).expanduser() if settings.shadow_dir else shadow_folder()
     same = replace(settings, kv_cache_tokens=scheduler.resources.pool.num_tokens)
     origin = Origin(model=str(Path(folder).resolve()), settings=same, limits=scheduler.settings, folder=kept_in)
@@ -278,6 +278,6 @@ def _dtype(settings: EngineSettings, device: torch.device) -> torch.dtype | None
 
 
 def _fingerprint(folder: str | Path, model: Model) -> bytes:
-    """Names what is the same for all requests and changes keys and values."""
+    """Names everything besides tokens that keys and values depend on."""
     named = f"{Path(folder).resolve()} {model.place.dtype} {model.spec}"
     return blake2b(named.encode(), digest_size=32).digest()

@@ -94,7 +94,7 @@ class Sender:
         self._lock = threading.Lock()
 
     def release_reader_ends(self) -> None:
-        """To be called when the readers have theirs: only then is it noticed here that one is gone."""
+        """Call it once the readers have their ends: only then does this side notice that one is gone."""
         for end in self.reader_sockets.values():
             end.close()
 
@@ -140,7 +140,7 @@ class Sender:
         return {rank: count for rank, count in counts.items() if count}
 
     def filenos(self) -> list[int]:
-        """Of the sockets, for a poll that waits until one is closed at the other end."""
+        """File numbers of the sockets, for a poll that waits until one is closed at the other end."""
         return [reader.socket.fileno() for reader in self._readers.values() if not reader.is_gone]
 
     def gone(self) -> list[int]:
@@ -162,7 +162,7 @@ class Sender:
             reader.heard_at = now
 
     def ping(self, after_s: float, now: float) -> None:
-        """Ask those that owe no answer and were not heard for so long."""
+        """Ping the ranks that owe no answer and have been silent for so long."""
         with self._lock:
             for reader in self._readers.values():
                 is_idle = reader.acknowledged == self._sequence and reader.pinged_at is None
@@ -171,7 +171,7 @@ class Sender:
                     self._notify(reader, _NOTICE.pack(_Kind.PING, 0, 0, 0, 0))
 
     def tell_to_close(self) -> None:
-        """Behind all that was sent."""
+        """Tell readers to close, after everything that was sent."""
         with self._lock:
             for reader in self._readers.values():
                 self._notify(reader, _NOTICE.pack(_Kind.CLOSE, 0, 0, 0, 0))
@@ -294,7 +294,7 @@ class Receiver:
         self.reply(Done(sequence, outcome))
 
     def reply(self, reply: RankReply) -> None:
-        """Hardly ever waits. That nobody hears it any more is for `receive` to say."""
+        """Hardly ever waits. If nobody listens any more, `receive` will say so."""
         data = _encode_reply(reply)
         with suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)

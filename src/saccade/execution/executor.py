@@ -157,7 +157,7 @@ class DeviceExecutor:
             runner.capture_buckets(progress, largest_only=largest_only)
 
     def execute(self, orders: Orders) -> DeviceTicket | Encoded | int | None:
-        """Whatever is ordered. Followers of a first rank need no more than this."""
+        """Obey any order. Ranks 1 and up need no other method."""
         match orders:
             case Run():
                 return self.run(orders)
@@ -224,7 +224,7 @@ class DeviceExecutor:
 
     @torch.no_grad()
     def sample(self, orders: Sample) -> None:
-        """What follows the passes of the newest run, whose ticket has the results."""
+        """Obey what follows the passes of the newest run; its ticket has the results."""
         ticket = self._ticket
         assert ticket is not None, "there was no run to sample from"
         self._trace = []

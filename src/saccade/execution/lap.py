@@ -20,7 +20,7 @@ class DeviceLap:
         return cls(_now(device))
 
     def stop(self, device: torch.device) -> None:
-        """Behind the launch of the passes, on their stream; it waits for nothing."""
+        """Call it when the passes are launched, on their stream; it does not wait."""
         self.end = _now(device)
 
     def seconds(self) -> float | None:

@@ -85,8 +85,8 @@ class Logits:
         self._state.sampling.allow_only(self._state.edited[:1], self._masks_NW[:1].fill_(-1))
 
     def _scores(self, logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor, ...]:
-        """On a GPU always the most that anybody may ask for, cut on the way: one kernel, compiled before the first
-        request."""
+        """On a GPU as many as anybody may ask for are computed, and the rest is cut off: one kernel, compiled before
+        the first request."""
         most = min(MAX_LOGPROBS, logits_NV.shape[1]) if self._device_type == "cuda" else num_top
         chosen, ranks, top_ids, top_logprobs = self._state.sampling.logprobs(logits_NV, ids_N, most)
         return tuple(self._to_host(part) for part in (chosen, ranks, top_ids[:, :num_top], top_logprobs[:, :num_top]))

@@ -67,7 +67,7 @@ def find_factory(path: str) -> Callable[[RankStart], RankExecutor]:
 
 
 class _Marked(io.TextIOBase):
-    """Text of which every line begins with a mark, so that the output of several processes can be told apart."""
+    """Begins every line with a mark, so that the output of several processes can be told apart."""
 
     def __init__(self, target: TextIO, mark: str) -> None:
         self._target, self._mark = target, mark
@@ -81,7 +81,7 @@ class _Marked(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """What is no whole line yet waits, so that lines of two processes do not mix."""
+        """Does nothing: an unfinished line waits, so that lines of two processes do not mix."""
 
     def fileno(self) -> int:
         return self._target.fileno()

@@ -121,7 +121,7 @@ class RankProcesses:
             self._suspect(str(error))
 
     def record(self, number: int, outcome: OrderOutcome) -> None:
-        """What rank 0 did with an order. To be said of every order, in any order."""
+        """Record what rank 0 did with an order; every order must be recorded, in any sequence."""
         self._check()
         with self._noting:
             why = self._agreement.note(0, number, outcome, monotonic())
@@ -129,7 +129,7 @@ class RankProcesses:
             self._suspect(why)
 
     def behind(self) -> dict[int, int]:
-        """The orders that each rank has not ended yet; without those that are done with all. Never waits."""
+        """How many orders each rank still has to finish; ranks that are done are left out. Never waits."""
         self._sender.collect()
         self._check()
         return self._sender.behind()

@@ -15,7 +15,7 @@ CALIBRATION_ROUNDS = 5  # ranks that measure together must do it equally often
 
 
 class RankedExecutor:
-    """Rank 0 of several. The others obey on their own; whether they did the same is found out behind them."""
+    """Rank 0 of several. The others obey on their own; whether they did the same is checked afterwards."""
 
     def __init__(self, executor: DeviceExecutor, processes: RankProcesses) -> None:
         self._executor, self._processes = executor, processes
@@ -52,7 +52,8 @@ class RankedExecutor:
         return self._executor.snapshots()
 
     def require_device(self) -> None:
-        """After an error, which all ranks may have met: then they go on. Else this raises what is wrong with which."""
+        """After an error. If all ranks met the same one they go on; otherwise this raises what is wrong with which
+        rank."""
         self._executor.require_device()
         self._processes.behind()
 

@@ -61,7 +61,7 @@ def describe_ranks(groups: Groups, held: Sequence[RankShare]) -> TensorParallel:
 def start_ranks(
     folder: Path, settings: EngineSettings, limits: SchedulerSettings, device: torch.device, on_death: OnDeath
 ) -> Ranks:
-    """They begin to build at once, as rank 0 must too: they wait for each other on the way."""
+    """Start the other ranks. They begin to build at once, and rank 0 must too: ranks wait for each other on the way."""
     size = settings.tensor_parallel_size
     devices = devices_for(size, device)
     given = {
@@ -117,7 +117,7 @@ def _largest_passes(model: Model, settings: ExecutorSettings, sizes: StateSizes)
 
 @torch.no_grad()
 def check_ranks(executor: DeviceExecutor, groups: Groups) -> None:
-    """Whether all ranks get the same bits from the same pass: they choose tokens each for itself, and would drift
+    """Check that all ranks get the same bits from the same pass: each picks tokens for itself, so they would drift
     apart."""
     if groups.language.size == 1:
         return
@@ -130,7 +130,7 @@ def check_ranks(executor: DeviceExecutor, groups: Groups) -> None:
 
 
 def _digest(executor: DeviceExecutor, runner: GraphRunner) -> bytes:
-    """Of what the smallest bucket gives for its example: outputs, and logits where there are any."""
+    """Digest of what the smallest bucket gives for its example: outputs, and logits where there are any."""
     phase = runner.phase
     values = runner.example_values(runner.catalogue.shape.ordered[0])
     phase.set_up(values)

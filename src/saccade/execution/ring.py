@@ -43,6 +43,6 @@ class Ring:
         self.spans.append(MessageSpan(sequence, start, start + aligned(num_bytes), now))
 
     def give_back(self, sequence: int) -> None:
-        """All up to this one."""
+        """Give back all spans up to this one."""
         while self.spans and self.spans[0].sequence <= sequence:
             self.spans.popleft()

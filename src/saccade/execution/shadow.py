@@ -188,8 +188,8 @@ class Shadow:
         self._records.appendleft(record)
 
     def _drop(self, record: ReplayRecord, why: str) -> None:
-        """It is never checked. What a check wrote that was not finished counts as a pass of its own: if the graph is
-        wrong, keys and values are not those any more that other replays read."""
+        """Never check it. What an unfinished check wrote counts as a pass of its own: if the graph is wrong, keys and
+        values are no longer those that other replays read."""
         self.count(record.key.phase, why)
         if record.is_begun and "slots" in record.arrays:
             self.writers.note({"slots": record.arrays["slots"]})

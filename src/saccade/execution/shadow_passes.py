@@ -89,7 +89,7 @@ def results_of(phase: Phase, arrays: PassArrays, outputs: Tensors, most_bytes: i
 
 
 def put_back(phase: Phase, arrays: PassArrays, reads: Tensors) -> None:
-    """Make what a pass read, and others overwrote since, what it was."""
+    """Restore what a pass read and later passes overwrote."""
     for name, view in phase.volatile_in(arrays).items():
         view.copy_(reads[name], non_blocking=True)
 

@@ -78,7 +78,7 @@ def shadow_bytes_for(settings: EngineSettings, *, is_cuda: bool, has_vision: boo
 
 
 def _check_patches(kind: str, settings: ImageSettings | VideoSettings | None, vision: VisionSpec) -> None:
-    """The tower would take patches of another shape or order for what they are not."""
+    """Refuse patches of another shape or order than the tower's: it would misread them."""
     if settings is None:
         return
     for name in ("patch", "temporal_patch", "merge"):

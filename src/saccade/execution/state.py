@@ -53,7 +53,7 @@ class DeviceState:
 
     @property
     def vision_row_bytes(self) -> int:
-        """Of one row of the encoder cache, on all levels."""
+        """Bytes of one row of the encoder cache, on all levels."""
         return 0 if self.vision_rows is None else self.vision_rows[:, 0].nbytes
 
     def some_sequences(self, count: int, rng: torch.Generator) -> Tensor:
@@ -75,7 +75,8 @@ class DeviceState:
         return {**self.newest(values), "logits": self.logits[: len(values["sequences"])].clone()}
 
     def forget_keys(self, values: Mapping[str, Any]) -> None:
-        """Keys and values that a pass with these inputs writes: those of an earlier run would do for its own."""
+        """Clear the keys and values that a pass with these inputs writes: those of an earlier run would pass for its
+        own."""
         slots = torch.as_tensor(values["slots"], device=self.newest_ids.device).long()
         for cache in (part for pair in self.caches for part in pair):
             cache.flatten(0, 1).index_fill_(0, slots, 0)
@@ -85,11 +86,11 @@ class DeviceState:
         self.logits[: len(values["sequences"])] = 0
 
     def cache_names(self) -> frozenset[str]:
-        """Of keys and values, and of what ranks exchange, as `watched` has them."""
+        """Names of keys and values, and of what ranks exchange, as `watched` has them."""
         return frozenset(self._named_caches()) | self.exchange_names()
 
     def exchange_names(self) -> frozenset[str]:
-        """Of the memory that tensors of the ranks pass through."""
+        """Names of the memory that tensors of the ranks pass through."""
         return frozenset() if self.model.decoder.exchange is None else frozenset({EXCHANGE_MEMORY})
 
     def _named_caches(self) -> dict[str, Tensor]:
@@ -125,7 +126,7 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSizes:
-    """How much of everything there is; one sequence, block and vision page more or less is padding's."""
+    """How much of everything there is. Padding has a sequence, a block and a vision page of its own."""
 
     num_blocks: int
     block_size: int

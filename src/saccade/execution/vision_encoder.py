@@ -84,7 +84,7 @@ class Encoder:
 
     @torch.no_grad()
     def encode(self, orders: Encode) -> Encoded:
-        """Launch a pass. One that cannot be launched does not keep others from it."""
+        """Launch a pass. If it cannot be launched, others still can."""
         device = self._place.device
         with self.side_stream.work():
             lap = DeviceLap.start(device)
@@ -100,7 +100,7 @@ class Encoder:
         self.graphs.obey(one.decision, self.values(one), lambda outputs: None)
 
     def values(self, one: Pass) -> dict[str, Any]:
-        """The inputs of a pass, patches included: those are under way first."""
+        """The inputs of a pass. Its patches are launched first."""
         patches_PC = self._patches(one.num_patches)
         self._pixels.patchify(one.pictures, patches_PC)
         return {"patches": patches_PC, **one.values}

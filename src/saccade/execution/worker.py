@@ -68,7 +68,7 @@ Tell = Callable[[Reply], None]
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """Whose output a request of the engine is."""
+    """Which output of which command a request of the engine is."""
 
     serial: int
     index: int
@@ -291,7 +291,8 @@ def _build(start: Start, tell: Tell, die: OnDeath) -> Built:
 
 
 def gpu_bytes_in_use() -> int:
-    """Of the whole device, whoever uses them: what the allocator keeps and what graphs and libraries took is in it."""
+    """Bytes in use on the whole device, whoever uses them; what the allocator keeps and what graphs and libraries took
+    is included."""
     if not torch.cuda.is_initialized():
         return 0
     free, total = torch.cuda.mem_get_info()

@@ -76,8 +76,8 @@ class Arena:
         return dict(zip(("metadata", *self._storages), self.pointers(), strict=True))
 
     def pointers(self) -> list[int]:
-        """The same without names, for who compares them at every replay. Read anew each time: what was replaced since
-        shows."""
+        """The same without names, to be compared at every replay. They are read anew each time, so that a replaced
+        storage shows."""
         return [self._slab.data_ptr(), *map(Tensor.data_ptr, self._storages.values())]
 
     def owns(self, tensor: Tensor) -> bool:
@@ -89,7 +89,8 @@ class Arena:
         return {"metadata": self._slab, **self._storages}
 
     def num_views(self, names: Sequence[str]) -> int:
-        """How many tensors, of whoever, are views of these buffers now; arrays that share their memory count, too."""
+        """How many tensors are views of these buffers now, whoever holds them; arrays that share their memory count
+        too."""
         return sum(torch._C._storage_Use_Count(self._storages[name].untyped_storage()._cdata) for name in names)
 
     def views(self, capacity: Mapping[str, int]) -> dict[str, Tensor]:
@@ -268,7 +269,7 @@ def _as_array(name: str, value: Any, dtype: np.dtype[Any]) -> HostArray:
 
 
 def _check_range(name: str, array: HostArray, dtype: np.dtype[Any]) -> None:
-    """A number that does not fit would become another one."""
+    """Refuse a number that its dtype cannot hold: it would silently become another one."""
     room = np.iinfo(dtype)
     low, high = array.min(), array.max()
     if low < room.min or high > room.max:

@@ -360,8 +360,7 @@ def _with_all_varied(runner: GraphRunner, values: Values, again: Values) -> Valu
 
 
 def _changed(array: HostArray) -> HostArray:
-    """Other numbers of the same kind: turned round where that changes them, and otherwise one less, or one more than
-    nothing."""
+    """Other numbers of the same kind: reversed where that changes them, otherwise one less, and 1 instead of 0."""
     turned = np.roll(array, 1, axis=-1)
     if not np.array_equal(turned, array):
         return turned

@@ -51,7 +51,7 @@ class CapturedGraph:
         self.num_replays += 1
 
     def moved(self) -> list[str]:
-        """What is not where, or what, it was at the capture."""
+        """What is no longer where it was, or what it was, at the capture."""
         then = zip(self._arena.addresses().items(), self._pointers, strict=True)
         buffers = [f"{name!r} was at {was:#x} and is at {now:#x}" for (name, now), was in then if now != was]
         return buffers + self._state.changes(self._marks)

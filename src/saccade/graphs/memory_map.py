@@ -37,12 +37,12 @@ class MemoryMap:
         self._device_memory = lane.device_memory()
 
     def is_foreign(self, address: int) -> bool:
-        """Whether tensors of others lie there. What is no address of the device's memory is not."""
+        """Whether somebody else's tensors lie there. False for what is no address of the device's memory."""
         in_use = any(start <= address < stop for start, stop in self._device_memory)
         return in_use and self.find(address) is None
 
     def find(self, address: int) -> Location | None:
-        """None where nothing that was declared is."""
+        """None if nothing declared lies there."""
         last = bisect_right(self._starts, address) - 1
         for at in range(last, max(last - DEEPEST, -1), -1):
             if address < self._stops[at]:

@@ -22,7 +22,7 @@ Position = tuple[str, str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class NodeDifference:
-    """Between two captures. Of raw arguments it has a position, and so may be there by chance."""
+    """A difference between two captures. In raw arguments it has a position, because it may be there by chance."""
 
     node: int
     name: str
@@ -73,7 +73,7 @@ def _raw_differences(
 
 
 def _arguments(node: Node, memory: MemoryMap) -> dict[str, str]:
-    """What is not raw, in a form that can be compared: addresses by name."""
+    """The arguments that are not raw, in a form that can be compared: addresses by name."""
     found = {name: str(value) for name, value in node.values.items()}
     for argument, touch in node.touches.items():
         place = memory.find(touch.address)

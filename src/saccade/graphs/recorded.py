@@ -46,7 +46,7 @@ class RecordedLane:
 
     @contextmanager
     def keeping_nodes(self) -> Iterator[None]:
-        """They always are."""
+        """Nothing to do: recorded pieces always tell their nodes."""
         yield
 
     def memory(self) -> list[tuple[int, int]]:

@@ -293,7 +293,7 @@ def _poison(runner: GraphRunner, key: GraphKey) -> None:
 
 
 def _sequences(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> dict[str, list[Values]]:
-    """An example may make more of a dimension than a bucket holds (windows of a segment, say): that one is left out."""
+    """A batch whose example exceeds the bucket in some dimension, such as windows of a segment, is left out."""
     one, other = equal_totals(runner.phase, capacity, rng)
     full = compose(capacity[runner.phase.rows], num_segments(runner.phase, capacity), rng)
     made = {lengths: runner.phase.example(lengths, rng) for lengths in (one, other, (1,), full)}

@@ -59,7 +59,7 @@ def mixed_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout
 
 
 def decode_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout: CacheLayout) -> dict[str, AnyInts]:
-    """The inputs of a decode pass, without a loop over more than a few numbers of each request."""
+    """The inputs of a decode pass; only a few numbers of each request are looked at."""
     owners = [running[chunk.request_id] for chunk in chunks]
     starts = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
     pending = [owner.sequence if c.is_pending_input else -1 for c, owner in zip(chunks, owners, strict=True)]
@@ -118,7 +118,7 @@ def _token(owner: Running, index: int) -> int:
 
 
 def places(first: int, count: int, pages: Sequence[int], page_size: int) -> AnyInts:
-    """Where rows `first` to `first + count` lie that are kept in pages."""
+    """Where rows `first` to `first + count` of something kept in pages lie."""
     assert first + count <= len(pages) * page_size, f"rows {first} to {first + count} in {len(pages)} pages"
     first_page, skipped = divmod(first, page_size)
     used = np.asarray(pages[first_page : -(-(first + count) // page_size)], dtype=np.int64)

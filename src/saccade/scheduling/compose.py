@@ -161,7 +161,7 @@ class VisionComposer:
                     yield layout
 
     def _sizes(self, units: int, values: Mapping[str, Any]) -> tuple[Capacity, dict[str, Any]]:
-        """Of a pass of so many rows, and its boundaries."""
+        """Sizes of a pass with this many rows and these boundaries."""
         boundaries = self.catalogue.shape.boundaries
         structure = {boundary.name: values[boundary.name] for boundary in boundaries}
         counts = {boundary.count: len(values[boundary.name]) - 1 for boundary in boundaries}

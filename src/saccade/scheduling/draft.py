@@ -13,7 +13,7 @@ from saccade.wire.update import Update
 
 @dataclass(slots=True)
 class Draft:
-    """A plan in the making. `is_short`: somebody who runs got no row in it."""
+    """A plan in the making. `is_short`: a running request got no row in it."""
 
     tokens_left: int
     encoder_left: int

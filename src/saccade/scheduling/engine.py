@@ -222,8 +222,8 @@ class Engine:
         return self._told(self.scheduler.stop(request_id, stop))
 
     def warm_up(self) -> None:
-        """Answer requests of every kind before the first real one: what is compiled, loaded or allocated outside of
-        graphs then is so already."""
+        """Answer requests of every kind before the first real one, so that everything outside of graphs is compiled,
+        loaded and allocated by then."""
         self.executor.warm_up()
         longest = self.scheduler.settings.max_model_len
         prompt = text_prompt([0] * max(1, min(WARM_UP_TOKENS, longest - 4)))
@@ -449,7 +449,7 @@ class Engine:
             raise RequestError(message, param="allowed_token_ids")
 
     def _check_media(self, prompt: Prompt) -> None:
-        """With `--graphs-strict`, a frame that no graph holds fails its request: better before it waited."""
+        """With `--graphs-strict` a frame that no graph holds fails its request: better before it waits than after."""
         vision = self.composer.vision
         if vision is None or not vision.catalogue.settings.strict:
             return

@@ -25,7 +25,7 @@ class Geometries:
         self._remembered = lru_cache(maxsize=MAX_CACHED_GRIDS)(lambda grid: _geometry(spec, grid))
 
     def packed(self, grids: Sequence[Grid]) -> dict[str, Any]:
-        """Of several grids, put together from those of each."""
+        """The geometry of several grids, put together from that of each."""
         return _packed(self._spec, [self._one(grid) for grid in grids])
 
     def _one(self, grid: Grid) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class Resources:
             self.encoder.release(entry)
 
     def forget_cached(self) -> None:
-        """Nothing that nobody owns can be found again."""
+        """Forget what nobody owns: it cannot be found again."""
         self.encoder.clear()
         self.pool.forget()
 
