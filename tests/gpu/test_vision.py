@@ -11,9 +11,9 @@ from torch import Tensor
 
 from saccade.config import Tier
 from saccade.execution.encoder import Encoder, EncoderSettings
-from saccade.execution.executor import Runner
-from saccade.execution.pixels import NUM_SLOTS, Picture, PlainPixels, StagedPixels
-from saccade.execution.side_stream import Beside
+from saccade.execution.executor import DeviceExecutor
+from saccade.execution.pixels import NUM_SLOTS, PlainPixels, Shapes, StagedPixels, shape_of
+from saccade.execution.side_stream import SideStream
 from saccade.execution.verify import check_graphs
 from saccade.graphs import GraphSettings
 from saccade.inputs.images import digest_pixels
@@ -22,6 +22,7 @@ from saccade.inputs.plans import plan_image
 from saccade.kernels import reference
 from saccade.kernels.dispatch import kernels_for
 from saccade.models.vlm import Model
+from saccade.scheduling.orders import Encode, Picture
 from saccade.scheduling.plan import EncodeItem
 from tests.gpu.engine_rig import (
     PAGE_ROWS,
@@ -33,7 +34,7 @@ from tests.gpu.engine_rig import (
     greedy,
     image_settings,
     new_engine,
-    new_runner,
+    new_executor,
     random_prompt,
 )
 from tests.kernels.cases import photo, randn
@@ -103,30 +104,34 @@ class TestPixels:
         for i, (height, width) in enumerate(sizes):
             plan = plan_image(height, width, settings)
             count = plan.grid_thw[1] * plan.grid_thw[2]
-            made.append(Picture(photo(height, width, seed=seed + i).numpy(), plan.size_hw, settings, row, count))
+            pixels = photo(height, width, seed=seed + i).numpy()
+            made.append(Picture(i, "image", pixels, plan.size_hw, row, count))
             row += count
         return made
 
-    def both(self, pictures: list[Picture], staged: StagedPixels) -> tuple[Tensor, Tensor]:
+    def shapes(self, model: Model) -> Shapes:
+        return {"image": shape_of(image_settings(model, max_pixels=2**22))}
+
+    def both(self, model: Model, pictures: list[Picture], staged: StagedPixels) -> tuple[Tensor, Tensor]:
         count = sum(picture.num_rows for picture in pictures)
         ours = torch.full((count, 1536), float("nan"), dtype=BF16, device=DEVICE)
         staged.patchify(pictures, ours)
         theirs = torch.zeros(count, 1536)
-        PlainPixels(kernels_for("cpu", torch.float32)).patchify(pictures, theirs)
+        PlainPixels(kernels_for("cpu", torch.float32), self.shapes(model)).patchify(pictures, theirs)
         return ours.float().cpu(), theirs
 
     @pytest.mark.parametrize("slot_bytes", [32 * MIB, 300_000])
     def test_many_pictures_in_one_go_and_in_bands(self, model: Model, slot_bytes: int) -> None:
         pictures = self.pictures(model, [(560, 560), (224, 900), (33, 40), (1080, 720), (64, 64)])
-        ours, theirs = self.both(pictures, StagedPixels(torch.device(DEVICE), slot_bytes))
+        ours, theirs = self.both(model, pictures, StagedPixels(torch.device(DEVICE), self.shapes(model), slot_bytes))
         assert (ours - theirs).abs().max() <= 1.01 / 255 / 0.5 + 0.005  # one level, and bfloat16
 
     def test_staging_is_not_written_before_its_copy_is_done(self, model: Model) -> None:
         """The device is kept busy, so that copies lag behind the host, which goes round the ring several times."""
-        staged = StagedPixels(torch.device(DEVICE), 2 * MIB)
+        staged = StagedPixels(torch.device(DEVICE), self.shapes(model), 2 * MIB)
         rounds = [self.pictures(model, [(560, 560)], seed=i) for i in range(3 * NUM_SLOTS)]
         outs = [torch.zeros(r[0].num_rows, 1536, dtype=BF16, device=DEVICE) for r in rounds]
-        expected = [self.both(r, staged)[0] for r in rounds]
+        expected = [self.both(model, r, staged)[0] for r in rounds]
         busy = torch.randn(8192, 8192, device=DEVICE)
         for pictures, out in zip(rounds, outs, strict=True):
             busy = busy @ busy * 1e-3
@@ -135,7 +140,7 @@ class TestPixels:
             assert torch.equal(out.float().cpu(), right)
 
     def test_preprocessing_takes_no_memory(self, model: Model) -> None:
-        staged = StagedPixels(torch.device(DEVICE))
+        staged = StagedPixels(torch.device(DEVICE), self.shapes(model))
         pictures = self.pictures(model, [(560, 560)])
         out = torch.zeros(pictures[0].num_rows, 1536, dtype=BF16, device=DEVICE)
         for _ in range(3):
@@ -148,15 +153,27 @@ class TestPixels:
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
-def new_encoder(model: Model, runner: Runner, **graphs: Any) -> Encoder:
-    settings = EncoderSettings(
-        max_units=1024,
-        page_rows=PAGE_ROWS,
-        images=image_settings(model, max_pixels=2**22),
-        videos=None,
-        graphs=GraphSettings(**graphs),
-    )
-    return Encoder(runner.state, settings)
+class Passes:
+    """Vision passes of an engine, without requests."""
+
+    def __init__(self, model: Model, executor: DeviceExecutor, **graphs: Any) -> None:
+        settings = EncoderSettings(
+            max_units=1024,
+            page_rows=PAGE_ROWS,
+            images=image_settings(model, max_pixels=2**22),
+            videos=None,
+            graphs=GraphSettings(**graphs),
+        )
+        self.encoder = executor.encoder = Encoder(executor.state, settings)
+        self.encoder.graphs.capture_buckets()
+        self.engine = new_engine(executor, SIZES)
+
+    def encode(self, media: list[Media], items: list[EncodeItem]) -> None:
+        composer = self.engine.composer.vision
+        assert composer is not None
+        for parts in composer.packs(media):
+            encoded = self.encoder.encode(Encode(0, composer.compose(parts, items, media)))
+            assert encoded.problem is None, encoded.problem
 
 
 class TestStreams:
@@ -167,24 +184,24 @@ class TestStreams:
         same tokens and log-probabilities, to the last bit."""
         answers = []
         for is_beside in (True, False):
-            runner = new_runner(model, SIZES, "full")
-            runner.capture()
+            executor = new_executor(model, SIZES, "full")
+            executor.capture()
             if not is_beside:
-                assert runner.encoder is not None
-                beside = runner.encoder.beside
-                beside._stream = beside._done = None  # in order with everything else
+                assert executor.encoder is not None
+                side_stream = executor.encoder.side_stream
+                side_stream._stream = side_stream._done = None  # in order with everything else
             rng = np.random.default_rng(5)
             jobs = [
                 Job(
                     int(rng.integers(0, 60)),
                     f"r{i}",
-                    random_prompt(runner, rng, 40, i % 3, 600),
+                    random_prompt(executor, rng, 40, i % 3, 600),
                     greedy(12, logprobs=5),
                 )
                 for i in range(60)
             ]
-            answers.append(drive(new_engine(runner, SIZES), jobs))
-            del runner
+            answers.append(drive(new_engine(executor, SIZES), jobs))
+            del executor
             free()
         for name, found in answers[0].items():
             assert found.tokens == answers[1][name].tokens, name
@@ -192,28 +209,27 @@ class TestStreams:
 
     def test_encoding_and_language_steps_wait_for_each_other_only_where_they_are_told_to(self, model: Model) -> None:
         """One stream is kept busy for seconds. What is launched on the other meanwhile must be done before it is."""
-        runner = new_runner(model, SIZES, "full")
-        runner.decode.capture_buckets()
-        encoder = new_encoder(model, runner, strict=True)
-        encoder.graphs.capture_buckets()
+        executor = new_executor(model, SIZES, "full")
+        executor.decode.capture_buckets()
+        passes = Passes(model, executor, strict=True)
+        side_stream = passes.encoder.side_stream
         media, items = some_media(model, [(560, 560)] * 2, 0)
-        running = as_running(media)
-        example = runner.decode.example_for(runner.decode.phase.buckets[-1])
+        example = executor.decode.example_for(executor.decode.phase.buckets[-1])
         values = {**example.tensors, **example.arrays}
 
         def encode() -> torch.cuda.Event:
-            assert encoder.encode(items, running) == {}
-            return ended(encoder.beside)
+            passes.encode(media, items)
+            return ended(side_stream)
 
         def decode() -> torch.cuda.Event:
-            runner.decode.run(values, lambda outputs: None)
+            executor.decode.run(values, lambda outputs: None)
             return ended()
 
         encode()
         decode()
         torch.cuda.synchronize()
 
-        kept_busy = keep_busy(encoder.beside)
+        kept_busy = keep_busy(side_stream)
         decode().synchronize()
         assert not kept_busy.query(), "a language step waited for the encoder"
         kept_busy.synchronize()
@@ -223,16 +239,16 @@ class TestStreams:
         assert not kept_busy.query(), "the encoder waited for a language step"
         kept_busy.synchronize()
 
-        kept_busy = keep_busy(encoder.beside)
+        kept_busy = keep_busy(side_stream)
         encode()
-        encoder.beside.wait()
+        side_stream.wait()
         decode().synchronize()
         assert kept_busy.query(), "a language step did not wait for its images"
 
     def test_memory_is_flat_while_sizes_change(self, model: Model, show: Any) -> None:
-        runner = new_runner(model, SIZES, "full")
-        encoder = new_encoder(model, runner, tiers=frozenset({Tier.CAPACITY, Tier.EXACT}))
-        encoder.graphs.capture_buckets()
+        executor = new_executor(model, SIZES, "full")
+        passes = Passes(model, executor, tiers=frozenset({Tier.CAPACITY, Tier.EXACT}))
+        encoder = passes.encoder
         encoder.warm_up()
         encoder.reserve()
         rng = np.random.default_rng(1)
@@ -241,7 +257,7 @@ class TestStreams:
             for i in range(count):
                 sizes = [tuple(int(s) for s in rng.integers(64, 700, 2)) for _ in range(int(rng.integers(1, 4)))]
                 media, items = some_media(model, sizes, i)  # type: ignore[arg-type]
-                assert encoder.encode(items, as_running(media)) == {}
+                passes.encode(media, items)
             torch.cuda.synchronize()
 
         traffic(10)
@@ -252,9 +268,9 @@ class TestStreams:
         assert after <= before
 
     def test_a_full_exact_tier_takes_no_memory_for_layouts_that_get_hot(self, model: Model, show: Any) -> None:
-        runner = new_runner(model, SIZES, "full")
-        encoder = new_encoder(model, runner, tiers=frozenset({Tier.CAPACITY, Tier.EXACT}), exact_max_graphs=8)
-        encoder.graphs.capture_buckets()
+        executor = new_executor(model, SIZES, "full")
+        passes = Passes(model, executor, tiers=frozenset({Tier.CAPACITY, Tier.EXACT}), exact_max_graphs=8)
+        encoder, engine = passes.encoder, passes.engine
         encoder.warm_up()
         encoder.reserve()
         encoder.capture_usual()
@@ -263,10 +279,10 @@ class TestStreams:
         for i in range(8):  # each hotter than a graph that nobody used
             media, items = some_media(model, [(320 + 32 * i, 224)], i)
             for _ in range(3):
-                assert encoder.encode(items, as_running(media)) == {}
-            assert encoder.has_hot
-            encoder.capture_hot()
-            assert encoder.encode(items, as_running(media)) == {}
+                passes.encode(media, items)
+            assert engine.can_improve
+            assert engine.improve() is None
+            passes.encode(media, items)
         torch.cuda.synchronize()
         after = _used_bytes()
         show(f"8 graphs at the start, 8 captured in their place: {(after - before) / MIB:.1f} MiB more")
@@ -275,9 +291,9 @@ class TestStreams:
 
 
 def test_a_short_verification_looks_at_every_phase_and_finds_it_right(model: Model, show: Any) -> None:
-    runner = new_runner(model, SIZES, "full")
-    runner.capture()
-    report = check_graphs(new_engine(runner, SIZES))
+    executor = new_executor(model, SIZES, "full")
+    executor.capture()
+    report = check_graphs(executor)
     assert {row.key.partition("/")[0] for row in report.rows} == set(PHASES)
     assert report.is_right, f"\n{report}"
     show(f"{len(report.rows)} checks, largest difference {max(row.difference for row in report.rows):.1e}")
@@ -297,26 +313,17 @@ def some_media(model: Model, sizes: list[tuple[int, int]], seed: int) -> tuple[l
     return media, items
 
 
-def as_running(media: list[Media]) -> Any:
-    class Owner:
-        class prompt:  # noqa: N801
-            pass
-
-    Owner.prompt.media = tuple(media)  # type: ignore[attr-defined]
-    return {"r": Owner}
-
-
-def keep_busy(beside: Beside | None = None) -> torch.cuda.Event:
+def keep_busy(side_stream: SideStream | None = None) -> torch.cuda.Event:
     """Give the stream of language steps, or of the encoder, work for some seconds; the event of its end."""
-    with beside.work() if beside is not None else nullcontext():
+    with side_stream.work() if side_stream is not None else nullcontext():
         torch.cuda._sleep(BUSY_CYCLES)
         return ended()
 
 
-def ended(beside: Beside | None = None) -> torch.cuda.Event:
+def ended(side_stream: SideStream | None = None) -> torch.cuda.Event:
     """The event that all work of a stream so far is done."""
     event = torch.cuda.Event()
-    event.record(beside._stream if beside is not None else None)
+    event.record(side_stream._stream if side_stream is not None else None)
     return event
 
 
