@@ -619,7 +619,7 @@ def test_an_idle_worker_captures_what_is_hot(loaded: Load) -> None:
     assert encoder is not None
     encoder.graphs.catalogue.settings = GraphSettings(tiers=BOTH)
     encoder.graphs.forget_exact()
-    assert not engine.can_improve and engine.improve() is None
+    assert (engine.can_improve, engine.improve()) == (False, None)
     assert len(encoder.graphs.exact) == 0, "there was nothing to improve"
     params = SamplingParams(temperature=0, max_tokens=2)
     for i in range(4):
