@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from saccade.cache.encoder import EncoderIndex
-from saccade.config import Mode
+from saccade.config import Mode, Tier
 from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import StateSizes
@@ -42,6 +42,7 @@ class Options:
     max_model_len: int = 256
     max_units: int = 64
     strict: bool = False
+    vision_tiers: frozenset[Tier] = frozenset({Tier.CAPACITY})
 
 
 def build(model: Model, folder: Path, options: Options) -> Engine:
@@ -62,6 +63,7 @@ def build(model: Model, folder: Path, options: Options) -> Engine:
         videos=None,
         modes=modes,
         strict=options.strict,
+        vision_tiers=options.vision_tiers,
     )
     executor = new_executor(model, sizes, settings)
     executor.capture()

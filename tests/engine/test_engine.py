@@ -3,20 +3,20 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from saccade.execution.stopwatch import Stopwatch
 
-from saccade.config import Mode
+from saccade.config import Mode, Tier
 from saccade.errors import CapacityError, EngineDeadError, GraphError, RequestError
-from saccade.execution.executor import Ticket
+from saccade.execution.executor import DeviceTicket
+from saccade.execution.lap import DeviceLap
 from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.inputs.positions import rope_delta, text_positions
 from saccade.scheduling.engine import Engine
+from saccade.scheduling.orders import Run
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import NO_NUMBERS, FinishReason
 from tests.engine.conftest import Loaded
@@ -45,6 +45,11 @@ def expect(made: tiny.Tiny, prompts: dict[str, Prompt], max_tokens: int = 8) -> 
 
 def tokens(engine: Engine, prompts: dict[str, Prompt], params: SamplingParams = GREEDY) -> dict[str, list[int]]:
     return {name: answer.token_ids for name, answer in run(engine, prompts, params).items()}
+
+
+def has_something_to_improve(engine: Engine) -> bool:
+    """Asked through a function, as the answer changes."""
+    return engine.can_improve
 
 
 MATRIX = [
@@ -309,14 +314,14 @@ class TestSurvival:
         engine = build(model, made.folder, Options(max_num_seqs=3))
         prompts = make_prompts(made, 6, seed=8)
         names = [name for p in prompts.items() for name in engine.add(p[0], p[1], GREEDY)]
-        launch, failures = executor_of(engine).launch, iter([True])
+        execute, failures = executor_of(engine).run, iter([True])
 
-        def fail_once(*args: Any) -> Any:
+        def fail_once(orders: Run) -> Any:
             if next(failures, False):
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            return launch(*args)
+            return execute(orders)
 
-        monkeypatch.setattr(executor_of(engine), "launch", fail_once)
+        monkeypatch.setattr(executor_of(engine), "run", fail_once)
         answers = finish(engine, names)
         failed = {name for name, answer in answers.items() if answer.finish.reason is FinishReason.ERROR}
         assert 0 < len(failed) <= 3
@@ -328,7 +333,7 @@ class TestSurvival:
         """Failing every later request, one by one, would be no way to go on: whoever watches it must see that."""
         made, model = loaded("llama")
         engine = build(model, made.folder, Options())
-        monkeypatch.setattr(executor_of(engine), "launch", _raise(RuntimeError("an illegal memory access")))
+        monkeypatch.setattr(executor_of(engine), "run", _raise(RuntimeError("an illegal memory access")))
         monkeypatch.setattr(executor_of(engine), "_is_cuda", True)
         monkeypatch.setattr(torch.cuda, "synchronize", _raise(RuntimeError("CUDA error: lost\nand more words")))
         engine.add("r", text_prompt([5, 6]), GREEDY)
@@ -338,13 +343,18 @@ class TestSurvival:
     def test_what_fails_in_an_idle_moment_is_told_and_no_more(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr("saccade.execution.executor.EXACT_VISION_AFTER", 1)
         made, model = loaded("qwen3_vl")
-        engine = build(model, made.folder, Options())
-        assert engine.improve() is None
-        monkeypatch.setattr(executor_of(engine), "improve", _raise(torch.OutOfMemoryError("no memory")))
-        assert isinstance(engine.improve(), torch.OutOfMemoryError)
+        both = frozenset({Tier.CAPACITY, Tier.EXACT})
+        engine = build(model, made.folder, Options(mode=Mode.FULL, max_units=32, vision_tiers=both))
+        assert not has_something_to_improve(engine) and engine.improve() is None
         prompts = make_prompts(made, 2, seed=3)
         assert tokens(engine, prompts) == expect(made, prompts)
+        assert has_something_to_improve(engine)
+        monkeypatch.setattr(executor_of(engine), "capture_layout", _raise(torch.OutOfMemoryError("no memory")))
+        assert isinstance(engine.improve(), torch.OutOfMemoryError)
+        assert tokens(engine, prompts) == expect(made, prompts)
+        assert not has_something_to_improve(engine), "it is not tried again"
 
     def test_a_weight_that_was_replaced_is_noticed(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
         made, model = loaded("llama")
@@ -365,7 +375,7 @@ class TestSurvival:
         assert {name: answer.token_ids for name, answer in answers.items()} == expect(made, prompts)
 
     @pytest.mark.parametrize("num_steps", [0, 1, 2])
-    @pytest.mark.parametrize("place", ["launch", "wait"])
+    @pytest.mark.parametrize("place", ["compose", "run", "sample", "wait"])
     def test_an_interrupted_step_is_still_accounted_for(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch, place: str, num_steps: int
     ) -> None:
@@ -373,12 +383,13 @@ class TestSurvival:
         made, model = loaded("llama")
         engine = build(model, made.folder, Options())
         prompts = make_prompts(made, 3, seed=8)
-        names = [name for p in prompts.items() for name in engine.add(p[0], p[1], GREEDY)]
+        scored = replace(GREEDY, logprobs=1)
+        names = [name for p in prompts.items() for name in engine.add(p[0], p[1], scored)]
         for _ in range(num_steps):
             engine.step()
         with monkeypatch.context() as patched:
-            owner: Any = executor_of(engine) if place == "launch" else Ticket
-            patched.setattr(owner, place, _raise(KeyboardInterrupt()))
+            owner: Any = {"compose": engine.composer, "wait": DeviceTicket}.get(place, executor_of(engine))
+            patched.setattr(owner, "run" if place == "compose" else place, _raise(KeyboardInterrupt()))
             with pytest.raises(KeyboardInterrupt):
                 for _ in range(2):  # the first step has nothing to wait for
                     engine.step()
@@ -397,23 +408,47 @@ class TestSurvival:
         prompts = make_prompts(made, 3, seed=8)
         names = [name for p in prompts.items() for name in engine.add(p[0], p[1], GREEDY)]
         with monkeypatch.context() as patched:
-            patched.setattr(Ticket, "wait", _raise(RuntimeError("no luck")))
+            patched.setattr(DeviceTicket, "wait", _raise(RuntimeError("no luck")))
             answers = finish(engine, names)
         assert all(answer.finish.reason is FinishReason.ERROR for answer in answers.values())
         assert tokens(engine, prompts) == expect(made, prompts)
+
+    @pytest.mark.parametrize("error", [RuntimeError("no luck"), KeyboardInterrupt()])
+    @pytest.mark.parametrize("place", ["composer", "executor"])
+    def test_passes_of_a_step_that_was_not_launched_to_its_end_are_over_before_it_is_committed(
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
+    ) -> None:
+        """They read pages of images that a later plan may give to others, whose passes run on a stream beside them."""
+        made, model = loaded("qwen3_vl")
+        engine = build(model, made.folder, Options())
+        log: list[str] = []
+        monkeypatch.setattr(DeviceTicket, "wait", _noted(log, "over", DeviceTicket.wait))
+        monkeypatch.setattr(engine.scheduler, "commit", _noted(log, "commit", engine.scheduler.commit))
+        prompt = random_prompt(made, np.random.default_rng(4), num_images=1, length=12)
+        names = list(engine.add("a", prompt, replace(GREEDY, max_tokens=1, logprobs=1)))
+        with monkeypatch.context() as patched:
+            patched.setattr(getattr(engine, place), "sample", _raise(error))
+            if isinstance(error, KeyboardInterrupt):
+                with pytest.raises(KeyboardInterrupt):
+                    engine.step()
+            else:
+                engine.step()
+        answers = finish(engine, names)
+        assert answers["a"].finish.reason is FinishReason.ERROR and answers["a"].token_ids == []
+        assert log[:2] == ["over", "commit"]
 
     def test_an_image_that_failed_for_one_request_is_encoded_again_for_another(self, loaded: Load) -> None:
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options(max_num_seqs=2))
         prompt = random_prompt(made, np.random.default_rng(4), num_images=1, length=12)
-        launch, failures = executor_of(engine).launch, iter([True])
+        execute, failures = executor_of(engine).run, iter([True])
 
-        def fail_once(*args: Any) -> Any:
+        def fail_once(orders: Run) -> Any:
             if next(failures, False):
                 raise RuntimeError("no luck")
-            return launch(*args)
+            return execute(orders)
 
-        executor_of(engine).launch = fail_once  # type: ignore[assignment, method-assign]
+        executor_of(engine).run = fail_once  # type: ignore[method-assign]
         engine.add("a", prompt, GREEDY)
         early = engine.step()
         names = list(engine.add("b", prompt, GREEDY))
@@ -439,7 +474,7 @@ class TestSurvival:
         engine = build(model, made.folder, Options(max_model_len=4))
         engine.warm_up()
         assert not engine.has_work
-        executor_of(engine).launch = _raise(RuntimeError("broken"))  # type: ignore[method-assign]
+        executor_of(engine).run = _raise(RuntimeError("broken"))  # type: ignore[method-assign]
         with pytest.raises(GraphError, match="a warm-up request failed"):
             engine.warm_up()
 
@@ -505,6 +540,16 @@ def _raise(error: BaseException) -> Callable[..., Any]:
     return fail
 
 
+def _noted(log: list[str], word: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call, written down before it is made."""
+
+    def noted(*args: Any) -> Any:
+        log.append(word)
+        return call(*args)
+
+    return noted
+
+
 def _without_column(logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     column = torch.where(hidden.isnan().any(dim=1), torch.nan, -30.0)
     return torch.cat([logits[:, :98], column[:, None].to(logits.dtype), logits[:, 99:]], dim=1)
@@ -540,20 +585,32 @@ class TestVisionTimes:
         assert update.timings is not None and update.timings["vision"] > 0
         finish(engine, [])
 
-    def test_a_step_that_failed_has_no_time(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_pass_that_failed_has_no_time(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options())
-        monkeypatch.setattr(executor_of(engine), "launch", lambda plan, running: 1 / 0)
+        monkeypatch.setattr(executor_of(engine).encoder, "run", lambda one: 1 / 0)
         answers = run(engine, {"r": random_prompt(made, np.random.default_rng(24), num_images=1)}, GREEDY)
+        assert answers["r"].finish.reason is FinishReason.ERROR
         timings = answers["r"].updates[-1].timings
         assert timings is not None and "vision" not in timings
 
+    def test_images_that_were_encoded_for_a_step_that_failed_have_one(
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made, model = loaded("qwen3_vl")
+        engine = build(model, made.folder, Options())
+        monkeypatch.setattr(executor_of(engine), "run", _raise(RuntimeError("no luck")))
+        answers = run(engine, {"r": random_prompt(made, np.random.default_rng(24), num_images=1)}, GREEDY)
+        assert answers["r"].finish.reason is FinishReason.ERROR
+        timings = answers["r"].updates[-1].timings
+        assert timings is not None and timings["vision"] > 0
 
-class TestStopwatch:
+
+class TestLap:
     """On a device: events on the stream of the passes, which nobody waits for."""
 
-    def test_events_are_recorded_beside_and_only_queried(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        log: list[str] = []
+    def test_events_are_recorded_and_only_queried(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        num_recorded = 0
 
         class Event:
             def __init__(self, enable_timing: bool) -> None:
@@ -561,7 +618,8 @@ class TestStopwatch:
                 self.is_done = False
 
             def record(self) -> None:
-                log.append("record")
+                nonlocal num_recorded
+                num_recorded += 1
 
             def query(self) -> bool:
                 return self.is_done
@@ -570,19 +628,37 @@ class TestStopwatch:
                 assert self.is_done and other.is_done, "would fail or wait"
                 return 12.5
 
-        class Beside:
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        device = torch.device("cuda")
+        lap = DeviceLap.start(device)
+        assert num_recorded == 1 and lap.seconds() is None, "not launched"
+        lap.stop(device)
+        assert num_recorded == 2 and lap.seconds() is None, "still running"
+        lap.begin.is_done = lap.end.is_done = True
+        assert lap.seconds() == 0.0125
+
+    def test_a_lap_is_taken_beside_the_language_steps(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Recorded on another stream, events would measure what that one does."""
+        log: list[str] = []
+
+        class Stream:
             @contextmanager
             def work(self) -> Iterator[None]:
                 log.append("enter")
                 yield
                 log.append("leave")
 
-        monkeypatch.setattr(torch.cuda, "Event", Event)
-        encoder: Any = SimpleNamespace(beside=Beside())
-        watch = Stopwatch(encoder, torch.device("cuda"), clock=lambda: 1 / 0)
-        lap = watch.start()
-        assert lap.seconds() is None, "not launched"
-        watch.stop(lap)
-        assert log == ["enter", "record", "leave"] * 2 and lap.seconds() is None, "still running"
-        lap.begin.is_done = lap.end.is_done = True
-        assert lap.seconds() == 0.0125
+            def wait(self) -> None:
+                log.append("wait")
+
+        made, model = loaded("qwen3_vl")
+        engine = build(model, made.folder, Options())
+        encoder = executor_of(engine).encoder
+        assert encoder is not None
+        monkeypatch.setattr(encoder, "run", _noted(log, "pass", encoder.run))
+        monkeypatch.setattr(encoder, "side_stream", Stream())
+        monkeypatch.setattr("saccade.execution.lap._now", _noted(log, "now", lambda device: 0.0))
+        engine.add("r", random_prompt(made, np.random.default_rng(25), num_images=1), GREEDY)
+        engine.step()
+        assert log == ["enter", "now", "pass", "now", "leave", "wait"]
+        finish(engine, ["r"])

@@ -19,6 +19,7 @@ import zmq
 
 from saccade.config import Mode
 from saccade.errors import RequestError
+from saccade.execution.logits import Logits
 from saccade.execution.worker import Worker
 from saccade.inputs.placeholders import Prompt
 from saccade.kernels.sampling import sampling_for
@@ -30,7 +31,7 @@ from saccade.wire.messages import Add, Close, Updates, encode, pack_prompt
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import NO_TOKEN, FinishReason
 from tests.engine.conftest import Loaded
-from tests.engine.rig import Answer, Options, build, executor_of, random_prompt, run
+from tests.engine.rig import Answer, Options, build, random_prompt, run
 from tests.engine.simulated import make_request, make_scheduler
 
 Load = Callable[[str], Loaded]
@@ -63,8 +64,8 @@ WORDS = Words()
 def make_engine(loaded: Load, options: Options = OPTIONS, eos: frozenset[int] = frozenset({EOS})) -> Engine:
     made, model = loaded("qwen3")
     bare = build(model, made.folder, options)
-    grammars = GrammarCompiler(WORDS, bare.runner.state.logits.shape[1], eos)
-    return Engine(bare.runner, bare.scheduler, eos_token_ids=eos, grammars=grammars)
+    grammars = GrammarCompiler(WORDS, bare.composer.vocab_size, eos)
+    return Engine(bare.executor, bare.composer, bare.scheduler, eos_token_ids=eos, grammars=grammars)
 
 
 def prompts_for(loaded: Load, names: list[str], seed: int = 0) -> dict[str, Prompt]:
@@ -299,7 +300,7 @@ def test_a_panic_of_the_parser_ends_its_requests_only(loaded: Load, monkeypatch:
     prompts = prompts_for(loaded, ["g", "plain"])
     plain = SamplingParams(temperature=0, max_tokens=10)
     expected = run(engine, {"plain": prompts["plain"]}, plain)["plain"].token_ids
-    monkeypatch.setattr(executor_of(engine)._masks, "_compute", panic)
+    monkeypatch.setattr(engine.composer._masks, "_compute", panic)
     answers = run(engine, prompts, {"g": SamplingParams(grammar=Grammar("regex", "a")), "plain": plain})
     assert answers["g"].finish.reason is FinishReason.ERROR and answers["plain"].token_ids == expected
 
@@ -424,10 +425,11 @@ def test_a_deadline_passes_while_a_grammar_is_compiled(loaded: Load) -> None:
 
 class TestMasks:
     def allowed(self, rows: list[MaskedRow]) -> list[set[int]]:
-        masks = Masks(8, 120, torch.device("cpu"), num_turns=2)
-        logits = torch.zeros(8, 120)
-        masks.apply(logits, rows, sampling_for("cpu"), turn=1)
-        return [set(row.isfinite().nonzero()[:, 0].tolist()) for row in logits]
+        """Composed, and then obeyed."""
+        mask = Masks(120).compute(rows)
+        state = SimpleNamespace(logits=torch.zeros(8, 120), edited=torch.ones(8, 120), sampling=sampling_for("cpu"))
+        Logits(cast(Any, state), torch.zeros(0), num_turns=2).edit(8, (), mask, turn=1)
+        return [set(row.isfinite().nonzero()[:, 0].tolist()) for row in state.edited]
 
     def test_rows_between_are_left_alone(self) -> None:
         compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))

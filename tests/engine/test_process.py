@@ -28,6 +28,7 @@ from saccade.execution.build import build_engine
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt, text_prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.processor import Processor
+from saccade.processes import EXIT_ORPHANED
 from saccade.wire import messages
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
@@ -118,7 +119,8 @@ def ends(deltas: list[Delta]) -> dict[int, str]:
 
 
 def in_process(folder: Path, prompts: dict[str, Prompt], params: SamplingParams) -> dict[str, Answer]:
-    return run(build_engine(folder, SETTINGS, LIMITS, processor=Processor.from_folder(folder)), prompts, params)
+    built = build_engine(folder, SETTINGS, LIMITS, processor=Processor.from_folder(folder))
+    return run(built.engine, prompts, params)
 
 
 def assert_close(found: Sequence[Any], expected: Sequence[Any]) -> None:
@@ -135,7 +137,7 @@ def gone(pid: int) -> bool:
     """A zombie that nobody has fetched yet is gone too."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 
@@ -478,7 +480,7 @@ def test_a_worker_ends_when_its_input_does(tmp_path: Path) -> None:
         try:
             assert started.stdin is not None
             started.stdin.close()
-            assert started.wait(BOUND_S) == worker.EXIT_ORPHANED
+            assert started.wait(BOUND_S) == EXIT_ORPHANED
         finally:
             started.kill()
 

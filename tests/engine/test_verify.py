@@ -99,7 +99,7 @@ def test_a_large_channel_in_a_bfloat16_vision_pass_hides_no_frozen_boundary(
     def loud(rows: Tensor, targets: Tensor, cache: Tensor) -> None:
         scatter(rows.add_(shift), targets, cache)
 
-    monkeypatch.setattr(model, "place", replace(model.place, kernels=replace(model.place.kernels, scatter_rows=loud)))
+    monkeypatch.setattr(model, "place", replace(model.place, kernels=model.place.kernels.replacing(scatter_rows=loud)))
     right = verify_graphs(thinned((made, model)))
     assert right.is_right, f"\n{right}"
     freeze_boundaries(model, monkeypatch)
@@ -133,7 +133,7 @@ def freeze_boundaries(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         return varlen(q, k, v, torch.tensor(cu.tolist(), dtype=torch.int32), longest, **how)
 
     assert model.tower is not None
-    kernels = replace(model.place.kernels, varlen_attention=frozen)
+    kernels = model.place.kernels.replacing(varlen_attention=frozen)
     for block in model.tower.blocks:
         monkeypatch.setattr(block.attention, "kernels", kernels)
 

@@ -16,7 +16,7 @@ from saccade.config import Mode
 from saccade.execution import assembly
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import StateSizes
-from saccade.graphs import Capacity, Decision, GraphRunner, Phase
+from saccade.graphs import Capacity, GraphRunner, Phase
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import plan_image
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 Rng = np.random.Generator
 
 PAGE_ROWS = 16
-PHASES = ("vision", "prefill", "decode", "head", "sample")
+PHASES = ("vision", "prefill", "decode", "head", "sampler")
 FIRST_TEXT_ID, LAST_TEXT_ID = 10, 40000
 MAX_IDLE_STEPS = 20000
 
@@ -66,11 +66,6 @@ class PaddedEager(GraphRunner):
     """
 
     def run(self, values: Mapping[str, Any], consume: Callable[[Mapping[str, torch.Tensor]], Result]) -> Result:
-        return self.eager(values, consume)
-
-    def obey(
-        self, decision: Decision, values: Mapping[str, Any], consume: Callable[[Mapping[str, torch.Tensor]], Result]
-    ) -> Result:
         return self.eager(values, consume)
 
     def eager(
@@ -111,7 +106,7 @@ def image_settings(model: Model, *, max_pixels: int) -> ImageSettings:
     )
 
 
-def new_executor(model: Model, sizes: Sizes, way: str, *, num_blocks: int | None = None) -> DeviceExecutor:
+def new_runner(model: Model, sizes: Sizes, way: str, *, num_blocks: int | None = None) -> DeviceExecutor:
     """Not captured yet. With graphs, a step that is not replayed is an error."""
     spec = model.spec.vision
     assert spec is not None
@@ -132,23 +127,17 @@ def new_executor(model: Model, sizes: Sizes, way: str, *, num_blocks: int | None
         modes={"vision": mode, "prefill": mode, "decode": mode},
         strict=mode is not None,
     )
-    executor = assembly.new_executor(model, state_sizes, settings)
-    assert executor.encoder is not None
-    executor.encoder.graphs = _thin(executor.encoder.graphs, sizes)
-    executor.prefill = _thin(executor.prefill, sizes)
-    executor.decode = _thin(executor.decode, sizes)
-    executor.head = _thin(executor.head, sizes)
-    executor.sampler = _thin(executor.sampler, sizes)
-    return executor
-
-
-def _thin(runner: GraphRunner, sizes: Sizes) -> GraphRunner:
-    phase = replace(runner.phase, buckets=_thinned(runner.phase, sizes.bucket_stride))
-    return GraphRunner(phase, runner.settings, runner.lane)
-
-
-def runner_of(executor: DeviceExecutor, phase: str) -> GraphRunner:
-    return next(runner for runner in executor.phases if runner.phase.name == phase)
+    runner = assembly.new_executor(model, state_sizes, settings)
+    for name in PHASES:
+        found: GraphRunner = getattr(runner, name)
+        phase = replace(found.phase, buckets=_thinned(found.phase, sizes.bucket_stride))
+        thin = GraphRunner(phase, found.settings, found._lane)
+        if name == "vision":
+            assert runner.encoder is not None
+            runner.encoder.graphs = thin
+        else:
+            setattr(runner, name, thin)
+    return runner
 
 
 def _thinned(phase: Phase, stride: int) -> tuple[Capacity, ...]:
@@ -157,7 +146,7 @@ def _thinned(phase: Phase, stride: int) -> tuple[Capacity, ...]:
     return tuple(bucket for bucket in phase.buckets if bucket[phase.rows] in kept)
 
 
-def new_engine(executor: DeviceExecutor, sizes: Sizes, *, has_prefix_cache: bool = False) -> Engine:
+def new_engine(runner: DeviceExecutor, sizes: Sizes, *, has_prefix_cache: bool = False) -> Engine:
     limits = SchedulerSettings(
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_tokens,
@@ -165,16 +154,16 @@ def new_engine(executor: DeviceExecutor, sizes: Sizes, *, has_prefix_cache: bool
         encoder_budget_tokens=sizes.max_units,
     )
     encoder = EncoderIndex(sizes.encoder_rows, PAGE_ROWS)
-    return assembly.new_engine(executor, limits, encoder, fingerprint=b"dummy" if has_prefix_cache else None)
+    return assembly.new_engine(runner, limits, encoder, fingerprint=b"dummy" if has_prefix_cache else None)
 
 
-def random_prompt(executor: DeviceExecutor, rng: Rng, num_tokens: int, num_images: int, longest_side: int) -> Prompt:
+def random_prompt(runner: DeviceExecutor, rng: Rng, num_tokens: int, num_images: int, longest_side: int) -> Prompt:
     """Text with images somewhere inside; the images' rows come on top of `num_tokens`."""
-    ids: list[int] = rng.integers(FIRST_TEXT_ID, _last_text_id(executor), num_tokens).tolist()
+    ids: list[int] = rng.integers(FIRST_TEXT_ID, _last_text_id(runner), num_tokens).tolist()
     if not num_images:
         return text_prompt(ids)
-    images = executor.settings.images
-    spec = executor.state.model.spec.media
+    images = runner.settings.images
+    spec = runner.state.model.spec.media
     assert images is not None and spec is not None
     media = []
     for _ in range(num_images):
@@ -187,8 +176,8 @@ def random_prompt(executor: DeviceExecutor, rng: Rng, num_tokens: int, num_image
     return place_media(ids, media, _placeholders(spec, images.merge))
 
 
-def _last_text_id(executor: DeviceExecutor) -> int:
-    media = executor.state.model.spec.media
+def _last_text_id(runner: DeviceExecutor) -> int:
+    media = runner.state.model.spec.media
     assert media is not None
     return min(LAST_TEXT_ID, media.image_token_id)
 

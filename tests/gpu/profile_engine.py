@@ -30,9 +30,9 @@ def main(words: Sequence[str]) -> None:
     with LLM(given[0], load_format="auto" if is_small else "dummy", enable_prefix_caching=False) as llm:
         encoder = llm.executor.encoder
         assert encoder is not None, "the model has no vision tower"
-        side_stream, console, seeds = encoder.side_stream, Console(width=150), count_up()
+        beside, console, seeds = encoder.side_stream, Console(width=150), count_up()
         for name in ("beside", "in order", "beside"):
-            encoder.side_stream = side_stream if name == "beside" else SideStream(torch.device("cpu"))
+            encoder.side_stream = beside if name == "beside" else SideStream(torch.device("cpu"))
             prompts = [prompt(llm, width, height, next(seeds)) for _ in range(count)]
             seconds, steps = serve(llm, prompts, concurrency)
             console.print(f"{name}: {count / seconds:.1f} requests/s, {steps} steps of {seconds / steps * 1e3:.1f} ms")

@@ -67,11 +67,11 @@ def profile_steps(folder: str, *, way: str, tokens: int, batch: int, context: in
     ).on(is_cuda=device == "cuda")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = load_model(folder, device=device, dtype=dtype, load_format="dummy")
-    executor = bench_executor(bench_state(model, settings), settings, WAYS[way])
+    runner = bench_executor(bench_state(model, settings), settings, WAYS[way])
     with torch.no_grad():
         passes = (
-            (executor.prefill, prefill_values(executor, tokens)),
-            (executor.decode, decode_values(executor.state, batch, context)),
+            (runner.prefill, prefill_values(runner, tokens)),
+            (runner.decode, decode_values(runner.state, batch, context)),
         )
         for phase, values in passes:
             print("\n".join(profile_pass(phase, values)), flush=True)

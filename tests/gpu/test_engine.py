@@ -22,14 +22,12 @@ import torch
 from saccade.execution.executor import DeviceExecutor
 from saccade.graphs import Report, verify
 from saccade.models.vlm import Model
-from saccade.scheduling.arrays import is_decode
 from saccade.scheduling.engine import Engine
-from saccade.scheduling.plan import Plan
+from saccade.scheduling.orders import Run
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import FinishReason
 from tests.engine.rig import executor_of
 from tests.gpu.engine_rig import (
-    PHASES,
     SERVING,
     WAYS,
     Answer,
@@ -42,9 +40,8 @@ from tests.gpu.engine_rig import (
     free,
     greedy,
     new_engine,
-    new_executor,
+    new_runner,
     random_prompt,
-    runner_of,
     with_buckets,
 )
 
@@ -58,7 +55,7 @@ LONGEST_PROMPT, LONGEST_OUTPUT, LONGEST_SIDE = 1500, 24, 700
 MIB = 2**20
 
 
-def mixed_jobs(executor: DeviceExecutor, count: int, *, seed: int) -> list[Job]:
+def mixed_jobs(runner: DeviceExecutor, count: int, *, seed: int) -> list[Job]:
     """Short and long prompts, a third with an image or two, that come while others are being answered."""
     rng = np.random.default_rng(seed)
     jobs = []
@@ -66,7 +63,7 @@ def mixed_jobs(executor: DeviceExecutor, count: int, *, seed: int) -> list[Job]:
         num_images = int(rng.choice([0, 0, 0, 0, 1, 2]))
         longest = LONGEST_PROMPT // 3 if num_images else LONGEST_PROMPT
         num_tokens = 1 if i % 17 == 0 else int(rng.integers(1, longest + 1))
-        prompt = random_prompt(executor, rng, num_tokens, num_images, LONGEST_SIDE)
+        prompt = random_prompt(runner, rng, num_tokens, num_images, LONGEST_SIDE)
         params = greedy(int(rng.integers(1, LONGEST_OUTPUT + 1)), logprobs=20)
         jobs.append(Job(int(rng.integers(0, max(count // 2, 1))), f"r{i}", prompt, params))
     return jobs
@@ -74,19 +71,19 @@ def mixed_jobs(executor: DeviceExecutor, count: int, *, seed: int) -> list[Job]:
 
 def answer(model: Model, way: str) -> tuple[dict[str, Answer], str]:
     """The answers of one way, and a line on how it went."""
-    executor = new_executor(model, SIZES, way)
+    runner = new_runner(model, SIZES, way)
     started = time.perf_counter()
     if WAYS[way] is not None:
-        executor.capture()
+        runner.capture()
     captured = time.perf_counter()
-    answers = drive(new_engine(executor, SIZES), mixed_jobs(executor, NUM_REQUESTS, seed=7))
+    answers = drive(new_engine(runner, SIZES), mixed_jobs(runner, NUM_REQUESTS, seed=7))
     wall_s = time.perf_counter() - captured
     bad = {name: found.finish for name, found in answers.items() if _ended(found) is not FinishReason.LENGTH}
     assert not bad, f"{way}: {bad}"
-    for phase in executor.phases:
+    for phase in runner.phases:
         if WAYS[way] is not None and phase.phase.name != "sample":  # greedy requests need no sampler
             assert phase.stats.replays and not phase.stats.fallbacks, f"{way}: {phase.phase.name} {phase.stats}"
-    padding = " ".join(f"{p.phase.name} {p.stats.padding:.1%}" for p in executor.phases if p.stats.real_rows)
+    padding = " ".join(f"{p.phase.name} {p.stats.padding:.1%}" for p in runner.phases if p.stats.real_rows)
     num_tokens = sum(len(found.tokens) for found in answers.values())
     line = f"{way:14} {captured - started:6.1f} s capture {wall_s:6.1f} s traffic {num_tokens:6} tokens  {padding}"
     return answers, line
@@ -168,9 +165,9 @@ def used_bytes() -> int:
 
 def test_memory_is_flat(model: Model, show: Any) -> None:
     """No `empty_cache` on the way: what the process holds is what another process cannot have."""
-    executor = new_executor(model, SIZES, "full")
-    executor.capture()
-    engine = new_engine(executor, SIZES, has_prefix_cache=True)
+    runner = new_runner(model, SIZES, "full")
+    runner.capture()
+    engine = new_engine(runner, SIZES, has_prefix_cache=True)
     ready = used_bytes()
     traffic = Traffic(engine, seed=11)
     traffic.run(min(WATCHED_S, 15.0), wanted=SIZES.max_num_seqs + 16)
@@ -193,22 +190,22 @@ def test_memory_is_flat(model: Model, show: Any) -> None:
 
 def test_every_bucket_of_every_phase_is_captured(model: Model, show: Any) -> None:
     """At the sizes that the server starts with. Kernels are compiled before, as the memory measurement does."""
-    executor = new_executor(model, SERVING, "full", num_blocks=SERVING.max_model_len // SERVING.block_size + 1)
+    runner = new_runner(model, SERVING, "full", num_blocks=SERVING.max_model_len // SERVING.block_size + 1)
     started = time.perf_counter()
-    executor.capture(largest_only=True)
+    runner.capture(largest_only=True)
     first_s = time.perf_counter() - started
     before = used_bytes()
     started = time.perf_counter()
-    executor.capture()
+    runner.capture()
     torch.cuda.synchronize()
     wall_s = time.perf_counter() - started
     lines = [f"{'phase':10} {'graphs':>6} {'seconds':>8} {'graphs MiB':>11} {'buffers MiB':>12}"]
-    for phase in executor.phases:
+    for phase in runner.phases:
         seconds, nbytes = (sum(getattr(g, name) for g in phase.graphs) for name in ("capture_s", "nbytes"))
         buffers = phase.phase.arena.nbytes / MIB
         lines.append(f"{phase.phase.name:10} {len(phase.graphs):6} {seconds:8.2f} {nbytes / MIB:11.0f} {buffers:12.0f}")
         assert len(phase.graphs) == len(phase.phase.buckets)
-    count = sum(len(phase.graphs) for phase in executor.phases)
+    count = sum(len(phase.graphs) for phase in runner.phases)
     held = (used_bytes() - before) / MIB
     show(*lines, f"all {count} graphs in {wall_s:.2f} s (largest of each before: {first_s:.2f} s), {held:.0f} MiB more")
 
@@ -224,22 +221,22 @@ def test_other_families_capture_all_that_a_server_would(
     monkeypatch.setenv("SACCADE_TEST_LAYERS", "7")  # Gemma: six with a window, one without
     made = dummy_model(FAMILIES[name][0], tmp_path, device=DEVICE, dtype=DTYPE)
     sizes = Sizes(max_num_seqs=256, max_tokens=2048, max_model_len=2048, bucket_stride=1)
-    executor = new_executor(made, sizes, "full")
-    executor.capture()
-    for phase in executor.phases:
+    runner = new_runner(made, sizes, "full")
+    runner.capture()
+    for phase in runner.phases:
         assert len(phase.graphs) == len(phase.phase.buckets)
     jobs = [
-        Job(i // 4, f"r{i}", random_prompt(executor, np.random.default_rng(i), 35 * i + 1, i % 3, 300), greedy(6))
+        Job(i // 4, f"r{i}", random_prompt(runner, np.random.default_rng(i), 35 * i + 1, i % 3, 300), greedy(6))
         for i in range(40)
     ]
-    answers = drive(new_engine(executor, sizes), jobs)
-    show(f"{name}: {sum(len(phase.graphs) for phase in executor.phases)} graphs, {len(answers)} answers")
+    answers = drive(new_engine(runner, sizes), jobs)
+    show(f"{name}: {sum(len(phase.graphs) for phase in runner.phases)} graphs, {len(answers)} answers")
     assert all(_ended(found) is FinishReason.LENGTH for found in answers.values())
-    assert all(not phase.stats.fallbacks for phase in executor.phases)
-    assert executor.vision is not None and executor.vision.stats.replays.total() > 0
+    assert all(not phase.stats.fallbacks for phase in runner.phases)
+    assert runner.vision is not None and runner.vision.stats.replays.total() > 0
 
 
-@pytest.mark.parametrize("phase_name", PHASES)
+@pytest.mark.parametrize("phase_name", ["vision", "prefill", "decode", "head", "sampler"])
 @pytest.mark.parametrize("way", ["full", "piecewise"])
 def test_verify_finds_no_difference_to_eager_runs_of_the_same_shapes(
     phase_name: str, way: str, model: Model, show: Any
@@ -247,9 +244,9 @@ def test_verify_finds_no_difference_to_eager_runs_of_the_same_shapes(
     """All adversarial sequences, bucket by bucket and across buckets; every bit counts."""
     if way == "piecewise" and phase_name not in ("prefill", "decode"):
         pytest.skip("no call leaves this phase's graph")
-    executor = new_executor(model, SIZES, way)
-    _fill_with_noise(executor)
-    phase = runner_of(executor, phase_name)
+    runner = new_runner(model, SIZES, way)
+    _fill_with_noise(runner)
+    phase = getattr(runner, phase_name)
     buckets = few_buckets(phase, 3)
     reports = []
     for bucket in buckets:
@@ -265,9 +262,9 @@ def test_verify_finds_no_difference_to_eager_runs_of_the_same_shapes(
 def test_padding_changes_hidden_states_by_rounding_alone(phase_name: str, model: Model, show: Any) -> None:
     """`verify` as it is shipped compares with eager runs without padding. Its tolerance is shown, not asked for: how
     far roundings add up over the layers depends on the weights. Wrong rows would differ by about 1."""
-    executor = new_executor(model, SIZES, "full")
-    _fill_with_noise(executor)
-    phase = runner_of(executor, phase_name)
+    runner = new_runner(model, SIZES, "full")
+    _fill_with_noise(runner)
+    phase = getattr(runner, phase_name)
     few = with_buckets(phase, *few_buckets(phase, 3))
     few.capture_buckets()
     report = verify(few)
@@ -285,9 +282,9 @@ def summary(report: Report) -> str:
     )
 
 
-def _fill_with_noise(executor: DeviceExecutor) -> None:
+def _fill_with_noise(runner: DeviceExecutor) -> None:
     """Nothing may be right because it is zero."""
-    state = executor.state
+    state = runner.state
     for cache in state.caches:
         for part in cache:
             part.normal_()
@@ -295,51 +292,48 @@ def _fill_with_noise(executor: DeviceExecutor) -> None:
     state.logits.normal_()
     assert state.vision_rows is not None
     state.vision_rows.normal_()
-    arena = executor.prefill.phase.arena
+    arena = runner.prefill.phase.arena
     arena.views(arena.limits)["trunk"].normal_()
 
 
 def test_a_launch_never_waits_for_the_device(model: Model, show: Any) -> None:
-    """Prompts with images, mixed steps and decode steps, with samplers and scores, composed and executed: the only wait
-    is the ticket's."""
-    executor = new_executor(model, SIZES, "full")
-    executor.capture()
-    engine = new_engine(executor, SIZES)
+    """Prompts with images, mixed steps and decode steps, with samplers and scores: the only wait is the ticket's."""
+    runner = new_runner(model, SIZES, "full")
+    runner.capture()
+    engine = new_engine(runner, SIZES)
     Traffic(engine, seed=3).run(3.0, wanted=24)  # kernels that no graph holds are compiled here
     steps: dict[str, list[float]] = {}
     errors: list[Exception] = []
-    execute = engine._execute
 
-    def watched(plan: Plan) -> Any:
-        started = time.perf_counter()
-        try:
-            with no_sync():
-                return execute(plan)
-        except Exception as error:
-            errors.append(error)
-            raise
-        finally:
-            steps.setdefault(_kind(plan, engine), []).append((time.perf_counter() - started) * 1e3)
+    def watched(name: str) -> None:
+        execute = getattr(runner, name)
 
-    engine._execute = watched  # type: ignore[method-assign]
-    traffic = Traffic(engine, seed=5)
-    traffic.run(3.0, wanted=24)
+        def call(orders: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                with no_sync():
+                    return execute(orders)
+            except Exception as error:
+                errors.append(error)
+                raise
+            finally:
+                kind = f"{name} {orders.passes[0].phase}" if isinstance(orders, Run) else name
+                steps.setdefault(kind, []).append((time.perf_counter() - started) * 1e3)
+
+        setattr(runner, name, call)
+
+    for name in ("begin", "encode", "run", "sample"):
+        watched(name)
+    Traffic(engine, seed=5).run(3.0, wanted=24)
     show(
-        "host time of a launch, ms",
+        "host time of an order, ms",
         *(
-            f"{kind:22} {len(ms):5} steps, median {np.median(ms):7.2f}, most {max(ms):7.2f}"
+            f"{kind:22} {len(ms):5} orders, median {np.median(ms):7.2f}, most {max(ms):7.2f}"
             for kind, ms in steps.items()
         ),
     )
     assert not errors, errors[0]
-    assert FinishReason.ERROR not in traffic.ends, "a vision pass that waits fails its request"
-    assert {"decode", "prompts and images"} <= steps.keys()
-
-
-def _kind(plan: Plan, engine: Engine) -> str:
-    if is_decode(plan.chunks, engine._running):
-        return "decode" if not plan.encode else "decode and images"
-    return "prompts and images" if plan.encode else "prompts"
+    assert {"begin", "encode", "run prefill", "run decode", "sample"} <= steps.keys()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from saccade.models.vlm import Model
 from saccade.scheduling.engine import Engine
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from tests.engine.rig import executor_of
-from tests.gpu.engine_rig import Sizes, drive, new_engine, new_executor
+from tests.gpu.engine_rig import Sizes, drive, new_engine, new_runner
 from tests.gpu.test_engine import mixed_jobs
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("clean")]
@@ -28,11 +28,11 @@ MAX_CHECKS = 2000
 
 @pytest.fixture
 def engine(model: Model, tmp_path: Path) -> Engine:
-    executor = new_executor(model, SIZES, "full")
-    executor.capture()
-    engine = new_engine(executor, SIZES)
+    runner = new_runner(model, SIZES, "full")
+    runner.capture()
+    engine = new_engine(runner, SIZES)
     origin = Origin(model="", settings=EngineSettings(), limits=SchedulerSettings(), folder=tmp_path / "files")
-    engine.shadow = Shadow(executor, 1.0, origin, slab_bytes=GPU_SHADOW_BYTES)
+    engine.shadow = Shadow(runner, 1.0, origin, slab_bytes=GPU_SHADOW_BYTES)
     return engine
 
 
@@ -44,7 +44,7 @@ def checked(engine: Engine) -> list[Mismatch]:
         one = engine.check_shadow()
         if isinstance(one, Exception):
             raise one
-        assert one is None or isinstance(one, Mismatch), one
+        assert one is None or isinstance(one, Mismatch)
         found += [one] if one is not None else []
     return found
 

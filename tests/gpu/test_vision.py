@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from saccade.choice.exact import ExactLayout
 from saccade.config import Tier
 from saccade.execution.encoder import Encoder, EncoderSettings
 from saccade.execution.executor import DeviceExecutor
@@ -22,11 +23,11 @@ from saccade.inputs.plans import plan_image
 from saccade.kernels import reference
 from saccade.kernels.dispatch import kernels_for
 from saccade.models.vlm import Model
-from saccade.scheduling.orders import Encode, Picture
+from saccade.scheduling.compose import VisionComposer
+from saccade.scheduling.orders import Encode, Pass, Picture
 from saccade.scheduling.plan import EncodeItem
 from tests.gpu.engine_rig import (
     PAGE_ROWS,
-    PHASES,
     Job,
     Sizes,
     drive,
@@ -34,7 +35,7 @@ from tests.gpu.engine_rig import (
     greedy,
     image_settings,
     new_engine,
-    new_executor,
+    new_runner,
     random_prompt,
 )
 from tests.kernels.cases import photo, randn
@@ -104,8 +105,7 @@ class TestPixels:
         for i, (height, width) in enumerate(sizes):
             plan = plan_image(height, width, settings)
             count = plan.grid_thw[1] * plan.grid_thw[2]
-            pixels = photo(height, width, seed=seed + i).numpy()
-            made.append(Picture(i, "image", pixels, plan.size_hw, row, count))
+            made.append(Picture(i, "image", photo(height, width, seed=seed + i).numpy(), plan.size_hw, row, count))
             row += count
         return made
 
@@ -117,7 +117,7 @@ class TestPixels:
         ours = torch.full((count, 1536), float("nan"), dtype=BF16, device=DEVICE)
         staged.patchify(pictures, ours)
         theirs = torch.zeros(count, 1536)
-        PlainPixels(kernels_for("cpu", torch.float32), self.shapes(model)).patchify(pictures, theirs)
+        PlainPixels(self.shapes(model)).patchify(pictures, theirs)
         return ours.float().cpu(), theirs
 
     @pytest.mark.parametrize("slot_bytes", [32 * MIB, 300_000])
@@ -153,27 +153,39 @@ class TestPixels:
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
+def new_encoder(model: Model, runner: DeviceExecutor, **graphs: Any) -> Encoder:
+    settings = EncoderSettings(
+        max_units=1024,
+        page_rows=PAGE_ROWS,
+        images=image_settings(model, max_pixels=2**22),
+        videos=None,
+        graphs=GraphSettings(**graphs),
+    )
+    return Encoder(runner.state, settings)
+
+
 class Passes:
-    """Vision passes of an engine, without requests."""
+    """Images of these sizes through an encoder."""
 
-    def __init__(self, model: Model, executor: DeviceExecutor, **graphs: Any) -> None:
-        settings = EncoderSettings(
-            max_units=1024,
-            page_rows=PAGE_ROWS,
-            images=image_settings(model, max_pixels=2**22),
-            videos=None,
-            graphs=GraphSettings(**graphs),
-        )
-        self.encoder = executor.encoder = Encoder(executor.state, settings)
-        self.encoder.graphs.capture_buckets()
-        self.engine = new_engine(executor, SIZES)
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+        self.composer = VisionComposer(encoder.facts, PAGE_ROWS, encoder.graphs.catalogue)
 
-    def encode(self, media: list[Media], items: list[EncodeItem]) -> None:
-        composer = self.engine.composer.vision
-        assert composer is not None
-        for parts in composer.packs(media):
-            encoded = self.encoder.encode(Encode(0, composer.compose(parts, items, media)))
-            assert encoded.problem is None, encoded.problem
+    def compose(self, model: Model, sizes: list[tuple[int, int]], seed: int) -> list[Pass]:
+        media, items = some_media(model, sizes, seed)
+        return [self.composer.compose(parts, items, media) for parts in self.composer.packs(media)]
+
+    def encode(self, passes: list[Pass]) -> None:
+        for one in passes:
+            assert self.encoder.encode(Encode(0, one)).problem is None
+
+    def capture_usual(self) -> None:
+        for layout in self.composer.usual_layouts():
+            self.capture(layout)
+
+    def capture(self, layout: ExactLayout) -> None:
+        nbytes = self.encoder.capture_layout(layout)
+        self.encoder.graphs.drop(self.composer.catalogue.exact.add(layout.key, nbytes))
 
 
 class TestStreams:
@@ -184,24 +196,24 @@ class TestStreams:
         same tokens and log-probabilities, to the last bit."""
         answers = []
         for is_beside in (True, False):
-            executor = new_executor(model, SIZES, "full")
-            executor.capture()
+            runner = new_runner(model, SIZES, "full")
+            runner.capture()
             if not is_beside:
-                assert executor.encoder is not None
-                side_stream = executor.encoder.side_stream
-                side_stream._stream = side_stream._done = None  # in order with everything else
+                assert runner.encoder is not None
+                side = runner.encoder.side_stream
+                side._stream = side._done = None  # in order with everything else
             rng = np.random.default_rng(5)
             jobs = [
                 Job(
                     int(rng.integers(0, 60)),
                     f"r{i}",
-                    random_prompt(executor, rng, 40, i % 3, 600),
+                    random_prompt(runner, rng, 40, i % 3, 600),
                     greedy(12, logprobs=5),
                 )
                 for i in range(60)
             ]
-            answers.append(drive(new_engine(executor, SIZES), jobs))
-            del executor
+            answers.append(drive(new_engine(runner, SIZES), jobs))
+            del runner
             free()
         for name, found in answers[0].items():
             assert found.tokens == answers[1][name].tokens, name
@@ -209,27 +221,28 @@ class TestStreams:
 
     def test_encoding_and_language_steps_wait_for_each_other_only_where_they_are_told_to(self, model: Model) -> None:
         """One stream is kept busy for seconds. What is launched on the other meanwhile must be done before it is."""
-        executor = new_executor(model, SIZES, "full")
-        executor.decode.capture_buckets()
-        passes = Passes(model, executor, strict=True)
-        side_stream = passes.encoder.side_stream
-        media, items = some_media(model, [(560, 560)] * 2, 0)
-        example = executor.decode.example_for(executor.decode.phase.buckets[-1])
+        runner = new_runner(model, SIZES, "full")
+        runner.decode.capture_buckets()
+        encoder = new_encoder(model, runner, strict=True)
+        encoder.graphs.capture_buckets()
+        images = Passes(encoder)
+        passes = images.compose(model, [(560, 560)] * 2, 0)
+        example = runner.decode.example_for(runner.decode.phase.buckets[-1])
         values = {**example.tensors, **example.arrays}
 
         def encode() -> torch.cuda.Event:
-            passes.encode(media, items)
-            return ended(side_stream)
+            images.encode(passes)
+            return ended(encoder.side_stream)
 
         def decode() -> torch.cuda.Event:
-            executor.decode.run(values, lambda outputs: None)
+            runner.decode.run(values, lambda outputs: None)
             return ended()
 
         encode()
         decode()
         torch.cuda.synchronize()
 
-        kept_busy = keep_busy(side_stream)
+        kept_busy = keep_busy(encoder.side_stream)
         decode().synchronize()
         assert not kept_busy.query(), "a language step waited for the encoder"
         kept_busy.synchronize()
@@ -239,25 +252,24 @@ class TestStreams:
         assert not kept_busy.query(), "the encoder waited for a language step"
         kept_busy.synchronize()
 
-        kept_busy = keep_busy(side_stream)
+        kept_busy = keep_busy(encoder.side_stream)
         encode()
-        side_stream.wait()
+        encoder.side_stream.wait()
         decode().synchronize()
         assert kept_busy.query(), "a language step did not wait for its images"
 
     def test_memory_is_flat_while_sizes_change(self, model: Model, show: Any) -> None:
-        executor = new_executor(model, SIZES, "full")
-        passes = Passes(model, executor, tiers=frozenset({Tier.CAPACITY, Tier.EXACT}))
-        encoder = passes.encoder
+        runner = new_runner(model, SIZES, "full")
+        encoder = new_encoder(model, runner, tiers=frozenset({Tier.CAPACITY, Tier.EXACT}))
+        encoder.graphs.capture_buckets()
         encoder.warm_up()
         encoder.reserve()
-        rng = np.random.default_rng(1)
+        rng, images = np.random.default_rng(1), Passes(encoder)
 
         def traffic(count: int) -> None:
             for i in range(count):
                 sizes = [tuple(int(s) for s in rng.integers(64, 700, 2)) for _ in range(int(rng.integers(1, 4)))]
-                media, items = some_media(model, sizes, i)  # type: ignore[arg-type]
-                passes.encode(media, items)
+                images.encode(images.compose(model, sizes, i))  # type: ignore[arg-type]
             torch.cuda.synchronize()
 
         traffic(10)
@@ -268,21 +280,22 @@ class TestStreams:
         assert after <= before
 
     def test_a_full_exact_tier_takes_no_memory_for_layouts_that_get_hot(self, model: Model, show: Any) -> None:
-        executor = new_executor(model, SIZES, "full")
-        passes = Passes(model, executor, tiers=frozenset({Tier.CAPACITY, Tier.EXACT}), exact_max_graphs=8)
-        encoder, engine = passes.encoder, passes.engine
+        runner = new_runner(model, SIZES, "full")
+        encoder = new_encoder(model, runner, tiers=frozenset({Tier.CAPACITY, Tier.EXACT}), exact_max_graphs=8)
+        encoder.graphs.capture_buckets()
         encoder.warm_up()
         encoder.reserve()
-        encoder.capture_usual()
+        images = Passes(encoder)
+        images.capture_usual()
         assert encoder.graphs.exact.is_full
         before = _used_bytes()
         for i in range(8):  # each hotter than a graph that nobody used
-            media, items = some_media(model, [(320 + 32 * i, 224)], i)
             for _ in range(3):
-                passes.encode(media, items)
-            assert engine.can_improve
-            assert engine.improve() is None
-            passes.encode(media, items)
+                images.encode(images.compose(model, [(320 + 32 * i, 224)], i))
+            layout = encoder.graphs.exact.next_pending()
+            assert layout is not None, "it came often enough"
+            images.capture(layout)
+            images.encode(images.compose(model, [(320 + 32 * i, 224)], i))
         torch.cuda.synchronize()
         after = _used_bytes()
         show(f"8 graphs at the start, 8 captured in their place: {(after - before) / MIB:.1f} MiB more")
@@ -291,10 +304,10 @@ class TestStreams:
 
 
 def test_a_short_verification_looks_at_every_phase_and_finds_it_right(model: Model, show: Any) -> None:
-    executor = new_executor(model, SIZES, "full")
-    executor.capture()
-    report = check_graphs(executor)
-    assert {row.key.partition("/")[0] for row in report.rows} == set(PHASES)
+    runner = new_runner(model, SIZES, "full")
+    runner.capture()
+    report = check_graphs(runner)
+    assert {row.key.partition("/")[0] for row in report.rows} == {one.phase.name for one in runner.phases}
     assert report.is_right, f"\n{report}"
     show(f"{len(report.rows)} checks, largest difference {max(row.difference for row in report.rows):.1e}")
 
@@ -313,17 +326,17 @@ def some_media(model: Model, sizes: list[tuple[int, int]], seed: int) -> tuple[l
     return media, items
 
 
-def keep_busy(side_stream: SideStream | None = None) -> torch.cuda.Event:
+def keep_busy(beside: SideStream | None = None) -> torch.cuda.Event:
     """Give the stream of language steps, or of the encoder, work for some seconds; the event of its end."""
-    with side_stream.work() if side_stream is not None else nullcontext():
+    with beside.work() if beside is not None else nullcontext():
         torch.cuda._sleep(BUSY_CYCLES)
         return ended()
 
 
-def ended(side_stream: SideStream | None = None) -> torch.cuda.Event:
+def ended(beside: SideStream | None = None) -> torch.cuda.Event:
     """The event that all work of a stream so far is done."""
     event = torch.cuda.Event()
-    event.record(side_stream._stream if side_stream is not None else None)
+    event.record(beside._stream if beside is not None else None)
     return event
 
 

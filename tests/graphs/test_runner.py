@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from saccade.choice.exact import ExactLayout
 from saccade.choice.gate import measure
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
@@ -285,7 +286,11 @@ def full_runner() -> GraphRunner:
 
 
 def rows_with_graphs(runner: GraphRunner) -> list[int]:
-    return sorted(graph.key.capacity["tokens"] for graph in runner.exact.graphs)
+    exact = [graph.key for graph in runner.graphs if graph.key.digest]
+    assert len(exact) == len(runner.exact) and all(key in runner.exact for key in exact), (
+        "what is kept is what is known"
+    )
+    return sorted(key.capacity["tokens"] for key in exact)
 
 
 class TestExact:
@@ -375,16 +380,16 @@ class TestExact:
     ) -> None:
         runner = full_runner()
         use(runner, 7, 3)
-        held: list[int] = []
+        held: list[list[int]] = []
         plain = runner._capture_exact
 
-        def counted(key: GraphKey, batch: Batch) -> CapturedGraph:
-            held.append(len(runner.exact))
-            return plain(key, batch)
+        def counted(layout: ExactLayout) -> CapturedGraph:
+            held.append(rows_with_graphs(runner))
+            return plain(layout)
 
         monkeypatch.setattr(runner, "_capture_exact", counted)
         runner.capture_hot()
-        assert held == [1] and len(runner.exact) == 2
+        assert held == [[5]] and rows_with_graphs(runner) == [5, 7]
 
     def test_a_layout_that_would_not_be_replayed_is_not_captured(self) -> None:
         runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1))

@@ -28,7 +28,7 @@ from saccade.kernels.dispatch import device_named
 from saccade.kernels.sampling import sampling_for
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, load_model
-from saccade.scheduling.compose import VisionComposer, VisionFacts
+from saccade.scheduling.compose import VisionComposer
 from saccade.scheduling.packing import Part, padded_rows
 from saccade.scheduling.plan import EncodeItem
 
@@ -150,8 +150,7 @@ class Rig:
                 has_few_buckets=model.place.device.type != "cuda",
             ),
         )
-        facts = VisionFacts(spec=self.encoder.spec, temporal_patch=self.encoder.temporal_patch)
-        self.composer = VisionComposer(facts, PAGE_ROWS, self.encoder.graphs.catalogue)
+        self.composer = VisionComposer(self.encoder.facts, PAGE_ROWS, self.encoder.graphs.catalogue)
         self.device = model.place.device
 
     def prepare(self) -> None:

@@ -56,16 +56,18 @@ class Gate:
         return "\n".join(lines)
 
 
-def measure(ways: Sequence[Callable[[int], object]], sizes: Sequence[int], wait: Callable[[], None]) -> list[Curve]:
+def measure(
+    ways: Sequence[Callable[[int], object]], sizes: Sequence[int], wait: Callable[[], None], num_rounds: int = 0
+) -> list[Curve]:
     """What every way costs for each size: the median of a few turns. Ways take turns, so that a device whose clock
     wanders favours none of them. It is part of the start, so it is short: what takes long to run needs few turns to be
-    known."""
+    known. With `num_rounds` there are as many: ranks that measure together must do the same."""
     points: list[list[tuple[int, float]]] = [[] for _ in ways]
     for size in sizes:
         for way in ways:
             way(size)
         rounds = [[_timed(way, size, wait) for way in ways]]
-        while len(rounds) < _MOST_ROUNDS and (len(rounds) < _FEWEST_ROUNDS or sum(map(sum, rounds)) < _ENOUGH_S):
+        while len(rounds) < num_rounds or (not num_rounds and _are_too_few(rounds)):
             rounds.append([_timed(way, size, wait) for way in ways])
         for found, times in zip(points, zip(*rounds, strict=True), strict=True):
             found.append((size, median(times)))
@@ -74,6 +76,10 @@ def measure(ways: Sequence[Callable[[int], object]], sizes: Sequence[int], wait:
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 2, 9
 _ENOUGH_S = 0.1
+
+
+def _are_too_few(rounds: Sequence[Sequence[float]]) -> bool:
+    return len(rounds) < _MOST_ROUNDS and (len(rounds) < _FEWEST_ROUNDS or sum(map(sum, rounds)) < _ENOUGH_S)
 
 
 def _timed(way: Callable[[int], object], size: int, wait: Callable[[], None]) -> float:

@@ -6,7 +6,6 @@ every request that waits for it ends with an EngineDeadError at once.
 
 import asyncio
 import logging
-import signal
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -20,6 +19,7 @@ from saccade.errors import CapacityError, ConfigError, EngineDeadError, RequestE
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.models.folder import find_folder
+from saccade.processes import describe_exit
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import (
     Abort,
@@ -45,6 +45,7 @@ from saccade.wire.messages import (
 )
 from saccade.wire.metrics import SchedulerStats
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.tensor_parallel import TensorParallel
 
 __all__ = ["AsyncEngine", "Delta", "EngineStats", "Stage"]
 
@@ -149,6 +150,11 @@ class AsyncEngine:
     def gpu_ready_bytes(self) -> int:
         """The device's memory in use when the engine got ready; 0 on a CPU."""
         return self._ready.result().gpu_bytes
+
+    @property
+    def ranks(self) -> TensorParallel:
+        """How many processes share the model, what each holds and how they sum up."""
+        return self._ready.result().ranks
 
     @property
     def pid(self) -> int:
@@ -313,9 +319,7 @@ class AsyncEngine:
         code = await self._child.wait()
         if code >= 0:
             await _wait_first(self._dead, timeout_s=LAST_WORDS_S)
-            self._die(EngineDeadError(_died(f"its process ended with exit code {code}")))
-        else:
-            self._die(EngineDeadError(_died(f"its process was ended by {_signal_name(-code)}")))
+        self._die(EngineDeadError(_died(f"its process {describe_exit(code)}")))
 
     async def _feel_pulse(self, limit_s: float) -> None:
         """The worker answers between steps. One that does not for so long hangs: nothing else would tell."""
@@ -356,11 +360,3 @@ def _exception(refused: Refused) -> SaccadeError:
 
 def _died(why: str) -> str:
     return f"the engine died: {why}; its requests are lost, and it must be started again"
-
-
-def _signal_name(number: int) -> str:
-    """Real-time signals have none."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -19,6 +19,7 @@ from saccade.execution.sizes import encoder_index_for
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.settings import PlaceholderSettings
+from saccade.scheduling.compose import VisionComposer
 from saccade.scheduling.executing import Encoded, StepResult, Ticket
 from saccade.scheduling.orders import Begin, Encode, Pass, Run, Sample
 from saccade.wire.sampling_params import SamplingParams
@@ -65,7 +66,7 @@ def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> DryRun:
         num_blocks=max(blocks, -(-limits.max_model_len // sizes.block_size)) + 1,
         ordered=notes,
     )
-    _pretend_captured(blueprint)
+    _pretend_captured(blueprint, engine.composer.vision)
     for index, prompt in enumerate(prompts):
         engine.add(str(index), prompt, SamplingParams(temperature=0, max_tokens=NUM_OUTPUTS, ignore_eos=True))
     for _ in range(MAX_STEPS):
@@ -96,19 +97,14 @@ def made_up_prompt(
     return place_media([*ids, *[plain] * num_text_tokens], media, settings)
 
 
-def _pretend_captured(blueprint: Blueprint) -> None:
+def _pretend_captured(blueprint: Blueprint, vision: VisionComposer | None) -> None:
     """Every graph that such an engine captures before it is ready."""
-    executor = blueprint.executor
-    for catalogue in executor.catalogues.values():
+    for catalogue in blueprint.executor.catalogues.values():
         if Tier.CAPACITY in catalogue.settings.tiers:
             for bucket in catalogue.shape.buckets:
                 catalogue.add(catalogue.key(bucket))
-    if executor.encoder is None or not blueprint.is_cuda:
-        return
-    vision = executor.encoder.graphs
-    for values in executor.encoder.usual(vision):
-        batch = vision.phase.arena.admit(values)
-        if (layout := vision.catalogue.layout(batch.sizes, batch.structure)) is not None:
+    if vision is not None and blueprint.is_cuda:
+        for layout in vision.usual_layouts():
             vision.catalogue.exact.add(layout.key, 0)
 
 
@@ -140,6 +136,8 @@ class _Notes:
         return 0
 
     def drop(self, keys: Sequence[GraphKey]) -> None: ...
+
+    def calibrate(self) -> None: ...
 
     def warm_up(self) -> None: ...
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,6 +14,9 @@ from saccade.config import shadow_folder
 from saccade.errors import ConfigError
 from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
+from saccade.execution.rank_processes import OnDeath
+from saccade.execution.ranked import RankedExecutor
+from saccade.execution.ranks import Ranks, check_ranks, describe_ranks, reserve_exchange, share_of, start_ranks
 from saccade.execution.shadow import Shadow
 from saccade.execution.shadow_file import Origin
 from saccade.execution.sizes import (
@@ -28,14 +32,20 @@ from saccade.execution.state import StateSizes
 from saccade.execution.verify import check_graphs
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.processor import Processor
+from saccade.inputs.settings import ImageSettings, VideoSettings
 from saccade.kernels.dispatch import device_named, open_device
+from saccade.layers.connect import connect
+from saccade.layers.parallel import Groups
+from saccade.models.config import Config
+from saccade.models.registry import read_spec
 from saccade.models.vlm import Model
-from saccade.models.weights import DTYPES, load_model
+from saccade.models.weights import DTYPES, ONE_RANK, load_model
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import GrammarCompiler
 from saccade.scheduling.scheduler import Scheduler
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Stage
+from saccade.wire.tensor_parallel import TensorParallel
 
 MOST_RECORDED_BYTES = 256 * 10**6
 Report = Callable[[Stage], None]
@@ -45,10 +55,30 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An engine, and the executor of this process."""
+    """An engine, the executor of this process, and the other ranks if there are any."""
 
     engine: Engine
     executor: DeviceExecutor
+    groups: Groups
+    tensor_parallel: TensorParallel
+    ranks: Ranks | None = None
+
+    def close(self) -> None:
+        """End the other ranks, and watch no more replays."""
+        if self.engine.shadow is not None:
+            self.engine.shadow.close()
+        if self.ranks is not None:
+            self.ranks.close()
+        self.groups.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rank's executor, with graphs that are captured and checked, and the settings it came to."""
+
+    executor: DeviceExecutor
+    settings: EngineSettings
+    limits: SchedulerSettings
 
 
 def build_engine(
@@ -58,10 +88,68 @@ def build_engine(
     *,
     processor: Processor,
     report: Report = lambda stage: None,
+    on_death: OnDeath = lambda error: None,
 ) -> Built:
-    """`report` is told of each stage, and in it of each tensor or graph."""
-    device = device_named(settings.device)
-    if device.type == "cuda":
+    """`report` is told of each stage, and in it of each tensor or graph; `on_death`, from another thread, why the ranks
+    of the engine cannot go on."""
+    folder, device = Path(folder), device_named(settings.device)
+    eos = GenerationDefaults.from_folder(folder).eos_token_ids
+    vocab_size = read_spec(Config.read(folder / "config.json"))[1].decoder.vocab_size
+    grammars = GrammarCompiler(processor.tokenizer, vocab_size, eos)  # its thread has work meanwhile
+    ranks = start_ranks(folder, settings, limits, device, on_death) if settings.tensor_parallel_size > 1 else None
+    try:
+        groups = Groups()
+        if ranks is not None:
+            device = ranks.device
+            groups = connect(rank=0, size=settings.tensor_parallel_size, store=Path(ranks.store), device=device)
+        part = build_executor(folder, settings, limits, device=device, groups=groups, report=report)
+        held = [share_of(part.executor), *([] if ranks is None else ranks.wait_ready())]
+        engine = _finish(folder, part, ranks, report, eos_token_ids=eos, seed=settings.seed, grammars=grammars)
+        return Built(engine, part.executor, groups, describe_ranks(groups, held), ranks)
+    except BaseException:
+        if ranks is not None:
+            ranks.close()
+        raise
+
+
+def _finish(folder: Path, part: Part, ranks: Ranks | None, report: Report, **of_engine: Any) -> Engine:
+    """An engine around an executor, warmed up."""
+    executor, settings, limits = part.executor, part.settings, part.limits
+    model = executor.state.model
+    fingerprint = _fingerprint(folder, model) if settings.enable_prefix_caching else None
+    engine = new_engine(
+        executor,
+        limits,
+        encoder_index_for(settings, limits),
+        fingerprint=fingerprint,
+        ordered=None if ranks is None else RankedExecutor(executor, ranks.processes),
+        **of_engine,
+    )
+    report(Stage("warming up"))
+    is_cuda = model.place.device.type == "cuda"
+    if is_cuda:  # elsewhere a replay is a twin for tests, and speed is none of its virtues
+        engine.executor.calibrate()
+        engine.capture_usual()
+    engine.warm_up()
+    if settings.shadow:
+        shadow_bytes = shadow_bytes_for(settings, is_cuda=is_cuda, has_vision=model.spec.vision is not None)
+        engine.shadow = _new_shadow(executor, engine.scheduler, folder, settings, shadow_bytes)
+    report(Stage("ready"))
+    return engine
+
+
+def build_executor(
+    folder: Path,
+    settings: EngineSettings,
+    limits: SchedulerSettings,
+    *,
+    device: torch.device,
+    groups: Groups = ONE_RANK,
+    report: Report = lambda stage: None,
+) -> Part:
+    """What every rank builds, all of them in step: weights, buffers and graphs, checked."""
+    is_cuda = device.type == "cuda"
+    if is_cuda:
         report(Stage("opening the device"))
         open_device(device, _dtype(settings, device) or torch.bfloat16)
     report(Stage("loading weights"))
@@ -70,45 +158,29 @@ def build_engine(
         device=device,
         dtype=_dtype(settings, device),
         load_format=settings.load_format,  # type: ignore[arg-type]
+        groups=groups,
+        encoder_mode=settings.mm_encoder_tp_mode,  # type: ignore[arg-type]
         progress=lambda done, total, name: report(Stage("loading weights", done, total, name)),
     )
-    eos = GenerationDefaults.from_folder(Path(folder)).eos_token_ids
-    grammars = GrammarCompiler(processor.tokenizer, model.spec.decoder.vocab_size, eos)  # its thread has work now
-    settings = affordable(settings, model, is_cuda=device.type == "cuda")
-    limits = _resolved(limits, model, is_cuda=device.type == "cuda")
-    executor_settings = executor_settings_for(
-        settings, limits, processor.images, processor.videos, model.spec.vision, is_cuda=device.type == "cuda"
-    )
-    sizes = state_sizes_for(settings, limits, is_cuda=device.type == "cuda")
+    settings = affordable(settings, model, is_cuda=is_cuda)
+    limits = _resolved(limits, model, is_cuda=is_cuda)
+    images, videos = ImageSettings.from_folder(folder), VideoSettings.from_folder(folder)
+    own = executor_settings_for(settings, limits, images, videos, model.spec.vision, is_cuda=is_cuda)
+    sizes = state_sizes_for(settings, limits, is_cuda=is_cuda)
+    reserve_exchange(model, own, sizes)
     report(Stage("compiling kernels"))
     model.place.kernels.compile(device, model.place.dtype)
     report(Stage("measuring memory"))
-    has_vision = model.spec.vision is not None
-    shadow_bytes = shadow_bytes_for(settings, is_cuda=device.type == "cuda", has_vision=has_vision)
-    num_blocks = _num_blocks(model, settings, limits, sizes, executor_settings, sum(shadow_bytes.values()))
-    sizes = replace(sizes, num_blocks=num_blocks)
+    shadow_bytes = shadow_bytes_for(settings, is_cuda=is_cuda, has_vision=model.spec.vision is not None)
+    num_blocks = _num_blocks(model, settings, limits, sizes, own, sum(shadow_bytes.values()))
+    sizes = replace(sizes, num_blocks=groups.language.agree(num_blocks))
     report(Stage("capturing graphs"))
-    executor = new_executor(model, sizes, executor_settings)
+    executor = new_executor(model, sizes, own)
     executor.capture(lambda done, total, key: report(Stage("capturing graphs", done, total, str(key))))
     _verify(executor, settings, report)
-    report(Stage("warming up"))
     executor.reserve()
-    if device.type == "cuda":  # elsewhere a replay is a twin for tests, and speed is none of its virtues
-        executor.calibrate()
-    engine = new_engine(
-        executor,
-        limits,
-        encoder_index_for(settings, limits),
-        fingerprint=_fingerprint(folder, model) if settings.enable_prefix_caching else None,
-        eos_token_ids=eos,
-        seed=settings.seed,
-        grammars=grammars,
-    )
-    engine.warm_up()
-    if settings.shadow:
-        engine.shadow = _new_shadow(executor, engine.scheduler, folder, settings, shadow_bytes)
-    report(Stage("ready"))
-    return Built(engine, executor)
+    check_ranks(executor, groups)
+    return Part(executor, settings, limits)
 
 
 def _new_shadow(

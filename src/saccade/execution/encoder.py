@@ -10,13 +10,12 @@ Why nothing is read before it is written or overwritten while it is read:
   written when the replay before it, which reads the same rows, is over.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,23 +26,15 @@ from saccade.execution.pixels import new_pixels, shape_of, warm_up_picture
 from saccade.execution.side_stream import SideStream
 from saccade.execution.state import DeviceState
 from saccade.execution.vision import vision_phase
-from saccade.geometry import Grid
 from saccade.graphs import GraphRunner, lane_for
 from saccade.inputs.messages import MediaKind
-from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import ImageSettings, VideoSettings
 from saccade.kernels.image_jobs import Shape
 from saccade.scheduling.buckets import few_buckets
+from saccade.scheduling.compose import VisionFacts
 from saccade.scheduling.executing import Encoded, encode_problem
-from saccade.scheduling.geometries import Geometries
 from saccade.scheduling.orders import Encode, Pass
 
-# Of images that are sent often, width and height in pixels, and how many of them at once.
-USUAL_SIZES = (
-    *((side, side) for side in (224, 336, 448, 512, 560, 672, 768, 1024)),
-    *((640, 480), (1024, 768), (1280, 720), (720, 1280)),
-)
-USUAL_COUNTS = (1, 2, 3, 4)
 MAX_VIEWS = 256  # of the arena's patches, one for each count that came lately
 
 
@@ -72,9 +63,8 @@ class Encoder:
         self.graphs = GraphRunner(phase, settings.graphs, lane_for(model.place.device))
         self.spec = model.spec.vision
         self._place = model.place
-        self._geometries = Geometries(model.spec.vision)
         self._shapes = _shapes(settings)
-        self._pixels = new_pixels(model.place.device, model.place.kernels, self._shapes)
+        self._pixels = new_pixels(model.place.device, self._shapes)
         self._longest = min(state.max_keys, _num_rows(state) - settings.page_rows)
 
     @property
@@ -87,9 +77,10 @@ class Encoder:
         self._rows_of_arena = lru_cache(MAX_VIEWS)(partial(runner.phase.arena.rows, "patches"))
 
     @property
-    def temporal_patch(self) -> dict[str, int]:
-        """Frames of a patch, by the kind of media."""
-        return {kind: shape.temporal_patch for kind, shape in self._shapes.items()}
+    def facts(self) -> VisionFacts:
+        """For whoever composes passes."""
+        frames = {kind: shape.temporal_patch for kind, shape in self._shapes.items()}
+        return VisionFacts(spec=self.spec, temporal_patch=frames, images=self.settings.images)
 
     @torch.no_grad()
     def encode(self, orders: Encode) -> Encoded:
@@ -143,41 +134,13 @@ class Encoder:
         finally:
             self.side_stream.join()
 
-    def calibrate(self) -> None:
+    def calibrate(self, num_rounds: int = 0) -> None:
         """Measure eager runs and replays, so that the faster one is chosen; only where there is a choice to make."""
         if Tier.EXACT in self.settings.graphs.tiers and self.graphs.graphs and not self.settings.graphs.strict:
             with self.side_stream.work():
-                self.graphs.calibrate()
+                self.graphs.calibrate(num_rounds)
 
     @torch.no_grad()
-    def capture_usual(self) -> None:
-        """Fill the exact tier with layouts that are likely to come, up to its bound. So they are fast from the first
-        request on, and a layout that gets hot later takes the place, and the memory, of another."""
-        if Tier.EXACT not in self.settings.graphs.tiers:
-            return
-        with self.side_stream.work():
-            self.graphs.reserve_small()
-            for values in self.usual(self.graphs):
-                self.graphs.capture_exact(values)
-
-    def usual(self, graphs: GraphRunner) -> Iterator[dict[str, Any]]:
-        """Inputs of passes over images of usual sizes, until these graphs are as many as they may be."""
-        images = self.settings.images
-        if images is None or Tier.EXACT not in self.settings.graphs.tiers:
-            return
-        for count in USUAL_COUNTS:
-            for width, height in USUAL_SIZES:
-                plan = plan_image(height, width, images)
-                if not graphs.exact.is_full and count * plan.num_tokens <= self.settings.max_units:
-                    yield self._example([plan.grid_thw] * count)
-
-    def _example(self, grids: Sequence[Grid]) -> dict[str, Any]:
-        """The inputs of a pass whose rows go nowhere."""
-        num_rows = sum(t * h * w for t, h, w in grids) // self.spec.unit
-        patches_PC = self._rows_of_arena(num_rows * self.spec.unit)
-        targets = np.zeros(num_rows, dtype=np.int32)
-        return {"patches": patches_PC, "targets": targets, **self._geometries.packed(grids)}
-
     def capture_layout(self, layout: ExactLayout) -> int:
         """Capture a graph of one layout. For idle moments: it takes some tens of milliseconds. In the order of vision
         passes, on whose stream `reserve` left memory for the run that comes before a capture."""
@@ -188,7 +151,10 @@ class Encoder:
     def reserve(self) -> int:
         """Run the largest pass that may have to run without a graph, so that torch keeps the memory it needs. Returns
         how much that is: what is left for the KV cache is smaller by it."""
-        rows = self._most_eager_rows()
+        if Tier.EXACT in self.settings.graphs.tiers:
+            with self.side_stream.work():
+                self.graphs.reserve_small()
+        rows = self.most_eager_rows()
         if self._place.device.type != "cuda" or rows == 0:
             return 0
         with self.side_stream.work():
@@ -198,11 +164,11 @@ class Encoder:
             del values
             return torch.cuda.memory_reserved(self._place.device) - before
 
-    def _most_eager_rows(self) -> int:
+    def most_eager_rows(self) -> int:
         """Rows of the largest frame where it is over budget; the whole budget where eager may be the faster way, and
         where layouts are run once before they get a graph of their own, or shadow checks run them again."""
         tiers, is_strict = self.settings.graphs.tiers, self.settings.graphs.strict
-        largest = min(self._longest, _largest_frame(self.settings))
+        largest = min(self._longest, largest_frame(self.settings.images, self.settings.videos))
         if largest > self.settings.max_units and not is_strict:
             return largest
         is_eager = self.settings.has_shadow or Tier.EXACT in tiers or not (is_strict or tiers)
@@ -219,13 +185,13 @@ def _shapes(settings: EncoderSettings) -> dict[MediaKind, Shape]:
     return found
 
 
-def _largest_frame(settings: EncoderSettings) -> int:
+def largest_frame(*media: ImageSettings | VideoSettings | None) -> int:
     """Rows of the largest frame that the settings of images and videos allow."""
     found = [0]
-    for media in (settings.images, settings.videos):
-        if media is not None:
-            height, width = getattr(media, "fixed_size", None) or (media.max_pixels, 1)
-            found.append(height * width // (media.patch * media.merge) ** 2)
+    for one in media:
+        if one is not None:
+            height, width = getattr(one, "fixed_size", None) or (one.max_pixels, 1)
+            found.append(height * width // (one.patch * one.merge) ** 2)
     return max(found)
 
 

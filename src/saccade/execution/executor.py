@@ -5,7 +5,8 @@ work is queued behind it on the same stream, so nothing that a ticket still need
 """
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from saccade.choice.exact import ExactLayout
 from saccade.choice.key import GraphKey
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import EngineDeadError
-from saccade.execution.encoder import USUAL_SIZES, Encoder, EncoderSettings
+from saccade.execution.encoder import Encoder, EncoderSettings, largest_frame
 from saccade.execution.language import decode_phase, head_phase, prefill_phase
 from saccade.execution.logits import Logits
 from saccade.execution.sampler import sample_phase
@@ -26,9 +27,9 @@ from saccade.graphs import GraphRunner, Phase, lane_for
 from saccade.inputs.settings import ImageSettings, VideoSettings
 from saccade.scheduling.arrays import Layout
 from saccade.scheduling.buckets import few_buckets
-from saccade.scheduling.compose import Composer, VisionFacts
+from saccade.scheduling.compose import USUAL_SIZES, Composer
 from saccade.scheduling.executing import Encoded, StepResult
-from saccade.scheduling.orders import Begin, Capture, Drop, Encode, Orders, Pass, Run, Sample
+from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Orders, Pass, Run, Sample, WarmUp
 from saccade.wire.update import Scores
 
 Progress = Callable[[int, int, GraphKey], None]
@@ -77,6 +78,10 @@ class ExecutorSettings:
     has_few_buckets: bool = False  # as on a CPU, where graphs save no time
     has_shadow: bool = False  # any pass may be run again without its graph
 
+    def largest_frame(self, longest: int) -> int:
+        """Rows of the largest image or frame, of which a request of `longest` tokens has room for no more."""
+        return min(largest_frame(self.images, self.videos), longest)
+
     @property
     def encoder(self) -> EncoderSettings:
         return EncoderSettings(
@@ -115,6 +120,7 @@ class DeviceExecutor:
         self._host_bad = [self._host(torch.bool) for _ in range(NUM_TICKETS)]
         self._turn = 0
         self._ticket: DeviceTicket | None = None
+        self._trace: list[GraphKey | str] = []
 
     def composer(self) -> Composer:
         """Composes for executors like this one, with the graphs that this one has."""
@@ -127,7 +133,7 @@ class DeviceExecutor:
             has_vision=encoder is not None,
             has_limits=media is not None and media.sees_whole_image,
         )
-        vision = None if encoder is None else VisionFacts(spec=encoder.spec, temporal_patch=encoder.temporal_patch)
+        vision = None if encoder is None else encoder.facts
         return Composer(layout, self.catalogues, vocab_size=state.logits.shape[1], vision=vision)
 
     @property
@@ -165,7 +171,25 @@ class DeviceExecutor:
                 return self.capture_layout(orders.layout)
             case Drop():
                 self.drop(orders.keys)
+            case Calibrate():
+                self.calibrate(orders.num_rounds)
+            case WarmUp():
+                self.warm_up()
         return None
+
+    @contextmanager
+    def in_order(self, runner: GraphRunner) -> Iterator[None]:
+        """Vision passes have a stream of their own, which must wait for what is done with their graphs here."""
+        if self.encoder is not None and runner is self.encoder.graphs:
+            with self.encoder.alone():
+                yield
+        else:
+            yield
+
+    def take_trace(self) -> str:
+        """How the passes of the newest order were run, told once: what ranks must agree on."""
+        trace, self._trace = self._trace, []
+        return "; ".join(map(str, trace))
 
     @torch.no_grad()
     def begin(self, orders: Begin) -> None:
@@ -173,7 +197,9 @@ class DeviceExecutor:
 
     def encode(self, orders: Encode) -> Encoded:
         assert self.encoder is not None, f"{self._model.spec.architecture} sees no images"
-        return self.encoder.encode(orders)
+        encoded = self.encoder.encode(orders)
+        self._trace = [encoded.problem or self.encoder.graphs.last]
+        return encoded
 
     def run(self, orders: Run) -> DeviceTicket:
         try:
@@ -185,6 +211,7 @@ class DeviceExecutor:
 
     @torch.no_grad()
     def _run(self, orders: Run) -> DeviceTicket:
+        self._trace = []
         self._turn = (self._turn + 1) % NUM_TICKETS
         ticket = self._ticket = DeviceTicket(self._turn, orders.num_sampled)
         if orders.waits_for_vision and self.encoder is not None:
@@ -200,6 +227,7 @@ class DeviceExecutor:
         """What follows the passes of the newest run, whose ticket has the results."""
         ticket = self._ticket
         assert ticket is not None, "there was no run to sample from"
+        self._trace = []
         if orders.sampler is not None:
             self._logits.edit(ticket.num_sampled, orders.edits, orders.mask, ticket.turn)
             self._run_pass(orders.sampler, ticket)
@@ -218,6 +246,7 @@ class DeviceExecutor:
     def _run_pass(self, one: Pass, ticket: DeviceTicket) -> None:
         runner = {"prefill": self.prefill, "decode": self.decode, "head": self.head, "sample": self.sampler}[one.phase]
         runner.obey(one.decision, one.values, lambda outputs: self._deliver(ticket, outputs))
+        self._trace.append(runner.last)
 
     def _deliver(self, ticket: DeviceTicket, outputs: Mapping[str, Tensor]) -> None:
         """Queue the copies of tokens, and of what is wrong with them, to the host."""
@@ -259,11 +288,10 @@ class DeviceExecutor:
             runner.eager({**batch.tensors, **batch.arrays}, lambda outputs: None, at=runner.phase.buckets[-1])
         return torch.cuda.memory_reserved(device) - before
 
-    def calibrate(self) -> None:
-        """Measure what there is to choose between, and capture what is likely to be chosen."""
+    def calibrate(self, num_rounds: int = 0) -> None:
+        """Measure what there is to choose between."""
         if self.encoder is not None:
-            self.encoder.calibrate()
-            self.encoder.capture_usual()
+            self.encoder.calibrate(num_rounds)
 
     def require_device(self) -> None:
         """After an error: some, such as an access beyond memory, leave a GPU on which every later call fails."""

@@ -147,7 +147,7 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
         is_repeatable=True,
         set_up=set_up,
         written=state.scores,
-        writes=TOKEN_STATE,
+        writes=TOKEN_STATE | state.exchange_names(),
         volatile_in=volatile,
         volatile_out=state.writes_scores,
     )

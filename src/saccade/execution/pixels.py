@@ -12,8 +12,8 @@ from torch import Tensor
 
 from saccade.inputs.messages import MediaKind
 from saccade.inputs.settings import ImageSettings, VideoSettings
-from saccade.kernels.dispatch import Kernels
 from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column, Job, Shape, banded_jobs, whole_job, write_table
+from saccade.kernels.images import resize_patchify
 from saccade.scheduling.orders import Picture
 
 Slot = TypeVar("Slot")
@@ -89,15 +89,15 @@ class StagedPixels:
 
 
 class PlainPixels:
-    """Anywhere else: one picture after the other, by the plain kernel."""
+    """Anywhere else: one picture after the other."""
 
-    def __init__(self, kernels: Kernels, shapes: Shapes) -> None:
-        self._kernels, self._shapes = kernels, shapes
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes = shapes
 
     def patchify(self, pictures: Sequence[Picture], out_PC: Tensor) -> None:
         for picture in pictures:
             shape = self._shapes[picture.kind]
-            self._kernels.resize_patchify(
+            resize_patchify(
                 torch.from_numpy(np.array(picture.pixels)),  # pixels are read-only, which torch has no notion of
                 picture.size_hw,
                 mean=shape.mean,
@@ -110,8 +110,8 @@ class PlainPixels:
             )
 
 
-def new_pixels(device: torch.device, kernels: Kernels, shapes: Shapes) -> Pixels:
-    return StagedPixels(device, shapes) if device.type == "cuda" else PlainPixels(kernels, shapes)
+def new_pixels(device: torch.device, shapes: Shapes) -> Pixels:
+    return StagedPixels(device, shapes) if device.type == "cuda" else PlainPixels(shapes)
 
 
 def rounds(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterator[tuple[Shape, list[Job]]]:

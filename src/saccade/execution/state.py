@@ -14,7 +14,7 @@ from torch import Tensor
 
 from saccade.graphs import Watched
 from saccade.kernels.sampling import Sampling
-from saccade.layers.layer import Layer
+from saccade.layers.layer import EXCHANGE_MEMORY, Layer
 from saccade.layers.step import Cache
 from saccade.models.vlm import Model
 
@@ -85,8 +85,12 @@ class DeviceState:
         self.logits[: len(values["sequences"])] = 0
 
     def cache_names(self) -> frozenset[str]:
-        """Of keys and values, as `watched` has them."""
-        return frozenset(self._named_caches())
+        """Of keys and values, and of what ranks exchange, as `watched` has them."""
+        return frozenset(self._named_caches()) | self.exchange_names()
+
+    def exchange_names(self) -> frozenset[str]:
+        """Of the memory that tensors of the ranks pass through."""
+        return frozenset() if self.model.decoder.exchange is None else frozenset({EXCHANGE_MEMORY})
 
     def _named_caches(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

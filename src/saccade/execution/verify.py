@@ -1,5 +1,5 @@
-"""Every graph of an executor against eager runs, in the sequences that break graphs which froze or leaked something, and
-the audit of what graphs froze.
+"""Every graph of an executor against eager runs, in the sequences that break graphs which froze or leaked something,
+and the audit of what graphs froze.
 
 Replays are compared bit for bit with eager runs of the same padded shapes, which launch the same kernels. The short
 form takes a sample that runs in a second or two and is part of the start; the long one takes all. Both write to caches
@@ -55,7 +55,7 @@ def verify_graphs(
             continue
         count.enter(runner.phase.name)
         encoder = executor.encoder
-        with _unseen(runner), _in_order(executor, runner):
+        with _unseen(runner), executor.in_order(runner):
             found = [*_verify(runner, count, is_short)]
             if encoder is not None and runner is encoder.graphs:
                 found += _verify_grids(encoder, count, is_short)
@@ -127,20 +127,9 @@ def audit_graphs(
         if not runner.settings.tiers:
             continue
         count.enter(runner.phase.name)
-        with _unseen(runner), _in_order(executor, runner):
+        with _unseen(runner), executor.in_order(runner):
             rows += audit(runner, buckets=_chosen(runner, is_short), on_graph=count.one).rows
     return AuditReport(tuple(rows))
-
-
-@contextmanager
-def _in_order(executor: DeviceExecutor, runner: GraphRunner) -> Iterator[None]:
-    """Vision passes have a stream of their own, which must wait for what is done with their graphs here."""
-    encoder = executor.encoder
-    if encoder is not None and runner is encoder.graphs:
-        with encoder.alone():
-            yield
-    else:
-        yield
 
 
 def _verify(runner: GraphRunner, count: _Count, is_short: bool) -> tuple[Row, ...]:

@@ -25,6 +25,7 @@ from saccade.graphs import (
     output,
     rows,
 )
+from saccade.layers.layer import EXCHANGE_MEMORY
 from saccade.layers.step import VisionStep
 from saccade.models.spec import VisionSpec
 from saccade.models.vlm import Model
@@ -73,7 +74,7 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         is_repeatable=True,
         set_up=clear,
         written=written,
-        writes=frozenset({"vision rows"}),
+        writes=frozenset({"vision rows"} | ({EXCHANGE_MEMORY} if tower.exchange is not None else set())),
     )
 
 

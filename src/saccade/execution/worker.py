@@ -5,18 +5,15 @@ standard input: when that closes, or the kernel says that the parent is gone, th
 it, so SIGTERM keeps its default: the process ends at once. The orderly way is the `Close` command.
 """
 
-import ctypes
 import gc
 import os
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 import torch
 import zmq
@@ -24,8 +21,10 @@ from llguidance import LLMatcher
 
 from saccade.errors import CapacityError, ConfigError, RequestError, SaccadeError
 from saccade.execution.build import Built, build_engine
+from saccade.execution.rank_processes import OnDeath
 from saccade.inputs.processor import Processor
 from saccade.kernels.packages import import_packages
+from saccade.processes import EXIT_FAILED, end_with_input, end_with_parent
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import refusal
 from saccade.scheduling.request import Request
@@ -57,13 +56,11 @@ from saccade.wire.messages import (
 )
 from saccade.wire.update import Finish, FinishReason, Update
 
-EXIT_FAILED, EXIT_ORPHANED = 3, 4
 LINGER_MS = 2000  # for the last words to get out
 SMALL_BYTES = 256 * 10**6
 MAX_COMMANDS = 128  # between two steps, so that a storm of requests does not stop those that run
 COMPILE_POLL_MS = 2
 IDLE_MS = 500  # without a command: what is then done for later requests would keep one waiting for some 50 ms
-PR_SET_PDEATHSIG = 1
 ABORTED = Finish(FinishReason.ABORT)
 
 Tell = Callable[[Reply], None]
@@ -227,31 +224,43 @@ class Worker:
 
 
 def main(folder: Path) -> int:
-    _end_with_parent()
+    end_with_parent()
+    end_with_input()
     context = zmq.Context()
-    commands, replies = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    for socket in (commands, replies):
+    # The last socket is for the thread that watches other ranks: if one is gone, this thread may wait for it for ever.
+    commands, replies, last_words = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
+    for socket in (commands, replies, last_words):
         socket.set_hwm(0)  # the scheduler limits what is queued; a step must never wait for a slow reader
-    replies.linger = LINGER_MS
     commands.bind(f"ipc://{folder / COMMANDS}")
-    replies.connect(f"ipc://{folder / REPLIES}")
+    for socket in (replies, last_words):
+        socket.linger = LINGER_MS
+        socket.connect(f"ipc://{folder / REPLIES}")
     import_packages()  # while the parent reads the model's files
+
+    def die(error: SaccadeError) -> None:
+        last_words.send(encode(Failure(str(error), is_config=isinstance(error, ConfigError))))
+        sleep(LINGER_MS / 1000)  # whoever hears it ends this process
+        os._exit(EXIT_FAILED)
+
     try:
-        return _serve(commands, lambda reply: replies.send(encode(reply)))
+        return _serve(commands, lambda reply: replies.send(encode(reply)), die)
     finally:
         gc.unfreeze()
         context.destroy()
 
 
-def _serve(commands: "zmq.Socket[bytes]", tell: Tell) -> int:
+def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
+    built: Built | None = None
     try:
         start = decode_command(commands.recv())
         assert isinstance(start, Start), f"the first command is {start}"
-        engine = _build(start, tell).engine
+        built = _build(start, tell, die)
+        engine = built.engine
         gc.collect()
         gc.freeze()  # what stays for good need not be looked at again while requests run
         pool = engine.scheduler.holdings.pool
-        tell(Ready(engine.scheduler.settings, pool.num_tokens, pool.block_size, gpu_bytes_in_use()))
+        limits = engine.scheduler.settings
+        tell(Ready(limits, pool.num_tokens, pool.block_size, gpu_bytes_in_use(), built.tensor_parallel))
         Worker(engine, commands, tell).run()
         tell(Closed())
     except SaccadeError as error:
@@ -261,10 +270,13 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell) -> int:
         traceback.print_exc()
         tell(Failure(f"{type(error).__name__}: {error}"))
         return EXIT_FAILED
+    finally:
+        if built is not None:
+            built.close()
     return 0
 
 
-def _build(start: Start, tell: Tell) -> Built:
+def _build(start: Start, tell: Tell, die: OnDeath) -> Built:
     folder = Path(start.folder)
     if sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_BYTES:
         torch.set_num_threads(1)  # on a CPU, threads that wait for each other cost a small model more than they save
@@ -274,6 +286,7 @@ def _build(start: Start, tell: Tell) -> Built:
         start.limits,
         processor=Processor.from_folder(folder),
         report=tell,
+        on_death=die,
     )
 
 
@@ -292,19 +305,6 @@ def _refusal(serial: int, error: Exception) -> Refused:
         return Refused(serial, "capacity", str(error), retry_after_s=error.retry_after_s)
     traceback.print_exception(error)
     return Refused(serial, "internal", f"the engine could not take the request in: {type(error).__name__}")
-
-
-def _end_with_parent() -> None:
-    """Linux kills the process when the thread that started it is gone; elsewhere the closed standard input ends it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_wait_for_end_of_input, daemon=True).start()
-
-
-def _wait_for_end_of_input() -> None:
-    while os.read(0, 1):
-        pass
-    os._exit(EXIT_ORPHANED)
 
 
 if __name__ == "__main__":

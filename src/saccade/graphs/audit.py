@@ -35,7 +35,8 @@ from saccade.graphs.piecewise import Tape
 from saccade.graphs.runner import GraphRunner
 
 SMALL_BYTES = 2**20  # state up to this size is compared byte by byte, larger by its sum
-CUBLAS = re.compile("^nvjet|cublas|[dhs]gemm|gemv|splitK")
+# cuBLAS has a workspace of its own, which it clears before it uses it; sums over ranks have tables of their memory.
+HAS_OWN_MEMORY = re.compile("^nvjet|cublas|[dhs]gemm|gemv|splitK|all_reduce_kernel|barrier_kernel|nccl")
 MAX_FINDINGS = 5  # of one check: the first few tell what is wrong
 
 
@@ -193,9 +194,8 @@ def _undeclared_touches(node: Node, memory: MemoryMap) -> Iterator[tuple[str, st
 
 
 def _undeclared_words(node: Node, memory: MemoryMap) -> Iterator[tuple[str, str]]:
-    """Of raw arguments only those that are one word: a larger one may have stray addresses in bytes that nobody sets.
-    cuBLAS has a workspace of its own, which it clears before it uses it."""
-    if node.name == "fill" or CUBLAS.search(node.name):
+    """Of raw arguments only those that are one word: a larger one may have stray addresses in bytes nobody sets."""
+    if node.name == "fill" or HAS_OWN_MEMORY.search(node.name):
         return
     for argument, data in node.raw.items():
         if len(data) == WORD and memory.is_foreign(int.from_bytes(data, "little")):

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,6 +59,7 @@ class GraphRunner:
         self._lane = lane or lane_for(phase.arena.device)
         self._graphs: dict[GraphKey, CapturedGraph] = {}
         self._exact: dict[GraphKey, CapturedGraph] = {}
+        self.last: GraphKey | str = ""  # how the last batch was run: the key of its graph, or eagerly
         self._outputs = [buffer for buffer in phase.arena.buffers.values() if buffer.role is Role.OUTPUT]
         self._state = Watched.of(phase.state) | Watched.of_body(phase.body)
         self._alone = Exclusive(phase.name, self._lane.lock)
@@ -123,7 +125,7 @@ class GraphRunner:
                 self._graphs[key] = self._capture(key)
             self.catalogue.add(key)
 
-    def calibrate(self) -> Gate:
+    def calibrate(self, num_rounds: int = 0) -> Gate:
         """Time eager runs and replays of a few buckets; from then on the cheaper one is chosen. Small ones lie closer
         together: there an eager run stops waiting for the host and starts to wait for the device."""
         buckets = self.catalogue.shape.ordered
@@ -131,7 +133,7 @@ class GraphRunner:
         picked = sorted({round(last * (i / (NUM_GATE_SIZES - 1)) ** 2) for i in range(NUM_GATE_SIZES)})
         by_rows = {buckets[i][self.phase.rows]: self.example_for(buckets[i]) for i in picked}
         ways = (lambda rows: self._eager(by_rows[rows]), lambda rows: self._replay_in_bucket(by_rows[rows]))
-        self.gate = gate = Gate(*measure(ways, list(by_rows), self._wait))
+        self.gate = gate = Gate(*measure(ways, list(by_rows), self._wait, num_rounds))
         return gate
 
     def forget_exact(self) -> None:
@@ -197,6 +199,7 @@ class GraphRunner:
             self.observer.before(batch, decision.key)
             consume = _observed(consume, self.observer)
         if decision.key is None:
+            self.last = f"{self.phase.name} eager {decision.padded_to or batch.sizes}"
             return self._hand_over(self._eager(batch, decision.padded_to), batch, consume)
         return self._replay(decision.key, batch, consume)
 
@@ -238,6 +241,9 @@ class GraphRunner:
         arena.fill(batch, key.capacity)
         if poison:
             arena.poison(key.capacity, batch.sizes)
+        if graph.key != key:
+            raise GraphError(f"graph [{graph.key}] is kept in the place of [{key}]")
+        self.last = key
         graph.replay()
         return self._hand_over(graph.frame, batch, consume)
 
@@ -280,7 +286,7 @@ class GraphRunner:
         views = arena.views(key.capacity)  # rows keep what they hold: a capture depends on the structure alone
         rows = {name: views[name] for name, buffer in arena.buffers.items() if buffer.role is Role.INPUT}
         padding = arena.empty_batch().arrays
-        structure = dict(layout.structure)
+        structure = {name: np.array(array) for name, array in layout.structure.items()}  # frames keep it
         arena.fill(Batch(rows, {**padding, **structure}, layout.sizes, structure), key.capacity)
         with torch.no_grad():  # on the current stream, which has memory for it: nothing may be allocated any more
             run_body(self.phase.body, Frame(arena, key.capacity, structure, is_sketch=True))

@@ -1,15 +1,20 @@
 """From plans to orders: every decision about a step's device work is made here, once. Pure: no tensor, no device."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from saccade.choice.catalogue import Catalogue
+from saccade.choice.exact import ExactLayout
 from saccade.choice.key import Capacity
+from saccade.config import Tier
 from saccade.geometry import GridSpec
+from saccade.inputs.messages import MediaKind
 from saccade.inputs.placeholders import Media
+from saccade.inputs.plans import plan_image
+from saccade.inputs.settings import ImageSettings
 from saccade.scheduling.arrays import (
     Ints,
     Layout,
@@ -28,13 +33,21 @@ from saccade.scheduling.packing import Bins, Part, default_cost, pack, split
 from saccade.scheduling.plan import Chunk, EncodeItem, Plan
 from saccade.scheduling.sampling import edits, masked_rows, needs_sampler, sample_values
 
+# Of images that are sent often, width and height in pixels, and how many of them at once.
+USUAL_SIZES = (
+    *((side, side) for side in (224, 336, 448, 512, 560, 672, 768, 1024)),
+    *((640, 480), (1024, 768), (1280, 720), (720, 1280)),
+)
+USUAL_COUNTS = (1, 2, 3, 4)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionFacts:
     """What composing needs to know of a vision tower, and of how its pixels become patches."""
 
     spec: GridSpec
-    temporal_patch: Mapping[str, int]  # frames of a patch, by the kind of media
+    temporal_patch: Mapping[MediaKind, int]  # frames of a patch, by the kind of media
+    images: ImageSettings | None = None
 
 
 class Composer:
@@ -123,7 +136,7 @@ class VisionComposer:
     def compose(self, parts: Sequence[Part], items: Sequence[EncodeItem], media: Sequence[Media]) -> Pass:
         """One pass over these parts of the media."""
         values: Arrays = {"targets": self._targets(parts, items), **self.geometry(parts, media)}
-        sizes, structure = self.sizes(values)
+        sizes, structure = self._sizes(len(values["targets"]), values)
         decision = self.catalogue.choose(sizes, structure)
         return Pass("vision", decision, values, tuple(self._pictures(parts, media)))
 
@@ -131,12 +144,27 @@ class VisionComposer:
         grids = [(part.count, *media[part.item].plan.grid_thw[1:]) for part in parts]
         return self._geometries.packed(grids)
 
-    def sizes(self, values: Mapping[str, Any]) -> tuple[Capacity, dict[str, Any]]:
-        """Of a pass with these inputs, and its boundaries."""
+    def usual_layouts(self) -> Iterator[ExactLayout]:
+        """Layouts that are likely to come, to fill the exact tier with. So they are fast from the first request on, and
+        a layout that gets hot later takes the place, and the memory, of another."""
+        images, catalogue = self._facts.images, self.catalogue
+        if images is None or Tier.EXACT not in catalogue.settings.tiers:
+            return
+        for count in USUAL_COUNTS:
+            for width, height in USUAL_SIZES:
+                plan = plan_image(height, width, images)
+                units = count * plan.num_tokens
+                if catalogue.exact.is_full or units > catalogue.shape.limits["units"]:
+                    continue
+                sizes, structure = self._sizes(units, self._geometries.packed([plan.grid_thw] * count))
+                if (layout := catalogue.layout(sizes, structure)) is not None:
+                    yield layout
+
+    def _sizes(self, units: int, values: Mapping[str, Any]) -> tuple[Capacity, dict[str, Any]]:
+        """Of a pass of so many rows, and its boundaries."""
         boundaries = self.catalogue.shape.boundaries
         structure = {boundary.name: values[boundary.name] for boundary in boundaries}
         counts = {boundary.count: len(values[boundary.name]) - 1 for boundary in boundaries}
-        units = len(values["targets"])
         return Capacity.of(units=units, patches=units * self.spec.unit, **counts), structure
 
     def _pictures(self, parts: Sequence[Part], media: Sequence[Media]) -> list[Picture]:

@@ -56,7 +56,7 @@ class _Marks:
 
 @dataclass(slots=True, kw_only=True)
 class _Flight:
-    """A step on its way, or one that was not launched and the `problem` with it."""
+    """A step on its way, and the `problem` with it if not all of it was launched."""
 
     plan: Plan
     ticket: Ticket | None = None
@@ -177,6 +177,12 @@ class Engine:
             return error
         return None
 
+    def capture_usual(self) -> None:
+        """Capture layouts that are likely to come."""
+        if self.composer.vision is not None:
+            for layout in self.composer.vision.usual_layouts():
+                self.capture(layout)
+
     def capture(self, layout: ExactLayout) -> None:
         """Capture a vision graph of one layout; those that it leaves no room for go."""
         assert self.composer.vision is not None, "only images have layouts"
@@ -250,27 +256,30 @@ class Engine:
         return updates
 
     def _launch(self, plan: Plan) -> _Flight:
+        flight = _Flight(plan=plan)
         try:
-            return self._execute(plan)
+            self._execute(flight)
         except Exception as error:  # one bad step must not take the others down
             self.executor.require_device()
-            return _Flight(plan=plan, problem=_message(error))
+            flight.problem = _message(error)
         except BaseException:  # interrupted: what was planned must still be accounted for
-            self._in_flight.append(_Flight(plan=plan, problem=STEP_FAILED))
+            flight.problem = STEP_FAILED
+            self._in_flight.append(flight)
             raise
+        return flight
 
-    def _execute(self, plan: Plan) -> _Flight:
+    def _execute(self, flight: _Flight) -> None:
         """Compose and execute, a piece at a time: the device works on each while the host composes the next."""
+        plan = flight.plan
         for chunk in plan.chunks:
             if chunk.request_id not in self._running:
                 self._begin(chunk.request_id)
-        failed = self._encode(plan) if plan.encode else {}
-        orders, sampled = self.composer.run(plan, self._running)
-        ticket = self.executor.run(orders)
-        sample, matchers = self.composer.sample(plan.step, sampled, self._running)
+        flight.failed = self._encode(plan) if plan.encode else {}
+        orders, flight.sampled = self.composer.run(plan, self._running)
+        flight.ticket = self.executor.run(orders)
+        sample, flight.matchers = self.composer.sample(plan.step, flight.sampled, self._running)
         if sample is not None:
             self.executor.sample(sample)
-        return _Flight(plan=plan, ticket=ticket, sampled=sampled, matchers=matchers, failed=failed)
 
     def _encode(self, plan: Plan) -> dict[str, str]:
         """Encode the images of a plan. Returns what went wrong, by the request that an item is encoded for; the others
@@ -318,17 +327,10 @@ class Engine:
             self.executor.begin(orders)
 
     def _take_in(self, flight: _Flight) -> list[Update]:
-        result: StepResult | None = None
-        problem = flight.problem
-        if flight.ticket is not None:
-            try:
-                result = flight.ticket.wait()
-            except Exception as error:
-                self.executor.require_device()
-                problem = _message(error)
+        result = self._wait(flight)
         self._in_flight.popleft()
         if result is None:
-            results: Results = {chunk.request_id: RowError(problem) for chunk in flight.plan.chunks}
+            results: Results = {chunk.request_id: RowError(flight.problem) for chunk in flight.plan.chunks}
             scored = []
         else:
             results = _results(flight, result)
@@ -340,6 +342,17 @@ class Engine:
             if owner.request.status is not Status.RUNNING:  # preempted because it read rows of an image that failed
                 self._release(request_id)
         return updates
+
+    def _wait(self, flight: _Flight) -> StepResult | None:
+        """What a step gave; None if there is a problem with it. Its passes are over then all the same: until they are,
+        they read pages and blocks that the next plans may give to others."""
+        result: StepResult | None = None
+        try:
+            result = None if flight.ticket is None else flight.ticket.wait()
+        except Exception as error:
+            self.executor.require_device()
+            flight.problem = _message(error)
+        return None if flight.problem else result
 
     def _end_complete(self, flight: _Flight, news: Iterable[Update]) -> list[Update]:
         """End the requests whose grammar allows nothing more: no pass is needed to learn that."""

@@ -94,7 +94,13 @@ class Executor(Protocol):
 
     def drop(self, keys: Sequence[GraphKey]) -> None: ...
 
-    def warm_up(self) -> None: ...
+    def calibrate(self) -> None:
+        """Measure what there is to choose between."""
+        ...
+
+    def warm_up(self) -> None:
+        """Compile what runs outside of graphs."""
+        ...
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
         """Counters and graphs of each phase, by its name."""

@@ -2,7 +2,7 @@
 
 Whoever composes them has decided everything; an executor obeys. What a step asks for comes in this sequence: `Begin`
 for requests with penalties that start, `Encode` for its images, `Run` for its rows, `Sample` where the likeliest token
-of the raw logits is not enough. `Capture` and `Drop` come between steps.
+of the raw logits is not enough. The others come between steps.
 """
 
 from dataclasses import dataclass
@@ -141,4 +141,17 @@ class Drop:
     keys: tuple[GraphKey, ...]
 
 
-Orders = Begin | Encode | Run | Sample | Capture | Drop
+@dataclass(frozen=True, slots=True)
+class Calibrate:
+    """Time eager runs and replays of vision passes; `num_rounds` 0: as many as it takes."""
+
+    num_rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Compile what runs outside of graphs."""
+
+
+Orders = Begin | Encode | Run | Sample | Capture | Drop | Calibrate | WarmUp
+ORDER_TYPES = (Begin, Encode, Run, Sample, Capture, Drop, Calibrate, WarmUp)

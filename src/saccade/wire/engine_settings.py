@@ -1,4 +1,4 @@
-"""Limits of the scheduler."""
+"""How a model is run, and the limits of its scheduler."""
 
 from dataclasses import dataclass, replace
 
@@ -120,6 +120,10 @@ class EngineSettings:
         0.0, "share of replays that are run again without their graph when the engine is idle, and compared; 0: none"
     )
     shadow_dir: str = setting("", "folder for inputs of replays that were wrong; by default one in the user's cache")
+    tensor_parallel_size: int = setting(1, "ranks that share the model, each on a GPU of its own (a process on a CPU)")
+    mm_encoder_tp_mode: str = setting(
+        "weights", "how ranks share the vision encoder: weights (each has a part), or data (each encodes whole images)"
+    )
     seed: int = setting(0, "seed of requests that bring none")
     watchdog_timeout_s: float = setting(
         300.0, "seconds without an answer after which an engine counts as dead; 0: never"
@@ -135,6 +139,17 @@ class EngineSettings:
         if not self.watchdog_timeout_s >= 0:
             met = self.watchdog_timeout_s
             raise ConfigError(f"watchdog_timeout_s is {met}; it must be 0 or more (--watchdog-timeout-s)")
+        if self.tensor_parallel_size < 1:
+            met = self.tensor_parallel_size
+            raise ConfigError(f"tensor_parallel_size is {met}; it must be at least 1 (--tensor-parallel-size)")
+        if self.mm_encoder_tp_mode not in ENCODER_WORDS:
+            mode, words = self.mm_encoder_tp_mode, ", ".join(ENCODER_WORDS)
+            raise ConfigError(f"mm_encoder_tp_mode is {mode!r}; allowed: {words} (--mm-encoder-tp-mode)")
+        if self.shadow and self.tensor_parallel_size > 1:
+            raise ConfigError(
+                "shadow checks run a pass again on one rank, which would wait for the others; leave out --shadow, or "
+                "--tensor-parallel-size"
+            )
         if not 0 <= self.shadow <= 1:
             raise ConfigError(f"shadow is {self.shadow}; allowed are 0 to 1 (--shadow)")
         if self.verify not in VERIFY_WORDS:
@@ -170,6 +185,7 @@ class EngineSettings:
         return VISION_WORDS[word]
 
 
+ENCODER_WORDS = ("weights", "data")
 VERIFY_WORDS = ("auto", "short", "full", "off")
 GRAPH_PHASES = ("vision", "prefill", "decode")
 GRAPH_WORDS = {"auto": Mode.FULL, "full": Mode.FULL, "piecewise": Mode.PIECEWISE, "off": None}
