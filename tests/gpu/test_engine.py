@@ -324,7 +324,8 @@ def test_a_launch_never_waits_for_the_device(model: Model, show: Any) -> None:
 
     for name in ("begin", "encode", "run", "sample"):
         watched(name)
-    Traffic(engine, seed=5).run(3.0, wanted=24)
+    traffic = Traffic(engine, seed=5)
+    traffic.run(3.0, wanted=24)
     show(
         "host time of an order, ms",
         *(
@@ -333,6 +334,7 @@ def test_a_launch_never_waits_for_the_device(model: Model, show: Any) -> None:
         ),
     )
     assert not errors, errors[0]
+    assert FinishReason.ERROR not in traffic.ends, "a vision pass that waits fails its request alone"
     assert {"begin", "encode", "run prefill", "run decode", "sample"} <= steps.keys()
 
 
