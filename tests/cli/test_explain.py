@@ -12,7 +12,7 @@ from saccade.cli import main
 from saccade.cli.model import BUNDLED_LIMITS
 from saccade.config import Tier
 from saccade.dry_run.blueprint import draw
-from saccade.dry_run.explain import dry_run, made_up_prompt
+from saccade.dry_run.steps import dry_run, made_up_prompt
 from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import PlaceholderSettings
 from saccade.scheduling.buckets import vision_buckets

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.config import GraphSettings, Tier
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.verify import audit_graphs, verify_graphs
+from saccade.execution.verification import audit_graphs, verify_graphs
 from saccade.graphs import Frame, GraphRunner
 from saccade.graphs.buffers import Role
 from tests.engine.conftest import Loaded

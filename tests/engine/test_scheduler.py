@@ -457,9 +457,9 @@ class TestPreemption:
             if len(loop.flights) == 2:
                 loop.land()
         assert loop.plans[-1].preempted == ("b",)
-        assert loop.scheduler.holdings.pool.num_free == 0
+        assert loop.scheduler.resources.pool.num_free == 0
         loop.land()
-        assert loop.scheduler.holdings.pool.num_free == 2
+        assert loop.scheduler.resources.pool.num_free == 2
         while loop.flights:
             loop.land()
         loop.drain()
@@ -580,11 +580,11 @@ class TestPipeline:
         first, second = scheduler.plan(0), scheduler.plan(0)
         (event,) = scheduler.commit(first, {"a": [EOS]})
         assert event.finish == Finish(FinishReason.STOP)
-        assert scheduler.holdings.pool.num_used == 3
+        assert scheduler.resources.pool.num_used == 3
         scheduler.check()
         assert scheduler.commit(second, {"a": [12]}) == ()
         assert scheduler.is_idle
-        assert scheduler.holdings.pool.num_used == 0
+        assert scheduler.resources.pool.num_used == 0
 
     def test_an_id_can_be_used_again_while_the_old_rows_are_in_flight(self) -> None:
         scheduler = make_scheduler(LIMITS)
@@ -707,8 +707,8 @@ def test_a_storm_of_aborts_leaves_nothing_in_use() -> None:
     while loop.flights:
         loop.land()
     assert loop.scheduler.is_idle
-    assert loop.scheduler.holdings.pool.num_used == 0
-    assert loop.scheduler.holdings.encoder.num_held_rows == 0
+    assert loop.scheduler.resources.pool.num_used == 0
+    assert loop.scheduler.resources.encoder.num_held_rows == 0
     loop.check_ended()
 
 

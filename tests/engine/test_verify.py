@@ -14,9 +14,9 @@ from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import AddressError, ConfigError, GraphError
 from saccade.execution.build import build_engine
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.verify import audit_graphs, check_graphs, sample, verify_graphs
+from saccade.execution.verification import audit_graphs, check_graphs, sample, verify_graphs
 from saccade.graphs import GraphRunner
-from saccade.graphs.compare import Difference
+from saccade.graphs.compare import OutputDifference
 from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.inputs.processor import Processor
 from saccade.models.vlm import Model
@@ -178,7 +178,7 @@ def test_a_built_engine_is_verified_before_it_serves(made: tiny.Tiny, monkeypatc
     stages.clear()
     start(replace(settings, verify="off"))
     assert "verifying graphs" not in stages
-    wrong = [Difference("rows", 1, 8, 3, 1.0)]
+    wrong = [OutputDifference("rows", 1, 8, 3, 1.0)]
     with monkeypatch.context() as patched:
         patched.setattr(sys.modules["saccade.graphs.verify"], "bit_differences", lambda actual, expected: wrong)
         with pytest.raises(GraphError, match=r"1 of 8 values of 'rows' differ, the first in row 3.* Not serving"):

@@ -15,10 +15,10 @@ from saccade.cache.encoder import EncoderIndex
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.execution.assembly import new_engine, new_executor
-from saccade.execution.encoder import MAX_VIEWS, Encoder
 from saccade.execution.executor import ExecutorSettings
 from saccade.execution.pixels import PlainPixels, Shapes, SlotRing, rounds, shape_of, write_slot
 from saccade.execution.state import StateSizes
+from saccade.execution.vision_encoder import MAX_VIEWS, Encoder
 from saccade.geometry import geometry
 from saccade.graphs import Reason
 from saccade.inputs.placeholders import Media, Prompt, place_media

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from saccade.execution.executor import DeviceExecutor
-from saccade.graphs import Report, verify
+from saccade.graphs import VerifyReport, verify
 from saccade.models.vlm import Model
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.orders import Run
@@ -273,7 +273,7 @@ def test_padding_changes_hidden_states_by_rounding_alone(phase_name: str, model:
         assert not row.problem and row.difference < 0.15, row
 
 
-def summary(report: Report) -> str:
+def summary(report: VerifyReport) -> str:
     worst = max(report.rows, key=lambda row: row.difference)
     count = sum(row.num_batches for row in report.rows)
     return (

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from saccade.choice.exact import ExactLayout
 from saccade.config import Tier
-from saccade.execution.encoder import Encoder, EncoderSettings
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.pixels import NUM_SLOTS, PlainPixels, Shapes, StagedPixels, shape_of
 from saccade.execution.side_stream import SideStream
-from saccade.execution.verify import check_graphs
+from saccade.execution.verification import check_graphs
+from saccade.execution.vision_encoder import Encoder, EncoderSettings
 from saccade.graphs import GraphSettings
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.placeholders import Media

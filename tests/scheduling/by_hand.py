@@ -14,7 +14,7 @@ from saccade.config import GraphSettings, Tier
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt, text_prompt
 from saccade.inputs.plans import ImagePlan
 from saccade.inputs.positions import Block, mrope_positions, rope_delta
-from saccade.scheduling.arrays import Layout, Running
+from saccade.scheduling.arrays import CacheLayout, Running
 from saccade.scheduling.compose import Composer, VisionFacts
 from saccade.scheduling.executing import Encoded, StepResult
 from saccade.scheduling.matcher import Matcher
@@ -25,7 +25,9 @@ from saccade.wire.update import Scores
 
 BLOCK_SIZE, MAX_BLOCKS, PAGE_ROWS, VOCABULARY = 4, 16, 4, 100
 IMAGE = 99
-LAYOUT = Layout(block_size=BLOCK_SIZE, max_blocks=MAX_BLOCKS, page_rows=PAGE_ROWS, has_vision=True, has_limits=False)
+LAYOUT = CacheLayout(
+    block_size=BLOCK_SIZE, max_blocks=MAX_BLOCKS, page_rows=PAGE_ROWS, has_vision=True, has_limits=False
+)
 QUERIES = Boundary("query_start", "tokens", "requests")
 FRAMES = Boundary("cu_seqlens", "patches", "frames")
 

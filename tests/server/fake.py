@@ -17,8 +17,8 @@ from saccade.inputs.processor import Processor
 from saccade.server.app import build_app
 from saccade.server.service import Service
 from saccade.server.settings import ServerSettings
+from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.engine_settings import SchedulerSettings
-from saccade.wire.metrics import SchedulerStats
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.tensor_parallel import ONE_RANK
 

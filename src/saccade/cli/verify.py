@@ -22,7 +22,7 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 if TYPE_CHECKING:
     from saccade.execution.executor import DeviceExecutor
-    from saccade.graphs import AuditReport, Report
+    from saccade.graphs import AuditReport, VerifyReport
 
 EXIT_WRONG = 1
 OnGraph = Callable[[str, int, int], None]
@@ -56,7 +56,7 @@ def checking_parser(name: str, about: str) -> Parser:
 
 def run(flags: Namespace) -> int:
     asked, console = settings_from(flags, VerifySettings), Console(stderr=True)
-    from saccade.execution.verify import audit_graphs, verify_graphs  # imports torch
+    from saccade.execution.verification import audit_graphs, verify_graphs  # imports torch
 
     with loaded_executor(flags, console) as executor:
         with shown_progress(console, "verifying") as hear:
@@ -128,7 +128,7 @@ def show_audit(console: Console, report: "AuditReport") -> None:
     console.print(found if report.rows else "there are no graphs to audit", markup=False)
 
 
-def show(console: Console, report: "Report") -> None:
+def show(console: Console, report: "VerifyReport") -> None:
     """One line a graph: its worst sequence."""
     table = Table("graph", "sequences", "batches", "largest difference", "worst sequence", "right")
     for key in dict.fromkeys(row.key for row in report.rows):

@@ -35,7 +35,7 @@ from saccade.models.vlm import EncoderMode, Model
 from saccade.models.weights import DTYPES, checkpoint_dtype
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
-Table = TypeVar("Table", bound=KernelTable)
+TableT = TypeVar("TableT", bound=KernelTable)
 
 META = torch.device("meta")
 MOST_RANKS = 16
@@ -172,7 +172,7 @@ def _like_queries(queries: Tensor, *args: Any, **how: Any) -> Tensor:
     return torch.empty_like(queries)
 
 
-def _counted(table: Table, live: LiveBytes) -> Table:
+def _counted(table: TableT, live: LiveBytes) -> TableT:
     """The same kernels, each counted as one operation."""
     found = {name: getattr(table, name) for name in table.kernel_names()}
     found |= {name: _like_queries for name in ("varlen_attention", "paged_attention") if name in found}

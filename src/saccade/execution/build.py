@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -29,7 +29,7 @@ from saccade.execution.sizes import (
     wanted_blocks,
 )
 from saccade.execution.state import StateSizes
-from saccade.execution.verify import check_graphs
+from saccade.execution.verification import check_graphs
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.processor import Processor
 from saccade.inputs.settings import ImageSettings, VideoSettings
@@ -44,11 +44,10 @@ from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import GrammarCompiler
 from saccade.scheduling.scheduler import Scheduler
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
-from saccade.wire.messages import Stage
+from saccade.wire.messages import OnStage, Stage
 from saccade.wire.tensor_parallel import TensorParallel
 
 MOST_RECORDED_BYTES = 256 * 10**6
-Report = Callable[[Stage], None]
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BuiltExecutor:
     """One rank's executor, with graphs that are captured and checked, and the settings it came to."""
 
     executor: DeviceExecutor
@@ -87,7 +86,7 @@ def build_engine(
     limits: SchedulerSettings,
     *,
     processor: Processor,
-    report: Report = lambda stage: None,
+    report: OnStage = lambda stage: None,
     on_death: OnDeath = lambda error: None,
 ) -> Built:
     """`report` is told of each stage, and in it of each tensor or graph; `on_death`, from another thread, why the ranks
@@ -112,7 +111,7 @@ def build_engine(
         raise
 
 
-def _finish(folder: Path, part: Part, ranks: Ranks | None, report: Report, **of_engine: Any) -> Engine:
+def _finish(folder: Path, part: BuiltExecutor, ranks: Ranks | None, report: OnStage, **of_engine: Any) -> Engine:
     """An engine around an executor, warmed up."""
     executor, settings, limits = part.executor, part.settings, part.limits
     model = executor.state.model
@@ -145,8 +144,8 @@ def build_executor(
     *,
     device: torch.device,
     groups: Groups = ONE_RANK,
-    report: Report = lambda stage: None,
-) -> Part:
+    report: OnStage = lambda stage: None,
+) -> BuiltExecutor:
     """What every rank builds, all of them in step: weights, buffers and graphs, checked."""
     is_cuda = device.type == "cuda"
     if is_cuda:
@@ -180,7 +179,7 @@ def build_executor(
     _verify(executor, settings, report)
     executor.reserve()
     check_ranks(executor, groups)
-    return Part(executor, settings, limits)
+    return BuiltExecutor(executor, settings, limits)
 
 
 def _new_shadow(
@@ -192,7 +191,7 @@ def _new_shadow(
 ) -> Shadow:
     """With what is needed to build the same engine again."""
     kept_in = Path(settings.shadow_dir).expanduser() if settings.shadow_dir else shadow_folder()
-    same = replace(settings, kv_cache_tokens=scheduler.holdings.pool.num_tokens)
+    same = replace(settings, kv_cache_tokens=scheduler.resources.pool.num_tokens)
     origin = Origin(model=str(Path(folder).resolve()), settings=same, limits=scheduler.settings, folder=kept_in)
     return Shadow(executor, settings.shadow, origin, slab_bytes=slab_bytes)
 
@@ -208,7 +207,7 @@ def _resolved(asked: SchedulerSettings, model: Model, *, is_cuda: bool) -> Sched
     return limits
 
 
-def _verify(executor: DeviceExecutor, settings: EngineSettings, report: Report) -> None:
+def _verify(executor: DeviceExecutor, settings: EngineSettings, report: OnStage) -> None:
     """Refuses to go on where a graph is wrong."""
     is_cuda = executor.state.model.place.device.type == "cuda"
     how = settings.verify if settings.verify != "auto" else ("short" if is_cuda else "off")

@@ -5,7 +5,7 @@ work is queued behind it on the same stream, so nothing that a ticket still need
 """
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,21 +18,21 @@ from saccade.choice.exact import ExactLayout
 from saccade.choice.key import GraphKey
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import EngineDeadError
-from saccade.execution.encoder import Encoder, EncoderSettings, largest_frame
 from saccade.execution.language import decode_phase, head_phase, prefill_phase
 from saccade.execution.logits import Logits
 from saccade.execution.sampler import sample_phase
 from saccade.execution.state import DeviceState
+from saccade.execution.vision_encoder import Encoder, EncoderSettings, largest_frame
 from saccade.graphs import GraphRunner, Phase, lane_for
+from saccade.graphs.runner import Progress
 from saccade.inputs.settings import ImageSettings, VideoSettings
-from saccade.scheduling.arrays import Layout
+from saccade.scheduling.arrays import CacheLayout
 from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import USUAL_SIZES, Composer
 from saccade.scheduling.executing import Encoded, StepResult
 from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Orders, Pass, Run, Sample, WarmUp
 from saccade.wire.update import Scores
 
-Progress = Callable[[int, int, GraphKey], None]
 NUM_TICKETS = 3  # two steps may be in flight
 EXACT_VISION_GRAPHS = len(USUAL_SIZES)
 EXACT_VISION_AFTER = 32  # a graph of its own saves 0.3 ms a batch and costs 30 once, when nobody waits
@@ -126,7 +126,7 @@ class DeviceExecutor:
         """Composes for executors like this one, with the graphs that this one has."""
         spec, state = self._model.spec, self.state
         media, encoder = spec.media, self.encoder
-        layout = Layout(
+        layout = CacheLayout(
             block_size=state.block_size,
             max_blocks=state.max_blocks,
             page_rows=self.settings.page_rows,

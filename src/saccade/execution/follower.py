@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from saccade.execution.build import build_executor
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.rank_messages import Outcome, RankStart
+from saccade.execution.rank_messages import OrderOutcome, RankStart
 from saccade.execution.ranks import share_of
 from saccade.kernels.dispatch import device_named
 from saccade.kernels.packages import import_packages
@@ -41,13 +41,13 @@ class Follower:
         """What this rank holds."""
         return msgspec.to_builtins(share_of(self._executor))
 
-    def execute(self, order: Orders) -> Outcome:
+    def execute(self, order: Orders) -> OrderOutcome:
         try:
             self._executor.execute(order)
         except BaseException:
             self._executor.take_trace()
             raise
-        return Outcome(digest=self._executor.take_trace())
+        return OrderOutcome(digest=self._executor.take_trace())
 
     def close(self) -> None:
         self._groups.close()

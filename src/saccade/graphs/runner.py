@@ -15,7 +15,7 @@ from saccade.choice.gate import Gate, measure
 from saccade.choice.key import Capacity, GraphKey
 from saccade.config import GraphSettings, Tier
 from saccade.errors import ConfigError, GraphError
-from saccade.graphs.arena import Array, Batch
+from saccade.graphs.arena import Batch, HostArray
 from saccade.graphs.buffers import Role
 from saccade.graphs.capture import CapturedGraph, capture
 from saccade.graphs.exclusive import Exclusive
@@ -263,7 +263,7 @@ class GraphRunner:
         raise ConfigError(f"no example of phase {self.phase.name} fits its bucket {bucket}")
 
     def _capture(
-        self, key: GraphKey, structure: Mapping[str, Array] | None = None, *, is_warm: bool = False
+        self, key: GraphKey, structure: Mapping[str, HostArray] | None = None, *, is_warm: bool = False
     ) -> CapturedGraph:
         graph = self.record(key, structure, is_warm=is_warm)
         self.stats.captures += 1
@@ -271,7 +271,7 @@ class GraphRunner:
         return graph
 
     def record(
-        self, key: GraphKey, structure: Mapping[str, Array] | None = None, *, is_warm: bool = False
+        self, key: GraphKey, structure: Mapping[str, HostArray] | None = None, *, is_warm: bool = False
     ) -> CapturedGraph:
         """Capture the body on what the buffers hold now, without putting the graph into service."""
         phase = self.phase
@@ -289,7 +289,7 @@ class GraphRunner:
         structure = {name: np.array(array) for name, array in layout.structure.items()}  # frames keep it
         arena.fill(Batch(rows, {**padding, **structure}, layout.sizes, structure), key.capacity)
         with torch.no_grad():  # on the current stream, which has memory for it: nothing may be allocated any more
-            run_body(self.phase.body, Frame(arena, key.capacity, structure, is_sketch=True))
+            run_body(self.phase.body, Frame(arena, key.capacity, structure, is_warmup=True))
         return self._capture(key, structure, is_warm=True)
 
     def _eager(self, batch: Batch, bucket: Capacity | None = None, *, poison: bool = False) -> Frame:

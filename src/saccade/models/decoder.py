@@ -58,7 +58,7 @@ class Decoder(Layer):
         rotations = [rotary(step.positions_3T) for rotary in self.rotaries]
         x_TD: Tensor = step.embeds_TD
         residual_TD: Tensor | None = None
-        for i in self.spec.sketch if step.is_sketch else range(len(self.layers)):
+        for i in self.spec.warmup_layers if step.is_warmup else range(len(self.layers)):
             if i:
                 x_TD, residual_TD = self.layers[i - 1].feed(x_TD, residual_TD)
             if 0 < i <= self.spec.deepstack_levels and step.deepstack_LTD is not None:

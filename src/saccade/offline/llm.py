@@ -21,8 +21,8 @@ from saccade.models.folder import find_folder
 from saccade.offline.llm_inputs import list_params, list_prompts, list_talks, read_prompt
 from saccade.scheduling.engine import Engine
 from saccade.terminal import progress_bar
+from saccade.wire.engine_metrics import Metric, counter, engine_metrics
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
-from saccade.wire.metrics import Metric, counter, engine_metrics
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import Update
 

@@ -13,8 +13,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from saccade.client.process import EngineStats
-from saccade.wire.metrics import PREFIX, encoder_metric, graph_metrics, rank_metrics, scheduler_metrics
-from saccade.wire.metrics import Metric as EngineMetric
+from saccade.wire.engine_metrics import PREFIX, encoder_metric, graph_metrics, rank_metrics, scheduler_metrics
+from saccade.wire.engine_metrics import Metric as EngineMetric
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
