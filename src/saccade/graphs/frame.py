@@ -28,8 +28,8 @@ class Frame(Mapping[str, Tensor]):
     `structure` holds the boundaries as host values, and only where the key covers them (exact graphs, eager runs):
     in a capacity graph they are data, so a body that asks for them there is refused instead of freezing them.
 
-    Nobody reads the results of a warm-up: it is run so that every kernel gets compiled and loaded. A body may skip what
-    launches nothing new, such as a layer that is like one before it.
+    Nobody reads the results of a warm-up run: its purpose is to have every kernel compiled and loaded. A body may skip
+    what launches nothing new, such as a layer that is like one before it.
     """
 
     def __init__(
