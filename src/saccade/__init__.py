@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from saccade.engine.llm import LLM
-    from saccade.engine.params import SamplingParams
+    from saccade.offline.llm import LLM
+    from saccade.wire.sampling_params import SamplingParams
 
 __version__ = "0.1.0.dev0"
 __all__ = ["LLM", "SamplingParams", "__version__"]
 
-_HOMES = {"LLM": "saccade.engine.llm", "SamplingParams": "saccade.engine.params"}
+_HOMES = {"LLM": "saccade.offline.llm", "SamplingParams": "saccade.wire.sampling_params"}
 
 
 def __getattr__(name: str) -> Any:

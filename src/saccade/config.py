@@ -1,6 +1,7 @@
 """Settings: frozen, keyword-only, checked once. Facts found at run time live in other types."""
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -66,6 +67,20 @@ def worker_environment() -> dict[str, str]:
         del found[NO_BYTECODE]
         found.setdefault(BYTECODE_FOLDER, str(folder))
     return found
+
+
+LOOPBACK, SHARED_GPU = "GLOO_SOCKET_IFNAME", "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+
+
+def use_loopback() -> None:
+    """Have ranks of one machine speak over its loopback device, unless another one is named: they need no network, and
+    nobody else can reach them."""
+    os.environ.setdefault(LOOPBACK, "lo" if sys.platform == "linux" else "lo0")
+
+
+def allows_shared_gpu() -> bool:
+    """Whether several ranks may be on one GPU: torch says so by this variable. For tests: such ranks take turns."""
+    return os.environ.get(SHARED_GPU, "") == "1"
 
 
 def shadow_folder() -> Path | None:

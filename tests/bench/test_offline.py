@@ -35,10 +35,8 @@ from saccade.bench.settings import OfflineBenchSettings
 from saccade.bench.timing import rates_of
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import Mode
-from saccade.engine.buckets import few_buckets
-from saccade.engine.language import prefill_buckets
-from saccade.engine.state import DeviceState
 from saccade.errors import ConfigError
+from saccade.execution.state import DeviceState
 from saccade.layers.attention import AttentionSpec
 from saccade.layers.mlp import MLPSpec
 from saccade.layers.moe import MoESpec
@@ -47,6 +45,7 @@ from saccade.layers.rotary import RotarySpec
 from saccade.models.spec import DecoderSpec, LayerSpec
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model
+from saccade.scheduling.buckets import few_buckets, prefill_buckets
 
 H200 = Rates(flop_per_s=783e12, bytes_per_s=4.3e12)
 BF16 = 2

@@ -22,9 +22,9 @@ from saccade.cli.aliases import (
 from saccade.cli.app import COMMANDS, new_parser
 from saccade.cli.parser import settings_from
 from saccade.config import Mode
-from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.errors import ConfigError
 from saccade.server.settings import ServerSettings
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 # The commands of sglang#15320, but for the first words and the model.
 SERVE = (

@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ from saccade import LLM, SamplingParams
 from saccade.cli import main
 from saccade.cli.model import BUNDLED_LIMITS
 from saccade.config import Tier
-from saccade.engine.blueprint import draw
-from saccade.engine.rehearsal import made_up_prompt, rehearse
-from saccade.engine.settings import CPU_LIMITS, GPU_LIMITS, EngineSettings, SchedulerSettings
-from saccade.engine.vision import vision_buckets
+from saccade.dry_run.blueprint import draw
+from saccade.dry_run.explain import dry_run, made_up_prompt
 from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import PlaceholderSettings
+from saccade.scheduling.buckets import vision_buckets
+from saccade.wire.engine_settings import CPU_LIMITS, GPU_LIMITS, EngineSettings, SchedulerSettings
 from tests.engine.conftest import made as made  # a fixture
 from tests.models import tiny
 
@@ -154,13 +155,13 @@ def test_the_bundled_model_is_explained_with_the_limits_it_is_served_with(
 
 
 def test_what_is_explained_is_what_happens(made: tiny.Tiny) -> None:
-    """Replays, rows and padding of a real engine, against the rehearsal of the same requests."""
+    """Replays, rows, padding and graphs of a real engine, against the dry run of the same requests."""
     rng = np.random.default_rng(5)
     sizes = [(24, 30), (17, 40), (32, 12)]
     settings = EngineSettings(device="cpu", encoder_cache_tokens=512, kv_cache_tokens=1024, graphs="vision=capacity")
     limits = SchedulerSettings(max_num_seqs=4, max_num_batched_tokens=48, max_model_len=128, encoder_budget_tokens=40)
     blueprint = draw(made.folder, settings, limits, is_cuda=False)
-    images = blueprint.runner.settings.images
+    images = blueprint.executor.settings.images
     placeholders = PlaceholderSettings.from_folder(made.folder)
     assert images is not None
     plans = [plan_image(height, width, images) for height, width in sizes]
@@ -178,16 +179,17 @@ def test_what_is_explained_is_what_happens(made: tiny.Tiny) -> None:
             for i, picture in enumerate(pictures, start=1)
         ]
         lengths = [len(llm.processor.chat(talk)) for talk in talks]
-        before = {runner.phase.name: runner.stats.snapshot() for runner in llm.engine.runner.phases}
+        before, replayed_before = llm.executor.snapshots(), replays_by_graph(llm)
         llm.chat(talks, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), progress=False)
-        after = {runner.phase.name: runner.stats.snapshot() for runner in llm.engine.runner.phases}
+        after, replayed = llm.executor.snapshots(), replays_by_graph(llm) - replayed_before
     texts = [length - plan.num_tokens for length, plan in zip(lengths, plans, strict=True)]
     prompts = [
         made_up_prompt([plan], text, placeholders, str(i))
         for i, (plan, text) in enumerate(zip(plans, texts, strict=True))
     ]
     assert [len(prompt) for prompt in prompts] == lengths
-    passes = [one for step in rehearse(blueprint, prompts).steps for one in step]
+    passes = [one for step in dry_run(blueprint, prompts).steps for one in step]
+    assert Counter(one.graph for one in passes) == replayed
     for phase in ("vision", "prefill", "decode", "head"):
         mine = [one for one in passes if one.phase == phase]
         assert all(one.tier is Tier.CAPACITY for one in mine)
@@ -196,3 +198,7 @@ def test_what_is_explained_is_what_happens(made: tiny.Tiny) -> None:
         assert sum(one.bucket_rows - one.rows for one in mine) == grown["padded_rows"], phase
         replays = after[phase]["replays"].get("capacity", 0) - before[phase]["replays"].get("capacity", 0)
         assert len(mine) == replays, phase
+
+
+def replays_by_graph(llm: LLM) -> Counter[str]:
+    return Counter({str(graph.key): graph.num_replays for runner in llm.executor.phases for graph in runner.graphs})

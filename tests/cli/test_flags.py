@@ -12,8 +12,8 @@ from saccade.cli.groups import help_text
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.values import human_int, read_value
 from saccade.config import Word, environment, setting
-from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.errors import ConfigError
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 
 class Colour(StrEnum):

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from saccade.cli import main
-from saccade.engine.blueprint import draw
-from saccade.engine.build import build_engine
-from saccade.engine.memory import CONTEXT_BYTES, find_gpu, plan_memory, room_on
-from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.engine.sizes import GPU_SHADOW_BYTES, HEADROOM_BYTES
+from saccade.dry_run.blueprint import draw
+from saccade.dry_run.memory import CONTEXT_BYTES, find_gpu, plan_memory, room_on
 from saccade.errors import ConfigError
+from saccade.execution.build import build_engine
+from saccade.execution.sizes import GPU_SHADOW_BYTES, HEADROOM_BYTES
 from saccade.inputs.processor import Processor
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from tests.engine.conftest import made as made  # a fixture
 from tests.models import tiny
 
@@ -136,14 +136,14 @@ def test_a_plan_says_what_an_engine_allocates(made: tiny.Tiny, graphs: str) -> N
     engine_settings = EngineSettings(device="cpu", encoder_cache_tokens=512, kv_cache_tokens=700, graphs=graphs)
     limits = SchedulerSettings(max_num_seqs=3, max_num_batched_tokens=32, max_model_len=128, encoder_budget_tokens=48)
     processor = Processor.from_folder(made.folder)
-    engine = build_engine(made.folder, engine_settings, limits, processor=processor)
+    executor = build_engine(made.folder, engine_settings, limits, processor=processor).executor
     plan = plan_memory(draw(made.folder, engine_settings, limits, is_cuda=False))
-    state = engine.runner.state
-    assert plan.weights == engine.runner.state.model.parameter_bytes()
-    assert plan.arenas == {phase.phase.name: phase.phase.arena.nbytes for phase in engine.runner.phases}
+    state = executor.state
+    assert plan.weights == state.model.parameter_bytes()
+    assert plan.arenas == {phase.phase.name: phase.phase.arena.nbytes for phase in executor.phases}
     assert state.vision_rows is not None and plan.encoder_cache == state.vision_rows.nbytes
     assert plan.sampling == sum(t.nbytes for t in (state.newest_ids, state.logits, state.edited, state.seen))
-    assert plan.num_graphs == sum(len(phase.graphs) for phase in engine.runner.phases)
+    assert plan.num_graphs == sum(len(phase.graphs) for phase in executor.phases)
     room = room_on(plan, 2**32, 0.9)
     assert room.num_blocks == state.num_blocks
     assert room.kv_bytes == sum(keys.nbytes + values.nbytes for keys, values in state.caches)
@@ -158,7 +158,7 @@ def test_shadow_checks_take_memory(real_size: Path) -> None:
 
 
 def test_room_is_what_is_left() -> None:
-    from saccade.engine.memory import MemoryPlan
+    from saccade.dry_run.memory import MemoryPlan
 
     plan = MemoryPlan(
         weights=1000,

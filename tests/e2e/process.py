@@ -20,7 +20,7 @@ _READY = re.compile(r"ready on (http://\S+)")
 _LISTENING = re.compile(r"listening on (http://\S+)")
 _PROGRAM = """
 import json, sys
-from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.inputs.media import MediaSettings
 from saccade.server.run import serve
 from saccade.server.settings import ServerSettings

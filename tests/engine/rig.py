@@ -8,24 +8,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex
-from saccade.cache.prefix import PrefixCache
-from saccade.config import Mode
-from saccade.engine.engine import Engine
-from saccade.engine.params import SamplingParams
-from saccade.engine.runner import Runner, RunnerSettings
-from saccade.engine.scheduler import Scheduler
-from saccade.engine.settings import SchedulerSettings
-from saccade.engine.state import StateSizes, new_state
-from saccade.engine.update import Update
+from saccade.config import Mode, Tier
+from saccade.execution.assembly import new_engine, new_executor
+from saccade.execution.executor import DeviceExecutor, ExecutorSettings
+from saccade.execution.state import StateSizes
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import ImageSettings, PlaceholderSettings
 from saccade.kernels.images import resize_patchify
-from saccade.kernels.sampling import sampling_for
 from saccade.models.vlm import Model
+from saccade.scheduling.engine import Engine
+from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import Update
 from tests.models.tiny import END, IMAGE, START, Tiny
 
 MAX_STEPS = 3000
@@ -45,6 +42,7 @@ class Options:
     max_model_len: int = 256
     max_units: int = 64
     strict: bool = False
+    vision_tiers: frozenset[Tier] = frozenset({Tier.CAPACITY})
 
 
 def build(model: Model, folder: Path, options: Options) -> Engine:
@@ -57,7 +55,7 @@ def build(model: Model, folder: Path, options: Options) -> Engine:
         num_vision_rows=512,
     )
     modes = {"prefill": options.mode, "decode": options.mode, "vision": options.mode}
-    settings = RunnerSettings(
+    settings = ExecutorSettings(
         max_tokens=options.max_tokens,
         max_units=options.max_units,
         page_rows=PAGE_ROWS,
@@ -65,9 +63,10 @@ def build(model: Model, folder: Path, options: Options) -> Engine:
         videos=None,
         modes=modes,
         strict=options.strict,
+        vision_tiers=options.vision_tiers,
     )
-    runner = Runner(new_state(model, sampling_for("cpu"), sizes), settings)
-    runner.capture()
+    executor = new_executor(model, sizes, settings)
+    executor.capture()
     limits = SchedulerSettings(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_tokens,
@@ -75,9 +74,13 @@ def build(model: Model, folder: Path, options: Options) -> Engine:
         prefill_chunk_tokens=options.prefill_chunk,
         encoder_budget_tokens=options.max_units,
     )
-    pool = BlockPool(options.num_blocks, options.block_size)
-    prefix = PrefixCache(pool, model=b"tiny") if options.has_prefix_cache else None
-    return Engine(runner, Scheduler(limits, pool=pool, encoder=EncoderIndex(512, PAGE_ROWS), prefix=prefix))
+    fingerprint = b"tiny" if options.has_prefix_cache else None
+    return new_engine(executor, limits, EncoderIndex(512, PAGE_ROWS), fingerprint=fingerprint)
+
+
+def executor_of(engine: Engine) -> DeviceExecutor:
+    assert isinstance(engine.executor, DeviceExecutor), "its orders go elsewhere"
+    return engine.executor
 
 
 @dataclass

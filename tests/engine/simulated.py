@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from saccade.cache import BlockPool, EncoderIndex, PrefixCache, Span
-from saccade.engine.params import SamplingParams
-from saccade.engine.plan import Chunk, Event, Plan, Results, RowError
-from saccade.engine.request import FinishReason, Request
-from saccade.engine.scheduler import Scheduler
-from saccade.engine.settings import SchedulerSettings
+from saccade.scheduling.plan import Chunk, Plan, Results, RowError
+from saccade.scheduling.request import Request
+from saccade.scheduling.scheduler import Scheduler
+from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import FinishReason, Update
 
 VOCABULARY = 40
 EOS = 3
@@ -169,7 +170,7 @@ class Loop:
     scheduler: Scheduler
     device: Device = field(init=False)
     requests: dict[str, Request] = field(default_factory=dict)
-    events: dict[str, list[Event]] = field(default_factory=dict)
+    events: dict[str, list[Update]] = field(default_factory=dict)
     flights: list[tuple[Plan, Results]] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     now: float = 0.0
@@ -190,8 +191,8 @@ class Loop:
         is_alone = not self.flights
         plan = self.scheduler.plan(self.now)
         self.plans.append(plan)
-        self.take(plan.events)
-        stuck = is_alone and plan.is_empty and not plan.events and not self.scheduler.is_idle
+        self.take(plan.updates)
+        stuck = is_alone and plan.is_empty and not plan.updates and not self.scheduler.is_idle
         assert not stuck, f"nothing is in flight and nothing is planned: {plan}"
         self._check_hazards(plan)
         if not plan.is_empty:
@@ -225,7 +226,7 @@ class Loop:
                 self.land()
         raise AssertionError(f"not idle after {max_steps} steps")
 
-    def take(self, events: Sequence[Event]) -> None:
+    def take(self, events: Sequence[Update]) -> None:
         for event in events:
             mine = self.events[event.request_id]
             assert not mine or mine[-1].finish is None, f"{event} after the last event"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.engine.batch import Layout, Running, decode_values, mixed_values, places
-from saccade.engine.plan import Chunk, MediaRows
 from saccade.inputs.placeholders import Prompt
+from saccade.scheduling.arrays import Layout, Running, decode_values, mixed_values, places
+from saccade.scheduling.plan import Chunk, MediaRows
 
 LAYOUT = Layout(block_size=4, max_blocks=12, page_rows=3, has_vision=True, has_limits=True)
 

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from saccade.engine.buckets import COARSE_ROWS, few_buckets
-from saccade.engine.language import decode_buckets, prefill_buckets
-from saccade.engine.llm import LLM
-from saccade.engine.params import SamplingParams
 from saccade.graphs import Capacity
+from saccade.offline.llm import LLM
+from saccade.scheduling.buckets import COARSE_ROWS, decode_buckets, few_buckets, prefill_buckets
+from saccade.wire.sampling_params import SamplingParams
 from tests.models import tiny
 
 PREFILLS = [(16, 3), (200, 5), (256, 5), (1000, 129), (2048, 9), (8192, 65), (16384, 257)]
@@ -41,10 +40,10 @@ def test_an_engine_that_is_asked_for_8192_rows_holds_little_and_replays_all(
     limits: dict[str, Any] = {"max_num_batched_tokens": 8192, "max_num_seqs": 64, "max_model_len": 512}
     llm = LLM(made.folder, device="cpu", graphs_strict=True, **limits)
     assert "a step on a CPU has at most 1024 rows, not 8192" in caplog.text
-    graphs = [graph for phase in llm.engine.runner.phases for graph in phase.graphs]
+    graphs = [graph for phase in llm.executor.phases for graph in phase.graphs]
     assert len(graphs) <= 30
     assert sum(graph.nbytes for graph in graphs) < 1 << 27
     prompts = [[3 + i % 90 for i in range(length)] for length in (1, 40, 300, 500)]
     answers = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), progress=False)
     assert [len(answer.outputs[0].token_ids) for answer in answers] == [4] * 4
-    assert all(not phase.stats.fallbacks for phase in llm.engine.runner.phases)
+    assert all(not phase.stats.fallbacks for phase in llm.executor.phases)

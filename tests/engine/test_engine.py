@@ -3,25 +3,24 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from saccade.config import Mode
-from saccade.engine.engine import Engine
-from saccade.engine.params import SamplingParams
-from saccade.engine.request import FinishReason
-from saccade.engine.runner import Ticket
-from saccade.engine.stopwatch import Stopwatch
-from saccade.engine.update import NO_NUMBERS
+from saccade.config import Mode, Tier
 from saccade.errors import CapacityError, EngineDeadError, GraphError, RequestError
+from saccade.execution.executor import DeviceTicket
+from saccade.execution.lap import DeviceLap
 from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.inputs.positions import rope_delta, text_positions
+from saccade.scheduling.engine import Engine
+from saccade.scheduling.orders import Run
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import NO_NUMBERS, FinishReason
 from tests.engine.conftest import Loaded
-from tests.engine.rig import Options, build, finish, oracle_inputs, oracle_tokens, random_prompt, run
+from tests.engine.rig import Options, build, executor_of, finish, oracle_inputs, oracle_tokens, random_prompt, run
 from tests.models import tiny
 
 Load = Callable[[str], Loaded]
@@ -310,14 +309,14 @@ class TestSurvival:
         engine = build(model, made.folder, Options(max_num_seqs=3))
         prompts = make_prompts(made, 6, seed=8)
         names = [name for p in prompts.items() for name in engine.add(p[0], p[1], GREEDY)]
-        launch, failures = engine.runner.launch, iter([True])
+        execute, failures = executor_of(engine).run, iter([True])
 
-        def fail_once(*args: Any) -> Any:
+        def fail_once(orders: Run) -> Any:
             if next(failures, False):
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            return launch(*args)
+            return execute(orders)
 
-        monkeypatch.setattr(engine.runner, "launch", fail_once)
+        monkeypatch.setattr(executor_of(engine), "run", fail_once)
         answers = finish(engine, names)
         failed = {name for name, answer in answers.items() if answer.finish.reason is FinishReason.ERROR}
         assert 0 < len(failed) <= 3
@@ -329,8 +328,8 @@ class TestSurvival:
         """Failing every later request, one by one, would be no way to go on: whoever watches it must see that."""
         made, model = loaded("llama")
         engine = build(model, made.folder, Options())
-        monkeypatch.setattr(engine.runner, "launch", _raise(RuntimeError("an illegal memory access")))
-        monkeypatch.setattr(engine.runner, "_is_cuda", True)
+        monkeypatch.setattr(executor_of(engine), "run", _raise(RuntimeError("an illegal memory access")))
+        monkeypatch.setattr(executor_of(engine), "_is_cuda", True)
         monkeypatch.setattr(torch.cuda, "synchronize", _raise(RuntimeError("CUDA error: lost\nand more words")))
         engine.add("r", text_prompt([5, 6]), GREEDY)
         with pytest.raises(EngineDeadError, match=r"the GPU does not go on: CUDA error: lost$"):
@@ -339,13 +338,18 @@ class TestSurvival:
     def test_what_fails_in_an_idle_moment_is_told_and_no_more(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr("saccade.execution.executor.EXACT_VISION_AFTER", 1)
         made, model = loaded("qwen3_vl")
-        engine = build(model, made.folder, Options())
-        assert engine.improve() is None
-        monkeypatch.setattr(engine.runner, "improve", _raise(torch.OutOfMemoryError("no memory")))
-        assert isinstance(engine.improve(), torch.OutOfMemoryError)
+        both = frozenset({Tier.CAPACITY, Tier.EXACT})
+        engine = build(model, made.folder, Options(mode=Mode.FULL, max_units=32, vision_tiers=both))
+        assert not engine.can_improve and engine.improve() is None
         prompts = make_prompts(made, 2, seed=3)
         assert tokens(engine, prompts) == expect(made, prompts)
+        assert engine.can_improve
+        monkeypatch.setattr(executor_of(engine), "capture_layout", _raise(torch.OutOfMemoryError("no memory")))
+        assert isinstance(engine.improve(), torch.OutOfMemoryError)
+        assert tokens(engine, prompts) == expect(made, prompts)
+        assert not engine.can_improve, "it is not tried again"
 
     def test_a_weight_that_was_replaced_is_noticed(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
         made, model = loaded("llama")
@@ -366,7 +370,7 @@ class TestSurvival:
         assert {name: answer.token_ids for name, answer in answers.items()} == expect(made, prompts)
 
     @pytest.mark.parametrize("num_steps", [0, 1, 2])
-    @pytest.mark.parametrize("place", ["launch", "wait"])
+    @pytest.mark.parametrize("place", ["compose", "run", "sample", "wait"])
     def test_an_interrupted_step_is_still_accounted_for(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch, place: str, num_steps: int
     ) -> None:
@@ -374,12 +378,13 @@ class TestSurvival:
         made, model = loaded("llama")
         engine = build(model, made.folder, Options())
         prompts = make_prompts(made, 3, seed=8)
-        names = [name for p in prompts.items() for name in engine.add(p[0], p[1], GREEDY)]
+        scored = replace(GREEDY, logprobs=1)
+        names = [name for p in prompts.items() for name in engine.add(p[0], p[1], scored)]
         for _ in range(num_steps):
             engine.step()
         with monkeypatch.context() as patched:
-            owner: Any = engine.runner if place == "launch" else Ticket
-            patched.setattr(owner, place, _raise(KeyboardInterrupt()))
+            owner: Any = {"compose": engine.composer, "wait": DeviceTicket}.get(place, executor_of(engine))
+            patched.setattr(owner, "run" if place == "compose" else place, _raise(KeyboardInterrupt()))
             with pytest.raises(KeyboardInterrupt):
                 for _ in range(2):  # the first step has nothing to wait for
                     engine.step()
@@ -398,23 +403,48 @@ class TestSurvival:
         prompts = make_prompts(made, 3, seed=8)
         names = [name for p in prompts.items() for name in engine.add(p[0], p[1], GREEDY)]
         with monkeypatch.context() as patched:
-            patched.setattr(Ticket, "wait", _raise(RuntimeError("no luck")))
+            patched.setattr(DeviceTicket, "wait", _raise(RuntimeError("no luck")))
             answers = finish(engine, names)
         assert all(answer.finish.reason is FinishReason.ERROR for answer in answers.values())
         assert tokens(engine, prompts) == expect(made, prompts)
+
+    @pytest.mark.parametrize("error", [RuntimeError("no luck"), KeyboardInterrupt()])
+    @pytest.mark.parametrize("place", ["composer", "executor"])
+    def test_passes_of_a_step_that_was_not_launched_to_its_end_are_over_before_it_is_committed(
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
+    ) -> None:
+        """They read pages of images that a later plan may give to others, whose passes run on a stream beside them."""
+        made, model = loaded("qwen3_vl")
+        engine = build(model, made.folder, Options())
+        log: list[str] = []
+        wait, commit = DeviceTicket.wait, engine.scheduler.commit
+        monkeypatch.setattr(DeviceTicket, "wait", lambda ticket: (log.append("over"), wait(ticket))[1])
+        monkeypatch.setattr(engine.scheduler, "commit", lambda *of: (log.append("commit"), commit(*of))[1])
+        prompt = random_prompt(made, np.random.default_rng(4), num_images=1, length=12)
+        names = list(engine.add("a", prompt, replace(GREEDY, max_tokens=1, logprobs=1)))
+        with monkeypatch.context() as patched:
+            patched.setattr(getattr(engine, place), "sample", _raise(error))
+            if isinstance(error, KeyboardInterrupt):
+                with pytest.raises(KeyboardInterrupt):
+                    engine.step()
+            else:
+                engine.step()
+        answers = finish(engine, names)
+        assert answers["a"].finish.reason is FinishReason.ERROR and answers["a"].token_ids == []
+        assert log[:2] == ["over", "commit"]
 
     def test_an_image_that_failed_for_one_request_is_encoded_again_for_another(self, loaded: Load) -> None:
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options(max_num_seqs=2))
         prompt = random_prompt(made, np.random.default_rng(4), num_images=1, length=12)
-        launch, failures = engine.runner.launch, iter([True])
+        execute, failures = executor_of(engine).run, iter([True])
 
-        def fail_once(*args: Any) -> Any:
+        def fail_once(orders: Run) -> Any:
             if next(failures, False):
                 raise RuntimeError("no luck")
-            return launch(*args)
+            return execute(orders)
 
-        engine.runner.launch = fail_once  # type: ignore[assignment, method-assign]
+        executor_of(engine).run = fail_once  # type: ignore[method-assign]
         engine.add("a", prompt, GREEDY)
         early = engine.step()
         names = list(engine.add("b", prompt, GREEDY))
@@ -440,7 +470,7 @@ class TestSurvival:
         engine = build(model, made.folder, Options(max_model_len=4))
         engine.warm_up()
         assert not engine.has_work
-        engine.runner.launch = _raise(RuntimeError("broken"))  # type: ignore[method-assign]
+        executor_of(engine).run = _raise(RuntimeError("broken"))  # type: ignore[method-assign]
         with pytest.raises(GraphError, match="a warm-up request failed"):
             engine.warm_up()
 
@@ -472,7 +502,7 @@ class TestSurvival:
         assert engine.scheduler.stats().kv_usage == 0
         assert engine.scheduler.stats().encoder_usage == 0
         assert ended == {f"r{i}": 1 for i in range(1000)}
-        assert len(engine._free_sequences) == engine.runner.state.max_sequences
+        assert len(engine._free_sequences) == executor_of(engine).state.max_sequences
         assert not engine._prompts and not engine._requests and not engine._running
 
     def test_bad_requests_are_refused_and_lose_nothing(self, loaded: Load) -> None:
@@ -541,20 +571,32 @@ class TestVisionTimes:
         assert update.timings is not None and update.timings["vision"] > 0
         finish(engine, [])
 
-    def test_a_step_that_failed_has_no_time(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_pass_that_failed_has_no_time(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options())
-        monkeypatch.setattr(engine.runner, "launch", lambda plan, running: 1 / 0)
+        monkeypatch.setattr(executor_of(engine).encoder, "run", lambda one: 1 / 0)
         answers = run(engine, {"r": random_prompt(made, np.random.default_rng(24), num_images=1)}, GREEDY)
+        assert answers["r"].finish.reason is FinishReason.ERROR
         timings = answers["r"].updates[-1].timings
         assert timings is not None and "vision" not in timings
 
+    def test_images_that_were_encoded_for_a_step_that_failed_have_one(
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made, model = loaded("qwen3_vl")
+        engine = build(model, made.folder, Options())
+        monkeypatch.setattr(executor_of(engine), "run", _raise(RuntimeError("no luck")))
+        answers = run(engine, {"r": random_prompt(made, np.random.default_rng(24), num_images=1)}, GREEDY)
+        assert answers["r"].finish.reason is FinishReason.ERROR
+        timings = answers["r"].updates[-1].timings
+        assert timings is not None and timings["vision"] > 0
 
-class TestStopwatch:
+
+class TestLap:
     """On a device: events on the stream of the passes, which nobody waits for."""
 
-    def test_events_are_recorded_beside_and_only_queried(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        log: list[str] = []
+    def test_events_are_recorded_and_only_queried(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        num_recorded = 0
 
         class Event:
             def __init__(self, enable_timing: bool) -> None:
@@ -562,7 +604,8 @@ class TestStopwatch:
                 self.is_done = False
 
             def record(self) -> None:
-                log.append("record")
+                nonlocal num_recorded
+                num_recorded += 1
 
             def query(self) -> bool:
                 return self.is_done
@@ -571,19 +614,38 @@ class TestStopwatch:
                 assert self.is_done and other.is_done, "would fail or wait"
                 return 12.5
 
-        class Beside:
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        device = torch.device("cuda")
+        lap = DeviceLap.start(device)
+        assert num_recorded == 1 and lap.seconds() is None, "not launched"
+        lap.stop(device)
+        assert num_recorded == 2 and lap.seconds() is None, "still running"
+        lap.begin.is_done = lap.end.is_done = True
+        assert lap.seconds() == 0.0125
+
+    def test_a_lap_is_taken_beside_the_language_steps(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Recorded on another stream, events would measure what that one does."""
+        log: list[str] = []
+
+        class Stream:
             @contextmanager
             def work(self) -> Iterator[None]:
                 log.append("enter")
                 yield
                 log.append("leave")
 
-        monkeypatch.setattr(torch.cuda, "Event", Event)
-        encoder: Any = SimpleNamespace(beside=Beside())
-        watch = Stopwatch(encoder, torch.device("cuda"), clock=lambda: 1 / 0)
-        lap = watch.start()
-        assert lap.seconds() is None, "not launched"
-        watch.stop(lap)
-        assert log == ["enter", "record", "leave"] * 2 and lap.seconds() is None, "still running"
-        lap.begin.is_done = lap.end.is_done = True
-        assert lap.seconds() == 0.0125
+            def wait(self) -> None:
+                log.append("wait")
+
+        made, model = loaded("qwen3_vl")
+        engine = build(model, made.folder, Options())
+        encoder = executor_of(engine).encoder
+        assert encoder is not None
+        encode = encoder.run
+        monkeypatch.setattr(encoder, "run", lambda one: (log.append("pass"), encode(one)))
+        monkeypatch.setattr(encoder, "side_stream", Stream())
+        monkeypatch.setattr("saccade.execution.lap._now", lambda device: log.append("now") or 0.0)
+        engine.add("r", random_prompt(made, np.random.default_rng(25), num_images=1), GREEDY)
+        engine.step()
+        assert log == ["enter", "now", "pass", "now", "leave", "wait"]
+        finish(engine, ["r"])

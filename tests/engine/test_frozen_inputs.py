@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from saccade.config import GraphSettings, Tier
-from saccade.engine.engine import Engine
-from saccade.engine.verify import audit_engine, verify_engine
+from saccade.execution.verify import audit_graphs, verify_graphs
 from saccade.graphs import Frame, GraphRunner
 from saccade.graphs.buffers import Role
+from saccade.scheduling.engine import Engine
 from tests.engine.conftest import Loaded
-from tests.engine.rig import Options, build
+from tests.engine.rig import Options, build, executor_of
 
 Load = Callable[[str], Loaded]
 SIZES = Options(mode=None, max_tokens=24, max_num_seqs=24, max_units=40, num_blocks=80, max_model_len=64)
@@ -27,12 +27,12 @@ NO_ROTARY = {("vision", "positions")}
 def new_engine(loaded: Loaded) -> Engine:
     made, model = loaded
     engine = build(model, made.folder, SIZES)
-    state = engine.runner.state
+    state = executor_of(engine).state
     for cache in (tensor for pair in state.caches for tensor in pair):
         cache.normal_()
     if state.vision_rows is not None:
         state.vision_rows.normal_()
-    engine.runner.prefill.phase.arena.views(engine.runner.prefill.phase.arena.limits)["trunk"].normal_()
+    executor_of(engine).prefill.phase.arena.views(executor_of(engine).prefill.phase.arena.limits)["trunk"].normal_()
     return engine
 
 
@@ -68,27 +68,27 @@ def _copied(view: Tensor) -> Tensor:
 def install(engine: Engine, runner: GraphRunner) -> None:
     """In place of the phase's own; no other phase has graphs, so this one alone is verified."""
     if runner.phase.name == "vision":
-        assert engine.runner.encoder is not None
-        engine.runner.encoder.graphs = runner
+        assert executor_of(engine).encoder is not None
+        executor_of(engine).encoder.graphs = runner
     else:
-        setattr(engine.runner, runner.phase.name, runner)
+        setattr(executor_of(engine), runner.phase.name, runner)
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "gemma3_vl"])
 def test_whichever_input_is_frozen_is_found(loaded: Load, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = new_engine(loaded(family))
     unnoticed, unread = set(), set()
-    for runner in engine.runner.phases:
+    for runner in executor_of(engine).phases:
         install(engine, captured(runner, Frame, monkeypatch))
-        right, audited = verify_engine(engine), audit_engine(engine)
+        right, audited = verify_graphs(executor_of(engine)), audit_graphs(executor_of(engine))
         assert right.is_right, f"\n{right}"
         assert audited.is_right, f"\n{audited}"
         for buffer in runner.phase.arena.buffers.values():
             if buffer.role in (Role.INPUT, Role.METADATA):
                 install(engine, captured(runner, freezing(buffer.name), monkeypatch))
-                if verify_engine(engine).is_right:
+                if verify_graphs(executor_of(engine)).is_right:
                     unnoticed.add((runner.phase.name, buffer.name))
-                if audit_engine(engine).is_right:
+                if audit_graphs(executor_of(engine)).is_right:
                     unread.add((runner.phase.name, buffer.name))
         install(engine, runner)
     no_rotary = NO_ROTARY if family == "gemma3_vl" else set()

@@ -18,18 +18,18 @@ import torch
 import zmq
 
 from saccade.config import Mode
-from saccade.engine.engine import Engine
-from saccade.engine.grammar import JSON_OPTIONS, Grammar, check_grammar
-from saccade.engine.matcher import GrammarCompiler, MaskedRow, Masks, Matcher
-from saccade.engine.messages import Add, Close, Updates, encode, pack_prompt
-from saccade.engine.params import SamplingParams
-from saccade.engine.request import FinishReason
-from saccade.engine.settings import SchedulerSettings
-from saccade.engine.update import NO_TOKEN
-from saccade.engine.worker import Worker
 from saccade.errors import RequestError
+from saccade.execution.logits import Logits
+from saccade.execution.worker import Worker
 from saccade.inputs.placeholders import Prompt
 from saccade.kernels.sampling import sampling_for
+from saccade.scheduling.engine import Engine
+from saccade.scheduling.matcher import GrammarCompiler, MaskedRow, Masks, Matcher
+from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.grammar import JSON_OPTIONS, Grammar, check_grammar
+from saccade.wire.messages import Add, Close, Updates, encode, pack_prompt
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import NO_TOKEN, FinishReason
 from tests.engine.conftest import Loaded
 from tests.engine.rig import Answer, Options, build, random_prompt, run
 from tests.engine.simulated import make_request, make_scheduler
@@ -64,8 +64,8 @@ WORDS = Words()
 def make_engine(loaded: Load, options: Options = OPTIONS, eos: frozenset[int] = frozenset({EOS})) -> Engine:
     made, model = loaded("qwen3")
     bare = build(model, made.folder, options)
-    grammars = GrammarCompiler(WORDS, bare.runner.state.logits.shape[1], eos)
-    return Engine(bare.runner, bare.scheduler, eos_token_ids=eos, grammars=grammars)
+    grammars = GrammarCompiler(WORDS, bare.composer.vocab_size, eos)
+    return Engine(bare.executor, bare.composer, bare.scheduler, eos_token_ids=eos, grammars=grammars)
 
 
 def prompts_for(loaded: Load, names: list[str], seed: int = 0) -> dict[str, Prompt]:
@@ -300,7 +300,7 @@ def test_a_panic_of_the_parser_ends_its_requests_only(loaded: Load, monkeypatch:
     prompts = prompts_for(loaded, ["g", "plain"])
     plain = SamplingParams(temperature=0, max_tokens=10)
     expected = run(engine, {"plain": prompts["plain"]}, plain)["plain"].token_ids
-    monkeypatch.setattr(engine.runner._masks, "_compute", panic)
+    monkeypatch.setattr(engine.composer._masks, "_compute", panic)
     answers = run(engine, prompts, {"g": SamplingParams(grammar=Grammar("regex", "a")), "plain": plain})
     assert answers["g"].finish.reason is FinishReason.ERROR and answers["plain"].token_ids == expected
 
@@ -356,7 +356,7 @@ def test_a_grammar_that_nobody_waits_for_is_not_compiled() -> None:
 
 
 def test_however_many_wait_nothing_is_compiled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.engine.matcher.MAX_COMPILED", 3)
+    monkeypatch.setattr("saccade.scheduling.matcher.MAX_COMPILED", 3)
     compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
     grammars = [Grammar("regex", letter) for letter in "abcdefgh"]
     with occupied(compiler):
@@ -369,7 +369,7 @@ def test_however_many_wait_nothing_is_compiled_twice(monkeypatch: pytest.MonkeyP
 
 def test_who_gives_up_takes_no_grammar_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own was compiled and evicted, while another waits for the same once more."""
-    monkeypatch.setattr("saccade.engine.matcher.MAX_COMPILED", 1)
+    monkeypatch.setattr("saccade.scheduling.matcher.MAX_COMPILED", 1)
     compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
     old = compiler.compile(Grammar("regex", "a"))
     assert old.result(30) is not None
@@ -425,10 +425,11 @@ def test_a_deadline_passes_while_a_grammar_is_compiled(loaded: Load) -> None:
 
 class TestMasks:
     def allowed(self, rows: list[MaskedRow]) -> list[set[int]]:
-        masks = Masks(8, 120, torch.device("cpu"), num_turns=2)
-        logits = torch.zeros(8, 120)
-        masks.apply(logits, rows, sampling_for("cpu"), turn=1)
-        return [set(row.isfinite().nonzero()[:, 0].tolist()) for row in logits]
+        """Composed, and then obeyed."""
+        mask = Masks(120).compute(rows)
+        state = SimpleNamespace(logits=torch.zeros(8, 120), edited=torch.ones(8, 120), sampling=sampling_for("cpu"))
+        Logits(cast(Any, state), torch.zeros(0), num_turns=2).edit(8, (), mask, turn=1)
+        return [set(row.isfinite().nonzero()[:, 0].tolist()) for row in state.edited]
 
     def test_rows_between_are_left_alone(self) -> None:
         compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from saccade.engine.grammar import Grammar
-from saccade.engine.params import SamplingParams
-from saccade.engine.process import AsyncEngine, Delta
-from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.client.process import AsyncEngine, Delta
 from saccade.errors import RequestError
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.grammar import Grammar
+from saccade.wire.sampling_params import SamplingParams
 from tests.models import tiny
 
 BOUND_S = 300.0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.engine.language import decode_buckets, prefill_buckets, prefill_rows
+from saccade.scheduling.buckets import decode_buckets, prefill_buckets, prefill_rows
 
 
 @pytest.mark.parametrize(("least", "most", "allowed"), [(1, 8192, 0.06), (256, 4096, 0.06), (2048, 8192, 0.018)])

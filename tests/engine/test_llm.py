@@ -14,16 +14,16 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade import LLM, SamplingParams
-from saccade.engine import engine as engine_module
-from saccade.engine import llm as llm_module
-from saccade.engine import queue as queue_module
-from saccade.engine import scheduler as scheduler_module
-from saccade.engine.llm_inputs import read_prompt
-from saccade.engine.process import EngineStats
+from saccade.client.process import EngineStats
 from saccade.errors import ConfigError, RequestError
+from saccade.offline import llm as llm_module
+from saccade.offline.llm_inputs import read_prompt
+from saccade.scheduling import engine as engine_module
+from saccade.scheduling import queue as queue_module
+from saccade.scheduling import scheduler as scheduler_module
 from saccade.server.metrics import Facts, Metrics
 from tests.engine.counting import num_opcodes
-from tests.engine.rig import oracle_tokens
+from tests.engine.rig import executor_of, oracle_tokens
 from tests.models import tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -95,7 +95,7 @@ def test_metrics_are_those_of_a_server(llm: LLM, picture: Image.Image) -> None:
     assert total("generation_tokens_total") == sum(len(output.outputs[0].token_ids) for output in outputs)
     assert total("mm_cache_queries_total") == 1 and total("graph_replays_total") > 0
     engine = llm.engine
-    phases = {runner.phase.name: runner.snapshot() for runner in engine.runner.phases}
+    phases = {runner.phase.name: runner.snapshot() for runner in executor_of(engine).phases}
     facts = Facts(
         stats=EngineStats(engine.scheduler.stats(), phases),
         kv_cache_tokens=1,
@@ -133,7 +133,7 @@ def test_images_may_come_in_any_form(llm: LLM, made: tiny.Tiny, picture: Image.I
     assert answers == [expected] * 4
     mixed = {"prompt": "<|image_pad|> What is this?", "multi_modal_data": {"image": picture}}
     assert len(llm.generate(mixed, GREEDY, progress=False)[0].outputs[0].token_ids) == 6
-    assert llm.engine.runner.vision is not None and llm.engine.runner.vision.stats.fallbacks.total() == 0
+    assert llm.executor.vision is not None and llm.executor.vision.stats.fallbacks.total() == 0
 
 
 def test_files_may_be_named_by_strings(llm: LLM, made: tiny.Tiny, picture: Image.Image, tmp_path: Path) -> None:
@@ -248,13 +248,13 @@ def test_images_and_videos_keep_their_order(llm: LLM) -> None:
 def test_hot_layouts_get_graphs_of_their_own_behind_a_call(made: tiny.Tiny, picture: Image.Image) -> None:
     prompt = {"prompt": "<|image_pad|> What is this?", "multi_modal_data": {"image": picture}}
     with LLM(made.folder, **SETTINGS, graphs="vision=exact,prefill=off,decode=off") as llm:
-        vision = llm.engine.runner.vision
+        vision = llm.executor.vision
         assert vision is not None
         before = len(vision.exact)
         for shade in range(4):
             own = Image.new("RGB", (24, 30), (shade, 0, 0))  # another image of one layout, so that none is cached
             llm.generate(prompt | {"multi_modal_data": {"image": own}}, GREEDY, progress=False)
-        assert len(vision.exact) == before + 1 and not llm.engine.runner.can_improve
+        assert len(vision.exact) == before + 1 and not llm.executor.can_improve
         replayed = vision.stats.replays.total()
         llm.generate(prompt, GREEDY, progress=False)
         assert vision.stats.replays.total() > replayed
@@ -269,8 +269,8 @@ def test_a_graph_that_cannot_be_captured_does_not_fail_the_call(
         calls.append(1)
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(type(llm.engine.runner), "can_improve", True)
-    monkeypatch.setattr(llm.engine.runner, "improve", fail)
+    monkeypatch.setattr(type(llm.executor_of(engine)), "can_improve", True)
+    monkeypatch.setattr(llm.executor_of(engine), "improve", fail)
     assert llm.generate("fine", GREEDY, progress=False)[0].finished
     assert len(calls) == llm_module.MAX_IMPROVEMENTS, "a call ends, whatever is left to do"
     assert "no memory" in caplog.text
@@ -378,9 +378,9 @@ def test_a_prompt_is_scored_without_an_answer(llm: LLM) -> None:
     """The scores are those beside an answer, and no token is made for them."""
     prompt = "The quick brown fox jumps over the lazy dog " * 4  # more than one step
     params = SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=2)
-    replays = [phase.snapshot() for phase in (llm.engine.runner.decode, llm.engine.runner.head)]
+    replays = [phase.snapshot() for phase in (llm.executor.decode, llm.executor.head)]
     [scored, again] = llm.generate([prompt, prompt], params, progress=False)
-    assert [phase.snapshot() for phase in (llm.engine.runner.decode, llm.engine.runner.head)] == replays
+    assert [phase.snapshot() for phase in (llm.executor.decode, llm.executor.head)] == replays
     [answered] = llm.generate(prompt, replace(params, max_tokens=1), progress=False)
     for found in (scored, again):
         [output] = found.outputs

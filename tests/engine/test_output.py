@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.engine.output import OutputStream
-from saccade.engine.params import SamplingParams
-from saccade.engine.update import Update
+from saccade.client.output import OutputStream
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import Update
 
 LETTERS = "ab"
 

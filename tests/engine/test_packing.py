@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from saccade.engine.packing import Bins, Part, default_cost, pack, padded_rows, split
-from saccade.engine.vision import FEWEST_FRAMES, MAX_FRAMES, UNITS_PER_FRAME, vision_buckets
+from saccade.scheduling.buckets import FEWEST_FRAMES, MAX_FRAMES, UNITS_PER_FRAME, vision_buckets
+from saccade.scheduling.packing import Bins, Part, default_cost, pack, padded_rows, split
 
 Passes = list[list[Part]]
 

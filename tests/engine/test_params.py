@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from saccade.engine.params import SamplingParams
 from saccade.errors import RequestError
+from saccade.wire.sampling_params import SamplingParams
 
 
 def test_defaults_are_vllms() -> None:

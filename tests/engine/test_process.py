@@ -17,19 +17,22 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from saccade.client import child, process, spare, stream
+from saccade.client.output import OutputStream, place_prompt_scores
+from saccade.client.process import AsyncEngine, Delta, Stage
+from saccade.client.spare import Spare
 from saccade.config import BYTECODE_FOLDER, NO_BYTECODE, worker_environment
-from saccade.engine import child, messages, process, spare, stream, worker
-from saccade.engine.build import build_engine
-from saccade.engine.output import OutputStream, place_prompt_scores
-from saccade.engine.params import SamplingParams
-from saccade.engine.process import AsyncEngine, Delta, Stage
-from saccade.engine.request import FinishReason
-from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.engine.spare import Spare
 from saccade.errors import CapacityError, ConfigError, EngineDeadError, RequestError, SaccadeError
+from saccade.execution import worker
+from saccade.execution.build import build_engine
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt, text_prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.processor import Processor
+from saccade.processes import EXIT_ORPHANED
+from saccade.wire import messages
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import FinishReason
 from tests.engine.rig import Answer, oracle_tokens, random_prompt, run
 from tests.models import tiny
 
@@ -133,7 +136,7 @@ def gone(pid: int) -> bool:
     """A zombie that nobody has fetched yet is gone too."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 
@@ -439,8 +442,8 @@ def test_what_the_worker_finds_wrong_is_raised_by_start(made: tiny.Tiny) -> None
 
 PARENT = """
     import asyncio, sys
-    from saccade.engine.process import AsyncEngine
-    from saccade.engine.settings import EngineSettings, SchedulerSettings
+    from saccade.client.process import AsyncEngine
+    from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
     async def main():
         engine = await AsyncEngine.start(
@@ -476,7 +479,7 @@ def test_a_worker_ends_when_its_input_does(tmp_path: Path) -> None:
         try:
             assert started.stdin is not None
             started.stdin.close()
-            assert started.wait(BOUND_S) == worker.EXIT_ORPHANED
+            assert started.wait(BOUND_S) == EXIT_ORPHANED
         finally:
             started.kill()
 

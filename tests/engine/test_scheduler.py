@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from saccade.cache import Span
-from saccade.engine import admission as admission_module
-from saccade.engine import request as request_module
-from saccade.engine.params import SamplingParams
-from saccade.engine.plan import Event, Plan, RowError
-from saccade.engine.request import Finish, FinishReason, Request, Status
-from saccade.engine.scheduler import Scheduler
-from saccade.engine.settings import SchedulerSettings
 from saccade.errors import CapacityError, ConfigError, RequestError
+from saccade.scheduling import admission as admission_module
+from saccade.scheduling import request as request_module
+from saccade.scheduling.plan import Plan, RowError
+from saccade.scheduling.request import Request, Status
+from saccade.scheduling.scheduler import Scheduler
+from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import Finish, FinishReason, Update
 from tests.engine.counting import num_opcodes
 from tests.engine.simulated import EOS, Loop, image, make_request, make_scheduler, oracle, with_images
 
@@ -201,15 +202,17 @@ class TestEnding:
     def test_the_end_of_text_counts_from_min_tokens_on(self) -> None:
         scheduler = make_scheduler(LIMITS)
         scheduler.add(make_request("a", text(5), params=SamplingParams(min_tokens=2, max_tokens=9)))
-        assert scheduler.commit(scheduler.plan(0), {"a": [EOS]}) == (Event("a", (EOS,)),)
-        assert scheduler.commit(scheduler.plan(0), {"a": [EOS]}) == (Event("a", (EOS,), Finish(FinishReason.STOP)),)
+        assert scheduler.commit(scheduler.plan(0), {"a": [EOS]}) == (Update("a", (EOS,)),)
+        assert scheduler.commit(scheduler.plan(0), {"a": [EOS]}) == (
+            Update("a", (EOS,), finish=Finish(FinishReason.STOP)),
+        )
         assert scheduler.is_idle
 
     def test_a_stop_string_ends_one_request(self) -> None:
         loop = make_loop()
         loop.add(make_request("a", text(5), params=outputs(9)))
         loop.step()
-        assert loop.scheduler.stop("a", "###") == (Event("a", (), Finish(FinishReason.STOP, "###")),)
+        assert loop.scheduler.stop("a", "###") == (Update("a", (), finish=Finish(FinishReason.STOP, "###")),)
         assert loop.scheduler.stop("a", "###") == ()
         assert loop.scheduler.is_idle
 
@@ -220,9 +223,9 @@ class TestEnding:
         loop.add(make_request("waits", text(5), deadline=4.0))
         for name, deadline in (("waits", 4.0), ("runs", 5.0)):
             loop.now = deadline - 0.1
-            assert loop.step().events == ()
+            assert loop.step().updates == ()
             loop.now = deadline
-            (event,) = loop.step().events
+            (event,) = loop.step().updates
             assert event.request_id == name
             assert event.finish == Finish(FinishReason.DEADLINE, "the deadline passed 0.000 s ago")
         assert not any(event.token_ids for event in loop.events["waits"]), "it never ran"
@@ -243,7 +246,7 @@ class TestEnding:
     def test_aborting_twice_or_what_is_unknown_is_no_news(self) -> None:
         loop = make_loop()
         loop.add(make_request("a", text(5)))
-        assert loop.scheduler.abort("a") == (Event("a", (), Finish(FinishReason.ABORT)),)
+        assert loop.scheduler.abort("a") == (Update("a", (), finish=Finish(FinishReason.ABORT)),)
         assert loop.scheduler.abort("a") == loop.scheduler.abort("nobody") == ()
 
 
@@ -593,7 +596,7 @@ class TestPipeline:
         second = scheduler.plan(0)
         assert scheduler.commit(plan, {"a": [12]}) == ()
         scheduler.check()
-        assert scheduler.commit(second, {"a": [13]}) == (Event("a", (13,)),)
+        assert scheduler.commit(second, {"a": [13]}) == (Update("a", (13,)),)
         assert again.output_ids == [13]
 
     def test_commits_come_in_order_and_plans_do_not_pile_up(self) -> None:

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from saccade.cache import Span
-from saccade.engine.params import SamplingParams
-from saccade.engine.settings import SchedulerSettings
 from saccade.errors import CapacityError, RequestError
+from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.sampling_params import SamplingParams
 from tests.engine.simulated import IMAGE_TOKEN, Loop, make_request, make_scheduler
 
 # Pieces of prompts: few enough that prompts share beginnings. A number n is n tokens of text, a letter an image.

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from saccade import LLM
-from saccade.engine.blueprint import draw
-from saccade.engine.settings import CPU_LIMITS, GPU_LIMITS, EngineSettings, SchedulerSettings
+from saccade.dry_run.blueprint import draw
 from saccade.errors import ConfigError
+from saccade.wire.engine_settings import CPU_LIMITS, GPU_LIMITS, EngineSettings, SchedulerSettings
 from tests.engine.rig import image_settings
 from tests.models import tiny
 

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from saccade.config import Mode
-from saccade.engine.engine import Engine
-from saccade.engine.metrics import engine_metrics
-from saccade.engine.params import SamplingParams
-from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.engine.shadow import MAX_RECORDS, Mismatch, Shadow
-from saccade.engine.shadow_file import MAX_FILES, Origin, read_file
-from saccade.engine.shadow_passes import context_slots
-from saccade.engine.shadow_slab import Slab
 from saccade.errors import ConfigError, GraphError
+from saccade.execution.shadow import MAX_RECORDS, Mismatch, Shadow
+from saccade.execution.shadow_file import MAX_FILES, Origin, read_file
+from saccade.execution.shadow_passes import context_slots
+from saccade.execution.shadow_slab import Slab
 from saccade.graphs import Capacity, CapturedGraph, GraphKey, GraphRunner
 from saccade.inputs.placeholders import Prompt, text_prompt
+from saccade.scheduling.engine import Engine
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.metrics import engine_metrics
+from saccade.wire.sampling_params import SamplingParams
 from tests.engine.conftest import Loaded
-from tests.engine.rig import Answer, Options, build, random_prompt, run
+from tests.engine.rig import Answer, Options, build, executor_of, random_prompt, run
 from tests.models import tiny
 
 Load = Callable[[str], Loaded]
@@ -49,7 +49,7 @@ def shadowed(
     made, model = loaded
     engine = build(model, made.folder, options)
     origin = Origin(model=str(made.folder), settings=EngineSettings(), limits=SchedulerSettings(), folder=folder)
-    engine.shadow = Shadow(engine.runner, share, origin, slab_bytes=slabs)
+    engine.shadow = Shadow(executor_of(engine), share, origin, slab_bytes=slabs)
     return engine
 
 
@@ -70,6 +70,7 @@ def check_all(engine: Engine) -> list[Mismatch]:
         one = engine.check_shadow()
         if isinstance(one, Exception):
             raise one
+        assert one is None or isinstance(one, Mismatch), one
         found += [one] if one is not None else []
     raise AssertionError(f"more than {MAX_CHECKS} checks")
 
@@ -83,8 +84,13 @@ def counts(engine: Engine) -> dict[str, int]:
     return total
 
 
+def shadow_of(engine: Engine) -> Shadow:
+    assert isinstance(engine.shadow, Shadow)
+    return engine.shadow
+
+
 def runner_of(engine: Engine, phase: str) -> GraphRunner:
-    return next(runner for runner in engine.runner.phases if runner.phase.name == phase)
+    return next(runner for runner in executor_of(engine).phases if runner.phase.name == phase)
 
 
 def poison(graph: CapturedGraph, spoil: Any) -> None:
@@ -169,7 +175,8 @@ def test_a_graph_that_gets_wrong_is_found_and_goes_out_of_service(loaded: Load, 
     retired = {graph["key"]: graph["out_of_service"] for graph in snapshot["graphs"] if graph["out_of_service"]}
     assert retired.keys() == {str(mismatch.key) for mismatch in found}
     figures = {
-        (one.plain, one.labels.get("phase"), one.labels.get("result")): one.value for one in engine_metrics(engine)
+        (one.plain, one.labels.get("phase"), one.labels.get("result")): one.value
+        for one in engine_metrics(engine.scheduler.stats(), engine.phase_snapshots().values())
     }
     assert figures["shadow_checks", phase, "different"] == figures["graphs_out_of_service", phase, None] == len(found)
     first = found[0]
@@ -177,14 +184,14 @@ def test_a_graph_that_gets_wrong_is_found_and_goes_out_of_service(loaded: Load, 
     assert str(first.path) not in first.reason, "paths are for the log"
     assert len(list(tmp_path.iterdir())) == min(len(found), MAX_FILES)
     for graph in runner.graphs:
-        runner.retire(graph.key, "all of them, for the comparison")
+        runner.catalogue.retire(graph.key, "all of them, for the comparison")
     prompts, params = requests(made, 5, seed=40)
     assert_same(answers(run(engine, prompts, params)), answers(run(build(model, made.folder, SIZES), prompts, params)))
 
 
 def wrong_place(engine: Engine, place: str, graph: CapturedGraph) -> tuple[Tensor, Tensor]:
     """A tensor that a pass writes to besides its outputs, and which of its rows."""
-    state = engine.runner.state
+    state = executor_of(engine).state
     if place == "rows of the cache":
         assert state.vision_rows is not None
         return state.vision_rows[0], graph.frame["targets"][:1]
@@ -228,27 +235,27 @@ def test_a_check_changes_nothing_in_the_caches(loaded: Load) -> None:
     """Not even where another image has taken the place of the one that is encoded again."""
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
-    assert engine.shadow is not None
+    shadow = shadow_of(engine)
     run(engine, *requests(made, 4, seed=1))
-    state = engine.runner.state
+    state = executor_of(engine).state
     assert state.vision_rows is not None
-    [first, *_] = [record for record in engine.shadow._records if record.key.phase == "vision"]
+    [first, *_] = [record for record in shadow._records if record.key.phase == "vision"]
     taken = first.arrays["targets"][:3]
     state.vision_rows[:, taken] = 7
-    engine.shadow.writers.note({"targets": taken})
+    shadow.writers.note({"targets": taken})
     tensors = [state.vision_rows[:, 1:], *(part[1:] for pair in state.caches for part in pair)]
     before = [tensor.clone() for tensor in tensors]
-    assert check_all(engine) == [] and engine.shadow.counts("vision")["equal"] > 0
+    assert check_all(engine) == [] and shadow.counts("vision")["equal"] > 0
     assert all(torch.equal(tensor, same) for tensor, same in zip(tensors, before, strict=True))
 
 
 def test_strictness_refuses_a_batch_whose_graph_is_out_of_service(loaded: Load) -> None:
     engine = shadowed(loaded("llama"), options=replace(SIZES, strict=True))
-    for graph in engine.runner.decode.graphs:
-        engine.runner.decode.retire(graph.key, "for a test")
-    batch = engine.runner.decode.example_for(engine.runner.decode.phase.buckets[0])
+    for graph in executor_of(engine).decode.graphs:
+        executor_of(engine).decode.catalogue.retire(graph.key, "for a test")
+    batch = executor_of(engine).decode.example_for(executor_of(engine).decode.phase.buckets[0])
     with pytest.raises(GraphError, match="taken out of service \\(for a test\\)"):
-        engine.runner.decode.run({**batch.tensors, **batch.arrays}, lambda outputs: None)
+        executor_of(engine).decode.run({**batch.tensors, **batch.arrays}, lambda outputs: None)
 
 
 def test_a_command_interrupts_a_check_between_two_operations(loaded: Load) -> None:
@@ -273,16 +280,15 @@ def test_an_interrupted_check_of_a_wrong_graph_lets_no_other_look_wrong(loaded: 
     """The check has written the right keys over wrong ones that later replays read, and may never be finished."""
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
-    keys = engine.runner.state.caches[0][0].flatten(0, 1)
+    keys = executor_of(engine).state.caches[0][0].flatten(0, 1)
     wrong = torch.ones(4, *keys.shape[1:])
-    for graph in engine.runner.prefill.graphs:
+    for graph in executor_of(engine).prefill.graphs:
         poison(graph, partial(keys.index_add_, 0, graph.frame["slots"][:4], wrong))
     prompt = random_prompt(made, np.random.default_rng(4), length=20)
     run(engine, {"a": prompt}, replace(GREEDY, max_tokens=20))
     stops = iter([False] * 201 + [True] * MAX_CHECKS)
     assert engine.check_shadow(partial(next, stops)) is None and counts(engine)["interrupted"] == 1
-    assert engine.shadow is not None
-    engine.shadow._records[0].is_lost = is_lost
+    shadow_of(engine)._records[0].is_lost = is_lost
     assert [mismatch.key.phase for mismatch in check_all(engine)] == ([] if is_lost else ["prefill"])
 
 
@@ -298,8 +304,7 @@ def test_a_record_whose_keys_were_overwritten_is_dropped(loaded: Load) -> None:
 
 def test_a_record_is_intact_until_a_slot_that_it_read_is_written(loaded: Load) -> None:
     """By whole blocks and by slots it is the same as by every single slot."""
-    shadow = shadowed(loaded("llama")).shadow
-    assert shadow is not None
+    shadow = shadow_of(shadowed(loaded("llama")))
     rng = np.random.default_rng(0)
     verdicts = []
     for _ in range(300):
@@ -319,8 +324,7 @@ def test_what_does_not_fit_the_slab_is_counted_and_memory_stays_flat(loaded: Loa
     run(tiny_slabs, *requests(made, 4, seed=1))
     assert counts(tiny_slabs).keys() == {"too_large"} and not tiny_slabs.can_check
     engine = shadowed(loaded("qwen3_vl"), slabs={"language": 256 * 1024, "vision": 512 * 1024})
-    shadow = engine.shadow
-    assert shadow is not None
+    shadow = shadow_of(engine)
     for seed in range(4):
         run(engine, *requests(made, 4, seed))
         assert shadow.nbytes == 768 * 1024 and len(shadow._records) <= MAX_RECORDS
@@ -333,15 +337,15 @@ def test_a_checked_record_holds_no_memory_of_its_own(loaded: Load, monkeypatch: 
     """Slabs know their records for long; what a check copied out of the caches is new memory."""
     made, _ = loaded("qwen3_vl")
     engine = shadowed(loaded("qwen3_vl"))
-    assert engine.shadow is not None
+    shadow = shadow_of(engine)
     kept: list[Any] = []
-    keep = engine.shadow.keep
+    keep = shadow.keep
 
     def noted(record: Any) -> None:
         kept.append(record)
         keep(record)
 
-    monkeypatch.setattr(engine.shadow, "keep", noted)
+    monkeypatch.setattr(shadow, "keep", noted)
     run(engine, *requests(made, 4, seed=1))
     assert check_all(engine) == [] and counts(engine)["equal"] > 0
     assert kept and all(record.cached is None for record in kept)
@@ -368,8 +372,7 @@ def test_a_slab_never_hands_out_what_is_still_in_use() -> None:
 
 
 def test_the_share_is_kept_and_rare_graphs_get_their_turn(loaded: Load) -> None:
-    shadow = shadowed(loaded("llama"), share=0.02).shadow
-    assert shadow is not None
+    shadow = shadow_of(shadowed(loaded("llama"), share=0.02))
     keys = [GraphKey("decode", Mode.FULL, Capacity.of(tokens=n)) for n in range(20)]
     rng = np.random.default_rng(3)
     chosen = [keys[0] if rng.random() < 0.95 else keys[int(rng.integers(1, 20))] for _ in range(20000)]

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import zmq
 
-from saccade.engine.engine import Engine
-from saccade.engine.messages import Add, AskStats, Close, Degraded, Reply, StatsReply, encode, pack_prompt
-from saccade.engine.process import AsyncEngine
-from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.engine.worker import Worker
+from saccade.client.process import AsyncEngine
+from saccade.execution.worker import Worker
+from saccade.scheduling.engine import Engine
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.messages import Add, AskStats, Close, Degraded, Reply, StatsReply, encode, pack_prompt
 from tests.engine.conftest import Loaded
 from tests.engine.rig import random_prompt, run
 from tests.engine.test_shadow import GREEDY, counts, poison_outputs, requests, runner_of, shadowed

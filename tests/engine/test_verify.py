@@ -11,76 +11,80 @@ import torch
 from torch import Tensor
 
 from saccade.config import GraphSettings, Mode, Tier
-from saccade.engine.build import build_engine
-from saccade.engine.engine import Engine
-from saccade.engine.messages import Stage
-from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.engine.verify import audit_engine, check_engine, sample, verify_engine
 from saccade.errors import AddressError, ConfigError, GraphError
+from saccade.execution.build import build_engine
+from saccade.execution.executor import DeviceExecutor
+from saccade.execution.verify import audit_graphs, check_graphs, sample, verify_graphs
 from saccade.graphs import GraphRunner
 from saccade.graphs.compare import Difference
 from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.inputs.processor import Processor
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.messages import Stage
 from tests.engine.conftest import Loaded
-from tests.engine.rig import Options, build
+from tests.engine.rig import Options, build, executor_of
 from tests.models import tiny
 
 Load = Callable[[str], Loaded]
 SMALL = Options(mode=Mode.FULL, max_tokens=24, max_num_seqs=3, max_units=40, num_blocks=12, max_model_len=64)
 
 
-def engine_of(loaded: Loaded, num_buckets: int = 2) -> Engine:
+def thinned(loaded: Loaded, num_buckets: int = 2) -> DeviceExecutor:
     """With the smallest and the largest bucket of every phase: what is verified is the same, only less often."""
-    made, model = loaded
-    engine = build(model, made.folder, replace(SMALL, mode=None))
-    runner = engine.runner
-    for name in ("prefill", "decode", "head", "sample", "vision"):
-        phase = getattr(runner, name)
+    executor = plain(loaded)
+    for name in ("prefill", "decode", "head", "sampler", "vision"):
+        phase = getattr(executor, name)
         buckets = sorted(phase.phase.buckets, key=lambda bucket: bucket[phase.phase.rows])
         kept = tuple({buckets[0], buckets[-1]})[:num_buckets]
         thin = GraphRunner(replace(phase.phase, buckets=kept), replace(phase.settings, tiers=frozenset({"capacity"})))
         if name == "vision":
-            assert runner.encoder is not None
-            runner.encoder.graphs = thin
+            assert executor.encoder is not None
+            executor.encoder.graphs = thin
         else:
-            setattr(runner, name, thin)
-    runner.capture()
-    for cache in (tensor for pair in runner.state.caches for tensor in pair):
+            setattr(executor, name, thin)
+    executor.capture()
+    for cache in (tensor for pair in executor.state.caches for tensor in pair):
         cache.normal_()
-    return engine
+    return executor
+
+
+def plain(loaded: Loaded) -> DeviceExecutor:
+    """Without graphs."""
+    made, model = loaded
+    return executor_of(build(model, made.folder, replace(SMALL, mode=None)))
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 def test_every_bucket_and_phase_is_verified_and_leaves_no_trace(loaded: Load, family: str) -> None:
-    engine = engine_of(loaded(family))
+    executor = thinned(loaded(family))
     seen: list[tuple[str, int, int]] = []
-    report = verify_engine(engine, progress=lambda *news: seen.append(news))
+    report = verify_graphs(executor, progress=lambda *news: seen.append(news))
     assert report.is_right, f"\n{report}"
     assert list(dict.fromkeys(phase for phase, _, _ in seen)) == ["vision", "prefill", "decode", "head", "sample"]
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
-    assert seen[0][1] == 0 and seen[-1][1] == seen[-1][2] > len(engine.runner.phases), "all graphs, and no more"
-    keys = {str(graph.key) for phase in engine.runner.phases for graph in phase.graphs}
+    assert seen[0][1] == 0 and seen[-1][1] == seen[-1][2] > len(executor.phases), "all graphs, and no more"
+    keys = {str(graph.key) for phase in executor.phases for graph in phase.graphs}
     assert keys <= {row.key for row in report.rows}
-    for phase in engine.runner.phases:
+    for phase in executor.phases:
         own = [row.difference for row in report.rows if row.key.startswith(phase.phase.name + "/")]
         assert phase.snapshot()["selfcheck"] == max(own)
     vision = {row.sequence for row in report.rows if row.key.startswith("vision")}
     assert {"equal totals", "small-large-small", "poisoned", "shuffled"} <= vision
     assert {"other shapes", "poisoned shapes", "videos", "the same image twice"} <= vision
-    assert all(not phase.stats.replays and not phase.stats.fallbacks for phase in engine.runner.phases)
-    assert all(graph.num_replays == 0 for phase in engine.runner.phases for graph in phase.graphs)
+    assert all(not phase.stats.replays and not phase.stats.fallbacks for phase in executor.phases)
+    assert all(graph.num_replays == 0 for phase in executor.phases for graph in phase.graphs)
 
 
 def test_every_bucket_and_phase_is_audited_and_leaves_no_trace(loaded: Load) -> None:
-    engine = engine_of(loaded("qwen2_5_vl"))
+    executor = thinned(loaded("qwen2_5_vl"))
     seen: list[tuple[str, int, int]] = []
-    report = audit_engine(engine, progress=lambda *news: seen.append(news))
+    report = audit_graphs(executor, progress=lambda *news: seen.append(news))
     assert report.is_right, f"\n{report}"
-    assert seen[-1][1] == seen[-1][2] == sum(len(phase.graphs) for phase in engine.runner.phases)
-    assert {str(graph.key) for phase in engine.runner.phases for graph in phase.graphs} <= {r.key for r in report.rows}
-    assert all(graph.num_replays == 0 for phase in engine.runner.phases for graph in phase.graphs)
+    assert seen[-1][1] == seen[-1][2] == sum(len(phase.graphs) for phase in executor.phases)
+    assert {str(graph.key) for phase in executor.phases for graph in phase.graphs} <= {r.key for r in report.rows}
+    assert all(graph.num_replays == 0 for phase in executor.phases for graph in phase.graphs)
 
 
 def test_a_large_channel_in_a_bfloat16_vision_pass_hides_no_frozen_boundary(
@@ -96,29 +100,28 @@ def test_a_large_channel_in_a_bfloat16_vision_pass_hides_no_frozen_boundary(
         scatter(rows.add_(shift), targets, cache)
 
     monkeypatch.setattr(model, "place", replace(model.place, kernels=model.place.kernels.replacing(scatter_rows=loud)))
-    right = verify_engine(engine_of((made, model)))
+    right = verify_graphs(thinned((made, model)))
     assert right.is_right, f"\n{right}"
     freeze_boundaries(model, monkeypatch)
     with pytest.raises(GraphError, match=r"graph \[vision/full .*Not serving"):
-        check_engine(engine_of((made, model)), is_short=False)
+        check_graphs(thinned((made, model)), is_short=False)
 
 
 def test_the_short_form_takes_a_sample_of_every_phase(loaded: Load) -> None:
-    engine = engine_of(loaded("qwen3_vl"))
-    report = check_engine(engine)
+    executor = thinned(loaded("qwen3_vl"))
+    report = check_graphs(executor)
     assert {row.key.partition("/")[0] for row in report.rows} == {"vision", "prefill", "decode", "head", "sample"}
-    for phase in engine.runner.phases:
+    for phase in executor.phases:
         assert 1 <= len(sample(phase)) <= 2
-    small = engine_of(loaded("qwen3_vl"), num_buckets=1)
+    small = thinned(loaded("qwen3_vl"), num_buckets=1)
     news: list[tuple[str, int, int]] = []
-    verify_engine(small, is_short=True, progress=lambda *each: news.append(each))
-    assert all(len(sample(phase)) == 1 for phase in small.runner.phases)
+    verify_graphs(small, is_short=True, progress=lambda *each: news.append(each))
+    assert all(len(sample(phase)) == 1 for phase in small.phases)
     assert news[-1][1] == news[-1][2] == 6, "five phases, and vision twice"
 
 
 def test_an_engine_without_graphs_has_nothing_to_verify(loaded: Load) -> None:
-    made, model = loaded("qwen3_vl")
-    report = check_engine(build(model, made.folder, replace(SMALL, mode=None)))
+    report = check_graphs(plain(loaded("qwen3_vl")))
     assert report.rows == () and not report.is_right
 
 
@@ -139,23 +142,23 @@ def test_frozen_boundaries_are_refused_with_their_phase_bucket_and_sequence(
     loaded: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     freeze_boundaries(loaded("qwen3_vl")[1], monkeypatch)
-    engine = engine_of(loaded("qwen3_vl"))
+    executor = thinned(loaded("qwen3_vl"))
     with pytest.raises(GraphError, match=r"graph \[vision/full .*units=\d+\] is not .* in sequence '.*Not serving"):
-        check_engine(engine)
-    wrong = [row for row in verify_engine(engine, is_short=True).rows if not row.is_right]
+        check_graphs(executor)
+    wrong = [row for row in verify_graphs(executor, is_short=True).rows if not row.is_right]
     assert {row.key.partition("/")[0] for row in wrong} == {"vision"}
 
 
 def test_a_scatter_that_forgot_its_targets_is_found_in_the_cache(loaded: Load) -> None:
     """Rows must be where the cache looks for them, not only in the output buffer."""
-    engine = engine_of(loaded("qwen3_vl"))
-    encoder = engine.runner.encoder
-    assert encoder is not None and engine.runner.state.vision_rows is not None
+    executor = thinned(loaded("qwen3_vl"))
+    encoder = executor.encoder
+    assert encoder is not None and executor.state.vision_rows is not None
     phase = encoder.graphs.phase
     values = phase.example((7,), torch.Generator().manual_seed(3))
     rows = encoder.graphs.run(values, lambda outputs: outputs["rows"].clone())
     targets = torch.from_numpy(values["targets"])
-    assert torch.equal(engine.runner.state.vision_rows[:, targets], rows)
+    assert torch.equal(executor.state.vision_rows[:, targets], rows)
 
 
 def test_a_built_engine_is_verified_before_it_serves(made: tiny.Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +169,9 @@ def test_a_built_engine_is_verified_before_it_serves(made: tiny.Tiny, monkeypatc
     def note(stage: Stage) -> None:
         stages.append(stage.name)
 
-    def start(how: EngineSettings) -> Engine:
+    def start(how: EngineSettings) -> None:
         folder = Path(made.folder)
-        return build_engine(folder, how, limits, processor=Processor.from_folder(folder), report=note)
+        build_engine(folder, how, limits, processor=Processor.from_folder(folder), report=note)
 
     start(settings)
     assert "verifying graphs" in stages and stages[-1] == "ready"
@@ -198,15 +201,14 @@ def unreadable(*of: object) -> list[str]:
 
 
 def test_graphs_of_one_layout_each_are_verified_where_there_are_no_others(loaded: Load) -> None:
-    made, model = loaded("qwen3_vl")
-    engine = build(model, made.folder, replace(SMALL, mode=None))
-    encoder = engine.runner.encoder
+    executor = plain(loaded("qwen3_vl"))
+    encoder = executor.encoder
     assert encoder is not None
     encoder.graphs = GraphRunner(encoder.graphs.phase, GraphSettings(tiers=frozenset({Tier.EXACT})))
     for is_short in (True, False):  # captured before, or not
         if is_short:
             encoder.graphs.capture_exact(encoder.graphs.phase.example((3, 2), torch.Generator().manual_seed(0)))
-        (row,) = verify_engine(engine, is_short=is_short).rows
+        (row,) = verify_graphs(executor, is_short=is_short).rows
         assert row.key == "vision/full exact" and row.is_right
 
 
@@ -214,8 +216,8 @@ def test_a_replaced_layer_is_noticed(loaded: Load) -> None:
     """What a graph reads is the old one; so is what was watched, unless the way to it is watched too."""
     made, _ = loaded("qwen3_vl")
     model = load_model(made.folder, dtype=torch.float32)
-    engine = engine_of((made, model), num_buckets=1)
-    runner = engine.runner.decode
+    executor = thinned((made, model), num_buckets=1)
+    runner = executor.decode
     values = runner.phase.example((1,), torch.Generator().manual_seed(0))  # fits whichever bucket there is
     runner.run(values, lambda outputs: None)
     assert runner.stats.replays.total() == 1

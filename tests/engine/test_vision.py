@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -11,28 +11,35 @@ import pytest
 import torch
 from torch import Tensor
 
+from saccade.cache.encoder import EncoderIndex
 from saccade.config import GraphSettings, Mode, Tier
-from saccade.engine.batch import places
-from saccade.engine.encoder import ENCODE_FAILED, MAX_VIEWS, Encoder, EncoderSettings
-from saccade.engine.params import SamplingParams
-from saccade.engine.pixels import Picture, PlainPixels, SlotRing, rounds, shape_of, write_slot
-from saccade.engine.plan import EncodeItem
-from saccade.engine.request import FinishReason
-from saccade.engine.settings import EngineSettings
-from saccade.engine.state import StateSizes, new_state
-from saccade.engine.vision import Geometries, vision_values
 from saccade.errors import ConfigError, GraphError
+from saccade.execution.assembly import new_engine, new_executor
+from saccade.execution.encoder import MAX_VIEWS, Encoder
+from saccade.execution.executor import ExecutorSettings
+from saccade.execution.pixels import PlainPixels, Shapes, SlotRing, rounds, shape_of, write_slot
+from saccade.execution.state import StateSizes
+from saccade.geometry import geometry
 from saccade.graphs import Reason
-from saccade.inputs.placeholders import Media
+from saccade.inputs.placeholders import Media, Prompt, place_media
 from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image
-from saccade.inputs.settings import ImageSettings, VideoSettings
+from saccade.inputs.settings import ImageSettings, PlaceholderSettings, VideoSettings
 from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column
 from saccade.kernels.images import resize_patchify
-from saccade.kernels.sampling import sampling_for
-from saccade.models.geometry import geometry
 from saccade.models.vlm import Model
+from saccade.scheduling.arrays import places
+from saccade.scheduling.engine import Engine
+from saccade.scheduling.executing import ENCODE_FAILED, Encoded
+from saccade.scheduling.geometries import Geometries, vision_values
+from saccade.scheduling.orders import Encode, Pass, Picture
+from saccade.scheduling.plan import EncodeItem
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import FinishReason
 from tests.engine.conftest import Loaded
-from tests.engine.rig import Options, build, finish, image_settings, oracle_tokens, random_prompt
+from tests.engine.rig import Options, build, executor_of, finish, image_settings, oracle_tokens, random_prompt
+from tests.models.steps import vision_step
+from tests.models.tiny import END, IMAGE, START, Tiny
 
 Load = Callable[[str], Loaded]
 PAGE_ROWS = 4
@@ -58,7 +65,8 @@ def video_settings(images: ImageSettings) -> VideoSettings:
 
 
 class Rig:
-    """An encoder alone, with pages handed out in turn and rows read back from where they must be."""
+    """Vision passes, composed and executed as an engine has it; pages are handed out in turn, and rows read back from
+    where they must be."""
 
     def __init__(self, loaded: Loaded, *, max_units: int = 48, **graphs: Any) -> None:
         made, self.model = loaded
@@ -66,22 +74,35 @@ class Rig:
         has_videos = self.images.fixed_size is None
         self.videos = video_settings(self.images) if has_videos else None
         sizes = StateSizes(num_blocks=2, block_size=8, max_blocks=64, max_sequences=2, num_vision_rows=NUM_ROWS)
-        self.state = new_state(self.model, sampling_for("cpu"), sizes)
-        settings = EncoderSettings(
+        settings = ExecutorSettings(
+            max_tokens=8,
             max_units=max_units,
             page_rows=PAGE_ROWS,
             images=self.images,
             videos=self.videos,
-            graphs=GraphSettings(**graphs),
+            modes=dict.fromkeys(("vision", "prefill", "decode")),
+            strict=False,
         )
-        self.encoder = Encoder(self.state, settings)
+        executor = new_executor(self.model, sizes, settings)
+        self.state = executor.state
+        self.encoder = executor.encoder = Encoder(self.state, replace(settings.encoder, graphs=GraphSettings(**graphs)))
         self.encoder.graphs.capture_buckets()
+        limits = SchedulerSettings(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=8)
+        self.engine = new_engine(executor, limits, EncoderIndex(NUM_ROWS, PAGE_ROWS))
+        assert self.engine.composer.vision is not None
+        self.composer = self.engine.composer.vision
         self._page = 1
 
-    def encode(self, media: Sequence[Media]) -> list[tuple[EncodeItem, dict[str, str]]]:
+    def passes(self, media: Sequence[Media]) -> tuple[list[EncodeItem], list[Pass]]:
         items = [self._item(i, one) for i, one in enumerate(media)]
-        failed = self.encoder.encode(items, _running(media))
-        return [(item, failed) for item in items]
+        return items, [self.composer.compose(parts, items, media) for parts in self.composer.packs(media)]
+
+    def encode(self, media: Sequence[Media]) -> list[EncodeItem]:
+        items, passes = self.passes(media)
+        for one in passes:
+            encoded = self.engine.executor.encode(Encode(0, one))
+            assert encoded.problem is None, encoded.problem
+        return items
 
     def rows(self, item: EncodeItem) -> Tensor:
         assert self.state.vision_rows is not None
@@ -89,9 +110,7 @@ class Rig:
         return self.state.vision_rows[:, where].clone()
 
     def run(self, media: Sequence[Media]) -> list[Tensor]:
-        done = self.encode(media)
-        assert not done[0][1], done[0][1]
-        return [self.rows(item) for item, _ in done]
+        return [self.rows(item) for item in self.encode(media)]
 
     def image(self, rng: np.random.Generator, height: int = 0, width: int = 0) -> Media:
         high, wide = (height or int(rng.integers(6, 60))), (width or int(rng.integers(6, 60)))
@@ -126,20 +145,6 @@ class Rig:
         return EncodeItem(f"r{index}", 0, b"", media.plan.num_tokens, pages[::-1])
 
 
-@dataclass
-class _Prompt:
-    media: tuple[Media, ...]
-
-
-@dataclass
-class _Owner:
-    prompt: _Prompt
-
-
-def _running(media: Sequence[Media]) -> Any:
-    return {f"r{i}": _Owner(_Prompt((one,))) for i, one in enumerate(media)}
-
-
 @torch.no_grad()
 def alone(rig: Rig, media: Media) -> Tensor:
     """The tower on one image or video, unpadded, from pixels resized by the oracle."""
@@ -157,7 +162,7 @@ def alone(rig: Rig, media: Media) -> Tensor:
         merge=settings.merge,
         resample=settings.resample,
     )
-    return tower(geometry(spec, [media.plan.grid_thw]).step(patches))
+    return tower(vision_step(geometry(spec, [media.plan.grid_thw]), patches))
 
 
 def check(rig: Rig, media: Sequence[Media], what: object = "") -> None:
@@ -211,7 +216,7 @@ class TestAgainstTheTowerAlone:
 
     def test_rows_in_the_cache_outlive_later_passes(self, loaded: Load) -> None:
         rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(5)
-        items = [item for media in (rig.mix(rng) for _ in range(3)) for item, _ in rig.encode(media)]
+        items = [item for media in (rig.mix(rng) for _ in range(3)) for item in rig.encode(media)]
         kept = [rig.rows(item) for item in items]
         for _ in range(10):
             rig.run(rig.mix(rng))
@@ -222,7 +227,7 @@ class TestAgainstTheTowerAlone:
 class TestOrder:
     """What the host does for a pass, and when."""
 
-    def test_patches_are_under_way_before_anything_else_of_a_pass_is_worked_out(
+    def test_patches_are_under_way_before_anything_else_is_done_with_a_pass(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(1)
@@ -238,14 +243,16 @@ class TestOrder:
             monkeypatch.setattr(owner, name, note)
 
         for owner, name in (
+            (rig.composer, "_targets"),
+            (rig.composer._geometries, "packed"),
+            (rig.composer.catalogue, "choose"),
             (rig.encoder._pixels, "patchify"),
-            (rig.encoder, "_targets"),
-            (rig.encoder._geometries, "packed"),
-            (rig.encoder.graphs, "run"),
+            (rig.encoder.graphs.phase.arena, "admit"),
+            (rig.encoder.graphs, "obey"),
         ):
             noted(owner, name)
         check(rig, [rig.image(rng), rig.video(rng, 2, 2, 1)])
-        assert done == ["patchify", "_targets", "packed", "run"]
+        assert done == ["_targets", "packed", "choose", "patchify", "obey", "admit"]
 
     def test_patches_go_to_the_arena_of_the_runner_there_is_now(self, loaded: Load) -> None:
         rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(2)
@@ -253,8 +260,8 @@ class TestOrder:
         check(rig, [one])
         other = Rig(loaded("qwen3_vl")).encoder.graphs
         before, rig.encoder.graphs = rig.encoder.graphs, other
-        item = rig._item(0, one)
-        values = rig.encoder.values(rig.encoder.packs([one])[0], [item], [one])
+        _, [vision] = rig.passes([one])
+        values = rig.encoder.values(vision)
         assert other.phase.arena.owns(values["patches"]) and not before.phase.arena.owns(values["patches"])
         rig.encoder.graphs = before
         check(rig, [one])
@@ -263,8 +270,9 @@ class TestOrder:
         rig, rng = Rig(loaded("qwen3_vl"), max_units=24), np.random.default_rng(3)
         arena = rig.encoder.graphs.phase.arena
         for media in (rig.video(rng, 1, 2, 3), rig.video(rng, 1, 5, 6), rig.video(rng, 1, 2, 3)):
-            parts = rig.encoder.packs([media])[0]
-            patches = rig.encoder._patches(parts)
+            _, [vision] = rig.passes([media])
+            assert vision.num_patches == media.plan.num_patches
+            patches = rig.encoder._patches(vision.num_patches)
             assert len(patches) == media.plan.num_patches
             assert arena.owns(patches) == (media.plan.num_tokens <= 24)
         assert rig.encoder._rows_of_arena.cache_info().currsize == 1
@@ -291,24 +299,24 @@ class TestChoices:
 
     def test_hot_layouts_get_graphs_of_their_own_in_idle_moments(self, loaded: Load) -> None:
         rig, rng = Rig(loaded("qwen3_vl"), tiers=BOTH), np.random.default_rng(2)
-        encoder = rig.encoder
+        engine = rig.engine
 
         def hot() -> bool:
-            return encoder.has_hot
+            return engine.can_improve
 
         for _ in range(3):
             assert not hot()
             check(rig, [rig.image(rng, 20, 30)])
         assert hot()
-        kept = [(item, rig.rows(item)) for item, _ in rig.encode([rig.image(rng, 20, 30), rig.image(rng)])]
-        encoder.capture_hot()
+        kept = [(item, rig.rows(item)) for item in rig.encode([rig.image(rng, 20, 30), rig.image(rng)])]
+        assert engine.improve() is None
         assert not hot()
         for item, rows in kept:
             assert torch.equal(rig.rows(item), rows), "a capture wrote into the cache"
         check(rig, [rig.image(rng, 20, 30)])
         check(rig, [rig.image(rng, 30, 20)])  # turned round: without windows the same boundaries
         check(rig, [rig.image(rng, 40, 40)])
-        assert encoder.graphs.stats.replays[Tier.EXACT] == 2
+        assert rig.encoder.graphs.stats.replays[Tier.EXACT] == 2
 
     def test_graphs_and_bytes_stay_bounded_while_500_sizes_pass(self, loaded: Load) -> None:
         rig = Rig(loaded("qwen3_vl"), max_units=96, tiers=BOTH, exact_after=1, exact_max_graphs=4)
@@ -324,10 +332,11 @@ class TestChoices:
             batch = graphs.phase.arena.admit(
                 vision_values(rig.encoder.spec, [grids[i]], patches, np.zeros(units, dtype=np.int64))
             )
-            graphs._note_structure(batch)
+            graphs.catalogue.choose(batch.sizes, batch.structure)
             if count % 50 == 0:
-                rig.encoder.capture_hot()
-            assert len(graphs.graphs) <= buckets + 4
+                assert rig.engine.improve() is None
+            assert len(graphs.graphs) <= buckets + 4 and len(graphs.graphs) == buckets + len(graphs.exact)
+        assert len(graphs.exact) == 4
         assert graphs.exact.nbytes <= graphs.settings.exact_max_bytes
         assert len(graphs.exact._pending) <= 64 and len(graphs.exact._uses) <= 1024 + 4
 
@@ -335,7 +344,7 @@ class TestChoices:
     def test_usual_images_have_graphs_of_their_own_from_the_start(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch, family: str
     ) -> None:
-        monkeypatch.setattr("saccade.engine.encoder.USUAL_SIZES", ((24, 24), (24, 25), (40, 20), (999, 999)))
+        monkeypatch.setattr("saccade.execution.encoder.USUAL_SIZES", ((24, 24), (24, 25), (40, 20), (999, 999)))
         rig, rng = Rig(loaded(family), tiers=BOTH, exact_max_graphs=3, max_units=64), np.random.default_rng(2)
         rig.encoder.capture_usual()
         graphs = rig.encoder.graphs
@@ -365,38 +374,90 @@ class TestChoices:
 
 
 class TestFailures:
-    def test_one_bad_item_fails_only_its_request(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-        rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(1)
-        media = [rig.image(rng) for _ in range(3)]
-        bad = Media("image", np.zeros((0, 4, 3), np.uint8), ImagePlan((8, 8), (1, 2, 2), 4, 1), b"")
-        done = rig.encode([media[0], bad, *media[1:]])
-        assert done[0][1].keys() == {"r1"} and "cannot resize" in done[0][1]["r1"]
-        for (item, _), one in zip([done[0], *done[2:]], media, strict=True):
-            torch.testing.assert_close(rig.rows(item), alone(rig, one), rtol=1e-4, atol=1e-4)
-        monkeypatch.setattr(rig.encoder.graphs, "run", _raise(MemoryError()))
-        assert rig.encode(media)[0][1] == {f"r{i}": f"{ENCODE_FAILED}: MemoryError" for i in range(3)}
+    """A pass that fails is run again part by part: what fails alone is to blame, and the others are answered."""
 
-    def test_in_the_engine_others_of_the_step_go_on(self, loaded: Load) -> None:
+    PARAMS = SamplingParams(temperature=0, max_tokens=5)
+
+    @staticmethod
+    def noted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """How many images each pass has that the executor is given."""
+        counts: list[int] = []
+        encode = executor_of(engine).encode
+
+        def note(orders: Encode) -> Encoded:
+            counts.append(len(orders.vision.pictures))
+            return encode(orders)
+
+        monkeypatch.setattr(engine.executor, "encode", note)
+        return counts
+
+    def test_one_bad_item_fails_only_its_request(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        made, model = loaded("qwen3_vl")
+        engine = build(model, made.folder, Options(mode=Mode.FULL, max_num_seqs=4))
+        rng = np.random.default_rng(1)
+        prompts = {name: random_prompt(made, rng, num_images=1, length=6) for name in ("a", "b", "c")}
+        counts = self.noted(engine, monkeypatch)
+        for name, prompt in (
+            ("a", prompts["a"]),
+            ("bad", _unresizable(made)),
+            ("b", prompts["b"]),
+            ("c", prompts["c"]),
+        ):
+            engine.add(name, prompt, self.PARAMS)
+        answers = finish(engine, ["a", "bad", "b", "c"])
+        assert counts == [4, 1, 1, 1, 1]
+        assert answers["bad"].finish.reason is FinishReason.ERROR
+        assert "cannot resize" in answers["bad"].finish.detail
+        for name, prompt in prompts.items():
+            assert answers[name].token_ids == oracle_tokens(made, prompt, 5)
+
+    def test_where_every_part_fails_every_request_is_told(self, loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        made, model = loaded("qwen3_vl")
+        engine = build(model, made.folder, Options(max_num_seqs=4))
+        rng = np.random.default_rng(2)
+        prompts = [random_prompt(made, rng, num_images=1, length=6) for _ in range(3)]
+        counts = self.noted(engine, monkeypatch)
+        encoder = executor_of(engine).encoder
+        assert encoder is not None
+        with monkeypatch.context() as broken:
+            broken.setattr(encoder.graphs, "obey", _raise(MemoryError()))
+            names = [engine.add(f"r{i}", prompt, self.PARAMS)[0] for i, prompt in enumerate(prompts)]
+            answers = finish(engine, names)
+        assert counts == [3, 1, 1, 1]
+        assert [answers[name].finish.detail for name in names] == [f"{ENCODE_FAILED}: MemoryError"] * 3
+        engine.add("later", prompts[0], self.PARAMS)
+        assert finish(engine, ["later"])["later"].token_ids == oracle_tokens(made, prompts[0], 5)
+
+    def test_what_cannot_be_composed_fails_only_its_request(
+        self, loaded: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         made, model = loaded("qwen3_vl")
         engine = build(model, made.folder, Options(max_num_seqs=4))
         rng = np.random.default_rng(3)
         prompts = {name: random_prompt(made, rng, num_images=1, length=10) for name in ("a", "b", "c")}
-        assert engine.runner.encoder is not None
-        encode = engine.runner.encoder.values
+        assert engine.composer.vision is not None
+        compose = engine.composer.vision.compose
 
-        def fail(parts: Any, items: Any, media: Any) -> Any:
+        def fail(parts: Any, items: Any, media: Any) -> Pass:
             if any(items[part.item].request_id == "b" for part in parts):
                 raise GraphError("no luck")
-            return encode(parts, items, media)
+            return compose(parts, items, media)
 
-        engine.runner.encoder.values = fail  # type: ignore[method-assign]
-        params = SamplingParams(temperature=0, max_tokens=5)
-        names = [name for key, prompt in prompts.items() for name in engine.add(key, prompt, params)]
+        monkeypatch.setattr(engine.composer.vision, "compose", fail)
+        names = [name for key, prompt in prompts.items() for name in engine.add(key, prompt, self.PARAMS)]
         answers = finish(engine, names)
         assert answers["b"].finish.reason is FinishReason.ERROR and answers["b"].finish.detail == "no luck"
         for name in ("a", "c"):
             assert answers[name].token_ids == oracle_tokens(made, prompts[name], 5)
         assert engine.scheduler.stats().encoder_usage == 0
+
+
+def _unresizable(made: Tiny) -> Prompt:
+    """A prompt with an image of no rows, which nothing that is served lets through."""
+    placeholders = PlaceholderSettings.from_folder(made.folder)
+    assert placeholders is not None
+    bad = Media("image", np.zeros((0, 4, 3), np.uint8), ImagePlan((8, 8), (1, 2, 2), 4, 1), b"of no rows at all")
+    return place_media([5, START, IMAGE, END, 6], [bad], placeholders)
 
 
 def _raise(error: BaseException) -> Callable[..., Any]:
@@ -479,13 +540,13 @@ class TestStaging:
         media = [rig.image(rng, 30, 20), rig.image(rng, 9, 9), rig.video(rng, 2, 1, 2), rig.image(rng, 40, 41)]
         pictures, row = [], 0
         for one in media:
-            settings = rig.images if one.kind == "image" else rig.videos
-            assert settings is not None
-            pictures.append(Picture(one.pixels, one.plan.size_hw, settings, row, one.plan.num_patches))
+            pictures.append(Picture(0, one.kind, one.pixels, one.plan.size_hw, row, one.plan.num_patches))
             row += one.plan.num_patches
         slot = np.full(TABLE_BYTES + max_bytes, 255, dtype=np.uint8)
         written: list[int] = []
-        for shape, jobs in rounds(pictures, max_bytes):
+        assert rig.videos is not None
+        shapes: Shapes = {"image": shape_of(rig.images), "video": shape_of(rig.videos)}
+        for shape, jobs in rounds(pictures, shapes, max_bytes):
             assert shape == shape_of(rig.images) and len(jobs) <= MAX_JOBS
             used, (lines, patches, widest) = write_slot(slot, jobs, shape)
             assert used <= len(slot) and sum(job.scratch_bytes for job in jobs) <= max_bytes
@@ -499,11 +560,22 @@ class TestStaging:
             assert widest == max(job.size_hw[1] for job in jobs)
         assert sorted(written) == list(range(row)), "every row of patches once"
 
+    def test_videos_that_are_cut_in_another_way_have_rounds_of_their_own(self, loaded: Load) -> None:
+        rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(6)
+        media = [rig.image(rng, 30, 20), rig.image(rng, 9, 9), rig.video(rng, 1, 1, 1), rig.image(rng, 9, 9)]
+        pictures = [Picture(i, m.kind, m.pixels, m.plan.size_hw, 0, m.plan.num_patches) for i, m in enumerate(media)]
+        assert rig.videos is not None
+        shapes: Shapes = {"image": shape_of(rig.images), "video": replace(shape_of(rig.videos), mean=(0.1, 0.2, 0.3))}
+        found = [(shape, len(jobs)) for shape, jobs in rounds(pictures, shapes, 20_000)]
+        assert found == [(shapes["image"], 2), (shapes["video"], 1), (shapes["image"], 1)]
+
     def test_plain_pixels_fill_the_rows_they_are_told_to(self, loaded: Load) -> None:
         rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(5)
         one = rig.image(rng, 16, 24)
         out = torch.full((60, rig.encoder.spec.patch_values), float("nan"))
-        PlainPixels().patchify([Picture(one.pixels, one.plan.size_hw, rig.images, 3, one.plan.num_patches)], out)
+        PlainPixels({"image": shape_of(rig.images)}).patchify(
+            [Picture(0, one.kind, one.pixels, one.plan.size_hw, 3, one.plan.num_patches)], out
+        )
         assert out[3 : 3 + one.plan.num_patches].isfinite().all() and out[:3].isnan().all()
 
 
@@ -543,19 +615,19 @@ def test_an_idle_worker_captures_what_is_hot(loaded: Load) -> None:
     """Through the engine: the same image size again and again, then an idle moment."""
     made, model = loaded("qwen3_vl")
     engine = build(model, made.folder, Options(mode=Mode.FULL, max_num_seqs=2, max_tokens=64, max_units=48))
-    assert engine.runner.encoder is not None
-    settings = GraphSettings(tiers=BOTH)
-    encoder = engine.runner.encoder
-    encoder.graphs.settings = encoder.graphs._exact._settings = settings
-    engine.runner.improve()
+    encoder = executor_of(engine).encoder
+    assert encoder is not None
+    encoder.graphs.catalogue.settings = GraphSettings(tiers=BOTH)
+    encoder.graphs.forget_exact()
+    assert not engine.can_improve and engine.improve() is None
     assert len(encoder.graphs.exact) == 0, "there was nothing to improve"
     params = SamplingParams(temperature=0, max_tokens=2)
     for i in range(4):
         prompt = random_prompt(made, np.random.default_rng(11), num_images=1, length=6)
         engine.add(f"r{i}", prompt, params, cache_salt=str(i))
         finish(engine, [f"r{i}"])
-    assert engine.runner.can_improve
-    engine.runner.improve()
+    assert engine.can_improve
+    assert engine.improve() is None
     assert len(encoder.graphs.exact) == 1
     prompt = random_prompt(made, np.random.default_rng(11), num_images=1, length=6)
     engine.add("last", prompt, params, cache_salt="last")

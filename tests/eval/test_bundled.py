@@ -91,7 +91,7 @@ def test_the_checkpoint_is_small_and_loads_like_any_other(llm: LLM) -> None:
     folder = saccade.bundled.path()
     assert sum(file.stat().st_size for file in folder.iterdir()) < 25e6
     assert llm.processor.images is not None and llm.processor.videos is not None
-    assert llm.engine.runner.state.model.spec.decoder.deepstack_levels == 3
+    assert llm.executor.state.model.spec.decoder.deepstack_levels == 3
 
 
 @pytest.mark.parametrize("task", list(FLOORS))
@@ -114,7 +114,7 @@ def test_answers_are_the_same_whichever_way_it_runs(
 
 def test_deepstack_rows_are_needed(llm: LLM, asked: dict[str, list[Example]], said: dict[str, list[str]]) -> None:
     """Rows of zeros in their place cost many answers, most of all where things are counted."""
-    tower = llm.engine.runner.state.model.tower
+    tower = llm.executor.state.model.tower
     assert tower is not None
     mergers = [merger for merger in tower.deepstack if isinstance(merger, Merger)]
     parts = [part for merger in mergers for part in (merger.mlp.down.weight, merger.mlp.down.bias)]
@@ -177,7 +177,7 @@ def share_with_exact_graphs(folder: Path, *, is_stale: bool) -> float:
     """A graph of the layout 32 + 32 is captured while nothing else is to be done. Then come pictures of 48 + 16 rows,
     one request at a time: the first of them has no graph yet, or takes the one that is there."""
     with LLM(folder, **SIZES, graphs="vision=exact,prefill=off,decode=off") as llm:
-        encoder = llm.engine.runner.encoder
+        encoder = llm.executor.encoder
         assert encoder is not None
         for example in pairs(1, EQUAL_HALVES, 4):
             answers(llm, [example])

@@ -11,10 +11,10 @@ import torch
 from rich.console import Console
 
 from saccade import LLM
-from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.errors import ConfigError
 from saccade.eval import EvalSettings, run_eval
 from saccade.eval.choices import KNOWLEDGE, Choice, per_character, pick, read_choices, score_choices
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from tests.models import tiny
 
 ENGINE: dict[str, Any] = {"device": "cpu", "block_size": 8, "kv_cache_tokens": 2048, "encoder_cache_tokens": 512}

@@ -11,33 +11,29 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex
-from saccade.cache.prefix import PrefixCache
 from saccade.config import Mode
-from saccade.engine.engine import Engine
-from saccade.engine.params import SamplingParams
-from saccade.engine.request import Finish
-from saccade.engine.runner import Runner, RunnerSettings
-from saccade.engine.scheduler import Scheduler
-from saccade.engine.settings import SchedulerSettings
-from saccade.engine.state import StateSizes, new_state
-from saccade.engine.update import Update
+from saccade.execution import assembly
+from saccade.execution.executor import DeviceExecutor, ExecutorSettings
+from saccade.execution.state import StateSizes
 from saccade.graphs import Capacity, GraphRunner, Phase
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import ImageSettings, PlaceholderSettings
-from saccade.kernels.sampling import sampling_for
 from saccade.models.spec import MediaSpec
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model
+from saccade.scheduling.engine import Engine
+from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import Finish, Update
 
 Result = TypeVar("Result")
 Rng = np.random.Generator
 
 PAGE_ROWS = 16
-PHASES = ("vision", "prefill", "decode", "head", "sample")
+PHASES = ("vision", "prefill", "decode", "head", "sampler")
 FIRST_TEXT_ID, LAST_TEXT_ID = 10, 40000
 MAX_IDLE_STEPS = 20000
 
@@ -80,7 +76,7 @@ class PaddedEager(GraphRunner):
         at: Capacity | None = None,
         poison: bool = False,
     ) -> Result:
-        bucket = at or self.bucket_for(self.phase.arena.admit(values).sizes)
+        bucket = at or self.catalogue.shape.bucket_for(self.phase.arena.admit(values).sizes)
         assert bucket is not None, f"no bucket of {self.phase.name} holds this batch"
         return super().eager(values, consume, at=bucket, poison=poison)
 
@@ -110,7 +106,7 @@ def image_settings(model: Model, *, max_pixels: int) -> ImageSettings:
     )
 
 
-def new_runner(model: Model, sizes: Sizes, way: str, *, num_blocks: int | None = None) -> Runner:
+def new_runner(model: Model, sizes: Sizes, way: str, *, num_blocks: int | None = None) -> DeviceExecutor:
     """Not captured yet. With graphs, a step that is not replayed is an error."""
     spec = model.spec.vision
     assert spec is not None
@@ -122,7 +118,7 @@ def new_runner(model: Model, sizes: Sizes, way: str, *, num_blocks: int | None =
         num_vision_rows=sizes.encoder_rows,
     )
     mode = WAYS[way]
-    settings = RunnerSettings(
+    settings = ExecutorSettings(
         max_tokens=sizes.max_tokens,
         max_units=sizes.max_units,
         page_rows=PAGE_ROWS,
@@ -131,7 +127,7 @@ def new_runner(model: Model, sizes: Sizes, way: str, *, num_blocks: int | None =
         modes={"vision": mode, "prefill": mode, "decode": mode},
         strict=mode is not None,
     )
-    runner = Runner(new_state(model, sampling_for(model.place.device), state_sizes), settings)
+    runner = assembly.new_executor(model, state_sizes, settings)
     for name in PHASES:
         found: GraphRunner = getattr(runner, name)
         phase = replace(found.phase, buckets=_thinned(found.phase, sizes.bucket_stride))
@@ -150,20 +146,18 @@ def _thinned(phase: Phase, stride: int) -> tuple[Capacity, ...]:
     return tuple(bucket for bucket in phase.buckets if bucket[phase.rows] in kept)
 
 
-def new_engine(runner: Runner, sizes: Sizes, *, has_prefix_cache: bool = False) -> Engine:
+def new_engine(runner: DeviceExecutor, sizes: Sizes, *, has_prefix_cache: bool = False) -> Engine:
     limits = SchedulerSettings(
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_tokens,
         max_model_len=sizes.max_model_len,
         encoder_budget_tokens=sizes.max_units,
     )
-    pool = BlockPool(runner.state.num_blocks, sizes.block_size)
-    prefix = PrefixCache(pool, model=b"dummy") if has_prefix_cache else None
     encoder = EncoderIndex(sizes.encoder_rows, PAGE_ROWS)
-    return Engine(runner, Scheduler(limits, pool=pool, encoder=encoder, prefix=prefix))
+    return assembly.new_engine(runner, limits, encoder, fingerprint=b"dummy" if has_prefix_cache else None)
 
 
-def random_prompt(runner: Runner, rng: Rng, num_tokens: int, num_images: int, longest_side: int) -> Prompt:
+def random_prompt(runner: DeviceExecutor, rng: Rng, num_tokens: int, num_images: int, longest_side: int) -> Prompt:
     """Text with images somewhere inside; the images' rows come on top of `num_tokens`."""
     ids: list[int] = rng.integers(FIRST_TEXT_ID, _last_text_id(runner), num_tokens).tolist()
     if not num_images:
@@ -182,7 +176,7 @@ def random_prompt(runner: Runner, rng: Rng, num_tokens: int, num_images: int, lo
     return place_media(ids, media, _placeholders(spec, images.merge))
 
 
-def _last_text_id(runner: Runner) -> int:
+def _last_text_id(runner: DeviceExecutor) -> int:
     media = runner.state.model.spec.media
     assert media is not None
     return min(LAST_TEXT_ID, media.image_token_id)

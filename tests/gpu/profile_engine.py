@@ -16,7 +16,7 @@ from PIL import Image
 from rich.console import Console
 
 from saccade import LLM, SamplingParams
-from saccade.engine.beside import Beside
+from saccade.execution.side_stream import Beside
 from saccade.inputs.placeholders import Prompt
 
 PARAMS = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
@@ -28,7 +28,7 @@ def main(words: Sequence[str]) -> None:
     width, height = map(int, (given[3] if len(given) > 3 else "560x560").split("x"))
     is_small = not torch.cuda.is_available()
     with LLM(given[0], load_format="auto" if is_small else "dummy", enable_prefix_caching=False) as llm:
-        encoder = llm.engine.runner.encoder
+        encoder = llm.executor.encoder
         assert encoder is not None, "the model has no vision tower"
         beside, console, seeds = encoder.beside, Console(width=150), count_up()
         for name in ("beside", "in order", "beside"):

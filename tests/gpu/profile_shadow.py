@@ -15,9 +15,10 @@ import torch
 from rich.console import Console
 
 from saccade import LLM, SamplingParams
-from saccade.engine.engine import Engine
-from saccade.engine.shadow import Mismatch
+from saccade.execution.shadow import Mismatch
 from saccade.graphs import GraphKey
+from saccade.scheduling.engine import Engine
+from tests.engine.rig import executor_of
 from tests.gpu.profile_engine import prompt
 
 PARAMS = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -59,7 +60,7 @@ def main(words: Sequence[str]) -> None:
 
 def spoil(engine: Engine, phase: str, output: str) -> GraphKey:
     """The graph of a phase that was replayed most gives something else from now on."""
-    runner = getattr(engine.runner, phase)
+    runner = getattr(executor_of(engine), phase)
     graph = max(runner.graphs, key=lambda graph: graph.num_replays)
     view = graph.frame[output]
     graph.steps = (*graph.steps, partial(view.mul_, 1.01) if view.is_floating_point() else partial(view.add_, 1))

@@ -29,7 +29,7 @@ def profile_pass(runner: GraphRunner, values: Mapping[str, Any], num_shown: int 
     """Lines of a table: device microseconds a pass, launches a pass, share, kernel. Only this batch's bucket is
     captured."""
     batch = runner.phase.arena.admit(values)
-    bucket = runner.bucket_for(batch.sizes)
+    bucket = runner.catalogue.shape.bucket_for(batch.sizes)
     assert bucket is not None, f"no bucket holds {batch.sizes}"
     runner = GraphRunner(replace(runner.phase, buckets=(bucket,)), runner.settings)
     runner.capture_buckets()

@@ -19,14 +19,15 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.engine.batch import Running, is_decode
-from saccade.engine.engine import Engine
-from saccade.engine.params import SamplingParams
-from saccade.engine.plan import Plan
-from saccade.engine.request import FinishReason
-from saccade.engine.runner import Runner
+from saccade.execution.executor import Runner
 from saccade.graphs import Report, verify
 from saccade.models.vlm import Model
+from saccade.scheduling.arrays import Running, is_decode
+from saccade.scheduling.engine import Engine
+from saccade.scheduling.plan import Plan
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import FinishReason
+from tests.engine.rig import executor_of
 from tests.gpu.engine_rig import (
     SERVING,
     WAYS,
@@ -118,7 +119,7 @@ class Traffic:
     def __init__(self, engine: Engine, seed: int, num_prompts: int = 48) -> None:
         self.engine = engine
         self.rng = np.random.default_rng(seed)
-        self.prompts = [job.prompt for job in mixed_jobs(engine.runner, num_prompts, seed=seed)]
+        self.prompts = [job.prompt for job in mixed_jobs(executor_of(engine), num_prompts, seed=seed)]
         self.live: set[str] = set()
         self.ends: dict[FinishReason, int] = {}
         self.num_sent = 0

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.engine.engine import Engine
-from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.engine.shadow import Mismatch, Shadow
-from saccade.engine.shadow_file import Origin
-from saccade.engine.sizes import GPU_SHADOW_BYTES
+from saccade.execution.shadow import Mismatch, Shadow
+from saccade.execution.shadow_file import Origin
+from saccade.execution.sizes import GPU_SHADOW_BYTES
 from saccade.models.vlm import Model
+from saccade.scheduling.engine import Engine
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from tests.engine.rig import executor_of
 from tests.gpu.engine_rig import Sizes, drive, new_engine, new_runner
 from tests.gpu.test_engine import mixed_jobs
 
@@ -50,7 +51,7 @@ def checked(engine: Engine) -> list[Mismatch]:
 def test_right_graphs_are_found_right_and_memory_stays_flat(engine: Engine) -> None:
     taken = []
     for seed in range(3):
-        drive(engine, mixed_jobs(engine.runner, 12, seed=seed))
+        drive(engine, mixed_jobs(executor_of(engine), 12, seed=seed))
         assert checked(engine) == []
         torch.cuda.synchronize()
         taken.append(torch.cuda.memory_allocated())
@@ -63,19 +64,19 @@ def test_right_graphs_are_found_right_and_memory_stays_flat(engine: Engine) -> N
 
 
 def test_a_graph_that_gets_wrong_is_found(engine: Engine) -> None:
-    drive(engine, mixed_jobs(engine.runner, 8, seed=1))
+    drive(engine, mixed_jobs(executor_of(engine), 8, seed=1))
     assert checked(engine) == []
-    runner = engine.runner.decode
+    runner = executor_of(engine).decode
     for graph in runner.graphs:
         spoil: Any = partial(graph.frame["next_ids"][:1].bitwise_xor_, 1)
         graph.steps = (*graph.steps, spoil)
-    drive(engine, mixed_jobs(engine.runner, 8, seed=2))
+    drive(engine, mixed_jobs(executor_of(engine), 8, seed=2))
     found = checked(engine)
     assert found and {mismatch.key.phase for mismatch in found} == {"decode"}
 
 
 def test_an_interrupted_check_leaves_nothing_wrong(engine: Engine) -> None:
-    drive(engine, mixed_jobs(engine.runner, 8, seed=1))
+    drive(engine, mixed_jobs(executor_of(engine), 8, seed=1))
     for patience in np.linspace(1, 400, 20).astype(int).tolist():
         if engine.can_check:
             stops = iter([False] * patience + [True])

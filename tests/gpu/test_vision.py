@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saccade.config import Tier
-from saccade.engine.beside import Beside
-from saccade.engine.encoder import Encoder, EncoderSettings
-from saccade.engine.pixels import NUM_SLOTS, Picture, PlainPixels, StagedPixels
-from saccade.engine.plan import EncodeItem
-from saccade.engine.runner import Runner
-from saccade.engine.verify import check_engine
+from saccade.execution.encoder import Encoder, EncoderSettings
+from saccade.execution.executor import Runner
+from saccade.execution.pixels import NUM_SLOTS, Picture, PlainPixels, Shapes, StagedPixels, shape_of
+from saccade.execution.side_stream import Beside
+from saccade.execution.verify import check_graphs
 from saccade.graphs import GraphSettings
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.placeholders import Media
@@ -23,6 +22,7 @@ from saccade.inputs.plans import plan_image
 from saccade.kernels import reference
 from saccade.kernels.dispatch import kernels_for
 from saccade.models.vlm import Model
+from saccade.scheduling.plan import EncodeItem
 from tests.gpu.engine_rig import (
     PAGE_ROWS,
     PHASES,
@@ -103,30 +103,33 @@ class TestPixels:
         for i, (height, width) in enumerate(sizes):
             plan = plan_image(height, width, settings)
             count = plan.grid_thw[1] * plan.grid_thw[2]
-            made.append(Picture(photo(height, width, seed=seed + i).numpy(), plan.size_hw, settings, row, count))
+            made.append(Picture(i, "image", photo(height, width, seed=seed + i).numpy(), plan.size_hw, row, count))
             row += count
         return made
 
-    def both(self, pictures: list[Picture], staged: StagedPixels) -> tuple[Tensor, Tensor]:
+    def shapes(self, model: Model) -> Shapes:
+        return {"image": shape_of(image_settings(model, max_pixels=2**22))}
+
+    def both(self, model: Model, pictures: list[Picture], staged: StagedPixels) -> tuple[Tensor, Tensor]:
         count = sum(picture.num_rows for picture in pictures)
         ours = torch.full((count, 1536), float("nan"), dtype=BF16, device=DEVICE)
         staged.patchify(pictures, ours)
         theirs = torch.zeros(count, 1536)
-        PlainPixels().patchify(pictures, theirs)
+        PlainPixels(self.shapes(model)).patchify(pictures, theirs)
         return ours.float().cpu(), theirs
 
     @pytest.mark.parametrize("slot_bytes", [32 * MIB, 300_000])
     def test_many_pictures_in_one_go_and_in_bands(self, model: Model, slot_bytes: int) -> None:
         pictures = self.pictures(model, [(560, 560), (224, 900), (33, 40), (1080, 720), (64, 64)])
-        ours, theirs = self.both(pictures, StagedPixels(torch.device(DEVICE), slot_bytes))
+        ours, theirs = self.both(model, pictures, StagedPixels(torch.device(DEVICE), self.shapes(model), slot_bytes))
         assert (ours - theirs).abs().max() <= 1.01 / 255 / 0.5 + 0.005  # one level, and bfloat16
 
     def test_staging_is_not_written_before_its_copy_is_done(self, model: Model) -> None:
         """The device is kept busy, so that copies lag behind the host, which goes round the ring several times."""
-        staged = StagedPixels(torch.device(DEVICE), 2 * MIB)
+        staged = StagedPixels(torch.device(DEVICE), self.shapes(model), 2 * MIB)
         rounds = [self.pictures(model, [(560, 560)], seed=i) for i in range(3 * NUM_SLOTS)]
         outs = [torch.zeros(r[0].num_rows, 1536, dtype=BF16, device=DEVICE) for r in rounds]
-        expected = [self.both(r, staged)[0] for r in rounds]
+        expected = [self.both(model, r, staged)[0] for r in rounds]
         busy = torch.randn(8192, 8192, device=DEVICE)
         for pictures, out in zip(rounds, outs, strict=True):
             busy = busy @ busy * 1e-3
@@ -135,7 +138,7 @@ class TestPixels:
             assert torch.equal(out.float().cpu(), right)
 
     def test_preprocessing_takes_no_memory(self, model: Model) -> None:
-        staged = StagedPixels(torch.device(DEVICE))
+        staged = StagedPixels(torch.device(DEVICE), self.shapes(model))
         pictures = self.pictures(model, [(560, 560)])
         out = torch.zeros(pictures[0].num_rows, 1536, dtype=BF16, device=DEVICE)
         for _ in range(3):
@@ -277,7 +280,7 @@ class TestStreams:
 def test_a_short_verification_looks_at_every_phase_and_finds_it_right(model: Model, show: Any) -> None:
     runner = new_runner(model, SIZES, "full")
     runner.capture()
-    report = check_engine(new_engine(runner, SIZES))
+    report = check_graphs(new_engine(runner, SIZES))
     assert {row.key.partition("/")[0] for row in report.rows} == set(PHASES)
     assert report.is_right, f"\n{report}"
     show(f"{len(report.rows)} checks, largest difference {max(row.difference for row in report.rows):.1e}")

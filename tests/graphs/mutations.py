@@ -71,7 +71,9 @@ class Mutations:
     def test_a_digest_left_out_of_the_key_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """sglang#16902: the key was the total length, so [5, 5, 8] got the graph of [4, 6, 8]."""
         assert verify(self.exact_only()).is_right
-        monkeypatch.setattr(sys.modules["saccade.graphs.runner"], "structure_digest", lambda structure: "same for all")
+        monkeypatch.setattr(
+            sys.modules["saccade.choice.catalogue"], "structure_digest", lambda structure: "same for all"
+        )
         assert self.wrong_sequences(self.exact_only()) == {"equal totals"}
         self.assert_audit_finds(self.exact_only(), "one key for two structures")
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from saccade.choice.exact import ExactLayout
+from saccade.choice.gate import measure
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.graphs import Batch, Capacity, CapturedGraph, Curve, Gate, GraphKey, GraphRunner, Reason, copy_out
-from saccade.graphs.gate import measure
 from saccade.graphs.phase import Outputs
 from tests.graphs import toy
 
@@ -112,7 +113,7 @@ def test_a_retired_graph_is_replayed_no_more_and_changes_no_bit() -> None:
     before = runner.run(values, copy_out)["y"]
     key = runner.decide(runner.phase.arena.admit(values)).key
     assert key is not None
-    runner.retire(key, "it was wrong once")
+    runner.catalogue.retire(key, "it was wrong once")
     assert torch.equal(runner.run(values, copy_out)["y"], before), "padded as the graph was"
     assert runner.stats.fallbacks == {Reason.OUT_OF_SERVICE: 1}
     assert str(runner.decide(runner.phase.arena.admit(values))).endswith("out of service (it was wrong once)")
@@ -126,7 +127,7 @@ def test_a_retired_graph_of_one_structure_gives_way_to_its_bucket() -> None:
     runner.capture_exact(values)
     decision = runner.decide(runner.phase.arena.admit(values))
     assert decision.tier is Tier.EXACT and decision.key is not None
-    runner.retire(decision.key, "it was wrong once")
+    runner.catalogue.retire(decision.key, "it was wrong once")
     assert runner.decide(runner.phase.arena.admit(values)).tier is Tier.CAPACITY
 
 
@@ -285,7 +286,11 @@ def full_runner() -> GraphRunner:
 
 
 def rows_with_graphs(runner: GraphRunner) -> list[int]:
-    return sorted(graph.key.capacity["tokens"] for graph in runner.exact.graphs)
+    exact = [graph.key for graph in runner.graphs if graph.key.digest]
+    assert len(exact) == len(runner.exact) and all(key in runner.exact for key in exact), (
+        "what is kept is what is known"
+    )
+    return sorted(key.capacity["tokens"] for key in exact)
 
 
 class TestExact:
@@ -362,7 +367,7 @@ class TestExact:
         assert runner.stats.captures <= len(runner.graphs) + 4, "hundreds of batches, a handful of captures"
 
     def test_what_was_hot_once_cools_down(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("saccade.graphs.exact.WINDOW", 8)
+        monkeypatch.setattr("saccade.choice.exact.WINDOW", 8)
         runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=2, exact_max_graphs=1))
         use(runner, 3, 40)
         runner.capture_hot()
@@ -375,16 +380,16 @@ class TestExact:
     ) -> None:
         runner = full_runner()
         use(runner, 7, 3)
-        held: list[int] = []
+        held: list[list[int]] = []
         plain = runner._capture_exact
 
-        def counted(key: GraphKey, batch: Batch) -> CapturedGraph:
-            held.append(len(runner.exact))
-            return plain(key, batch)
+        def counted(layout: ExactLayout) -> CapturedGraph:
+            held.append(rows_with_graphs(runner))
+            return plain(layout)
 
         monkeypatch.setattr(runner, "_capture_exact", counted)
         runner.capture_hot()
-        assert held == [1] and len(runner.exact) == 2
+        assert held == [[5]] and rows_with_graphs(runner) == [5, 7]
 
     def test_a_layout_that_would_not_be_replayed_is_not_captured(self) -> None:
         runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1))
@@ -484,7 +489,7 @@ class TestGate:
             nonlocal now
             now = max(now, done)
 
-        monkeypatch.setattr("saccade.graphs.gate.perf_counter", lambda: now)
+        monkeypatch.setattr("saccade.choice.gate.perf_counter", lambda: now)
         (curve,) = measure([way], sizes=[1], wait=wait)
         assert curve.at(1) == (4 + 6 + 6) / 2 + 4
 

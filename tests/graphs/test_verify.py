@@ -69,7 +69,7 @@ def test_window_boundaries_are_data_and_part_of_the_digest() -> None:
     assert verify(runner).is_right
     one, other = toy.batch(6, 4), toy.batch(6, 4)
     keys = [
-        runner._key(batch.sizes, batch.structure)
+        runner.catalogue.key(batch.sizes, batch.structure)
         for batch in (arena.admit({**one, "windows": [0, 3, 10]}), arena.admit({**other, "windows": [0, 4, 10]}))
     ]
     assert keys[0] != keys[1]

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.models.geometry import Grid, geometry
+from saccade.geometry import Grid, geometry
 from saccade.models.vlm import Model
 from tests.models import tiny
 from tests.models.packing import Request, text_positions
+from tests.models.steps import vision_step
 
 Part = int | tuple[str, Grid]
 
@@ -59,7 +60,7 @@ def encode(model: Model, prompt: Prompt) -> Tensor:
     padding = 3 * model.spec.vision.unit
     where = geometry(model.spec.vision, prompt.images + prompt.videos, num_rows=len(patches) + padding)
     poison = torch.full((padding, patches.shape[1]), float("nan"))
-    rows = model.encode(where.step(torch.cat([patches, poison])))
+    rows = model.encode(vision_step(where, torch.cat([patches, poison])))
     return rows[:, : len(patches) // model.spec.vision.unit]
 
 

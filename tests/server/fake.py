@@ -7,11 +7,8 @@ from typing import Any
 
 import orjson
 
-from saccade.engine.params import SamplingParams
-from saccade.engine.plan import Stats
-from saccade.engine.process import EngineStats
-from saccade.engine.settings import SchedulerSettings
-from saccade.engine.stream import Delta
+from saccade.client.process import EngineStats
+from saccade.client.stream import Delta
 from saccade.errors import EngineDeadError
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media import MediaSettings
@@ -20,6 +17,9 @@ from saccade.inputs.processor import Processor
 from saccade.server.app import build_app
 from saccade.server.service import Service
 from saccade.server.settings import ServerSettings
+from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.metrics import SchedulerStats
+from saccade.wire.sampling_params import SamplingParams
 
 HANG_S = 120.0  # a wait longer than this is a hang, whatever else the machine does
 Script = Callable[[Prompt, SamplingParams], AsyncGenerator[dict[str, Any], None]]
@@ -70,12 +70,14 @@ class FakeEngine:
     async def stats(self) -> EngineStats:
         if not self.is_alive:
             raise EngineDeadError("gone")
-        numbers = dict.fromkeys(Stats.__dataclass_fields__, 0)
+        numbers = dict.fromkeys(SchedulerStats.__dataclass_fields__, 0)
         graph = {"key": "decode full rows=8", "tier": "capacity", "bytes": 10, "capture_seconds": 0.5, "replays": 3}
         phase = {"phase": "decode", "fallbacks": {"too_large": 2}, "real_rows": 9, "padded_rows": 1, "graphs": [graph]}
         graph["out_of_service"] = "a shadow check found it wrong"
         phase |= {"selfcheck": 0.25, "shadow": {"equal": 7, "different": 1}}
-        return EngineStats(Stats(**(numbers | {"running": len(self.running)})), {"decode": phase}, self.gpu_bytes)
+        return EngineStats(
+            SchedulerStats(**(numbers | {"running": len(self.running)})), {"decode": phase}, self.gpu_bytes
+        )
 
 
 def service_for(engine: FakeEngine | None, limits: SchedulerSettings | None = None, **settings: Any) -> Service:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from saccade.engine.update import NO_NUMBERS, NO_TOKEN
 from saccade.errors import CapacityError, EngineDeadError, RequestError
 from saccade.server.errors import to_http
 from saccade.server.service import Service
+from saccade.wire.update import NO_NUMBERS, NO_TOKEN
 from tests.server.fake import Caller, FakeEngine, Script, service_for
 
 CHAT = "/v1/chat/completions"

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from saccade.engine.params import SamplingParams
 from saccade.errors import CapacityError
 from saccade.inputs.placeholders import Prompt
 from saccade.server import health
 from saccade.server.service import Service
+from saccade.wire.sampling_params import SamplingParams
 from tests.server.fake import Caller, FakeEngine, service_for
 
 Scripted = Callable[..., tuple[Caller, FakeEngine, Service]]

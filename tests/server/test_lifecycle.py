@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from saccade.engine.process import AsyncEngine
-from saccade.engine.settings import EngineSettings, SchedulerSettings
+from saccade.client.process import AsyncEngine
 from saccade.errors import ConfigError
 from saccade.inputs.media import MediaSettings
 from saccade.server import lifecycle
 from saccade.server.lifecycle import Plan, Stages, start
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from tests.inputs.folders import write_qwen
 from tests.server.fake import FakeEngine, service_for
 

@@ -11,12 +11,12 @@ import pybase64
 import pytest
 from PIL import Image
 
-from saccade.engine.settings import SchedulerSettings
 from saccade.inputs import processor as processors
 from saccade.inputs import tokenizer as tokenizers
 from saccade.inputs.images import ImageLimits, decode_image
 from saccade.inputs.processor import Processor
 from saccade.server.service import Service
+from saccade.wire.engine_settings import SchedulerSettings
 from tests.inputs.folders import write_gemma, write_qwen
 from tests.server.fake import HANG_S, Answer, Caller, FakeEngine, Script, service_for, two_words
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from saccade.engine.output import Logprob
-from saccade.engine.params import SamplingParams
+from saccade.client.output import Logprob
 from saccade.inputs.placeholders import Prompt
 from saccade.server.service import Service
+from saccade.wire.sampling_params import SamplingParams
 from tests.e2e.metrics import gauges
 from tests.server.fake import Caller, FakeEngine, service_for
 

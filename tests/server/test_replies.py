@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from saccade.engine.output import Logprob
+from saccade.client.output import Logprob
 from saccade.errors import RequestError
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.processor import Processor

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.engine.grammar import Grammar
-from saccade.engine.params import SamplingParams
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.generation import GenerationDefaults
 from saccade.server.protocol import ChatRequest, CompletionRequest, GenerateRequest
@@ -17,6 +15,8 @@ from saccade.server.reading import ignored_header, read_request
 from saccade.server.sampling import SamplingLimits, chat_params, completion_params, generate_params
 from saccade.server.settings import ServerSettings
 from saccade.server.structure import chosen_grammar
+from saccade.wire.grammar import Grammar
+from saccade.wire.sampling_params import SamplingParams
 
 LIMITS = SamplingLimits(
     max_n=4, max_logprobs=5, defaults=GenerationDefaults(eos_token_ids=frozenset(), temperature=0.3, top_k=9)

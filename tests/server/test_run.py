@@ -7,10 +7,10 @@ from time import monotonic
 
 import pytest
 
-from saccade.engine.messages import Stage
 from saccade.server.lifecycle import Stages
 from saccade.server.run import serve
 from saccade.server.settings import ServerSettings
+from saccade.wire.messages import Stage
 
 
 @pytest.fixture(autouse=True)

@@ -9,16 +9,16 @@ import tokenizers
 import torch
 from tokenizers import decoders, models
 
-from saccade.engine.messages import News
-from saccade.engine.output import Logprob
-from saccade.engine.params import SamplingParams
-from saccade.engine.request import Finish, FinishReason
-from saccade.engine.stream import RequestStream
-from saccade.engine.worker import gpu_bytes_in_use
+from saccade.client.output import Logprob
+from saccade.client.stream import RequestStream
+from saccade.execution.worker import gpu_bytes_in_use
 from saccade.inputs.chat import ChatTemplate
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.tokenizer import Tokenizer
+from saccade.wire.messages import News
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import Finish, FinishReason
 from tests.server.fake import Caller, FakeEngine, service_for
 
 

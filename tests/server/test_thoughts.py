@@ -11,12 +11,12 @@ import orjson
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from saccade.engine.grammar import Grammar, check_grammar, parser_limits, to_llguidance
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.processor import Processor
 from saccade.server.settings import ServerSettings
 from saccade.server.thoughts import ThoughtParser, behind_thought, ends_in_thought
 from saccade.server.tools import tool_grammar
+from saccade.wire.grammar import Grammar, check_grammar, parser_limits, to_llguidance
 from tests.inputs.folders import write_qwen
 from tests.server.fake import Caller, FakeEngine, Script, service_for
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from saccade.engine.grammar import Grammar, check_grammar
-from saccade.engine.matcher import GrammarCompiler
 from saccade.errors import RequestError
+from saccade.scheduling.matcher import GrammarCompiler
 from saccade.server.tools import (
     CallArguments,
     CallStarted,
@@ -27,6 +26,7 @@ from saccade.server.tools import (
     tool_parser,
     tool_style,
 )
+from saccade.wire.grammar import Grammar, check_grammar
 
 Calls = list[tuple[str, Any]]
 

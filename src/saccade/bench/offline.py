@@ -21,9 +21,9 @@ from saccade.bench.limits import Limit, Rates, decode_limit, head_limit, prefill
 from saccade.bench.settings import OfflineBenchSettings
 from saccade.bench.timing import latency_ms, rates_of, step_ms, wait
 from saccade.config import Mode
-from saccade.engine.runner import Runner, RunnerSettings
-from saccade.engine.state import DeviceState, StateSizes, new_state
 from saccade.errors import ConfigError
+from saccade.execution.executor import DeviceExecutor, ExecutorSettings
+from saccade.execution.state import DeviceState, StateSizes, new_state
 from saccade.graphs import Batch, Capacity, Frame, GraphRunner, Role, copy_out, run_body
 from saccade.kernels.dispatch import device_named
 from saccade.kernels.sampling import sampling_for
@@ -126,18 +126,18 @@ def run_offline_bench(model_name: str, settings: OfflineBenchSettings, progress:
     rates = rates_of(device, model.place.dtype, settings.flop_per_s, settings.bytes_per_s)
     for way, modes in WAYS.items():
         with stage(f"{way}: buffers"):
-            runner = bench_runner(state, settings, modes)
+            executor = bench_executor(state, settings, modes)
         with stage(f"{way}: first passes"):
-            _run_once(runner, settings)
+            _run_once(executor, settings)
         if any(modes.values()):
             with stage(f"{way}: capture"):
-                runner.capture(lambda done, total, key: progress(f"capture {key} ({done + 1} of {total})"))
-            bench.captures += _captured(runner, way)
+                executor.capture(lambda done, total, key: progress(f"capture {key} ({done + 1} of {total})"))
+            bench.captures += _captured(executor, way)
         with stage(f"{way}: measure"):
-            for work in _works(runner, settings, rates):
+            for work in _works(executor, settings, rates):
                 progress(f"{way}: {work.phase} of {work.size}")
                 _measure(bench, work, way, settings.rounds)
-        del runner, work
+        del executor, work
         _free(device)
     bench.environment = _environment(model, state, rates, settings)
     return bench
@@ -162,11 +162,13 @@ def bench_state(model: Model, settings: OfflineBenchSettings) -> DeviceState:
     return state
 
 
-def bench_runner(state: DeviceState, settings: OfflineBenchSettings, modes: Mapping[str, Mode | None]) -> Runner:
+def bench_executor(
+    state: DeviceState, settings: OfflineBenchSettings, modes: Mapping[str, Mode | None]
+) -> DeviceExecutor:
     max_tokens = max(*settings.tokens, state.max_sequences)
-    return Runner(
+    return DeviceExecutor(
         state,
-        RunnerSettings(
+        ExecutorSettings(
             max_tokens=max_tokens,
             max_units=settings.encoder_budget_tokens,
             page_rows=PAGE_ROWS,
@@ -179,9 +181,9 @@ def bench_runner(state: DeviceState, settings: OfflineBenchSettings, modes: Mapp
     )
 
 
-def prefill_values(runner: Runner, tokens: int) -> Values:
+def prefill_values(executor: DeviceExecutor, tokens: int) -> Values:
     """One whole prompt."""
-    return runner.prefill.phase.example((tokens,), torch.Generator().manual_seed(tokens))
+    return executor.prefill.phase.example((tokens,), torch.Generator().manual_seed(tokens))
 
 
 def decode_values(state: DeviceState, batch: int, context: int) -> Values:
@@ -218,9 +220,9 @@ class _Work:
         self.runner.run(self.values, lambda outputs: None)
 
 
-def _works(runner: Runner, settings: OfflineBenchSettings, rates: Rates) -> Iterator[_Work]:
+def _works(executor: DeviceExecutor, settings: OfflineBenchSettings, rates: Rates) -> Iterator[_Work]:
     """Prefill for every way; decode and head where a way has them: pieces are for prompts only."""
-    model, state = runner.state.model, runner.state
+    model, state = executor.state.model, executor.state
     spec, itemsize = model.spec.decoder, model.place.dtype.itemsize
 
     def last_token(outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -231,15 +233,15 @@ def _works(runner: Runner, settings: OfflineBenchSettings, rates: Rates) -> Iter
 
     for tokens in settings.tokens:
         limit = prefill_limit(spec, tokens, itemsize, rates)
-        yield _Work("prefill", tokens, runner.prefill, prefill_values(runner, tokens), limit, last_token)
-    if runner.settings.modes["prefill"] is Mode.PIECEWISE:
+        yield _Work("prefill", tokens, executor.prefill, prefill_values(executor, tokens), limit, last_token)
+    if executor.settings.modes["prefill"] is Mode.PIECEWISE:
         return
     one_row = {"rows": np.zeros(1, dtype=np.int32), "sequences": np.ones(1, dtype=np.int32)}
-    yield _Work("head", 1, runner.head, one_row, head_limit(spec, 1, itemsize, rates), next_tokens)
+    yield _Work("head", 1, executor.head, one_row, head_limit(spec, 1, itemsize, rates), next_tokens)
     for batch in settings.batches:
         limit = decode_limit(spec, batch, settings.context, itemsize, rates)
         values = decode_values(state, batch, settings.context)
-        yield _Work("decode", batch, runner.decode, values, limit, next_tokens)
+        yield _Work("decode", batch, executor.decode, values, limit, next_tokens)
 
 
 def _measure(bench: OfflineBench, work: _Work, way: str, rounds: int) -> None:
@@ -289,20 +291,20 @@ def run_padded(runner: GraphRunner, batch: Batch, capacity: Capacity) -> dict[st
     return {name: frame[name][: batch.sizes[runner.phase.rows]].clone() for name in outputs}
 
 
-def _run_once(runner: Runner, settings: OfflineBenchSettings) -> None:
+def _run_once(executor: DeviceExecutor, settings: OfflineBenchSettings) -> None:
     """Compile and load kernels, so that a capture's seconds are its own."""
-    for phase in runner.phases:
+    for phase in executor.phases:
         if phase.settings.tiers:
             example = phase.example_for(phase.phase.buckets[-1])
             phase.eager({**example.tensors, **example.arrays}, lambda outputs: None)
     for tokens in (min(settings.tokens), max(settings.tokens)):
-        runner.prefill.eager(prefill_values(runner, tokens), lambda outputs: None)
+        executor.prefill.eager(prefill_values(executor, tokens), lambda outputs: None)
     for batch in settings.batches:
-        runner.decode.eager(decode_values(runner.state, batch, settings.context), lambda outputs: None)
+        executor.decode.eager(decode_values(executor.state, batch, settings.context), lambda outputs: None)
 
 
-def _captured(runner: Runner, way: str) -> Iterable[Captured]:
-    for phase in runner.phases:
+def _captured(executor: DeviceExecutor, way: str) -> Iterable[Captured]:
+    for phase in executor.phases:
         if phase.graphs:
             yield Captured(
                 way=way,

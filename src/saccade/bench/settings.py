@@ -18,6 +18,8 @@ GPU_OFFLINE = {
 CPU_OFFLINE = {**_CPU, "tokens": (64, 128, 256, 406), "batches": (1, 2, 4, 8)}
 GPU_VISION = {**_GPU, "counts": (1, 8, 32), "mixed_batches": 24}
 CPU_VISION = {**_CPU, "counts": (1, 4), "mixed_batches": 4}
+GPU_ALL_REDUCE: dict[str, Any] = {"rows": (1, 8, 32, 128, 512, 2048, 8192), "rounds": 20}
+CPU_ALL_REDUCE: dict[str, Any] = {"rows": (1, 8, 64, 512), "rounds": 5}
 _RATES = ("flop_per_s", "bytes_per_s")
 
 
@@ -94,6 +96,37 @@ class VisionBenchSettings:
                 raise ConfigError(f"sizes has {text!r}; write WIDTHxHEIGHT in pixels, such as 560x560 (--sizes)")
             found.append((int(width), int(height)))
         return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllReduceBenchSettings:
+    """What `saccade bench allreduce` measures: sums over ranks, which it starts itself."""
+
+    ranks: int = setting(
+        2, "processes that add up; with fewer GPUs than ranks, all are on the first one and take turns"
+    )
+    rows: tuple[int, ...] = setting((), "rows of the tensors, such as 1,64,2K; none: what suits the device")
+    width: int = setting(4096, "values of a row")
+    dtype: str = setting("auto", "float32, bfloat16, or auto: bfloat16 on a GPU, float32 elsewhere")
+    device: str = setting("auto", "cuda, cpu, or auto")
+    rounds: int = setting(0, "runs of which the median is taken; 0: 20 on a GPU, 5 elsewhere")
+    json: str = setting("", "file to write the figures to")
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.ranks <= 64:
+            raise ConfigError(f"ranks is {self.ranks}; 2 to 64 are allowed (--ranks)")
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            raise ConfigError(f"dtype is {self.dtype!r}; allowed: auto, float32, bfloat16 (--dtype)")
+        if min(self.rows, default=1) < 1 or self.width < 1:
+            raise ConfigError(
+                f"rows is {self.rows} and width {self.width}; give numbers of at least 1 (--rows, --width)"
+            )
+        _check_not_negative(self, "rounds")
+
+    def on(self, *, is_cuda: bool) -> "AllReduceBenchSettings":
+        """With what suits the device for all that was not chosen."""
+        dtype = self.dtype if self.dtype != "auto" else ("bfloat16" if is_cuda else "float32")
+        return replace(self, dtype=dtype, **_unless_chosen(self, GPU_ALL_REDUCE if is_cuda else CPU_ALL_REDUCE))
 
 
 def _unless_chosen(settings: Any, own: Mapping[str, Any]) -> dict[str, Any]:

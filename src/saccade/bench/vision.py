@@ -18,11 +18,9 @@ from saccade.bench.settings import VisionBenchSettings
 from saccade.bench.timing import compared_ms, device_ms, latency_ms, rates_of, step_ms
 from saccade.bench.transformers_tower import time_transformers
 from saccade.config import GraphSettings, Tier
-from saccade.engine.encoder import Encoder, EncoderSettings
-from saccade.engine.packing import Part, padded_rows
-from saccade.engine.plan import EncodeItem
-from saccade.engine.state import StateSizes, new_state
 from saccade.errors import ConfigError
+from saccade.execution.encoder import Encoder, EncoderSettings
+from saccade.execution.state import StateSizes, new_state
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import ImageSettings
@@ -30,6 +28,9 @@ from saccade.kernels.dispatch import device_named
 from saccade.kernels.sampling import sampling_for
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, load_model
+from saccade.scheduling.compose import VisionComposer
+from saccade.scheduling.packing import Part, padded_rows
+from saccade.scheduling.plan import EncodeItem
 
 Report = Callable[[str], None]
 
@@ -149,6 +150,7 @@ class Rig:
                 has_few_buckets=model.place.device.type != "cuda",
             ),
         )
+        self.composer = VisionComposer(self.encoder.facts, PAGE_ROWS, self.encoder.graphs.catalogue)
         self.device = model.place.device
 
     def prepare(self) -> None:
@@ -161,19 +163,19 @@ class Rig:
 
     def time_pixels(self, width: int, height: int) -> Preprocessing:
         media = [self.image(width, height)]
-        parts = self.encoder.packs(media)[0]
+        one = self.composer.compose(self.composer.packs(media)[0], _items(media), media)
         rounds = PIXEL_ROUNDS * self.settings.rounds
-        ms, host_ms = latency_ms(lambda: self.encoder.patchify(parts, media), self.device, rounds)
+        ms, host_ms = latency_ms(lambda: self.encoder.patchify(one), self.device, rounds)
 
         def in_order() -> None:
-            self.encoder.beside.join()
-            self.encoder.patchify(parts, media)
+            self.encoder.side_stream.join()
+            self.encoder.patchify(one)
 
         return Preprocessing(f"{width}x{height}", ms, host_ms, device_ms(in_order, self.device, rounds))
 
     def time_ways(self, width: int, height: int, count: int, rates: Rates) -> Iterator[Line]:
         media = [self.image(width, height) for _ in range(count)]
-        packs, items = self.encoder.packs(media), _items(media)
+        packs, items = self.composer.packs(media), _items(media)
         real = sum(one.plan.num_tokens for one in media)
         spec = self.encoder.spec
         limit = vision_limit(spec, [one.plan.grid_thw for one in media], self.model.place.dtype.itemsize, rates)
@@ -181,7 +183,7 @@ class Rig:
             call = self._call(way, packs, items, media)
             ms, host_ms = latency_ms(call, self.device, self.settings.rounds)
             train_ms = ms if real > BUSY_ROWS else step_ms(call, self.device, TRAIN_ROUNDS)[0]
-            rows = padded_rows(packs, self.encoder.bins) if way == "capacity" else real
+            rows = padded_rows(packs, self.composer.bins) if way == "capacity" else real
             yield Line(
                 size=f"{width}x{height}",
                 count=count,
@@ -204,13 +206,13 @@ class Rig:
             graphs.forget_exact()
             sides = self.rng.integers(MIXED_SIDES[0], MIXED_SIDES[1] + 1, (int(self.rng.integers(*MIXED_COUNTS)), 2))
             media = [self.image(int(w), int(h)) for w, h in sides]
-            packs, items = self.encoder.packs(media), _items(media)
+            packs, items = self.composer.packs(media), _items(media)
             real = sum(one.plan.num_tokens for one in media)
             before = _decisions(self.encoder)
             calls = [self._call(way, packs, items, media) for way in ("eager", "capacity")]
             eager_ms, ms = compared_ms(calls, self.device, MIXED_ROUNDS)
             after = _decisions(self.encoder)
-            padding = padded_rows(packs, self.encoder.bins) / real - 1
+            padding = padded_rows(packs, self.composer.bins) / real - 1
             ways = {name: after[name] - before.get(name, 0) for name in after if after[name] > before.get(name, 0)}
             yield Mixed(len(media), real, padding, len(packs), eager_ms, ms, ways)
         graphs.gate = None
@@ -220,21 +222,25 @@ class Rig:
     ) -> Callable[[], None]:
         if way == "exact":
             self._capture_exact(packs, items, media)
-        run = self.encoder.graphs.eager if way == "eager" else self.encoder.graphs.run
 
         @torch.no_grad()
         def call() -> None:
-            with self.encoder.beside.work():
+            with self.encoder.side_stream.work():
                 for parts in packs:
-                    run(self.encoder.values(parts, items, media), _nothing)
-            self.encoder.beside.wait()
+                    one = self.composer.compose(parts, items, media)
+                    if way == "eager":
+                        self.encoder.graphs.eager(self.encoder.values(one), _nothing)
+                    else:
+                        self.encoder.run(one)
+            self.encoder.side_stream.wait()
 
         return call
 
     def _capture_exact(self, packs: list[list[Part]], items: list[EncodeItem], media: list[Media]) -> None:
         self._call("capacity", packs, items, media)()
-        while self.encoder.has_hot:
-            self.encoder.capture_hot()
+        with self.encoder.side_stream.work():
+            while self.encoder.graphs.exact.has_pending:
+                self.encoder.graphs.capture_hot()
 
     def _most_rows(self) -> int:
         """Of the images that are in the cache at the same time, each in pages of its own."""

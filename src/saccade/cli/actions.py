@@ -2,7 +2,7 @@
 
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 
 class Take(Action):
@@ -66,22 +66,6 @@ class Budget(Action):
         setattr(namespace, self.dest, min(values, getattr(namespace, self.dest, values)))
 
 
-class OneGPU(Action):
-    """Tensor parallelism of 1."""
-
-    def __init__(self, option_strings: list[str], dest: str, *, reason: str, **how: Any) -> None:
-        super().__init__(option_strings, dest, **how)
-        self.reason = reason
-
-    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: Any = None) -> None:
-        if values != 1:
-            _refuse_parallel(parser, option_string, values, self.reason)
-
-
 def add_note(namespace: Namespace, note: str) -> None:
     """Keep a line for the user, once."""
     namespace.notes = tuple(dict.fromkeys((*getattr(namespace, "notes", ()), note)))
-
-
-def _refuse_parallel(parser: ArgumentParser, flag: str, size: int, reason: str) -> NoReturn:
-    parser.error(f"{flag} is {size}; supported is 1: the layers and kernels shard, but in this version {reason}")

@@ -5,7 +5,7 @@ from argparse import SUPPRESS
 from collections.abc import Iterator
 from typing import Any
 
-from saccade.cli.actions import Budget, GraphWord, OneGPU, Refuse, Take, Translate
+from saccade.cli.actions import Budget, GraphWord, Refuse, Take, Translate
 from saccade.cli.groups import Group
 from saccade.cli.parser import Parser
 from saccade.cli.values import is_list, reader_of
@@ -22,6 +22,8 @@ SAME = {
     "--limit-mm-data-per-request": "limit_mm_per_prompt",
     "--media-url-max-file-size": "max_fetch_bytes",
     "--watchdog-timeout": "watchdog_timeout_s",
+    "--tp-size": "tensor_parallel_size",
+    "--tp": "tensor_parallel_size",
     "--fastapi-root-path": "root_path",
     "--shutdown-timeout": "shutdown_timeout_s",
     "--num-warmups": "warmup_requests",
@@ -54,7 +56,7 @@ GRAPH_WORDS = {
     "--enforce-piecewise-cuda-graph": "prefill=piecewise",
 }
 _KERNELS = "kernels are chosen by the GPU; `saccade doctor` shows which and why"
-_ONE_GPU = "the model runs on one GPU, so that nothing is exchanged between GPUs"
+_RANKS = "ranks exchange tensors through symmetric memory where they can, else through NCCL (gloo on a CPU)"
 _METRICS = "GET /metrics is always there"
 _LOG = "the log has starts, ends and errors; --access-log adds a line for each request"
 _TIMINGS = "a request with timings: true is told its milliseconds by stage, and GET /metrics has them for all"
@@ -63,12 +65,12 @@ _IMAGES = "images are decoded and resized for each request; what stays is the en
 # A switch that changes nothing: what happens instead.
 TAKEN_SWITCHES = {
     "--enable-multimodal": "a model that sees always takes images and videos",
-    "--disable-custom-all-reduce": _ONE_GPU,
-    "--enable-torch-symm-mem": _ONE_GPU,
-    "--enable-symm-mem": _ONE_GPU,
-    "--enable-nccl-nvls": _ONE_GPU,
-    "--enable-mscclpp": _ONE_GPU,
-    "--enable-p2p-check": _ONE_GPU,
+    "--disable-custom-all-reduce": _RANKS,
+    "--enable-torch-symm-mem": _RANKS,
+    "--enable-symm-mem": _RANKS,
+    "--enable-nccl-nvls": _RANKS,
+    "--enable-mscclpp": _RANKS,
+    "--enable-p2p-check": _RANKS,
     "--disable-piecewise-cuda-graph": "prefill has full graphs; --graphs prefill=off runs it without any",
     "--enable-torch-compile": "kernels are fused already, and graphs are captured without a compiler",
     "--enable-chunked-prefill": "long prompts are always computed in chunks; see --max-num-batched-tokens",
@@ -128,9 +130,8 @@ TAKEN_VALUES = {
     "--mm-processor-cache-gb": _IMAGES,
     "--mm-processor-cache-type": _IMAGES,
     "--mm-feature-transport": _IMAGES,
-    "--mm-encoder-tp-mode": _ONE_GPU,
-    "--nccl-port": _ONE_GPU,
-    "--distributed-executor-backend": _ONE_GPU,
+    "--nccl-port": _RANKS,
+    "--distributed-executor-backend": _RANKS,
     "--prefix-caching-hash-algo": "blocks go by BLAKE2 digests of 32 bytes",
     "--max-parallel-loading-workers": "weights are mapped and copied once",
     "--file-storage-path": "nothing is stored",
@@ -140,7 +141,7 @@ TAKEN_VALUES = {
 _GRAPHS = "graphs are chosen a phase at a time: --graphs vision=auto,prefill=auto,decode=auto"
 _DECODE = "decode graphs cover every batch up to --max-num-seqs; lower that"
 _CHECKPOINT = "give a local folder with the files that are wanted instead"
-_PARALLEL = "a model runs on one GPU; for more throughput start one server a GPU behind a load balancer"
+_PARALLEL = "only tensor parallelism is there (--tensor-parallel-size); for more, start servers behind a load balancer"
 _ADAPTERS = "adapters are not supported; merge them into the checkpoint"
 _DRAFTS = "speculative decoding is not supported"
 _TRACES = "there are no traces; a request with timings: true is told its milliseconds by stage"
@@ -253,10 +254,8 @@ def add_aliases(parser: Parser) -> None:
     group = _add_mapped(parser)
     _add_taken(parser, group, TAKEN_SWITCHES, TAKEN_VALUES)
     _add_refused(parser, group, REFUSED)
-    flags = [f for f in ("-tp", "--tensor-parallel-size", "--tp-size", "--tp") if not parser.knows(f)]
-    if flags:
-        how: dict[str, Any] = {"type": reader_of(int), "dest": "tensor_parallel_size", "reason": _PARALLEL}
-        parser.add_foreign(group, *flags, sets=False, action=OneGPU, **how)
+    if "tensor_parallel_size" in parser.kinds:
+        parser.add_foreign(group, "-tp", dest="tensor_parallel_size", type=reader_of(int))
     if parser.max_words:
         group.add("--model", "--model-path", dest="model", help=SUPPRESS)
 

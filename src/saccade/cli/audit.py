@@ -12,7 +12,7 @@ from saccade.cli.verify import (
     VerifySettings,
     audit_data,
     checking_parser,
-    loaded_engine,
+    loaded_executor,
     show_audit,
     shown_progress,
 )
@@ -30,10 +30,10 @@ def new_parser(name: str) -> Parser:
 
 def run(flags: Namespace) -> int:
     asked, console = settings_from(flags, VerifySettings), Console(stderr=True)
-    from saccade.engine.verify import audit_engine  # imports torch
+    from saccade.execution.verify import audit_graphs  # imports torch
 
-    with loaded_engine(flags, console) as engine, shown_progress(console, "auditing") as hear:
-        report = audit_engine(engine, is_short=asked.short, progress=hear)
+    with loaded_executor(flags, console) as executor, shown_progress(console, "auditing") as hear:
+        report = audit_graphs(executor, is_short=asked.short, progress=hear)
     if asked.json:
         sys.stdout.write(json.dumps(audit_data(report), indent=1) + "\n")
     else:

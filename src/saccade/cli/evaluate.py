@@ -7,9 +7,9 @@ from rich.console import Console
 from saccade.cli.aliases import add_aliases
 from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
-from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.eval.settings import EvalSettings
 from saccade.terminal import Output
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 
 def new_parser(name: str) -> Parser:

@@ -17,13 +17,13 @@ from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.plan import settings_folder
 from saccade.config import Word, setting
-from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.errors import ConfigError, RequestError
 from saccade.terminal import Output, print_table
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 if TYPE_CHECKING:
-    from saccade.engine.blueprint import Blueprint
-    from saccade.engine.rehearsal import Rehearsed
+    from saccade.dry_run.blueprint import Blueprint
+    from saccade.dry_run.explain import DryRun
     from saccade.inputs.plans import ImagePlan, VideoPlan
     from saccade.inputs.settings import ImageSettings, VideoSettings
 
@@ -87,8 +87,8 @@ def run(flags: Namespace) -> int:
     asked = settings_from(flags, ExplainSettings)
     own = {} if flags.words else BUNDLED_LIMITS
     engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
-    from saccade.engine.blueprint import draw  # imports torch
-    from saccade.engine.rehearsal import made_up_prompt, rehearse
+    from saccade.dry_run.blueprint import draw  # imports torch
+    from saccade.dry_run.explain import dry_run, made_up_prompt
     from saccade.inputs.settings import PlaceholderSettings
     from saccade.kernels.dispatch import device_named
 
@@ -96,11 +96,11 @@ def run(flags: Namespace) -> int:
     folder = settings_folder(model, engine)
     is_cuda = engine.device != "cpu" if flags.words else device_named(engine.device).type == "cuda"
     blueprint = draw(folder, engine, limits, is_cuda=is_cuda)
-    plans = _plans(asked, blueprint.runner.settings.images, blueprint.runner.settings.videos)
+    plans = _plans(asked, blueprint.executor.settings.images, blueprint.executor.settings.videos)
     placeholders = PlaceholderSettings.from_folder(folder)
     names = [str(index) for index in range(asked.batch)]
     prompts = [made_up_prompt(plans, asked.prompt_tokens, placeholders, name) for name in names]
-    seen = rehearse(blueprint, prompts)
+    seen = dry_run(blueprint, prompts)
     media = list(zip([*asked.image, *asked.video], plans, strict=True))
     if asked.json:
         data = {"model": model, **_machine(blueprint), **as_data(media, len(prompts[0]), seen)}
@@ -112,7 +112,7 @@ def run(flags: Namespace) -> int:
     return 0
 
 
-def as_data(media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "Rehearsed") -> dict[str, Any]:
+def as_data(media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "DryRun") -> dict[str, Any]:
     return {
         "media": [
             {"given": text, "resized": plan.size_hw[::-1], "grid_thw": plan.grid_thw, "tokens": plan.num_tokens}
@@ -170,7 +170,7 @@ def _plans(
     return found
 
 
-def _show(console: Console, media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "Rehearsed") -> None:
+def _show(console: Console, media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "DryRun") -> None:
     for text, plan in media:
         width, height = plan.size_hw[1], plan.size_hw[0]
         frames = f", {plan.grid_thw[0]} steps in time" if plan.grid_thw[0] > 1 else ""

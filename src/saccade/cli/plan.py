@@ -14,11 +14,11 @@ from saccade.cli.aliases import add_aliases
 from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import Word, setting
-from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.terminal import Output, print_table
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 if TYPE_CHECKING:
-    from saccade.engine.memory import GPU, MemoryPlan, Room
+    from saccade.dry_run.memory import GPU, MemoryPlan, Room
 
 EXIT_DOES_NOT_FIT = 1
 GIB = 2**30
@@ -49,8 +49,8 @@ def run(flags: Namespace) -> int:
     asked = settings_from(flags, PlanSettings)
     own = {} if flags.words else BUNDLED_LIMITS
     engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
-    from saccade.engine.blueprint import draw  # imports torch
-    from saccade.engine.memory import GPUS, find_gpu, plan_memory, room_on
+    from saccade.dry_run.blueprint import draw  # imports torch
+    from saccade.dry_run.memory import GPUS, find_gpu, plan_memory, room_on
 
     gpus = [find_gpu(name) for name in asked.gpu] or list(GPUS)
     model = chosen_model(flags.words)

@@ -12,8 +12,8 @@ from saccade.errors import ConfigError
 from saccade.terminal import Output, stages
 
 if TYPE_CHECKING:
-    from saccade.engine.shadow_file import ShadowFile
-    from saccade.engine.shadow_replay import Replayed
+    from saccade.execution.shadow_file import ShadowFile
+    from saccade.execution.shadow_replay import Replayed
 
 EXIT_DIFFERENT = 1
 
@@ -31,8 +31,8 @@ def run(flags: Namespace) -> int:
     if not flags.words:
         raise ConfigError("no file is named: saccade replay FILE [MODEL]")
     from saccade import LLM  # imports torch
-    from saccade.engine.shadow_file import read_file
-    from saccade.engine.shadow_replay import replay_file
+    from saccade.execution.shadow_file import read_file
+    from saccade.execution.shadow_replay import replay_file
 
     file = read_file(Path(flags.words[0]).expanduser())
     model = flags.words[1] if flags.words[1:] else file.origin.model
@@ -41,7 +41,7 @@ def run(flags: Namespace) -> int:
         stages(Console(stderr=True), f"loading {model}"),
         LLM(model, **asdict(settings), **asdict(file.origin.limits)) as llm,
     ):
-        found = replay_file(llm.engine, file)
+        found = replay_file(llm.executor, file)
     show(Output(), file, found)
     return EXIT_DIFFERENT if found.differences else 0
 

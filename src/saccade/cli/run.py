@@ -14,12 +14,12 @@ from saccade.cli.aliases import add_aliases
 from saccade.cli.model import bundled_model, found_path, looks_like_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import AnswerSettings
-from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.errors import ConfigError, RequestError
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 if TYPE_CHECKING:
-    from saccade.engine.llm import LLM
-    from saccade.engine.params import SamplingParams
+    from saccade.offline.llm import LLM
+    from saccade.wire.sampling_params import SamplingParams
 
 EXIT_FAILED = 1
 REQUEST_ID = "run"
@@ -150,7 +150,7 @@ def _lines() -> Iterator[str]:
 
 def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams") -> tuple[str, str]:
     """Write an answer as it comes. Returns it, and what went wrong."""
-    from saccade.engine.output import OutputStream
+    from saccade.client.output import OutputStream
 
     engine, tokenizer = llm.engine, llm.processor.tokenizer
     engine.add(REQUEST_ID, llm.processor.chat(messages), params)

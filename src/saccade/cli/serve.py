@@ -7,11 +7,11 @@ from saccade.cli.aliases import add_aliases
 from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.variables import variable_notes
-from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.engine.spare import Spare
+from saccade.client.spare import Spare
 from saccade.inputs.media import MediaSettings
 from saccade.server.settings import ServerSettings
 from saccade.terminal import warn
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 BUNDLED: dict[str, Any] = {**BUNDLED_LIMITS, "served_model_name": ("saccade",)}
 

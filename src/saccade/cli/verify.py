@@ -15,11 +15,11 @@ from saccade.cli.aliases import add_aliases
 from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
-from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.terminal import Output, print_table, progress_bar, stages
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 if TYPE_CHECKING:
-    from saccade.engine.engine import Engine
+    from saccade.execution.executor import DeviceExecutor
     from saccade.graphs import AuditReport, Report
 
 EXIT_WRONG = 1
@@ -54,13 +54,13 @@ def checking_parser(name: str, about: str) -> Parser:
 
 def run(flags: Namespace) -> int:
     asked, console = settings_from(flags, VerifySettings), Console(stderr=True)
-    from saccade.engine.verify import audit_engine, verify_engine  # imports torch
+    from saccade.execution.verify import audit_graphs, verify_graphs  # imports torch
 
-    with loaded_engine(flags, console) as engine:
+    with loaded_executor(flags, console) as executor:
         with shown_progress(console, "verifying") as hear:
-            report = verify_engine(engine, is_short=asked.short, progress=hear)
+            report = verify_graphs(executor, is_short=asked.short, progress=hear)
         with shown_progress(console, "auditing") as hear:
-            audited = audit_engine(engine, is_short=asked.short, progress=hear)
+            audited = audit_graphs(executor, is_short=asked.short, progress=hear)
     is_right = report.is_right and audited.is_right
     if asked.json:
         rows = [{**asdict(row), "right": row.is_right} for row in report.rows]
@@ -73,8 +73,8 @@ def run(flags: Namespace) -> int:
 
 
 @contextmanager
-def loaded_engine(flags: Namespace, console: Console) -> "Iterator[Engine]":
-    """The engine of the chosen model. It does not check itself: what is wrong belongs into the report."""
+def loaded_executor(flags: Namespace, console: Console) -> "Iterator[DeviceExecutor]":
+    """The passes of the chosen model. Nothing is checked yet: what is wrong belongs into the report."""
     own = {} if flags.words else BUNDLED_LIMITS
     engine = replace(settings_from(flags, EngineSettings, own), verify="off")
     chosen = {**asdict(engine), **asdict(settings_from(flags, SchedulerSettings, own))}
@@ -84,7 +84,7 @@ def loaded_engine(flags: Namespace, console: Console) -> "Iterator[Engine]":
     with stages(console, f"loading {model}"):
         llm = LLM(model, **chosen)
     with llm:
-        yield llm.engine
+        yield llm.executor
 
 
 @contextmanager

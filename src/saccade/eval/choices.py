@@ -11,11 +11,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from saccade.engine.llm import LLM
-from saccade.engine.output import RequestOutput
-from saccade.engine.params import SamplingParams
+from saccade.client.output import RequestOutput
 from saccade.errors import ConfigError
 from saccade.eval.results import Answered
+from saccade.offline.llm import LLM
+from saccade.wire.sampling_params import SamplingParams
 
 KNOWLEDGE = Path(__file__).with_name("knowledge.json")
 GROUP = 32

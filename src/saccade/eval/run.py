@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from saccade.engine.llm import LLM
-from saccade.engine.params import SamplingParams
-from saccade.engine.settings import EngineSettings, SchedulerSettings
 from saccade.errors import ConfigError
 from saccade.eval.choices import KNOWLEDGE, Choice, Step, per_character, pick, read_choices, score_choices
 from saccade.eval.drawn import MAKERS
@@ -22,7 +19,10 @@ from saccade.eval.examples import Example, normalise
 from saccade.eval.files import folder, mnist, sklearn_digits
 from saccade.eval.results import Answered, EvalReport, TaskResult
 from saccade.eval.settings import EvalSettings
+from saccade.offline.llm import LLM
 from saccade.terminal import progress_bar
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.sampling_params import SamplingParams
 
 DRAWN = 200
 BATCH = 32

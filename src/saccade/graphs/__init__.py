@@ -8,6 +8,9 @@ assert verify(runner).is_right                                              repl
 result = runner.run(values, copy_out)                                       any boundaries, one graph
 """
 
+from saccade.choice.decision import Decision, Reason
+from saccade.choice.gate import Curve, Gate
+from saccade.choice.key import Capacity, GraphKey, row_buckets, structure_digest, thinned
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.graphs.arena import Arena, Batch
 from saccade.graphs.audit import AuditReport, AuditRow, audit
@@ -28,13 +31,11 @@ from saccade.graphs.buffers import (
 from saccade.graphs.capture import CapturedGraph, capture
 from saccade.graphs.examples import Values
 from saccade.graphs.frame import Body, Frame, run_body
-from saccade.graphs.gate import Curve, Gate
-from saccade.graphs.key import Capacity, GraphKey, row_buckets, structure_digest, thinned
 from saccade.graphs.lane import CudaLane, Lane, lane_for
 from saccade.graphs.phase import Phase, copy_out
 from saccade.graphs.recorded import RecordedLane
 from saccade.graphs.runner import GraphRunner
-from saccade.graphs.stats import Decision, Reason, Stats
+from saccade.graphs.stats import GraphStats
 from saccade.graphs.verify import Known, Report, Row, verify, verify_batches
 from saccade.graphs.watched import Watched
 
@@ -57,6 +58,7 @@ __all__ = [
     "GraphKey",
     "GraphRunner",
     "GraphSettings",
+    "GraphStats",
     "Known",
     "Lane",
     "Mode",
@@ -69,7 +71,6 @@ __all__ = [
     "Report",
     "Role",
     "Row",
-    "Stats",
     "Tier",
     "Values",
     "Watched",

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.choice.key import Capacity
+from saccade.choice.shape import Boundary, misfit
 from saccade.errors import ConfigError, GraphError
 from saccade.graphs.buffers import Buffer, DummySegment, Fill, RepeatLast, Role
-from saccade.graphs.key import Capacity
 from saccade.graphs.staging import Array, Layout, Staging, numpy_dtype
 
 __all__ = ["Arena", "Array", "Batch"]
@@ -54,6 +55,11 @@ class Arena:
         self._metadata = [b for b in buffers if b.role is Role.METADATA]
         self._dtypes = {b.name: numpy_dtype(b) for b in self._metadata}
         self._boundaries = [(b, b.padding) for b in self._metadata if isinstance(b.padding, DummySegment)]
+        self.boundaries = tuple(
+            Boundary(b.name, padding.rows, b.dimension[0], padding.longest or 0)
+            for b, padding in self._boundaries
+            if b.dimension is not None
+        )
         self._layouts: dict[Capacity, Layout] = {}
         self._sizes: dict[tuple[Any, ...], Capacity] = {}
         self._misfits: dict[tuple[Capacity, Capacity], str | None] = {}
@@ -131,7 +137,7 @@ class Arena:
         if key not in self._misfits:
             if len(self._misfits) >= MAX_SIZES:
                 self._misfits.clear()
-            self._misfits[key] = self._find_misfit(dict(key[0]), dict(key[1]))
+            self._misfits[key] = misfit(*key, self.boundaries)
         return self._misfits[key]
 
     def fill(self, batch: Batch, capacity: Mapping[str, int]) -> None:
@@ -185,17 +191,6 @@ class Arena:
         if missing := self._inputs.keys() - values.keys():
             raise GraphError(f"missing input {sorted(missing)[0]!r}; {takes}")
         raise GraphError(f"unexpected input {sorted(values.keys() - self._inputs.keys())[0]!r}; {takes}")
-
-    def _find_misfit(self, sizes: dict[str, int], room: dict[str, int]) -> str | None:
-        needed = dict(sizes)
-        for buffer, padding in self._boundaries:
-            if buffer.dimension is not None:
-                padded_rows = room[padding.rows] - sizes[padding.rows]
-                needed[buffer.dimension[0]] += padding.segments_for(max(padded_rows, 0))
-        for name, size in needed.items():
-            if size > room[name]:
-                return f"{name}: {size} > {room[name]}"
-        return None
 
     def _sizes_of(self, tensors: Mapping[str, Tensor], arrays: Mapping[str, Array]) -> Capacity:
         shapes = (*[tensor.shape for tensor in tensors.values()], *[array.shape for array in arrays.values()])

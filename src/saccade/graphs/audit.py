@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from saccade.choice.key import Capacity, GraphKey
 from saccade.config import Mode, Tier
 from saccade.errors import GraphError
 from saccade.graphs.arena import Array, Batch
@@ -26,7 +27,6 @@ from saccade.graphs.capture import CapturedGraph
 from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.graphs.examples import Values, compose, equal_totals, num_segments
 from saccade.graphs.frame import Frame
-from saccade.graphs.key import Capacity, GraphKey
 from saccade.graphs.memory_map import MemoryMap
 from saccade.graphs.node_differences import WORD, Position, differences
 from saccade.graphs.nodes import Node
@@ -35,7 +35,8 @@ from saccade.graphs.piecewise import Tape
 from saccade.graphs.runner import GraphRunner
 
 SMALL_BYTES = 2**20  # state up to this size is compared byte by byte, larger by its sum
-CUBLAS = re.compile("^nvjet|cublas|[dhs]gemm|gemv|splitK")
+# cuBLAS has a workspace of its own, which it clears before it uses it; sums over ranks have tables of their memory.
+HAS_OWN_MEMORY = re.compile("^nvjet|cublas|[dhs]gemm|gemv|splitK|all_reduce_kernel|barrier_kernel|nccl")
 MAX_FINDINGS = 5  # of one check: the first few tell what is wrong
 
 
@@ -193,9 +194,8 @@ def _undeclared_touches(node: Node, memory: MemoryMap) -> Iterator[tuple[str, st
 
 
 def _undeclared_words(node: Node, memory: MemoryMap) -> Iterator[tuple[str, str]]:
-    """Of raw arguments only those that are one word: a larger one may have stray addresses in bytes that nobody sets.
-    cuBLAS has a workspace of its own, which it clears before it uses it."""
-    if node.name == "fill" or CUBLAS.search(node.name):
+    """Of raw arguments only those that are one word: a larger one may have stray addresses in bytes nobody sets."""
+    if node.name == "fill" or HAS_OWN_MEMORY.search(node.name):
         return
     for argument, data in node.raw.items():
         if len(data) == WORD and memory.is_foreign(int.from_bytes(data, "little")):

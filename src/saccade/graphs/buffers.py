@@ -45,10 +45,6 @@ class DummySegment:
     rows: str
     longest: int | None = None
 
-    def segments_for(self, padded_rows: int) -> int:
-        """How many segments the padded rows need."""
-        return -(-padded_rows // self.longest) if self.longest else int(padded_rows > 0)
-
 
 Padding = Fill | RepeatLast | OwnIndex | DummySegment
 ZERO = Fill(0)

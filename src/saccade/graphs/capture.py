@@ -6,11 +6,11 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from saccade.choice.key import GraphKey
 from saccade.config import Mode
 from saccade.errors import AddressError
 from saccade.graphs.arena import Arena, Array
 from saccade.graphs.frame import Body, Frame, run_body
-from saccade.graphs.key import GraphKey
 from saccade.graphs.lane import Lane
 from saccade.graphs.piecewise import Step, Tape
 from saccade.graphs.watched import Watched

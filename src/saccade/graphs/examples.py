@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from saccade.graphs.key import Capacity
+from saccade.choice.key import Capacity
 from saccade.graphs.phase import Phase
 
 Lengths = tuple[int, ...]

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from saccade.choice.key import Capacity
 from saccade.errors import GraphError
 from saccade.graphs.arena import Arena, Array, Batch
 from saccade.graphs.buffers import DummySegment, Role
-from saccade.graphs.key import Capacity
 
 Body = Callable[["Frame"], Mapping[str, Tensor] | None]
 

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.choice.key import Capacity
+from saccade.choice.shape import PhaseShape
 from saccade.errors import ConfigError
 from saccade.graphs.arena import Arena
 from saccade.graphs.buffers import DummySegment
 from saccade.graphs.frame import Body
-from saccade.graphs.key import Capacity
 
 Outputs = Mapping[str, Tensor]
 Example = Callable[[tuple[int, ...], torch.Generator], Mapping[str, Any]]
@@ -54,6 +55,17 @@ class Phase:
         for bucket in self.buckets:
             if any(bucket[name] > self.arena.limits[name] for name in self.arena.limits):
                 raise ConfigError(f"bucket {bucket} of phase {self.name} is larger than its arena: {self.arena.limits}")
+
+    @property
+    def shape(self) -> PhaseShape:
+        """What decisions depend on."""
+        return PhaseShape(
+            name=self.name,
+            rows=self.rows,
+            buckets=self.buckets,
+            limits=self.arena.limits,
+            boundaries=self.arena.boundaries,
+        )
 
     @property
     def segments(self) -> str | None:

@@ -1,26 +1,28 @@
-"""The runner: for every batch choose how to run it, fill the buffers, replay, and hand the outputs over."""
+"""The runner of a phase: fill the buffers, replay the graph that was chosen, hand the outputs over."""
 
 import gc
-from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.choice.catalogue import Catalogue
+from saccade.choice.decision import Decision
+from saccade.choice.exact import ExactIndex, ExactLayout
+from saccade.choice.gate import Gate, measure
+from saccade.choice.key import Capacity, GraphKey
 from saccade.config import GraphSettings, Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.graphs.arena import Array, Batch
 from saccade.graphs.buffers import Role
 from saccade.graphs.capture import CapturedGraph, capture
-from saccade.graphs.exact import ExactGraphs
 from saccade.graphs.exclusive import Exclusive
 from saccade.graphs.frame import Frame, eager_frame, run_body
-from saccade.graphs.gate import Gate, measure
-from saccade.graphs.key import Capacity, GraphKey, structure_digest
 from saccade.graphs.lane import Lane, lane_for
 from saccade.graphs.phase import Outputs, Phase
-from saccade.graphs.stats import Decision, Reason, Stats
+from saccade.graphs.stats import GraphStats
 from saccade.graphs.watched import Watched
 
 Result = TypeVar("Result")
@@ -42,21 +44,22 @@ class Observer(Protocol):
 
 
 class GraphRunner:
-    """Runs a phase. Whoever decides not to replay says why, and the reason is counted."""
+    """Runs a phase. The catalogue knows its graphs and decides; a decision not to replay has a reason, and is counted.
+
+    `run` decides and obeys. `obey` runs a batch as somebody else decided, who asked the same catalogue.
+    """
 
     def __init__(self, phase: Phase, settings: GraphSettings | None = None, lane: Lane | None = None) -> None:
         self.phase = phase
         self.settings = settings or GraphSettings()
-        self.stats = Stats()
-        self.gate: Gate | None = None
+        self.stats = GraphStats()
+        self.catalogue = Catalogue(phase.shape, self.settings)
         self.observer: Observer | None = None
         self.selfcheck: float | None = None  # the largest difference that the last verification found
         self._lane = lane or lane_for(phase.arena.device)
-        self._buckets = tuple(sorted(phase.buckets, key=lambda bucket: (bucket[phase.rows], sum(bucket.values()))))
-        self._bucket_rows = [bucket[phase.rows] for bucket in self._buckets]
         self._graphs: dict[GraphKey, CapturedGraph] = {}
-        self._retired: dict[GraphKey, str] = {}
-        self._exact = ExactGraphs(self.settings)
+        self._exact: dict[GraphKey, CapturedGraph] = {}
+        self.last: str = ""  # how the last batch was run: the key of its graph, or eagerly
         self._outputs = [buffer for buffer in phase.arena.buffers.values() if buffer.role is Role.OUTPUT]
         self._state = Watched.of(phase.state) | Watched.of_body(phase.body)
         self._alone = Exclusive(phase.name, self._lane.lock)
@@ -70,17 +73,25 @@ class GraphRunner:
         """What the body relies on besides its arena."""
         return self._state
 
+    @property
+    def gate(self) -> Gate | None:
+        return self.catalogue.gate
+
+    @gate.setter
+    def gate(self, gate: Gate | None) -> None:
+        self.catalogue.gate = gate
+
+    @property
+    def exact(self) -> ExactIndex:
+        return self.catalogue.exact
+
     def key_of(self, batch: Batch) -> GraphKey:
         """The key of a graph of this batch's structure alone."""
-        return self._key(batch.sizes, batch.structure)
+        return self.catalogue.key(batch.sizes, batch.structure)
 
     @property
     def graphs(self) -> tuple[CapturedGraph, ...]:
-        return (*self._graphs.values(), *self._exact.graphs)
-
-    @property
-    def exact(self) -> ExactGraphs:
-        return self._exact
+        return (*self._graphs.values(), *self._exact.values())
 
     def snapshot(self) -> dict[str, Any]:
         """Counters and every graph, as plain data for metrics and pages."""
@@ -91,7 +102,7 @@ class GraphRunner:
                 "bytes": graph.nbytes,
                 "capture_seconds": graph.capture_s,
                 "replays": graph.num_replays,
-                "out_of_service": self._retired.get(graph.key),
+                "out_of_service": self.catalogue.retired.get(graph.key),
             }
             for graph in self.graphs
         ]
@@ -104,98 +115,93 @@ class GraphRunner:
         """
         if Tier.CAPACITY not in self.settings.tiers:
             return
-        buckets = self._buckets[::-1][: 1 if largest_only else None]
+        buckets = self.catalogue.shape.ordered[::-1][: 1 if largest_only else None]
         for done, bucket in enumerate(buckets):
-            key = self._key(bucket)
+            key = self.catalogue.key(bucket)
             if progress:
                 progress(done, len(buckets), key)
             with self._alone:
                 self.phase.arena.fill(self.example_for(bucket), bucket)
                 self._graphs[key] = self._capture(key)
+            self.catalogue.add(key)
 
-    def calibrate(self) -> Gate:
+    def calibrate(self, num_rounds: int = 0) -> Gate:
         """Time eager runs and replays of a few buckets; from then on the cheaper one is chosen. Small ones lie closer
         together: there an eager run stops waiting for the host and starts to wait for the device."""
-        last = len(self._buckets) - 1
+        buckets = self.catalogue.shape.ordered
+        last = len(buckets) - 1
         picked = sorted({round(last * (i / (NUM_GATE_SIZES - 1)) ** 2) for i in range(NUM_GATE_SIZES)})
-        by_rows = {self._bucket_rows[i]: self.example_for(self._buckets[i]) for i in picked}
+        by_rows = {buckets[i][self.phase.rows]: self.example_for(buckets[i]) for i in picked}
         ways = (lambda rows: self._eager(by_rows[rows]), lambda rows: self._replay_in_bucket(by_rows[rows]))
-        self.gate = Gate(*measure(ways, list(by_rows), self._wait))
-        return self.gate
-
-    def retire(self, key: GraphKey, reason: str) -> None:
-        """Never replay this graph again. Its batches take another graph of theirs, or run eagerly at the same size."""
-        self._retired[key] = reason
+        self.gate = gate = Gate(*measure(ways, list(by_rows), self._wait, num_rounds))
+        return gate
 
     def forget_exact(self) -> None:
         """Let go of all graphs of one structure each, and of what was counted on the way to them."""
-        self._exact = ExactGraphs(self.settings)
+        self._exact.clear()
+        self.catalogue.forget_exact()
 
     def capture_exact(self, values: Mapping[str, Any]) -> None:
         """Capture a graph for the structure of a batch, if a batch of its size would be replayed in it."""
         batch = self.phase.arena.admit(values)
-        key = self._key(batch.sizes, batch.structure)
-        if key not in self._exact and self._is_worth_exact(batch):
-            with self._alone:
-                self._exact.add(key, batch, self._capture_exact)
+        layout = self.catalogue.layout(batch.sizes, batch.structure)
+        if layout is not None:
+            self._add_exact(layout)
+
+    def capture_hot(self, limit: int = 1) -> list[GraphKey]:
+        """Capture layouts that came often enough. For idle moments: never call it on the path of a request."""
+        captured: list[GraphKey] = []
+        while len(captured) < limit and (layout := self.catalogue.exact.next_pending()) is not None:
+            self._add_exact(layout)
+            captured.append(layout.key)
+        return captured
+
+    def _add_exact(self, layout: ExactLayout) -> None:
+        self.drop(self.catalogue.exact.add(layout.key, self.capture_layout(layout)))
+
+    def capture_layout(self, layout: ExactLayout) -> int:
+        """Capture a graph of one structure alone. Returns the bytes it added to its pool."""
+        self.drop(layout.dropped)
+        with self._alone:
+            graph = self._exact[layout.key] = self._capture_exact(layout)
+        return graph.nbytes
+
+    def drop(self, keys: Iterable[GraphKey]) -> None:
+        """Let go of graphs of one structure each."""
+        for key in keys:
+            self._exact.pop(key, None)
 
     def reserve_small(self) -> None:
         """Hold memory for the small temporaries of graphs that may be captured later."""
         self._lane.reserve_small()
 
-    def capture_hot(self, limit: int = 1) -> list[GraphKey]:
-        """Capture layouts that came often enough. For idle moments: never call it on the path of a request."""
-        with self._alone:
-            return self._exact.capture_pending(self._capture_exact, limit)
-
     def decide(self, batch: Batch) -> Decision:
         """How a batch is to be run: pure, touches no device."""
-        return self._decide(batch, self._exact_key(batch))
-
-    def _decide(self, batch: Batch, exact_key: GraphKey | None) -> Decision:
-        if not self.settings.tiers:
-            return Decision(Tier.EAGER, Reason.GRAPHS_OFF)
-        options = self._options(batch, exact_key)
-        if not options:
-            return self._explain_no_graph(batch)
-        rows_by_tier = {tier: key.capacity[self.phase.rows] for tier, key in options.items()}
-        gate = None if self.settings.strict else self.gate
-        if gate is not None:
-            tier = gate.cheapest({**rows_by_tier, Tier.EAGER: batch.sizes[self.phase.rows]})
-        else:
-            tier = min(rows_by_tier, key=rows_by_tier.__getitem__)
-        if tier is Tier.EAGER:
-            return Decision(tier, Reason.EAGER_FASTER)
-        reason = Reason.EXACT_GRAPH if tier is Tier.EXACT else Reason.FITS_BUCKET
-        return Decision(tier, reason, options[tier])
+        return self.catalogue.decide(batch.sizes, batch.structure)
 
     def run(self, values: Mapping[str, Any], consume: Callable[[Outputs], Result]) -> Result:
         """Run one batch. `consume` gets views of the valid output rows, which the next replay overwrites: it may
         reduce, scatter or copy them (`copy_out`), but not keep them."""
         with self._alone:
-            return self._run(self.phase.arena.admit(values), consume)
+            batch = self.phase.arena.admit(values)
+            return self._obey(self.catalogue.choose(batch.sizes, batch.structure), batch, consume)
 
-    def _run(self, batch: Batch, consume: Callable[[Outputs], Result]) -> Result:
-        exact_key = self._exact_key(batch)
-        decision = self._decide(batch, exact_key)
+    def obey(self, decision: Decision, values: Mapping[str, Any], consume: Callable[[Outputs], Result]) -> Result:
+        """Run one batch as it was decided; `consume` is that of `run`."""
+        with self._alone:
+            return self._obey(decision, self.phase.arena.admit(values), consume)
+
+    def _obey(self, decision: Decision, batch: Batch, consume: Callable[[Outputs], Result]) -> Result:
         real_rows = batch.sizes[self.phase.rows]
         graph_rows = decision.key.capacity[self.phase.rows] if decision.key else real_rows
-        if decision.key is None and self.settings.strict and decision.reason is not Reason.GRAPHS_OFF:
-            raise GraphError(f"{self.phase.name} batch of {batch.sizes} is not replayed: {decision} (--graphs-strict)")
         self.stats.count(decision, real_rows, graph_rows)
         if self.observer is not None:
             self.observer.before(batch, decision.key)
             consume = _observed(consume, self.observer)
         if decision.key is None:
-            # With graphs off the same padded shapes are run, so that switching them off changes no answer by a bit.
-            is_padded = decision.reason in (Reason.GRAPHS_OFF, Reason.OUT_OF_SERVICE)
-            bucket = self.bucket_for(batch.sizes) if is_padded else None
-            result = self._hand_over(self._eager(batch, bucket), batch, consume)
-        else:
-            result = self._replay(decision.key, batch, consume)
-        if Tier.EXACT in self.settings.tiers:  # while the device is at work
-            self._note_use(batch, decision, exact_key)
-        return result
+            self.last = f"{self.phase.name} eager {decision.padded_to or batch.sizes}"
+            return self._hand_over(self._eager(batch, decision.padded_to), batch, consume)
+        return self._replay(decision.key, batch, consume)
 
     def eager(
         self,
@@ -230,9 +236,14 @@ class GraphRunner:
         if graph is None:
             raise GraphError(f"no graph is captured for [{key}]")
         arena = self.phase.arena
+        if key.digest and key != self.key_of(batch):
+            raise GraphError(f"graph [{key}] is of another structure than the batch, whose own is {self.key_of(batch)}")
         arena.fill(batch, key.capacity)
         if poison:
             arena.poison(key.capacity, batch.sizes)
+        if graph.key != key:
+            raise GraphError(f"graph [{graph.key}] is kept in the place of [{key}]")
+        self.last = str(key)
         graph.replay()
         return self._hand_over(graph.frame, batch, consume)
 
@@ -251,66 +262,6 @@ class GraphRunner:
             rows //= 2
         raise ConfigError(f"no example of phase {self.phase.name} fits its bucket {bucket}")
 
-    def _key(self, capacity: Capacity, structure: Mapping[str, Array] | None = None) -> GraphKey:
-        digest = structure_digest(structure) if structure is not None else ""
-        return GraphKey(self.phase.name, self.settings.mode, capacity, digest)
-
-    def _exact_key(self, batch: Batch) -> GraphKey | None:
-        """The key of a graph of this structure alone, where there may be one."""
-        if len(self._exact) or Tier.EXACT in self.settings.tiers:
-            return self._key(batch.sizes, batch.structure)
-        return None
-
-    def _options(self, batch: Batch, exact_key: GraphKey | None) -> dict[Tier, GraphKey]:
-        options = {}
-        if exact_key is not None and len(self._exact) and self._exact.get(exact_key) is not None:
-            options[Tier.EXACT] = exact_key
-        bucket = self.bucket_for(batch.sizes)
-        if bucket is not None and (key := self._key(bucket)) in self._graphs:
-            options[Tier.CAPACITY] = key
-        if self._retired:
-            return {tier: key for tier, key in options.items() if key not in self._retired}
-        return options
-
-    def bucket_for(self, sizes: Mapping[str, int]) -> Capacity | None:
-        """The smallest bucket that holds a batch of these sizes."""
-        start = bisect_left(self._bucket_rows, sizes[self.phase.rows])
-        fitting = (b for b in self._buckets[start:] if self.phase.arena.misfit(sizes, b) is None)
-        return next(fitting, None)
-
-    def _explain_no_graph(self, batch: Batch) -> Decision:
-        if Tier.CAPACITY in self.settings.tiers and self._buckets and self.bucket_for(batch.sizes) is None:
-            problem = self.phase.arena.misfit(batch.sizes, self._buckets[-1])
-            return Decision(Tier.EAGER, Reason.TOO_LARGE, detail=problem or "")
-        bucket = self.bucket_for(batch.sizes)
-        keys = [self._exact_key(batch), None if bucket is None else self._key(bucket)] if self._retired else []
-        for key in keys:
-            if key is not None and key in self._retired:
-                return Decision(Tier.EAGER, Reason.OUT_OF_SERVICE, detail=self._retired[key])
-        return Decision(Tier.EAGER, Reason.NOT_CAPTURED)
-
-    def _note_use(self, batch: Batch, decision: Decision, key: GraphKey | None) -> None:
-        if decision.tier is Tier.EXACT and decision.key is not None:
-            self._exact.use(decision.key)
-        else:
-            self._note_structure(batch, key)
-
-    def _note_structure(self, batch: Batch, key: GraphKey | None = None) -> None:
-        """Count a layout that a graph of its own might serve faster."""
-        if (key is not None and key in self._exact) or not self._is_worth_exact(batch):
-            return
-        limits = self.phase.arena.limits  # of the same dimensions, in the same order
-        if all(size <= limit for (_, size), (_, limit) in zip(batch.sizes.sizes, limits.sizes, strict=True)):
-            self._exact.see(key or self._key(batch.sizes, batch.structure), batch)
-
-    def _is_worth_exact(self, batch: Batch) -> bool:
-        """Whether a batch would be run in a graph of its own, if it had one."""
-        if self.gate is None:
-            return True
-        rows = batch.sizes[self.phase.rows]
-        others = {tier: key.capacity[self.phase.rows] for tier, key in self._options(batch, None).items()}
-        return self.gate.cheapest({Tier.EXACT: rows, Tier.EAGER: rows, **others}) is Tier.EXACT
-
     def _capture(
         self, key: GraphKey, structure: Mapping[str, Array] | None = None, *, is_warm: bool = False
     ) -> CapturedGraph:
@@ -328,15 +279,18 @@ class GraphRunner:
             phase.body, key, phase.arena, self._lane, state=self._state, structure=structure, is_warm=is_warm
         )
 
-    def _capture_exact(self, key: GraphKey, batch: Batch) -> CapturedGraph:
-        arena = self.phase.arena
+    def _capture_exact(self, layout: ExactLayout) -> CapturedGraph:
+        """From its boundaries alone: whatever else a batch brings may say where its results go, and a capture, which
+        runs the body, must not write there again."""
+        arena, key = self.phase.arena, layout.key
         views = arena.views(key.capacity)  # rows keep what they hold: a capture depends on the structure alone
         rows = {name: views[name] for name, buffer in arena.buffers.items() if buffer.role is Role.INPUT}
         padding = arena.empty_batch().arrays
-        arena.fill(Batch(rows, {**padding, **batch.structure}, batch.sizes, batch.structure), key.capacity)
+        structure = {name: np.array(array) for name, array in layout.structure.items()}  # frames keep it
+        arena.fill(Batch(rows, {**padding, **structure}, layout.sizes, structure), key.capacity)
         with torch.no_grad():  # on the current stream, which has memory for it: nothing may be allocated any more
-            run_body(self.phase.body, Frame(arena, key.capacity, batch.structure, is_sketch=True))
-        return self._capture(key, batch.structure, is_warm=True)
+            run_body(self.phase.body, Frame(arena, key.capacity, structure, is_sketch=True))
+        return self._capture(key, structure, is_warm=True)
 
     def _eager(self, batch: Batch, bucket: Capacity | None = None, *, poison: bool = False) -> Frame:
         frame = eager_frame(self.phase.arena, batch) if bucket is None else self._padded_frame(batch, bucket, poison)
@@ -351,9 +305,9 @@ class GraphRunner:
         return Frame(self.phase.arena, bucket)
 
     def _replay_in_bucket(self, batch: Batch) -> None:
-        bucket = self.bucket_for(batch.sizes)
+        bucket = self.catalogue.shape.bucket_for(batch.sizes)
         assert bucket is not None, f"{batch.sizes} was made to fit a bucket"
-        self.replay(self._key(bucket), batch, lambda outputs: None)
+        self.replay(self.catalogue.key(bucket), batch, lambda outputs: None)
 
     def _hand_over(self, frame: Frame, batch: Batch, consume: Callable[[Outputs], Result]) -> Result:
         arena, names = frame.arena, [buffer.name for buffer in self._outputs]

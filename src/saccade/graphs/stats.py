@@ -1,42 +1,15 @@
-"""What a runner did: counters that are always on, and why a batch was not replayed."""
+"""What a runner did: counters that are always on."""
 
 from collections import Counter
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
+from saccade.choice.decision import Decision, Reason
 from saccade.config import Tier
-from saccade.graphs.key import GraphKey
-
-
-class Reason(StrEnum):
-    """Why a batch was run the way it was."""
-
-    EXACT_GRAPH = "its structure has a graph of its own"
-    FITS_BUCKET = "it fits a bucket"
-    GRAPHS_OFF = "graphs are off"
-    TOO_LARGE = "it is larger than every bucket"
-    NOT_CAPTURED = "no graph is captured for it yet"
-    EAGER_FASTER = "a replay measured no faster"
-    OUT_OF_SERVICE = "its graph was found wrong and taken out of service"
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """How to run one batch, and why."""
-
-    tier: Tier
-    reason: Reason
-    key: GraphKey | None = None
-    detail: str = ""
-
-    def __str__(self) -> str:
-        place = f" [{self.key}]" if self.key else ""
-        return f"{self.tier}{place}: {self.reason}" + (f" ({self.detail})" if self.detail else "")
 
 
 @dataclass(slots=True)
-class Stats:
+class GraphStats:
     """Counters of one runner, bounded whatever passes through it. Padded rows are those that replays added."""
 
     replays: Counter[Tier] = field(default_factory=Counter)

@@ -12,11 +12,11 @@ from itertools import count
 import torch
 from torch import Tensor
 
+from saccade.choice.key import Capacity, GraphKey
 from saccade.config import Tier
 from saccade.errors import GraphError
 from saccade.graphs.compare import Difference, bit_differences, error_differences, noisy_runs
 from saccade.graphs.examples import Values, compose, equal_totals, num_segments, random_layout
-from saccade.graphs.key import Capacity, GraphKey
 from saccade.graphs.phase import copy_out
 from saccade.graphs.runner import GraphRunner
 

@@ -6,17 +6,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from saccade.layers.layer import Layer, Placement, Slot
+from saccade.layers.linear import ALIGNED
 
 
 class VocabTable(Layer):
-    """Rows of the vocabulary, split over the ranks; the last rank's share may end in rows that no token has."""
+    """Rows of the vocabulary, split over the ranks; the last ranks' shares may end in rows that no token has."""
 
     def __init__(self, place: Placement, num_tokens: int, width: int) -> None:
         self.group = place.group
         self.num_tokens = num_tokens
-        share = -(-num_tokens // place.group.size)
-        self.start = min(place.group.rank * share, num_tokens)
-        self.count = min(share, num_tokens - self.start)
+        self.start, self.count, share = place.group.spread(num_tokens, "vocab_size", multiple=ALIGNED)
         self.weight = place.parameter(share, width)
 
     def rows(self, ids_T: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.kernels.collectives import Collectives
 from saccade.kernels.dispatch import Kernels
 from saccade.layers.parallel import ALONE, ParallelGroup
 
@@ -29,9 +30,11 @@ class Slot:
     def fill(self, tensor: Tensor) -> None:
         """Copies this rank's shard. Checkpoint tensors are memory-mapped, so only the shard is read."""
         assert tuple(tensor.shape) == self.shape, f"{tuple(tensor.shape)} for a slot of {self.shape}"
-        if self.dim is not None:
-            tensor = tensor.narrow(self.dim, self.start, self.view.shape[self.dim])
-        self.view.copy_(tensor)
+        self.view.copy_(self.shard_of(tensor))
+
+    def shard_of(self, tensor: Tensor) -> Tensor:
+        """A view of what this rank takes of a checkpoint tensor."""
+        return tensor if self.dim is None else tensor.narrow(self.dim, self.start, self.view.shape[self.dim])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,3 +96,22 @@ class Layer:
     def parameter_bytes(self) -> int:
         """Bytes this rank holds, without what slots do not cover (the padding of a sharded vocabulary)."""
         return sum(slot.view.nbytes for _, slot in self.slots())
+
+
+EXCHANGE_MEMORY = "exchange.memory"
+
+
+class Exchange(Layer):
+    """The memory that tensors of the ranks pass through. A layer, although no checkpoint fills it: graphs hold its
+    address, so it is watched like weights. Every pass writes it: phases name it in their `writes`, as the attribute
+    `exchange` of a decoder or tower."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+
+    def homes(self) -> Iterator[tuple[str, tuple[Mapping[str, Any], str]]]:
+        yield "memory", (vars(self._collectives), "memory")
+
+
+def new_exchange(group: ParallelGroup) -> Exchange | None:
+    return None if group.collectives is None else Exchange(group.collectives)

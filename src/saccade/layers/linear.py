@@ -80,14 +80,14 @@ class ColumnLinear(Layer):
 
 def column_linear(place: Placement, fan_in: int, fan_out: int, *, bias: bool = False) -> ColumnLinear:
     """With room, where that is faster."""
-    start, count = place.group.shard(fan_out, "width")
-    return ColumnLinear(place, fan_in, [Rows("", fan_out, start, count, with_room(count))], bias=bias)
+    start, count, room = place.group.spread(fan_out, "MLP width")
+    return ColumnLinear(place, fan_in, [Rows("", fan_out, start, count, with_room(room))], bias=bias)
 
 
 def gate_up_linear(place: Placement, fan_in: int, width: int, *, bias: bool = False) -> ColumnLinear:
     """[gate | up], each of `width` rows in the checkpoint; with room, where that is faster."""
-    start, count = place.group.shard(width, "MLP width")
-    parts = [Rows(name, width, start, count, with_room(count)) for name in ("gate", "up")]
+    start, count, room = place.group.spread(width, "MLP width")
+    parts = [Rows(name, width, start, count, with_room(room)) for name in ("gate", "up")]
     return ColumnLinear(place, fan_in, parts, bias=bias)
 
 
@@ -103,9 +103,11 @@ class QKVLinear(ColumnLinear):
         num_kv_heads: int,
         head_dim: int,
         bias: bool = False,
+        what: str = "",
     ) -> None:
-        start, self.num_heads = place.group.shard(num_heads, "num_heads")
-        kv_start, self.num_kv_heads = place.group.shard_or_share(num_kv_heads, "num_kv_heads")
+        """`what` has these heads, in the words of an error: the decoder where it is empty."""
+        start, self.num_heads = place.group.shard(num_heads, f"{what}num_heads")
+        kv_start, self.num_kv_heads = place.group.shard_or_share(num_kv_heads, f"{what}num_kv_heads")
         self.head_dim = head_dim
         own, own_kv = self.num_heads * head_dim, self.num_kv_heads * head_dim
         q = Rows("q", num_heads * head_dim, start * head_dim, own, own)
@@ -120,9 +122,9 @@ class QKVLinear(ColumnLinear):
 
 
 class RowLinear(Layer):
-    """Each rank multiplies its columns; the all-reduce adds them up, and the bias is added once, after it.
+    """Each rank multiplies its columns, and the all-reduce adds the products up; rank 0's has the bias in it.
 
-    `has_room` says that its inputs come from a layer that makes room.
+    `has_room` says that its inputs come from a layer that makes room: without it, shares must be equal.
     """
 
     def __init__(
@@ -130,17 +132,21 @@ class RowLinear(Layer):
     ) -> None:
         self.kernels, self.group = place.kernels, place.group
         self.shape = (fan_out, fan_in)
-        self.start, self.count = place.group.shard(fan_in, "width")
-        self.weight = place.parameter(fan_out, with_room(self.count) if has_room else self.count)
+        if has_room:
+            self.start, self.count, room = place.group.spread(fan_in, "MLP width")
+            self.weight = place.parameter(fan_out, with_room(room))
+        else:
+            self.start, self.count = place.group.shard(fan_in, "width")
+            self.weight = place.parameter(fan_out, self.count)
         self.bias = place.parameter(fan_out) if bias else None
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """`out` takes the result, where a caller has a place for it."""
         if self.group.size == 1:
             return self.kernels.linear(x, self.weight, self.bias, out)
-        y = self.group.all_reduce(self.kernels.linear(x, self.weight))
-        y = y if self.bias is None else y + self.bias
-        return y if out is None else out.copy_(y)
+        bias = self.bias if self.group.rank == 0 else None
+        staging = self.group.staging((*x.shape[:-1], self.shape[0]), x.dtype)
+        return self.group.all_reduce(self.kernels.linear(x, self.weight, bias, staging), out)
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:
         std = self.shape[1] ** -0.5

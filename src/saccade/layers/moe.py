@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm
 
 from saccade.layers.layer import Layer, Placement, Slot
-from saccade.layers.linear import Linear
+from saccade.layers.linear import Linear, with_room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +43,13 @@ class MoE(Layer):
 
 
 class Experts(Layer):
-    """Every rank holds a shard of every expert; the all-reduce adds the shards up."""
+    """Every rank holds a shard of every expert, with room as between linear layers; the all-reduce adds them up."""
 
     def __init__(self, place: Placement, width: int, spec: MoESpec) -> None:
         self.kernels, self.group, self.spec = place.kernels, place.group, spec
-        self.start, count = place.group.shard(spec.width, "expert width")
-        self.gate_up = place.parameter(spec.num_experts, 2 * count, width)
-        self.down = place.parameter(spec.num_experts, width, count)
+        self.start, self.count, room = place.group.spread(spec.width, "expert width")
+        self.gate_up = place.parameter(spec.num_experts, 2 * with_room(room), width)
+        self.down = place.parameter(spec.num_experts, width, with_room(room))
         self.ids_N = torch.arange(spec.num_experts, device=place.device)
 
     def __call__(self, x_TD: Tensor, experts_TA: Tensor, weights_TA: Tensor) -> Tensor:
@@ -64,10 +64,10 @@ class Experts(Layer):
         return self.group.all_reduce(y_TD)
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:
-        count, width = self.down.shape[2], self.down.shape[1]
+        count, (width, room) = self.count, self.down.shape[1:]
         shape, shard = (self.spec.width, width), {"dim": 0, "start": self.start}
         for i, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
             yield f"{i}.gate.weight", Slot(view=gate_up[:count], shape=shape, std=width**-0.5, **shard)
-            yield f"{i}.up.weight", Slot(view=gate_up[count:], shape=shape, std=width**-0.5, **shard)
+            yield f"{i}.up.weight", Slot(view=gate_up[room : room + count], shape=shape, std=width**-0.5, **shard)
             shard_in, std = {"dim": 1, "start": self.start}, self.spec.width**-0.5
-            yield f"{i}.down.weight", Slot(view=down, shape=shape[::-1], std=std, **shard_in)
+            yield f"{i}.down.weight", Slot(view=down[:, :count], shape=shape[::-1], std=std, **shard_in)

@@ -1,32 +1,75 @@
-"""The ranks that share one model, and how they speak."""
+"""The ranks that share one model: which part each holds, and how they speak."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from saccade.errors import ConfigError
-
-
-def _alone(x: Tensor) -> Tensor:
-    return x
+from saccade.kernels.collectives import Collectives, Control
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelGroup:
-    """One rank's view of a tensor-parallel group.
+    """One rank's view of a tensor-parallel group, for the passes of one stream.
 
-    `all_reduce` sums a tensor over the ranks; `all_gather` joins the ranks' tensors along the last axis. Both must be
-    capturable where the model is captured. With size 1 neither does anything.
+    Without `collectives` the other ranks are imagined: shapes come out right, numbers do not.
     """
 
     rank: int = 0
     size: int = 1
-    all_reduce: Callable[[Tensor], Tensor] = _alone
-    all_gather: Callable[[Tensor], Tensor] = _alone
+    collectives: Collectives | None = None
+    control: Control | None = None
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.size, f"rank {self.rank} of {self.size}"
+
+    def reserve(self, nbytes: int) -> None:
+        """Make room for the largest tensor that a rank will bring to a sum or a join. All ranks call it with the same
+        number, once, before they run or capture anything."""
+        if self.collectives is None:
+            return
+        if self.agree(nbytes) != -self.agree(-nbytes):
+            raise ConfigError(
+                f"rank {self.rank} reserves {nbytes} bytes and another rank does not; all must do the same"
+            )
+        self.collectives.reserve(nbytes)
+
+    def all_reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The sum over the ranks, in a new tensor or in `out`, which may be x itself."""
+        if self.collectives is None:
+            return x if out is None or out is x else out.copy_(x)
+        return self.collectives.all_reduce(x, out)
+
+    def all_gather(self, x: Tensor, dim: int = -1, out: Tensor | None = None) -> Tensor:
+        """The ranks' tensors, joined along an axis; in `out` where given."""
+        if self.collectives is not None:
+            return self.collectives.all_gather(x, dim, out)
+        return x if self.size == 1 and out is None else torch.cat([x] * self.size, dim=dim, out=out)
+
+    def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        """Where to leave what is summed up next; None for anywhere. It is good until the next sum or join."""
+        return None if self.collectives is None else self.collectives.staging(shape, dtype)
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        if self.control is not None:
+            self.control.barrier()
+
+    def agree(self, value: int) -> int:
+        """The smallest of the ranks' numbers."""
+        return value if self.control is None else self.control.agree(value)
+
+    def all_equal(self, data: bytes) -> bool:
+        """Whether all ranks brought the same bytes."""
+        return self.control is None or self.control.all_equal(data)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values: rank and size, what sums are made with and why, and the algorithm for each size."""
+        used = {"backend": "none"} if self.collectives is None else self.collectives.describe()
+        return {"rank": self.rank, "size": self.size, **used}
 
     def shard(self, total: int, what: str) -> tuple[int, int]:
         """Where this rank's equal share of `total` begins, and how long it is."""
@@ -44,5 +87,36 @@ class ParallelGroup:
             return self.rank * total // self.size, 1
         return self.shard(total, what)
 
+    def spread(self, total: int, what: str, *, multiple: int = 1) -> tuple[int, int, int]:
+        """Like `shard`, for what may be padded with zeros: also how long the longest share is, a multiple of
+        `multiple`. The last ranks may hold less."""
+        if total < self.size:
+            raise ConfigError(
+                f"{what} = {total} cannot be split over {self.size} ranks; "
+                f"choose a tensor-parallel size of at most {total} (--tensor-parallel-size)"
+            )
+        room = -(-total // (self.size * multiple)) * multiple if self.size > 1 else total
+        start = min(self.rank * room, total)
+        return start, min(room, total - start), room
+
 
 ALONE = ParallelGroup()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The ranks of a model, once for each stream: passes of two streams must not share a communicator."""
+
+    language: ParallelGroup = ALONE
+    vision: ParallelGroup = ALONE
+
+    @classmethod
+    def imagined(cls, rank: int, size: int) -> "Groups":
+        """Of a rank whose peers do not run."""
+        group = ParallelGroup(rank=rank, size=size)
+        return cls(language=group, vision=group)
+
+    def close(self) -> None:
+        """Leave the others. May be called again."""
+        if self.language.control is not None and dist.is_initialized():
+            dist.destroy_process_group()

@@ -59,7 +59,7 @@ class VisionAttention(Layer):
         head_dim = spec.width // spec.num_heads
         self.scale = head_dim**-0.5
         heads = {"num_heads": spec.num_heads, "num_kv_heads": spec.num_heads, "head_dim": head_dim}
-        self.qkv = QKVLinear(place, spec.width, bias=True, **heads)
+        self.qkv = QKVLinear(place, spec.width, bias=True, what="vision ", **heads)
         self.out = RowLinear(place, spec.width, spec.width, bias=True)
 
     def __call__(self, x_PD: Tensor, rotation: tuple[Tensor, Tensor] | None, segments: Segments) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saccade.layers.attention import Attention
 from saccade.layers.embedding import VocabTable
-from saccade.layers.layer import Layer, Placement
+from saccade.layers.layer import Layer, Placement, new_exchange
 from saccade.layers.mlp import GatedMLP, PlainMLP, new_mlp
 from saccade.layers.moe import MoE, MoESpec
 from saccade.layers.norm import new_norm
@@ -26,6 +26,7 @@ class Decoder(Layer):
 
     def __init__(self, place: Placement, spec: DecoderSpec) -> None:
         self.place, self.spec = place, spec
+        self.exchange = new_exchange(place.group)
         self.embedding = VocabTable(place, spec.vocab_size, spec.width)
         # The embedding is a product in the model's dtype, so its factor must be a number of that dtype.
         self.embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=place.dtype))
@@ -75,6 +76,11 @@ class Decoder(Layer):
         scores_TV = (self.head or self.embedding).logits(hidden_TD).float()
         cap = self.spec.logit_softcap
         return scores_TV if cap is None else torch.tanh(scores_TV / cap) * cap
+
+    def exchanged_bytes(self, *, rows: int, logit_rows: int) -> int:
+        """The most that a rank brings to one sum or join in a pass of so many rows."""
+        logits = logit_rows * (self.head or self.embedding).weight.shape[0]
+        return max(rows * self.spec.width, logits) * self.place.dtype.itemsize
 
     def new_caches(self, num_blocks: int, block_size: int) -> list[Cache]:
         """One (keys, values) pair per layer, for the heads of this rank."""

@@ -6,8 +6,9 @@ P patch rows, C values of a patch, D width of the tower, U merged units, L level
 import torch
 from torch import Tensor
 
-from saccade.layers.layer import Layer, Placement
+from saccade.layers.layer import Layer, Placement, new_exchange
 from saccade.layers.norm import new_norm
+from saccade.layers.parallel import ALONE, ParallelGroup
 from saccade.layers.rotary import GridRotary
 from saccade.layers.step import VisionStep
 from saccade.layers.vision import (
@@ -27,11 +28,15 @@ class Tower(Layer):
     """Patches to rows of the decoder's width.
 
     The result has one level for the projected rows and one for each deepstack layer, so that all that is known of an
-    image is one tensor.
+    image is one tensor. Either the tower is split over the ranks of `place`, which see the same images; or every rank
+    of `sharing` holds it whole, sees images of its own, and gets the rows of all, one rank's behind the other's.
     """
 
-    def __init__(self, place: Placement, spec: VisionSpec) -> None:
-        self.spec = spec
+    def __init__(self, place: Placement, spec: VisionSpec, sharing: ParallelGroup = ALONE) -> None:
+        assert place.group.size == 1 or sharing.size == 1, "a tower is split, or whole on each rank"
+        self.place, self.spec, self.sharing = place, spec, sharing
+        self.group = sharing if sharing.size > 1 else place.group
+        self.exchange = new_exchange(self.group)
         width = spec.block.width
         self.patches = PatchEmbedding(place, spec.patch_values, width, bias=spec.patch_bias)
         self.grid = PositionGrid(place, spec.grid_side, width) if spec.grid_side else None
@@ -43,7 +48,19 @@ class Tower(Layer):
         self.deepstack = [_new_projector(place, width, spec.deepstack_merger) for _ in spec.deepstack_layers]
 
     def __call__(self, step: VisionStep, out_LUE: Tensor | None = None) -> Tensor:
-        """(L, U, E): the projected rows, then the deepstack rows, in the order of the patches; in `out` where given."""
+        """(L, U, E): the projected rows, then the deepstack rows, in the order of the patches; in `out` where given.
+        Where ranks share their rows, U counts those of all."""
+        if self.sharing.size > 1:
+            return self.sharing.all_gather(self._rows(step), dim=1, out=out_LUE)
+        return self._rows(step, out_LUE)
+
+    def exchanged_bytes(self, *, patches: int) -> int:
+        """The most that a rank brings to one sum or join in a pass of so many patches."""
+        units, projector = patches // self.spec.unit, self.spec.projector.out_width
+        merged = units * projector * (self.spec.levels if self.sharing.size > 1 else 1)
+        return max(patches * self.spec.block.width, merged) * self.place.dtype.itemsize
+
+    def _rows(self, step: VisionStep, out_LUE: Tensor | None = None) -> Tensor:
         x_PD = self._embed(step)
         if out_LUE is None:
             out_LUE = x_PD.new_empty(self.spec.levels, x_PD.shape[0] // self.spec.unit, self.spec.projector.out_width)

@@ -3,23 +3,55 @@
 T token rows, L deepstack levels, U rows of vision output, D width of the decoder.
 """
 
+from dataclasses import replace
+from typing import Literal
+
 from torch import Tensor
 
 from saccade.layers.layer import Layer, Placement
+from saccade.layers.parallel import ALONE, ParallelGroup
 from saccade.layers.step import Step, VisionStep
 from saccade.models.decoder import Decoder
 from saccade.models.spec import ModelSpec
 from saccade.models.tower import Tower
 
+EncoderMode = Literal["weights", "data"]
+
 
 class Model(Layer):
-    def __init__(self, place: Placement, spec: ModelSpec) -> None:
+    """`vision_group` has the ranks of `place` and a communicator of its own, because the tower runs on another stream.
+
+    In the encoder mode "weights" the tower is split over the ranks, as the decoder is; in "data" every rank holds it
+    whole and encodes images of its own.
+    """
+
+    def __init__(
+        self,
+        place: Placement,
+        spec: ModelSpec,
+        *,
+        vision_group: ParallelGroup | None = None,
+        encoder_mode: EncoderMode = "weights",
+    ) -> None:
         self.place, self.spec = place, spec
         self.decoder = Decoder(place, spec.decoder)
-        self.tower = Tower(place, spec.vision) if spec.vision else None
+        self.tower = None
+        if spec.vision is not None:
+            group = place.group if vision_group is None else vision_group
+            split, sharing = (group, ALONE) if encoder_mode == "weights" else (ALONE, group)
+            self.tower = Tower(replace(place, group=split), spec.vision, sharing)
+
+    def reserve(self, *, rows: int, logit_rows: int, patches: int) -> None:
+        """Make room for what ranks exchange in the largest passes: of the decoder, of its head, of the tower on one
+        rank. All ranks call it with the same numbers, once, before they run or capture anything."""
+        if self.place.group.size > 1:
+            self.place.group.reserve(self.decoder.exchanged_bytes(rows=rows, logit_rows=logit_rows))
+        if self.tower is not None and self.tower.group.size > 1:
+            self.tower.group.reserve(self.tower.exchanged_bytes(patches=patches))
 
     def encode(self, step: VisionStep) -> Tensor:
-        """(1 + L, U, D) rows of the images and frames of a step; level 0 is what stands in for placeholder tokens."""
+        """(1 + L, U, D) rows of the images and frames of a step; level 0 is what stands in for placeholder tokens.
+        In the encoder mode "data", of the steps of all ranks."""
         assert self.tower is not None, f"{self.spec.architecture} has no vision tower"
         return self.tower(step)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade.errors import ConfigError
 from saccade.kernels.dispatch import Kernels, kernels_for
 from saccade.layers.layer import Placement, Slot
-from saccade.layers.parallel import ALONE, ParallelGroup
+from saccade.layers.parallel import Groups
 from saccade.models.config import Config
 from saccade.models.dummy import fill_with_noise
 from saccade.models.folder import Checkpoint, SafetensorsFolder, find_folder
@@ -19,7 +19,7 @@ from saccade.models.gguf import GGUFFile
 from saccade.models.progress import OnProgress, no_progress
 from saccade.models.registry import read_spec
 from saccade.models.rename import Renames
-from saccade.models.vlm import Model
+from saccade.models.vlm import EncoderMode, Model
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DTYPES = {
@@ -28,6 +28,7 @@ DTYPES = {
     **dict.fromkeys(("bfloat16", "bf16"), torch.bfloat16),
 }
 NAMES_SHOWN = 8
+ONE_RANK = Groups()
 
 # Some checkpoints of tied models also store the head: the embedding once more, or else the config is wrong.
 HEAD = "decoder.head.weight"
@@ -40,7 +41,8 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     load_format: LoadFormat = "auto",
-    group: ParallelGroup = ALONE,
+    groups: Groups = ONE_RANK,
+    encoder_mode: EncoderMode = "weights",
     kernels: Kernels | None = None,
     progress: OnProgress = no_progress,
 ) -> Model:
@@ -48,14 +50,15 @@ def load_model(
 
     `folder_or_id` is a folder, a .gguf file or a hub id; `dtype` is the checkpoint's own unless given. "auto" reads a
     file as GGUF and a folder as safetensors; "gguf" also reads a folder with one .gguf file beside its config.json;
-    "dummy" needs a config.json only.
+    "dummy" needs a config.json only. One of several ranks in `groups` reads its own shards of the weights; `Model` says
+    what `encoder_mode` means.
     """
     config, checkpoint = _open(folder_or_id, load_format)
     family, spec = read_spec(config)
     device = torch.device(device)
     dtype = dtype or checkpoint_dtype(config)
-    place = Placement(kernels=kernels or kernels_for(device, dtype), device=device, dtype=dtype, group=group)
-    model = Model(place, spec)
+    place = Placement(kernels=kernels or kernels_for(device, dtype), device=device, dtype=dtype, group=groups.language)
+    model = Model(place, spec, vision_group=groups.vision, encoder_mode=encoder_mode)
     if checkpoint is None:
         fill_with_noise(model)
     else:
@@ -163,7 +166,8 @@ def _place(name: str, tensor: Tensor, slots: dict[str, Slot], findings: Findings
     rule, words = found
     for slot_name, part in rule.spread(words, tensor, slots).items():
         if slot_name in TIED and HEAD not in slots:
-            findings.tied[name] = part
+            embedding = slots[TIED[0]]
+            findings.tied[name] = embedding.shard_of(part) if part.shape == embedding.shape else part
         slot = slots.get(slot_name)
         if slot is None:
             if slot_name != HEAD:

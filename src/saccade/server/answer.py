@@ -6,8 +6,7 @@ from contextlib import aclosing
 from time import monotonic
 from typing import Any
 
-from saccade.engine.stream import Delta
-from saccade.engine.update import BROKEN, NO_NUMBERS, NO_TOKEN
+from saccade.client.stream import Delta
 from saccade.errors import CapacityError, EngineDeadError, RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.server.errors import HttpError, draining, engine_dead, too_late
@@ -15,6 +14,7 @@ from saccade.server.exchange import Exchange
 from saccade.server.intake import Job
 from saccade.server.metrics import Record
 from saccade.server.service import Phase, Service
+from saccade.wire.update import BROKEN, NO_NUMBERS, NO_TOKEN
 
 Piece = tuple[int, Delta]  # which choice, and what it gained
 

@@ -7,9 +7,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from saccade.engine.grammar import Grammar
-from saccade.engine.params import SamplingParams
-from saccade.engine.stream import Delta
+from saccade.client.stream import Delta
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
@@ -34,6 +32,8 @@ from saccade.server.tools import (
     tool_grammar,
     tool_parser,
 )
+from saccade.wire.grammar import Grammar
+from saccade.wire.sampling_params import SamplingParams
 
 Event = Thought | ToolEvent
 

@@ -7,9 +7,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from saccade.engine.output import Logprobs
-from saccade.engine.params import SamplingParams
-from saccade.engine.stream import Delta
+from saccade.client.output import Logprobs
+from saccade.client.stream import Delta
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
@@ -21,6 +20,7 @@ from saccade.server.protocol import CompletionRequest
 from saccade.server.reply import Reply
 from saccade.server.sampling import completion_params
 from saccade.server.service import Service
+from saccade.wire.sampling_params import SamplingParams
 
 PromptText = str | list[int]
 

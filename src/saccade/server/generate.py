@@ -10,9 +10,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from saccade.engine.output import Logprob, Logprobs
-from saccade.engine.params import SamplingParams
-from saccade.engine.stream import Delta
+from saccade.client.output import Logprob, Logprobs
+from saccade.client.stream import Delta
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.messages import read_messages
@@ -27,6 +26,7 @@ from saccade.server.protocol import GenerateParams, GenerateRequest
 from saccade.server.sampling import generate_params
 from saccade.server.service import Service
 from saccade.server.structure import structure_param
+from saccade.wire.sampling_params import SamplingParams
 
 MAX_SCHEME = 16  # SGLang's clients also send base64 alone, in which no colon occurs
 

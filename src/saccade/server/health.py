@@ -7,12 +7,12 @@ from time import monotonic
 from starlette.requests import Request
 from starlette.responses import Response
 
-from saccade.engine.params import SamplingParams
 from saccade.errors import CapacityError
 from saccade.inputs.placeholders import text_prompt
 from saccade.server.errors import HttpError
 from saccade.server.ops import json_reply
 from saccade.server.service import Service
+from saccade.wire.sampling_params import SamplingParams
 
 RECENT_S = 1.0  # whoever gave a token so lately need not be asked for one
 LIMIT_S = 20.0

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from saccade.engine.grammar import check_grammar
-from saccade.engine.params import SamplingParams
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.messages import MediaRef, find_media
@@ -23,6 +21,8 @@ from saccade.server.protocol import Wire
 from saccade.server.reading import check_content_type, ignored_header, read_request
 from saccade.server.service import Service
 from saccade.server.structure import structure_param
+from saccade.wire.grammar import check_grammar
+from saccade.wire.sampling_params import SamplingParams
 
 R = TypeVar("R", bound=Wire)
 

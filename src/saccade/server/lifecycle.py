@@ -5,10 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from saccade.engine.messages import Stage
-from saccade.engine.process import AsyncEngine
-from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.engine.spare import Spare
+from saccade.client.process import AsyncEngine
+from saccade.client.spare import Spare
 from saccade.inputs.chat import read_template
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media import MediaSettings
@@ -16,6 +14,8 @@ from saccade.inputs.processor import Processor
 from saccade.models.folder import find_folder
 from saccade.server.service import Service
 from saccade.server.tools import tool_style
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.messages import Stage
 
 POLL_S = 0.02
 COUNTED_BYTES = 10**6  # a stage that counts to more counts bytes

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from saccade.engine.output import Logprob, Logprobs
+from saccade.client.output import Logprob, Logprobs
 from saccade.inputs.detokenizer import Detokenizer
 from saccade.inputs.tokenizer import Tokenizer
 

@@ -12,9 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from saccade.engine.metrics import PREFIX, encoder_metric, graph_metrics, scheduler_metrics
-from saccade.engine.metrics import Metric as EngineMetric
-from saccade.engine.process import EngineStats
+from saccade.client.process import EngineStats
+from saccade.wire.metrics import PREFIX, encoder_metric, graph_metrics, scheduler_metrics
+from saccade.wire.metrics import Metric as EngineMetric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS = ("model_name", "engine")

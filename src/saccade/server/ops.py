@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from saccade import __version__
-from saccade.engine.process import EngineStats
+from saccade.client.process import EngineStats
 from saccade.errors import RequestError, SaccadeError
 from saccade.server.errors import HttpError, draining, engine_dead, starting
 from saccade.server.exchange import Exchange

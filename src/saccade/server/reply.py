@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import orjson
 from starlette.responses import Response
 
-from saccade.engine.output import Logprobs
-from saccade.engine.stream import Delta
+from saccade.client.output import Logprobs
+from saccade.client.stream import Delta
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.server.answer import Answer
 from saccade.server.chunks import ChunkWriter

@@ -13,9 +13,8 @@ from types import FrameType
 import uvicorn
 from rich.console import Console
 
-from saccade.engine.process import AsyncEngine
-from saccade.engine.settings import EngineSettings, SchedulerSettings
-from saccade.engine.spare import Spare
+from saccade.client.process import AsyncEngine
+from saccade.client.spare import Spare
 from saccade.errors import ConfigError, SaccadeError
 from saccade.inputs.media import MediaSettings
 from saccade.server.app import build_app
@@ -24,6 +23,7 @@ from saccade.server.lifecycle import Plan, Stages, drain, start
 from saccade.server.logs import log_to_stderr
 from saccade.server.service import Service
 from saccade.server.settings import ServerSettings
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
 GRACE_S = 5  # for connections to close when all replies are written

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from saccade.engine.grammar import Grammar
-from saccade.engine.params import MAX_LOGIT_BIAS, SamplingParams
 from saccade.errors import RequestError
 from saccade.inputs.generation import GenerationDefaults
 from saccade.server.protocol import ChatRequest, CompletionRequest, GenerateParams, GenerateRequest, Sampling
 from saccade.server.structure import chosen_grammar
+from saccade.wire.grammar import Grammar
+from saccade.wire.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 
 _PLAIN = (
     "presence_penalty", "frequency_penalty", "min_tokens", "seed", "stop_token_ids", "ignore_eos",

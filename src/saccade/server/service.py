@@ -11,8 +11,7 @@ from time import monotonic, time
 from typing import ParamSpec, TypeVar
 
 from saccade import __version__
-from saccade.engine.process import AsyncEngine
-from saccade.engine.settings import SchedulerSettings
+from saccade.client.process import AsyncEngine
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media import MediaLoader, MediaSettings
 from saccade.server.admission import Admission
@@ -21,6 +20,7 @@ from saccade.server.metrics import Metrics
 from saccade.server.sampling import SamplingLimits
 from saccade.server.settings import ServerSettings
 from saccade.server.tools import ToolStyle
+from saccade.wire.engine_settings import SchedulerSettings
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.config import setting
-from saccade.engine.params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 from saccade.errors import ConfigError
+from saccade.wire.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 
 METRICS_STYLES = ("own", "vllm", "sglang")
 

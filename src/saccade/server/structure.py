@@ -4,9 +4,9 @@ from typing import Any
 
 import orjson
 
-from saccade.engine.grammar import Grammar
 from saccade.errors import RequestError
 from saccade.server.protocol import GenerateParams, ResponseFormat, Sampling, StructuredOutputs
+from saccade.wire.grammar import Grammar
 
 Asked = list[tuple[str, Grammar]]
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from saccade.engine.grammar import JSON_OPTIONS, Grammar
 from saccade.errors import RequestError
 from saccade.inputs.markers import split_undecided
 from saccade.inputs.tokenizer import Tokenizer
+from saccade.wire.grammar import JSON_OPTIONS, Grammar
 
 OPEN, CLOSE = "<think>", "</think>"
 TAIL_TOKENS = 32  # of a prompt; an opening tag and the white space behind it are a few

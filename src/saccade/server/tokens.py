@@ -5,7 +5,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from saccade.engine.params import SamplingParams
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
@@ -17,6 +16,7 @@ from saccade.server.ops import json_reply
 from saccade.server.protocol import DetokenizeRequest, TokenizeRequest
 from saccade.server.service import Service
 from saccade.server.tools import check_tools
+from saccade.wire.sampling_params import SamplingParams
 
 MAX_DETOKENIZED = 2**20
 

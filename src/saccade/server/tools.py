@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 from uuid import uuid4
 
-from saccade.engine.grammar import JSON_OPTIONS, Grammar
 from saccade.errors import RequestError
 from saccade.inputs.markers import split_undecided
+from saccade.wire.grammar import JSON_OPTIONS, Grammar
 
 ToolStyle = Literal["hermes", "llama3_json"]
 

@@ -1,0 +1,140 @@
+"""Sums over ranks, timed: starts the ranks, hears what rank 0 tells, and ends them all."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event, Thread
+from time import monotonic
+from typing import IO, Any
+
+import torch
+
+from saccade.bench.settings import AllReduceBenchSettings
+from saccade.config import SHARED_GPU, worker_environment
+from saccade.errors import ConfigError
+from saccade.kernels.dispatch import device_named
+
+LIMIT_S = 1800.0
+GRACE_S = 3.0  # for ranks that lost one to say what they saw
+TAIL_LINES = 20
+RANK = "saccade.bench.allreduce_rank"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduceLine:
+    """One algorithm at one size. `is_taken` says that a model would take it for this size."""
+
+    rows: int
+    nbytes: int
+    algorithm: str
+    graph_us: float
+    eager_us: float
+    is_taken: bool
+    is_right: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduceBench:
+    lines: tuple[AllReduceLine, ...]
+    is_shared: bool  # ranks are on one GPU
+    environment: dict[str, Any]
+
+
+def run_allreduce_bench(settings: AllReduceBenchSettings, progress: Callable[[str], None]) -> AllReduceBench:
+    device = device_named(settings.device)
+    settings = settings.on(is_cuda=device.type == "cuda")
+    is_shared = device.type == "cuda" and torch.cuda.device_count() < settings.ranks
+    devices = [rank_device(device, rank, is_shared) for rank in range(settings.ranks)]
+    progress(f"{settings.ranks} ranks on {', '.join(dict.fromkeys(devices))}")
+    lines, said = [], dict[str, Any]()
+    with TemporaryDirectory() as name, _ranks(settings, devices, Path(name), is_shared) as heard:
+        for message in heard:
+            if "line" in message:
+                lines.append(AllReduceLine(**message["line"]))
+                progress(f"{lines[-1].rows} rows, {lines[-1].algorithm}")
+            said |= message.get("environment", {})
+    environment = {"ranks": settings.ranks, "width": settings.width, "dtype": settings.dtype, **said}
+    return AllReduceBench(lines=tuple(lines), is_shared=is_shared, environment=environment)
+
+
+def rank_device(device: torch.device, rank: int, is_shared: bool) -> str:
+    """A GPU for each rank, or the first for all."""
+    if device.type == "cpu":
+        return "cpu"
+    return f"cuda:{(device.index or 0) if is_shared else rank}"
+
+
+@contextmanager
+def _ranks(
+    settings: AllReduceBenchSettings, devices: list[str], folder: Path, is_shared: bool
+) -> Iterator[Iterator[dict[str, Any]]]:
+    """What rank 0 tells while it runs. All ranks have ended when this does, and a failed one is an error."""
+    environment = worker_environment() | ({SHARED_GPU: "1"} if is_shared else {})
+    outputs = [folder / f"rank {rank}" for rank in range(settings.ranks)]
+    processes: list[subprocess.Popen[str]] = []
+    is_over = Event()
+    watch = Thread(target=_watch, args=(processes, is_over), daemon=True)
+    try:
+        for rank, (device, output) in enumerate(zip(devices, outputs, strict=True)):
+            words = [json.dumps(asdict(settings)), str(rank), device, str(folder / "store")]
+            with output.open("w") as errors:
+                told: Any = subprocess.PIPE if rank == 0 else errors
+                command = [sys.executable, "-m", RANK, *words]
+                processes.append(
+                    subprocess.Popen(command, env=environment, stdout=told, stderr=errors, text=True, bufsize=1)
+                )
+        watch.start()
+        assert processes[0].stdout is not None
+        yield _messages(processes[0].stdout)
+        for process in processes:
+            process.wait()
+    finally:
+        is_over.set()
+        _end(processes)
+        _close(processes)
+    _raise_if_failed(processes, outputs)
+
+
+def _watch(processes: list[subprocess.Popen[str]], is_over: Event) -> None:
+    """One rank that fails ends the others, which would wait for it, as does the end of the time for all."""
+    deadline = monotonic() + LIMIT_S
+    while not is_over.wait(0.1):
+        if any(process.poll() for process in processes) or monotonic() > deadline:
+            is_over.wait(GRACE_S)
+            _end(processes)
+            return
+
+
+def _messages(stdout: IO[str]) -> Iterator[dict[str, Any]]:
+    """Lines of JSON; others are for nobody."""
+    for line in stdout:
+        if line.startswith("{"):
+            yield json.loads(line)
+
+
+def _end(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _close(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _raise_if_failed(processes: list[subprocess.Popen[str]], outputs: list[Path]) -> None:
+    """The rank that ended first with an error of its own says most; those that lost it say so at length."""
+    failed = [rank for rank, process in enumerate(processes) if process.returncode]
+    if failed:
+        tails = {rank: outputs[rank].read_text(errors="replace").splitlines()[-TAIL_LINES:] for rank in failed}
+        rank = next((r for r in failed if tails[r] and "Connection" not in tails[r][-1]), failed[0])
+        lines = "\n".join(tails[rank])
+        raise ConfigError(f"rank {rank} of {len(processes)} ended with {processes[rank].returncode}:\n{lines}")

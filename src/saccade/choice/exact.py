@@ -1,0 +1,131 @@
+"""Graphs of one structure each: which layouts are hot, and which of their graphs are kept."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from saccade.choice.key import Capacity, GraphKey
+from saccade.config import GraphSettings
+
+Structure = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
+
+MAX_CANDIDATES = 1024  # layouts that are counted; the longest unseen is forgotten first
+MAX_PENDING = 64  # hot layouts that wait for an idle moment, with their boundaries
+WINDOW = 1024  # batches after which every count is halved: what was hot cools down
+HOTTER = 2  # times as often as the graph that gives way, so that layouts which come equally often do not take turns
+
+
+@dataclass(frozen=True, slots=True)
+class ExactLayout:
+    """A structure to be captured, and the graphs that give way first: the new one finds their memory."""
+
+    key: GraphKey
+    sizes: Capacity
+    structure: Structure
+    dropped: tuple[GraphKey, ...] = ()
+
+
+class ExactIndex:
+    """The layouts that come most, bounded by count and bytes. None is captured on the path of a request.
+
+    A layout that came `exact_after` times becomes pending if there is room for its graph, or a graph that serves far
+    fewer batches; the owner captures pending layouts when it is idle.
+    """
+
+    def __init__(self, settings: GraphSettings) -> None:
+        self._settings = settings
+        self._bytes: OrderedDict[GraphKey, int] = OrderedDict()  # of each graph, the last used at the end
+        self._uses: OrderedDict[GraphKey, int] = OrderedDict()  # of these and of others, the last seen at the end
+        self._num_seen = 0
+        self._pending: dict[GraphKey, ExactLayout] = {}
+        self._refused: OrderedDict[GraphKey, None] = OrderedDict()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._bytes
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self._bytes.values())
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._bytes) >= self._settings.exact_max_graphs
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._pending)
+
+    def use(self, key: GraphKey) -> None:
+        """Count a batch that was run in its own graph."""
+        self._bytes.move_to_end(key)
+        self._count(key)
+
+    def see(self, key: GraphKey, sizes: Capacity, structure: Structure) -> None:
+        """Count a layout that has no graph; from its boundaries alone it can be captured later."""
+        if key in self._refused:
+            return
+        self._count(key)
+        if key not in self._pending and len(self._pending) < MAX_PENDING and self._is_hot(key):
+            self._pending[key] = ExactLayout(key, sizes, {name: array.copy() for name, array in structure.items()})
+
+    def next_pending(self) -> ExactLayout | None:
+        """The hottest layout that waits. One that another has overtaken meanwhile has to get hot anew."""
+        while self._pending:
+            layout = self._pending.pop(max(self._pending, key=lambda key: self._uses.get(key, 0)))
+            if self._is_hot(layout.key):
+                return self.begin(layout)
+        return None
+
+    def begin(self, layout: ExactLayout) -> ExactLayout:
+        """What to capture. Until `add` says that it went well, the layout is not tried again."""
+        self._refused[layout.key] = None
+        if len(self._refused) > MAX_CANDIDATES:
+            self._refused.popitem(last=False)
+        dropped = []
+        while self.is_full:
+            dropped.append(self._drop_coldest())
+        return ExactLayout(layout.key, layout.sizes, layout.structure, tuple(dropped))
+
+    def add(self, key: GraphKey, nbytes: int) -> tuple[GraphKey, ...]:
+        """A layout was captured. Returns the graphs that must go for it: itself, if it alone is too large."""
+        if nbytes > self._settings.exact_max_bytes:
+            return (key,)
+        dropped = []
+        while self.nbytes + nbytes > self._settings.exact_max_bytes:
+            dropped.append(self._drop_coldest())
+        self._refused.pop(key, None)
+        self._bytes[key] = nbytes
+        self._uses.setdefault(key, 0)
+        return tuple(dropped)
+
+    def _count(self, key: GraphKey) -> None:
+        self._uses[key] = self._uses.pop(key, 0) + 1
+        self._num_seen += 1
+        if self._num_seen % WINDOW == 0:
+            for each in self._uses:
+                self._uses[each] //= 2
+        if len(self._uses) > MAX_CANDIDATES + len(self._bytes):
+            unseen = next(each for each in self._uses if each not in self._bytes)
+            del self._uses[unseen]
+            self._pending.pop(unseen, None)
+
+    def _is_hot(self, key: GraphKey) -> bool:
+        uses = self._uses.get(key, 0)
+        if uses < self._settings.exact_after:
+            return False
+        return not self.is_full or uses > HOTTER * self._uses[self._coldest()]
+
+    def _coldest(self) -> GraphKey:
+        """The graph that was used least; of several, the one that was not used for longest."""
+        return min(self._bytes, key=self._uses.__getitem__)
+
+    def _drop_coldest(self) -> GraphKey:
+        key = self._coldest()
+        del self._bytes[key]
+        return key

@@ -1,0 +1,94 @@
+"""The gate: from times measured at start-up, the cheapest way to run a batch. No rule of thumb about padding.
+
+What a run costs is the time until its results are there, and the time it keeps the host: an eager run launches hundreds
+of kernels one by one, and meanwhile nothing else is launched, for any request. A replay keeps the host for a moment.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+from saccade.config import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds by number of rows: straight lines between measured points, in proportion beyond the last."""
+
+    points: tuple[tuple[int, float], ...]
+
+    def at(self, rows: int) -> float:
+        sizes = [size for size, _ in self.points]
+        i = bisect_left(sizes, rows)
+        if i == 0:
+            return self.points[0][1]
+        if i == len(sizes):
+            size, seconds = self.points[-1]
+            return seconds * rows / size
+        (low, fast), (high, slow) = self.points[i - 1], self.points[i]
+        return fast + (slow - fast) * (rows - low) / (high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What eager runs cost by real rows, and replays by the rows of the graph."""
+
+    eager: Curve
+    graph: Curve
+
+    def seconds(self, tier: Tier, rows: int) -> float:
+        return (self.eager if tier is Tier.EAGER else self.graph).at(rows)
+
+    def cheapest(self, rows_by_tier: Mapping[Tier, int]) -> Tier:
+        """The tier that costs least for the rows it would process; of equal ones a replay."""
+        order = (Tier.EXACT, Tier.CAPACITY, Tier.EAGER)
+        return min(rows_by_tier, key=lambda tier: (self.seconds(tier, rows_by_tier[tier]), order.index(tier)))
+
+    def table(self) -> str:
+        """What was measured, one line a size."""
+        lines = [f"{'rows':>8} {'eager ms':>10} {'graph ms':>10}  cheaper"]
+        for rows, seconds in self.graph.points:
+            eager = self.eager.at(rows)
+            cheaper = "graph" if seconds <= eager else "eager"
+            lines.append(f"{rows:>8} {eager * 1e3:>10.3f} {seconds * 1e3:>10.3f}  {cheaper}")
+        return "\n".join(lines)
+
+
+def measure(
+    ways: Sequence[Callable[[int], object]], sizes: Sequence[int], wait: Callable[[], None], num_rounds: int = 0
+) -> list[Curve]:
+    """What every way costs for each size: the median of a few turns. Ways take turns, so that a device whose clock
+    wanders favours none of them. It is part of the start, so it is short: what takes long to run needs few turns to be
+    known. With `num_rounds` there are as many: ranks that measure together must do the same."""
+    points: list[list[tuple[int, float]]] = [[] for _ in ways]
+    for size in sizes:
+        for way in ways:
+            way(size)
+        rounds = [[_timed(way, size, wait) for way in ways]]
+        while len(rounds) < num_rounds or (not num_rounds and _are_too_few(rounds)):
+            rounds.append([_timed(way, size, wait) for way in ways])
+        for found, times in zip(points, zip(*rounds, strict=True), strict=True):
+            found.append((size, median(times)))
+    return [Curve(tuple(found)) for found in points]
+
+
+_FEWEST_ROUNDS, _MOST_ROUNDS = 2, 9
+_ENOUGH_S = 0.1
+
+
+def _are_too_few(rounds: Sequence[Sequence[float]]) -> bool:
+    return len(rounds) < _MOST_ROUNDS and (len(rounds) < _FEWEST_ROUNDS or sum(map(sum, rounds)) < _ENOUGH_S)
+
+
+def _timed(way: Callable[[int], object], size: int, wait: Callable[[], None]) -> float:
+    """Seconds per call, over two calls in a row: the host prepares the second while the device runs the first. Until
+    the results are there, plus those until the host was free again."""
+    wait()
+    started = perf_counter()
+    for _ in range(2):
+        way(size)
+    returned = perf_counter()
+    wait()
+    return (perf_counter() - started + returned - started) / 2

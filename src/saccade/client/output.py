@@ -1,0 +1,119 @@
+"""What a caller gets: tokens as text, stop strings, log-probabilities. Shaped like vLLM's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from saccade.inputs.detokenizer import Detokenizer
+from saccade.inputs.markers import split_undecided
+from saccade.inputs.positions import Ints
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import Finish, FinishReason, PromptScores, Scores, Update
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    logprob: float
+    rank: int
+
+
+Logprobs = dict[int, Logprob]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of the `n` outputs of a request."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request and its outputs. The first prompt token has no log-probability."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[Logprobs | None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finish_reason is not None for output in self.outputs)
+
+
+class OutputStream:
+    """Builds one output as its updates come. Text that may be the beginning of a stop string is held back."""
+
+    def __init__(self, index: int, detokenizer: Detokenizer, params: SamplingParams) -> None:
+        self.output = CompletionOutput(index, logprobs=[] if params.logprobs is not None else None)
+        self._detokenizer = detokenizer
+        self._params = params
+        self._held = ""
+        self._early_stop: str | None = None  # met before `min_tokens`
+
+    def take(self, update: Update) -> tuple[str, str | None]:
+        """The text that an update adds, and the stop string that it met; tokens behind that are dropped."""
+        output, finish = self.output, update.finish
+        text, stop = "", None
+        for i, token in enumerate(update.token_ids):
+            output.token_ids.append(token)
+            is_end = finish is not None and finish.reason is FinishReason.STOP and i == len(update.token_ids) - 1
+            if not is_end or self._params.include_stop_str_in_output:
+                self._held += self._detokenizer.push(token)
+            part, stop = self._release(is_last=False)
+            text += part
+            if stop is not None:
+                break
+        if output.logprobs is not None and update.scores is not None:
+            output.logprobs.extend(to_logprobs(update.token_ids, update.scores))
+        if stop is None and finish is not None:
+            self._held += self._detokenizer.flush()
+            part, stop = self._release(is_last=True)
+            text += part
+        output.text += text
+        if stop is not None:
+            self.end(Finish(FinishReason.STOP, stop))
+        elif finish is not None:
+            self.end(finish)
+        return text, stop
+
+    def end(self, finish: Finish) -> None:
+        self.output.finish_reason = finish.reason.value
+        self.output.stop_reason = finish.detail
+
+    def _release(self, *, is_last: bool) -> tuple[str, str | None]:
+        """What can be given out of the text held back, and the stop string that ends it."""
+        num_tokens, least = len(self.output.token_ids), self._params.min_tokens
+        at, stop = min(
+            ((at, stop) for stop in self._params.stop if (at := self._held.find(stop)) >= 0), default=(0, None)
+        )
+        if 0 < num_tokens <= least:
+            self._early_stop = self._early_stop or stop
+            if self._early_stop is not None and num_tokens == least:
+                text, self._held = self._held + self._detokenizer.flush(), ""
+                return text, self._early_stop
+        elif stop is not None:
+            text, self._held = self._held[: at + len(stop) * self._params.include_stop_str_in_output], ""
+            return text, stop
+        text, self._held = (self._held, "") if is_last else split_undecided(self._held, self._params.stop)
+        return text, None
+
+
+def to_logprobs(token_ids: Sequence[int], scores: Scores) -> list[Logprobs]:
+    """One mapping a token: the likeliest tokens, and the token itself."""
+    found = []
+    for row, token in enumerate(token_ids):
+        top = zip(scores.top_ids[row].tolist(), scores.top_logprobs[row].tolist(), strict=True)
+        entry = {int(other): Logprob(float(value), rank) for rank, (other, value) in enumerate(top, start=1)}
+        entry[token] = Logprob(float(scores.chosen[row]), int(scores.ranks[row]))
+        found.append(entry)
+    return found
+
+
+def place_prompt_scores(into: list[Logprobs | None], token_ids: Ints, part: PromptScores) -> None:
+    scored = slice(part.start, part.start + len(part.scores.chosen))
+    into[scored] = to_logprobs(token_ids[scored].tolist(), part.scores)

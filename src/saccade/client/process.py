@@ -1,0 +1,356 @@
+"""The engine in a process of its own, for asyncio.
+
+The worker schedules and computes; this side turns tokens into text, so that the two overlap. When the worker dies,
+every request that waits for it ends with an EngineDeadError at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from saccade.client.child import Child
+from saccade.client.spare import Spare
+from saccade.client.stream import Delta, RequestStream
+from saccade.errors import CapacityError, ConfigError, EngineDeadError, RequestError, SaccadeError
+from saccade.inputs.placeholders import Prompt
+from saccade.inputs.processor import Processor
+from saccade.models.folder import find_folder
+from saccade.processes import describe_exit
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.messages import (
+    Abort,
+    Add,
+    Arrays,
+    AskStats,
+    Close,
+    Closed,
+    Command,
+    Degraded,
+    Failure,
+    Flush,
+    Flushed,
+    Ready,
+    Refused,
+    Reply,
+    Stage,
+    Start,
+    StatsReply,
+    Stop,
+    Updates,
+    pack_prompt,
+)
+from saccade.wire.metrics import SchedulerStats
+from saccade.wire.sampling_params import SamplingParams
+
+__all__ = ["AsyncEngine", "Delta", "EngineStats", "Stage"]
+
+CLOSE_S = 5.0  # for a worker that was told to leave
+PULSE_S = 5.0  # between two looks at a worker
+LAST_WORDS_S = 0.5  # for what a worker said before it ended to be read
+
+Report = Callable[[Stage], None]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The scheduler's numbers, each phase's counters and graphs by its name, and the device's memory in use (0 on a
+    CPU)."""
+
+    scheduler: SchedulerStats
+    phases: Mapping[str, Mapping[str, Any]]
+    gpu_bytes: int = 0
+
+
+class AsyncEngine:
+    """An engine that runs in a process of its own. Made by `start`, ended by `aclose`; of one event loop.
+
+    Every `generate` ends: with the last delta of each output, or with an error.
+    """
+
+    def __init__(self, child: Child, report: Report) -> None:
+        self._child, self._report = child, report
+        self._serials = count()
+        self._streams: dict[int, RequestStream] = {}
+        self._by_id: dict[str, RequestStream] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._dead: asyncio.Future[SaccadeError] = asyncio.get_running_loop().create_future()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._is_closing = False
+        self._closed: asyncio.Task[None] | None = None
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
+        self._processor: Processor | None = None
+        self.degraded: list[str] = []  # what is wrong with an engine that goes on
+
+    @classmethod
+    async def start(
+        cls,
+        model: str | Path,
+        settings: EngineSettings | None = None,
+        limits: SchedulerSettings | None = None,
+        *,
+        processor: Processor | None = None,
+        report: Report = lambda stage: None,
+        spare: Spare | None = None,
+    ) -> "AsyncEngine":
+        """Returns when the engine is ready. `report` hears of every stage. Without a processor the folder's own is
+        made; a `spare` worker is taken over. What the worker finds wrong with model or settings is raised here as the
+        same ConfigError."""
+        chosen = settings or EngineSettings()
+        folder = await asyncio.to_thread(find_folder, model, revision=chosen.revision, download_dir=chosen.download_dir)
+        engine = cls(Child.spawn(spare), report)
+        try:
+            start = Start(str(folder.resolve()), chosen, limits or SchedulerSettings())
+            engine._send(start)
+            engine._processor = processor or await asyncio.to_thread(
+                Processor.from_folder, folder, chat_template=chosen.chat_template
+            )
+            await _wait_first(engine._ready, engine._dead)
+            if engine._dead.done():
+                raise engine._dead.result()
+            engine._tasks.append(asyncio.create_task(engine._feel_pulse(start.settings.watchdog_timeout_s)))
+        except BaseException:
+            engine._child.kill()
+            await engine.aclose()
+            raise
+        return engine
+
+    async def __aenter__(self) -> "AsyncEngine":
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
+    @property
+    def processor(self) -> Processor:
+        assert self._processor is not None, "the engine was not started"
+        return self._processor
+
+    @property
+    def limits(self) -> SchedulerSettings:
+        """The limits asked for, lowered to what the model allows."""
+        return self._ready.result().limits
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        return self._ready.result().kv_cache_tokens
+
+    @property
+    def block_size(self) -> int:
+        return self._ready.result().block_size
+
+    @property
+    def gpu_ready_bytes(self) -> int:
+        """The device's memory in use when the engine got ready; 0 on a CPU."""
+        return self._ready.result().gpu_bytes
+
+    @property
+    def pid(self) -> int:
+        return self._child.process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests can be answered."""
+        return self._ready.done() and not self._dead.done() and not self._is_closing
+
+    async def wait_dead(self) -> str:
+        """Returns when the engine is gone, with the reason."""
+        return str(await asyncio.shield(self._dead))
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[Delta, None]:
+        """The outputs of a request, piece by piece. Whoever stops listening aborts it.
+
+        A request that is refused raises the engine's RequestError or CapacityError; one that fails while it runs ends
+        with finish reason "error". `deadline` is a time of `time.monotonic`.
+        """
+        stream = self._open(request_id, prompt, params)
+        try:
+            head, arrays = pack_prompt(prompt)
+            self._send(Add(stream.serial, head, params, priority, deadline, cache_salt), arrays)
+            del prompt, head, arrays  # pixels need not stay here while the worker has them
+            while not stream.is_done:
+                for delta, stop in stream.read(await stream.receive()):
+                    if stop is not None:
+                        self._send(Stop(stream.serial, delta.index, stop))
+                    yield delta
+        finally:
+            self._leave(stream)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its outputs that have not ended get finish reason "abort". An unknown one is nobody's."""
+        stream = self._by_id.get(request_id)
+        if stream is not None:
+            self._send(Abort(stream.serial))
+
+    async def stats(self) -> EngineStats:
+        stats: EngineStats = await self._ask(AskStats)
+        return stats
+
+    async def flush_cache(self) -> bool:
+        """Empty the caches of prompts and images. False, and nothing is done, while requests run or wait."""
+        is_done: bool = await self._ask(Flush)
+        return is_done
+
+    async def _ask(self, question: type[AskStats] | type[Flush]) -> Any:
+        """The worker's answer to a question of its own, which comes between two steps."""
+        self._check_alive()
+        serial = next(self._serials)
+        self._asked[serial] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(question(serial))
+            return await self._asked[serial]
+        finally:
+            del self._asked[serial]
+
+    async def aclose(self, *, drain_s: float = 0.0) -> None:
+        """Take no more requests, give those that run `drain_s` seconds to end, abort the rest, end the process."""
+        self._is_closing = True
+        if self._closed is None:
+            self._closed = asyncio.create_task(self._close(drain_s))
+        await asyncio.shield(self._closed)
+
+    async def _close(self, drain_s: float) -> None:
+        try:
+            if drain_s > 0 and not self._dead.done():
+                drained = asyncio.ensure_future(self._is_idle.wait())
+                await _wait_first(drained, self._dead, timeout_s=drain_s)
+                drained.cancel()
+            self._send(Close())
+            await _wait_first(self._dead, timeout_s=CLOSE_S)
+        finally:
+            self._die(EngineDeadError("the engine was closed"))
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._child.close(CLOSE_S)
+
+    def _open(self, request_id: str, prompt: Prompt, params: SamplingParams) -> RequestStream:
+        self._check_alive()
+        if request_id in self._by_id:
+            raise RequestError(f"request {request_id!r} is not done yet; ids must differ", param="request_id")
+        stream = RequestStream(next(self._serials), request_id, prompt, params, self.processor.tokenizer)
+        self._by_id[request_id] = self._streams[stream.serial] = stream
+        self._is_idle.clear()
+        return stream
+
+    def _leave(self, stream: RequestStream) -> None:
+        del self._by_id[stream.request_id], self._streams[stream.serial]
+        if not stream.is_done and not stream.is_failed:
+            self._send(Abort(stream.serial))
+        if not self._streams:
+            self._is_idle.set()
+
+    def _send(self, command: Command, arrays: Arrays | None = None) -> None:
+        if not self._dead.done():
+            self._child.send(command, arrays)
+
+    def _check_alive(self) -> None:
+        if self._dead.done():
+            raise EngineDeadError(str(self._dead.result()))
+        if self._is_closing:
+            raise EngineDeadError("the engine is being closed; it takes no more requests")
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                self._hear(await self._child.receive())
+        except Exception as error:  # nobody would hear the engine any more
+            self._die(EngineDeadError(f"the engine's messages cannot be read: {type(error).__name__}: {error}"))
+
+    def _hear(self, reply: Reply) -> None:
+        match reply:
+            case Updates(news=news):
+                for item in news:
+                    if (stream := self._streams.get(item.serial)) is not None:
+                        stream.put(item)
+            case Refused(serial=serial):
+                if serial in self._streams:
+                    self._streams[serial].fail(_exception(reply))
+            case StatsReply(serial=serial):
+                self._answer(serial, EngineStats(reply.scheduler, reply.phases, reply.gpu_bytes))
+            case Flushed(serial=serial):
+                self._answer(serial, reply.is_done)
+            case _:
+                self._hear_of_engine(reply)
+
+    def _answer(self, serial: int, found: Any) -> None:
+        if serial in self._asked and not self._asked[serial].done():
+            self._asked[serial].set_result(found)
+
+    def _hear_of_engine(self, reply: Stage | Ready | Degraded | Failure | Closed) -> None:
+        match reply:
+            case Stage():
+                self._child.hide()
+                self._report(reply)
+            case Ready():
+                self._ready.set_result(reply)
+            case Degraded(reason=reason, note=note):
+                _log.error("%s", note)
+                self.degraded.append(reason)
+            case Closed():
+                self._die(EngineDeadError("the engine was closed"))
+            case Failure():
+                is_config = reply.is_config and not self._ready.done()
+                self._die(ConfigError(reply.message) if is_config else EngineDeadError(_died(reply.message)))
+
+    async def _watch(self) -> None:
+        """Notices the end of the process. What it said last may still be on its way here."""
+        code = await self._child.wait()
+        if code >= 0:
+            await _wait_first(self._dead, timeout_s=LAST_WORDS_S)
+        self._die(EngineDeadError(_died(f"its process {describe_exit(code)}")))
+
+    async def _feel_pulse(self, limit_s: float) -> None:
+        """The worker answers between steps. One that does not for so long hangs: nothing else would tell."""
+        while limit_s > 0 and not self._dead.done():
+            await asyncio.sleep(min(PULSE_S, limit_s))
+            try:
+                await asyncio.wait_for(self.stats(), limit_s)
+            except EngineDeadError:
+                return
+            except TimeoutError:
+                why = f"it has not answered for {limit_s:g} seconds (--watchdog-timeout-s)"
+                self._die(EngineDeadError(_died(why)))
+
+    def _die(self, error: SaccadeError) -> None:
+        if self._dead.done():
+            return
+        self._dead.set_result(error)
+        for stream in self._streams.values():
+            stream.fail(EngineDeadError(str(error)))
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(EngineDeadError(str(error)))
+        if not self._is_closing:
+            self._child.kill()
+
+
+async def _wait_first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _exception(refused: Refused) -> SaccadeError:
+    if refused.kind == "request":
+        return RequestError(refused.message, param=refused.param, code=refused.code)
+    if refused.kind == "capacity":
+        return CapacityError(refused.message, retry_after_s=refused.retry_after_s)
+    return SaccadeError(refused.message)
+
+
+def _died(why: str) -> str:
+    return f"the engine died: {why}; its requests are lost, and it must be started again"

@@ -1,0 +1,146 @@
+"""An engine without a device: every buffer has its true shape and none has memory.
+
+It is made by the code that makes real engines, on torch's meta device, so that what is read off it cannot differ from
+what is built: sizes for `saccade plan`, buckets and decisions for `saccade explain`.
+"""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from saccade.execution.assembly import new_executor
+from saccade.execution.build import affordable
+from saccade.execution.executor import DeviceExecutor
+from saccade.execution.sizes import executor_settings_for, state_sizes_for
+from saccade.execution.state import StateSizes
+from saccade.graphs import Frame, GraphRunner
+from saccade.inputs.settings import ImageSettings, VideoSettings
+from saccade.kernels.dispatch import kernels_for
+from saccade.kernels.sampling import sampling_for
+from saccade.kernels.table import KernelTable
+from saccade.layers.layer import Placement
+from saccade.models.config import Config
+from saccade.models.registry import read_spec
+from saccade.models.vlm import Model
+from saccade.models.weights import DTYPES, checkpoint_dtype
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+
+Table = TypeVar("Table", bound=KernelTable)
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blueprint:
+    """What an engine with these settings would be made of."""
+
+    model: Model
+    executor: DeviceExecutor
+    sizes: StateSizes
+    settings: EngineSettings
+    limits: SchedulerSettings
+    is_cuda: bool
+    live: "LiveBytes"
+
+
+def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, is_cuda: bool = True) -> Blueprint:
+    """The blueprint of an engine for a checkpoint, of which config.json and the settings of images are read."""
+    config = Config.read(folder / "config.json")
+    _, spec = read_spec(config)
+    dtype = _dtype(settings, config, is_cuda=is_cuda)
+    live = LiveBytes()
+    model = Model(Placement(kernels=_counted(kernels_for("cpu", dtype), live), device=META, dtype=dtype), spec)
+    settings = affordable(settings, model, is_cuda=is_cuda)
+    limits = limits.resolved(is_cuda=is_cuda, max_position=spec.max_position)
+    sizes = state_sizes_for(settings, limits, is_cuda=is_cuda)
+    images, videos = ImageSettings.from_folder(folder), VideoSettings.from_folder(folder)
+    own = executor_settings_for(settings, limits, images, videos, spec.vision, is_cuda=is_cuda)
+    return Blueprint(
+        model=model,
+        executor=new_executor(model, sizes, own, _counted(sampling_for("cpu"), live)),
+        sizes=sizes,
+        settings=settings,
+        limits=limits,
+        is_cuda=is_cuda,
+        live=live,
+    )
+
+
+def peak_bytes(blueprint: Blueprint, runner: GraphRunner) -> int:
+    """Bytes of temporaries that are alive at the same time in a phase's largest bucket, with fused kernels."""
+    arena = runner.phase.arena
+    live = blueprint.live
+    live.reset()
+    with torch.no_grad(), live:
+        runner.phase.body(Frame(arena, arena.limits))
+    return live.peak
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the storages that operations make, until nothing refers to them any more.
+
+    A kernel counts as one operation: what its plain-torch oracle makes on the way, the fused one does not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._live: dict[int, int] = {}
+        self._is_inside = False
+
+    def reset(self) -> None:
+        self.peak, self._live = 0, {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self._is_inside:
+            self._note(result, (args, kwargs))
+        return result
+
+    def as_one(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **how: Any) -> Any:
+            outer, self._is_inside = self._is_inside, True
+            try:
+                result = kernel(*args, **how)
+            finally:
+                self._is_inside = outer
+            if not outer:
+                self._note(result, (args, how))
+            return result
+
+        return call
+
+    def _note(self, result: Any, given: Any) -> None:
+        known = {t.untyped_storage()._cdata for t in tree_leaves(given) if isinstance(t, Tensor)}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                storage = leaf.untyped_storage()
+                if storage._cdata not in known and storage._cdata not in self._live:
+                    self._live[storage._cdata] = storage.nbytes()
+                    weakref.finalize(storage, self._live.pop, storage._cdata, None)
+        self.peak = max(self.peak, sum(self._live.values()))
+
+
+def _dtype(settings: EngineSettings, config: Config, *, is_cuda: bool) -> torch.dtype:
+    if settings.dtype in DTYPES:
+        return DTYPES[settings.dtype]
+    return checkpoint_dtype(config) if is_cuda else torch.float32
+
+
+def _like_queries(queries: Tensor, *args: Any, **how: Any) -> Tensor:
+    """What attention gives; its oracle would take seconds to find out."""
+    return torch.empty_like(queries)
+
+
+def _counted(table: Table, live: LiveBytes) -> Table:
+    """The same kernels, each counted as one operation."""
+    found = {name: getattr(table, name) for name in table.kernel_names()}
+    found |= {name: _like_queries for name in ("varlen_attention", "paged_attention") if name in found}
+    return table.replacing(**{name: live.as_one(kernel) for name, kernel in found.items()})

@@ -1,0 +1,180 @@
+"""A dry run: the scheduler, the composer and the choice of graphs as they are, and nothing executed.
+
+Requests are made up from sizes; every step is planned and composed by the code that serves real ones. So `saccade
+explain` can say how a batch would be run, without a GPU and without weights.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from saccade.choice.exact import ExactLayout
+from saccade.choice.key import GraphKey
+from saccade.config import Tier
+from saccade.dry_run.blueprint import Blueprint
+from saccade.execution.assembly import new_engine
+from saccade.execution.sizes import encoder_index_for
+from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
+from saccade.inputs.plans import ImagePlan, VideoPlan
+from saccade.inputs.settings import PlaceholderSettings
+from saccade.scheduling.compose import VisionComposer
+from saccade.scheduling.executing import Encoded, StepResult, Ticket
+from saccade.scheduling.orders import Begin, Encode, Pass, Run, Sample
+from saccade.wire.sampling_params import SamplingParams
+
+MAX_STEPS = 10_000
+NUM_OUTPUTS = 2  # the first token comes from the prompt's pass, the second from a decode pass
+ROWS = {"vision": "units"}  # the dimension that a phase's rows are counted in; tokens elsewhere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedPass:
+    """One pass of a step: what it holds, how it would be run, and why."""
+
+    phase: str
+    content: str
+    rows: int
+    bucket_rows: int  # the same where nothing is padded
+    tier: Tier
+    reason: str
+    graph: str = ""
+
+    @property
+    def padding(self) -> float:
+        """Padded rows as a share of real ones."""
+        return (self.bucket_rows - self.rows) / self.rows if self.rows else 0.0
+
+
+@dataclass(slots=True)
+class DryRun:
+    """The passes of every step, in order."""
+
+    steps: list[list[ExplainedPass]] = field(default_factory=list)
+
+
+def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> DryRun:
+    """What happens when these requests arrive together, until each has answered with a second token."""
+    limits, sizes = blueprint.limits, blueprint.sizes
+    blocks = sum(-(-(len(prompt) + NUM_OUTPUTS) // sizes.block_size) + 1 for prompt in prompts)
+    notes = _Notes()
+    engine = new_engine(
+        blueprint.executor,
+        limits,
+        encoder_index_for(blueprint.settings, limits),
+        num_blocks=max(blocks, -(-limits.max_model_len // sizes.block_size)) + 1,
+        ordered=notes,
+    )
+    _pretend_captured(blueprint, engine.composer.vision)
+    for index, prompt in enumerate(prompts):
+        engine.add(str(index), prompt, SamplingParams(temperature=0, max_tokens=NUM_OUTPUTS, ignore_eos=True))
+    for _ in range(MAX_STEPS):
+        if not engine.has_work:
+            break
+        for update in engine.step():
+            assert update.finish is None or update.finish.reason == "length", f"a request of a dry run failed: {update}"
+    return notes.seen
+
+
+def made_up_prompt(
+    plans: Sequence[ImagePlan | VideoPlan], num_text_tokens: int, settings: PlaceholderSettings | None, name: str
+) -> Prompt:
+    """A prompt with these media, none of them seen before, and this much text behind them."""
+    if settings is None:
+        return text_prompt([0] * num_text_tokens)
+    reserved = {settings.image_token_id, settings.video_token_id}
+    plain = next(token for token in range(3) if token not in reserved)
+    ids: list[int] = []
+    media = []
+    for index, plan in enumerate(plans):
+        is_image = isinstance(plan, ImagePlan)
+        digest = f"{name}/{index}".encode().ljust(16, b".")
+        media.append(Media("image" if is_image else "video", np.zeros((0, 0, 3), np.uint8), plan, digest))
+        token = settings.image_token_id if is_image else settings.video_token_id
+        assert token is not None, "a video was planned for a model that takes none"
+        ids += [token] * (plan.grid_thw[0] if not is_image and settings.has_timestamps else 1)
+    return place_media([*ids, *[plain] * num_text_tokens], media, settings)
+
+
+def _pretend_captured(blueprint: Blueprint, vision: VisionComposer | None) -> None:
+    """Every graph that such an engine captures before it is ready."""
+    for catalogue in blueprint.executor.catalogues.values():
+        if Tier.CAPACITY in catalogue.settings.tiers:
+            for bucket in catalogue.shape.buckets:
+                catalogue.add(catalogue.key(bucket))
+    if vision is not None and blueprint.is_cuda:
+        for layout in vision.usual_layouts():
+            vision.catalogue.exact.add(layout.key, 0)
+
+
+class _Notes:
+    """An executor that notes its orders and answers every request with token 0."""
+
+    def __init__(self) -> None:
+        self.seen = DryRun()
+        self._vision: list[ExplainedPass] = []
+
+    def begin(self, orders: Begin) -> None: ...
+
+    def encode(self, orders: Encode) -> Encoded:
+        one = orders.vision
+        media = {picture.item for picture in one.pictures}
+        self._vision.append(_explained(one, _counted(len(media), "image or video")))
+        return Encoded()
+
+    def run(self, orders: Run) -> Ticket:
+        passes = [_explained(one, _content(one)) for one in orders.passes]
+        self.seen.steps.append([*self._vision, *passes])
+        self._vision = []
+        count = orders.num_sampled
+        return _Done(StepResult([0] * count, [False] * count))
+
+    def sample(self, orders: Sample) -> None: ...
+
+    def capture_layout(self, layout: ExactLayout) -> int:
+        return 0
+
+    def drop(self, keys: Sequence[GraphKey]) -> None: ...
+
+    def calibrate(self) -> None: ...
+
+    def warm_up(self) -> None: ...
+
+    def snapshots(self) -> dict[str, dict[str, Any]]:
+        return {}
+
+    def require_device(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    result: StepResult
+
+    def wait(self) -> StepResult:
+        return self.result
+
+
+def _content(one: Pass) -> str:
+    if one.phase == "head":
+        return _counted(len(one.values["rows"]), "sampled token")
+    return _counted(len(one.values["key_lengths"]), "request")
+
+
+def _explained(one: Pass, content: str) -> ExplainedPass:
+    decision, name = one.decision, ROWS.get(one.phase, "tokens")
+    rows = len(one.values[{"vision": "targets", "head": "rows"}.get(one.phase, "ids")])
+    return ExplainedPass(
+        phase=one.phase,
+        content=content,
+        rows=rows,
+        bucket_rows=decision.key.capacity[name] if decision.key else rows,
+        tier=decision.tier,
+        reason=decision.reason.value + (f" ({decision.detail})" if decision.detail else ""),
+        graph=str(decision.key) if decision.key else "",
+    )
+
+
+def _counted(count: int, what: str) -> str:
+    plural = what.replace(" or ", "s or ") + "s"
+    return f"{count} {what if count == 1 else plural}"

@@ -1,0 +1,210 @@
+"""What an engine takes of a GPU's memory, from a blueprint: exact where buffers are concerned, estimated for graphs."""
+
+from dataclasses import dataclass
+from math import inf
+
+from torch import Tensor
+
+from saccade.config import Tier
+from saccade.dry_run.blueprint import Blueprint, peak_bytes
+from saccade.errors import ConfigError
+from saccade.execution.sizes import HEADROOM_BYTES, block_bytes, blocks_that_fit, shadow_bytes_for, wanted_blocks
+from saccade.graphs import GraphRunner
+
+CONTEXT_BYTES = 600 * 2**20  # CUDA's context, the libraries' code and workspaces; about that on an H200
+# What a graph takes beside temporaries: on an H200 347 graphs of Qwen3-VL-8B took 0.7 GiB beyond them.
+GRAPH_BYTES = 2 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes of everything but the KV cache, and of a block of it."""
+
+    weights: int
+    encoder_cache: int
+    sampling: int  # logits and what penalties count
+    arenas: dict[str, int]
+    language_temporaries: int  # of the largest graph; all share them
+    vision_temporaries: int  # of the largest graph; vision graphs have a pool of their own
+    eager_vision: int  # kept for passes without a graph
+    num_graphs: int
+    block_bytes: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    wanted_blocks: int | None  # where tokens were asked for, or memory is not measured
+    shadow: int = 0  # copies for shadow checks, and memory for language passes without a graph
+
+    @property
+    def graphs(self) -> int:
+        return self.language_temporaries + self.vision_temporaries + self.num_graphs * GRAPH_BYTES
+
+    @property
+    def needed(self) -> int:
+        """All but weights and KV cache."""
+        own = self.encoder_cache + self.sampling + sum(self.arenas.values())
+        return own + self.graphs + self.eager_vision + self.shadow
+
+    @property
+    def token_bytes(self) -> float:
+        return self.block_bytes / self.block_size
+
+    def rows(self) -> list[tuple[str, int, str]]:
+        """What takes memory: name, bytes, and where the number comes from."""
+        return [
+            ("weights", self.weights, "config.json"),
+            *((f"{name} buffers", size, "exact") for name, size in self.arenas.items()),
+            ("encoder cache", self.encoder_cache, "exact, --encoder-cache-tokens"),
+            ("logits and sampling", self.sampling, "exact, --max-num-seqs"),
+            (f"{self.num_graphs} graphs", self.graphs, "estimated"),
+            ("vision passes without a graph", self.eager_vision, "estimated"),
+            *([("shadow checks", self.shadow, "estimated, --shadow")] if self.shadow else []),
+            ("CUDA and libraries", CONTEXT_BYTES, "assumed"),
+            ("room to spare", HEADROOM_BYTES, "kept free"),
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a GPU has left for keys and values."""
+
+    total_bytes: int
+    num_blocks: int  # block 0, which takes padding's writes, included
+    kv_tokens: int
+    kv_bytes: int
+    longest_requests: float  # requests of --max-model-len tokens at the same time
+    is_capped: bool  # there is room for more of them than --max-num-seqs lets run
+    missing_bytes: int  # what one request of --max-model-len lacks; 0 where the model can be served
+
+    @property
+    def fits(self) -> bool:
+        return self.missing_bytes == 0
+
+
+def plan_memory(blueprint: Blueprint) -> MemoryPlan:
+    executor = blueprint.executor
+    state = executor.state
+    captured = [phase for phase in executor.phases if phase.settings.tiers]
+    settings = blueprint.settings
+    measured = blueprint.is_cuda and not settings.kv_cache_tokens
+    peaks = {phase.phase.name: peak_bytes(blueprint, phase) for phase in executor.phases}
+    vision = peaks.pop("vision", 0)
+    may_be_eager = executor.vision is not None and (settings.shadow > 0 or _runs_eagerly(executor.vision))
+    return MemoryPlan(
+        weights=blueprint.model.parameter_bytes(),
+        encoder_cache=_nbytes(state.vision_rows),
+        sampling=sum(map(_nbytes, (state.newest_ids, state.logits, state.edited, state.seen))),
+        arenas={phase.phase.name: phase.phase.arena.nbytes for phase in executor.phases},
+        language_temporaries=max(peaks.values()),
+        vision_temporaries=vision,
+        eager_vision=vision if may_be_eager else 0,
+        shadow=_shadow_bytes(blueprint, max(peaks.values())),
+        num_graphs=sum(_num_graphs(phase, is_cuda=blueprint.is_cuda) for phase in captured),
+        block_bytes=block_bytes(blueprint.model, blueprint.sizes.block_size),
+        block_size=blueprint.sizes.block_size,
+        max_model_len=blueprint.limits.max_model_len,
+        max_num_seqs=blueprint.limits.max_num_seqs,
+        wanted_blocks=None if measured else wanted_blocks(settings, blueprint.limits, blueprint.sizes.block_size),
+    )
+
+
+def _shadow_bytes(blueprint: Blueprint, eager: int) -> int:
+    has_vision = blueprint.model.spec.vision is not None
+    copies = sum(shadow_bytes_for(blueprint.settings, is_cuda=blueprint.is_cuda, has_vision=has_vision).values())
+    return copies + eager if copies else 0
+
+
+def room_on(plan: MemoryPlan, total_bytes: int, utilization: float) -> Room:
+    """The KV cache that fits on a GPU of this size."""
+    usable = int(total_bytes * utilization)
+    left = usable - CONTEXT_BYTES - plan.weights
+    possible = blocks_that_fit(left, plan.needed, plan.block_bytes)
+    num_blocks = possible if plan.wanted_blocks is None else plan.wanted_blocks
+    least = max(-(-plan.max_model_len // plan.block_size) + 1, plan.wanted_blocks or 0)
+    tokens = max(num_blocks - 1, 0) * plan.block_size
+    return Room(
+        total_bytes=total_bytes,
+        num_blocks=max(num_blocks, 0),
+        kv_tokens=tokens,
+        kv_bytes=max(num_blocks, 0) * plan.block_bytes,
+        longest_requests=min(tokens / plan.max_model_len, plan.max_num_seqs),
+        is_capped=tokens / plan.max_model_len > plan.max_num_seqs,
+        missing_bytes=max(0, least - possible) * plan.block_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """Memory as CUDA reports it, and the compute capability."""
+
+    name: str
+    gib: float
+    capability: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.gib * 2**30)
+
+
+GPUS = (
+    GPU("B200", 178.3, (10, 0)),
+    GPU("H200", 139.8, (9, 0)),
+    GPU("H100", 79.2, (9, 0)),
+    GPU("H100-NVL", 93.1, (9, 0)),
+    GPU("GH200", 94.5, (9, 0)),
+    GPU("H20", 95.1, (9, 0)),
+    GPU("A100-80", 79.2, (8, 0)),
+    GPU("A100-40", 39.4, (8, 0)),
+    GPU("L40S", 44.4, (8, 9)),
+    GPU("A6000", 47.4, (8, 6)),
+    GPU("RTX-PRO-6000", 94.9, (12, 0)),
+    GPU("RTX-5090", 31.4, (12, 0)),
+    GPU("RTX-4090", 23.5, (8, 9)),
+    GPU("L4", 22.0, (8, 9)),
+    GPU("A10G", 22.0, (8, 6)),
+)
+
+
+def find_gpu(name: str) -> GPU:
+    """A GPU of the list, or one of a size such as 80GiB or 24GB."""
+    for unit, scale in (("GIB", 1.0), ("GB", 1e9 / 2**30)):
+        if name.upper().endswith(unit):
+            return GPU(name, _positive(name[: -len(unit)], name) * scale, (0, 0))
+    plain = _plain(name)
+    for gpu in GPUS:
+        if plain in (_plain(gpu.name), _plain(gpu.name).removeprefix("RTX")):
+            return gpu
+    raise ConfigError(
+        f"gpu is {name!r}; known are {', '.join(gpu.name for gpu in GPUS)}, and sizes such as 80GiB (--gpu)"
+    )
+
+
+def _runs_eagerly(runner: GraphRunner) -> bool:
+    """At times, or at least before a layout gets a graph of its own."""
+    settings = runner.settings
+    return Tier.EXACT in settings.tiers or not (settings.strict or settings.tiers)
+
+
+def _plain(name: str) -> str:
+    return name.upper().replace("-", "").replace(" ", "").replace("_", "")
+
+
+def _positive(text: str, name: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < inf:
+        raise ConfigError(f"gpu is {name!r}; a size is a number above 0 with GiB or GB (--gpu)")
+    return value
+
+
+def _num_graphs(runner: GraphRunner, *, is_cuda: bool) -> int:
+    """At the start: every bucket and, on a GPU, as many layouts of images as may have graphs of their own."""
+    settings = runner.settings
+    buckets = len(runner.phase.buckets) if Tier.CAPACITY in settings.tiers else 0
+    return buckets + (settings.exact_max_graphs if is_cuda and Tier.EXACT in settings.tiers else 0)
+
+
+def _nbytes(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.nbytes

@@ -1,0 +1,282 @@
+"""From a checkpoint to a running engine: weights, buffers and graphs first, KV blocks from what is left."""
+
+import gc
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from saccade.config import shadow_folder
+from saccade.errors import ConfigError
+from saccade.execution.assembly import new_engine, new_executor
+from saccade.execution.executor import DeviceExecutor, ExecutorSettings
+from saccade.execution.rank_processes import OnDeath
+from saccade.execution.ranked import RankedExecutor
+from saccade.execution.ranks import Ranks, check_ranks, reserve_exchange, start_ranks
+from saccade.execution.shadow import Shadow
+from saccade.execution.shadow_file import Origin
+from saccade.execution.sizes import (
+    block_bytes,
+    blocks_that_fit,
+    encoder_index_for,
+    executor_settings_for,
+    shadow_bytes_for,
+    state_sizes_for,
+    wanted_blocks,
+)
+from saccade.execution.state import StateSizes
+from saccade.execution.verify import check_graphs
+from saccade.inputs.generation import GenerationDefaults
+from saccade.inputs.processor import Processor
+from saccade.inputs.settings import ImageSettings, VideoSettings
+from saccade.kernels.dispatch import device_named, open_device
+from saccade.layers.connect import connect
+from saccade.layers.parallel import Groups
+from saccade.models.config import Config
+from saccade.models.registry import read_spec
+from saccade.models.vlm import Model
+from saccade.models.weights import DTYPES, ONE_RANK, load_model
+from saccade.scheduling.engine import Engine
+from saccade.scheduling.matcher import GrammarCompiler
+from saccade.scheduling.scheduler import Scheduler
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.messages import Stage
+
+MOST_RECORDED_BYTES = 256 * 10**6
+Report = Callable[[Stage], None]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine, the executor of this process, and the other ranks if there are any."""
+
+    engine: Engine
+    executor: DeviceExecutor
+    groups: Groups
+    ranks: Ranks | None = None
+
+    def close(self) -> None:
+        """End the other ranks, and watch no more replays."""
+        if self.engine.shadow is not None:
+            self.engine.shadow.close()
+        if self.ranks is not None:
+            self.ranks.close()
+        self.groups.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rank's executor, with graphs that are captured and checked, and the settings it came to."""
+
+    executor: DeviceExecutor
+    settings: EngineSettings
+    limits: SchedulerSettings
+
+
+def build_engine(
+    folder: str | Path,
+    settings: EngineSettings,
+    limits: SchedulerSettings,
+    *,
+    processor: Processor,
+    report: Report = lambda stage: None,
+    on_death: OnDeath = lambda error: None,
+) -> Built:
+    """`report` is told of each stage, and in it of each tensor or graph; `on_death`, from another thread, why the ranks
+    of the engine cannot go on."""
+    folder, device = Path(folder), device_named(settings.device)
+    eos = GenerationDefaults.from_folder(folder).eos_token_ids
+    vocab_size = read_spec(Config.read(folder / "config.json"))[1].decoder.vocab_size
+    grammars = GrammarCompiler(processor.tokenizer, vocab_size, eos)  # its thread has work meanwhile
+    ranks = start_ranks(folder, settings, limits, device, on_death) if settings.tensor_parallel_size > 1 else None
+    try:
+        groups = Groups()
+        if ranks is not None:
+            device = ranks.device
+            groups = connect(rank=0, size=settings.tensor_parallel_size, store=Path(ranks.store), device=device)
+        part = build_executor(folder, settings, limits, device=device, groups=groups, report=report)
+        if ranks is not None:
+            ranks.wait_ready()
+        return _finish(folder, part, ranks, groups, report, eos_token_ids=eos, seed=settings.seed, grammars=grammars)
+    except BaseException:
+        if ranks is not None:
+            ranks.close()
+        raise
+
+
+def _finish(folder: Path, part: Part, ranks: Ranks | None, groups: Groups, report: Report, **of_engine: Any) -> Built:
+    """An engine around an executor, warmed up."""
+    executor, settings, limits = part.executor, part.settings, part.limits
+    model = executor.state.model
+    fingerprint = _fingerprint(folder, model) if settings.enable_prefix_caching else None
+    engine = new_engine(
+        executor,
+        limits,
+        encoder_index_for(settings, limits),
+        fingerprint=fingerprint,
+        ordered=None if ranks is None else RankedExecutor(executor, ranks.processes),
+        **of_engine,
+    )
+    report(Stage("warming up"))
+    is_cuda = model.place.device.type == "cuda"
+    if is_cuda:  # elsewhere a replay is a twin for tests, and speed is none of its virtues
+        engine.executor.calibrate()
+        engine.capture_usual()
+    engine.warm_up()
+    if settings.shadow:
+        shadow_bytes = shadow_bytes_for(settings, is_cuda=is_cuda, has_vision=model.spec.vision is not None)
+        engine.shadow = _new_shadow(executor, engine.scheduler, folder, settings, shadow_bytes)
+    report(Stage("ready"))
+    return Built(engine, executor, groups, ranks)
+
+
+def build_executor(
+    folder: Path,
+    settings: EngineSettings,
+    limits: SchedulerSettings,
+    *,
+    device: torch.device,
+    groups: Groups = ONE_RANK,
+    report: Report = lambda stage: None,
+) -> Part:
+    """What every rank builds, all of them in step: weights, buffers and graphs, checked."""
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        report(Stage("opening the device"))
+        open_device(device, _dtype(settings, device) or torch.bfloat16)
+    report(Stage("loading weights"))
+    model = load_model(
+        folder,
+        device=device,
+        dtype=_dtype(settings, device),
+        load_format=settings.load_format,  # type: ignore[arg-type]
+        groups=groups,
+        encoder_mode=settings.mm_encoder_tp_mode,  # type: ignore[arg-type]
+        progress=lambda done, total, name: report(Stage("loading weights", done, total, name)),
+    )
+    settings = affordable(settings, model, is_cuda=is_cuda)
+    limits = _resolved(limits, model, is_cuda=is_cuda)
+    images, videos = ImageSettings.from_folder(folder), VideoSettings.from_folder(folder)
+    own = executor_settings_for(settings, limits, images, videos, model.spec.vision, is_cuda=is_cuda)
+    sizes = state_sizes_for(settings, limits, is_cuda=is_cuda)
+    reserve_exchange(model, own, sizes)
+    report(Stage("compiling kernels"))
+    model.place.kernels.compile(device, model.place.dtype)
+    report(Stage("measuring memory"))
+    shadow_bytes = shadow_bytes_for(settings, is_cuda=is_cuda, has_vision=model.spec.vision is not None)
+    num_blocks = _num_blocks(model, settings, limits, sizes, own, sum(shadow_bytes.values()))
+    sizes = replace(sizes, num_blocks=groups.language.agree(num_blocks))
+    report(Stage("capturing graphs"))
+    executor = new_executor(model, sizes, own)
+    executor.capture(lambda done, total, key: report(Stage("capturing graphs", done, total, str(key))))
+    _verify(executor, settings, report)
+    executor.reserve()
+    check_ranks(executor, groups)
+    return Part(executor, settings, limits)
+
+
+def _new_shadow(
+    executor: DeviceExecutor,
+    scheduler: Scheduler,
+    folder: str | Path,
+    settings: EngineSettings,
+    slab_bytes: Mapping[str, int],
+) -> Shadow:
+    """With what is needed to build the same engine again."""
+    kept_in = Path(settings.shadow_dir).expanduser() if settings.shadow_dir else shadow_folder()
+    same = replace(settings, kv_cache_tokens=scheduler.holdings.pool.num_tokens)
+    origin = Origin(model=str(Path(folder).resolve()), settings=same, limits=scheduler.settings, folder=kept_in)
+    return Shadow(executor, settings.shadow, origin, slab_bytes=slab_bytes)
+
+
+def _resolved(asked: SchedulerSettings, model: Model, *, is_cuda: bool) -> SchedulerSettings:
+    limits = asked.resolved(is_cuda=is_cuda, max_position=model.spec.max_position)
+    if limits.max_num_batched_tokens < asked.max_num_batched_tokens:
+        log.warning(
+            "a step on a CPU has at most %d rows, not %d: longer prompts take several (--max-num-batched-tokens)",
+            limits.max_num_batched_tokens,
+            asked.max_num_batched_tokens,
+        )
+    return limits
+
+
+def _verify(executor: DeviceExecutor, settings: EngineSettings, report: Report) -> None:
+    """Refuses to go on where a graph is wrong."""
+    is_cuda = executor.state.model.place.device.type == "cuda"
+    how = settings.verify if settings.verify != "auto" else ("short" if is_cuda else "off")
+    if how == "off":
+        return
+    report(Stage("verifying graphs"))
+    check_graphs(executor, is_short=how == "short")
+    if is_cuda:
+        torch.cuda.empty_cache()  # of eager runs that will not come again
+
+
+def _num_blocks(
+    model: Model,
+    settings: EngineSettings,
+    limits: SchedulerSettings,
+    sizes: StateSizes,
+    executor_settings: ExecutorSettings,
+    shadow_bytes: int,
+) -> int:
+    """Blocks of the KV cache, block 0 (padding's) included: as asked for, or all that memory leaves."""
+    if settings.kv_cache_tokens or model.place.device.type != "cuda":
+        num_blocks = wanted_blocks(settings, limits, sizes.block_size)
+    else:
+        num_blocks = _measured_blocks(model, settings, sizes, executor_settings, shadow_bytes)
+    if (num_blocks - 1) * sizes.block_size < limits.max_model_len:
+        raise ConfigError(
+            f"the KV cache holds {(num_blocks - 1) * sizes.block_size} tokens; a request may have "
+            f"{limits.max_model_len} (lower --max-model-len, or raise --kv-cache-tokens or --gpu-memory-utilization)"
+        )
+    return num_blocks
+
+
+def _measured_blocks(
+    model: Model, settings: EngineSettings, sizes: StateSizes, executor_settings: ExecutorSettings, shadow_bytes: int
+) -> int:
+    """Build everything but the cache once, with the largest graph of each phase, and see what it takes."""
+    device = model.place.device
+    before = _free_bytes(device)
+    bytes_per_block = block_bytes(model, sizes.block_size)
+    trial = new_executor(model, sizes, executor_settings)
+    trial.capture(largest_only=True)
+    needed = before - _free_bytes(device) - sizes.num_blocks * bytes_per_block + trial.reserve()
+    del trial
+    gc.collect()
+    _, total = torch.cuda.mem_get_info(device)
+    free = _free_bytes(device) - total * (1 - settings.gpu_memory_utilization)
+    return blocks_that_fit(free, needed + shadow_bytes, bytes_per_block)
+
+
+def _free_bytes(device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def affordable(settings: EngineSettings, model: Model, *, is_cuda: bool) -> EngineSettings:
+    """Graphs recorded on a CPU hold every temporary and save no time: only small models get them unasked."""
+    is_large = not is_cuda and model.parameter_bytes() > MOST_RECORDED_BYTES
+    return replace(settings, enforce_eager=True) if is_large and not settings.graphs else settings
+
+
+def _dtype(settings: EngineSettings, device: torch.device) -> torch.dtype | None:
+    if settings.dtype == "auto":
+        return torch.float32 if device.type == "cpu" else None
+    if settings.dtype not in DTYPES:
+        raise ConfigError(f"dtype is {settings.dtype!r}; allowed: auto, {', '.join(DTYPES)} (--dtype)")
+    return DTYPES[settings.dtype]
+
+
+def _fingerprint(folder: str | Path, model: Model) -> bytes:
+    """Names what is the same for all requests and changes keys and values."""
+    named = f"{Path(folder).resolve()} {model.place.dtype} {model.spec}"
+    return blake2b(named.encode(), digest_size=32).digest()

@@ -1,0 +1,323 @@
+"""Messages from one process to several others on a machine, and their short replies.
+
+The bytes of a message lie once, in memory that every process has mapped. A socket to each reader says where (a notice)
+and carries its replies back; it also wakes a reader that sleeps, orders the accesses to memory, and tells when the
+other side is gone. Memory and sockets have no names: they are handed down to child processes, and nothing is left when
+the processes end, however they do.
+"""
+
+import mmap
+import os
+import select
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from time import monotonic
+
+import numpy as np
+from msgspec import msgpack
+
+from saccade.errors import ConfigError, SaccadeError
+from saccade.execution.codec import Bytes, Codec, Packed, aligned
+from saccade.execution.rank_messages import Done, Heard, Outcome, Reply
+from saccade.execution.ring import Ring
+
+CAPACITY_BYTES = 128 * 2**20
+MAX_OUTSTANDING = 128  # messages; their notices and replies always fit into the buffers of a socket
+MAX_REPLY_BYTES = 2**16
+POLL_S = 0.02  # another thread may have read the reply that this one waits for
+
+_NOTICE = struct.Struct("<BQQQQ")  # kind, sequence number, offset, bytes, bytes with those of parts to come
+
+
+class _Kind(IntEnum):
+    MESSAGE, PART, PING, CLOSE = range(4)
+
+
+class ReaderGoneError(SaccadeError):
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"rank {rank} has closed its end of the channel")
+        self.rank = rank
+
+
+class ReaderBehindError(SaccadeError):
+    def __init__(self, rank: int, num_messages: int, wait_s: float) -> None:
+        super().__init__(f"rank {rank} is {num_messages} messages behind and has not made room for {wait_s:g} s")
+        self.rank = rank
+
+
+@dataclass(slots=True)
+class _Reader:
+    rank: int
+    socket: socket.socket
+    heard_at: float
+    acknowledged: int = 0  # the last message that it is done with
+    pinged_at: float | None = None
+    is_gone: bool = False
+
+
+class Sender:
+    """The writing end, of rank 0. Readers are ranks 1 to `num_readers`.
+
+    One thread sends; any thread may collect, ping and ask. `on_reply(rank, reply)` hears each reply once, in the thread
+    that happened to read it, and must not call the sender.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        num_readers: int,
+        on_reply: Callable[[int, Reply], None],
+        *,
+        capacity_bytes: int = CAPACITY_BYTES,
+    ) -> None:
+        if sys.platform != "linux":
+            raise ConfigError(f"several ranks need Linux; this is {sys.platform} (--tensor-parallel-size 1)")
+        self._codec, self._on_reply = codec, on_reply
+        self._ring = Ring(aligned(capacity_bytes))
+        self.memory_fd = os.memfd_create("saccade-orders")
+        os.ftruncate(self.memory_fd, self._ring.capacity)
+        self._memory = np.frombuffer(mmap.mmap(self.memory_fd, self._ring.capacity), np.uint8)
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(num_readers)]
+        self.reader_sockets = {rank: theirs for rank, (_, theirs) in enumerate(pairs, 1)}
+        self._readers = {rank: _Reader(rank, ours, monotonic()) for rank, (ours, _) in enumerate(pairs, 1)}
+        self._poll = select.poll()
+        for reader in self._readers.values():
+            reader.socket.setblocking(False)
+            self._poll.register(reader.socket, select.POLLIN)
+        self._sequence = 0
+        self._lock = threading.Lock()
+
+    def release_reader_ends(self) -> None:
+        """To be called when the readers have theirs: only then is it noticed here that one is gone."""
+        for end in self.reader_sockets.values():
+            end.close()
+
+    def close(self) -> None:
+        """May be called again."""
+        self.release_reader_ends()
+        with self._lock:
+            if self.memory_fd < 0:
+                return
+            for reader in self._readers.values():
+                reader.is_gone = True
+                reader.socket.close()
+            os.close(self.memory_fd)
+            self.memory_fd = -1
+            self._memory = np.empty(0, np.uint8)  # the last reference to the mapping
+
+    def send(self, message: object, *, timeout_s: float) -> int:
+        """The message's sequence number. Waits for room, not for the readers to read: arrays are copied.
+
+        Numbers only grow. A message that is larger than the memory goes in parts, which have numbers too.
+        """
+        packed = self._codec.pack(message)
+        deadline = monotonic() + timeout_s
+        if packed.num_bytes > self._ring.capacity:
+            return self._send_parts(packed, deadline, timeout_s)
+        start = self._wait_for_room(packed.num_bytes, deadline, timeout_s)
+        packed.write(self._memory[start : start + packed.num_bytes])
+        return self._announce(_Kind.MESSAGE, start, packed.num_bytes, packed.num_bytes)
+
+    def collect(self) -> None:
+        """Read the replies that are there."""
+        with self._lock:
+            self._collect()
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns when there may be replies, and has then read them."""
+        self._poll.poll(max(0.0, min(timeout_s, POLL_S)) * 1000)
+        self.collect()
+
+    def behind(self) -> dict[int, int]:
+        """How many messages each rank has not ended, as far as replies were read; ranks that ended all are left out."""
+        counts = {rank: self._sequence - reader.acknowledged for rank, reader in self._readers.items()}
+        return {rank: count for rank, count in counts.items() if count}
+
+    def filenos(self) -> list[int]:
+        """Of the sockets, for a poll that waits until one is closed at the other end."""
+        return [reader.socket.fileno() for reader in self._readers.values() if not reader.is_gone]
+
+    def gone(self) -> list[int]:
+        """Ranks whose end is closed."""
+        return [rank for rank, reader in self._readers.items() if reader.is_gone]
+
+    def silent_s(self, rank: int, now: float) -> float:
+        """For how long a rank has owed an answer and given none; 0 when it owes none."""
+        with self._lock:
+            reader = self._readers[rank]
+            owed = [span.sent_at for span in self._ring.spans if span.sequence > reader.acknowledged][:1]
+            if reader.pinged_at is not None:
+                owed.append(reader.pinged_at)
+            return max(0.0, now - max(reader.heard_at, min(owed))) if owed else 0.0
+
+    def forgive(self, now: float) -> None:
+        """Count silence from now on."""
+        for reader in self._readers.values():
+            reader.heard_at = now
+
+    def ping(self, after_s: float, now: float) -> None:
+        """Ask those that owe no answer and were not heard for so long."""
+        with self._lock:
+            for reader in self._readers.values():
+                is_idle = reader.acknowledged == self._sequence and reader.pinged_at is None
+                if is_idle and not reader.is_gone and now - reader.heard_at > after_s:
+                    reader.pinged_at = now
+                    self._notify(reader, _NOTICE.pack(_Kind.PING, 0, 0, 0, 0))
+
+    def tell_to_close(self) -> None:
+        """Behind all that was sent."""
+        with self._lock:
+            for reader in self._readers.values():
+                self._notify(reader, _NOTICE.pack(_Kind.CLOSE, 0, 0, 0, 0))
+
+    def _send_parts(self, packed: Packed, deadline: float, timeout_s: float) -> int:
+        whole = np.empty(packed.num_bytes, np.uint8)
+        packed.write(whole)
+        size = max(1, self._ring.capacity // 2)
+        for first in range(0, len(whole), size):
+            part = whole[first : first + size]
+            start = self._wait_for_room(len(part), deadline, timeout_s)
+            self._memory[start : start + len(part)] = part
+            sequence = self._announce(_Kind.PART, start, len(part), len(whole) - first)
+        return sequence
+
+    def _wait_for_room(self, num_bytes: int, deadline: float, timeout_s: float) -> int:
+        while True:
+            with self._lock:
+                self._collect()
+                self._check_nobody_is_gone()
+                start = self._ring.find(num_bytes) if len(self._ring.spans) < MAX_OUTSTANDING else None
+                if start is not None:
+                    return start
+            if monotonic() > deadline:
+                slowest = min(self._readers.values(), key=lambda reader: reader.acknowledged)
+                raise ReaderBehindError(slowest.rank, self._sequence - slowest.acknowledged, timeout_s)
+            self._poll.poll(POLL_S * 1000)
+
+    def _announce(self, kind: _Kind, start: int, num_bytes: int, num_left: int) -> int:
+        with self._lock:
+            self._sequence += 1
+            self._ring.take(self._sequence, start, num_bytes, monotonic())
+            notice = _NOTICE.pack(kind, self._sequence, start, num_bytes, num_left)
+            for reader in self._readers.values():
+                self._notify(reader, notice)
+            self._check_nobody_is_gone()
+            return self._sequence
+
+    def _check_nobody_is_gone(self) -> None:
+        for rank in self.gone():
+            raise ReaderGoneError(rank)
+
+    def _notify(self, reader: _Reader, notice: bytes) -> None:
+        if not reader.is_gone:
+            try:
+                reader.socket.send(notice)
+            except (BrokenPipeError, ConnectionResetError):
+                self._lose(reader)
+
+    def _collect(self) -> None:
+        for reader in self._readers.values():
+            while not reader.is_gone and (data := self._receive(reader)) is not None:
+                reply: Reply = _decode_reply(data)
+                reader.heard_at, reader.pinged_at = monotonic(), None
+                if isinstance(reply, Done | Heard) and reply.sequence:
+                    assert reply.sequence == reader.acknowledged + 1, f"rank {reader.rank} skipped: {reply}"
+                    reader.acknowledged = reply.sequence
+                self._on_reply(reader.rank, reply)
+        self._ring.give_back(min(reader.acknowledged for reader in self._readers.values()))
+
+    def _receive(self, reader: _Reader) -> bytes | None:
+        """None when there is nothing now, or never again."""
+        for _ in range(2):
+            try:
+                data = reader.socket.recv(MAX_REPLY_BYTES)
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:  # it left without reading all; its last words come behind the error
+                continue
+            if data:
+                return data
+            break
+        self._lose(reader)
+        return None
+
+    def _lose(self, reader: _Reader) -> None:
+        reader.is_gone = True
+        self._poll.unregister(reader.socket)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A packed message and its number. The bytes are valid until the message is acknowledged."""
+
+    sequence: int
+    packed: Bytes
+
+
+class Receiver:
+    """The reading end, of one thread."""
+
+    def __init__(self, socket_fd: int, memory_fd: int) -> None:
+        os.set_inheritable(socket_fd, False)
+        self._socket = socket.socket(fileno=socket_fd)
+        self._memory = np.frombuffer(mmap.mmap(memory_fd, 0, prot=mmap.PROT_READ), np.uint8)
+        os.close(memory_fd)
+
+    def receive(self) -> Received | None:
+        """Waits for the next message; None when there is none to come. Answers pings meanwhile."""
+        whole = np.empty(0, np.uint8)
+        while notice := self._next_notice():
+            kind, sequence, start, num_bytes, num_left = _NOTICE.unpack(notice)
+            found = self._memory[start : start + num_bytes]
+            match kind:
+                case _Kind.MESSAGE:
+                    return Received(sequence, found)
+                case _Kind.PART:
+                    whole = whole if len(whole) else np.empty(num_left, np.uint8)
+                    whole[len(whole) - num_left :][:num_bytes] = found
+                    if num_bytes == num_left:
+                        return Received(sequence, whole)
+                    self.reply(Heard(sequence))
+                case _Kind.PING:
+                    self.reply(Heard())
+                case _Kind.CLOSE:
+                    return None
+        return None
+
+    def acknowledge(self, sequence: int, outcome: Outcome) -> None:
+        self.reply(Done(sequence, outcome))
+
+    def reply(self, reply: Reply) -> None:
+        """Hardly ever waits. That nobody hears it any more is for `receive` to say."""
+        data = _encode_reply(reply)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(data)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _next_notice(self) -> bytes:
+        """Empty when the other side is gone. Sleeps at once: to look for a while first made others wait for a core."""
+        try:
+            return self._socket.recv(_NOTICE.size)
+        except ConnectionResetError:
+            return b""
+
+
+_decode_reply = msgpack.Decoder(Reply).decode
+
+
+def _encode_reply(reply: Reply) -> bytes:
+    data = msgpack.encode(reply)
+    if len(data) <= MAX_REPLY_BYTES:
+        return data
+    if not isinstance(reply, Done):
+        raise SaccadeError(f"a {type(reply).__name__} of {len(data)} bytes is too long; the most is {MAX_REPLY_BYTES}")
+    error = f"SaccadeError: the answer has {len(data)} bytes; the most is {MAX_REPLY_BYTES}"
+    return msgpack.encode(Done(reply.sequence, Outcome(error=error)))

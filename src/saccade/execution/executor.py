@@ -1,0 +1,323 @@
+"""The executor: obeys orders. The only code that launches anything, one for each rank; it never chooses.
+
+A run returns at once with a ticket; `DeviceTicket.wait` is the one place where the host waits for the device. Later
+work is queued behind it on the same stream, so nothing that a ticket still needs is overwritten before it is copied.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.choice.catalogue import Catalogue
+from saccade.choice.exact import ExactLayout
+from saccade.choice.key import GraphKey
+from saccade.config import GraphSettings, Mode, Tier
+from saccade.errors import EngineDeadError
+from saccade.execution.encoder import Encoder, EncoderSettings, largest_frame
+from saccade.execution.language import decode_phase, head_phase, prefill_phase
+from saccade.execution.logits import Logits
+from saccade.execution.sampler import sample_phase
+from saccade.execution.state import DeviceState
+from saccade.graphs import GraphRunner, Phase, lane_for
+from saccade.inputs.settings import ImageSettings, VideoSettings
+from saccade.scheduling.arrays import Layout
+from saccade.scheduling.buckets import few_buckets
+from saccade.scheduling.compose import USUAL_SIZES, Composer
+from saccade.scheduling.executing import Encoded, StepResult
+from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Orders, Pass, Run, Sample, WarmUp
+from saccade.wire.update import Scores
+
+Progress = Callable[[int, int, GraphKey], None]
+NUM_TICKETS = 3  # two steps may be in flight
+EXACT_VISION_GRAPHS = len(USUAL_SIZES)
+EXACT_VISION_AFTER = 32  # a graph of its own saves 0.3 ms a batch and costs 30 once, when nobody waits
+EXACT_ONLY_AFTER = 3  # where the other way is without a graph, and 20 ms longer
+EXACT_VISION_BYTES = 256 * 2**20  # what exact vision graphs may add to the pool that the largest bucket made
+
+
+@dataclass(slots=True)
+class DeviceTicket:
+    """A step on its way."""
+
+    turn: int
+    num_sampled: int
+    ids: Tensor | None = None
+    is_bad: Tensor | None = None
+    scores: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
+    prompt_scores: list[list[tuple[Tensor, ...]]] = field(default_factory=list)
+    done: Any = None
+
+    def wait(self) -> StepResult:
+        if self.done is not None:
+            self.done.synchronize()
+        return StepResult(
+            token_ids=self.ids.tolist() if self.ids is not None else [],
+            is_bad=self.is_bad.tolist() if self.is_bad is not None else [],
+            scores={row: _scores([parts]) for row, parts in self.scores.items()},
+            prompt_scores=[_scores(parts) for parts in self.prompt_scores],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorSettings:
+    """Largest step, pixels of images and videos, and the graphs of each phase (None: eager)."""
+
+    max_tokens: int
+    max_units: int
+    page_rows: int
+    images: ImageSettings | None
+    videos: VideoSettings | None
+    modes: Mapping[str, Mode | None]
+    strict: bool
+    vision_tiers: frozenset[Tier] = frozenset({Tier.CAPACITY})  # where vision has graphs at all
+    has_few_buckets: bool = False  # as on a CPU, where graphs save no time
+    has_shadow: bool = False  # any pass may be run again without its graph
+
+    def largest_frame(self, longest: int) -> int:
+        """Rows of the largest image or frame, of which a request of `longest` tokens has room for no more."""
+        return min(largest_frame(self.images, self.videos), longest)
+
+    @property
+    def encoder(self) -> EncoderSettings:
+        return EncoderSettings(
+            max_units=self.max_units,
+            page_rows=self.page_rows,
+            images=self.images,
+            videos=self.videos,
+            has_few_buckets=self.has_few_buckets,
+            has_shadow=self.has_shadow,
+            graphs=GraphSettings(
+                tiers=self.vision_tiers if self.modes["vision"] else frozenset(),
+                strict=self.strict,
+                exact_after=EXACT_VISION_AFTER if Tier.CAPACITY in self.vision_tiers else EXACT_ONLY_AFTER,
+                exact_max_graphs=EXACT_VISION_GRAPHS,
+                exact_max_bytes=EXACT_VISION_BYTES,
+            ),
+        )
+
+
+class DeviceExecutor:
+    def __init__(self, state: DeviceState, settings: ExecutorSettings) -> None:
+        self.state, self.settings = state, settings
+        model = state.model
+        self._model = model
+        self._lane = lane_for(model.place.device)
+        self._is_cuda = model.place.device.type == "cuda"
+        prefill = prefill_phase(model, state, settings.max_tokens)
+        trunk_TD = prefill.arena.views(prefill.arena.limits)["trunk"]
+        self.prefill = self._graph_runner(prefill, "prefill")
+        self.decode = self._graph_runner(decode_phase(model, state), "decode")
+        self.head = self._graph_runner(head_phase(model, state, trunk_TD), "decode")
+        self.sampler = self._graph_runner(sample_phase(state), "decode")
+        self.encoder = Encoder(state, settings.encoder) if model.tower is not None else None
+        self._logits = Logits(state, trunk_TD, num_turns=NUM_TICKETS)
+        self._host_ids = [self._host(torch.int64) for _ in range(NUM_TICKETS)]
+        self._host_bad = [self._host(torch.bool) for _ in range(NUM_TICKETS)]
+        self._turn = 0
+        self._ticket: DeviceTicket | None = None
+        self._trace: list[str] = []
+
+    def composer(self) -> Composer:
+        """Composes for executors like this one, with the graphs that this one has."""
+        spec, state = self._model.spec, self.state
+        media, encoder = spec.media, self.encoder
+        layout = Layout(
+            block_size=state.block_size,
+            max_blocks=state.max_blocks,
+            page_rows=self.settings.page_rows,
+            has_vision=encoder is not None,
+            has_limits=media is not None and media.sees_whole_image,
+        )
+        vision = None if encoder is None else encoder.facts
+        return Composer(layout, self.catalogues, vocab_size=state.logits.shape[1], vision=vision)
+
+    @property
+    def catalogues(self) -> dict[str, Catalogue]:
+        return {runner.phase.name: runner.catalogue for runner in self.phases}
+
+    @property
+    def vision(self) -> GraphRunner | None:
+        return None if self.encoder is None else self.encoder.graphs
+
+    @property
+    def phases(self) -> tuple[GraphRunner, ...]:
+        found = (self.vision, self.prefill, self.decode, self.head, self.sampler)
+        return tuple(runner for runner in found if runner is not None)
+
+    def capture(self, progress: Progress | None = None, *, largest_only: bool = False) -> None:
+        """Capture every phase's graphs, each largest first; `largest_only` to measure what they need. Language passes
+        share one pool; vision passes, which run beside them, have their own."""
+        gc.collect()  # once: captures run with the collector off
+        for runner in self.phases:
+            runner.capture_buckets(progress, largest_only=largest_only)
+
+    def execute(self, orders: Orders) -> DeviceTicket | Encoded | int | None:
+        """Whatever is ordered. Followers of a first rank need no more than this."""
+        match orders:
+            case Run():
+                return self.run(orders)
+            case Sample():
+                self.sample(orders)
+            case Encode():
+                return self.encode(orders)
+            case Begin():
+                self.begin(orders)
+            case Capture():
+                return self.capture_layout(orders.layout)
+            case Drop():
+                self.drop(orders.keys)
+            case Calibrate():
+                self.calibrate(orders.num_rounds)
+            case WarmUp():
+                self.warm_up()
+        return None
+
+    @contextmanager
+    def in_order(self, runner: GraphRunner) -> Iterator[None]:
+        """Vision passes have a stream of their own, which must wait for what is done with their graphs here."""
+        if self.encoder is not None and runner is self.encoder.graphs:
+            with self.encoder.alone():
+                yield
+        else:
+            yield
+
+    def take_trace(self) -> str:
+        """How passes were run since the last call: what ranks must agree on."""
+        trace, self._trace = self._trace, []
+        return "; ".join(trace)
+
+    @torch.no_grad()
+    def begin(self, orders: Begin) -> None:
+        self._logits.begin(orders)
+
+    def encode(self, orders: Encode) -> Encoded:
+        assert self.encoder is not None, f"{self._model.spec.architecture} sees no images"
+        encoded = self.encoder.encode(orders)
+        self._trace.append(encoded.problem or self.encoder.graphs.last)
+        return encoded
+
+    def run(self, orders: Run) -> DeviceTicket:
+        try:
+            return self._run(orders)
+        except BaseException:
+            if self.encoder is not None:
+                self.encoder.side_stream.join()  # what was launched of this step is committed before it is over
+            raise
+
+    @torch.no_grad()
+    def _run(self, orders: Run) -> DeviceTicket:
+        self._turn = (self._turn + 1) % NUM_TICKETS
+        ticket = self._ticket = DeviceTicket(self._turn, orders.num_sampled)
+        if orders.waits_for_vision and self.encoder is not None:
+            self.encoder.side_stream.wait()
+        for one in orders.passes:
+            self._run_pass(one, ticket)
+        ticket.prompt_scores = [self._logits.score_prompt(scored) for scored in orders.prompt_scores]
+        self._mark(ticket)
+        return ticket
+
+    @torch.no_grad()
+    def sample(self, orders: Sample) -> None:
+        """What follows the passes of the newest run, whose ticket has the results."""
+        ticket = self._ticket
+        assert ticket is not None, "there was no run to sample from"
+        if orders.sampler is not None:
+            self._logits.edit(ticket.num_sampled, orders.edits, orders.mask, ticket.turn)
+            self._run_pass(orders.sampler, ticket)
+        ticket.scores = {scored.row: self._logits.score(scored) for scored in orders.scores}
+        self._mark(ticket)
+
+    def capture_layout(self, layout: ExactLayout) -> int:
+        """Capture a vision graph of one layout; the bytes it added."""
+        assert self.encoder is not None, "only images have layouts"
+        return self.encoder.capture_layout(layout)
+
+    def drop(self, keys: Sequence[GraphKey]) -> None:
+        assert self.encoder is not None, "only images have layouts"
+        self.encoder.graphs.drop(keys)
+
+    def _run_pass(self, one: Pass, ticket: DeviceTicket) -> None:
+        runner = {"prefill": self.prefill, "decode": self.decode, "head": self.head, "sample": self.sampler}[one.phase]
+        runner.obey(one.decision, one.values, lambda outputs: self._deliver(ticket, outputs))
+        self._trace.append(runner.last)
+
+    def _deliver(self, ticket: DeviceTicket, outputs: Mapping[str, Tensor]) -> None:
+        """Queue the copies of tokens, and of what is wrong with them, to the host."""
+        count = ticket.num_sampled
+        if "next_ids" in outputs:
+            ticket.ids = self._host_ids[ticket.turn][:count]
+            ticket.ids.copy_(outputs["next_ids"], non_blocking=True)
+        if "is_bad" in outputs:
+            ticket.is_bad = self._host_bad[ticket.turn][:count]
+            ticket.is_bad.copy_(outputs["is_bad"], non_blocking=True)
+
+    def _mark(self, ticket: DeviceTicket) -> None:
+        if self._is_cuda:
+            ticket.done = ticket.done or torch.cuda.Event()
+            ticket.done.record()
+
+    def snapshots(self) -> dict[str, dict[str, Any]]:
+        """Counters and graphs of each phase, by its name."""
+        return {runner.phase.name: runner.snapshot() for runner in self.phases}
+
+    def warm_up(self) -> None:
+        """Compile what runs outside of graphs: pixels to patches, masks of grammars."""
+        if self.encoder is not None:
+            self.encoder.warm_up()
+        self._logits.warm_up()
+
+    def reserve(self) -> int:
+        """Keep memory for passes that may run without a graph; how many bytes."""
+        vision = 0 if self.encoder is None else self.encoder.reserve()
+        return vision + (self._reserve_language() if self.settings.has_shadow and self._is_cuda else 0)
+
+    @torch.no_grad()
+    def _reserve_language(self) -> int:
+        """Run the largest pass of each phase, so that torch keeps the memory it needs."""
+        device = self._model.place.device
+        before = torch.cuda.memory_reserved(device)
+        for runner in (self.prefill, self.decode, self.head, self.sampler):
+            batch = runner.example_for(runner.phase.buckets[-1])
+            runner.eager({**batch.tensors, **batch.arrays}, lambda outputs: None, at=runner.phase.buckets[-1])
+        return torch.cuda.memory_reserved(device) - before
+
+    def calibrate(self, num_rounds: int = 0) -> None:
+        """Measure what there is to choose between."""
+        if self.encoder is not None:
+            self.encoder.calibrate(num_rounds)
+
+    def require_device(self) -> None:
+        """After an error: some, such as an access beyond memory, leave a GPU on which every later call fails."""
+        if self._is_cuda:
+            try:
+                torch.cuda.synchronize(self._model.place.device)
+            except Exception as error:
+                raise EngineDeadError(f"the GPU does not go on: {_first_line(error)}") from error
+
+    def _graph_runner(self, phase: Phase, switch: str) -> GraphRunner:
+        mode = self.settings.modes[switch]
+        tiers = frozenset({Tier.CAPACITY}) if mode else frozenset[Tier]()
+        # Only attention over the KV cache is ever called between pieces: the other phases have none.
+        mode = mode if phase.name in ("prefill", "decode") else Mode.FULL
+        settings = GraphSettings(mode=mode or Mode.FULL, tiers=tiers, strict=self.settings.strict)
+        if self.settings.has_few_buckets:
+            phase = replace(phase, buckets=few_buckets(phase.buckets, phase.rows))
+        return GraphRunner(phase, settings, self._lane)
+
+    def _host(self, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(self.state.max_sequences, dtype=dtype, pin_memory=self._is_cuda)
+
+
+def _scores(parts: Sequence[tuple[Tensor, ...]]) -> Scores:
+    return (
+        Scores(*(torch.cat([part[i] for part in parts]).numpy() for i in range(4))) if parts else Scores([], [], [], [])
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

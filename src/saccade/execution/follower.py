@@ -1,0 +1,66 @@
+"""A rank beside the first: it builds the same executor for its own share of the model, and obeys what it is sent."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from msgspec import Struct
+
+from saccade.execution.build import build_executor
+from saccade.execution.executor import DeviceExecutor
+from saccade.execution.rank_messages import Outcome, RankStart
+from saccade.kernels.dispatch import device_named
+from saccade.kernels.packages import import_packages
+from saccade.layers.connect import connect
+from saccade.layers.parallel import Groups
+from saccade.scheduling.orders import ORDER_TYPES, Orders
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+
+FACTORY = "saccade.execution.follower:follow"
+
+
+class FollowerSettings(Struct, frozen=True, kw_only=True):
+    """What a rank needs to know to build what rank 0 builds."""
+
+    folder: str
+    settings: EngineSettings
+    limits: SchedulerSettings
+    num_threads: int
+
+
+class Follower:
+    order_types = ORDER_TYPES
+
+    def __init__(self, executor: DeviceExecutor, groups: Groups) -> None:
+        self._executor, self._groups = executor, groups
+
+    @property
+    def facts(self) -> Any:
+        """What this rank holds."""
+        state = self._executor.state
+        return {"weights_bytes": state.model.parameter_bytes(), "num_blocks": state.num_blocks}
+
+    def execute(self, order: Orders) -> Outcome:
+        try:
+            self._executor.execute(order)
+        except BaseException:
+            self._executor.take_trace()
+            raise
+        return Outcome(digest=self._executor.take_trace())
+
+    def close(self) -> None:
+        self._groups.close()
+
+
+def follow(start: RankStart) -> Follower:
+    given = msgspec.convert(start.settings, FollowerSettings)
+    torch.set_num_threads(given.num_threads)
+    device = device_named(given.settings.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", start.device)
+        torch.cuda.set_device(device)
+    import_packages()
+    groups = connect(rank=start.rank, size=start.num_ranks, store=Path(start.store), device=device)
+    part = build_executor(Path(given.folder), given.settings, given.limits, device=device, groups=groups)
+    return Follower(part.executor, groups)

@@ -1,0 +1,208 @@
+"""The language passes as phases to be replayed: prompts and mixed batches (`prefill`), one row each (`decode`), and the
+head that turns rows into logits and tokens.
+
+T token rows, R requests, M blocks of a table, N rows of logits, D width, V vocabulary, L levels of vision rows.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.execution.examples import example_prompts, example_rows
+from saccade.execution.state import TOKEN_STATE, DeviceState, runs
+from saccade.graphs import (
+    Arena,
+    Buffer,
+    Capacity,
+    Fill,
+    Frame,
+    Phase,
+    boundaries,
+    bridge,
+    metadata,
+    output,
+)
+from saccade.layers.step import Step
+from saccade.models.vlm import Model
+from saccade.scheduling.buckets import decode_buckets, head_buckets, prefill_buckets
+
+
+def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
+    """Rows of any number of requests, prompts and outputs mixed, to what the head makes tokens of."""
+    dtype = model.place.dtype
+    arena = Arena(
+        [
+            *_row_buffers(model),
+            boundaries("query_start", of="tokens", count="requests"),
+            metadata("key_lengths", ("requests",)),
+            metadata("block_tables", ("requests", state.max_blocks)),
+            *_bridges(model),
+            output("trunk", ("tokens", model.spec.decoder.width), dtype),
+        ],
+        {"tokens": max_tokens, "requests": state.max_sequences + 1},
+        model.place.device,
+    )
+
+    def body(frame: Frame) -> dict[str, Tensor]:
+        return {"trunk": model.trunk(_step(model, state, frame, max_query=frame.capacity["tokens"]))}
+
+    return Phase(
+        name="prefill",
+        body=body,
+        arena=arena,
+        rows="tokens",
+        buckets=prefill_buckets(max_tokens, state.max_sequences + 1),
+        example=lambda lengths, rng: example_prompts(model, state, lengths, rng),
+        typical=state.max_keys,
+        state=state.watched(model.decoder),
+        is_repeatable=True,
+        set_up=state.forget_keys,
+        writes=state.cache_names(),
+        volatile_in=state.reads_newest,
+    )
+
+
+def decode_phase(model: Model, state: DeviceState) -> Phase:
+    """One row of each request to its next token. Padded rows are requests of their own, without keys."""
+    arena = Arena(
+        [
+            *(buffer for buffer in _row_buffers(model) if buffer.name not in ("limits", "sources")),
+            boundaries("query_start", of="tokens", count="requests", longest=1),
+            metadata("key_lengths", ("requests",)),
+            metadata("block_tables", ("requests", state.max_blocks)),
+            metadata("sequences", ("tokens",)),
+            *_bridges(model),
+            output("next_ids", ("tokens",), torch.int64),
+            output("is_bad", ("tokens",), torch.bool),
+        ],
+        {"tokens": state.max_sequences, "requests": state.max_sequences},
+        model.place.device,
+    )
+
+    def body(frame: Frame) -> dict[str, Tensor]:
+        hidden_TD = model.body(_step(model, state, frame, max_query=1))
+        return _tokens(model, state, hidden_TD, frame["sequences"])
+
+    def set_up(values: Mapping[str, Any]) -> None:
+        state.forget_keys(values)
+        state.forget_scores(values)
+
+    return Phase(
+        name="decode",
+        body=body,
+        arena=arena,
+        rows="tokens",
+        buckets=tuple(Capacity.of(tokens=n, requests=n) for n in decode_buckets(state.max_sequences)),
+        example=lambda lengths, rng: example_rows(model, state, lengths, rng),
+        state=state.watched(model.decoder),
+        set_up=set_up,
+        written=state.scores,
+        writes=state.cache_names() | TOKEN_STATE,
+        volatile_in=state.reads_newest,
+        volatile_out=state.writes_scores,
+    )
+
+
+def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
+    """Chosen rows of the prefill's output through the last MLP to their next tokens."""
+    arena = Arena(
+        [
+            metadata("rows", ("tokens",)),
+            metadata("sequences", ("tokens",)),
+            output("next_ids", ("tokens",), torch.int64),
+            output("is_bad", ("tokens",), torch.bool),
+        ],
+        {"tokens": state.max_sequences},
+        model.place.device,
+    )
+
+    def body(frame: Frame) -> dict[str, Tensor]:
+        return _tokens(model, state, model.finish(trunk_TD[frame["rows"]]), frame["sequences"])
+
+    def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
+        count = sum(lengths)
+        rows = torch.randint(0, trunk_TD.shape[0], (count,), generator=rng)
+        return {"rows": rows, "sequences": state.some_sequences(count, rng)}
+
+    def set_up(values: Mapping[str, Any]) -> None:
+        """Rows of its own: a prefill leaves anything in those that were padding."""
+        same = torch.Generator(trunk_TD.device).manual_seed(0)
+        trunk_TD.normal_(generator=same)
+        state.forget_scores(values)
+
+    def volatile(values: Mapping[str, Any]) -> dict[str, Tensor]:
+        return {**runs(trunk_TD, np.unique(values["rows"]), "trunk"), **state.reads_newest(values)}
+
+    return Phase(
+        name="head",
+        body=body,
+        arena=arena,
+        rows="tokens",
+        buckets=tuple(Capacity.of(tokens=n) for n in head_buckets(state.max_sequences)),
+        example=example,
+        state=state.watched(model.decoder) | {"trunk": trunk_TD},
+        is_repeatable=True,
+        set_up=set_up,
+        written=state.scores,
+        writes=TOKEN_STATE | state.exchange_names(),
+        volatile_in=volatile,
+        volatile_out=state.writes_scores,
+    )
+
+
+def _row_buffers(model: Model) -> list[Buffer]:
+    """What every row brings. `pending` names the sequence whose newest token is the row's input (-1: `ids` has it);
+    `sources` the row of the encoder cache that stands there (-1: a token)."""
+    buffers = [
+        metadata("ids", ("tokens",)),
+        metadata("pending", ("tokens",), padding=Fill(-1)),
+        metadata("positions", (3, "tokens")),
+        metadata("slots", ("tokens",), torch.int64),
+    ]
+    if model.spec.vision is not None:
+        buffers.append(metadata("sources", ("tokens",), padding=Fill(-1)))
+    if model.spec.media is not None and model.spec.media.sees_whole_image:
+        buffers.append(metadata("limits", ("tokens",)))
+    return buffers
+
+
+def _bridges(model: Model) -> list[Buffer]:
+    heads = model.decoder.layers[0].attention.qkv
+    shape = ("tokens", heads.num_heads, heads.head_dim)
+    return [bridge("q", shape, model.place.dtype), bridge("attn", shape, model.place.dtype)]
+
+
+def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> Step:
+    newest_T = state.newest_ids[frame["pending"].clamp(min=0)]
+    ids_T = torch.where(frame["pending"] < 0, frame["ids"].long(), newest_T)
+    if "sources" in frame:
+        embeds_TD, deepstack_LTD = model.embed(ids_T, state.vision_rows, frame["sources"])
+    else:
+        embeds_TD, deepstack_LTD = model.embed(ids_T)
+    return Step(
+        embeds_TD=embeds_TD,
+        positions_3T=frame["positions"],
+        deepstack_LTD=deepstack_LTD,
+        slots_T=frame["slots"],
+        query_start_R1=frame["query_start"],
+        key_lengths_R=frame["key_lengths"],
+        block_tables_RM=frame["block_tables"],
+        limits_T=frame.get("limits"),
+        max_query=max_query,
+        max_keys=state.max_keys,
+        caches=state.caches,
+        outside=frame.outside,
+        is_sketch=frame.is_sketch,
+    )
+
+
+def _tokens(model: Model, state: DeviceState, hidden_ND: Tensor, sequences_N: Tensor) -> dict[str, Tensor]:
+    """Logits to where samplers and scores find them; the likeliest tokens to the sequences they continue."""
+    logits_NV = model.logits(hidden_ND)
+    state.logits[: logits_NV.shape[0]].copy_(logits_NV)
+    ids_N = state.sampling.greedy(logits_NV)
+    state.newest_ids[sequences_N] = ids_N
+    return {"next_ids": ids_N, "is_bad": state.sampling.has_nan(logits_NV)}

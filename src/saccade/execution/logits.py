@@ -1,0 +1,106 @@
+"""What is done with logits outside of graphs: edits and masks before a sampler, log-probabilities, counted tokens.
+
+N rows, V vocabulary, W words of 32 bits.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.execution.state import DeviceState
+from saccade.scheduling.orders import Array, Begin, Edit, Mask, ScorePrompt, ScoreToken
+from saccade.wire.sampling_params import MAX_LOGPROBS
+
+MAX_SCORED_ROWS = 256  # prompt rows whose logits exist at the same time
+ALIGNMENT = 16  # words; Triton compiles another version for rows that begin elsewhere
+_TORCH_DTYPES = {"uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
+
+
+class Logits:
+    """Masks have static buffers: one on the device, and one on the host for each step in flight."""
+
+    def __init__(self, state: DeviceState, trunk_TD: Tensor, *, num_turns: int) -> None:
+        self._state, self._trunk_TD = state, trunk_TD
+        device = state.logits.device
+        self._device_type = device.type
+        max_rows, vocab_size = state.logits.shape
+        shape = (max_rows, -(-(vocab_size // 32 + 1) // ALIGNMENT) * ALIGNMENT)
+        self._masks_NW = torch.full(shape, -1, dtype=torch.int32, device=device)
+        is_cuda = device.type == "cuda"
+        self._host_masks = [torch.full(shape, -1, dtype=torch.int32, pin_memory=is_cuda) for _ in range(num_turns)]
+
+    def begin(self, orders: Begin) -> None:
+        """Count the tokens of another request."""
+        sampling, seen = self._state.sampling, self._state.seen
+        sampling.forget(seen, self._to_device(np.asarray([orders.sequence])))
+        for ids, note in ((orders.prompt_ids, sampling.mark_prompt), (orders.output_ids, sampling.count_tokens)):
+            if len(ids):
+                sequence = self._to_device(np.full(len(ids), orders.sequence))
+                note(seen, sequence, self._to_device(ids), torch.ones_like(sequence) > 0)
+
+    def edit(self, count: int, edits: Sequence[Edit], mask: Mask | None, turn: int) -> None:
+        """Copy the logits of the last pass for a sampler, changed as ordered."""
+        state = self._state
+        state.edited[:count].copy_(state.logits[:count])
+        for one in edits:
+            self._edit_row(one)
+        if mask is not None:
+            words, end = mask.words, mask.row + len(mask.words)
+            host = self._host_masks[turn][: len(words)]
+            host.numpy()[:, : words.shape[1]] = words
+            self._masks_NW[: len(words)].copy_(host, non_blocking=True)
+            state.sampling.allow_only(state.edited[mask.row : end], self._masks_NW[: len(words)])
+
+    def _edit_row(self, one: Edit) -> None:
+        state = self._state
+        logits_1V = state.edited[one.row : one.row + 1]
+        if len(one.bias_ids):
+            state.sampling.apply_bias(logits_1V, self._to_device(one.bias_ids[None]), self._to_device(one.biases[None]))
+        if len(one.suppressed_ids):
+            active = torch.ones(1, dtype=torch.bool, device=state.logits.device)
+            state.sampling.suppress(logits_1V, self._to_device(one.suppressed_ids[None]), active)
+        if one.allowed is not None:
+            state.sampling.allow_only(logits_1V, self._to_device(one.allowed[None]))
+
+    def score(self, orders: ScoreToken) -> tuple[Tensor, ...]:
+        """Log-probabilities of a sampled token, from the raw logits."""
+        newest = self._state.newest_ids[orders.sequence : orders.sequence + 1]
+        return self._scores(self._state.logits[orders.row : orders.row + 1], newest, orders.num_top)
+
+    def score_prompt(self, orders: ScorePrompt) -> list[tuple[Tensor, ...]]:
+        """Log-probabilities of prompt tokens, from the rows that the last prefill left."""
+        model, parts = self._state.model, []
+        for start in range(0, len(orders.next_ids), MAX_SCORED_ROWS):
+            ids = orders.next_ids[start : start + MAX_SCORED_ROWS]
+            first = orders.row + start
+            logits_NV = model.logits(model.finish(self._trunk_TD[first : first + len(ids)]))
+            parts.append(self._scores(logits_NV, self._to_device(ids), orders.num_top))
+        return parts
+
+    def warm_up(self) -> None:
+        """Compile what masks launch; rows and strides are such that one version serves all."""
+        self._state.sampling.allow_only(self._state.edited[:1], self._masks_NW[:1].fill_(-1))
+
+    def _scores(self, logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor, ...]:
+        """On a GPU always the most that anybody may ask for, cut on the way: one kernel, compiled before the first
+        request."""
+        most = min(MAX_LOGPROBS, logits_NV.shape[1]) if self._device_type == "cuda" else num_top
+        chosen, ranks, top_ids, top_logprobs = self._state.sampling.logprobs(logits_NV, ids_N, most)
+        return tuple(self._to_host(part) for part in (chosen, ranks, top_ids[:, :num_top], top_logprobs[:, :num_top]))
+
+    def _to_device(self, array: Array) -> Tensor:
+        """Through pinned memory, so that nothing waits."""
+        if self._device_type != "cuda":
+            return torch.from_numpy(np.array(array))  # arrays may be read-only, which torch has no notion of
+        pinned = torch.empty(array.shape, dtype=_TORCH_DTYPES[array.dtype.name], pin_memory=True)
+        pinned_array: Any = pinned.numpy()
+        pinned_array[...] = array
+        return pinned.to(self._state.logits.device, non_blocking=True)
+
+    def _to_host(self, tensor: Tensor) -> Tensor:
+        if self._device_type != "cuda":
+            return tensor.clone()
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,0 +1,94 @@
+"""A rank's process: `python -m saccade.execution.rank`, started by `saccade.execution.rank_processes` alone.
+
+It obeys orders one after the other and says what became of each. Its settings are the first line of its standard input,
+which stays open as long as its parent lives. SIGTERM keeps its default: the process ends at once, as nothing it does
+outlives it.
+"""
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from typing import TextIO
+
+import msgspec
+
+from saccade.errors import ConfigError, SaccadeError
+from saccade.execution.channel import Receiver
+from saccade.execution.codec import Codec
+from saccade.execution.rank_messages import NotStarted, RankExecutor, RankStart, Ready, attempt, describe
+from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, end_with_input, end_with_parent
+
+
+def main() -> int:
+    end_with_parent()
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return EXIT_ORPHANED
+    start = msgspec.json.decode(line, type=RankStart)
+    if os.getppid() != start.parent_pid:  # it ended before this process asked to end with it
+        return EXIT_ORPHANED
+    end_with_input()
+    os.set_inheritable(start.store_fd, False)
+    sys.stderr = _Marked(sys.stderr, f"rank {start.rank}: ")
+    receiver = Receiver(start.socket_fd, start.memory_fd)
+    try:
+        executor = find_factory(start.factory)(start)
+        receiver.reply(Ready(executor.facts))
+    except Exception as error:
+        if not isinstance(error, SaccadeError):
+            traceback.print_exc()
+        text = str(error) if isinstance(error, SaccadeError) else describe(error)
+        receiver.reply(NotStarted(text, is_config=isinstance(error, ConfigError)))
+        return EXIT_FAILED
+    serve(receiver, executor)
+    executor.close()
+    return 0
+
+
+def serve(receiver: Receiver, executor: RankExecutor) -> None:
+    """Returns when rank 0 says so, or is gone."""
+    codec = Codec(*executor.order_types)
+    while (received := receiver.receive()) is not None:
+        packed = received.packed
+        outcome, error = attempt(lambda packed: executor.execute(codec.unpack(packed)), packed)
+        if error is not None:
+            traceback.print_exception(error)
+        receiver.acknowledge(received.sequence, outcome)
+
+
+def find_factory(path: str) -> Callable[[RankStart], RankExecutor]:
+    """By its import path: package.module:function."""
+    module, _, name = path.partition(":")
+    factory: Callable[[RankStart], RankExecutor] = getattr(import_module(module), name)
+    return factory
+
+
+class _Marked(io.TextIOBase):
+    """Text of which every line begins with a mark, so that the output of several processes can be told apart."""
+
+    def __init__(self, target: TextIO, mark: str) -> None:
+        self._target, self._mark = target, mark
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        if lines:
+            self._target.write("".join(f"{self._mark}{line}\n" for line in lines))
+            self._target.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        """What is no whole line yet waits, so that lines of two processes do not mix."""
+
+    def fileno(self) -> int:
+        return self._target.fileno()
+
+    def isatty(self) -> bool:
+        return self._target.isatty()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

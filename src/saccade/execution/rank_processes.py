@@ -1,0 +1,340 @@
+"""Ranks 1 and up of an engine, as rank 0 holds them: processes that are started, sent orders, watched and ended."""
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+from typing import Any, NoReturn, Self
+
+import msgspec
+
+from saccade.config import worker_environment
+from saccade.errors import ConfigError, EngineDeadError, SaccadeError
+from saccade.execution.agreement import Agreement
+from saccade.execution.channel import CAPACITY_BYTES, ReaderBehindError, ReaderGoneError, Sender
+from saccade.execution.codec import Codec
+from saccade.execution.rank_messages import Done, NotStarted, Outcome, RankStart, Ready, Reply, store_path
+from saccade.processes import describe_exit
+
+MODULE = "saccade.execution.rank"
+TICK_S = 0.25  # between two looks at ranks; the end of one is noticed at once
+PING_S = 5.0  # of silence, after which an idle rank is asked whether it is there
+STUCK_S = 30.0  # after a rank failed, for the others to end the step
+ROOM_S = 300.0  # for a slow rank to make room for orders, where nothing else limits its time
+EXIT_S = 10.0  # for a process to be gone that has closed its end, was told to leave, or was killed
+VERDICT_S = 2 * EXIT_S  # for the watching thread to find out why
+POLL_S = 0.02
+
+OnDeath = Callable[[SaccadeError], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankPlan:
+    """What ranks 1 to `num_ranks - 1` run."""
+
+    num_ranks: int
+    factory: str  # package.module:function, which takes a RankStart and returns a RankExecutor
+    order_types: tuple[type, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)  # what JSON can say
+    devices: tuple[int, ...] = ()  # of all ranks, rank 0 among them; by default a rank's is its number
+    environment: Mapping[str, str] = field(default_factory=dict)  # added to that of this process
+    start_s: float = 1800.0  # for executors to be made
+    answer_s: float = 300.0  # without an answer, until a rank counts as hung (--watchdog-timeout-s); 0: never
+    capacity_bytes: int = CAPACITY_BYTES
+
+
+class RankProcesses:
+    """Processes with an executor each. Rank 0 sends orders to all and records what it did with each of them itself.
+
+    When a rank ends, hangs or does something else than rank 0, all are killed, and `on_death` hears the reason once, in
+    the watching thread: the main thread may hang in a collective. Every later call raises the same reason.
+
+    Orders are sent and recorded by one thread. The watching thread starts the processes, as they end with the thread
+    that started them.
+    """
+
+    def __init__(self, plan: RankPlan, on_death: OnDeath) -> None:
+        """Returns when the processes run; `wait_ready` waits for their executors."""
+        assert plan.num_ranks > 1, "one rank needs no others"
+        self._plan, self._on_death = plan, on_death
+        self._sender = Sender(
+            Codec(*plan.order_types), plan.num_ranks - 1, self._hear, capacity_bytes=plan.capacity_bytes
+        )
+        self._store_fd = os.memfd_create("saccade-store")
+        self._agreement, self._noting = Agreement(plan.num_ranks), threading.Lock()
+        self._facts: dict[int, Any] = {}
+        self._last_words: dict[int, NotStarted] = {}
+        self._suspicion: str | None = None
+        self._error: SaccadeError | None = None
+        self._has_started, self._is_dead, self._is_closing = threading.Event(), threading.Event(), threading.Event()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._started_at = self._looked_at = monotonic()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._watcher = threading.Thread(target=self._live, name="rank watcher", daemon=True)
+        self._watcher.start()
+        self._has_started.wait()
+        try:
+            self._check()
+        except SaccadeError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def store(self) -> str:
+        """The file of a torch.distributed.FileStore for all ranks, without a name that others could open.
+
+        It stays open as long as this process lives: a FileStore opens it again when it is collected, however late, and
+        would write into another file that has its number by then.
+        """
+        return store_path(self._store_fd)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        return {rank: process.pid for rank, process in self._processes.items()}
+
+    def wait_ready(self) -> tuple[Any, ...]:
+        """The facts that ranks 1 and up tell when their executors are made."""
+        while len(self._facts) < len(self._processes):
+            self._check()
+            self._sender.wait(POLL_S)
+        self._check()
+        return tuple(self._facts[rank] for rank in sorted(self._facts))
+
+    def send(self, order: object) -> int:
+        """The order's number, by which rank 0 records what it did. Waits only where a rank is far behind."""
+        self._check()
+        assert len(self._facts) == len(self._processes), "orders are for ranks that are ready"
+        try:
+            return self._sender.send(order, timeout_s=self._plan.answer_s or ROOM_S)
+        except (ReaderGoneError, ReaderBehindError) as error:
+            self._suspect(str(error))
+
+    def record(self, number: int, outcome: Outcome) -> None:
+        """What rank 0 did with an order. To be said of every order, in any order."""
+        self._check()
+        with self._noting:
+            why = self._agreement.note(0, number, outcome, monotonic())
+        if why is not None:
+            self._suspect(why)
+
+    def behind(self) -> dict[int, int]:
+        """The orders that each rank has not ended yet; without those that are done with all. Never waits."""
+        self._sender.collect()
+        self._check()
+        return self._sender.behind()
+
+    def wait(self, number: int, timeout_s: float) -> tuple[Outcome, ...]:
+        """What ranks 1 and up did with an order, or a TimeoutError. Outcomes are kept for 512 orders."""
+        deadline = monotonic() + timeout_s
+        self._sender.collect()
+        while True:
+            self._check()
+            with self._noting:
+                answers = self._agreement.answers(number)
+            if answers is not None:
+                return answers
+            if monotonic() > deadline:
+                behind = ", ".join(map(str, self._sender.behind()))
+                raise TimeoutError(f"step {number} was not ended in {timeout_s:g} s by rank {behind}")
+            self._sender.wait(deadline - monotonic())
+
+    def close(self) -> None:
+        """Let ranks end what they were ordered, for a while; then end them. May be called again."""
+        self._is_closing.set()
+        self._wake()
+        if threading.current_thread() is self._watcher:
+            return  # it ends them when its own caller is done
+        self._watcher.join()
+        self._sender.close()
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+
+    def _check(self) -> None:
+        self._check_alive()
+        if self._is_closing.is_set():
+            raise EngineDeadError("the ranks were closed")
+        if self._suspicion is not None:
+            self._suspect(self._suspicion)
+
+    def _suspect(self, why: str) -> NoReturn:
+        """The watching thread decides: what is found here may be caused by a rank that is gone."""
+        self._suspicion = self._suspicion or why
+        self._wake()
+        self._is_dead.wait(VERDICT_S)
+        self._check_alive()
+        raise EngineDeadError(why)
+
+    def _check_alive(self) -> None:
+        if self._error is not None:
+            raise type(self._error)(str(self._error))
+
+    def _wake(self) -> None:
+        if self._wake_fd >= 0:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _hear(self, rank: int, reply: Reply) -> None:
+        match reply:
+            case Ready(facts=facts):
+                self._facts[rank] = facts
+            case NotStarted():
+                self._last_words[rank] = reply
+                self._wake()
+            case Done(sequence=sequence, outcome=outcome):
+                with self._noting:
+                    why = self._agreement.note(rank, sequence, outcome, monotonic())
+                if why is not None:
+                    self._suspicion = self._suspicion or why
+                    self._wake()
+
+    def _live(self) -> None:
+        """The watching thread, from the start of the processes to their end."""
+        try:
+            self._start_all()
+            self._has_started.set()
+            while not self._is_closing.is_set():
+                self._wait_for_news()
+                if (error := self._look(monotonic())) is not None:
+                    self._die(error)
+                    return
+            self._sender.tell_to_close()
+            self._wait_for_exits(EXIT_S)
+        except Exception as error:  # nobody would watch the ranks any more
+            traceback.print_exc()
+            self._die(EngineDeadError(f"the ranks cannot be watched: {type(error).__name__}: {error}"))
+        finally:
+            self._kill()
+            self._has_started.set()
+            self._wait_for_exits(EXIT_S)
+            for process in self._processes.values():
+                assert process.stdin is not None, "it is a pipe"
+                process.stdin.close()
+
+    def _start_all(self) -> None:
+        try:
+            for rank, end in self._sender.reader_sockets.items():
+                self._processes[rank] = _start(self._plan, rank, end.fileno(), self._sender.memory_fd, self._store_fd)
+        finally:
+            self._sender.release_reader_ends()
+
+    def _wait_for_news(self) -> None:
+        """Until a rank is gone, somebody calls, or it is time to look again. Replies are left to others."""
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        for fd in self._sender.filenos():
+            poll.register(fd, 0)  # the end of the connection is told in any case
+        for fd, _ in poll.poll(TICK_S * 1000):
+            if fd == self._wake_fd:
+                os.eventfd_read(fd)
+
+    def _look(self, now: float) -> SaccadeError | None:
+        """Why the ranks cannot go on. A rank that is gone comes first: what else is wrong may follow from it."""
+        codes = self._exit_codes()
+        self._sender.collect()  # behind the look at the processes: last words were said before the end
+        for rank, words in self._last_words.items():
+            kind = ConfigError if words.is_config else EngineDeadError
+            return kind(f"rank {rank} failed to start: {words.error}")
+        for rank in [*codes, *self._sender.gone()]:
+            return EngineDeadError(self._why_gone(rank))
+        if len(self._facts) < len(self._processes):
+            late = min(set(self._processes) - set(self._facts))
+            limit_s = self._plan.start_s
+            is_late = 0 < limit_s < now - self._started_at
+            return EngineDeadError(f"{self._name(late)} was not ready after {limit_s:g} s") if is_late else None
+        why = self._suspicion or self._why_stuck(now) or self._why_silent(now)
+        return EngineDeadError(why) if why else None
+
+    def _why_gone(self, rank: int) -> str:
+        when = "" if rank in self._facts else " before it was ready"
+        try:
+            return f"{self._name(rank)} {describe_exit(self._processes[rank].wait(EXIT_S))}{when}"
+        except subprocess.TimeoutExpired:
+            return f"{self._name(rank)} has closed its end of the channel{when}"
+
+    def _why_stuck(self, now: float) -> str | None:
+        limit_s = min(self._plan.answer_s or STUCK_S, STUCK_S)
+        with self._noting:
+            return self._agreement.stuck(now, limit_s)
+
+    def _why_silent(self, now: float) -> str | None:
+        limit_s = self._plan.answer_s
+        overslept = now - self._looked_at > limit_s / 2
+        self._looked_at = now
+        if not limit_s:
+            return None
+        if overslept:  # this process was stopped, and so may the others have been
+            self._sender.forgive(now)
+        for rank in self._processes:
+            if self._sender.silent_s(rank, now) > limit_s:
+                return f"{self._name(rank)} has not answered for {limit_s:g} s"
+        self._sender.ping(min(PING_S, limit_s / 2), now)
+        return None
+
+    def _die(self, error: SaccadeError) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        self._kill()
+        try:
+            self._on_death(error)
+        finally:
+            self._is_dead.set()
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} of {self._plan.num_ranks}"
+
+    def _exit_codes(self) -> dict[int, int]:
+        codes = {rank: process.poll() for rank, process in self._processes.items()}
+        return {rank: code for rank, code in codes.items() if code is not None}
+
+    def _kill(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+
+    def _wait_for_exits(self, timeout_s: float) -> None:
+        deadline = monotonic() + timeout_s
+        while len(self._exit_codes()) < len(self._processes) and monotonic() < deadline:
+            sleep(POLL_S)
+
+
+def _start(plan: RankPlan, rank: int, socket_fd: int, memory_fd: int, store_fd: int) -> "subprocess.Popen[bytes]":
+    start = RankStart(
+        rank=rank,
+        num_ranks=plan.num_ranks,
+        device=plan.devices[rank] if plan.devices else rank,
+        store_fd=store_fd,
+        factory=plan.factory,
+        settings=dict(plan.settings),
+        parent_pid=os.getpid(),
+        socket_fd=socket_fd,
+        memory_fd=memory_fd,
+    )
+    line = msgspec.json.encode(start) + b"\n"
+    # -P: what lies in the working directory is not imported. A session of its own: Ctrl-C reaches the front end, which
+    # decides what becomes of the requests.
+    process = subprocess.Popen(
+        (sys.executable, "-P", "-m", MODULE),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        env=worker_environment() | dict(plan.environment),
+        pass_fds=(socket_fd, memory_fd, store_fd),
+    )
+    assert process.stdin is not None, "it is a pipe"
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+    except BrokenPipeError:  # it ended at once, which the watching thread will see
+        pass
+    return process

@@ -1,0 +1,121 @@
+"""The ranks of a tensor-parallel engine: started by rank 0, each on its device, and checked against each other."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.config import allows_shared_gpu
+from saccade.errors import ConfigError, GraphError
+from saccade.execution.executor import DeviceExecutor, ExecutorSettings
+from saccade.execution.logits import MAX_SCORED_ROWS
+from saccade.execution.rank_processes import OnDeath, RankPlan, RankProcesses
+from saccade.execution.state import StateSizes
+from saccade.graphs import GraphRunner
+from saccade.layers.parallel import Groups
+from saccade.models.vlm import Model
+from saccade.scheduling.orders import ORDER_TYPES
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+
+FACTORY = "saccade.execution.follower:follow"
+ANSWER_SHARE = 0.8  # of the watchdog's time: rank 0 names the rank that hangs before the front end gives up on rank 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The processes of all ranks but the first, and the device of the first."""
+
+    processes: RankProcesses
+    device: torch.device
+
+    @property
+    def store(self) -> str:
+        return self.processes.store
+
+    def wait_ready(self) -> None:
+        self.processes.wait_ready()
+
+    def close(self) -> None:
+        self.processes.close()
+
+
+def start_ranks(
+    folder: Path, settings: EngineSettings, limits: SchedulerSettings, device: torch.device, on_death: OnDeath
+) -> Ranks:
+    """They begin to build at once, as rank 0 must too: they wait for each other on the way."""
+    size = settings.tensor_parallel_size
+    devices = devices_for(size, device)
+    given = {
+        "folder": str(folder),
+        "settings": msgspec.to_builtins(settings),
+        "limits": msgspec.to_builtins(limits),
+        "num_threads": torch.get_num_threads(),
+    }
+    plan = RankPlan(
+        num_ranks=size,
+        factory=FACTORY,
+        order_types=ORDER_TYPES,
+        settings=given,
+        devices=devices,
+        answer_s=settings.watchdog_timeout_s * ANSWER_SHARE,
+    )
+    first = torch.device("cuda", devices[0]) if device.type == "cuda" else device
+    return Ranks(RankProcesses(plan, on_death), first)
+
+
+def devices_for(size: int, device: torch.device) -> tuple[int, ...]:
+    """The device of each rank."""
+    if device.type != "cuda":
+        return tuple(range(size))
+    count, first = torch.cuda.device_count(), device.index or 0
+    if allows_shared_gpu():
+        return tuple(range(first, first + size)) if first + size <= count else (first,) * size
+    if first + size > count:
+        raise ConfigError(
+            f"{size} ranks need {size} GPUs, from cuda:{first} on; this machine has {count} "
+            "(--tensor-parallel-size, --device)"
+        )
+    return tuple(range(first, first + size))
+
+
+def reserve_exchange(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> None:
+    """Room for what ranks exchange in the largest passes, those without a graph included."""
+    unit = 0 if model.spec.vision is None else model.spec.vision.unit
+    longest = max(settings.max_units, settings.largest_frame(sizes.max_blocks * sizes.block_size))
+    model.reserve(
+        rows=settings.max_tokens, logit_rows=max(sizes.max_sequences, MAX_SCORED_ROWS), patches=longest * unit
+    )
+
+
+@torch.no_grad()
+def check_ranks(executor: DeviceExecutor, groups: Groups) -> None:
+    """Whether all ranks get the same bits from the same pass: they choose tokens each for itself, and would drift
+    apart."""
+    if groups.language.size == 1:
+        return
+    for runner in executor.phases:
+        if not groups.language.all_equal(_digest(executor, runner)):
+            raise GraphError(
+                f"the ranks got different results from the same {runner.phase.name} pass; they would answer different "
+                "tokens (not serving: run `saccade verify`)"
+            )
+
+
+def _digest(executor: DeviceExecutor, runner: GraphRunner) -> bytes:
+    """Of what the smallest bucket gives for its example: outputs, and logits where there are any."""
+    phase = runner.phase
+    values = runner.example_values(runner.catalogue.shape.ordered[0])
+    phase.set_up(values)
+    found = sha256()
+
+    def note(outputs: "dict[str, Tensor]") -> None:
+        for tensor in (*outputs.values(), *phase.written(values).values()):
+            found.update(np.ascontiguousarray(tensor.detach().float().cpu().numpy()).tobytes())
+
+    with executor.in_order(runner):
+        runner.run(values, note)  # type: ignore[arg-type]
+    return found.digest()

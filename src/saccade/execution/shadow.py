@@ -1,0 +1,336 @@
+"""Shadow checks: a share of the replays that live requests cause is run again eagerly and compared bit for bit.
+
+What a replay read and gave is copied on its own stream, into memory that is there from the start: no wait and no
+allocation. The eager run comes when the engine has nothing else to do, and ends between two operations when somebody
+wants something. It changes nothing that a request could see: it puts into the caches the bits that are there already.
+Where it does not, the graph was wrong: then the graph is retired, the caches are emptied, and the inputs are kept in a
+file.
+"""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from saccade.execution.executor import DeviceExecutor
+from saccade.execution.shadow_file import Kept, Origin, write_file
+from saccade.execution.shadow_passes import (
+    Arrays,
+    Writers,
+    put_back,
+    results_of,
+    run_eagerly,
+    written_keys,
+    written_rows,
+)
+from saccade.execution.shadow_slab import Slab
+from saccade.graphs import Batch, GraphKey, GraphRunner
+from saccade.graphs.compare import Difference, Tensors, bit_differences
+
+ShouldStop = Callable[[], bool]
+Found = tuple[list[Difference], dict[str, Tensor]]
+
+MAX_RECORDS = 256
+MOST_DUE = 2  # records that chance asked for and no replay was taken for yet
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Record:
+    """One replay. Tensors lie in a slab, and are another record's when `is_lost`."""
+
+    runner: GraphRunner
+    key: GraphKey
+    number: int
+    arrays: Arrays
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    reads: dict[str, Tensor] = field(default_factory=dict)
+    results: dict[str, Tensor] = field(default_factory=dict)
+    cached: dict[str, Tensor] | None = None  # what it left in caches; a check writes there, too
+    is_begun: bool = False  # a check of it was interrupted
+    is_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """A replay that gave something else than an eager run of the same inputs."""
+
+    key: GraphKey
+    digest: str  # of the inputs
+    differences: tuple[Difference, ...]
+    path: Path | None  # of the file that has them
+
+    @property
+    def reason(self) -> str:
+        """For anybody: without the path."""
+        more = f" (and {len(self.differences) - 1} more results)" if self.differences[1:] else ""
+        return (
+            f"graph [{self.key}] is out of service: it gave something else than an eager run of inputs {self.digest}: "
+            f"{self.differences[0]}{more}"
+        )
+
+    def __str__(self) -> str:
+        kept = "could not be kept" if self.path is None else f"are in {self.path}: `saccade replay` runs them again"
+        return f"{self.reason}. Its batches run without it; the inputs {kept}"
+
+
+class Shadow:
+    """Keeps records of an engine's replays, and checks them one at a time."""
+
+    def __init__(
+        self, executor: DeviceExecutor, share: float, origin: Origin, *, slab_bytes: Mapping[str, int]
+    ) -> None:
+        """`slab_bytes` are those of language passes and, if there are any, of vision passes (see `sizes`)."""
+        self._executor, self._share, self._origin = executor, share, origin
+        device = executor.state.model.place.device
+        self._slabs = {name: Slab(nbytes, device) for name, nbytes in slab_bytes.items()}
+        self.writers = Writers(executor.state)
+        self._counts: dict[str, Counter[str]] = {phase.phase.name: Counter() for phase in executor.phases}
+        self._records: deque[Record] = deque()
+        self._chance = Random(0)
+        self._due = 0
+        self._recorded: OrderedDict[GraphKey, None] = OrderedDict()  # the last recorded at the end
+        for phase in executor.phases:
+            phase.observer = _Watcher(self, phase)
+        with _Interruptible(lambda: False, torch.device("cpu")):
+            torch.zeros(1)  # torch imports its compiler for the first such operation, for seconds: not in a check
+
+    def close(self) -> None:
+        """Watch no longer, and let go of the executor."""
+        for phase in self._executor.phases:
+            phase.observer = None
+        self._records.clear()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(slab.nbytes for slab in self._slabs.values())
+
+    @property
+    def has_records(self) -> bool:
+        return bool(self._records)
+
+    def counts(self, phase: str) -> dict[str, int]:
+        """How many records ended in which way: equal, different, or why there was nothing to compare."""
+        return dict(self._counts[phase])
+
+    def count(self, phase: str, result: str) -> None:
+        self._counts[phase][result] += 1
+
+    def slab_for(self, runner: GraphRunner) -> Slab:
+        return self._slabs["vision" if runner is self._executor.vision else "language"]
+
+    def wants(self, key: GraphKey) -> bool:
+        """Whether to record this replay. Chance says how many; a graph that was recorded lately lets others go first,
+        so that rare ones get their turn, but not for long."""
+        self._due = min(self._due + (self._chance.random() < self._share), MOST_DUE)
+        if self._due == 0 or (self._due < MOST_DUE and self._share < 1 and self._is_recent(key)):
+            return False
+        self._due -= 1
+        self._recorded[key] = None
+        self._recorded.move_to_end(key)
+        return True
+
+    def keep(self, record: Record) -> None:
+        self._records.append(record)
+        if len(self._records) > MAX_RECORDS:
+            self._drop(self._records.popleft(), "evicted")
+
+    @torch.no_grad()
+    def check(self, should_stop: ShouldStop = lambda: False) -> Mismatch | Exception | None:
+        """Run one record again, if there is one. Returns what was found wrong, or what kept it from being found out.
+        After a mismatch the caches must be emptied."""
+        record = self._next(should_stop)
+        if record is None:
+            return None
+        try:
+            with self._stream_of(record.runner), _Interruptible(should_stop, record.runner.phase.arena.device):
+                found = self._judge(record)
+        except StoppedError:
+            self._put_off(record)
+            return None
+        except Exception as error:
+            self.count(record.key.phase, "failed")
+            return error
+        mismatch = None if found is None else self._condemn(record, *found)
+        record.cached = None  # it is new memory, and a slab knows its records until their place is taken
+        return mismatch
+
+    def _is_recent(self, key: GraphKey) -> bool:
+        """Whether a graph is in the half that was recorded last."""
+        newest = islice(reversed(self._recorded), len(self._recorded) // 2)
+        return key in set(newest)
+
+    def _next(self, should_stop: ShouldStop) -> Record | None:
+        while self._records and not should_stop():
+            record = self._records.popleft()
+            if record.is_lost:
+                self._drop(record, "evicted")
+            elif not self.writers.is_intact(record.arrays, record.number):
+                self._drop(record, "overwritten")
+            else:
+                return record
+        return None
+
+    def _put_off(self, record: Record) -> None:
+        """Check it before all others, later."""
+        self.count(record.key.phase, "interrupted")
+        record.is_begun = True
+        if "slots" not in record.arrays:
+            record.cached = None  # others may write there meanwhile, which the check did not
+        self._records.appendleft(record)
+
+    def _drop(self, record: Record, why: str) -> None:
+        """It is never checked. What a check wrote that was not finished counts as a pass of its own: if the graph is
+        wrong, keys and values are not those any more that other replays read."""
+        self.count(record.key.phase, why)
+        if record.is_begun and "slots" in record.arrays:
+            self.writers.note({"slots": record.arrays["slots"]})
+
+    def _judge(self, record: Record) -> Found | None:
+        """What differs, and what is right; None if nothing does."""
+        if record.cached is None:
+            record.cached = self._cached(record)
+        found = self._run_again(record, {**record.results, **record.cached})
+        if found is None:
+            self.count(record.key.phase, "equal")
+        elif record.runner.phase.nondeterministic or self._run_again(record, found[1]) is not None:
+            self.count(record.key.phase, "unsteady")  # eager runs differ, too: that says nothing about the graph
+            return None
+        return found
+
+    def _run_again(self, record: Record, before: Tensors) -> Found | None:
+        phase, most_bytes = record.runner.phase, self.slab_for(record.runner).most_bytes
+
+        def compare(outputs: Tensors) -> Found | None:
+            now = results_of(phase, record.arrays, outputs, most_bytes) | self._cached(record, outputs)
+            differences = bit_differences(before, now)
+            return (differences, {name: view.clone() for name, view in now.items()}) if differences else None
+
+        put_back(phase, record.arrays, record.reads)
+        return run_eagerly(record.runner, {**record.inputs, **record.arrays}, compare, like=record.key)
+
+    def _cached(self, record: Record, outputs: Tensors | None = None) -> dict[str, Tensor]:
+        """What a replay left in caches; with the outputs of an eager run, what that one would have left there."""
+        state, most_bytes = self._executor.state, self.slab_for(record.runner).most_bytes
+        if "targets" not in record.arrays:
+            return written_keys(state, record.arrays, most_bytes)
+        own = self.writers.own_rows(record.arrays, record.number)
+        own = own[:: max(1, -(-len(own) * state.vision_row_bytes // most_bytes))]
+        if outputs is None:
+            return written_rows(state, record.arrays, own)
+        rows = outputs["rows"]
+        return {"rows of the cache": rows.index_select(1, torch.from_numpy(own).to(rows.device))}
+
+    def _condemn(self, record: Record, differences: list[Difference], right: Tensors) -> Mismatch:
+        self.count(record.key.phase, "different")
+        assert record.cached is not None, "it was compared"
+        kept = Kept(
+            key=record.key,
+            arrays=record.arrays,
+            inputs=record.inputs,
+            reads=record.reads,
+            replayed={**record.results, **record.cached},
+            eager=right,
+            most_bytes=self.slab_for(record.runner).most_bytes,
+        )
+        path = write_file(self._origin, self._executor.state, kept)
+        record.runner.catalogue.retire(record.key, f"a shadow check found it wrong (digest {kept.digest})")
+        for other in self._records:  # they may have read what the wrong graph wrote and the check wrote anew
+            self.count(other.key.phase, "overwritten")
+        self._records.clear()
+        return Mismatch(key=record.key, digest=kept.digest, differences=tuple(differences), path=path)
+
+    @contextmanager
+    def _stream_of(self, runner: GraphRunner) -> Iterator[None]:
+        """Where passes of a phase run: memory for eager ones is kept there."""
+        encoder = self._executor.encoder
+        if encoder is not None and runner is encoder.graphs:
+            with encoder.side_stream.work():
+                yield
+            return
+        if encoder is not None:
+            encoder.side_stream.wait()
+        yield
+
+
+class _Watcher:
+    """Sees the passes of one phase, and records some. Whatever goes wrong here must not hurt a request."""
+
+    def __init__(self, shadow: Shadow, runner: GraphRunner) -> None:
+        self._shadow, self._runner = shadow, runner
+        self._open: Record | None = None
+
+    def before(self, batch: Batch, key: GraphKey | None) -> None:
+        self._open = None
+        number = self._shadow.writers.note(batch.arrays)
+        if key is not None and self._shadow.wants(key):
+            with self._counting_failures():
+                self._open = self._begin(batch, key, number)
+
+    def after(self, outputs: Tensors) -> None:
+        record, self._open = self._open, None
+        if record is not None:
+            with self._counting_failures():
+                self._end(record, outputs)
+
+    def _begin(self, batch: Batch, key: GraphKey, number: int) -> Record | None:
+        arrays = {name: np.array(array) for name, array in batch.arrays.items()}
+        record = Record(runner=self._runner, key=key, number=number, arrays=arrays)
+        reads = self._runner.phase.volatile_in(arrays)
+        copies = self._shadow.slab_for(self._runner).copy(record, {**batch.tensors, **reads})
+        if copies is None:
+            self._shadow.count(key.phase, "too_large")
+            return None
+        record.inputs = {name: copies[name] for name in batch.tensors}
+        record.reads = {name: copies[name] for name in reads}
+        return record
+
+    def _end(self, record: Record, outputs: Tensors) -> None:
+        slab = self._shadow.slab_for(self._runner)
+        results = slab.copy(record, results_of(self._runner.phase, record.arrays, outputs, slab.most_bytes))
+        if results is None:
+            self._shadow.count(record.key.phase, "too_large")
+        else:
+            record.results = results
+            self._shadow.keep(record)
+
+    @contextmanager
+    def _counting_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self._shadow.count(self._runner.phase.name, "failed")
+
+
+class StoppedError(Exception):
+    """Somebody wants something of the engine."""
+
+
+class _Interruptible(TorchDispatchMode):
+    """Looks between two operations whether to stop. The device is never more than one behind the host, so that it is
+    free as soon as the host is."""
+
+    def __init__(self, should_stop: ShouldStop, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._should_stop = should_stop
+        self._events = [torch.cuda.Event() for _ in range(2)] if device.type == "cuda" else []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self._should_stop():
+            raise StoppedError
+        result = func(*args, **(kwargs or {}))
+        if self._events:
+            self._events[0].record()
+            self._events.reverse()
+            self._events[0].synchronize()
+        return result

@@ -1,0 +1,130 @@
+"""What a pass of an engine read, wrote and gave: how it is looked at, and how it is put back for another run.
+
+What a pass reads besides its inputs is of two kinds. Newest tokens, logits and rows of the prefill's output are
+overwritten by the next step: phases name them in `volatile_in`. Keys, values and rows of images stay where they are
+until their place is given away: `Writers` knows whether it was.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.execution.state import DeviceState
+from saccade.graphs import GraphKey, GraphRunner, Phase
+from saccade.graphs.compare import Tensors
+from saccade.graphs.phase import Outputs
+from saccade.graphs.runner import Result
+from saccade.scheduling.arrays import Ints, places
+
+Arrays = Mapping[str, Ints]
+
+
+class Writers:
+    """Which pass wrote each slot of the KV cache and each row of the encoder cache last. Passes are counted."""
+
+    def __init__(self, state: DeviceState) -> None:
+        self._block_size = state.block_size
+        self._number = 0
+        self._slots = np.zeros(state.num_blocks * state.block_size, dtype=np.int64)
+        self._rows = np.zeros(0 if state.vision_rows is None else state.vision_rows.shape[1], dtype=np.int64)
+
+    def note(self, arrays: Arrays) -> int:
+        """The number of a pass that is about to run."""
+        self._number += 1
+        if "slots" in arrays:
+            self._slots[arrays["slots"]] = self._number
+        if "targets" in arrays:
+            self._rows[arrays["targets"]] = self._number
+        return self._number
+
+    def is_intact(self, arrays: Arrays, number: int) -> bool:
+        """Whether all that pass `number` read from caches is what it was."""
+        if "block_tables" in arrays and self._last_writer(arrays) > number:
+            return False
+        return "sources" not in arrays or not (self._rows[source_rows(arrays)] > number).any()
+
+    def _last_writer(self, arrays: Arrays) -> int:
+        """The last pass that wrote a key which this one read. Of its last block, a request may have written more since:
+        there slots are looked at, and whole blocks before, for there may be millions of slots."""
+        tables, size = arrays["block_tables"], self._block_size
+        num_full, rest = np.divmod(arrays["key_lengths"].astype(np.int64), size)
+        by_block = self._slots.reshape(-1, size).max(axis=1)
+        full = tables[np.arange(tables.shape[1]) < num_full[:, None]]
+        is_partial = rest > 0
+        last = tables[is_partial, num_full[is_partial]].astype(np.int64)
+        places = (last * size)[:, None] + np.arange(size)
+        partial = places[np.arange(size) < rest[is_partial][:, None]]
+        return int(max(by_block[full].max(initial=0), self._slots[partial].max(initial=0)))
+
+    def own_rows(self, arrays: Arrays, number: int) -> Ints:
+        """Which rows of a vision pass still lie where it put them."""
+        return np.flatnonzero(self._rows[arrays["targets"]] == number)
+
+
+def context_slots(arrays: Arrays, block_size: int) -> Ints:
+    """Where the keys and values lie that a pass reads, those it wrote itself among them."""
+    pairs = zip(arrays["block_tables"], arrays["key_lengths"].tolist(), strict=True)
+    found = [places(0, length, table.tolist(), block_size) for table, length in pairs]
+    return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *found]))
+
+
+def source_rows(arrays: Arrays) -> Ints:
+    """The rows of the encoder cache that a pass reads."""
+    return np.unique(arrays["sources"][arrays["sources"] >= 0])
+
+
+def every_nth(view: Tensor, axis: int, most_bytes: int) -> Tensor:
+    """Rows from all over a tensor, as many as take no more than so many bytes."""
+    step = max(1, -(-view.numel() * view.itemsize // most_bytes))
+    return view[(slice(None),) * axis + (slice(None, None, step),)]
+
+
+def results_of(phase: Phase, arrays: Arrays, outputs: Tensors, most_bytes: int) -> dict[str, Tensor]:
+    """Views of what a pass gave and of what it left outside its arena; of large tensors, rows from all over them."""
+    found = {name: every_nth(view, phase.arena.buffers[name].axis or 0, most_bytes) for name, view in outputs.items()}
+    return found | {name: every_nth(view, 0, most_bytes) for name, view in phase.volatile_out(arrays).items()}
+
+
+def put_back(phase: Phase, arrays: Arrays, reads: Tensors) -> None:
+    """Make what a pass read, and others overwrote since, what it was."""
+    for name, view in phase.volatile_in(arrays).items():
+        view.copy_(reads[name], non_blocking=True)
+
+
+def written_keys(state: DeviceState, arrays: Arrays, most_bytes: int) -> dict[str, Tensor]:
+    """Keys and values that a pass wrote, as the cache has them now; of many, those of slots from all over them."""
+    if "slots" not in arrays:
+        return {}
+    row_bytes = sum(part[0, 0].nbytes for pair in state.caches for part in pair)
+    step = max(1, -(-len(arrays["slots"]) * row_bytes // most_bytes))
+    return cached_keys(state, arrays["slots"][::step])
+
+
+def written_rows(state: DeviceState, arrays: Arrays, own: Ints) -> dict[str, Tensor]:
+    """Rows of images that a pass wrote, as the cache has them now."""
+    assert state.vision_rows is not None, "a vision pass wrote there"
+    targets = torch.from_numpy(np.asarray(arrays["targets"], dtype=np.int64)[own])
+    return {"rows of the cache": state.vision_rows.index_select(1, targets.to(state.vision_rows.device))}
+
+
+def cached_keys(state: DeviceState, slots: Ints) -> dict[str, Tensor]:
+    """Copies of the keys and values in these slots."""
+    index = torch.from_numpy(np.asarray(slots, dtype=np.int64)).to(state.newest_ids.device)
+    found = {}
+    for layer, (keys, values) in enumerate(state.caches):
+        found[f"keys of layer {layer}"] = keys.flatten(0, 1).index_select(0, index)
+        found[f"values of layer {layer}"] = values.flatten(0, 1).index_select(0, index)
+    return found
+
+
+def run_eagerly(
+    runner: GraphRunner, values: Mapping[str, Any], consume: Callable[[Outputs], Result], *, like: GraphKey
+) -> Result:
+    """Run a batch as the graph of key `like` would, without it. Rows of images go where padding goes: those that the
+    graph wrote may be somebody else's by now."""
+    if "targets" in values:
+        values = {**values, "targets": np.zeros_like(values["targets"])}
+    return runner.eager(values, consume, at=None if like.digest else like.capacity)

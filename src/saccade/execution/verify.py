@@ -1,0 +1,218 @@
+"""Every graph of an executor against eager runs, in the sequences that break graphs which froze or leaked something,
+and the audit of what graphs froze.
+
+Replays are compared bit for bit with eager runs of the same padded shapes, which launch the same kernels. The short
+form takes a sample that runs in a second or two and is part of the start; the long one takes all. Both write to caches
+and must not run while requests do.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from saccade.errors import GraphError
+from saccade.execution.encoder import Encoder
+from saccade.execution.executor import DeviceExecutor
+from saccade.geometry import Grid
+from saccade.graphs import (
+    AuditReport,
+    AuditRow,
+    Capacity,
+    GraphRunner,
+    Known,
+    Report,
+    Row,
+    Values,
+    audit,
+    verify,
+    verify_batches,
+)
+from saccade.graphs.cuda_nodes import UnreadableError
+from saccade.graphs.node_differences import PERHAPS
+from saccade.graphs.stats import GraphStats
+from saccade.scheduling.geometries import vision_values
+
+log = logging.getLogger(__name__)
+
+OnGraph = Callable[[str, int, int], None]
+Grids = tuple[Grid, ...]
+
+SHORT_ROWS = {"vision": 400, "prefill": 512, "decode": 64, "head": 64, "sample": 64}  # the largest bucket of a sample
+
+
+def verify_graphs(
+    executor: DeviceExecutor, *, is_short: bool = False, progress: OnGraph = lambda *news: None
+) -> Report:
+    """A row for every phase, bucket and sequence. Without graphs there are none. `progress` hears the phase, how
+    many graphs are done and how many there are, before the first and after each."""
+    rows: list[Row] = []
+    count = _Count(executor, is_short, progress)
+    for runner in executor.phases:
+        if not runner.settings.tiers:
+            continue
+        count.enter(runner.phase.name)
+        encoder = executor.encoder
+        with _unseen(runner), executor.in_order(runner):
+            found = [*_verify(runner, count, is_short)]
+            if encoder is not None and runner is encoder.graphs:
+                found += _verify_grids(encoder, count, is_short)
+        runner.selfcheck = max((row.difference for row in found), default=None)
+        rows += found
+    return Report(tuple(rows))
+
+
+class _Count:
+    """Graphs that are done. Verification has those of vision `twice`: with rows of any kind, and with images and
+    videos."""
+
+    def __init__(self, executor: DeviceExecutor, is_short: bool, progress: OnGraph, *, twice: bool = True) -> None:
+        self._progress = progress
+        self._phase, self._done, self._total = "", 0, 0
+        for runner in executor.phases:
+            self._total += len(_chosen(runner, is_short)) * (2 if twice and runner is executor.vision else 1)
+
+    def enter(self, phase: str) -> None:
+        self._phase = phase
+        self._progress(phase, self._done, self._total)
+
+    def one(self) -> None:
+        self._done += 1
+        self._progress(self._phase, self._done, self._total)
+
+
+def check_graphs(executor: DeviceExecutor, *, is_short: bool = True) -> Report:
+    """Verify; raises where a replay is not what an eager run is."""
+    report = verify_graphs(executor, is_short=is_short)
+    wrong = [row for row in report.rows if not row.is_right]
+    if wrong:
+        first = wrong[0]
+        raise GraphError(
+            f"graph [{first.key}] is not what an eager run is, in sequence {first.sequence!r}: {first.problem}; "
+            f"{len(wrong)} of {len(report.rows)} checks failed. {NOT_SERVING}"
+        )
+    found = _findings(executor, is_short)
+    sure = [(key, finding) for key, finding in found if not finding.startswith(PERHAPS)]
+    if sure:
+        key, finding = sure[0]
+        raise GraphError(f"the audit of graph [{key}] found {len(sure)} faults: {finding}. {NOT_SERVING}")
+    for key, finding in found:
+        log.warning("the audit of graph [%s] found: %s; `saccade audit` looks at all graphs", key, finding)
+    return report
+
+
+def _findings(executor: DeviceExecutor, is_short: bool) -> list[tuple[str, str]]:
+    """What the audit found, with the key of the graph; nothing where the driver tells no nodes."""
+    try:
+        report = audit_graphs(executor, is_short=is_short)
+    except UnreadableError as error:
+        log.warning("graphs were compared with eager runs, but not audited: %s", error)
+        return []
+    return [(row.key, finding) for row in report.rows for finding in row.findings]
+
+
+NOT_SERVING = "Not serving: run `saccade verify`, or turn the phase's graphs off (--graphs)"
+
+
+def audit_graphs(
+    executor: DeviceExecutor, *, is_short: bool = False, progress: OnGraph = lambda *news: None
+) -> AuditReport:
+    """What graphs froze, read from the graphs: a row for every bucket, and for a replay and the exact tier of every
+    phase."""
+    rows: list[AuditRow] = []
+    count = _Count(executor, is_short, progress, twice=False)
+    for runner in executor.phases:
+        if not runner.settings.tiers:
+            continue
+        count.enter(runner.phase.name)
+        with _unseen(runner), executor.in_order(runner):
+            rows += audit(runner, buckets=_chosen(runner, is_short), on_graph=count.one).rows
+    return AuditReport(tuple(rows))
+
+
+def _verify(runner: GraphRunner, count: _Count, is_short: bool) -> tuple[Row, ...]:
+    return verify(runner, buckets=_chosen(runner, is_short), same_shape=True, on_graph=count.one).rows
+
+
+def _chosen(runner: GraphRunner, is_short: bool) -> list[Capacity]:
+    captured = [graph.key.capacity for graph in runner.graphs if not graph.key.digest]
+    return sample(runner) if is_short and captured else captured
+
+
+def sample(runner: GraphRunner) -> list[Capacity]:
+    """The smallest bucket and the largest that is still quick to run."""
+    rows = runner.phase.rows
+    captured = [graph.key.capacity for graph in runner.graphs if not graph.key.digest]
+    ordered = sorted(captured, key=lambda bucket: (bucket[rows], sum(bucket.values())))
+    quick = [bucket for bucket in ordered if bucket[rows] <= SHORT_ROWS.get(runner.phase.name, 64)] or ordered[:1]
+    return list(dict.fromkeys((quick[0], quick[-1])))
+
+
+def _verify_grids(encoder: Encoder, count: _Count, is_short: bool) -> Iterator[Row]:
+    """Equal rows and frames, but other heights and widths (so other positions and windows); videos; images twice."""
+    runner = encoder.graphs
+    rng = torch.Generator().manual_seed(1)
+    chosen = _chosen(runner, is_short)
+    for graph in runner.graphs:
+        if graph.key.digest or graph.key.capacity not in chosen:
+            continue
+        known: Known | None = {} if runner.phase.is_repeatable else None
+        made: dict[Grids, Values] = {}
+        for name, sequence in _grid_sequences(encoder, graph.key.capacity).items():
+            made |= {grids: _batch(encoder, grids, rng) for grids in sequence if grids not in made}
+            arena = runner.phase.arena
+            batches = [made[grids] for grids in sequence]
+            batches = [b for b in batches if arena.misfit(arena.admit(b).sizes, graph.key.capacity) is None]
+            if batches:
+                yield verify_batches(runner, graph.key, name, batches, same_shape=True, known=known)
+        count.one()
+
+
+def _grid_sequences(encoder: Encoder, capacity: Capacity) -> dict[str, list[Grids]]:
+    side = encoder.spec.merge
+    area = max(capacity["units"] * 3 // 4, 1)
+    short = max(int(area**0.5) // 2, 1)
+    long = max(area // short, 1)
+    tall, wide = (1, long * side, short * side), (1, short * side, long * side)
+    frames = max(min(capacity["frames"] - 1, 3), 1)
+    rest = max(area // frames // short, 1)
+    video, turned = (frames, short * side, rest * side), (frames, rest * side, short * side)
+    small = (1, side, max(short // 2, 1) * side)
+    return {
+        "other shapes": [(tall,), (wide,), (tall,)],
+        "poisoned shapes": [(small,), (wide,)],
+        "videos": [(video,), (turned,)],
+        "the same image twice": [(small, small), (small,)],
+    }
+
+
+def _batch(encoder: Encoder, grids: Grids, rng: torch.Generator) -> dict[str, Any]:
+    """Random patches; images of one grid get the same ones."""
+    unit = encoder.spec.unit
+    units = [frames * rows * columns // unit for frames, rows, columns in grids]
+    made = encoder.graphs.phase.example((sum(units),), rng)
+    patches, start = made["patches"], 0
+    seen: dict[Grid, Any] = {}
+    for grid, count in zip(grids, units, strict=True):
+        stop = start + count * unit
+        if grid in seen:
+            patches[start:stop] = seen[grid]
+        seen[grid] = patches[start:stop].clone()
+        start = stop
+    return vision_values(encoder.spec, list(grids), patches, made["targets"])
+
+
+@contextmanager
+def _unseen(runner: GraphRunner) -> Iterator[None]:
+    """What verification replays and captures is not counted, and nothing of it stays."""
+    stats, runner.stats = runner.stats, GraphStats()
+    replays = {graph.key: graph.num_replays for graph in runner.graphs}
+    try:
+        yield
+    finally:
+        runner.stats = stats
+        runner.forget_exact()
+        for graph in runner.graphs:
+            graph.num_replays = replays.get(graph.key, 0)

@@ -1,0 +1,132 @@
+"""The vision pass as a phase: patches of any images and frames to rows of the encoder cache. Boundaries, windows,
+positions and where the rows go are data.
+
+P patches, U merged units, C values of a patch, L levels, D width of the decoder.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.execution.state import DeviceState
+from saccade.graphs import (
+    Arena,
+    Buffer,
+    Frame,
+    OwnIndex,
+    Phase,
+    Watched,
+    boundaries,
+    metadata,
+    output,
+    rows,
+)
+from saccade.layers.layer import EXCHANGE_MEMORY
+from saccade.layers.step import VisionStep
+from saccade.models.spec import VisionSpec
+from saccade.models.vlm import Model
+from saccade.scheduling.buckets import longest_window, vision_buckets, vision_capacity
+from saccade.scheduling.geometries import vision_values
+
+TYPICAL_UNITS = 324  # of an image: 560 x 560 pixels with patches of 16
+
+
+def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
+    spec = model.spec.vision
+    assert spec is not None and model.tower is not None and state.vision_rows is not None
+    tower, vision_rows = model.tower, state.vision_rows
+
+    def body(frame: Frame) -> dict[str, Tensor]:
+        rows_LUD = tower(_step(spec, frame), frame["rows"])
+        model.place.kernels.scatter_rows(rows_LUD, frame["targets"], vision_rows)
+        return {"rows": rows_LUD}
+
+    def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
+        grids = [_example_grid(length, spec.merge) for length in lengths]
+        count = sum(lengths) * spec.unit
+        seed = int(torch.randint(2**31, (), generator=rng))
+        on_device = torch.Generator(model.place.device).manual_seed(seed)  # thousands of patches: no work for a CPU
+        patches = torch.randn(
+            count, spec.patch_values, generator=on_device, device=model.place.device, dtype=model.place.dtype
+        )
+        return vision_values(spec, grids, patches, _example_targets(sum(lengths), vision_rows.shape[1], seed))
+
+    def clear(values: Mapping[str, Any]) -> None:
+        vision_rows.index_fill_(1, _targets(values, vision_rows), 0)
+
+    def written(values: Mapping[str, Any]) -> dict[str, Tensor]:
+        return {"rows of the cache": vision_rows.index_select(1, _targets(values, vision_rows))}
+
+    buckets = tuple(vision_capacity(spec, units) for units in vision_buckets(max_units))
+    return Phase(
+        name="vision",
+        body=body,
+        arena=Arena(_buffers(model, spec), buckets[-1], model.place.device),
+        rows="units",
+        buckets=buckets,
+        example=example,
+        state=Watched(dict(tower.homes()), dict(tower.links())) | {"vision rows": vision_rows},
+        typical=TYPICAL_UNITS,
+        is_repeatable=True,
+        set_up=clear,
+        written=written,
+        writes=frozenset({"vision rows"} | ({EXCHANGE_MEMORY} if tower.exchange is not None else set())),
+    )
+
+
+def _example_grid(num_units: int, merge: int) -> tuple[int, int, int]:
+    """As near to a square as the number lets it: windows of a strip are smaller than those of pictures."""
+    height = max(n for n in range(1, math.isqrt(num_units) + 1) if num_units % n == 0)
+    return 1, merge * height, merge * (num_units // height)
+
+
+def _example_targets(count: int, num_rows: int, seed: int) -> Any:
+    """Any rows of the cache but padding's, each once where there are as many."""
+    return np.resize(np.random.default_rng(seed).permutation(num_rows - 1) + 1, count)
+
+
+def _targets(values: Mapping[str, Any], vision_rows: Tensor) -> Tensor:
+    """Where the rows of a pass go; none where two would go to the same place."""
+    targets = np.asarray(values["targets"], dtype=np.int64)
+    is_clear = len(targets) < vision_rows.shape[1]
+    return torch.from_numpy(targets[: len(targets) * is_clear]).to(vision_rows.device)
+
+
+def _buffers(model: Model, spec: VisionSpec) -> list[Buffer]:
+    dtype = model.place.dtype
+    buffers = [
+        rows("patches", ("patches", spec.patch_values), dtype),
+        metadata("targets", ("units",), torch.int64),
+        boundaries("cu_seqlens", of="patches", count="frames"),
+        metadata("positions", ("patches", 2)),
+        output("rows", (spec.levels, "units", model.spec.decoder.width), dtype),
+    ]
+    if spec.grid_side:
+        buffers.append(metadata("grid_indices", (4, "patches")))
+        buffers.append(metadata("grid_weights", (4, "patches"), torch.float32))
+    if spec.window:
+        buffers.append(metadata("window_order", ("units",), padding=OwnIndex()))
+        buffers.append(metadata("window_inverse", ("units",), padding=OwnIndex()))
+        buffers.append(boundaries("window_cu_seqlens", of="patches", count="windows", longest=longest_window(spec)))
+    return buffers
+
+
+def _step(spec: VisionSpec, frame: Frame) -> VisionStep:
+    has_windows = bool(spec.window)
+    return VisionStep(
+        patches_PC=frame["patches"],
+        positions_P2=frame["positions"],
+        cu_seqlens_S1=frame["cu_seqlens"],
+        max_segment=frame.longest("cu_seqlens"),
+        grid_indices_4P=frame["grid_indices"] if spec.grid_side else None,
+        grid_weights_4P=frame["grid_weights"] if spec.grid_side else None,
+        window_order_U=frame["window_order"] if has_windows else None,
+        window_inverse_U=frame["window_inverse"] if has_windows else None,
+        window_cu_seqlens_W1=frame["window_cu_seqlens"] if has_windows else None,
+        max_window=longest_window(spec) if has_windows else 0,
+        is_sketch=frame.is_sketch,
+    )

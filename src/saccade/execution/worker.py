@@ -1,0 +1,310 @@
+"""The engine's process: `python -m saccade.execution.worker FOLDER`, started by `saccade.client.process` alone.
+
+It takes commands between steps and waits for them only when idle. Whoever started it holds the other end of its
+standard input: when that closes, or the kernel says that the parent is gone, the process ends. Nothing it does outlives
+it, so SIGTERM keeps its default: the process ends at once. The orderly way is the `Close` command.
+"""
+
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+import torch
+import zmq
+from llguidance import LLMatcher
+
+from saccade.errors import CapacityError, ConfigError, RequestError, SaccadeError
+from saccade.execution.build import Built, build_engine
+from saccade.execution.rank_processes import OnDeath
+from saccade.inputs.processor import Processor
+from saccade.kernels.packages import import_packages
+from saccade.processes import EXIT_FAILED, end_with_input, end_with_parent
+from saccade.scheduling.engine import Engine
+from saccade.scheduling.matcher import refusal
+from saccade.scheduling.request import Request
+from saccade.wire.messages import (
+    COMMANDS,
+    REPLIES,
+    Abort,
+    Add,
+    AskStats,
+    Buffers,
+    Close,
+    Closed,
+    Degraded,
+    Failure,
+    Flush,
+    Flushed,
+    News,
+    Ready,
+    Refused,
+    Reply,
+    Start,
+    StatsReply,
+    Stop,
+    Updates,
+    decode_command,
+    encode,
+    to_news,
+    unpack_prompt,
+)
+from saccade.wire.update import Finish, FinishReason, Update
+
+LINGER_MS = 2000  # for the last words to get out
+SMALL_BYTES = 256 * 10**6
+MAX_COMMANDS = 128  # between two steps, so that a storm of requests does not stop those that run
+COMPILE_POLL_MS = 2
+IDLE_MS = 500  # without a command: what is then done for later requests would keep one waiting for some 50 ms
+ABORTED = Finish(FinishReason.ABORT)
+
+Tell = Callable[[Reply], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """Whose output a request of the engine is."""
+
+    serial: int
+    index: int
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiling:
+    """A request that waits for its grammar."""
+
+    command: Add
+    frames: Buffers
+    grammar: Future[LLMatcher]
+
+
+class Worker:
+    """Steps an engine and speaks for it. Every `Add` is answered by a refusal, or by news that end each output once."""
+
+    def __init__(self, engine: Engine, commands: "zmq.Socket[bytes]", tell: Tell) -> None:
+        self._engine, self._commands, self._tell = engine, commands, tell
+        self._members: dict[str, _Member] = {}
+        self._ids: dict[tuple[int, int], str] = {}
+        self._compiling: dict[int, _Compiling] = {}
+        self._news: list[News] = []
+        self._is_open = True
+
+    def run(self) -> None:
+        while self._is_open:
+            self._take_commands()
+            self._add_compiled()
+            if self._engine.has_work:
+                self._note(self._engine.step())
+            if self._news:
+                self._tell(Updates(self._news))
+                self._news = []
+
+    def _take_commands(self) -> None:
+        flags = zmq.NOBLOCK if self._engine.has_work or self._compiling else 0
+        if self._compiling and not self._engine.has_work:
+            self._commands.poll(COMPILE_POLL_MS)
+        if not flags and self._engine.can_check and not self._has_command():
+            self._check_shadow()
+            return
+        if not flags and self._engine.can_improve and not self._commands.poll(IDLE_MS):
+            if (error := self._engine.improve()) is not None:
+                traceback.print_exception(error)
+            return
+        for _ in range(MAX_COMMANDS):
+            try:
+                frames = self._commands.recv_multipart(flags, copy=False)
+            except zmq.Again:
+                return
+            self._obey([frame.buffer for frame in frames])
+            flags = zmq.NOBLOCK
+
+    def _has_command(self) -> bool:
+        return bool(self._commands.poll(0))
+
+    def _check_shadow(self) -> None:
+        """Check a replay, unless a command comes meanwhile."""
+        found = self._engine.check_shadow(self._has_command)
+        if isinstance(found, Exception):
+            traceback.print_exception(found)
+        elif found is not None:
+            self._tell(Degraded(found.reason, str(found)))
+
+    def _obey(self, frames: Buffers) -> None:
+        match decode_command(frames[0]):
+            case Add() as command:
+                self._take(command, frames[1:])
+            case Abort(serial=serial):
+                self._forget(serial)
+                self._note(self._engine.abort(str(serial)))
+            case Stop(serial=serial, index=index, stop=stop):
+                if (serial, index) in self._ids:
+                    self._note(self._engine.stop(self._ids[serial, index], stop))
+            case AskStats(serial=serial):
+                phases = self._engine.phase_snapshots()
+                self._tell(StatsReply(serial, self._engine.scheduler.stats(), phases, gpu_bytes_in_use()))
+            case Flush(serial=serial):
+                self._tell(Flushed(serial, not self._compiling and self._engine.forget_cached()))
+            case Close():
+                self._close()
+            case Start():
+                raise ConfigError("the engine was told to start twice")
+
+    def _take(self, command: Add, frames: Buffers) -> None:
+        """A request whose grammar has to be compiled first is overtaken by others meanwhile."""
+        grammar = command.params.grammar
+        if grammar is None:
+            self._add(command, frames)
+            return
+        try:
+            self._compiling[command.serial] = _Compiling(command, frames, self._engine.compile(grammar))
+        except RequestError as error:
+            self._tell(_refusal(command.serial, error))
+
+    def _add_compiled(self) -> None:
+        for serial, waiting in list(self._compiling.items()):
+            deadline = waiting.command.deadline
+            if deadline is not None and deadline <= monotonic():
+                self._forget(
+                    serial, Finish(FinishReason.DEADLINE, "the deadline passed before the grammar was compiled")
+                )
+            elif waiting.grammar.done():
+                del self._compiling[serial]
+                if (error := refusal(waiting.grammar)) is not None:
+                    self._tell(_refusal(serial, error))
+                else:
+                    self._add(waiting.command, waiting.frames, waiting.grammar.result())
+
+    def _forget(self, serial: int, ended: Finish = ABORTED) -> None:
+        """End a request that waits for its grammar."""
+        waiting = self._compiling.pop(serial, None)
+        if waiting is not None:
+            if all(other.grammar is not waiting.grammar for other in self._compiling.values()):
+                assert waiting.command.params.grammar is not None, "it waits for one"
+                self._engine.forget_grammar(waiting.command.params.grammar, waiting.grammar)
+            self._news += [News(serial, index, (), 0, ended) for index in range(waiting.command.params.n)]
+
+    def _add(self, command: Add, frames: Buffers, compiled: LLMatcher | None = None) -> None:
+        try:
+            ids = self._engine.add(
+                str(command.serial),
+                unpack_prompt(command.prompt, frames),
+                command.params,
+                priority=command.priority,
+                deadline=command.deadline,
+                cache_salt=command.cache_salt,
+                compiled=compiled,
+            )
+        except Exception as error:  # whatever is wrong with a request concerns nobody else
+            self._engine.abort(str(command.serial))
+            self._tell(_refusal(command.serial, error))
+            return
+        for index, member_id in enumerate(ids):
+            self._members[member_id] = _Member(command.serial, index, self._engine.scheduler.request(member_id))
+            self._ids[command.serial, index] = member_id
+
+    def _note(self, updates: Iterable[Update]) -> None:
+        for update in updates:
+            member = self._members[update.request_id]
+            self._news.append(to_news(member.serial, member.index, member.request.num_cached_tokens, update))
+            if update.finish is not None:
+                del self._members[update.request_id], self._ids[member.serial, member.index]
+
+    def _close(self) -> None:
+        for serial in list(self._compiling):
+            self._forget(serial)
+        for serial in {member.serial for member in self._members.values()}:
+            self._note(self._engine.abort(str(serial)))
+        self._is_open = False
+
+
+def main(folder: Path) -> int:
+    end_with_parent()
+    end_with_input()
+    context = zmq.Context()
+    # The last socket is for the thread that watches other ranks: if one is gone, this thread may wait for it for ever.
+    commands, replies, last_words = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
+    for socket in (commands, replies, last_words):
+        socket.set_hwm(0)  # the scheduler limits what is queued; a step must never wait for a slow reader
+    commands.bind(f"ipc://{folder / COMMANDS}")
+    for socket in (replies, last_words):
+        socket.linger = LINGER_MS
+        socket.connect(f"ipc://{folder / REPLIES}")
+    import_packages()  # while the parent reads the model's files
+
+    def die(error: SaccadeError) -> None:
+        last_words.send(encode(Failure(str(error), is_config=isinstance(error, ConfigError))))
+        sleep(LINGER_MS / 1000)  # whoever hears it ends this process
+        os._exit(EXIT_FAILED)
+
+    try:
+        return _serve(commands, lambda reply: replies.send(encode(reply)), die)
+    finally:
+        gc.unfreeze()
+        context.destroy()
+
+
+def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
+    built: Built | None = None
+    try:
+        start = decode_command(commands.recv())
+        assert isinstance(start, Start), f"the first command is {start}"
+        built = _build(start, tell, die)
+        engine = built.engine
+        gc.collect()
+        gc.freeze()  # what stays for good need not be looked at again while requests run
+        pool = engine.scheduler.holdings.pool
+        tell(Ready(engine.scheduler.settings, pool.num_tokens, pool.block_size, gpu_bytes_in_use()))
+        Worker(engine, commands, tell).run()
+        tell(Closed())
+    except SaccadeError as error:
+        tell(Failure(str(error), is_config=isinstance(error, ConfigError)))
+        return EXIT_FAILED
+    except Exception as error:
+        traceback.print_exc()
+        tell(Failure(f"{type(error).__name__}: {error}"))
+        return EXIT_FAILED
+    finally:
+        if built is not None:
+            built.close()
+    return 0
+
+
+def _build(start: Start, tell: Tell, die: OnDeath) -> Built:
+    folder = Path(start.folder)
+    if sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_BYTES:
+        torch.set_num_threads(1)  # on a CPU, threads that wait for each other cost a small model more than they save
+    return build_engine(
+        folder,
+        start.settings,
+        start.limits,
+        processor=Processor.from_folder(folder),
+        report=tell,
+        on_death=die,
+    )
+
+
+def gpu_bytes_in_use() -> int:
+    """Of the whole device, whoever uses them: what the allocator keeps and what graphs and libraries took is in it."""
+    if not torch.cuda.is_initialized():
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def _refusal(serial: int, error: Exception) -> Refused:
+    if isinstance(error, RequestError):
+        return Refused(serial, "request", str(error), error.param, error.code)
+    if isinstance(error, CapacityError):
+        return Refused(serial, "capacity", str(error), retry_after_s=error.retry_after_s)
+    traceback.print_exception(error)
+    return Refused(serial, "internal", f"the engine could not take the request in: {type(error).__name__}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

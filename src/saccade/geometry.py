@@ -1,0 +1,152 @@
+"""Where each patch lies, as arrays made on the host from the grids of images and videos.
+
+I media items, P patches, U merged units, S frames, W windows. A grid is (frames, rows, columns) in patches. All
+functions run over packed patches at once; their cost does not depend on how many images there are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.errors import ConfigError
+
+Grid = tuple[int, int, int]
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+class GridSpec(Protocol):
+    """What positions depend on; `saccade.models.spec.VisionSpec` has it."""
+
+    @property
+    def merge(self) -> int: ...
+
+    @property
+    def unit(self) -> int: ...
+
+    @property
+    def window(self) -> int: ...
+
+    @property
+    def grid_side(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """Every input of a `VisionStep` but the patches. Fields are as there; None where the tower has no such part."""
+
+    positions_P2: Ints
+    cu_seqlens_S1: Ints
+    max_segment: int
+    grid_indices_4P: Ints | None = None
+    grid_weights_4P: Floats | None = None
+    window_order_U: Ints | None = None
+    window_inverse_U: Ints | None = None
+    window_cu_seqlens_W1: Ints | None = None
+    max_window: int = 0
+
+
+def geometry(spec: GridSpec, grids: Sequence[Grid], *, num_rows: int | None = None) -> Geometry:
+    """The geometry of packed media, padded to `num_rows` patches where given.
+
+    Padded rows are frames and windows of their own, no longer than the longest allowed, and read position 0 with
+    weight 0.
+    """
+    grids_I3 = np.asarray(grids, dtype=np.int64).reshape(-1, 3)
+    _check(spec, grids_I3)
+    num_patches = int(grids_I3.prod(axis=1).sum())
+    num_rows = num_patches if num_rows is None else num_rows
+    padding = num_rows - num_patches
+    assert padding >= 0 and num_rows % spec.unit == 0, f"{num_patches} patches in {num_rows} rows"
+
+    frame_sizes = np.repeat(grids_I3[:, 1] * grids_I3[:, 2], grids_I3[:, 0])
+    max_segment = max(int(frame_sizes.max(initial=0)), padding, 1)
+    positions_P2 = _pad(patch_positions(grids_I3, spec.merge), padding)
+    arrays: dict[str, Any] = {}
+    if spec.grid_side:
+        indices_4P, weights_4P = grid_taps(grids_I3, spec.merge, spec.grid_side)
+        arrays |= {"grid_indices_4P": _pad(indices_4P.T, padding).T.copy()}
+        arrays |= {"grid_weights_4P": _pad(weights_4P.T, padding).T.copy()}
+    if spec.window:
+        order_U, sizes = window_order(grids_I3, spec.merge, spec.window)
+        max_window = spec.window * spec.window * spec.unit
+        tail = np.arange(len(order_U), num_rows // spec.unit)
+        order_U = np.concatenate([order_U, tail])
+        sizes = np.concatenate([sizes * spec.unit, _chunks(padding, max_window)])
+        arrays |= {"window_order_U": order_U.astype(np.int32), "max_window": max_window}
+        arrays |= {"window_inverse_U": np.argsort(order_U).astype(np.int32)}
+        arrays |= {"window_cu_seqlens_W1": _boundaries(sizes)}
+    boundaries = _boundaries(np.concatenate([frame_sizes, _chunks(padding, max_segment)]))
+    return Geometry(positions_P2=positions_P2, cu_seqlens_S1=boundaries, max_segment=max_segment, **arrays)
+
+
+def patch_positions(grids_I3: NDArray[np.int64], merge: int) -> Ints:
+    """(row, column) of each patch in merge-block order."""
+    sizes_I = grids_I3.prod(axis=1)
+    columns_P = np.repeat(grids_I3[:, 2], sizes_I)
+    frame_P = np.repeat(grids_I3[:, 1] * grids_I3[:, 2], sizes_I)
+    place_P = _places(sizes_I) % frame_P
+    unit_P, inner_P = np.divmod(place_P, merge * merge)
+    unit_row_P, unit_column_P = np.divmod(unit_P, columns_P // merge)
+    rows_P = unit_row_P * merge + inner_P // merge
+    return np.stack([rows_P, unit_column_P * merge + inner_P % merge], axis=1).astype(np.int32)
+
+
+def grid_taps(grids_I3: NDArray[np.int64], merge: int, side: int) -> tuple[Ints, Floats]:
+    """Bilinear taps into a `side` x `side` grid whose corners are the corners of each image, in float32."""
+    positions_P2 = patch_positions(grids_I3, merge).astype(np.float32)
+    last_P2 = np.repeat(np.maximum(grids_I3[:, 1:] - 1, 1), grids_I3.prod(axis=1), axis=0)
+    spots_P2 = positions_P2 * np.float32(side - 1) / last_P2.astype(np.float32)
+    floors_P2 = np.floor(spots_P2)
+    fractions_P2 = spots_P2 - floors_P2
+    low_P2 = floors_P2.astype(np.int32)
+    high_P2 = np.minimum(low_P2 + 1, side - 1)
+    taps = [(r, c) for r in (0, 1) for c in (0, 1)]
+    near_far = np.stack([low_P2, high_P2])
+    shares = np.stack([np.float32(1.0) - fractions_P2, fractions_P2])
+    indices = np.stack([near_far[r, :, 0] * side + near_far[c, :, 1] for r, c in taps])
+    weights = np.stack([shares[r, :, 0] * shares[c, :, 1] for r, c in taps])
+    return indices.astype(np.int32), weights.astype(np.float32)
+
+
+def window_order(grids_I3: NDArray[np.int64], merge: int, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Merged units sorted by the window they lie in, and the number of units of each window that has any."""
+    shapes_I3 = grids_I3 // (1, merge, merge)
+    sizes_I = shapes_I3.prod(axis=1)
+    across_I = -(-shapes_I3[:, 2] // window)
+    per_frame_I = -(-shapes_I3[:, 1] // window) * across_I
+    first_I = np.cumsum(shapes_I3[:, 0] * per_frame_I) - shapes_I3[:, 0] * per_frame_I
+    columns_U = np.repeat(shapes_I3[:, 2], sizes_I)
+    rows_U, column_U = np.divmod(_places(sizes_I), columns_U)
+    frame_U, row_U = np.divmod(rows_U, np.repeat(shapes_I3[:, 1], sizes_I))
+    window_U = np.repeat(first_I, sizes_I) + frame_U * np.repeat(per_frame_I, sizes_I)
+    window_U += row_U // window * np.repeat(across_I, sizes_I) + column_U // window
+    return np.argsort(window_U, kind="stable"), np.bincount(window_U)
+
+
+def _check(spec: GridSpec, grids_I3: NDArray[np.int64]) -> None:
+    bad = (grids_I3 < 1).any(axis=1) | (grids_I3[:, 1:] % spec.merge != 0).any(axis=1)
+    if bad.any():
+        raise ConfigError(
+            f"grid {tuple(grids_I3[bad][0].tolist())} is not a whole number of {spec.merge}x{spec.merge} patch units"
+        )
+
+
+def _places(sizes_I: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, ... within each item of a packed sequence."""
+    return np.arange(sizes_I.sum()) - np.repeat(np.cumsum(sizes_I) - sizes_I, sizes_I)
+
+
+def _chunks(total: int, largest: int) -> NDArray[np.int64]:
+    return np.asarray([largest] * (total // largest) + [total % largest] * (total % largest > 0), dtype=np.int64)
+
+
+def _boundaries(sizes: NDArray[np.int64]) -> Ints:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+
+
+def _pad(array: Any, rows: int) -> Any:
+    return np.concatenate([array, np.zeros((rows, *array.shape[1:]), dtype=array.dtype)])

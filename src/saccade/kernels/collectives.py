@@ -1,0 +1,134 @@
+"""What ranks do together: sums and joins of their tensors, in a graph and out of one.
+
+A rank is a process with a device. All ranks make the same calls with tensors of the same shape and dtype, in the same
+order on one stream, and all get the same bits. Tensors pass through memory that is reserved once, before any capture:
+its address is in every graph. `gloo_collectives`, `symmetric_collectives` and `nccl_collectives` are how it is done.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from saccade.errors import AddressError
+
+INT64_MAX = 2**63 - 1
+
+
+class Collectives(Protocol):
+    """Sums and joins over one communicator, which serves one stream."""
+
+    memory: Tensor
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """The ways to make a sum, known once there is room."""
+        ...
+
+    def taken(self, nbytes: int) -> str:
+        """The algorithm that `all_reduce` takes for a tensor of so many bytes."""
+        ...
+
+    def reserve(self, nbytes: int) -> None:
+        """Make room for the largest tensor that a rank will bring. Comes once, before any capture."""
+        ...
+
+    def staging(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Where a sum over the ranks likes to find its input: it then copies nothing. None where it does not matter."""
+        ...
+
+    def all_reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The sum over the ranks, in a new tensor or in `out`, which may be x itself."""
+        ...
+
+    def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The same by one of the algorithms; `all_reduce` takes the quickest for the size."""
+        ...
+
+    def all_gather(self, x: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
+        """The ranks' tensors, joined along an axis in the order of the ranks; in `out` where given."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """What is in use, and why; plain values."""
+        ...
+
+
+class Control:
+    """What ranks tell each other outside of passes, on the host: they meet, agree and compare."""
+
+    def __init__(self, world: ProcessGroup) -> None:
+        self.size = world.size()
+        self._world = world
+
+    def barrier(self) -> None:
+        self.agree(0)
+
+    def agree(self, value: int) -> int:
+        """The smallest of the ranks' numbers."""
+        assert abs(value) <= INT64_MAX, f"{value} does not fit into 64 bits"
+        found = torch.tensor(value, dtype=torch.int64)
+        dist.all_reduce(found, op=dist.ReduceOp.MIN, group=self._world)
+        return int(found)
+
+    def all_equal(self, data: bytes) -> bool:
+        """Whether all ranks brought the same bytes."""
+        return len(set(self.gather(hashlib.sha256(data).digest()))) == 1
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """What every rank brought, in their order."""
+        most = -self.agree(-len(data))
+        mine = torch.zeros(8 + most, dtype=torch.uint8)
+        mine[:8] = torch.tensor([len(data)], dtype=torch.int64).view(torch.uint8)
+        mine[8 : 8 + len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+        found = torch.empty(self.size * mine.numel(), dtype=torch.uint8)
+        self._world._allgather_base(found, mine).wait()
+        rows = found.view(self.size, -1)
+        lengths = rows[:, :8].contiguous().view(torch.int64).flatten().tolist()
+        return [bytes(row[8 : 8 + length].tolist()) for row, length in zip(rows, lengths, strict=True)]
+
+    def first_rank_says(self, value: Any) -> Any:
+        """Rank 0's value, a plain one, on all ranks."""
+        return json.loads(self.gather(json.dumps(value).encode())[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An algorithm for tensors of up to so many bytes; None is for all that are larger."""
+
+    algorithm: str
+    up_to_bytes: int | None = None
+
+
+def fastest(timings: Mapping[int, Mapping[str, float]]) -> tuple[Choice, ...]:
+    """From microseconds by bytes and algorithm to what to take: the quickest at the next larger size that was measured,
+    and above all of them the quickest at the largest."""
+    sizes = sorted(timings)
+    best = [min(timings[size], key=lambda name: timings[size][name]) for size in sizes]
+    found: list[Choice] = []
+    for i, (size, name) in enumerate(zip(sizes, best, strict=True)):
+        is_last = all(later == name for later in best[i:])
+        if is_last:
+            return (*found, Choice(name))
+        if best[i + 1] != name:
+            found.append(Choice(name, size))
+    return tuple(found)
+
+
+def choose(choices: Sequence[Choice], nbytes: int) -> str:
+    """A matter of size alone: a graph and an eager pass take the same algorithm."""
+    return next(c.algorithm for c in choices if c.up_to_bytes is None or nbytes <= c.up_to_bytes)
+
+
+def check_room(nbytes: int, capacity: int) -> None:
+    if nbytes > capacity:
+        raise AddressError(
+            f"a rank brings {nbytes} bytes and {capacity} are reserved to pass them; reserve room for the largest pass "
+            "before the first capture, since its address is in every graph"
+        )

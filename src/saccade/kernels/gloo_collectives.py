@@ -1,0 +1,73 @@
+"""Sums and joins on a CPU, through gloo.
+
+Each is one operation, as a kernel is on a GPU, and carries the name of its process group: whoever records a pass
+records one node, and a replay exchanges what the ranks have then. Every rank gets all tensors and adds them up in the
+order of the ranks, so that all have the same bits.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup, distributed_c10d
+
+from saccade.kernels.collectives import check_room
+
+_LIBRARY = torch.library.Library("saccade", "FRAGMENT")
+_LIBRARY.define("all_reduce(Tensor x, Tensor(a!) memory, str group) -> Tensor")
+_LIBRARY.define("all_gather(Tensor x, Tensor(a!) memory, str group, int dim) -> Tensor")
+
+
+class GlooCollectives:
+    algorithms = ("gloo",)
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self._name, self._size = group.group_name, group.size()
+
+    def taken(self, nbytes: int) -> str:
+        return "gloo"
+
+    def reserve(self, nbytes: int) -> None:
+        self.memory = torch.zeros(self._size * nbytes, dtype=torch.uint8)
+
+    def staging(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        return None
+
+    def all_reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        check_room(x.nbytes, self.memory.numel() // self._size)
+        found: Tensor = torch.ops.saccade.all_reduce(x, self.memory, self._name)
+        return found if out is None else out.copy_(found)
+
+    def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return self.all_reduce(x, out)
+
+    def all_gather(self, x: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
+        check_room(x.nbytes, self.memory.numel() // self._size)
+        found: Tensor = torch.ops.saccade.all_gather(x, self.memory, self._name, dim)
+        return found if out is None else out.copy_(found)
+
+    def describe(self) -> dict[str, Any]:
+        return {"backend": "gloo", "reason": "the device is a CPU", "reserved_bytes": self.memory.numel()}
+
+
+def _all_reduce(x: Tensor, memory: Tensor, group: str) -> Tensor:
+    return _exchange(x, memory, group).sum(0, dtype=x.dtype)
+
+
+def _all_gather(x: Tensor, memory: Tensor, group: str, dim: int) -> Tensor:
+    return torch.cat(_exchange(x, memory, group).unbind(0), dim=dim)
+
+
+def _exchange(x: Tensor, memory: Tensor, group: str) -> Tensor:
+    """(ranks, ...): every rank's tensor, in the reserved memory."""
+    found: ProcessGroup = distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined, arg-type]
+    everyone = memory[: found.size() * x.nbytes]
+    if x.numel():
+        found._allgather_base(everyone, x.contiguous().view(-1).view(torch.uint8)).wait()
+    return everyone.view(x.dtype).view(found.size(), *x.shape)
+
+
+_LIBRARY.impl("all_reduce", _all_reduce, "CPU")
+_LIBRARY.impl("all_gather", _all_gather, "CPU")

@@ -1,0 +1,203 @@
+"""Sums and joins through torch's symmetric memory: memory of each GPU that all others have mapped.
+
+| algorithm | every rank | good for |
+|---|---|---|
+| one_shot | reads all inputs and adds them up | small tensors: one wait |
+| two_shot | adds up its share and hands it to all | large tensors: less to read |
+| multimem | two_shot, with sums and copies made in the switch | large tensors, where GPUs have multicast |
+| gather | copies all inputs, then adds them up | dtypes that the others do not take |
+
+All add in the order of the ranks (multimem in the switch, once for all ranks), so that all ranks get the same bits.
+Each is a kernel on the current stream over addresses that never change, so a graph can hold it. An input that is not in
+the reserved memory yet is copied there by a kernel of its own: torch's `one_shot_all_reduce_copy` lets other ranks read
+before all threads of a block have written.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed._symmetric_memory as symmetric
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from saccade.kernels.collectives import Choice, Control, check_room, choose, fastest
+
+ALIGNED_BYTES = 16  # kernels move as much at once
+SUMMED = (torch.bfloat16, torch.float32)  # what torch's kernels add up
+OUT_SIZES = (2, 4, 8)  # ranks for which torch has a two-shot sum that leaves its input alone
+SMALLEST_BYTES, STEP = 16 * 2**10, 4  # measured sizes: each so many times the last
+NUM_SUMS = 8  # in the graph that is timed
+ops = torch.ops.symm_mem
+
+
+class SymmetricCollectives:
+    def __init__(self, group: ProcessGroup, device: torch.device, control: Control) -> None:
+        self.memory = torch.empty(0, dtype=torch.uint8, device=device)
+        self.choices: tuple[Choice, ...] = (Choice("one_shot"),)
+        self._group, self._device, self._control = group, device, control
+        self._name, self._rank, self._size = group.group_name, group.rank(), group.size()
+        self._handle: Any = None
+        self._timings: dict[int, dict[str, float]] = {}
+
+    def refusal(self) -> str:
+        """Why ranks cannot map each other's memory, found by trying it; empty where they can."""
+        try:
+            self._shared(SMALLEST_BYTES)
+        except RuntimeError as error:
+            return f"symmetric memory cannot be used ({str(error).splitlines()[0]})"
+        return ""
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        has_multicast = bool(getattr(self._handle, "multicast_ptr", 0))
+        return ("one_shot", "two_shot", *(("multimem",) if has_multicast else ()))
+
+    def taken(self, nbytes: int) -> str:
+        return choose(self.choices, nbytes)
+
+    def reserve(self, nbytes: int) -> None:
+        """And measure which algorithm is the quickest for which size; all ranks take what rank 0 found."""
+        room = _aligned(max(nbytes, SMALLEST_BYTES))
+        torch.cuda.synchronize(self._device)
+        self._control.barrier()  # nobody reads the memory that is let go of
+        self.memory, self._handle = self._shared(room)
+        torch.cuda.synchronize(self._device)
+        self._control.barrier()
+        self._timings = {size: self._measure(size) for size in measured_sizes(room)}
+        told = self._control.first_rank_says([[size, times] for size, times in self._timings.items()])
+        self._timings = {int(size): times for size, times in told}
+        self.choices = fastest(self._timings)
+
+    def staging(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        nbytes = prod(shape) * dtype.itemsize
+        check_room(_aligned(nbytes), self.memory.numel())
+        return self.memory[:nbytes].view(dtype).view(*shape)
+
+    def all_reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        name = self.taken(x.nbytes) if x.dtype in SUMMED else "gather"
+        return self.all_reduce_by(name, x, out)
+
+    def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The sum by one algorithm of the table above, whatever is the quickest."""
+        if not x.numel():
+            return x.clone() if out is None else out
+        if algorithm == "gather":
+            total = self._everyone(x).sum(0, dtype=x.dtype)
+            return total if out is None else out.copy_(total)
+        staged = self._stage(x)
+        is_direct = out is not None and _can_be_written(out, staged)
+        target = out.view(-1) if out is not None and is_direct else torch.empty_like(staged)
+        self._sum(algorithm, staged, target)
+        if out is not None and is_direct:
+            return out
+        total = target[: x.numel()].view(x.shape)
+        return total if out is None else out.copy_(total)
+
+    def all_gather(self, x: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
+        shape = [n * self._size if i == dim % x.ndim else n for i, n in enumerate(x.shape)]
+        found = x.new_empty(shape) if out is None else out
+        assert list(found.shape) == shape, f"{list(found.shape)} for {shape}"
+        self._copy_from_all(x, found.chunk(self._size, dim=dim) if x.numel() else ())
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "backend": "symmetric memory",
+            "reason": "every GPU can read the others' memory",
+            "reserved_bytes": self.memory.numel(),
+            "all_reduce": [{"algorithm": c.algorithm, "up_to_bytes": c.up_to_bytes} for c in self.choices],
+            "microseconds": {str(size): times for size, times in self._timings.items()},
+        }
+
+    def _shared(self, nbytes: int) -> tuple[Tensor, Any]:
+        """Memory of this rank that the others have mapped, and a handle to theirs."""
+        memory = symmetric.empty(nbytes, dtype=torch.uint8, device=self._device)
+        handle = symmetric.rendezvous(memory, self._group)
+        memory.zero_()
+        return memory, handle
+
+    def _sum(self, algorithm: str, staged: Tensor, target: Tensor) -> None:
+        if algorithm == "one_shot":
+            ops.one_shot_all_reduce_out(staged, "sum", self._name, target)
+        elif algorithm == "two_shot" and self._size in OUT_SIZES:
+            ops.two_shot_all_reduce_out(staged, "sum", self._name, target)
+        elif algorithm == "two_shot":
+            target.copy_(ops.two_shot_all_reduce_(staged, "sum", self._name))
+        else:
+            target.copy_(ops.multimem_all_reduce_(staged, "sum", self._name))
+
+    def _stage(self, x: Tensor) -> Tensor:
+        """The input in the reserved memory as one row, whose end is padded with whatever was there."""
+        nbytes = _aligned(x.nbytes)
+        check_room(nbytes, self.memory.numel())
+        if x.data_ptr() != self.memory.data_ptr() or not x.is_contiguous():
+            home = self.memory[: x.nbytes].view(x.dtype).view(x.shape)
+            home.copy_(x.clone() if _overlaps(x, self.memory) else x)
+        return self.memory[:nbytes].view(x.dtype)
+
+    def _everyone(self, x: Tensor) -> Tensor:
+        found = x.new_empty(self._size, *x.shape)
+        self._copy_from_all(x, found.unbind(0))
+        return found
+
+    def _copy_from_all(self, x: Tensor, targets: Sequence[Tensor]) -> None:
+        """Between two barriers: nobody reads what is not written yet, nor writes again what is still being read."""
+        if not targets:
+            return
+        self._stage(x)
+        self._handle.barrier(channel=0)
+        for rank, target in enumerate(targets):
+            target.copy_(self._handle.get_buffer(rank, x.shape, x.dtype, 0))
+        self._handle.barrier(channel=0)
+
+    def _measure(self, nbytes: int) -> dict[str, float]:
+        staged = self.memory[:nbytes].view(torch.bfloat16)
+        target = torch.empty_like(staged)
+        return {name: self._microseconds(partial(self._sum, name, staged, target)) for name in self.algorithms}
+
+    def _microseconds(self, call: Callable[[], None]) -> float:
+        """Of one sum in a graph of several, in its second replay."""
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.no_grad(), torch.cuda.stream(stream):
+            call()
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(capture_error_mode="thread_local")
+            for _ in range(NUM_SUMS):
+                call()
+            graph.capture_end()
+            self._control.barrier()
+            graph.replay()
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3 / NUM_SUMS
+
+
+def measured_sizes(room: int) -> list[int]:
+    """Bytes that are timed: a few up to what is reserved."""
+    found = [SMALLEST_BYTES]
+    while found[-1] * STEP <= room:
+        found.append(found[-1] * STEP)
+    return found
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNED_BYTES) * ALIGNED_BYTES
+
+
+def _can_be_written(out: Tensor, staged: Tensor) -> bool:
+    """Whether a kernel may put the sum straight where it is wanted: not where other ranks still read."""
+    starts = (out.data_ptr(), out.storage_offset() * out.element_size())
+    is_aligned = all(start % ALIGNED_BYTES == 0 for start in starts)
+    is_alike = out.is_contiguous() and out.dtype == staged.dtype and out.numel() == staged.numel()
+    return is_aligned and is_alike and not _overlaps(out, staged)
+
+
+def _overlaps(x: Tensor, memory: Tensor) -> bool:
+    return x.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()

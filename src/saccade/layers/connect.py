@@ -1,0 +1,117 @@
+"""Ranks find each other, and agree on how to exchange tensors."""
+
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from saccade.config import allows_shared_gpu, use_loopback
+from saccade.errors import ConfigError
+from saccade.kernels.collectives import Collectives, Control
+from saccade.kernels.gloo_collectives import GlooCollectives
+from saccade.layers.parallel import Groups, ParallelGroup
+
+
+def connect(*, rank: int, size: int, store: Path, device: torch.device, timeout_s: float = 600.0) -> Groups:
+    """Meet the other ranks of this machine and open the communicators.
+
+    `store` is a file in a private folder that all ranks name and none has written yet. A rank that waits longer than
+    `timeout_s` for another one, here or on the host later, raises a RuntimeError. A process is in one such group.
+    """
+    if size == 1:
+        return Groups()
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        torch.cuda.set_device(device)
+    use_loopback()
+    limit = timedelta(seconds=timeout_s)
+    meeting = FileStore(str(store), size)
+    meeting.set_timeout(limit)
+    dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=limit)
+    control = Control(_new_group("gloo", limit))
+    made = [_new_collectives(device, control, limit) for _ in range(2)]
+    language, vision = (ParallelGroup(rank=rank, size=size, collectives=one, control=control) for one in made)
+    return Groups(language=language, vision=vision)
+
+
+def _new_collectives(device: torch.device, control: Control, limit: timedelta) -> Collectives:
+    if device.type == "cpu":
+        return GlooCollectives(_new_group("gloo", limit))
+    from saccade.kernels.nccl_collectives import NcclCollectives
+    from saccade.kernels.symmetric_collectives import SymmetricCollectives
+
+    places = _places(device, control)
+    check_devices(places, may_share=allows_shared_gpu())
+    reason = _first(control, refusal(places[dist.get_rank()], places, torch.cuda.can_device_access_peer))
+    if not reason:
+        made = SymmetricCollectives(_new_group("gloo", limit), device, control)
+        if not (reason := _first(control, made.refusal())):
+            return made
+    if _num_gpus(places) < len(places):
+        raise ConfigError(f"{reason}, and ranks that share a GPU have nothing else; give each a GPU of its own")
+    return NcclCollectives(_new_group("nccl", limit), device, reason)
+
+
+def _first(control: Control, reason: str) -> str:
+    """The first reason that a rank has: what one cannot do, none does."""
+    return next((found.decode() for found in control.gather(reason.encode()) if found), "")
+
+
+def _num_gpus(places: Sequence[Mapping[str, Any]]) -> int:
+    return len({place["gpu"] for place in places})
+
+
+def nccl_beside(group: ParallelGroup, device: torch.device) -> Collectives | None:
+    """NCCL for the same ranks, to compare; None where it cannot be: on a CPU, and where ranks share a GPU."""
+    if device.type == "cpu" or group.control is None or group.describe()["backend"] == "NCCL":
+        return None
+    if _num_gpus(_places(device, group.control)) < group.size:
+        return None
+    from saccade.kernels.nccl_collectives import NcclCollectives
+
+    return NcclCollectives(_new_group("nccl", timedelta(minutes=10)), device, "to compare")
+
+
+def _places(device: torch.device, control: Control) -> list[dict[str, Any]]:
+    return [json.loads(each) for each in control.gather(json.dumps(_place(device)).encode())]
+
+
+def _new_group(backend: str, limit: timedelta) -> dist.ProcessGroup:
+    found = dist.new_group(backend=backend, timeout=limit)
+    assert isinstance(found, dist.ProcessGroup), found
+    return found
+
+
+def _place(device: torch.device) -> dict[str, Any]:
+    """What the other ranks must know of this one's device."""
+    gpu = str(torch.cuda.get_device_properties(device).uuid)
+    return {"machine": platform.node(), "index": device.index, "gpu": gpu}
+
+
+def check_devices(places: Sequence[Mapping[str, Any]], *, may_share: bool) -> None:
+    """Every rank has a GPU of its own, unless the environment says that they may share one."""
+    for (i, one), (j, other) in combinations(enumerate(places), 2):
+        if one["gpu"] == other["gpu"] and not may_share:
+            raise ConfigError(
+                f"ranks {i} and {j} are both on GPU {one['index']} of {one['machine']}; give each rank a GPU of its "
+                f"own, or lower the number of ranks (--tensor-parallel-size)"
+            )
+
+
+def refusal(
+    mine: Mapping[str, Any], places: Sequence[Mapping[str, Any]], can_access: Callable[[int, int], bool]
+) -> str:
+    """Why this rank cannot use symmetric memory; empty where it may be tried."""
+    for other in places:
+        if other["machine"] != mine["machine"]:
+            return f"ranks are on different machines, {mine['machine']} and {other['machine']}"
+        if other["gpu"] != mine["gpu"] and not can_access(mine["index"], other["index"]):
+            return f"GPU {mine['index']} cannot read the memory of GPU {other['index']}"
+    return ""

@@ -1,0 +1,162 @@
+"""What callers of `LLM` may hand over, brought into the forms that a processor takes.
+
+Whoever calls `LLM` may read files, so a string may name one here. A server never comes through this module: text of a
+request opens nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import numpy as np
+import torch
+from PIL import Image
+
+from saccade.errors import RequestError
+from saccade.inputs.messages import find_sources, with_sources
+from saccade.inputs.placeholders import Prompt
+from saccade.inputs.processor import Processor
+from saccade.inputs.videos import Video
+from saccade.wire.sampling_params import SamplingParams
+
+MAX_SHOWN = 80  # characters of what was given instead of a file
+
+
+def list_prompts(prompts: Any) -> list[Any]:
+    """The prompts of a call, which may be a single one."""
+    if isinstance(prompts, str | Mapping) or _is_ids(prompts):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise _no_prompt(prompts)
+    return list(prompts)
+
+
+def list_talks(messages: Any) -> list[Any]:
+    """The conversations of a call, which may be a single one; files that they name are paths."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        message = f"a conversation is a list of messages; got a {type(messages).__name__}"
+        raise RequestError(message, param="messages")
+    talks = [messages] if messages and isinstance(messages[0], Mapping) else messages
+    return [_with_files(talk) for talk in talks]
+
+
+def list_params(params: Any, num_prompts: int) -> list[SamplingParams]:
+    """Sampling parameters for each prompt; a single one is for all."""
+    chosen = [SamplingParams() if params is None else params] * num_prompts
+    if isinstance(params, Sequence):
+        chosen = list(params)
+    if wrong := next((each for each in chosen if not isinstance(each, SamplingParams)), None):
+        message = f"sampling_params must be SamplingParams; got a {type(wrong).__name__}"
+        raise RequestError(message, param="sampling_params")
+    if len(chosen) != num_prompts:
+        raise RequestError(f"{num_prompts} prompts and {len(chosen)} sampling_params; give one for each, or one")
+    return chosen
+
+
+def read_prompt(prompt: Any, processor: Processor) -> Prompt:
+    """One prompt: text, token ids, or a mapping with either and, for text, what its placeholders stand for."""
+    if isinstance(prompt, str):
+        return processor.text(prompt)
+    if _is_ids(prompt):
+        return processor.tokens(_ids(prompt))
+    if not isinstance(prompt, Mapping):
+        raise _no_prompt(prompt)
+    given = prompt.get("multi_modal_data")
+    if "prompt_token_ids" in prompt:
+        if given:
+            raise RequestError("token ids cannot be combined with images; give the prompt as text", param="prompt")
+        return processor.tokens(_ids(prompt["prompt_token_ids"]))
+    text = prompt.get("prompt")
+    if not isinstance(text, str):
+        raise RequestError("a prompt that is a mapping has text under prompt, or prompt_token_ids", param="prompt")
+    media = _list_media(given, text, processor) if given is not None else []
+    return processor.text(text, media=[(kind, _opened(source)) for kind, source in media])
+
+
+def _list_media(given: Any, text: str, processor: Processor) -> list[tuple[str, Any]]:
+    """Kinds and sources in the order of the prompt's placeholders. A mapping such as {"image": [...], "video": [...]}
+    has the order of each kind alone; the placeholders say how they mix."""
+    if isinstance(given, Mapping):
+        by_kind = {kind: _items(kind, items) for kind, items in given.items()}
+        kinds = [kind for kind, items in by_kind.items() for _ in items]
+        wanted = processor.marker_kinds(text)
+        if Counter(wanted) == Counter(kinds):
+            kinds = list(wanted)
+        left = {kind: iter(items) for kind, items in by_kind.items()}
+        return [(kind, next(left[kind])) for kind in kinds]
+    pairs = [_pair(item) for item in given] if isinstance(given, list | tuple) else [None]
+    found = [pair for pair in pairs if pair is not None]
+    if len(found) < len(pairs):
+        message = 'multi_modal_data is {"image": [...], "video": [...]}, or in order [{"image": ...}, {"video": ...}]'
+        raise RequestError(message, param="multi_modal_data")
+    return found
+
+
+def _items(kind: Any, items: Any) -> list[Any]:
+    """A kind's images or videos. Frames alone are one video."""
+    if not isinstance(items, list | tuple):
+        return [] if items is None else [items]
+    return [items] if kind == "video" and items and all(map(_is_frame, items)) else list(items)
+
+
+def _is_frame(item: Any) -> bool:
+    return isinstance(item, Image.Image) or (isinstance(item, np.ndarray) and item.ndim == 3)
+
+
+def _pair(item: Any) -> tuple[str, Any] | None:
+    if isinstance(item, Mapping) and len(item) == 1:
+        [item] = item.items()
+    is_pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
+    return item if is_pair else None
+
+
+def _with_files(messages: Any) -> Any:
+    found = find_sources(messages)
+    return with_sources(messages, found, [_opened(ref.source) for _, _, ref in found])
+
+
+def _opened(source: Any) -> Any:
+    """An image or video in which strings that name files are paths."""
+    if isinstance(source, str):
+        return source if source[:5].lower() == "data:" else _file(source)
+    if isinstance(source, list | tuple):
+        return [_opened(frame) for frame in source]
+    if isinstance(source, Video):
+        return replace(source, frames=_opened(source.frames))
+    return source
+
+
+def _file(text: str) -> Path:
+    is_url = text[:5].lower() == "file:"
+    path = Path(url2pathname(urlsplit(text).path)) if is_url else Path(text).expanduser()
+    try:
+        is_there = path.is_file()
+    except (OSError, ValueError):  # too long for a name, or with a zero byte
+        is_there = False
+    if not is_there:
+        shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+        raise RequestError(
+            f"{shown!r} is neither a file that is there nor a data URL; remote media must be downloaded first",
+            param="multi_modal_data",
+            code="media_not_found",
+        )
+    return path
+
+
+def _is_ids(prompt: Any) -> bool:
+    if isinstance(prompt, np.ndarray | torch.Tensor):
+        return prompt.ndim == 1
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > 0
+    return is_list and all(isinstance(token, int | np.integer) for token in prompt)
+
+
+def _ids(tokens: Any) -> Any:
+    return tokens.cpu().numpy() if isinstance(tokens, torch.Tensor) else tokens
+
+
+def _no_prompt(met: Any) -> RequestError:
+    return RequestError(f"a prompt is text, token ids or a mapping; got a {type(met).__name__}", param="prompt")

@@ -1,0 +1,38 @@
+"""How a process ends with its parent, and how the end of a process is told."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+
+EXIT_FAILED, EXIT_ORPHANED = 3, 4
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Linux kills this process when the thread that started it ends. A parent that is gone already is not noticed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_with_input() -> None:
+    """End this process when its standard input closes, of which the parent holds the other end. Nobody else may read it
+    from now on."""
+    threading.Thread(target=_wait_for_end_of_input, daemon=True).start()
+
+
+def describe_exit(code: int) -> str:
+    """A negative code is that of a signal, as `subprocess` has it. Real-time signals have no names."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def _wait_for_end_of_input() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(EXIT_ORPHANED)

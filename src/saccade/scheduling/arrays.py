@@ -1,0 +1,158 @@
+"""From a plan to the arrays that its passes read. Numpy on the host; nothing here touches the device.
+
+T token rows, R requests, M blocks of a table.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.inputs.placeholders import Prompt
+from saccade.scheduling.matcher import Matcher
+from saccade.scheduling.plan import Chunk
+from saccade.scheduling.request import Request
+
+Ints = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A running request as the device knows it: `sequence` is its row in every per-sequence tensor (0 is padding's)."""
+
+    request: Request
+    prompt: Prompt
+    sequence: int
+    seed: int
+    matcher: Matcher | None = None  # where its output is in the grammar it must follow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Sizes that turn positions into places."""
+
+    block_size: int
+    max_blocks: int
+    page_rows: int
+    has_vision: bool
+    has_limits: bool
+
+
+def is_decode(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> bool:
+    """Whether every request brings the one row of its newest output."""
+    return all(
+        chunk.count == 1 and chunk.wants_logits and chunk.start >= len(running[chunk.request_id].prompt)
+        for chunk in chunks
+    )
+
+
+def mixed_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout: Layout) -> dict[str, Ints]:
+    """The inputs of a prefill pass: prompts and outputs of several requests, packed."""
+    parts = [_rows(chunk, running[chunk.request_id], layout) for chunk in chunks]
+    values = parts[0]
+    if len(parts) > 1:
+        values = {name: np.concatenate([part[name] for part in parts], axis=-1) for name in values}
+    return {**values, **_requests(chunks, layout)}
+
+
+def decode_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout: Layout) -> dict[str, Ints]:
+    """The inputs of a decode pass, without a loop over more than a few numbers of each request."""
+    owners = [running[chunk.request_id] for chunk in chunks]
+    starts = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
+    pending = [owner.sequence if c.is_pending_input else -1 for c, owner in zip(chunks, owners, strict=True)]
+    ids = [0 if c.is_pending_input else _token(owner, c.start) for c, owner in zip(chunks, owners, strict=True)]
+    deltas = np.fromiter((owner.prompt.rope_delta for owner in owners), np.int64, len(chunks))
+    tables = _block_tables(chunks, layout)
+    blocks = tables[np.arange(len(chunks)), starts // layout.block_size].astype(np.int64)
+    return {
+        "ids": np.asarray(ids),
+        "pending": np.asarray(pending),
+        "positions": np.broadcast_to(starts + deltas, (3, len(chunks))),
+        "slots": blocks * layout.block_size + starts % layout.block_size,
+        "sequences": np.fromiter((owner.sequence for owner in owners), np.int32, len(chunks)),
+        "query_start": np.arange(len(chunks) + 1),
+        "key_lengths": starts + 1,
+        "block_tables": tables,
+    }
+
+
+def sequences(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> Ints:
+    return np.fromiter((running[chunk.request_id].sequence for chunk in chunks), np.int32, len(chunks))
+
+
+def last_rows(chunks: Sequence[Chunk]) -> tuple[list[Chunk], Ints]:
+    """The chunks that sample a token, and the row of each in the batch."""
+    ends = np.cumsum([chunk.count for chunk in chunks]) - 1
+    chosen = [i for i, chunk in enumerate(chunks) if chunk.wants_logits]
+    return [chunks[i] for i in chosen], ends[chosen]
+
+
+def _rows(chunk: Chunk, owner: Running, layout: Layout) -> dict[str, Ints]:
+    num_prompt = len(owner.prompt)
+    in_prompt = slice(chunk.start, min(chunk.end, num_prompt))
+    ids, positions = owner.prompt.token_ids[in_prompt], owner.prompt.positions_3T[:, in_prompt]
+    if chunk.end > num_prompt:
+        outputs = np.arange(max(chunk.start, num_prompt), chunk.end)
+        known = [0] * len(outputs) if chunk.is_pending_input else [_token(owner, int(i)) for i in outputs]
+        ids = np.concatenate([ids, np.asarray(known, dtype=np.int32)])
+        positions = np.concatenate([positions, np.tile(outputs + owner.prompt.rope_delta, (3, 1))], axis=1)
+    rows = {
+        "ids": ids,
+        "pending": np.full(chunk.count, owner.sequence if chunk.is_pending_input else -1),
+        "positions": positions,
+        "slots": places(chunk.start, chunk.count, chunk.blocks, layout.block_size),
+    }
+    if layout.has_vision:
+        rows["sources"] = _sources(chunk, layout.page_rows)
+    if layout.has_limits:
+        rows["limits"] = _limits(chunk, owner, in_prompt)
+    return rows
+
+
+def _token(owner: Running, index: int) -> int:
+    num_prompt = len(owner.prompt)
+    return int(owner.prompt.token_ids[index]) if index < num_prompt else owner.request.output_ids[index - num_prompt]
+
+
+def places(first: int, count: int, pages: Sequence[int], page_size: int) -> Ints:
+    """Where rows `first` to `first + count` lie that are kept in pages."""
+    assert first + count <= len(pages) * page_size, f"rows {first} to {first + count} in {len(pages)} pages"
+    first_page, skipped = divmod(first, page_size)
+    used = np.asarray(pages[first_page : -(-(first + count) // page_size)], dtype=np.int64)
+    return (used[:, None] * page_size + np.arange(page_size)).reshape(-1)[skipped : skipped + count]
+
+
+def _sources(chunk: Chunk, page_rows: int) -> Ints:
+    sources = np.full(chunk.count, -1, dtype=np.int64)
+    for media in chunk.media:
+        rows = places(media.first_row, media.count, media.pages, page_rows)
+        sources[media.start - chunk.start :][: media.count] = rows
+    return sources
+
+
+def _limits(chunk: Chunk, owner: Running, in_prompt: slice) -> Ints:
+    limits = np.zeros(chunk.count, dtype=np.int32)
+    if owner.prompt.limits_T is not None:
+        taken = owner.prompt.limits_T[in_prompt]
+        limits[: len(taken)] = taken
+    return limits
+
+
+def _requests(chunks: Sequence[Chunk], layout: Layout) -> dict[str, Ints]:
+    return {
+        "query_start": np.cumsum([0, *(chunk.count for chunk in chunks)]),
+        "key_lengths": np.fromiter((chunk.end for chunk in chunks), np.int32, len(chunks)),
+        "block_tables": _block_tables(chunks, layout),
+    }
+
+
+def _block_tables(chunks: Sequence[Chunk], layout: Layout) -> Ints:
+    most = max((len(chunk.blocks) for chunk in chunks), default=0)
+    assert most <= layout.max_blocks, f"a request has {most} blocks; a table has room for {layout.max_blocks}"
+    tables = np.zeros((len(chunks), layout.max_blocks), dtype=np.int32)
+    for i, chunk in enumerate(chunks):  # less than half the time that an assignment to a row takes
+        struct.pack_into(f"={len(chunk.blocks)}i", tables.data, i * tables.strides[0], *chunk.blocks)
+    return tables

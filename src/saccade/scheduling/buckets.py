@@ -1,0 +1,89 @@
+"""The buckets of every phase: sizes that get a graph, captured in seconds, and close enough to waste little."""
+
+from collections.abc import Sequence
+
+from saccade.choice.key import Capacity, row_buckets, thinned
+from saccade.geometry import GridSpec
+
+FEW_ROWS = 128  # up to here a step takes as long as its weights are read, so that padding costs nothing
+FEW_ROWS_STEP = 16
+WIDE_ROWS, WIDE_STEP, WIDEST_STEP = 6144, 128, 256  # steps up to so many rows, and behind
+MANY_ROWS, MANY_ROWS_STEP = 2048, 512
+FEW_REQUESTS = 32  # most steps with prompts have few; attention over hundreds of empty requests costs 3 % at 8192 rows
+
+MAX_FRAMES = 64  # images and frames of one pass
+# Attention visits empty segments, too, so a bucket has room for no more frames than are likely: of 24 rows and more (an
+# image of 224x224 has 49). Smaller ones take a larger bucket.
+UNITS_PER_FRAME = 24
+FEWEST_FRAMES = 4
+UNITS_PER_WINDOW = 4  # fewer on average, and a batch has too many windows for its bucket
+
+# On a CPU a graph is for being right, not for being fast.
+STRIDE = 4  # of the buckets that a GPU captures
+COARSE_ROWS = 256  # from here on, buckets lie so far apart that all of them together take about twice the largest
+COARSE_STEP = 0.6
+
+
+def prefill_buckets(max_tokens: int, max_requests: int) -> tuple[Capacity, ...]:
+    """Every token count with room for few requests; every second one up to 2,048, and one in 512 rows above, with room
+    for all: a step with that many rows and requests has prompts that wait, and is filled to the last row."""
+    rows = prefill_rows(max_tokens)
+    roomy = {*[n for n in rows if n <= MANY_ROWS][::-2], *(n for n in rows if n % MANY_ROWS_STEP == 0), rows[-1]}
+    pairs = [(n, count) for n in rows for count in (FEW_REQUESTS, max_requests) if count == FEW_REQUESTS or n in roomy]
+    return tuple(dict.fromkeys(Capacity.of(tokens=n, requests=min(count, n + 1, max_requests)) for n, count in pairs))
+
+
+def prefill_rows(largest: int) -> tuple[int, ...]:
+    """Steps of 6 to 12 % up to 2,048 rows; then of 128 rows, and of 256 from 6,144 on: there the last per cent are
+    milliseconds, and most steps of a busy server have some thousand rows."""
+    few = range(FEW_ROWS_STEP, FEW_ROWS, FEW_ROWS_STEP)
+    steps = row_buckets(largest, smallest=FEW_ROWS)
+    wide = range(MANY_ROWS, min(largest, WIDE_ROWS), WIDE_STEP)
+    widest = range(WIDE_ROWS, largest, WIDEST_STEP)
+    return tuple(sorted(n for n in {*few, *steps, *wide, *widest} if n <= largest))
+
+
+def decode_buckets(largest: int) -> tuple[int, ...]:
+    """Every batch up to 8 rows, then four an octave: padded requests have no keys, and rows more or less cost little
+    where a step takes as long as its weights are read."""
+    return tuple(sorted({*range(1, min(8, largest) + 1), *row_buckets(largest, smallest=8, per_octave=4)}))
+
+
+def head_buckets(largest: int) -> tuple[int, ...]:
+    """Powers of two: heads and samplers are bound by weights and vocabulary, so that rows more or less cost nothing."""
+    return row_buckets(largest, smallest=1, per_octave=1)
+
+
+def vision_buckets(max_units: int) -> tuple[int, ...]:
+    """Rows of the passes that get a graph, in few steps where a pass is short.
+
+    Steps are a quarter of an octave up to 256 rows, and an eighth above, where padding costs milliseconds. They lie
+    1/48 above round numbers: images are squares of small numbers, and 49, 196, 324, 784 rows (224, 448, 560, 896 pixels
+    a side for patches of 16) are just above round ones, which would pad them by 9 %.
+    """
+    fine, coarse = (row_buckets(max_units, smallest=32, per_octave=n) for n in (8, 4))
+    chosen = [n for n in coarse if n <= 256] + [n for n in fine if n > 256]
+    return tuple(sorted({min(round(n * 49 / 48), max_units) for n in chosen} | {max_units}))
+
+
+def vision_capacity(spec: GridSpec, units: int) -> Capacity:
+    frames = min(MAX_FRAMES, max(FEWEST_FRAMES, units // UNITS_PER_FRAME), units)
+    sizes = {"units": units, "patches": units * spec.unit, "frames": frames + 1}
+    if spec.window:
+        sizes["windows"] = units // UNITS_PER_WINDOW + MAX_FRAMES
+    return Capacity.of(sizes)
+
+
+def longest_window(spec: GridSpec) -> int:
+    return spec.window * spec.window * spec.unit
+
+
+def few_buckets(buckets: Sequence[Capacity], rows: str) -> tuple[Capacity, ...]:
+    """Some of a phase's buckets, the largest and the smallest among them: every batch that had a graph still has one.
+    Empty requests cost a CPU nothing, so that of buckets with as many rows the roomiest is enough."""
+    by_rows = {bucket[rows]: bucket for bucket in sorted(buckets, key=lambda b: (b[rows], sum(b.values())))}
+    kept: list[Capacity] = []
+    for bucket in reversed(thinned(list(by_rows.values()), STRIDE)):
+        if not kept or bucket[rows] <= max(COARSE_ROWS, COARSE_STEP * kept[-1][rows]):
+            kept.append(bucket)
+    return tuple(reversed(kept))

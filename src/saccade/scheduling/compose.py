@@ -1,0 +1,208 @@
+"""From plans to orders: every decision about a step's device work is made here, once. Pure: no tensor, no device."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from saccade.choice.catalogue import Catalogue
+from saccade.choice.exact import ExactLayout
+from saccade.choice.key import Capacity
+from saccade.config import Tier
+from saccade.geometry import GridSpec
+from saccade.inputs.messages import MediaKind
+from saccade.inputs.placeholders import Media
+from saccade.inputs.plans import plan_image
+from saccade.inputs.settings import ImageSettings
+from saccade.scheduling.arrays import (
+    Ints,
+    Layout,
+    Running,
+    decode_values,
+    is_decode,
+    last_rows,
+    mixed_values,
+    places,
+    sequences,
+)
+from saccade.scheduling.geometries import Geometries
+from saccade.scheduling.matcher import Masks, Matcher
+from saccade.scheduling.orders import Arrays, Pass, Picture, Run, Sample, ScorePrompt, ScoreToken
+from saccade.scheduling.packing import Bins, Part, default_cost, pack, split
+from saccade.scheduling.plan import Chunk, EncodeItem, Plan
+from saccade.scheduling.sampling import edits, masked_rows, needs_sampler, sample_values
+
+# Of images that are sent often, width and height in pixels, and how many of them at once.
+USUAL_SIZES = (
+    *((side, side) for side in (224, 336, 448, 512, 560, 672, 768, 1024)),
+    *((640, 480), (1024, 768), (1280, 720), (720, 1280)),
+)
+USUAL_COUNTS = (1, 2, 3, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionFacts:
+    """What composing needs to know of a vision tower, and of how its pixels become patches."""
+
+    spec: GridSpec
+    temporal_patch: Mapping[MediaKind, int]  # frames of a patch, by the kind of media
+    images: ImageSettings | None = None
+
+
+class Composer:
+    """Knows the graphs of every phase through their catalogues, and nothing of the device."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        catalogues: Mapping[str, Catalogue],
+        *,
+        vocab_size: int,
+        vision: VisionFacts | None = None,
+    ) -> None:
+        self.layout, self.vocab_size = layout, vocab_size
+        self.catalogues = dict(catalogues)
+        self._masks = Masks(vocab_size)
+        self.vision = None if vision is None else VisionComposer(vision, layout.page_rows, self.catalogues["vision"])
+
+    def run(self, plan: Plan, running: Mapping[str, Running]) -> tuple[Run, list[Chunk]]:
+        """The language passes of a plan, and the chunks whose last rows give tokens, in the order of these."""
+        if is_decode(plan.chunks, running):
+            sampled = list(plan.chunks)
+            scored: tuple[ScorePrompt, ...] = ()
+            passes = [self._pass("decode", decode_values(plan.chunks, running, self.layout), requests=len(sampled))]
+        else:
+            sampled, rows = last_rows(plan.chunks)
+            values = mixed_values(plan.chunks, running, self.layout)
+            passes = [self._pass("prefill", values, requests=len(plan.chunks))]
+            scored = _prompt_scores(plan.chunks, running)
+            if sampled:
+                passes.append(self._pass("head", {"rows": rows, "sequences": sequences(sampled, running)}))
+        orders = Run(plan.step, tuple(passes), len(sampled), bool(plan.encode), scored)
+        return orders, sampled
+
+    def sample(
+        self, step: int, chunks: Sequence[Chunk], running: Mapping[str, Running]
+    ) -> tuple[Sample | None, dict[str, Matcher]]:
+        """What follows the passes, and the matchers that wait for their tokens; compose it while the passes run."""
+        owners = [running[chunk.request_id] for chunk in chunks]
+        scores = tuple(
+            ScoreToken(row, owner.sequence, owner.request.params.logprobs)
+            for row, owner in enumerate(owners)
+            if owner.request.params.logprobs is not None
+        )
+        if not any(needs_sampler(owner.request.params) for owner in owners):
+            return (Sample(step, scores=scores) if scores else None), {}
+        masked = masked_rows(chunks, owners)
+        orders = Sample(
+            step,
+            edits=edits(chunks, owners, self.vocab_size),
+            mask=self._masks.compute(masked) if masked else None,
+            sampler=self._pass("sample", sample_values(chunks, owners)),
+            scores=scores,
+        )
+        return orders, {chunks[item.row].request_id: item.matcher for item in masked}
+
+    def _pass(self, phase: str, values: Arrays, requests: int | None = None) -> Pass:
+        catalogue = self.catalogues[phase]
+        sizes = Capacity.of(tokens=len(values["sequences" if requests is None else "ids"]))
+        if requests is not None:
+            sizes = Capacity.of(sizes, requests=requests)
+        structure = {boundary.name: values[boundary.name] for boundary in catalogue.shape.boundaries}
+        return Pass(phase, catalogue.choose(sizes, structure), values)
+
+
+class VisionComposer:
+    """Images and videos to vision passes."""
+
+    def __init__(self, facts: VisionFacts, page_rows: int, catalogue: Catalogue) -> None:
+        self.spec, self.catalogue = facts.spec, catalogue
+        self._facts, self._page_rows = facts, page_rows
+        self._geometries = Geometries(facts.spec)
+        buckets = catalogue.shape.ordered
+        self.bins = Bins(tuple(b["units"] for b in buckets), tuple(b["frames"] for b in buckets))
+
+    def packs(self, media: Sequence[Media]) -> list[list[Part]]:
+        """Which frames of which media share a pass."""
+        bins, unit = self.bins, self.spec.unit
+        parts = [
+            part
+            for i, one in enumerate(media)
+            for part in split(i, one.plan.grid_thw[0], one.plan.grid_thw[1] * one.plan.grid_thw[2] // unit, bins)
+        ]
+        return pack(parts, bins, self._cost())
+
+    def compose(self, parts: Sequence[Part], items: Sequence[EncodeItem], media: Sequence[Media]) -> Pass:
+        """One pass over these parts of the media."""
+        values: Arrays = {"targets": self._targets(parts, items), **self.geometry(parts, media)}
+        sizes, structure = self._sizes(len(values["targets"]), values)
+        decision = self.catalogue.choose(sizes, structure)
+        return Pass("vision", decision, values, tuple(self._pictures(parts, media)))
+
+    def geometry(self, parts: Sequence[Part], media: Sequence[Media]) -> dict[str, Any]:
+        grids = [(part.count, *media[part.item].plan.grid_thw[1:]) for part in parts]
+        return self._geometries.packed(grids)
+
+    def usual_layouts(self) -> Iterator[ExactLayout]:
+        """Layouts that are likely to come, to fill the exact tier with. So they are fast from the first request on, and
+        a layout that gets hot later takes the place, and the memory, of another."""
+        images, catalogue = self._facts.images, self.catalogue
+        if images is None or Tier.EXACT not in catalogue.settings.tiers:
+            return
+        for count in USUAL_COUNTS:
+            for width, height in USUAL_SIZES:
+                plan = plan_image(height, width, images)
+                units = count * plan.num_tokens
+                if catalogue.exact.is_full or units > catalogue.shape.limits["units"]:
+                    continue
+                sizes, structure = self._sizes(units, self._geometries.packed([plan.grid_thw] * count))
+                if (layout := catalogue.layout(sizes, structure)) is not None:
+                    yield layout
+
+    def _sizes(self, units: int, values: Mapping[str, Any]) -> tuple[Capacity, dict[str, Any]]:
+        """Of a pass of so many rows, and its boundaries."""
+        boundaries = self.catalogue.shape.boundaries
+        structure = {boundary.name: values[boundary.name] for boundary in boundaries}
+        counts = {boundary.count: len(values[boundary.name]) - 1 for boundary in boundaries}
+        return Capacity.of(units=units, patches=units * self.spec.unit, **counts), structure
+
+    def _pictures(self, parts: Sequence[Part], media: Sequence[Media]) -> list[Picture]:
+        pictures, row = [], 0
+        for part in parts:
+            one = media[part.item]
+            num_patches = part.rows * self.spec.unit
+            pictures.append(Picture(part.item, one.kind, self._frames(one, part), one.plan.size_hw, row, num_patches))
+            row += num_patches
+        return pictures
+
+    def _frames(self, media: Media, part: Part) -> Any:
+        """The pixels of a part."""
+        if media.pixels.ndim == 3:
+            return media.pixels
+        step = self._facts.temporal_patch[media.kind]
+        return media.pixels[part.first * step : (part.first + part.count) * step]
+
+    def _targets(self, parts: Sequence[Part], items: Sequence[EncodeItem]) -> Ints:
+        """Where the rows of a pass go in the cache."""
+        size = self._page_rows
+        found = [places(part.first * part.units, part.rows, items[part.item].pages, size) for part in parts]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _cost(self) -> Callable[[int], float]:
+        gate = self.catalogue.gate
+        return default_cost if gate is None else gate.graph.at
+
+
+def _prompt_scores(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> tuple[ScorePrompt, ...]:
+    """Scores of the prompt tokens that follow the chunks' rows, from the first that is wanted on."""
+    found, row = [], 0
+    for chunk in chunks:
+        if chunk.wants_all_logits:
+            owner = running[chunk.request_id]
+            first = max(chunk.start, owner.request.first_scored_row)
+            next_ids = owner.prompt.token_ids[first + 1 : min(chunk.end + 1, len(owner.prompt))]
+            num_top = owner.request.params.prompt_logprobs or 0
+            found.append(ScorePrompt(row + first - chunk.start, np.asarray(next_ids, dtype=np.int64), num_top))
+        row += chunk.count
+    return tuple(found)

@@ -1,0 +1,491 @@
+"""The engine: requests in, tokens out. One thread owns it; it keeps the device busy by planning one step ahead."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from random import Random
+from time import monotonic
+from typing import Any
+
+from llguidance import LLMatcher
+
+from saccade.cache.prefix import Span
+from saccade.choice.exact import ExactLayout
+from saccade.errors import CapacityError, GraphError, RequestError, SaccadeError
+from saccade.inputs.placeholders import Media, Prompt, text_prompt
+from saccade.scheduling.arrays import Running
+from saccade.scheduling.compose import Composer
+from saccade.scheduling.executing import Executor, Lap, ShadowChecks, StepResult, Ticket, WrongReplay, encode_problem
+from saccade.scheduling.matcher import GrammarCompiler, Matcher
+from saccade.scheduling.orders import Encode
+from saccade.scheduling.packing import Part
+from saccade.scheduling.plan import Chunk, Plan, Results, RowError
+from saccade.scheduling.request import Request, Status
+from saccade.scheduling.sampling import begin
+from saccade.scheduling.scheduler import Scheduler
+from saccade.wire.grammar import Grammar
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import NO_NUMBERS, FinishReason, PromptScores, Scores, Update
+
+STEP_FAILED = "the step failed"
+WARM_UP_ID = "warm-up"
+WARM_UP_TOKENS = 300
+WARM_UP_STEPS = 1000
+NO_SCORES: Mapping[str, Scores] = {}
+
+
+@dataclass(slots=True)
+class _Marks:
+    """When a request came, was first run and gave its first token, and the vision passes that its images were in."""
+
+    arrival: float
+    started: float | None = None
+    first_token: float | None = None
+    laps: list[Lap] = field(default_factory=list)
+
+    def timings(self, now: float) -> dict[str, float]:
+        found = {"queue": (now if self.started is None else self.started) - self.arrival}
+        if self.started is not None:
+            found["prefill"] = (now if self.first_token is None else self.first_token) - self.started
+        if self.first_token is not None:
+            found["decode"] = now - self.first_token
+        vision = [seconds for lap in self.laps if (seconds := lap.seconds()) is not None]
+        return found | ({"vision": sum(vision)} if vision else {})
+
+
+@dataclass(slots=True, kw_only=True)
+class _Flight:
+    """A step on its way, and the `problem` with it if not all of it was launched."""
+
+    plan: Plan
+    ticket: Ticket | None = None
+    sampled: Sequence[Chunk] = ()
+    matchers: Mapping[str, Matcher] = field(default_factory=dict)  # of the sampled requests that follow a grammar
+    failed: Mapping[str, str] = field(default_factory=dict)  # what went wrong with images, by request
+    problem: str = ""
+
+
+class Engine:
+    """Schedules, composes, and has it executed. Every request that `add` takes ends in exactly one update with a
+    finish."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        composer: Composer,
+        scheduler: Scheduler,
+        *,
+        eos_token_ids: frozenset[int] = frozenset(),
+        seed: int = 0,
+        clock: Callable[[], float] = monotonic,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        self.executor, self.composer, self.scheduler = executor, composer, scheduler
+        self._eos_token_ids = eos_token_ids
+        self._grammars = grammars
+        self._compiled: dict[str, LLMatcher] = {}
+        self._clock = clock
+        self._seeds = Random(seed)
+        self._prompts: dict[str, Prompt] = {}
+        self._uses: Counter[int] = Counter()  # outputs of each prompt, by its identity
+        self._media_bytes = 0  # of all prompts, each counted once
+        self._requests: dict[str, Request] = {}
+        self._marks: dict[str, _Marks] = {}
+        self._running: dict[str, Running] = {}
+        self._free_sequences = list(range(scheduler.settings.max_num_seqs, 0, -1))
+        self._in_flight: deque[_Flight] = deque()
+        self.shadow: ShadowChecks | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return not self.scheduler.is_idle
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        cache_salt: str | None = None,
+        compiled: LLMatcher | None = None,
+    ) -> tuple[str, ...]:
+        """Take a request in; for n > 1 the ids of all its outputs. Refused with a RequestError or a CapacityError.
+        `compiled` is its grammar, if it has one that was compiled ahead; another is waited for."""
+        self._check_tokens(prompt, params)
+        self._check_media(prompt)
+        self._check_room(prompt)
+        if params.grammar is not None and compiled is None:
+            compiled = self.compile(params.grammar).result()
+        request = Request(
+            id=request_id,
+            prompt_ids=tuple(prompt.token_ids.tolist()),
+            params=params,
+            spans=self._spans(prompt),
+            eos_token_ids=self._eos_token_ids,
+            arrival=self._clock(),
+            priority=priority,
+            deadline=deadline,
+            cache_salt=cache_salt,
+            output_shift=prompt.output_shift,
+        )
+        ids = self.scheduler.add(request)
+        if not self._uses[id(prompt)]:
+            self._media_bytes += _media_bytes(prompt)
+        self._uses[id(prompt)] += len(ids)
+        for member_id in ids:
+            self._prompts[member_id] = prompt
+            self._requests[member_id] = self.scheduler.request(member_id)
+            if compiled is not None:
+                self._compiled[member_id] = compiled
+            self._marks[member_id] = _Marks(request.arrival)
+        return ids
+
+    def compile(self, grammar: Grammar) -> Future[LLMatcher]:
+        """Compile a grammar ahead, so that `add` need not wait for it. The future has the RequestError it may raise."""
+        if self._grammars is None:
+            raise RequestError("this engine has no vocabulary to follow a grammar with", param="response_format")
+        return self._grammars.compile(grammar)
+
+    def forget_grammar(self, grammar: Grammar, compiled: Future[LLMatcher]) -> None:
+        """Nobody waits any more for what `compile` returned."""
+        if self._grammars is not None:
+            self._grammars.forget(grammar, compiled)
+
+    def forget_cached(self) -> bool:
+        """Empty the caches of prompts and images. False, and nothing is done, while requests run or wait."""
+        return self.scheduler.forget_cached()
+
+    @property
+    def can_improve(self) -> bool:
+        """Whether there is something to do in an idle moment."""
+        vision = self.composer.vision
+        return vision is not None and vision.catalogue.exact.has_pending
+
+    def improve(self) -> Exception | None:
+        """Do some of it: capture a layout of images that came often. Returns what went wrong; requests do without."""
+        vision = self.composer.vision
+        layout = None if vision is None else vision.catalogue.exact.next_pending()
+        if layout is None:
+            return None
+        try:
+            self.capture(layout)
+        except Exception as error:
+            self.executor.require_device()
+            return error
+        return None
+
+    def capture_usual(self) -> None:
+        """Capture layouts that are likely to come."""
+        if self.composer.vision is not None:
+            for layout in self.composer.vision.usual_layouts():
+                self.capture(layout)
+
+    def capture(self, layout: ExactLayout) -> None:
+        """Capture a vision graph of one layout; those that it leaves no room for go."""
+        assert self.composer.vision is not None, "only images have layouts"
+        nbytes = self.executor.capture_layout(layout)
+        if dropped := self.composer.vision.catalogue.exact.add(layout.key, nbytes):
+            self.executor.drop(dropped)
+
+    @property
+    def can_check(self) -> bool:
+        """Whether there is a replay to be checked, and time for it."""
+        return self.shadow is not None and self.shadow.has_records and not self.has_work and not self._in_flight
+
+    def check_shadow(self, should_stop: Callable[[], bool] = lambda: False) -> WrongReplay | Exception | None:
+        """Check one replay in an idle moment. Returns what was wrong with it, or with the check. What a wrong graph
+        wrote is not used again."""
+        assert self.shadow is not None and self.can_check, "requests run; a check writes where they read"
+        found = self.shadow.check(should_stop)
+        if isinstance(found, Exception):
+            self.executor.require_device()
+        elif found is not None:
+            self.forget_cached()
+        return found
+
+    def phase_snapshots(self) -> dict[str, dict[str, Any]]:
+        """Counters and graphs of each phase, by its name."""
+        found = self.executor.snapshots()
+        for name, phase in found.items():
+            phase["shadow"] = {} if self.shadow is None else self.shadow.counts(name)
+        return found
+
+    def abort(self, request_id: str) -> list[Update]:
+        """End a request now. Nothing is heard of it afterwards."""
+        return self._told(self.scheduler.abort(request_id))
+
+    def stop(self, request_id: str, stop: str) -> list[Update]:
+        """End a request whose text met a stop string."""
+        return self._told(self.scheduler.stop(request_id, stop))
+
+    def warm_up(self) -> None:
+        """Answer requests of every kind before the first real one: what is compiled, loaded or allocated outside of
+        graphs then is so already."""
+        self.executor.warm_up()
+        longest = self.scheduler.settings.max_model_len
+        prompt = text_prompt([0] * max(1, min(WARM_UP_TOKENS, longest - 4)))
+        common: dict[str, Any] = {"max_tokens": min(3, longest - len(prompt)), "ignore_eos": True}
+        for params in (
+            SamplingParams(temperature=0, prompt_logprobs=1, logprobs=1, **common),
+            SamplingParams(temperature=1, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, **common),
+            SamplingParams(temperature=0, logit_bias={0: 1.0}, allowed_token_ids=(0, 1), min_tokens=1, **common),
+        ):
+            self.add(WARM_UP_ID, prompt, params, cache_salt=WARM_UP_ID)
+            updates = [update for _ in range(WARM_UP_STEPS) if self.has_work for update in self.step()]
+            if not updates or updates[-1].finish is None or updates[-1].finish.reason is FinishReason.ERROR:
+                raise GraphError(f"a warm-up request failed: {updates[-1:]}")
+
+    def step(self) -> list[Update]:
+        """Launch the next step, then take in the one before it, which ran meanwhile."""
+        updates: list[Update] = []
+        while len(self._in_flight) > 1:  # the last call was interrupted
+            updates += self._take_in(self._in_flight[0])
+        plan = self.scheduler.plan(self._clock())
+        updates += self._told(plan.updates)
+        for request_id in plan.preempted:
+            self._release(request_id)
+        if not plan.is_empty:
+            self._in_flight.append(self._launch(plan))
+        if self._in_flight and (plan.is_empty or len(self._in_flight) > 1):
+            updates += self._take_in(self._in_flight[0])
+        if not self._in_flight and self.scheduler.is_idle:
+            self.scheduler.check()
+        return updates
+
+    def _launch(self, plan: Plan) -> _Flight:
+        flight = _Flight(plan=plan)
+        try:
+            self._execute(flight)
+        except Exception as error:  # one bad step must not take the others down
+            self.executor.require_device()
+            flight.problem = _message(error)
+        except BaseException:  # interrupted: what was planned must still be accounted for
+            flight.problem = STEP_FAILED
+            self._in_flight.append(flight)
+            raise
+        return flight
+
+    def _execute(self, flight: _Flight) -> None:
+        """Compose and execute, a piece at a time: the device works on each while the host composes the next."""
+        plan = flight.plan
+        for chunk in plan.chunks:
+            if chunk.request_id not in self._running:
+                self._begin(chunk.request_id)
+        flight.failed = self._encode(plan) if plan.encode else {}
+        orders, flight.sampled = self.composer.run(plan, self._running)
+        flight.ticket = self.executor.run(orders)
+        sample, flight.matchers = self.composer.sample(plan.step, flight.sampled, self._running)
+        if sample is not None:
+            self.executor.sample(sample)
+
+    def _encode(self, plan: Plan) -> dict[str, str]:
+        """Encode the images of a plan. Returns what went wrong, by the request that an item is encoded for; the others
+        are not touched by it."""
+        vision = self.composer.vision
+        assert vision is not None, "this model sees no images"
+        media = [self._running[item.request_id].prompt.media[item.media_idx] for item in plan.encode]
+        failed: dict[str, str] = {}
+        for parts in vision.packs(media):
+            for part, problem in self._encode_or_blame(plan, parts, media):
+                failed[plan.encode[part.item].request_id] = problem
+        return failed
+
+    def _encode_or_blame(self, plan: Plan, parts: Sequence[Part], media: Sequence[Media]) -> Iterator[tuple[Part, str]]:
+        """Run a pass; if it fails, run each of its parts alone: one that fails alone is to blame."""
+        assert self.composer.vision is not None, "this model sees no images"
+        try:
+            one = self.composer.vision.compose(parts, plan.encode, media)
+        except Exception as error:
+            problem: str | None = encode_problem(error)
+        else:
+            encoded = self.executor.encode(Encode(plan.step, one))
+            problem = encoded.problem
+            if encoded.lap is not None:  # whose images share a pass share its time
+                for request_id in {plan.encode[part.item].request_id for part in parts}:
+                    self._marks[request_id].laps.append(encoded.lap)
+        if problem is None:
+            return
+        if len(parts) == 1:
+            yield parts[0], problem
+            return
+        for part in parts:
+            yield from self._encode_or_blame(plan, [part], media)
+
+    def _begin(self, request_id: str) -> None:
+        request, marks = self._requests[request_id], self._marks[request_id]
+        if marks.started is None:
+            marks.started = self._clock()
+        seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
+        compiled = self._compiled.get(request_id)
+        matcher = None if compiled is None else Matcher(compiled, request.output_ids)
+        owner = Running(request, self._prompts[request_id], self._free_sequences.pop(), seed, matcher)
+        self._running[request_id] = owner
+        if (orders := begin(owner)) is not None:
+            self.executor.begin(orders)
+
+    def _take_in(self, flight: _Flight) -> list[Update]:
+        result = self._wait(flight)
+        self._in_flight.popleft()
+        if result is None:
+            results: Results = {chunk.request_id: RowError(flight.problem) for chunk in flight.plan.chunks}
+            scored = []
+        else:
+            results = _results(flight, result)
+            scored = self._prompt_updates(flight.plan, result)
+        news = self.scheduler.commit(flight.plan, results)
+        scores = {} if result is None else {flight.sampled[row].request_id: s for row, s in result.scores.items()}
+        updates = scored + self._told(news, scores) + self._end_complete(flight, news)
+        for request_id, owner in list(self._running.items()):
+            if owner.request.status is not Status.RUNNING:  # preempted because it read rows of an image that failed
+                self._release(request_id)
+        return updates
+
+    def _wait(self, flight: _Flight) -> StepResult | None:
+        """What a step gave; None if there is a problem with it. Its passes are over then all the same: until they are,
+        they read pages and blocks that the next plans may give to others."""
+        result: StepResult | None = None
+        try:
+            result = None if flight.ticket is None else flight.ticket.wait()
+        except Exception as error:
+            self.executor.require_device()
+            flight.problem = _message(error)
+        return None if flight.problem else result
+
+    def _end_complete(self, flight: _Flight, news: Iterable[Update]) -> list[Update]:
+        """End the requests whose grammar allows nothing more: no pass is needed to learn that."""
+        going = [one.request_id for one in news if one.finish is None and one.request_id in flight.matchers]
+        done = [name for name in going if flight.matchers[name].is_complete]
+        return [update for name in done for update in self._told(self.scheduler.stop(name, None))]
+
+    def _prompt_updates(self, plan: Plan, result: StepResult) -> list[Update]:
+        scored = [chunk for chunk in plan.chunks if chunk.wants_all_logits]
+        return [
+            Update(name, prompt_scores=PromptScores(1 + max(chunk.start, request.first_scored_row), scores))
+            for chunk, scores in zip(scored, result.prompt_scores, strict=True)
+            if (request := self._requests.get(name := chunk.request_id)) is not None
+        ]
+
+    def _told(self, updates: Iterable[Update], scores: Mapping[str, Scores] = NO_SCORES) -> list[Update]:
+        """What the scheduler says of requests, with scores of their tokens, and with times where they end."""
+        told = []
+        for update in updates:
+            name = update.request_id
+            timings = self._timings(update)
+            told.append(replace(update, scores=scores.get(name) if update.token_ids else None, timings=timings))
+            if update.finish is not None:
+                self._release(name)
+                self._let_go(name)
+                self._requests.pop(name, None)
+                self._compiled.pop(name, None)
+        return told
+
+    def _timings(self, update: Update) -> dict[str, float] | None:
+        marks = self._marks.get(update.request_id)
+        if marks is None:
+            return None
+        if update.token_ids and marks.first_token is None:
+            marks.first_token = self._clock()
+        if update.finish is None:
+            return None
+        del self._marks[update.request_id]
+        return marks.timings(self._clock())
+
+    def _release(self, request_id: str) -> None:
+        """Free a sequence. Steps in flight may still write its newest token; whoever gets it next writes later."""
+        owner = self._running.pop(request_id, None)
+        if owner is not None:
+            self._free_sequences.append(owner.sequence)
+
+    def _let_go(self, request_id: str) -> None:
+        """Forget a prompt; its pixels are gone with the last output that was made of it."""
+        prompt = self._prompts.pop(request_id, None)
+        if prompt is None:
+            return
+        self._uses[id(prompt)] -= 1
+        if not self._uses[id(prompt)]:
+            del self._uses[id(prompt)]
+            self._media_bytes -= _media_bytes(prompt)
+
+    def _check_room(self, prompt: Prompt) -> None:
+        """Pixels stay until a request ends, as it may be preempted and its images evicted. Alone any request fits."""
+        settings, needed = self.scheduler.settings, _media_bytes(prompt)
+        if needed and self._media_bytes and self._media_bytes + needed > settings.max_media_bytes:
+            raise CapacityError(
+                f"requests hold {self._media_bytes} bytes of pixels and {needed} would join them; "
+                f"the limit is {settings.max_media_bytes} (--max-media-bytes)",
+                retry_after_s=settings.retry_after_s,
+            )
+
+    def _spans(self, prompt: Prompt) -> tuple[Span, ...]:
+        is_whole = self.composer.layout.has_limits
+        return tuple(
+            Span(
+                offset=span.offset,
+                length=span.length,
+                digest=span.digest,
+                media_idx=span.media_idx,
+                first_row=span.feature_offset,
+                layout=_layout(prompt, span.offset, span.length),
+                is_whole=is_whole,
+            )
+            for span in prompt.spans
+        )
+
+    def _check_tokens(self, prompt: Prompt, params: SamplingParams) -> None:
+        vocab_size = self.composer.vocab_size
+        ids = prompt.token_ids
+        if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
+            raise RequestError(f"prompt has token ids outside 0..{vocab_size - 1}", param="prompt")
+        for name, tokens in (("logit_bias", params.logit_bias), ("allowed_token_ids", params.allowed_token_ids)):
+            _check_ids(name, tuple(tokens or ()), vocab_size)
+        ends = {*self._eos_token_ids, *params.stop_token_ids}
+        if params.min_tokens and params.allowed_token_ids and ends.issuperset(params.allowed_token_ids):
+            message = f"allowed_token_ids are all end tokens, which min_tokens ({params.min_tokens}) forbids at first"
+            raise RequestError(message, param="allowed_token_ids")
+
+    def _check_media(self, prompt: Prompt) -> None:
+        """With `--graphs-strict`, a frame that no graph holds fails its request: better before it waited."""
+        vision = self.composer.vision
+        if vision is None or not vision.catalogue.settings.strict:
+            return
+        limit = vision.catalogue.shape.limits["units"]
+        longest = max((media.plan.num_tokens // media.plan.grid_thw[0] for media in prompt.media), default=0)
+        if longest > limit:
+            message = f"an image or video has {longest} rows; the limit is {limit} (--encoder-budget-tokens)"
+            raise RequestError(message, code="image_too_large")
+
+
+def _media_bytes(prompt: Prompt) -> int:
+    return sum(media.pixels.nbytes for media in prompt.media)
+
+
+def _results(flight: _Flight, result: StepResult) -> Results:
+    """A token for each request that got one, or what went wrong. Matchers move on to the tokens that were sampled."""
+    tokens = {chunk.request_id: token for chunk, token in zip(flight.sampled, result.token_ids, strict=True)}
+    for name, matcher in flight.matchers.items():
+        matcher.take(tokens[name])
+    errors = {name: matcher.error for name, matcher in flight.matchers.items() if matcher.error is not None}
+    errors |= {c.request_id: NO_NUMBERS for c, bad in zip(flight.sampled, result.is_bad, strict=True) if bad}
+    errors |= flight.failed
+    return {
+        **{name: (token,) for name, token in tokens.items() if name not in errors},
+        **{name: RowError(message) for name, message in errors.items()},
+    }
+
+
+def _message(error: Exception) -> str:
+    return str(error) if isinstance(error, SaccadeError) else f"{STEP_FAILED}: {type(error).__name__}"
+
+
+def _check_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
+    if tokens and max(tokens) >= vocab_size:
+        raise RequestError(f"{name} names token {max(tokens)}; the vocabulary has {vocab_size}", param=name)
+
+
+def _layout(prompt: Prompt, offset: int, length: int) -> bytes:
+    """Positions of media rows relative to their first: other time steps give other keys and values."""
+    positions: Any = prompt.positions_3T[:, offset : offset + length]
+    return (positions - positions[:, :1]).tobytes() if length else b""

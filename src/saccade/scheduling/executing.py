@@ -1,0 +1,111 @@
+"""What an engine needs of whatever executes its orders: one executor, or the first of several ranks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from saccade.choice.exact import ExactLayout
+from saccade.choice.key import GraphKey
+from saccade.errors import SaccadeError
+from saccade.scheduling.orders import Begin, Encode, Run, Sample
+from saccade.wire.update import Scores
+
+ENCODE_FAILED = "an image or video could not be encoded"
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave. Tokens, and whether their logits were no numbers, by sampled row; scores by row; scores of
+    prompts in the order of the orders."""
+
+    token_ids: Sequence[int] = ()
+    is_bad: Sequence[bool] = ()
+    scores: Mapping[int, Scores] = field(default_factory=dict)
+    prompt_scores: Sequence[Scores] = ()
+
+
+class Ticket(Protocol):
+    """A step on its way. `wait` is the one place where the host waits for the device."""
+
+    def wait(self) -> StepResult: ...
+
+
+class Lap(Protocol):
+    """A vision pass on its way."""
+
+    def seconds(self) -> float | None:
+        """How long it took; None while it runs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """What became of a vision pass: why it was not launched, or how long it takes."""
+
+    problem: str | None = None
+    lap: Lap | None = None
+
+
+class WrongReplay(Protocol):
+    """A replay that gave something else than an eager run of the same inputs."""
+
+    @property
+    def reason(self) -> str:
+        """For anybody."""
+        ...
+
+
+class ShadowChecks(Protocol):
+    """Replays of live requests that are run again when there is time."""
+
+    @property
+    def has_records(self) -> bool: ...
+
+    def check(self, should_stop: Callable[[], bool]) -> WrongReplay | Exception | None:
+        """Check one. Returns what was found wrong, or what kept it from being found out."""
+        ...
+
+    def counts(self, phase: str) -> dict[str, int]: ...
+
+    def close(self) -> None:
+        """Watch no longer, and let go of the executor."""
+        ...
+
+
+def encode_problem(error: Exception) -> str:
+    """For the request whose image it was."""
+    return str(error) if isinstance(error, SaccadeError) else f"{ENCODE_FAILED}: {type(error).__name__}"
+
+
+class Executor(Protocol):
+    """Obeys, in the order of the calls."""
+
+    def begin(self, orders: Begin) -> None: ...
+
+    def encode(self, orders: Encode) -> Encoded: ...
+
+    def run(self, orders: Run) -> Ticket: ...
+
+    def sample(self, orders: Sample) -> None:
+        """Of the newest run, whose ticket has the results."""
+        ...
+
+    def capture_layout(self, layout: ExactLayout) -> int: ...
+
+    def drop(self, keys: Sequence[GraphKey]) -> None: ...
+
+    def calibrate(self) -> None:
+        """Measure what there is to choose between."""
+        ...
+
+    def warm_up(self) -> None:
+        """Compile what runs outside of graphs."""
+        ...
+
+    def snapshots(self) -> dict[str, dict[str, Any]]:
+        """Counters and graphs of each phase, by its name."""
+        ...
+
+    def require_device(self) -> None:
+        """After an error: raises an EngineDeadError if the device does not go on."""
+        ...

@@ -1,0 +1,157 @@
+"""Orders: the device work of a step as plain data. They can be printed, compared, kept and sent to other ranks.
+
+Whoever composes them has decided everything; an executor obeys. What a step asks for comes in this sequence: `Begin`
+for requests with penalties that start, `Encode` for its images, `Run` for its rows, `Sample` where the likeliest token
+of the raw logits is not enough. The others come between steps.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.choice.decision import Decision
+from saccade.choice.exact import ExactLayout
+from saccade.choice.key import GraphKey
+from saccade.inputs.messages import MediaKind
+
+Array = NDArray[Any]
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picture:
+    """An image (H, W, 3) or frames (F, H, W, 3) of an item of the plan, the size they get, and the rows of patches that
+    they fill."""
+
+    item: int
+    kind: MediaKind
+    pixels: NDArray[np.uint8]
+    size_hw: tuple[int, int]
+    out_row: int
+    num_rows: int
+
+    @property
+    def frames(self) -> NDArray[np.uint8]:
+        return self.pixels[None] if self.pixels.ndim == 3 else self.pixels
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """One pass of a phase: its inputs, and how it is run. A vision pass has the pictures that its patches come from."""
+
+    phase: str
+    decision: Decision
+    values: Arrays
+    pictures: tuple[Picture, ...] = ()
+
+    @property
+    def num_patches(self) -> int:
+        return sum(picture.num_rows for picture in self.pictures)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Begin:
+    """A sequence gets another request. Penalties count the tokens of its prompt and of its output so far."""
+
+    sequence: int
+    prompt_ids: Array
+    output_ids: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encode:
+    """A vision pass, on the stream beside the language passes."""
+
+    step: int
+    vision: Pass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScorePrompt:
+    """Score tokens of a prompt: `next_ids` follow the rows from `row` on of the pass."""
+
+    row: int
+    next_ids: Array
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Language passes, in order, and what to copy out: tokens of `num_sampled` rows, scores of prompts."""
+
+    step: int
+    passes: tuple[Pass, ...]
+    num_sampled: int
+    waits_for_vision: bool = False
+    prompt_scores: tuple[ScorePrompt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edit:
+    """Changes to one row of logits: added biases, tokens that are not allowed, bits of all that are (None: any)."""
+
+    row: int
+    bias_ids: Array
+    biases: Array
+    suppressed_ids: Array
+    allowed: Array | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mask:
+    """What grammars allow: bit t % 32 of word t // 32 for each token t, for the rows from `row` on."""
+
+    row: int
+    words: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreToken:
+    """Score the newest token of a sequence, which came from one row of logits."""
+
+    row: int
+    sequence: int
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """What follows the passes of a step: edited logits, a sampler, log-probabilities of what was taken."""
+
+    step: int
+    edits: tuple[Edit, ...] = ()
+    mask: Mask | None = None
+    sampler: Pass | None = None
+    scores: tuple[ScoreToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Capture:
+    """Capture a vision graph of one layout of images, in an idle moment."""
+
+    layout: ExactLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Let go of vision graphs of one layout each."""
+
+    keys: tuple[GraphKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrate:
+    """Time eager runs and replays of vision passes; `num_rounds` 0: as many as it takes."""
+
+    num_rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Compile what runs outside of graphs."""
+
+
+Orders = Begin | Encode | Run | Sample | Capture | Drop | Calibrate | WarmUp
+ORDER_TYPES = (Begin, Encode, Run, Sample, Capture, Drop, Calibrate, WarmUp)

@@ -1,0 +1,358 @@
+"""The scheduler: which images to encode, which prompt chunks and which outputs to compute in the next step.
+
+The policy, under one token budget:
+1. A row for every output that can be computed, in order (priority, then arrival). Where blocks run out, the last in
+   order is preempted: it gives its blocks back and is recomputed later. The only one is never preempted.
+2. Chunks of the prompts that have begun, in order.
+3. New requests in order, without overtaking, unless somebody who runs was left short. A prompt gets all its blocks when
+   it begins, so that only outputs can run out of blocks.
+
+Why it never stalls: the first in order of those who run can take the blocks of all others, and outputs leave at least
+one token of the budget to prompts. What must be computed in one piece waits for outputs to end, and nobody new is let
+in meanwhile. A request holds images only while it is inside one, and inside one it can always go on. With nobody
+running, the first in order fits or ends with an error.
+
+Two plans can be in flight: plan k + 1 is made while step k runs. What a plan in flight uses is given back when that
+plan is committed; rows of a request that ended meanwhile are ignored.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import count
+
+from saccade.cache.blocks import BlockPool
+from saccade.cache.encoder import EncoderIndex, Entry
+from saccade.cache.prefix import PrefixCache, Span, overlapping
+from saccade.errors import RequestError
+from saccade.scheduling.admission import check_fits, check_queue
+from saccade.scheduling.draft import Draft, Flight
+from saccade.scheduling.plan import Chunk, Plan, Results, RowError
+from saccade.scheduling.queue import RequestQueue
+from saccade.scheduling.request import Request, Status
+from saccade.scheduling.resources import Holdings
+from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.metrics import SchedulerStats
+from saccade.wire.update import Finish, FinishReason, Update
+
+
+class Scheduler:
+    """Pure bookkeeping. `plan` and `commit` alternate, with at most two plans not yet committed.
+
+    Invariant: a live request is in exactly one of waiting and running; what it owns is in Holdings.
+    """
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        *,
+        pool: BlockPool,
+        encoder: EncoderIndex,
+        prefix: PrefixCache | None = None,
+    ) -> None:
+        self.settings = settings
+        self.holdings = Holdings(pool, encoder, prefix)
+        self.num_preemptions = 0
+        self._live: dict[str, Request] = {}
+        self._families: dict[str, dict[str, Request]] = {}  # live requests by the id of the one they were forked from
+        self._waiting = RequestQueue(lambda request: request.order)
+        self._running = RequestQueue(lambda request: request.order)
+        self._deadlines = RequestQueue(lambda request: (request.deadline, request.order))
+        self._flights: deque[Flight] = deque()
+        self._arrivals = count()
+        self._steps = count()
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._live or self._flights)
+
+    def add(self, request: Request) -> tuple[str, ...]:
+        """Queue a request and, for n > 1, its forks, all or none. Returns their ids."""
+        check_fits(request, self.settings, self.holdings.pool, self.holdings.encoder)
+        family = {member.id: member for member in (request, *map(request.fork, range(1, request.params.n)))}
+        if request.id in self._families or family.keys() & self._live.keys():
+            raise RequestError(f"request {request.id!r} is not done yet; ids must differ", param="request_id")
+        num_startable = self.settings.max_num_seqs - len(self._running)
+        check_queue(tuple(family.values()), self._waiting, self.settings, num_startable)
+        room = self.settings.max_model_len - len(request.prompt_ids)
+        for member in family.values():
+            member.order = (member.priority, member.arrival, next(self._arrivals))
+            asked = member.params.max_tokens
+            member.max_outputs = room if asked is None else min(room, asked)
+            self._waiting.add(member)
+            if member.deadline is not None:
+                self._deadlines.add(member)
+        self._live |= family
+        self._families[request.id] = dict(family)
+        return tuple(family)
+
+    def request(self, request_id: str) -> Request:
+        """A request that has not ended."""
+        return self._live[request_id]
+
+    def abort(self, request_id: str) -> tuple[Update, ...]:
+        """End a request and all its forks, or one fork. There is no news of what ended before."""
+        members = tuple(self._families.get(request_id, {}).values()) or self._find(request_id)
+        return tuple(self._end(member, Finish(FinishReason.ABORT)) for member in members)
+
+    def stop(self, request_id: str, detail: str | None) -> tuple[Update, ...]:
+        """End one request because its text met a stop string, or (None) its grammar's end: tokens cannot show that."""
+        return tuple(self._end(request, Finish(FinishReason.STOP, detail)) for request in self._find(request_id))
+
+    def plan(self, now: float) -> Plan:
+        """Decide the next step. An empty plan needs no commit."""
+        assert len(self._flights) < 2, "two plans are in flight; commit the older one first"
+        draft = Draft(self.settings.max_num_batched_tokens, self.settings.encoder_budget_tokens)
+        self._expire(now, draft)
+        decoding = [request for request in self._running if request.is_decoding]
+        prefilling = [request for request in self._running if request.num_left and not request.is_decoding]
+        for request in decoding:
+            if request.status is Status.RUNNING:
+                self._plan_output(request, draft)
+        for request in prefilling:
+            if request.status is Status.RUNNING:
+                self._plan_prompt(request, draft)
+        if not draft.is_short:
+            self._admit(draft)
+        plan = draft.finish(next(self._steps))
+        if not plan.is_empty:
+            self._flights.append(Flight(plan, draft.chunks, draft.encode))
+        return plan
+
+    def commit(self, plan: Plan, results: Results) -> tuple[Update, ...]:
+        """Take in what a plan gave: one token for every chunk that wanted logits, or an error for any."""
+        if plan.is_empty:
+            return ()
+        flight = self._flights.popleft()
+        assert flight.plan.step == plan.step, f"plan {plan.step} is committed, plan {flight.plan.step} is due"
+        self._drop_failed_media(flight, results)
+        updates: list[Update] = []
+        for request, chunk in flight.chunks.items():
+            if request.status is not Status.FINISHED and request not in flight.void:
+                updates += self._commit_chunk(request, chunk, results.get(request.id, ()))
+        for held in flight.held:
+            self.holdings.release(held)
+        return tuple(updates)
+
+    def forget_cached(self) -> bool:
+        """Empty the prefix cache and the encoder cache. False, and nothing is done, while requests run or wait."""
+        if not self.is_idle:
+            return False
+        self.holdings.forget_cached()
+        return True
+
+    def stats(self) -> SchedulerStats:
+        pool, encoder, prefix = self.holdings.pool, self.holdings.encoder, self.holdings.prefix
+        return SchedulerStats(
+            waiting=len(self._waiting),
+            waiting_tokens=self._waiting.num_prompt_tokens,
+            running=len(self._running),
+            kv_usage=pool.num_used / (pool.num_blocks - 1),
+            encoder_usage=encoder.num_held_rows / encoder.max_rows,
+            preemptions=self.num_preemptions,
+            prefix_queried_tokens=prefix.num_queried_tokens if prefix else 0,
+            prefix_hit_tokens=prefix.num_hit_tokens if prefix else 0,
+            encoder_queries=encoder.num_hits + encoder.num_misses,
+            encoder_hits=encoder.num_hits,
+        )
+
+    def check(self) -> None:
+        """Assert the invariants of the scheduler and of everything it keeps accounts of."""
+        waiting, running = set(self._waiting), set(self._running)
+        assert not waiting & running, f"{waiting & running} wait and run"
+        assert waiting | running == set(self._live.values()), "a live request is in no queue, or an ended one is in one"
+        families = [request for members in self._families.values() for request in members.values()]
+        assert len(families) == len(self._live) and set(families) == waiting | running, "families differ from requests"
+        assert set(self._deadlines) == {r for r in waiting | running if r.deadline is not None}, "deadlines differ"
+        assert len(running) <= self.settings.max_num_seqs, f"{len(running)} requests run"
+        for queue in (self._waiting, self._running, self._deadlines):
+            queue.check()
+        for request in waiting | running:
+            request.check_progress(self.holdings.pool.block_size)
+        for flight in self._flights:
+            assert flight.plan.num_tokens <= self.settings.max_num_batched_tokens, f"over the budget: {flight.plan}"
+            owned = {block for chunk in flight.plan.chunks for block in chunk.blocks}
+            assert not any(map(self.holdings.pool.is_free, owned)), "a plan in flight uses a free block"
+        self.holdings.check(self._running, [held for flight in self._flights for held in flight.held])
+
+    def _plan_output(self, request: Request, draft: Draft) -> None:
+        if self._find_slot(request, draft):
+            draft.add_rows(request, request.num_planned + 1)
+        else:
+            draft.is_short = True
+
+    def _find_slot(self, request: Request, draft: Draft) -> bool:
+        """Those before `request` in order have their rows already; those behind it can be preempted for it."""
+        while not self.holdings.grow(request):
+            if any(flight.held for flight in self._flights):
+                return False  # the next commit gives blocks back
+            if len(self._running) == 1:
+                if not self._is_in_flight(request):  # else the token on its way may be the last one
+                    draft.updates.append(self._end(request, self._no_room(request)))
+                return False
+            victim = self._running.last
+            self._preempt(victim)
+            draft.preempted.append(victim.id)
+            if victim is request:
+                return False
+        return True
+
+    def _plan_prompt(self, request: Request, draft: Draft) -> None:
+        end = self._reach(request, request.num_planned, draft)
+        if end > request.num_planned:
+            draft.add_rows(request, end)
+        else:
+            draft.is_short = True
+
+    def _admit(self, draft: Draft) -> None:
+        for request in self._waiting:
+            if len(self._running) >= self.settings.max_num_seqs or draft.tokens_left == 0:
+                return
+            if self._is_ready(request) and not self._start(request, draft):
+                return
+
+    def _is_ready(self, request: Request) -> bool:
+        """A fork waits until its parent's prompt is computed, a preempted request until its rows are out of flight."""
+        parent = request.parent
+        is_forked = parent is None or parent.status is Status.FINISHED or len(parent.output_ids) > 0
+        return is_forked and not self._is_in_flight(request)
+
+    def _start(self, request: Request, draft: Draft) -> bool:
+        shared = self.holdings.shareable(request)
+        if not self.holdings.can_start(request, shared, spare=len(self._running)):
+            if self._running or self._flights:
+                return False
+            draft.updates.append(self._end(request, self._no_room(request)))
+            return True
+        start = len(shared) * self.holdings.pool.block_size
+        end = self._reach(request, start, draft)
+        if end == start:
+            return False
+        self._waiting.remove(request)
+        self._running.add(request)
+        request.status = Status.RUNNING
+        self.holdings.start(request, shared)
+        draft.add_rows(request, end)
+        return True
+
+    def _reach(self, request: Request, start: int, draft: Draft) -> int:
+        """Where a chunk from `start` ends: at a limit, or before media rows that cannot be had in this step."""
+        limit = self.settings.prefill_chunk_tokens or draft.tokens_left
+        end = min(start + min(limit, draft.tokens_left), request.num_tokens)
+        for span in overlapping(request.spans, start, end):
+            begin = max(span.offset, start)
+            if span.is_whole and span.end > end:
+                if begin > start or span.end - start > draft.tokens_left:
+                    return begin
+                end = span.end  # one piece, even where it is longer than a chunk
+            if not self._secure_media(request, span, draft):
+                return begin
+        return end
+
+    def _secure_media(self, request: Request, span: Span, draft: Draft) -> bool:
+        """Hold media rows that are there or that this plan encodes; the first to encode may exceed the budget."""
+        if self.holdings.find_media(request, span):
+            return True
+        if draft.encode and request.media_rows(span.media_idx) > draft.encoder_left:
+            return False
+        entry = self.holdings.reserve_media(request, span)
+        if entry is None:
+            return False
+        draft.add_media(request, span, entry)
+        return True
+
+    def _expire(self, now: float, draft: Draft) -> None:
+        for request in self._deadlines:
+            if request.deadline is None or request.deadline > now:
+                return
+            late = f"the deadline passed {now - request.deadline:.3f} s ago"
+            draft.updates.append(self._end(request, Finish(FinishReason.DEADLINE, late)))
+
+    def _preempt(self, request: Request) -> None:
+        self.num_preemptions += 1
+        self._running.remove(request)
+        self._waiting.add(request)
+        self._give_back(request)
+        request.reset()
+
+    def _commit_chunk(self, request: Request, chunk: Chunk, result: object) -> list[Update]:
+        if isinstance(result, RowError):
+            return [self._end(request, Finish(FinishReason.ERROR, result.message))]
+        if chunk.wants_all_logits:
+            request.num_scored = max(request.num_scored, min(chunk.end, len(request.prompt_ids)))
+        if request.status is Status.RUNNING:  # else it was preempted since: the token counts, the rows are lost
+            request.num_computed = chunk.end
+            request.num_pending -= chunk.wants_logits
+            self.holdings.advance(request)
+        if not chunk.wants_logits:
+            is_done = request.max_outputs == 0 and chunk.end == len(request.prompt_ids)
+            return [self._end(request, Finish(FinishReason.LENGTH))] if is_done else []
+        assert isinstance(result, list | tuple) and len(result) == 1, f"{request.id} wants a token, got {result}"
+        request.output_ids.append(result[0])
+        finish = request.stop_met()
+        if finish is not None:
+            self._end(request, finish)
+        return [Update(request.id, (result[0],), finish=finish)]
+
+    def _drop_failed_media(self, flight: Flight, results: Results) -> None:
+        """Rows that were encoded for a request that failed may be wrong: whoever else read them begins again."""
+        failed = {request for request in flight.chunks if isinstance(results.get(request.id), RowError)}
+        failed_ids = {request.id for request in failed}
+        flights = (flight, *self._flights)
+        for entry, item in flight.encode.items():
+            if item.request_id not in failed_ids:
+                continue
+            self.holdings.encoder.discard(entry)
+            for request in self._readers(entry, flights):
+                if request in failed:
+                    continue
+                for other in flights:
+                    other.void.add(request)
+                if request.status is Status.RUNNING:
+                    self._preempt(request)
+
+    def _readers(self, entry: Entry, flights: Sequence[Flight]) -> list[Request]:
+        """Who holds an entry, and whose chunks in flight read it: one that was preempted since holds it no more."""
+        found = [request for request in self._running if entry in request.entries.values()]
+        for flight in flights:
+            found += [
+                request
+                for request, chunk in flight.chunks.items()
+                if any(rows.pages == entry.pages for rows in chunk.media)
+            ]
+        return list(dict.fromkeys(found))
+
+    def _end(self, request: Request, finish: Finish) -> Update:
+        if request.status is Status.RUNNING:
+            self._running.remove(request)
+            self._give_back(request)
+        else:
+            self._waiting.remove(request)
+        if request.deadline is not None:
+            self._deadlines.remove(request)
+        request.status, request.finish = Status.FINISHED, finish
+        family = request.parent.id if request.parent else request.id
+        del self._live[request.id], self._families[family][request.id]
+        if not self._families[family]:
+            del self._families[family]
+        return Update(request.id, (), finish=finish)
+
+    def _give_back(self, request: Request) -> None:
+        """Now, or when the last plan in flight that has the request's rows is committed."""
+        held = self.holdings.detach(request)
+        users = [flight for flight in self._flights if request in flight.chunks]
+        if users:
+            users[-1].held.append(held)
+        else:
+            self.holdings.release(held)
+
+    def _find(self, request_id: str) -> tuple[Request, ...]:
+        request = self._live.get(request_id)
+        return () if request is None else (request,)
+
+    def _is_in_flight(self, request: Request) -> bool:
+        return any(request in flight.chunks for flight in self._flights)
+
+    def _no_room(self, request: Request) -> Finish:
+        slots = self.holdings.pool.num_tokens
+        met = f"{request.num_tokens} tokens and the next; the KV cache has room for {slots} (--gpu-memory-utilization)"
+        return Finish(FinishReason.ERROR, f"the request needs room for {met}")

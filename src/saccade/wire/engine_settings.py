@@ -1,0 +1,200 @@
+"""How a model is run, and the limits of its scheduler."""
+
+from dataclasses import dataclass, replace
+
+from saccade.config import Mode, Tier, setting
+from saccade.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerSettings:
+    """Every request that is let in can finish under these limits, alone in the worst case. Where 0 leaves one to the
+    machine, `resolved` gives the number."""
+
+    max_num_seqs: int = setting(0, "requests that run at the same time; 0: 256 on a GPU, 4 elsewhere")
+    max_num_batched_tokens: int = setting(
+        0, "rows of one step, prompts and outputs together; 0: 8192 on a GPU, 256 elsewhere, where 1024 is the most"
+    )
+    max_model_len: int = setting(
+        0, "tokens of one request, prompt and output together; 0: the model's, at most 8192 on a GPU, 4096 elsewhere"
+    )
+    prefill_chunk_tokens: int = setting(0, "prompt rows of one request in one step; 0 sets no limit")
+    encoder_budget_tokens: int = setting(
+        0, "image rows encoded in one step; a longer image goes alone; 0: 8192 on a GPU, 512 elsewhere"
+    )
+    max_queued_requests: int = setting(4096, "waiting requests before new ones are refused")
+    max_queued_tokens: int = setting(4 * 2**20, "prompt tokens of waiting requests before new ones are refused")
+    max_media_bytes: int = setting(
+        16 * 2**30, "pixels that requests keep on the host until they end, before new images are refused"
+    )
+    retry_after_s: float = setting(1.0, "seconds after which a refused client is told to try again")
+
+    def __post_init__(self) -> None:
+        for name, low in _LOWEST.items():
+            if not getattr(self, name) >= low:
+                flag = name.replace("_", "-")
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {low} (--{flag})")
+        if self.max_model_len == 1:
+            raise ConfigError("max_model_len is 1; it must be at least 2 (--max-model-len)")
+        if 0 < self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}; {self.max_num_seqs} requests that run need "
+                "a row each (raise --max-num-batched-tokens or lower --max-num-seqs)"
+            )
+
+    def resolved(self, *, is_cuda: bool, max_position: int) -> "SchedulerSettings":
+        """The limits of a machine and a model: no 0 for what they decide, and no request longer than the model can."""
+        own = GPU_LIMITS if is_cuda else CPU_LIMITS
+        chosen = {name: getattr(self, name) or value for name, value in own.items()}
+        seqs = chosen["max_num_seqs"]
+        if not self.max_num_seqs:
+            chosen["max_num_seqs"] = min(seqs, chosen["max_num_batched_tokens"])
+        if not self.max_num_batched_tokens:
+            chosen["max_num_batched_tokens"] = max(seqs, chosen["max_num_batched_tokens"])
+        if not is_cuda:  # longer steps would hold memory for nothing: prompts are computed in as many as they need
+            most = max(CPU_MOST_ROWS, chosen["max_num_seqs"])
+            chosen["max_num_batched_tokens"] = min(chosen["max_num_batched_tokens"], most)
+        if self.max_model_len > max_position:
+            raise ConfigError(
+                f"max_model_len is {self.max_model_len}; this model's positions end at {max_position} (--max-model-len)"
+            )
+        chosen["max_model_len"] = min(chosen["max_model_len"], max_position)
+        return replace(self, **chosen)
+
+
+GPU_LIMITS = {
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 8192,
+    "max_model_len": 8192,
+    "encoder_budget_tokens": 8192,
+}
+CPU_LIMITS = {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 256,
+    "max_model_len": 4096,
+    "encoder_budget_tokens": 512,
+}
+CPU_MOST_ROWS = 1024
+_LOWEST = {
+    "max_num_seqs": 0,
+    "max_num_batched_tokens": 0,
+    "max_model_len": 0,
+    "prefill_chunk_tokens": 0,
+    "encoder_budget_tokens": 0,
+    "max_queued_requests": 1,
+    "max_queued_tokens": 1,
+    "max_media_bytes": 1,
+    "retry_after_s": 0,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSettings:
+    """How a model is run. 0 and "auto" leave a value to the model or the machine."""
+
+    revision: str = setting("", "branch, tag or commit of a model from the hub")
+    download_dir: str = setting("", "folder for models from the hub; by default the hub's own cache")
+    chat_template: str = setting("", "file with a chat template that takes the place of the checkpoint's")
+    device: str = setting("auto", "cuda, cpu, or auto")
+    dtype: str = setting("auto", "float32, float16, bfloat16, or auto: the checkpoint's (float32 on a CPU)")
+    load_format: str = setting("auto", "safetensors, gguf, dummy (random weights), or auto")
+    block_size: int = setting(0, "tokens of a KV block; 0: 128 on a GPU, 16 elsewhere")
+    kv_cache_tokens: int = setting(0, "tokens of the KV cache; 0: what is left of the GPU's memory, 16384 elsewhere")
+    gpu_memory_utilization: float = setting(0.9, "share of the GPU's memory to use")
+    enable_prefix_caching: bool = setting(True, "keep the KV blocks of finished requests for prompts that begin alike")
+    encoder_cache_tokens: int = setting(
+        16384, "image rows kept for requests with the same images; 0 keeps none longer than a request needs them"
+    )
+    graphs: str = setting(
+        "",
+        "per phase (none by default for models above 256 MB on a CPU), such as vision=capacity,prefill=piecewise; "
+        "prefill and decode: auto, full, piecewise, "
+        "off; vision: auto (both kinds, the faster one), capacity or full (buckets), exact (hot layouts only), off",
+    )
+    graphs_strict: bool = setting(False, "a step that is not replayed is an error")
+    verify: str = setting(
+        "auto", "compare graphs with eager runs before serving: short, full, off, or auto (short on a GPU)"
+    )
+    enforce_eager: bool = setting(False, "no graphs at all")
+    shadow: float = setting(
+        0.0, "share of replays that are run again without their graph when the engine is idle, and compared; 0: none"
+    )
+    shadow_dir: str = setting("", "folder for inputs of replays that were wrong; by default one in the user's cache")
+    tensor_parallel_size: int = setting(1, "ranks that share the model, each on a GPU of its own (a process on a CPU)")
+    mm_encoder_tp_mode: str = setting(
+        "weights", "how ranks share the vision encoder: weights (each has a part), or data (each encodes whole images)"
+    )
+    seed: int = setting(0, "seed of requests that bring none")
+    watchdog_timeout_s: float = setting(
+        300.0, "seconds without an answer after which an engine counts as dead; 0: never"
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gpu_memory_utilization <= 1:
+            met = self.gpu_memory_utilization
+            raise ConfigError(f"gpu_memory_utilization is {met}; allowed are above 0 to 1 (--gpu-memory-utilization)")
+        for name in ("block_size", "kv_cache_tokens", "encoder_cache_tokens"):
+            if (met := getattr(self, name)) < 0:
+                raise ConfigError(f"{name} is {met}; it must be 0 or more (--{name.replace('_', '-')})")
+        if not self.watchdog_timeout_s >= 0:
+            met = self.watchdog_timeout_s
+            raise ConfigError(f"watchdog_timeout_s is {met}; it must be 0 or more (--watchdog-timeout-s)")
+        if self.tensor_parallel_size < 1:
+            met = self.tensor_parallel_size
+            raise ConfigError(f"tensor_parallel_size is {met}; it must be at least 1 (--tensor-parallel-size)")
+        if self.mm_encoder_tp_mode not in ENCODER_WORDS:
+            mode, words = self.mm_encoder_tp_mode, ", ".join(ENCODER_WORDS)
+            raise ConfigError(f"mm_encoder_tp_mode is {mode!r}; allowed: {words} (--mm-encoder-tp-mode)")
+        if self.shadow and self.tensor_parallel_size > 1:
+            raise ConfigError(
+                "shadow checks run a pass again on one rank, which would wait for the others; leave out --shadow, or "
+                "--tensor-parallel-size"
+            )
+        if not 0 <= self.shadow <= 1:
+            raise ConfigError(f"shadow is {self.shadow}; allowed are 0 to 1 (--shadow)")
+        if self.verify not in VERIFY_WORDS:
+            raise ConfigError(f"verify is {self.verify!r}; allowed: {', '.join(VERIFY_WORDS)} (--verify)")
+        self.phase_modes()
+        self.vision_tiers()
+
+    def phase_modes(self) -> dict[str, Mode | None]:
+        """The mode of every phase; None runs it eagerly."""
+        chosen: dict[str, Mode | None] = dict.fromkeys(GRAPH_PHASES, Mode.FULL)
+        for part in filter(None, self.graphs.split(",")):
+            phase, _, word = part.partition("=")
+            words = VISION_WORDS if phase == "vision" else GRAPH_WORDS
+            if phase not in GRAPH_PHASES or word not in words:
+                raise ConfigError(
+                    f"graphs has {part!r}; write PHASE=WORD with a phase of {', '.join(GRAPH_PHASES)} and a word of "
+                    f"{', '.join(words)} (--graphs){_WHY_NOT.get((phase, word), '')}"
+                )
+            chosen[phase] = GRAPH_WORDS.get(word, Mode.FULL)
+        return dict.fromkeys(GRAPH_PHASES) if self.enforce_eager else chosen
+
+    def vision_tiers(self) -> frozenset[Tier]:
+        """The kinds of graphs that vision passes may have, where they have any."""
+        word = "auto"
+        for part in filter(None, self.graphs.split(",")):
+            phase, _, found = part.partition("=")
+            word = found if phase == "vision" else word
+        if word == "exact" and self.graphs_strict:
+            raise ConfigError(
+                "graphs has vision=exact, with which a layout is not replayed until it came often, and --graphs-strict "
+                "makes that an error; leave one out"
+            )
+        return VISION_WORDS[word]
+
+
+ENCODER_WORDS = ("weights", "data")
+VERIFY_WORDS = ("auto", "short", "full", "off")
+GRAPH_PHASES = ("vision", "prefill", "decode")
+GRAPH_WORDS = {"auto": Mode.FULL, "full": Mode.FULL, "piecewise": Mode.PIECEWISE, "off": None}
+_CAPACITY = frozenset({Tier.CAPACITY})
+VISION_WORDS = {
+    "auto": frozenset({Tier.CAPACITY, Tier.EXACT}),
+    "capacity": _CAPACITY,
+    "exact": frozenset({Tier.EXACT}),
+    "off": frozenset[Tier](),
+    "full": _CAPACITY,
+}
+_WHY_NOT = {("vision", "piecewise"): "; a vision pass calls nothing between pieces, so that its graphs are full ones"}

@@ -1,0 +1,265 @@
+"""What the engine's process and its client say to each other: typed msgpack, with the arrays of a prompt behind it.
+
+A message is one msgpack frame. `Add` is followed by raw frames: token ids, positions, limits where there are any, and
+the pixels of every image and video. Requests go by serial numbers that a client never uses twice, so that late news of
+a request that ended cannot be taken for news of another one.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct, msgpack
+
+from saccade.inputs.messages import MediaKind
+from saccade.inputs.placeholders import Media, MediaSpan, Prompt
+from saccade.inputs.plans import ImagePlan, VideoPlan
+from saccade.inputs.positions import Ints
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.metrics import SchedulerStats
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import Finish, PromptScores, Scores, Update
+
+COMMANDS, REPLIES = "commands", "replies"  # names of the sockets in their folder
+
+Buffers = Sequence[memoryview]
+Arrays = list[npt.NDArray[Any]]
+
+
+class Array(Struct, frozen=True, array_like=True):
+    """A small array inside a message."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class MediaHead(Struct, frozen=True, array_like=True):
+    """An image or video without its pixels; exactly one of the plans is there."""
+
+    kind: MediaKind
+    shape: tuple[int, ...]
+    digest: bytes
+    image: ImagePlan | None
+    video: VideoPlan | None
+
+
+class PromptHead(Struct, frozen=True, array_like=True):
+    """A prompt without its arrays."""
+
+    rope_delta: int
+    has_limits: bool
+    media: tuple[MediaHead, ...]
+    spans: tuple[MediaSpan, ...]
+
+
+class Start(Struct, frozen=True, tag=True):
+    """The first command: what to build."""
+
+    folder: str
+    settings: EngineSettings
+    limits: SchedulerSettings
+
+
+class Add(Struct, frozen=True, tag=True):
+    """`deadline` is a time of the monotonic clock, which the processes of a machine share."""
+
+    serial: int
+    prompt: PromptHead
+    params: SamplingParams
+    priority: int
+    deadline: float | None
+    cache_salt: str | None
+
+
+class Abort(Struct, frozen=True, tag=True):
+    serial: int
+
+
+class Stop(Struct, frozen=True, tag=True):
+    """The text of an output met a stop string."""
+
+    serial: int
+    index: int
+    stop: str
+
+
+class AskStats(Struct, frozen=True, tag=True):
+    serial: int
+
+
+class Flush(Struct, frozen=True, tag=True):
+    """Empty the caches of prompts and images, unless requests run or wait."""
+
+    serial: int
+
+
+class Close(Struct, frozen=True, tag=True):
+    """End what runs, then leave."""
+
+
+Command = Start | Add | Abort | Stop | AskStats | Flush | Close
+
+
+class Stage(Struct, frozen=True, tag=True):
+    """How far the start is; `total` 0: this stage is not counted."""
+
+    name: str
+    done: int = 0
+    total: int = 0
+    detail: str = ""
+
+
+class Ready(Struct, frozen=True, tag=True):
+    """Facts found at the start. `limits` are those asked for, lowered to what the model allows."""
+
+    limits: SchedulerSettings
+    kv_cache_tokens: int
+    block_size: int
+    gpu_bytes: int = 0  # in use on the whole device, by whoever; 0 without one
+
+
+class News(Struct, frozen=True, array_like=True):
+    """An update of output `index` of a request."""
+
+    serial: int
+    index: int
+    token_ids: tuple[int, ...]
+    num_cached_tokens: int
+    finish: Finish | None = None
+    scores: tuple[Array, Array, Array, Array] | None = None
+    prompt_start: int = 0
+    prompt_scores: tuple[Array, Array, Array, Array] | None = None
+    timings: dict[str, float] | None = None
+
+    def to_update(self) -> Update:
+        prompt = None
+        if self.prompt_scores is not None:
+            prompt = PromptScores(self.prompt_start, _unpack_scores(self.prompt_scores))
+        scores = None if self.scores is None else _unpack_scores(self.scores)
+        return Update(str(self.serial), self.token_ids, scores, prompt, self.finish, self.timings)
+
+
+class Updates(Struct, frozen=True, tag=True):
+    """The news of one step."""
+
+    news: list[News]
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """Why a request was not taken in."""
+
+    serial: int
+    kind: Literal["request", "capacity", "internal"]
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float = 0.0
+
+
+class StatsReply(Struct, frozen=True, tag=True):
+    serial: int
+    scheduler: SchedulerStats
+    phases: dict[str, dict[str, Any]]
+    gpu_bytes: int = 0
+
+
+class Flushed(Struct, frozen=True, tag=True):
+    serial: int
+    is_done: bool
+
+
+class Degraded(Struct, frozen=True, tag=True):
+    """Something is wrong with the engine, which goes on: for everybody, and for the log."""
+
+    reason: str
+    note: str
+
+
+class Failure(Struct, frozen=True, tag=True):
+    """The last message of an engine that cannot go on."""
+
+    message: str
+    is_config: bool = False
+
+
+class Closed(Struct, frozen=True, tag=True):
+    """The last message of an engine that was told to close: every request has had its end before."""
+
+
+Reply = Stage | Ready | Updates | Refused | StatsReply | Flushed | Degraded | Failure | Closed
+
+encode = msgpack.Encoder().encode
+decode_command = msgpack.Decoder(Command).decode
+decode_reply = msgpack.Decoder(Reply).decode
+
+
+def to_news(serial: int, index: int, num_cached_tokens: int, update: Update) -> News:
+    prompt = update.prompt_scores
+    return News(
+        serial,
+        index,
+        update.token_ids,
+        num_cached_tokens,
+        update.finish,
+        None if update.scores is None else _pack_scores(update.scores),
+        0 if prompt is None else prompt.start,
+        None if prompt is None else _pack_scores(prompt.scores),
+        update.timings,
+    )
+
+
+def pack_prompt(prompt: Prompt) -> tuple[PromptHead, Arrays]:
+    """The arrays are the prompt's own wherever they are contiguous; nobody may write to them, as ever."""
+    head = PromptHead(prompt.rope_delta, prompt.limits_T is not None, tuple(map(_head, prompt.media)), prompt.spans)
+    ints = [prompt.token_ids, prompt.positions_3T, *([] if prompt.limits_T is None else [prompt.limits_T])]
+    arrays: Arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in ints]
+    return head, arrays + [np.ascontiguousarray(media.pixels, dtype=np.uint8) for media in prompt.media]
+
+
+def unpack_prompt(head: PromptHead, frames: Buffers) -> Prompt:
+    """Pixels stay where they were received."""
+    num_ints = 2 + head.has_limits
+    assert len(frames) == num_ints + len(head.media), f"{len(frames)} frames for {head}"
+    token_ids, positions, *limits = map(_ints, frames[:num_ints])
+    return Prompt(
+        token_ids=token_ids,
+        positions_3T=positions.reshape(3, len(token_ids)),
+        rope_delta=head.rope_delta,
+        limits_T=limits[0] if limits else None,
+        media=tuple(_media(*pair) for pair in zip(head.media, frames[num_ints:], strict=True)),
+        spans=head.spans,
+    )
+
+
+def _head(media: Media) -> MediaHead:
+    plan = media.plan
+    image, video = (plan, None) if isinstance(plan, ImagePlan) else (None, plan)
+    return MediaHead(media.kind, media.pixels.shape, media.digest, image, video)
+
+
+def _media(head: MediaHead, frame: memoryview) -> Media:
+    plan = head.image or head.video
+    assert plan is not None, f"a {head.kind} without a plan"
+    return Media(head.kind, np.frombuffer(frame, dtype=np.uint8).reshape(head.shape), plan, head.digest)
+
+
+def _ints(frame: memoryview) -> Ints:
+    """A copy: a received frame may begin at any byte, which integers should not."""
+    array = np.frombuffer(frame, dtype=np.int32).copy()
+    array.flags.writeable = False
+    return array
+
+
+def _pack_scores(scores: Scores) -> tuple[Array, Array, Array, Array]:
+    return _pack(scores.chosen), _pack(scores.ranks), _pack(scores.top_ids), _pack(scores.top_logprobs)
+
+
+def _unpack_scores(packed: Sequence[Array]) -> Scores:
+    return Scores(*(np.frombuffer(part.data, dtype=part.dtype).reshape(part.shape) for part in packed))
+
+
+def _pack(values: Any) -> Array:
+    array = np.asarray(values)
+    return Array(array.dtype.str, array.shape, array.tobytes())

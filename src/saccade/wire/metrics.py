@@ -1,0 +1,93 @@
+"""Figures of an engine: their names and what they mean, for a server's /metrics and `LLM.get_metrics` alike."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+PREFIX = "saccade:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStats:
+    """The scheduler in numbers. Usages are 0..1; the last five only grow."""
+
+    waiting: int
+    waiting_tokens: int
+    running: int
+    kv_usage: float
+    encoder_usage: float
+    preemptions: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    encoder_queries: int
+    encoder_hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure. A counter only grows; a gauge is as it is now. `plain` is its name without prefix and suffix."""
+
+    plain: str
+    kind: Literal["counter", "gauge"]
+    text: str
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return PREFIX + self.plain + ("_total" if self.kind == "counter" else "")
+
+
+def counter(plain: str, text: str, value: float, **labels: str) -> Metric:
+    return Metric(plain, "counter", text, value, labels)
+
+
+def gauge(plain: str, text: str, value: float, **labels: str) -> Metric:
+    return Metric(plain, "gauge", text, value, labels)
+
+
+def engine_metrics(scheduler: SchedulerStats, phases: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    """`phases` are snapshots of the phases' runners."""
+    yield from scheduler_metrics(scheduler)
+    yield encoder_metric(scheduler)
+    yield from graph_metrics(phases)
+
+
+def scheduler_metrics(scheduler: SchedulerStats, num_pending: int = 0) -> Iterator[Metric]:
+    """Those that other engines have, too. Requests that are not the scheduler's yet (`num_pending`) wait as well."""
+    yield gauge("num_requests_running", "requests that run", scheduler.running)
+    yield gauge("num_requests_waiting", "requests that wait", scheduler.waiting + num_pending)
+    yield gauge("kv_cache_usage_perc", "KV cache in use, 0 to 1", scheduler.kv_usage)
+    yield counter("num_preemptions", "requests put back", scheduler.preemptions)
+    yield counter("prefix_cache_queries", "prompt tokens looked up", scheduler.prefix_queried_tokens)
+    yield counter("prefix_cache_hits", "prompt tokens found computed", scheduler.prefix_hit_tokens)
+    yield counter("mm_cache_queries", "images looked up", scheduler.encoder_queries)
+    yield counter("mm_cache_hits", "images found encoded", scheduler.encoder_hits)
+
+
+def encoder_metric(scheduler: SchedulerStats) -> Metric:
+    return gauge("encoder_cache_usage", "encoder cache in use", scheduler.encoder_usage)
+
+
+def graph_metrics(phases: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    """`phases` are snapshots of the phases' runners."""
+    for phase in phases:
+        name = str(phase["phase"])
+        yield counter("graph_real_tokens", "rows that were asked for", phase["real_rows"], phase=name)
+        yield counter("graph_padding_tokens", "rows that replays added", phase["padded_rows"], phase=name)
+        for reason, times in phase["fallbacks"].items():
+            yield counter("graph_fallback", "passes without a graph", times, phase=name, reason=reason)
+        if phase["selfcheck"] is not None:
+            text = "replays against eager runs at the start, as a share"
+            yield gauge("graph_selfcheck_max_abs_diff", text, phase["selfcheck"], phase=name)
+        for result, times in phase.get("shadow", {}).items():
+            text = "replays that were run again without their graph, or why not"
+            yield counter("shadow_checks", text, times, phase=name, result=result)
+        graphs = phase["graphs"]
+        retired = sum(bool(graph.get("out_of_service")) for graph in graphs)
+        yield gauge("graphs_out_of_service", "graphs that were found wrong", retired, phase=name)
+        yield gauge("graph_memory_bytes", "memory of the graphs", sum(g["bytes"] for g in graphs), phase=name)
+        for graph in graphs:
+            labels = {"phase": name, "budget": str(graph["key"])}
+            yield counter("graph_replays", "replays", graph["replays"], **labels)
+            yield gauge("graph_capture_seconds", "time to capture", graph["capture_seconds"], **labels)

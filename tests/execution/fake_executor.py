@@ -1,0 +1,102 @@
+"""An executor that obeys tests. It imports no torch, so that its process starts quickly."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from saccade.errors import ConfigError, RequestError
+from saccade.execution.rank_messages import Outcome, RankStart
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Something to do by one rank; 0: by every one."""
+
+    what: str
+    rank: int = 0
+    seconds: float = 0.0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    values: npt.NDArray[np.int64]
+
+
+class FakeExecutor:
+    order_types = (Do, Add)
+
+    def __init__(self, start: RankStart) -> None:
+        self._start = start
+        self.facts = {"rank": start.rank, "device": start.device, "pid": os.getpid(), "settings": start.settings}
+
+    def execute(self, order: Do | Add) -> Outcome | None:
+        match order:
+            case Add(values=values):
+                return Outcome(digest=f"sum of {len(values)}", value=int(values.sum()))
+            case Do(rank=rank) if rank in (0, self._start.rank):
+                return self._do(order)
+        return None
+
+    def close(self) -> None:
+        if "closed" in self._start.settings:
+            Path(self._start.settings["closed"]).touch()
+
+    def _do(self, order: Do) -> Outcome | None:
+        actions: dict[str, Callable[[Do], Outcome | None]] = {
+            "nothing": lambda order: None,
+            "sleep": lambda order: time.sleep(order.seconds),
+            "wait for file": _wait_for_file,
+            "fail": _fail,
+            "fail otherwise": _fail_otherwise,
+            "say": lambda order: Outcome(digest=order.text),
+            "answer much": lambda order: Outcome(value="x" * 10**6),
+            "log": lambda order: print(order.text, file=sys.stderr),
+            "kill": lambda order: os.kill(os.getpid(), signal.SIGKILL),
+            "exit": lambda order: sys.exit(7),
+            "environment": lambda order: Outcome(value=os.environ.get(order.text)),
+            "read store": lambda order: Outcome(value=Path(self._start.store).read_text()),
+        }
+        return actions[order.what](order)
+
+
+def _wait_for_file(order: Do) -> None:
+    while not Path(order.text).exists():
+        time.sleep(0.01)
+
+
+def _fail(order: Do) -> Outcome:
+    raise RequestError(order.text)
+
+
+def _fail_otherwise(order: Do) -> Outcome:
+    raise RuntimeError(order.text)
+
+
+def make(start: RankStart) -> FakeExecutor:
+    """How the start goes for rank `who` is in the settings."""
+    if start.settings.get("who") == start.rank:
+        _start_badly(start.settings["how"])
+    return FakeExecutor(start)
+
+
+def _start_badly(how: str) -> Any:
+    match how:
+        case "config":
+            raise ConfigError("8 heads cannot be divided by 3 ranks")
+        case "error":
+            raise RuntimeError("no such device")
+        case "exit":
+            sys.exit(5)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hang":
+            time.sleep(3600)

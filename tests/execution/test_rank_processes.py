@@ -1,0 +1,488 @@
+"""Ranks as processes: they obey, they agree, and when one does not, all end with one reason that names it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from saccade.errors import ConfigError, EngineDeadError, SaccadeError
+from saccade.execution import rank_processes
+from saccade.execution.agreement import MAX_KEPT, Agreement
+from saccade.execution.channel import Sender
+from saccade.execution.rank_messages import Outcome, RankStart, attempt
+from saccade.execution.rank_processes import RankPlan, RankProcesses
+from saccade.processes import EXIT_ORPHANED
+from tests.execution.fake_executor import Add, Do, FakeExecutor
+
+BOUND_S = 120.0  # a wait longer than this is a hang, whatever else the machine does
+ROOT = Path(__file__).parents[2]
+PLAN = RankPlan(
+    num_ranks=3,
+    factory="tests.execution.fake_executor:make",
+    order_types=FakeExecutor.order_types,
+    environment={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+    start_s=BOUND_S,
+    answer_s=BOUND_S,
+)
+NOTHING = Outcome()
+STORE = "memfd:saccade-store"
+
+
+def gone(pid: int) -> bool:
+    """A zombie that nobody has fetched yet is gone too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def open_files(pid: int | str = "self") -> set[str]:
+    """By number and name; without the folder that is read here, and stores, which stay open on purpose."""
+    found = {}
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found[path.name] = str(path.readlink())
+    return {f"{number}: {name}" for number, name in found.items() if not name.endswith("/fd") and STORE not in name}
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.01)
+
+
+class Deaths:
+    """What `on_death` heard, and in which thread."""
+
+    def __init__(self) -> None:
+        self.errors: list[SaccadeError] = []
+        self.threads: list[str] = []
+        self.happened = threading.Event()
+
+    def __call__(self, error: SaccadeError) -> None:
+        self.errors.append(error)
+        self.threads.append(threading.current_thread().name)
+        self.happened.set()
+
+    def wait(self) -> str:
+        assert self.happened.wait(BOUND_S), "nobody said that a rank died"
+        assert len(self.errors) == 1 and self.threads == ["rank watcher"]
+        return str(self.errors[0])
+
+
+@contextmanager
+def running(plan: RankPlan = PLAN) -> Iterator[tuple[RankProcesses, Deaths]]:
+    """Ranks that must be gone at the end, with whatever they held."""
+    before, deaths = open_files(), Deaths()
+    with RankProcesses(plan, deaths) as ranks:
+        pids = ranks.pids
+        ranks.wait_ready()
+        yield ranks, deaths
+    assert len(pids) == plan.num_ranks - 1 and all(map(gone, pids.values()))
+    assert len(deaths.errors) <= 1
+    assert open_files() <= before, "what the ranks were given is closed here too"
+
+
+def do(ranks: RankProcesses, order: Do | Add, outcome: Outcome = NOTHING) -> tuple[Outcome, ...]:
+    number = ranks.send(order)
+    ranks.record(number, outcome)
+    return ranks.wait(number, BOUND_S)
+
+
+def assert_dead(ranks: RankProcesses, deaths: Deaths, reason: str) -> None:
+    """One reason for all who ask, and no process."""
+    assert re.fullmatch(reason, deaths.wait())
+    wait_until(lambda: all(map(gone, ranks.pids.values())), "the other ranks are killed")
+    for call in (
+        ranks.behind,
+        ranks.wait_ready,
+        lambda: ranks.send(Do("nothing")),
+        lambda: ranks.record(10**6, NOTHING),
+    ):
+        with pytest.raises(EngineDeadError, match=reason):
+            call()
+
+
+def test_ranks_obey_orders_and_answer() -> None:
+    plan = replace(PLAN, settings={"model": "é", "n": [1, {"x": None}]}, devices=(5, 7, 7))
+    environment = {**PLAN.environment, "SACCADE_TEST": "so"}
+    with running(replace(plan, environment=environment)) as (ranks, deaths):
+        facts = ranks.wait_ready()
+        assert [fact["rank"] for fact in facts] == [1, 2] and [fact["device"] for fact in facts] == [7, 7]
+        assert [fact["pid"] for fact in facts] == list(ranks.pids.values())
+        assert all(fact["settings"] == plan.settings for fact in facts)
+        rng = np.random.default_rng()
+        for _ in range(50):
+            values = rng.integers(-(2**40), 2**40, rng.integers(0, 5000))
+            outcome = Outcome(digest=f"sum of {len(values)}", value=int(values.sum()))
+            assert do(ranks, Add(values), outcome) == (outcome, outcome)
+        assert {o.value for o in do(ranks, Do("environment", text="SACCADE_TEST"))} == {"so"}
+        Path(ranks.store).write_text("rendezvous")
+        assert {o.value for o in do(ranks, Do("read store"))} == {"rendezvous"}, "all ranks share the store's file"
+        assert ranks.behind() == {} and not deaths.errors
+
+
+def test_rank_0_can_ask_who_is_behind_without_waiting(tmp_path: Path) -> None:
+    with running() as (ranks, _):
+        number = ranks.send(Do("wait for file", rank=2, text=str(tmp_path / "go")))
+        ranks.record(number, NOTHING)
+        last = ranks.send(Add(np.arange(3)))
+        ranks.record(last, Outcome(digest="sum of 3"))
+        wait_until(lambda: ranks.behind().keys() == {2}, "rank 1 is done")
+        with pytest.raises(TimeoutError, match=f"step {last} was not ended in 0.01 s by rank 2"):
+            ranks.wait(last, 0.01)
+        (tmp_path / "go").touch()
+        assert [outcome.value for outcome in ranks.wait(last, BOUND_S)] == [3, 3]
+        assert ranks.behind() == {}
+
+
+def test_the_same_error_everywhere_is_an_answer_like_any_other(capfd: pytest.CaptureFixture[str]) -> None:
+    with running() as (ranks, deaths):
+        outcome, error = attempt(FakeExecutor.__new__(FakeExecutor)._do, Do("fail", text="too long"))
+        assert error is not None and outcome.error == "RequestError: too long"
+        assert do(ranks, Do("fail", text="too long"), outcome) == (outcome, outcome)
+        values = np.arange(4)
+        assert do(ranks, Add(values), Outcome(digest="sum of 4"))[1].value == 6, "the ranks go on"
+        do(ranks, Do("log", text="two\nlines"))
+        assert not deaths.errors
+    lines = capfd.readouterr().err.splitlines()
+    assert {"rank 1: two", "rank 1: lines", "rank 2: two", "rank 2: lines"} <= set(lines)
+    assert all(line.startswith("rank ") for line in lines)
+    assert "rank 2: saccade.errors.RequestError: too long" in lines
+
+
+@pytest.mark.parametrize(
+    ("order", "outcome", "reason"),
+    [
+        (Do("fail", 1, text="bad"), NOTHING, "rank 1 failed in step 2 where rank 0 did not: RequestError: bad"),
+        (Do("fail", 2, text="bad"), NOTHING, "rank 2 failed in step 2 where rank 0 did not: RequestError: bad"),
+        (Do("x", 9), Outcome(error="X: y"), "rank 0 failed in step 2 where rank 1 did not: X: y"),
+        (
+            Do("say", 1, text="decode 64"),
+            Outcome(),
+            "rank 1 did something else than rank 0 in step 2: 'decode 64'; rank 0: ''",
+        ),
+        (
+            Do("fail otherwise", text="of memory"),
+            Outcome(error="RequestError: bad"),
+            "rank 1 failed otherwise than rank 0 in step 2: RuntimeError: of memory; rank 0: RequestError: bad",
+        ),
+        (
+            Do("answer much", 2),
+            NOTHING,
+            "rank 2 failed in step 2 where rank 0 did not: SaccadeError: the answer has .* bytes; the most is 65536",
+        ),
+    ],
+)
+def test_ranks_that_did_not_do_the_same_end(order: Do, outcome: Outcome, reason: str) -> None:
+    with running() as (ranks, deaths):
+        do(ranks, Add(np.arange(2)), Outcome(digest="sum of 2"))
+        number = ranks.send(order)
+        try:
+            ranks.record(number, outcome)
+            ranks.wait(number, BOUND_S)
+        except EngineDeadError:
+            pass
+        # Rank 2 may be heard before rank 1, where both differ from rank 0.
+        assert_dead(ranks, deaths, reason.replace("rank 1", "rank [12]") if order.rank in (0, 9) else reason)
+
+
+def test_a_failed_rank_for_which_the_others_wait_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 never says what it did, as if it waited in a collective: without this only the watchdog would tell, and it
+    would name a rank that waits too."""
+    monkeypatch.setattr(rank_processes, "STUCK_S", 0.3)
+    with running() as (ranks, deaths):
+        ranks.send(Do("fail", 2, text="no graph for this key"))
+        assert_dead(
+            ranks, deaths, "rank 2 failed in step 1, which rank 0 has not ended 0.3 s later: .*: no graph for this key"
+        )
+
+
+def test_a_rank_killed_while_it_is_idle() -> None:
+    with running() as (ranks, deaths):
+        os.kill(ranks.pids[2], signal.SIGKILL)
+        assert_dead(ranks, deaths, "rank 2 of 3 was ended by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"), [("kill", "rank 1 of 3 was ended by SIGKILL"), ("exit", "rank 1 of 3 ended with exit code 7")]
+)
+def test_a_rank_that_ends_while_it_executes(what: str, reason: str) -> None:
+    """The main thread hangs meanwhile, as in a collective: nothing is asked of it."""
+    with running() as (ranks, deaths):
+        ranks.send(Do("sleep", rank=2, seconds=3600))
+        ranks.send(Do(what, rank=1))
+        assert_dead(ranks, deaths, reason)
+
+
+def test_the_sender_raises_the_reason_of_the_watching_thread() -> None:
+    """It would notice a closed socket itself, but not why."""
+    with running() as (ranks, deaths):
+        ranks.send(Do("kill", rank=2))
+        with pytest.raises(EngineDeadError, match="rank 2 of 3 was ended by SIGKILL"):
+            for _ in range(10**6):
+                ranks.send(Do("nothing"))
+        assert_dead(ranks, deaths, "rank 2 of 3 was ended by SIGKILL")
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_stopped_rank_is_found_by_the_watchdog(is_idle: bool) -> None:
+    with running(replace(PLAN, answer_s=3.0)) as (ranks, deaths):
+        os.kill(ranks.pids[2], signal.SIGSTOP)
+        if not is_idle:
+            ranks.record(ranks.send(Do("nothing")), NOTHING)
+        assert_dead(ranks, deaths, "rank 2 of 3 has not answered for 3 s")
+
+
+def test_idle_ranks_are_asked_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without answers the first ping would be the last, and its silence would grow."""
+    pings: list[float] = []
+    ping = Sender.ping
+
+    def count(sender: Sender, after_s: float, now: float) -> None:
+        if all(sender.silent_s(rank, now) == 0 for rank in (1, 2)):
+            pings.append(now)
+        ping(sender, after_s, now)
+
+    monkeypatch.setattr(Sender, "ping", count)
+    monkeypatch.setattr(rank_processes, "PING_S", 0.0)
+    with running() as (ranks, deaths):
+        wait_until(lambda: len(pings) > 4, "pings are answered")
+        assert do(ranks, Add(np.arange(3)), Outcome(digest="sum of 3"))[0].value == 3
+        assert not deaths.errors
+
+
+def test_idle_ranks_do_not_burn_a_core() -> None:
+    with running() as (ranks, _):
+        before = {pid: cpu_s(pid) for pid in ranks.pids.values()}
+        time.sleep(1.0)
+        assert all(cpu_s(pid) - start < 0.2 for pid, start in before.items())
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "reason"),
+    [
+        ("config", ConfigError, "rank 2 failed to start: 8 heads cannot be divided by 3 ranks"),
+        ("error", EngineDeadError, "rank 2 failed to start: RuntimeError: no such device"),
+        ("exit", EngineDeadError, "rank 2 of 3 ended with exit code 5 before it was ready"),
+        ("kill", EngineDeadError, "rank 2 of 3 was ended by SIGKILL before it was ready"),
+    ],
+)
+def test_a_rank_that_fails_to_start(how: str, kind: type[SaccadeError], reason: str) -> None:
+    deaths = Deaths()
+    with RankProcesses(replace(PLAN, settings={"who": 2, "how": how}), deaths) as ranks:
+        with pytest.raises(kind, match=reason):
+            ranks.wait_ready()
+        assert deaths.wait() == reason and type(deaths.errors[0]) is kind
+        wait_until(lambda: all(map(gone, ranks.pids.values())), "the other ranks are killed")
+
+
+def test_a_rank_that_hangs_while_it_starts() -> None:
+    deaths = Deaths()
+    with RankProcesses(replace(PLAN, settings={"who": 1, "how": "hang"}, start_s=2.0), deaths) as ranks:
+        assert re.fullmatch("rank [12] of 3 was not ready after 2 s", deaths.wait())
+        wait_until(lambda: all(map(gone, ranks.pids.values())), "the other ranks are killed")
+
+
+def test_a_factory_that_is_not_there() -> None:
+    deaths = Deaths()
+    reason = r"rank . failed to start: ModuleNotFoundError: .*nowhere"
+    with (
+        RankProcesses(replace(PLAN, factory="tests.execution.nowhere:make"), deaths) as ranks,
+        pytest.raises(EngineDeadError, match=reason),
+    ):
+        ranks.wait_ready()
+    assert re.match(reason, deaths.wait())
+
+
+def test_a_python_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    before = open_files()
+    with pytest.raises(EngineDeadError, match="cannot be watched: FileNotFoundError"):
+        RankProcesses(PLAN, Deaths())
+    assert open_files() <= before
+
+
+def test_close_lets_ranks_end_their_orders_and_close_their_executors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_processes, "EXIT_S", BOUND_S)
+    note = tmp_path / "closed"
+    with running(replace(PLAN, num_ranks=2, settings={"closed": str(note)})) as (ranks, deaths):
+        ranks.send(Do("sleep", seconds=0.5))
+        ranks.close()
+        ranks.close()
+        assert note.exists() and not deaths.errors
+        with pytest.raises(EngineDeadError, match="the ranks were closed"):
+            ranks.send(Do("nothing"))
+
+
+def test_close_kills_a_rank_that_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_processes, "EXIT_S", 0.3)
+    with running() as (ranks, deaths):
+        ranks.send(Do("sleep", rank=1, seconds=3600))
+        os.kill(ranks.pids[2], signal.SIGSTOP)
+        ranks.close()
+        wait_until(lambda: all(map(gone, ranks.pids.values())), "both are killed")
+        assert not deaths.errors
+
+
+def test_ranks_outlive_the_thread_that_asked_for_them() -> None:
+    """The kernel ends a rank with the thread that started it; that is the watching thread, not its caller's."""
+    made: list[RankProcesses] = []
+    thread = threading.Thread(target=lambda: made.append(RankProcesses(PLAN, Deaths())))
+    thread.start()
+    thread.join()
+    with made[0] as ranks:
+        ranks.wait_ready()
+        assert do(ranks, Add(np.arange(3)), Outcome(digest="sum of 3"))[0].value == 3
+
+
+PARENT = """
+    import os, sys, time, threading
+    from tests.execution.test_rank_processes import PLAN, Do
+    from saccade.execution.rank_processes import RankProcesses
+
+    def die(error):
+        print(error, flush=True)
+        os._exit(9)
+
+    if __name__ == "__main__":
+        ranks = RankProcesses(PLAN, die)
+        print(*ranks.pids.values(), flush=True)
+        if sys.argv[1] != "starting":
+            ranks.wait_ready()
+        if sys.argv[1] == "executing":
+            ranks.send(Do("sleep", seconds=3600))
+        print("go", flush=True)
+        time.sleep(3600)
+"""
+
+
+@contextmanager
+def parent(state: str, folder: Path) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
+    script = folder / "parent.py"
+    script.write_text(textwrap.dedent(PARENT))
+    command = [sys.executable, str(script), state]
+    environment = {**os.environ, **PLAN.environment}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            pids = [int(word) for word in process.stdout.readline().split()]
+            assert len(pids) == 2 and process.stdout.readline() == "go\n"
+            yield process, pids
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("state", ["starting", "idle", "executing", "stopped"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_no_rank_outlives_its_parent(state: str, number: signal.Signals, tmp_path: Path) -> None:
+    with parent(state, tmp_path) as (process, pids):
+        if state == "stopped":
+            os.kill(pids[0], signal.SIGSTOP)
+        process.send_signal(number)
+        process.wait(BOUND_S)
+        wait_until(lambda: all(map(gone, pids)), "ranks end with their parent")
+
+
+@pytest.mark.parametrize("has_line", [True, False])
+def test_a_rank_whose_parent_is_gone_already_ends(has_line: bool) -> None:
+    """The kernel tells only of parents that end later. Standard input stays open here, as if somebody else held it."""
+    start = RankStart(
+        rank=1,
+        num_ranks=2,
+        device=1,
+        factory=PLAN.factory,
+        settings={},
+        parent_pid=1,
+        socket_fd=0,
+        memory_fd=0,
+        store_fd=0,
+    )
+    command = [sys.executable, "-P", "-m", rank_processes.MODULE]
+    environment = {**os.environ, **PLAN.environment}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as process:
+        assert process.stdin is not None
+        try:
+            if has_line:
+                process.stdin.write(msgspec.json.encode(start) + b"\n")
+                process.stdin.flush()
+            else:
+                process.stdin.close()
+            assert process.wait(BOUND_S) == EXIT_ORPHANED
+        finally:
+            process.kill()
+
+
+def test_what_ranks_share_has_no_name_that_could_be_left_behind(tmp_path: Path) -> None:
+    with parent("idle", tmp_path) as (process, pids):
+        for pid in (process.pid, *pids):
+            names = {name.partition(": ")[2] for name in open_files(pid)}
+            mapped = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
+            assert any("saccade-orders" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+            assert not [
+                name
+                for name in names | mapped
+                if name.startswith(("/dev/shm", tempfile.gettempdir())) and Path(name).exists()
+            ]
+
+
+def test_a_process_whose_main_thread_hangs_ends_with_the_reason(tmp_path: Path) -> None:
+    with parent("executing", tmp_path) as (process, pids):
+        os.kill(pids[1], signal.SIGKILL)
+        assert process.wait(BOUND_S) == 9
+        assert process.stdout is not None and process.stdout.read() == "rank 2 of 3 was ended by SIGKILL\n"
+        wait_until(lambda: all(map(gone, pids)), "ranks end with their parent")
+
+
+def test_agreement_needs_rank_0_and_keeps_answers_for_a_while() -> None:
+    agreement = Agreement(3)
+    assert agreement.note(1, 5, Outcome(value="a"), 0.0) is None and agreement.answers(5) is None
+    assert agreement.note(2, 5, Outcome(value="b"), 0.0) is None
+    answers = agreement.answers(5)
+    assert answers is not None and [answer.value for answer in answers] == ["a", "b"]
+    assert agreement.note(0, 5, Outcome(value="c"), 0.0) is None, "answers are everybody's own"
+    for number in range(6, 7 + MAX_KEPT):
+        for rank in range(3):
+            assert agreement.note(rank, number, Outcome(), 0.0) is None
+    assert agreement.answers(5) is None and agreement.answers(7) is not None
+
+
+def test_agreement_that_rank_0_never_joins_is_an_error_of_its_own() -> None:
+    agreement = Agreement(2)
+    agreement.note(1, 1, Outcome(), 0.0)
+    with pytest.raises(AssertionError, match="rank 0 has not said what it did in step 1"):
+        for number in range(2, 10 + MAX_KEPT):
+            agreement.note(0, number, Outcome(), 0.0)
+            agreement.note(1, number, Outcome(), 0.0)
+
+
+def test_the_modules_of_ranks_import_no_torch() -> None:
+    names = ("agreement", "channel", "codec", "rank", "rank_messages", "rank_processes", "ring")
+    code = (
+        "; ".join(f"import saccade.execution.{name}" for name in names)
+        + "; import sys; sys.exit('torch' in sys.modules)"
+    )
+    environment: dict[str, Any] = {**os.environ, **PLAN.environment}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

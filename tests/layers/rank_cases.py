@@ -1,0 +1,5 @@
+"""All cases of ranks on a CPU, for one start of the processes. Those with stand-ins for kernels come last."""
+
+from tests.layers import rank_collectives, rank_symmetric
+
+CASES = rank_collectives.CASES | {f"symmetric memory: {name}": case for name, case in rank_symmetric.CASES.items()}
