@@ -15,7 +15,7 @@ from saccade.graphs import Frame, GraphRunner, run_body
 from saccade.models.config import Config
 from saccade.models.registry import read_spec
 from saccade.models.weights import load_model
-from tests.engine.rig import Options, build
+from tests.engine.rig import Options, build, executor_of
 from tests.models import tiny
 
 SIZES = Options(max_tokens=24, max_num_seqs=3, max_units=40, num_blocks=12, max_model_len=64)
@@ -67,9 +67,9 @@ def make_deep(name: str, folder: Path) -> None:
 def test_a_sketch_launches_all_that_the_pass_does_and_less_often(family: str, tmp_path: Path) -> None:
     make_deep(family, tmp_path)
     model = load_model(tmp_path, dtype=torch.float32, load_format="dummy")
-    runner = build(model, tmp_path, SIZES).runner
+    executor = executor_of(build(model, tmp_path, SIZES))
     for name in ("vision", "prefill", "decode"):
-        graphs: GraphRunner | None = getattr(runner, name)
+        graphs: GraphRunner | None = getattr(executor, name)
         if graphs is None:
             continue
         whole, sketch = (launches(graphs, is_sketch=is_sketch) for is_sketch in (False, True))

@@ -45,7 +45,7 @@ def check_config(folder: Path) -> Finding:
 
 
 def check_weights(folder: Path) -> Finding:
-    from saccade.models.folder import SafetensorsFolder
+    from saccade.models.checkpoint import SafetensorsFolder
 
     weights = SafetensorsFolder.open(folder)
     return Finding("weights", Level.OK, f"{len(weights.files)} files, {weights.total_bytes / GIB:.2f} GiB")
@@ -83,7 +83,7 @@ def check_template(folder: Path) -> Finding:
 
 def check_sample(folder: Path, wanted: bool) -> Finding:
     """A real answer on the CPU, about an image where the model sees."""
-    from saccade.models.folder import SafetensorsFolder
+    from saccade.models.checkpoint import SafetensorsFolder
 
     size = SafetensorsFolder.open(folder).total_bytes
     if not wanted or size > MAX_SAMPLE_BYTES:

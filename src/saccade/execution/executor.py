@@ -120,7 +120,7 @@ class DeviceExecutor:
         self._host_bad = [self._host(torch.bool) for _ in range(NUM_TICKETS)]
         self._turn = 0
         self._ticket: DeviceTicket | None = None
-        self._trace: list[str] = []
+        self._trace: list[GraphKey | str] = []
 
     def composer(self) -> Composer:
         """Composes for executors like this one, with the graphs that this one has."""
@@ -187,9 +187,9 @@ class DeviceExecutor:
             yield
 
     def take_trace(self) -> str:
-        """How passes were run since the last call: what ranks must agree on."""
+        """How the passes of the newest order were run, told once: what ranks must agree on."""
         trace, self._trace = self._trace, []
-        return "; ".join(trace)
+        return "; ".join(map(str, trace))
 
     @torch.no_grad()
     def begin(self, orders: Begin) -> None:
@@ -198,7 +198,7 @@ class DeviceExecutor:
     def encode(self, orders: Encode) -> Encoded:
         assert self.encoder is not None, f"{self._model.spec.architecture} sees no images"
         encoded = self.encoder.encode(orders)
-        self._trace.append(encoded.problem or self.encoder.graphs.last)
+        self._trace = [encoded.problem or self.encoder.graphs.last]
         return encoded
 
     def run(self, orders: Run) -> DeviceTicket:
@@ -211,6 +211,7 @@ class DeviceExecutor:
 
     @torch.no_grad()
     def _run(self, orders: Run) -> DeviceTicket:
+        self._trace = []
         self._turn = (self._turn + 1) % NUM_TICKETS
         ticket = self._ticket = DeviceTicket(self._turn, orders.num_sampled)
         if orders.waits_for_vision and self.encoder is not None:
@@ -226,6 +227,7 @@ class DeviceExecutor:
         """What follows the passes of the newest run, whose ticket has the results."""
         ticket = self._ticket
         assert ticket is not None, "there was no run to sample from"
+        self._trace = []
         if orders.sampler is not None:
             self._logits.edit(ticket.num_sampled, orders.edits, orders.mask, ticket.turn)
             self._run_pass(orders.sampler, ticket)

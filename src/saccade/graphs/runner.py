@@ -59,7 +59,7 @@ class GraphRunner:
         self._lane = lane or lane_for(phase.arena.device)
         self._graphs: dict[GraphKey, CapturedGraph] = {}
         self._exact: dict[GraphKey, CapturedGraph] = {}
-        self.last: str = ""  # how the last batch was run: the key of its graph, or eagerly
+        self.last: GraphKey | str = ""  # how the last batch was run: the key of its graph, or eagerly
         self._outputs = [buffer for buffer in phase.arena.buffers.values() if buffer.role is Role.OUTPUT]
         self._state = Watched.of(phase.state) | Watched.of_body(phase.body)
         self._alone = Exclusive(phase.name, self._lane.lock)
@@ -243,7 +243,7 @@ class GraphRunner:
             arena.poison(key.capacity, batch.sizes)
         if graph.key != key:
             raise GraphError(f"graph [{graph.key}] is kept in the place of [{key}]")
-        self.last = str(key)
+        self.last = key
         graph.replay()
         return self._hand_over(graph.frame, batch, consume)
 
