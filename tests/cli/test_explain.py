@@ -202,3 +202,10 @@ def test_what_is_explained_is_what_happens(made: tiny.Tiny) -> None:
 
 def replays_by_graph(llm: LLM) -> Counter[str]:
     return Counter({str(graph.key): graph.num_replays for runner in llm.executor.phases for graph in runner.graphs})
+
+
+def test_steps_are_composed_alike_for_any_number_of_ranks(real_size: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank's share of the model has other shapes; which pass runs on which graph must not follow from them."""
+    flags = ["--image", "1280x720", "--image", "560x560", "--batch", "2", "--max-num-batched-tokens", "1K"]
+    alone, shared = (explained(real_size, capsys, *flags, "--tensor-parallel-size", size) for size in ("1", "4"))
+    assert alone["steps"] == shared["steps"] and len(alone["steps"]) > 2

@@ -26,6 +26,7 @@ def check_model(model: str, *, sample: bool) -> Iterator[Finding]:
         return
     folder = found[0]
     yield guarded("config", lambda: check_config(folder), AGAIN)
+    yield guarded("ranks", lambda: check_ranks(folder), AGAIN)
     yield guarded("weights", lambda: check_weights(folder), AGAIN)
     yield guarded("tokenizer", lambda: check_tokenizer(folder), AGAIN)
     yield guarded("template", lambda: check_template(folder), "add the model's chat_template.jinja to the folder")
@@ -42,6 +43,24 @@ def check_config(folder: Path) -> Finding:
     sees = "sees images" if spec.vision else "text only"
     found = f"{spec.architecture}, {len(spec.decoder.layers)} layers, {spec.max_position} positions, {sees}"
     return Finding("config", Level.OK, found)
+
+
+def check_ranks(folder: Path) -> Finding:
+    """Into how many ranks the model can be divided."""
+    from saccade.dry_run.blueprint import dividing_sizes
+    from saccade.models.config import Config
+    from saccade.models.registry import read_spec
+
+    _, spec = read_spec(Config.read(folder / "config.json"))
+    sizes = dividing_sizes(spec, "weights")
+    found = f"can be divided into {_listed(sizes)} (--tensor-parallel-size)"
+    if spec.vision is not None and (more := sorted({*dividing_sizes(spec, "data")} - {*sizes})):
+        found += f"; with whole images on each rank also into {_listed(more)} (--mm-encoder-tp-mode data)"
+    return Finding("ranks", Level.OK, found)
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def check_weights(folder: Path) -> Finding:

@@ -45,6 +45,7 @@ from saccade.wire.messages import (
 )
 from saccade.wire.metrics import SchedulerStats
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.tensor_parallel import TensorParallel
 
 __all__ = ["AsyncEngine", "Delta", "EngineStats", "Stage"]
 
@@ -149,6 +150,11 @@ class AsyncEngine:
     def gpu_ready_bytes(self) -> int:
         """The device's memory in use when the engine got ready; 0 on a CPU."""
         return self._ready.result().gpu_bytes
+
+    @property
+    def ranks(self) -> TensorParallel:
+        """How many processes share the model, what each holds and how they sum up."""
+        return self._ready.result().ranks
 
     @property
     def pid(self) -> int:

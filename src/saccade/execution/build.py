@@ -16,7 +16,7 @@ from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.rank_processes import OnDeath
 from saccade.execution.ranked import RankedExecutor
-from saccade.execution.ranks import Ranks, check_ranks, reserve_exchange, start_ranks
+from saccade.execution.ranks import Ranks, check_ranks, describe_ranks, reserve_exchange, share_of, start_ranks
 from saccade.execution.shadow import Shadow
 from saccade.execution.shadow_file import Origin
 from saccade.execution.sizes import (
@@ -45,6 +45,7 @@ from saccade.scheduling.matcher import GrammarCompiler
 from saccade.scheduling.scheduler import Scheduler
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Stage
+from saccade.wire.tensor_parallel import TensorParallel
 
 MOST_RECORDED_BYTES = 256 * 10**6
 Report = Callable[[Stage], None]
@@ -59,6 +60,7 @@ class Built:
     engine: Engine
     executor: DeviceExecutor
     groups: Groups
+    tensor_parallel: TensorParallel
     ranks: Ranks | None = None
 
     def close(self) -> None:
@@ -101,16 +103,16 @@ def build_engine(
             device = ranks.device
             groups = connect(rank=0, size=settings.tensor_parallel_size, store=Path(ranks.store), device=device)
         part = build_executor(folder, settings, limits, device=device, groups=groups, report=report)
-        if ranks is not None:
-            ranks.wait_ready()
-        return _finish(folder, part, ranks, groups, report, eos_token_ids=eos, seed=settings.seed, grammars=grammars)
+        held = [share_of(part.executor), *([] if ranks is None else ranks.wait_ready())]
+        engine = _finish(folder, part, ranks, report, eos_token_ids=eos, seed=settings.seed, grammars=grammars)
+        return Built(engine, part.executor, groups, describe_ranks(groups, held), ranks)
     except BaseException:
         if ranks is not None:
             ranks.close()
         raise
 
 
-def _finish(folder: Path, part: Part, ranks: Ranks | None, groups: Groups, report: Report, **of_engine: Any) -> Built:
+def _finish(folder: Path, part: Part, ranks: Ranks | None, report: Report, **of_engine: Any) -> Engine:
     """An engine around an executor, warmed up."""
     executor, settings, limits = part.executor, part.settings, part.limits
     model = executor.state.model
@@ -133,7 +135,7 @@ def _finish(folder: Path, part: Part, ranks: Ranks | None, groups: Groups, repor
         shadow_bytes = shadow_bytes_for(settings, is_cuda=is_cuda, has_vision=model.spec.vision is not None)
         engine.shadow = _new_shadow(executor, engine.scheduler, folder, settings, shadow_bytes)
     report(Stage("ready"))
-    return Built(engine, executor, groups, ranks)
+    return engine
 
 
 def build_executor(

@@ -10,6 +10,7 @@ from msgspec import Struct
 from saccade.execution.build import build_executor
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.rank_messages import Outcome, RankStart
+from saccade.execution.ranks import share_of
 from saccade.kernels.dispatch import device_named
 from saccade.kernels.packages import import_packages
 from saccade.layers.connect import connect
@@ -38,8 +39,7 @@ class Follower:
     @property
     def facts(self) -> Any:
         """What this rank holds."""
-        state = self._executor.state
-        return {"weights_bytes": state.model.parameter_bytes(), "num_blocks": state.num_blocks}
+        return msgspec.to_builtins(share_of(self._executor))
 
     def execute(self, order: Orders) -> Outcome:
         try:

@@ -142,7 +142,8 @@ class LLM:
         found = [counter("request_success", "requests that ended", n, finished_reason=r) for r, n in self._ends.items()]
         found.append(counter("prompt_tokens", "prompt tokens", self._tokens["prompt_tokens"]))
         found.append(counter("generation_tokens", "output tokens", self._tokens["generation_tokens"]))
-        return [*found, *engine_metrics(self.engine.scheduler.stats(), self.engine.phase_snapshots().values())]
+        phases, ranks = self.engine.phase_snapshots().values(), self._open.tensor_parallel
+        return [*found, *engine_metrics(self.engine.scheduler.stats(), phases, ranks)]
 
     def _run(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, progress: bool

@@ -19,6 +19,7 @@ from saccade.inputs.positions import Ints
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.metrics import SchedulerStats
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
 from saccade.wire.update import Finish, PromptScores, Scores, Update
 
 COMMANDS, REPLIES = "commands", "replies"  # names of the sockets in their folder
@@ -118,6 +119,7 @@ class Ready(Struct, frozen=True, tag=True):
     kv_cache_tokens: int
     block_size: int
     gpu_bytes: int = 0  # in use on the whole device, by whoever; 0 without one
+    ranks: TensorParallel = ONE_RANK
 
 
 class News(Struct, frozen=True, array_like=True):
