@@ -37,11 +37,7 @@ from saccade.config import Mode
 from saccade.errors import ConfigError
 from saccade.execution.state import DeviceState
 from saccade.graphs import copy_out
-from saccade.layers.attention import AttentionSpec
-from saccade.layers.mlp import MLPSpec
-from saccade.layers.moe import MoESpec
-from saccade.layers.norm import NormSpec
-from saccade.layers.rotary import RotarySpec
+from saccade.layers.spec import AttentionSpec, MLPSpec, MoESpec, NormSpec, RotarySpec
 from saccade.models.spec import DecoderSpec, LayerSpec
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model

@@ -22,11 +22,12 @@ from saccade.config import GraphSettings, Tier
 from saccade.errors import ConfigError
 from saccade.execution.encoder import Encoder, EncoderSettings
 from saccade.execution.state import StateSizes, new_state
+from saccade.inputs.media_settings import read_image_settings
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
-from saccade.inputs.settings import ImageSettings
 from saccade.kernels.dispatch import device_named
 from saccade.kernels.sampling import sampling_for
+from saccade.models.media import ImageSettings
 from saccade.models.vlm import Model
 from saccade.scheduling.compose import VisionComposer
 from saccade.scheduling.packing import Part, padded_rows
@@ -124,7 +125,7 @@ def run_vision_bench(model_name: str, settings: VisionBenchSettings, report: Rep
     model = load_measured(model_name, settings, device)
     if model.spec.vision is None:
         raise ConfigError(f"{model_name} ({model.spec.architecture}) has no vision tower; give a model that sees")
-    images = ImageSettings.from_folder(Path(model_name))
+    images = read_image_settings(Path(model_name))
     assert images is not None, f"{model_name} has a tower and no settings of images"
     rig = Rig(model, images, settings)
     bench = VisionBench()

@@ -14,7 +14,9 @@ from saccade.terminal import Output, print_table, stages
 
 
 def new_parser(name: str) -> Parser:
-    parser = Parser(name, about="The prefill of a made-up model by number of tokens: eager, in pieces and as one graph.")
+    parser = Parser(
+        name, about="The prefill of a made-up model by number of tokens: eager, in pieces and as one graph."
+    )
     parser.add_settings(GraphBenchSettings)
     return parser
 

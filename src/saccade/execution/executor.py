@@ -24,7 +24,7 @@ from saccade.execution.logits import Logits
 from saccade.execution.sampler import sample_phase
 from saccade.execution.state import DeviceState
 from saccade.graphs import GraphRunner, Phase, lane_for
-from saccade.inputs.settings import ImageSettings, VideoSettings
+from saccade.models.media import ImageSettings, VideoSettings
 from saccade.scheduling.arrays import Layout
 from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import USUAL_SIZES, Composer
