@@ -29,7 +29,7 @@ def test_a_whole_checkpoint_passes_from_its_files_to_an_answer(
     assert found["config"].found.startswith("Qwen3VLForConditionalGeneration, 3 layers")
     assert found["sample"].level is Level.OK and "answered" in found["sample"].found
     assert "of them an image's" in found["template"].found
-    assert found["ranks"].level is Level.OK and found["ranks"].found.startswith("can be divided into 1, 2")
+    assert found["ranks"].level is Level.OK and found["ranks"].found.startswith("can be shared by 1, 2")
     assert {"python", "torch", "gpu", "gpus", "kernels", "disk", "files", "port", "sockets"} <= found.keys()
 
 
@@ -92,16 +92,16 @@ def test_gpus_are_counted_and_asked_whether_they_reach_each_other(
     assert (found.level, found.found) == (level, text) and bool(found.fix) == bool(apart)
 
 
-def test_a_model_says_into_how_many_ranks_it_can_be_divided(real_size: Path) -> None:
+def test_a_model_says_how_many_ranks_can_share_it(real_size: Path) -> None:
     """32 query heads and 16 of the tower; with 8 heads of keys, two of 16 ranks share one."""
-    assert check_ranks(real_size).found == "can be divided into 1, 2, 4, 8, 16 (--tensor-parallel-size)"
+    assert check_ranks(real_size).found == "can be shared by 1, 2, 4, 8, 16 ranks (--tensor-parallel-size)"
     config = json.loads((real_size / "config.json").read_text())
     config["vision_config"] |= {"num_heads": 4}
     (folder := real_size.parent / "four heads").mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     found = check_ranks(folder).found
-    assert found.startswith("can be divided into 1, 2, 4 (--tensor-parallel-size); ")
-    assert found.endswith("also into 8, 16 (--mm-encoder-tp-mode data)")
+    assert found.startswith("can be shared by 1, 2, 4 ranks (--tensor-parallel-size); ")
+    assert found.endswith("also by 8, 16 (--mm-encoder-tp-mode data)")
 
 
 def test_marks_and_fixes_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -345,9 +345,9 @@ class TestChoices:
     def test_usual_images_have_graphs_of_their_own_from_the_start(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch, family: str
     ) -> None:
-        monkeypatch.setattr("saccade.execution.encoder.USUAL_SIZES", ((24, 24), (24, 25), (40, 20), (999, 999)))
+        monkeypatch.setattr("saccade.scheduling.compose.USUAL_SIZES", ((24, 24), (24, 25), (40, 20), (999, 999)))
         rig, rng = Rig(loaded(family), tiers=BOTH, exact_max_graphs=3, max_units=64), np.random.default_rng(2)
-        rig.encoder.capture_usual()
+        rig.engine.capture_usual()
         graphs = rig.encoder.graphs
         assert 0 < len(graphs.exact) <= 3
         if rig.images.fixed_size is None:
@@ -358,7 +358,7 @@ class TestChoices:
             torch.testing.assert_close(rows, alone(rig, image), rtol=1e-4, atol=1e-4)
         assert graphs.stats.replays == {Tier.EXACT: 2}
         off = Rig(loaded(family), tiers=frozenset({Tier.CAPACITY}))
-        off.encoder.capture_usual()
+        off.engine.capture_usual()
         assert len(off.encoder.graphs.exact) == 0
 
     def test_words_of_the_setting(self) -> None:
@@ -620,7 +620,7 @@ def test_an_idle_worker_captures_what_is_hot(loaded: Load) -> None:
     assert encoder is not None
     encoder.graphs.catalogue.settings = GraphSettings(tiers=BOTH)
     encoder.graphs.forget_exact()
-    assert not engine.can_improve and engine.improve() is None
+    assert (engine.can_improve, engine.improve()) == (False, None)
     assert len(encoder.graphs.exact) == 0, "there was nothing to improve"
     params = SamplingParams(temperature=0, max_tokens=2)
     for i in range(4):

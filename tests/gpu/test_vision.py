@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from saccade.choice.exact import ExactLayout
 from saccade.config import Tier
 from saccade.execution.encoder import Encoder, EncoderSettings
-from saccade.execution.executor import Runner
-from saccade.execution.pixels import NUM_SLOTS, Picture, PlainPixels, Shapes, StagedPixels, shape_of
-from saccade.execution.side_stream import Beside
+from saccade.execution.executor import DeviceExecutor
+from saccade.execution.pixels import NUM_SLOTS, PlainPixels, Shapes, StagedPixels, shape_of
+from saccade.execution.side_stream import SideStream
 from saccade.execution.verify import check_graphs
 from saccade.graphs import GraphSettings
 from saccade.inputs.images import digest_pixels
@@ -22,10 +23,11 @@ from saccade.inputs.plans import plan_image
 from saccade.kernels import reference
 from saccade.kernels.dispatch import kernels_for
 from saccade.models.vlm import Model
+from saccade.scheduling.compose import VisionComposer
+from saccade.scheduling.orders import Encode, Pass, Picture
 from saccade.scheduling.plan import EncodeItem
 from tests.gpu.engine_rig import (
     PAGE_ROWS,
-    PHASES,
     Job,
     Sizes,
     drive,
@@ -151,7 +153,7 @@ class TestPixels:
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
-def new_encoder(model: Model, runner: Runner, **graphs: Any) -> Encoder:
+def new_encoder(model: Model, runner: DeviceExecutor, **graphs: Any) -> Encoder:
     settings = EncoderSettings(
         max_units=1024,
         page_rows=PAGE_ROWS,
@@ -160,6 +162,30 @@ def new_encoder(model: Model, runner: Runner, **graphs: Any) -> Encoder:
         graphs=GraphSettings(**graphs),
     )
     return Encoder(runner.state, settings)
+
+
+class Passes:
+    """Images of these sizes through an encoder."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+        self.composer = VisionComposer(encoder.facts, PAGE_ROWS, encoder.graphs.catalogue)
+
+    def compose(self, model: Model, sizes: list[tuple[int, int]], seed: int) -> list[Pass]:
+        media, items = some_media(model, sizes, seed)
+        return [self.composer.compose(parts, items, media) for parts in self.composer.packs(media)]
+
+    def encode(self, passes: list[Pass]) -> None:
+        for one in passes:
+            assert self.encoder.encode(Encode(0, one)).problem is None
+
+    def capture_usual(self) -> None:
+        for layout in self.composer.usual_layouts():
+            self.capture(layout)
+
+    def capture(self, layout: ExactLayout) -> None:
+        nbytes = self.encoder.capture_layout(layout)
+        self.encoder.graphs.drop(self.composer.catalogue.exact.add(layout.key, nbytes))
 
 
 class TestStreams:
@@ -174,8 +200,8 @@ class TestStreams:
             runner.capture()
             if not is_beside:
                 assert runner.encoder is not None
-                beside = runner.encoder.beside
-                beside._stream = beside._done = None  # in order with everything else
+                side = runner.encoder.side_stream
+                side._stream = side._done = None  # in order with everything else
             rng = np.random.default_rng(5)
             jobs = [
                 Job(
@@ -199,14 +225,14 @@ class TestStreams:
         runner.decode.capture_buckets()
         encoder = new_encoder(model, runner, strict=True)
         encoder.graphs.capture_buckets()
-        media, items = some_media(model, [(560, 560)] * 2, 0)
-        running = as_running(media)
+        images = Passes(encoder)
+        passes = images.compose(model, [(560, 560)] * 2, 0)
         example = runner.decode.example_for(runner.decode.phase.buckets[-1])
         values = {**example.tensors, **example.arrays}
 
         def encode() -> torch.cuda.Event:
-            assert encoder.encode(items, running) == {}
-            return ended(encoder.beside)
+            images.encode(passes)
+            return ended(encoder.side_stream)
 
         def decode() -> torch.cuda.Event:
             runner.decode.run(values, lambda outputs: None)
@@ -216,7 +242,7 @@ class TestStreams:
         decode()
         torch.cuda.synchronize()
 
-        kept_busy = keep_busy(encoder.beside)
+        kept_busy = keep_busy(encoder.side_stream)
         decode().synchronize()
         assert not kept_busy.query(), "a language step waited for the encoder"
         kept_busy.synchronize()
@@ -226,9 +252,9 @@ class TestStreams:
         assert not kept_busy.query(), "the encoder waited for a language step"
         kept_busy.synchronize()
 
-        kept_busy = keep_busy(encoder.beside)
+        kept_busy = keep_busy(encoder.side_stream)
         encode()
-        encoder.beside.wait()
+        encoder.side_stream.wait()
         decode().synchronize()
         assert kept_busy.query(), "a language step did not wait for its images"
 
@@ -238,13 +264,12 @@ class TestStreams:
         encoder.graphs.capture_buckets()
         encoder.warm_up()
         encoder.reserve()
-        rng = np.random.default_rng(1)
+        rng, images = np.random.default_rng(1), Passes(encoder)
 
         def traffic(count: int) -> None:
             for i in range(count):
                 sizes = [tuple(int(s) for s in rng.integers(64, 700, 2)) for _ in range(int(rng.integers(1, 4)))]
-                media, items = some_media(model, sizes, i)  # type: ignore[arg-type]
-                assert encoder.encode(items, as_running(media)) == {}
+                images.encode(images.compose(model, sizes, i))  # type: ignore[arg-type]
             torch.cuda.synchronize()
 
         traffic(10)
@@ -260,16 +285,17 @@ class TestStreams:
         encoder.graphs.capture_buckets()
         encoder.warm_up()
         encoder.reserve()
-        encoder.capture_usual()
+        images = Passes(encoder)
+        images.capture_usual()
         assert encoder.graphs.exact.is_full
         before = _used_bytes()
         for i in range(8):  # each hotter than a graph that nobody used
-            media, items = some_media(model, [(320 + 32 * i, 224)], i)
             for _ in range(3):
-                assert encoder.encode(items, as_running(media)) == {}
-            assert encoder.has_hot
-            encoder.capture_hot()
-            assert encoder.encode(items, as_running(media)) == {}
+                images.encode(images.compose(model, [(320 + 32 * i, 224)], i))
+            layout = encoder.graphs.exact.next_pending()
+            assert layout is not None, "it came often enough"
+            images.capture(layout)
+            images.encode(images.compose(model, [(320 + 32 * i, 224)], i))
         torch.cuda.synchronize()
         after = _used_bytes()
         show(f"8 graphs at the start, 8 captured in their place: {(after - before) / MIB:.1f} MiB more")
@@ -280,8 +306,8 @@ class TestStreams:
 def test_a_short_verification_looks_at_every_phase_and_finds_it_right(model: Model, show: Any) -> None:
     runner = new_runner(model, SIZES, "full")
     runner.capture()
-    report = check_graphs(new_engine(runner, SIZES))
-    assert {row.key.partition("/")[0] for row in report.rows} == set(PHASES)
+    report = check_graphs(runner)
+    assert {row.key.partition("/")[0] for row in report.rows} == {one.phase.name for one in runner.phases}
     assert report.is_right, f"\n{report}"
     show(f"{len(report.rows)} checks, largest difference {max(row.difference for row in report.rows):.1e}")
 
@@ -300,23 +326,14 @@ def some_media(model: Model, sizes: list[tuple[int, int]], seed: int) -> tuple[l
     return media, items
 
 
-def as_running(media: list[Media]) -> Any:
-    class Owner:
-        class prompt:  # noqa: N801
-            pass
-
-    Owner.prompt.media = tuple(media)  # type: ignore[attr-defined]
-    return {"r": Owner}
-
-
-def keep_busy(beside: Beside | None = None) -> torch.cuda.Event:
+def keep_busy(beside: SideStream | None = None) -> torch.cuda.Event:
     """Give the stream of language steps, or of the encoder, work for some seconds; the event of its end."""
     with beside.work() if beside is not None else nullcontext():
         torch.cuda._sleep(BUSY_CYCLES)
         return ended()
 
 
-def ended(beside: Beside | None = None) -> torch.cuda.Event:
+def ended(beside: SideStream | None = None) -> torch.cuda.Event:
     """The event that all work of a stream so far is done."""
     event = torch.cuda.Event()
     event.record(beside._stream if beside is not None else None)

@@ -1,11 +1,19 @@
 """What a server tells of the ranks that share its model."""
 
 import asyncio
+import io
+import socket
+from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
-from saccade.wire.engine_settings import SchedulerSettings
+from saccade.inputs.media import MediaSettings
+from saccade.server import run
+from saccade.server.lifecycle import Plan
+from saccade.server.settings import ServerSettings
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Ready, decode_reply, encode
 from saccade.wire.tensor_parallel import ONE_RANK, AllReduceChoice, RankShare, TensorParallel
 from tests.server.fake import Caller, FakeEngine, service_for
@@ -91,3 +99,20 @@ def test_what_collectives_tell_is_understood() -> None:
     }
     found = msgspec.convert(said, TensorParallel)
     assert found.all_reduce == (AllReduceChoice(algorithm="one_shot"),) and found.microseconds == said["microseconds"]
+
+
+def test_a_start_says_how_ranks_sum_up(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(*given: Any) -> FakeEngine:
+        return engine
+
+    def said() -> str:
+        front = run._Front(ServerSettings(), plan, Console(file=(file := io.StringIO()), width=200))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            asyncio.run(front._start(listener))
+        return file.getvalue()
+
+    monkeypatch.setattr(run, "start", start)
+    plan = Plan("m", EngineSettings(), SchedulerSettings(), MediaSettings(), None)
+    assert "rank" not in said() and "ready on" in said()
+    engine.ranks = TWO
+    assert TWO.summary() in said()

@@ -46,16 +46,16 @@ def check_config(folder: Path) -> Finding:
 
 
 def check_ranks(folder: Path) -> Finding:
-    """Into how many ranks the model can be divided."""
+    """How many ranks can share the model."""
     from saccade.dry_run.blueprint import dividing_sizes
     from saccade.models.config import Config
     from saccade.models.registry import read_spec
 
     _, spec = read_spec(Config.read(folder / "config.json"))
     sizes = dividing_sizes(spec, "weights")
-    found = f"can be divided into {_listed(sizes)} (--tensor-parallel-size)"
+    found = f"can be shared by {_listed(sizes)} ranks (--tensor-parallel-size)"
     if spec.vision is not None and (more := sorted({*dividing_sizes(spec, "data")} - {*sizes})):
-        found += f"; with whole images on each rank also into {_listed(more)} (--mm-encoder-tp-mode data)"
+        found += f"; with whole images on each rank also by {_listed(more)} (--mm-encoder-tp-mode data)"
     return Finding("ranks", Level.OK, found)
 
 
