@@ -145,7 +145,7 @@ class AnswerSettings:
 class GraphBenchSettings:
     """What `saccade bench graphs` measures."""
 
-    size: str = setting("auto", "body to run: 8b, tiny, or auto (8b on a GPU, tiny elsewhere)")
+    size: str = setting("auto", "model to make up: 8b, tiny, or auto (8b on a GPU, tiny elsewhere)")
     layers: int = setting(0, "number of layers; 0 takes the size's own")
     tokens: tuple[int, ...] = setting(
         (), "token counts, such as 64,406,4K; by default eight up to 4096 on a GPU, six up to 1024 elsewhere"

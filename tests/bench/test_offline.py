@@ -28,7 +28,6 @@ from saccade.bench.offline import (
     bench_state,
     decode_values,
     run_offline_bench,
-    run_padded,
 )
 from saccade.bench.offline_report import print_offline_bench
 from saccade.bench.settings import OfflineBenchSettings
@@ -37,11 +36,8 @@ from saccade.cli.parser import Parser, settings_from
 from saccade.config import Mode
 from saccade.errors import ConfigError
 from saccade.execution.state import DeviceState
-from saccade.layers.attention import AttentionSpec
-from saccade.layers.mlp import MLPSpec
-from saccade.layers.moe import MoESpec
-from saccade.layers.norm import NormSpec
-from saccade.layers.rotary import RotarySpec
+from saccade.graphs import copy_out
+from saccade.layers.spec import AttentionSpec, MLPSpec, MoESpec, NormSpec, RotarySpec
 from saccade.models.spec import DecoderSpec, LayerSpec
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model
@@ -254,11 +250,11 @@ def test_decoding_requests_read_their_own_blocks(state: DeviceState) -> None:
 
 def test_a_padded_eager_run_is_a_run_of_the_bucket(state: DeviceState) -> None:
     decode = bench_executor(state, SETTINGS, NO_GRAPHS | {"decode": Mode.FULL}).decode
-    batch = decode.phase.arena.admit(decode_values(state, 3, SETTINGS.context))
+    values = decode_values(state, 3, SETTINGS.context)
     seen = []
     body = decode.phase.body
     object.__setattr__(decode.phase, "body", lambda frame: seen.append(frame.capacity["tokens"]) or body(frame))  # type: ignore[func-returns-value]
-    outputs = run_padded(decode, batch, decode.phase.buckets[-1])
+    outputs = decode.eager(values, copy_out, at=decode.phase.buckets[-1])
     assert seen == [11] and outputs["next_ids"].shape == (3,)
 
 

@@ -16,7 +16,7 @@ from saccade.bench.vision import MIXED_ROUNDS, TRAIN_ROUNDS, Rig, VisionBench, r
 from saccade.bench.vision_report import plot_vision_bench, print_vision_bench
 from saccade.config import Tier
 from saccade.errors import ConfigError
-from saccade.inputs.settings import ImageSettings
+from saccade.inputs.media_settings import read_image_settings
 from saccade.models.config import Config
 from saccade.models.families.qwen2_5_vl import read_vision as read_windowed
 from saccade.models.families.qwen3_vl import read_vision
@@ -118,7 +118,7 @@ def test_mixed_batches_tell_their_padding_and_their_choices(bench: VisionBench) 
 
 def test_each_way_is_run_as_it_is_called(folder: Path) -> None:
     """What is measured as eager is neither a replay nor a fallback, and what is measured as exact is no bucket."""
-    images = ImageSettings.from_folder(folder)
+    images = read_image_settings(folder)
     assert images is not None
     rig = Rig(load_model(folder, dtype=torch.float32), images, SETTINGS)
     rig.prepare()

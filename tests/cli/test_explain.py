@@ -13,8 +13,8 @@ from saccade.cli.model import BUNDLED_LIMITS
 from saccade.config import Tier
 from saccade.dry_run.blueprint import draw
 from saccade.dry_run.steps import dry_run, made_up_prompt
+from saccade.inputs.media_settings import read_placeholder_settings
 from saccade.inputs.plans import plan_image
-from saccade.inputs.settings import PlaceholderSettings
 from saccade.scheduling.buckets import vision_buckets
 from saccade.wire.engine_settings import CPU_LIMITS, GPU_LIMITS, EngineSettings, SchedulerSettings
 from tests.engine.conftest import made as made  # a fixture
@@ -162,7 +162,7 @@ def test_what_is_explained_is_what_happens(made: tiny.Tiny) -> None:
     limits = SchedulerSettings(max_num_seqs=4, max_num_batched_tokens=48, max_model_len=128, encoder_budget_tokens=40)
     blueprint = draw(made.folder, settings, limits, is_cuda=False)
     images = blueprint.executor.settings.images
-    placeholders = PlaceholderSettings.from_folder(made.folder)
+    placeholders = read_placeholder_settings(made.folder)
     assert images is not None
     plans = [plan_image(height, width, images) for height, width in sizes]
     arguments = {name: getattr(settings, name) for name in settings.__dataclass_fields__}

@@ -14,10 +14,11 @@ from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import StateSizes
 from saccade.inputs.images import digest_pixels
+from saccade.inputs.media_settings import read_image_settings, read_placeholder_settings
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import plan_image
-from saccade.inputs.settings import ImageSettings, PlaceholderSettings
 from saccade.kernels.images import resize_patchify
+from saccade.models.media import ImageSettings
 from saccade.models.vlm import Model
 from saccade.scheduling.engine import Engine
 from saccade.wire.engine_settings import SchedulerSettings
@@ -127,7 +128,7 @@ def image_settings(folder: Path) -> ImageSettings:
         side = config["vision_config"]["image_size"]
         raw["size"] = {"height": side, "width": side}
     (folder / "preprocessor_config.json").write_text(json.dumps(raw))
-    settings = ImageSettings.from_folder(folder)
+    settings = read_image_settings(folder)
     assert settings is not None
     return settings
 
@@ -138,7 +139,7 @@ def random_prompt(tiny: Tiny, rng: np.random.Generator, num_images: int = 0, len
     ids = rng.integers(3, 99, length).tolist()
     if not num_images:
         return text_prompt(ids)
-    images, placeholders = image_settings(tiny.folder), PlaceholderSettings.from_folder(tiny.folder)
+    images, placeholders = image_settings(tiny.folder), read_placeholder_settings(tiny.folder)
     assert placeholders is not None
     media = []
     for _ in range(num_images):

@@ -21,11 +21,12 @@ from saccade.execution.state import StateSizes
 from saccade.execution.vision_encoder import MAX_VIEWS, Encoder
 from saccade.geometry import geometry
 from saccade.graphs import Reason
+from saccade.inputs.media_settings import read_placeholder_settings
 from saccade.inputs.placeholders import Media, Prompt, place_media
 from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image
-from saccade.inputs.settings import ImageSettings, PlaceholderSettings, VideoSettings
 from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column
 from saccade.kernels.images import resize_patchify
+from saccade.models.media import ImageSettings, VideoSettings
 from saccade.models.vlm import Model
 from saccade.scheduling.arrays import places
 from saccade.scheduling.engine import Engine
@@ -454,7 +455,7 @@ class TestFailures:
 
 def _unresizable(made: Tiny) -> Prompt:
     """A prompt with an image of no rows, which nothing that is served lets through."""
-    placeholders = PlaceholderSettings.from_folder(made.folder)
+    placeholders = read_placeholder_settings(made.folder)
     assert placeholders is not None
     bad = Media("image", np.zeros((0, 4, 3), np.uint8), ImagePlan((8, 8), (1, 2, 2), 4, 1), b"of no rows at all")
     return place_media([5, START, IMAGE, END, 6], [bad], placeholders)

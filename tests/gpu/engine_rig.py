@@ -18,9 +18,10 @@ from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import StateSizes
 from saccade.graphs import Capacity, Decision, GraphRunner, Phase
 from saccade.inputs.images import digest_pixels
+from saccade.inputs.media_settings import PlaceholderSettings
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import plan_image
-from saccade.inputs.settings import ImageSettings, PlaceholderSettings
+from saccade.models.media import ImageSettings
 from saccade.models.spec import MediaSpec
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model

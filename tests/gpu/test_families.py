@@ -23,7 +23,8 @@ from torch import Tensor
 from saccade.geometry import Grid, geometry
 from saccade.kernels.dispatch import kernels_for
 from saccade.layers.layer import Placement
-from saccade.layers.moe import MoE, MoESpec
+from saccade.layers.moe import MoE
+from saccade.layers.spec import MoESpec
 from saccade.models.dummy import fill_with_noise
 from saccade.models.vlm import Model
 from tests.models.memory import model_of

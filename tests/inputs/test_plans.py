@@ -15,8 +15,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as reference_video_resize
 
 from saccade.errors import ConfigError, RequestError
+from saccade.inputs.media_settings import read_image_settings, read_video_settings
 from saccade.inputs.plans import plan_image, plan_video, sample_frames, smart_resize, smart_resize_video
-from saccade.inputs.settings import ImageSettings, VideoSettings
+from saccade.models.media import ImageSettings, VideoSettings
 from tests.inputs import oracles
 
 
@@ -62,7 +63,7 @@ def test_video_sizes_equal_transformers() -> None:
 
 
 def test_qwen3_sampling_equals_transformers(folders: dict[str, Path]) -> None:
-    settings = VideoSettings.from_folder(folders["qwen3_vl"])
+    settings = read_video_settings(folders["qwen3_vl"])
     assert settings is not None
     reference = oracles.video_class("qwen3_vl").sample_frames
     rng = np.random.default_rng(5)
@@ -75,7 +76,7 @@ def test_qwen3_sampling_equals_transformers(folders: dict[str, Path]) -> None:
 
 
 def test_qwen2_5_sampling_equals_transformers(folders: dict[str, Path]) -> None:
-    settings = VideoSettings.from_folder(folders["qwen2_5_vl"])
+    settings = read_video_settings(folders["qwen2_5_vl"])
     assert settings is not None
     reference = oracles.video_class("qwen2_5_vl").sample_frames
     rng = np.random.default_rng(6)
@@ -95,7 +96,7 @@ def test_qwen2_5_sampling_equals_transformers(folders: dict[str, Path]) -> None:
 
 
 def test_unsampled_videos_are_capped(folders: dict[str, Path]) -> None:
-    settings = VideoSettings.from_folder(folders["qwen2_5_vl"])
+    settings = read_video_settings(folders["qwen2_5_vl"])
     assert settings is not None and not settings.is_sampled
     assert sample_frames(768, 24.0, settings) == tuple(range(768))
     with pytest.raises(RequestError, match="769 frames; the limit is 768"):
@@ -104,7 +105,7 @@ def test_unsampled_videos_are_capped(folders: dict[str, Path]) -> None:
 
 def test_short_videos_are_padded_to_a_temporal_patch(folders: dict[str, Path]) -> None:
     for family in ("qwen2_5_vl", "qwen3_vl"):
-        settings = VideoSettings.from_folder(folders[family])
+        settings = read_video_settings(folders[family])
         assert settings is not None
         plan = plan_video(1, 60, 80, 2.0, settings)
         assert plan.frames == (0, 0) and plan.grid_thw[0] == 1 and len(plan.timestamps) == 1
@@ -117,7 +118,7 @@ def test_frame_cap_equals_transformers(folders: dict[str, Path]) -> None:
     """cap_pixels_per_frame, which checkpoints may turn on."""
     rng = np.random.default_rng(7)
     for family in ("qwen2_5_vl", "qwen3_vl"):
-        settings = VideoSettings.from_folder(folders[family])
+        settings = read_video_settings(folders[family])
         assert settings is not None
         settings = replace(settings, is_capped=True, is_sampled=False, max_video_tokens=40, max_frames=10**4)
         for height, width in random_sizes(8, 100):
@@ -148,7 +149,7 @@ def _reference_capped(settings: VideoSettings, frames: int, height: int, width: 
 
 def test_image_plan_counts(folders: dict[str, Path]) -> None:
     for family in ("qwen2_5_vl", "qwen3_vl"):
-        settings = ImageSettings.from_folder(folders[family])
+        settings = read_image_settings(folders[family])
         assert settings is not None
         reference = oracles.image_processor(folders[family])
         for height, width in random_sizes(9, 200):
@@ -159,7 +160,7 @@ def test_image_plan_counts(folders: dict[str, Path]) -> None:
 
 
 def test_fixed_size_plan(folders: dict[str, Path]) -> None:
-    settings = ImageSettings.from_folder(folders["gemma3"])
+    settings = read_image_settings(folders["gemma3"])
     assert settings is not None and settings.resample == "bilinear"
     plan = plan_image(1000, 30, settings)
     assert (plan.size_hw, plan.grid_thw, plan.num_patches, plan.num_tokens) == ((56, 56), (1, 4, 4), 16, 4)
@@ -169,8 +170,8 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     for model_type in ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"):
         (tmp_path / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
         (tmp_path / "preprocessor_config.json").write_text("{}")
-        image = ImageSettings.from_folder(tmp_path)
-        video = VideoSettings.from_folder(tmp_path)
+        image = read_image_settings(tmp_path)
+        video = read_video_settings(tmp_path)
         assert image is not None and video is not None
         _compare_defaults(Qwen2VLImageProcessorPil, image)
         kind = oracles.video_class(model_type)
@@ -211,7 +212,7 @@ def test_settings_from_a_nested_processor_file(tmp_path: Path) -> None:
         '{"image_processor": {"patch_size": 16, "size": {"shortest_edge": 7, "longest_edge": 9999}},'
         ' "video_processor": {"patch_size": 18, "fps": 1, "max_frames": 10}}'
     )
-    image, video = ImageSettings.from_folder(tmp_path), VideoSettings.from_folder(tmp_path)
+    image, video = read_image_settings(tmp_path), read_video_settings(tmp_path)
     assert image is not None and (image.patch, image.min_pixels, image.max_pixels) == (16, 7, 9999)
     assert video is not None and (video.patch, video.fps, video.max_frames) == (18, 1, 10)
 
@@ -237,16 +238,16 @@ def test_settings_that_do_not_fit_are_named(tmp_path: Path, text: str, message: 
     (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
     (tmp_path / "preprocessor_config.json").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        ImageSettings.from_folder(tmp_path)
+        read_image_settings(tmp_path)
 
 
 @pytest.mark.parametrize("size", ["{}", "448", '{"height": 448, "width": 448}', '{"longest_edge": 9999}'])
 def test_a_size_that_is_no_area_is_refused_as_in_transformers(tmp_path: Path, size: str) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')
     (tmp_path / "preprocessor_config.json").write_text(f'{{"size": {size}}}')
-    for kind in (ImageSettings, VideoSettings):
+    for read in (read_image_settings, read_video_settings):
         with pytest.raises(ConfigError, match="shortest_edge and longest_edge are"):
-            kind.from_folder(tmp_path)
+            read(tmp_path)
     with pytest.raises(ValueError, match="shortest_edge"):
         oracles.image_processor(tmp_path)(images=[np.zeros((64, 64, 3), np.uint8)])
 
@@ -255,7 +256,7 @@ def test_a_size_that_is_no_area_is_refused_as_in_transformers(tmp_path: Path, si
 def test_fixed_sizes_are_those_of_transformers(tmp_path: Path, raw: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gemma3", "vision_config": {"image_size": 56}}')
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(raw))
-    settings = ImageSettings.from_folder(tmp_path)
+    settings = read_image_settings(tmp_path)
     made = oracles.image_processor(tmp_path)(images=[np.zeros((9, 9, 3), np.uint8)], return_tensors="np")
     assert settings is not None and settings.fixed_size == made["pixel_values"].shape[-2:]
 
@@ -264,11 +265,11 @@ def test_fixed_sizes_are_those_of_transformers(tmp_path: Path, raw: dict[str, An
 def test_a_vision_model_without_its_processor_is_refused(tmp_path: Path, model_type: str) -> None:
     (tmp_path / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
     with pytest.raises(ConfigError, match=r"has no preprocessor_config\.json; .* or processor_config\.json"):
-        ImageSettings.from_folder(tmp_path)
+        read_image_settings(tmp_path)
 
 
 def test_text_models_take_no_images(folders: dict[str, Path], tmp_path: Path) -> None:
-    assert ImageSettings.from_folder(folders["qwen3"]) is None
-    assert VideoSettings.from_folder(folders["gemma3"]) is None
+    assert read_image_settings(folders["qwen3"]) is None
+    assert read_video_settings(folders["gemma3"]) is None
     with pytest.raises(ConfigError, match=r"has no config\.json"):
-        ImageSettings.from_folder(tmp_path)
+        read_image_settings(tmp_path)

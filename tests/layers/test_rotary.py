@@ -6,17 +6,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from saccade.errors import ConfigError
-from saccade.layers.rotary import (
-    GridRotary,
-    LinearScaling,
-    Llama3Scaling,
-    Rotary,
-    RotarySpec,
-    interleaved_axes,
-    inverse_frequencies,
-    plain_axes,
-    sectioned_axes,
-)
+from saccade.layers.rotary import GridRotary, Rotary, inverse_frequencies
+from saccade.layers.spec import LinearScaling, Llama3Scaling, RotarySpec, interleaved_axes, plain_axes, sectioned_axes
 
 CPU = torch.device("cpu")
 

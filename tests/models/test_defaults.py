@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import transformers as hf
 
-from saccade.inputs.settings import ImageSettings, PlaceholderSettings
+from saccade.inputs.media_settings import read_image_settings, read_placeholder_settings
 from saccade.models.config import Config
-from saccade.models.defaults import DEFAULTS, complete
-from saccade.models.registry import read_spec
+from saccade.models.registry import MODEL_TYPES, read_spec
 from saccade.models.spec import ModelSpec
 
 CLASSES: dict[str, Any] = {
@@ -58,10 +57,10 @@ def spec_of(config: dict[str, Any]) -> ModelSpec:
     return read_spec(Config(config))[1]
 
 
-@pytest.mark.parametrize("model_type", DEFAULTS)
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_every_default_is_that_of_transformers(model_type: str) -> None:
     """Asked of the classes: a config that is built has dropped what is off, a window for one."""
-    ours, theirs = DEFAULTS[model_type], CLASSES[model_type]
+    ours, theirs = MODEL_TYPES[model_type].defaults, CLASSES[model_type]
     parts = getattr(theirs, "sub_configs", {})
     for table, kind in (
         (ours.top, theirs),
@@ -79,12 +78,15 @@ def test_a_partial_config_is_the_model_transformers_makes_of_it(architecture: st
     assert spec_of(partial) == spec_of(whole)
 
 
+def complete(config: dict[str, Any]) -> dict[str, Any]:
+    return MODEL_TYPES[config["model_type"]].defaults.complete(config)
+
+
 def test_a_completed_config_keeps_what_it_says() -> None:
     config = complete({"model_type": "gemma3", "image_token_id": 7, "vision_config": {"patch_size": 14}})
     assert (config["image_token_index"], config["mm_tokens_per_image"]) == (7, 256)
     assert (config["vision_config"]["patch_size"], config["vision_config"]["image_size"]) == (14, 224)
     assert complete({"model_type": "qwen2", "sliding_window": None})["sliding_window"] is None, "null says none"
-    assert complete({"model_type": "mamba"}) == {"model_type": "mamba"}
     flat = complete({"model_type": "qwen2_5_vl", "hidden_size": 64, "vision_config": {}})
     assert (flat["hidden_size"], flat["num_hidden_layers"], flat["vision_config"]["tokens_per_second"]) == (64, 80, 4)
 
@@ -96,10 +98,10 @@ def test_inputs_are_prepared_with_the_same_defaults(model_type: str, tmp_path: P
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "vision_config": vision}))
     size = {"size": {"height": 1024, "width": 1024}, "min_pixels": 9, "max_pixels": 99}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(size))
-    theirs, ours = CLASSES[model_type](vision_config=vision), PlaceholderSettings.from_folder(tmp_path)
+    theirs, ours = CLASSES[model_type](vision_config=vision), read_placeholder_settings(tmp_path)
     assert ours is not None
     side = 1024 // 16 // 16 if model_type == "gemma3" else theirs.vision_config.spatial_merge_size
     assert (ours.merge, ours.image_token_id) == (side, theirs.image_token_id)
     assert ours.tokens_per_second == getattr(theirs.vision_config, "tokens_per_second", None)
-    images = ImageSettings.from_folder(tmp_path)
+    images = read_image_settings(tmp_path)
     assert images is not None and (model_type != "gemma3" or (images.patch, images.merge) == (16, side))

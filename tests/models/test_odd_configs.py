@@ -13,8 +13,8 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbe
 
 from saccade.errors import ConfigError
 from saccade.inputs.generation import GenerationDefaults
-from saccade.inputs.settings import ImageSettings, PlaceholderSettings, VideoSettings
-from saccade.layers.rotary import interleaved_axes
+from saccade.inputs.media_settings import read_image_settings, read_placeholder_settings, read_video_settings
+from saccade.layers.spec import interleaved_axes
 from saccade.models.config import Config
 from saccade.models.registry import read_spec
 from tests.models import tiny
@@ -68,7 +68,7 @@ def test_odd_values_are_read_or_refused_with_a_sentence(name: str, tmp_path: Pat
     assert num_refused > 200
 
 
-KINDS = (PlaceholderSettings, ImageSettings, VideoSettings, GenerationDefaults)
+READERS = (read_placeholder_settings, read_image_settings, read_video_settings, GenerationDefaults.from_folder)
 PREPROCESSOR: dict[str, Any] = {
     "patch_size": 4,
     "temporal_patch_size": 2,
@@ -100,18 +100,18 @@ def test_what_prepares_inputs_reads_odd_values_alike(name: str, file: str, tmp_p
         files["preprocessor_config.json"] = PREPROCESSOR | {"size": {"height": 32, "width": 32}}
     for each, values in files.items():
         (tmp_path / each).write_text(json.dumps(values))
-    assert all(kind.from_folder(tmp_path) is not None for kind in KINDS[:2]), "as it is, it is read"
+    assert all(read(tmp_path) is not None for read in READERS[:2]), "as it is, it is read"
     num_refused = 0
     for path in paths(files[file]):
         for value in odd_values(files[file], path):
             (tmp_path / file).write_text(json.dumps(changed(files[file], path, value)))
-            for kind in KINDS:
+            for read in READERS:
                 try:
-                    kind.from_folder(tmp_path)
+                    read(tmp_path)
                 except ConfigError:
                     num_refused += 1
                 except Exception as error:
-                    raise AssertionError(f"{kind.__name__}: {'.'.join(path)} = {value!r}") from error
+                    raise AssertionError(f"{read.__name__}: {'.'.join(path)} = {value!r}") from error
     assert num_refused > 20
 
 

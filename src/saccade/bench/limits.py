@@ -8,7 +8,8 @@ is written are left out, so a limit is never too high.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from saccade.models.spec import DecoderSpec, LayerSpec, MergerSpec, MLPSpec, MoESpec, PoolSpec, VisionSpec
+from saccade.layers.spec import MergerSpec, MLPSpec, MoESpec, PoolSpec
+from saccade.models.spec import DecoderSpec, LayerSpec, VisionSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ each other without a wait. Every replay is compared with an eager run of the sam
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -18,17 +18,16 @@ import torch
 from torch import Tensor
 
 from saccade.bench.limits import Limit, Rates, decode_limit, head_limit, prefill_limit
+from saccade.bench.measured_model import describe_model, load_measured
 from saccade.bench.settings import OfflineBenchSettings
 from saccade.bench.timing import latency_ms, rates_of, step_ms, wait
 from saccade.config import Mode
-from saccade.errors import ConfigError
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import DeviceState, StateSizes, new_state
-from saccade.graphs import Batch, Capacity, Frame, GraphRunner, Role, copy_out, run_body
+from saccade.graphs import Batch, GraphRunner, copy_out
 from saccade.kernels.dispatch import device_named
 from saccade.kernels.sampling import sampling_for
 from saccade.models.vlm import Model
-from saccade.models.weights import DTYPES, load_model
 
 Values = Mapping[str, Any]
 Report = Callable[[str], None]
@@ -118,7 +117,7 @@ def run_offline_bench(model_name: str, settings: OfflineBenchSettings, progress:
         bench.stages.append(Stage(name, perf_counter() - started))
 
     with stage("weights"):
-        model = load_model(model_name, device=device, dtype=_dtype(settings, device), load_format=settings.load_format)  # type: ignore[arg-type]
+        model = load_measured(model_name, settings, device)
     with stage("kernels"):
         model.place.kernels.compile(device, model.place.dtype)
     with stage("caches"):
@@ -274,21 +273,10 @@ def _measure(bench: OfflineBench, work: _Work, way: str, rounds: int) -> None:
 def _check(work: _Work, batch: Batch, way: str) -> Check:
     key = work.runner.decide(batch).key
     assert key is not None, f"{work.phase} of {work.size} has no graph to check"
-    scores, tokens = work.to_scores(run_padded(work.runner, batch, key.capacity))
+    scores, tokens = work.to_scores(work.runner.eager(work.values, copy_out, at=key.capacity))
     replayed_scores, replayed_tokens = work.to_scores(work.runner.replay(key, batch, copy_out))
     difference = (replayed_scores.double() - scores.double()).abs().max() / scores.double().abs().max()
     return Check(work.phase, work.size, way, torch.equal(replayed_tokens, tokens), float(difference))
-
-
-@torch.no_grad()
-def run_padded(runner: GraphRunner, batch: Batch, capacity: Capacity) -> dict[str, Tensor]:
-    """Copies of the valid output rows of an eager run at a capacity: what a replay of that bucket must give."""
-    arena = runner.phase.arena
-    arena.fill(batch, capacity)
-    frame = Frame(arena, capacity)
-    run_body(runner.phase.body, frame)
-    outputs = (name for name, buffer in arena.buffers.items() if buffer.role is Role.OUTPUT)
-    return {name: frame[name][: batch.sizes[runner.phase.rows]].clone() for name in outputs}
 
 
 def _run_once(executor: DeviceExecutor, settings: OfflineBenchSettings) -> None:
@@ -322,29 +310,13 @@ def _free(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _dtype(settings: OfflineBenchSettings, device: torch.device) -> torch.dtype | None:
-    if settings.dtype == "auto":
-        return torch.float32 if device.type == "cpu" else None
-    if settings.dtype not in DTYPES:
-        raise ConfigError(f"dtype is {settings.dtype!r}; allowed: auto, {', '.join(DTYPES)} (--dtype)")
-    return DTYPES[settings.dtype]
-
-
 def _environment(model: Model, state: DeviceState, rates: Rates, settings: OfflineBenchSettings) -> dict[str, Any]:
-    place = model.place
-    return {
-        "device": torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "model": model.spec.architecture,
-        "layers": len(model.spec.decoder.layers),
-        "dtype": str(place.dtype).removeprefix("torch."),
+    return describe_model(model) | {
         "weights_gb": round(model.parameter_bytes() / 1e9, 3),
-        "kernels": place.kernels.name,
         "sampling": state.sampling.name,
         "context": settings.context,
         "max_keys": state.max_keys,
         "block_size": state.block_size,
         "kv_gb": round(sum(part.nbytes for cache in state.caches for part in cache) / 1e9, 3),
-        "flop_per_s": rates.flop_per_s,
-        "bytes_per_s": rates.bytes_per_s,
+        **asdict(rates),
     }

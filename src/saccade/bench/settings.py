@@ -20,28 +20,36 @@ GPU_VISION = {**_GPU, "counts": (1, 8, 32), "mixed_batches": 24}
 CPU_VISION = {**_CPU, "counts": (1, 4), "mixed_batches": 4}
 GPU_ALL_REDUCE: dict[str, Any] = {"rows": (1, 8, 32, 128, 512, 2048, 8192), "rounds": 20}
 CPU_ALL_REDUCE: dict[str, Any] = {"rows": (1, 8, 64, 512), "rounds": 5}
-_RATES = ("flop_per_s", "bytes_per_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OfflineBenchSettings:
-    """What `saccade bench offline` measures. Sizes of the engine are its own defaults, so that it has its graphs."""
+class ModelBenchSettings:
+    """What benchmarks of a model's passes have in common."""
 
     load_format: str = setting("auto", "safetensors, gguf, dummy (random weights), or auto")
     device: str = setting("auto", "cuda, cpu, or auto")
     dtype: str = setting("auto", "float32, float16, bfloat16, or auto: the checkpoint's (float32 on a CPU)")
+    encoder_budget_tokens: int = setting(0, "image rows of the largest vision graph; 0: 8192 on a GPU, 256 elsewhere")
+    rounds: int = setting(0, "runs of which the median is taken; 0: 9 on a GPU, 3 elsewhere")
+    flop_per_s: float = setting(0.0, "matrix products the device reaches; 0: as known of an H200, else measured")
+    bytes_per_s: float = setting(0.0, "memory rate the device reaches; 0: as known of an H200, else measured")
+    json: str = setting("", "file to write the figures to")
+
+    def __post_init__(self) -> None:
+        _check_not_negative(self, "encoder_budget_tokens", "rounds", "flop_per_s", "bytes_per_s")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfflineBenchSettings(ModelBenchSettings):
+    """What `saccade bench offline` measures. Sizes of the engine are its own defaults, so that it has its graphs."""
+
     tokens: tuple[int, ...] = setting((), "prompt lengths for prefill, such as 64,406,4K; none: what suits the device")
     batches: tuple[int, ...] = setting((), "requests of a decode step; none: what suits the device")
     context: int = setting(1000, "keys that every request of a decode step reads")
     max_model_len: int = setting(
         0, "tokens of one request, at least the longest prompt or context; 0: 8192 on a GPU, no more elsewhere"
     )
-    encoder_budget_tokens: int = setting(0, "image rows of the largest vision graph; 0: 8192 on a GPU, 256 elsewhere")
     block_size: int = setting(0, "tokens of a KV block; 0: 128 on a GPU, 16 elsewhere")
-    rounds: int = setting(0, "runs of which the median is taken; 0: 9 on a GPU, 3 elsewhere")
-    flop_per_s: float = setting(0.0, "matrix products the device reaches; 0: as known of an H200, else measured")
-    bytes_per_s: float = setting(0.0, "memory rate the device reaches; 0: as known of an H200, else measured")
-    json: str = setting("", "file to write the figures to")
 
     def __post_init__(self) -> None:
         for name in ("tokens", "batches"):
@@ -49,7 +57,8 @@ class OfflineBenchSettings:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give numbers of at least 1 (--{name})")
         if self.context < 1:
             raise ConfigError(f"context is {self.context}; it must be at least 1 (--context)")
-        _check_not_negative(self, "max_model_len", "encoder_budget_tokens", "rounds", "block_size", *_RATES)
+        _check_not_negative(self, "max_model_len", "block_size")
+        ModelBenchSettings.__post_init__(self)
 
     def on(self, *, is_cuda: bool) -> "OfflineBenchSettings":
         """With what suits the device for all that was not chosen."""
@@ -57,31 +66,24 @@ class OfflineBenchSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VisionBenchSettings:
+class VisionBenchSettings(ModelBenchSettings):
     """What `saccade bench vision` measures."""
 
-    load_format: str = setting("auto", "safetensors, gguf, dummy (random weights), or auto")
-    device: str = setting("auto", "cuda, cpu, or auto")
-    dtype: str = setting("auto", "float32, float16, bfloat16, or auto: the checkpoint's (float32 on a CPU)")
     sizes: tuple[Word, ...] = setting(
         ("224x224", "560x560", "1280x720", "1024x1024"), "images, width x height, such as 560x560,1280x720"
     )
     counts: tuple[int, ...] = setting((), "images of one size that go together; none: 1,8,32 on a GPU, 1,4 elsewhere")
     mixed: bool = setting(True, "also batches of 1 to 16 images with sides of 224 to 1280 pixels")
     mixed_batches: int = setting(0, "how many of these; 0: 24 on a GPU, 4 elsewhere")
-    encoder_budget_tokens: int = setting(0, "image rows of the largest vision graph; 0: 8192 on a GPU, 256 elsewhere")
-    rounds: int = setting(0, "runs of which the median is taken; 0: 9 on a GPU, 3 elsewhere")
-    flop_per_s: float = setting(0.0, "matrix products the device reaches; 0: as known of an H200, else measured")
-    bytes_per_s: float = setting(0.0, "memory rate the device reaches; 0: as known of an H200, else measured")
     compare_transformers: bool = setting(False, "run the tower of Hugging Face transformers, too")
     plot: str = setting("", "PNG file to draw the figures to")
-    json: str = setting("", "file to write the figures to")
 
     def __post_init__(self) -> None:
         self.pixel_sizes()
         if min(self.counts, default=1) < 1:
             raise ConfigError(f"counts is {self.counts}; give numbers of at least 1 (--counts)")
-        _check_not_negative(self, "mixed_batches", "encoder_budget_tokens", "rounds", *_RATES)
+        _check_not_negative(self, "mixed_batches")
+        ModelBenchSettings.__post_init__(self)
 
     def on(self, *, is_cuda: bool) -> "VisionBenchSettings":
         """With what suits the device for all that was not chosen."""

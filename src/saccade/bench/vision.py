@@ -5,7 +5,7 @@ is that of one call on an idle device, until the rows are in the cache.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from saccade.bench.limits import Rates, vision_limit
+from saccade.bench.limits import Limit, Rates, vision_limit
+from saccade.bench.measured_model import describe_model, load_measured
 from saccade.bench.settings import VisionBenchSettings
 from saccade.bench.timing import compared_ms, device_ms, latency_ms, rates_of, step_ms
 from saccade.bench.transformers_tower import time_transformers
@@ -21,13 +22,13 @@ from saccade.config import GraphSettings, Tier
 from saccade.errors import ConfigError
 from saccade.execution.state import StateSizes, new_state
 from saccade.execution.vision_encoder import Encoder, EncoderSettings
+from saccade.inputs.media_settings import read_image_settings
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
-from saccade.inputs.settings import ImageSettings
 from saccade.kernels.dispatch import device_named
 from saccade.kernels.sampling import sampling_for
+from saccade.models.media import ImageSettings
 from saccade.models.vlm import Model
-from saccade.models.weights import DTYPES, load_model
 from saccade.scheduling.compose import VisionComposer
 from saccade.scheduling.packing import MediaPart, padded_rows
 from saccade.scheduling.plan import EncodeItem
@@ -57,6 +58,25 @@ class Line:
     images_per_s: float
     limit_ms: float
     of_limit: float
+
+    @classmethod
+    def of(
+        cls, size: str, count: int, way: str, rows: tuple[int, int], times: tuple[float, float, float], limit: Limit
+    ) -> "Line":
+        """From rows without and with padding; and milliseconds alone, of the host, and in a train of calls."""
+        (real, padded), (ms, host_ms, train_ms) = rows, times
+        return cls(
+            size=size,
+            count=count,
+            way=way,
+            rows=padded,
+            padding=padded / real - 1,
+            ms=ms,
+            host_ms=host_ms,
+            images_per_s=count / train_ms * 1e3,
+            limit_ms=limit.ms,
+            of_limit=limit.ms / ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +122,10 @@ def run_vision_bench(model_name: str, settings: VisionBenchSettings, report: Rep
     device = device_named(settings.device)
     settings = settings.on(is_cuda=device.type == "cuda")
     report("weights")
-    model = load_model(model_name, device=device, dtype=_dtype(settings, device), load_format=settings.load_format)  # type: ignore[arg-type]
+    model = load_measured(model_name, settings, device)
     if model.spec.vision is None:
         raise ConfigError(f"{model_name} ({model.spec.architecture}) has no vision tower; give a model that sees")
-    images = ImageSettings.from_folder(Path(model_name))
+    images = read_image_settings(Path(model_name))
     assert images is not None, f"{model_name} has a tower and no settings of images"
     rig = Rig(model, images, settings)
     bench = VisionBench()
@@ -122,7 +142,7 @@ def run_vision_bench(model_name: str, settings: VisionBenchSettings, report: Rep
     if settings.mixed:
         report("mixed sizes")
         bench.mixed = list(rig.time_mixed())
-    bench.environment = _environment(model, rates)
+    bench.environment = describe_model(model) | asdict(rates)
     if settings.compare_transformers:
         report("transformers")
         bench.lines += _transformers_lines(Path(model_name), model, images, settings, rates)
@@ -184,18 +204,7 @@ class Rig:
             ms, host_ms = latency_ms(call, self.device, self.settings.rounds)
             train_ms = ms if real > BUSY_ROWS else step_ms(call, self.device, TRAIN_ROUNDS)[0]
             rows = padded_rows(packs, self.composer.bins) if way == "capacity" else real
-            yield Line(
-                size=f"{width}x{height}",
-                count=count,
-                way=way,
-                rows=rows,
-                padding=rows / real - 1,
-                ms=ms,
-                host_ms=host_ms,
-                images_per_s=count / train_ms * 1e3,
-                limit_ms=limit.ms,
-                of_limit=limit.ms / ms,
-            )
+            yield Line.of(f"{width}x{height}", count, way, (real, rows), (ms, host_ms, train_ms), limit)
         self.encoder.graphs.forget_exact()
 
     def time_mixed(self) -> Iterator[Mixed]:
@@ -282,36 +291,5 @@ def _transformers_lines(
         for count in settings.counts:
             ms, host_ms = run([plan.grid_thw] * count, settings.rounds)
             limit = vision_limit(spec, [plan.grid_thw] * count, place.dtype.itemsize, rates)
-            yield Line(
-                size=f"{width}x{height}",
-                count=count,
-                way="transformers",
-                rows=plan.num_tokens * count,
-                padding=0.0,
-                ms=ms,
-                host_ms=host_ms,
-                images_per_s=count / ms * 1e3,
-                limit_ms=limit.ms,
-                of_limit=limit.ms / ms,
-            )
-
-
-def _dtype(settings: VisionBenchSettings, device: torch.device) -> torch.dtype | None:
-    if settings.dtype == "auto":
-        return torch.float32 if device.type == "cpu" else None
-    if settings.dtype not in DTYPES:
-        raise ConfigError(f"dtype is {settings.dtype!r}; allowed: auto, {', '.join(DTYPES)} (--dtype)")
-    return DTYPES[settings.dtype]
-
-
-def _environment(model: Model, rates: Rates) -> dict[str, Any]:
-    place = model.place
-    return {
-        "device": torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "model": model.spec.architecture,
-        "dtype": str(place.dtype).removeprefix("torch."),
-        "kernels": place.kernels.name,
-        "flop_per_s": rates.flop_per_s,
-        "bytes_per_s": rates.bytes_per_s,
-    }
+            rows = plan.num_tokens * count
+            yield Line.of(f"{width}x{height}", count, "transformers", (rows, rows), (ms, host_ms, ms), limit)

@@ -40,7 +40,7 @@ COMMANDS = {
     "bench serve": Command("load a server: time to first token, throughput, goodput", "bench_serve"),
     "bench offline": Command("prefill and decode of a model: eager and graphs, beside their limits", "bench_offline"),
     "bench vision": Command("vision tower by image size: eager, capacity and exact graphs", "bench_vision"),
-    "bench graphs": Command("a decoder body: eager, piecewise and full graphs, by tokens", "bench_graphs"),
+    "bench graphs": Command("a made-up prefill: eager, piecewise and full graphs, by tokens", "bench_graphs"),
     "bench allreduce": Command("sums over ranks by rows: each algorithm, in a graph and out of one", "bench_allreduce"),
     "bench startup": Command("how long a server takes until it is ready, and on what", "bench_startup"),
     "plan": Command("what a model needs on a GPU, and what is left for requests", "plan"),

@@ -1,4 +1,4 @@
-"""`saccade bench graphs`: the graph core at work on a plain decoder body."""
+"""`saccade bench graphs`: the prefill of a made-up model, with and without graphs."""
 
 import json
 from argparse import Namespace
@@ -14,7 +14,9 @@ from saccade.terminal import Output, print_table, stages
 
 
 def new_parser(name: str) -> Parser:
-    parser = Parser(name, about="A decoder body by number of tokens: eager, in pieces and as one graph.")
+    parser = Parser(
+        name, about="The prefill of a made-up model by number of tokens: eager, in pieces and as one graph."
+    )
     parser.add_settings(GraphBenchSettings)
     return parser
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from saccade.dry_run.blueprint import Blueprint
     from saccade.dry_run.steps import DryRun
     from saccade.inputs.plans import ImagePlan, VideoPlan
-    from saccade.inputs.settings import ImageSettings, VideoSettings
+    from saccade.models.media import ImageSettings, VideoSettings
 
 MAX_STEPS_SHOWN = 12
 _NUMBER = r"([1-9]\d{0,14})"
@@ -89,7 +89,7 @@ def run(flags: Namespace) -> int:
     engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
     from saccade.dry_run.blueprint import draw  # imports torch
     from saccade.dry_run.steps import dry_run, made_up_prompt
-    from saccade.inputs.settings import PlaceholderSettings
+    from saccade.inputs.media_settings import read_placeholder_settings
     from saccade.kernels.dispatch import device_named
 
     model = chosen_model(flags.words)
@@ -97,7 +97,7 @@ def run(flags: Namespace) -> int:
     is_cuda = engine.device != "cpu" if flags.words else device_named(engine.device).type == "cuda"
     blueprint = draw(folder, engine, limits, is_cuda=is_cuda)
     plans = _plans(asked, blueprint.executor.settings.images, blueprint.executor.settings.videos)
-    placeholders = PlaceholderSettings.from_folder(folder)
+    placeholders = read_placeholder_settings(folder)
     names = [str(index) for index in range(asked.batch)]
     prompts = [made_up_prompt(plans, asked.prompt_tokens, placeholders, name) for name in names]
     seen = dry_run(blueprint, prompts)

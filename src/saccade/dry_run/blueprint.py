@@ -22,7 +22,7 @@ from saccade.execution.executor import DeviceExecutor
 from saccade.execution.sizes import executor_settings_for, state_sizes_for
 from saccade.execution.state import StateSizes
 from saccade.graphs import Frame, GraphRunner
-from saccade.inputs.settings import ImageSettings, VideoSettings
+from saccade.inputs.media_settings import read_image_settings, read_video_settings
 from saccade.kernels.dispatch import kernels_for
 from saccade.kernels.sampling import sampling_for
 from saccade.kernels.table import KernelTable
@@ -66,7 +66,7 @@ def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, i
     settings = affordable(settings, model, is_cuda=is_cuda)
     limits = limits.resolved(is_cuda=is_cuda, max_position=spec.max_position)
     sizes = state_sizes_for(settings, limits, is_cuda=is_cuda)
-    images, videos = ImageSettings.from_folder(folder), VideoSettings.from_folder(folder)
+    images, videos = read_image_settings(folder), read_video_settings(folder)
     own = executor_settings_for(settings, limits, images, videos, spec.vision, is_cuda=is_cuda)
     return Blueprint(
         model=model,

@@ -16,9 +16,9 @@ from saccade.config import Tier
 from saccade.dry_run.blueprint import Blueprint
 from saccade.execution.assembly import new_engine
 from saccade.execution.sizes import encoder_index_for
+from saccade.inputs.media_settings import PlaceholderSettings
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
-from saccade.inputs.settings import PlaceholderSettings
 from saccade.scheduling.compose import VisionComposer
 from saccade.scheduling.executing import Encoded, StepResult, Ticket
 from saccade.scheduling.orders import Begin, Encode, Pass, Run, Sample

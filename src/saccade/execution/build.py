@@ -31,8 +31,8 @@ from saccade.execution.sizes import (
 from saccade.execution.state import StateSizes
 from saccade.execution.verification import check_graphs
 from saccade.inputs.generation import GenerationDefaults
+from saccade.inputs.media_settings import read_image_settings, read_video_settings
 from saccade.inputs.processor import Processor
-from saccade.inputs.settings import ImageSettings, VideoSettings
 from saccade.kernels.dispatch import device_named, open_device
 from saccade.layers.connect import connect
 from saccade.layers.parallel import Groups
@@ -163,7 +163,7 @@ def build_executor(
     )
     settings = affordable(settings, model, is_cuda=is_cuda)
     limits = _resolved(limits, model, is_cuda=is_cuda)
-    images, videos = ImageSettings.from_folder(folder), VideoSettings.from_folder(folder)
+    images, videos = read_image_settings(folder), read_video_settings(folder)
     own = executor_settings_for(settings, limits, images, videos, model.spec.vision, is_cuda=is_cuda)
     sizes = state_sizes_for(settings, limits, is_cuda=is_cuda)
     reserve_exchange(model, own, sizes)

@@ -25,7 +25,7 @@ from saccade.execution.state import DeviceState
 from saccade.execution.vision_encoder import Encoder, EncoderSettings, largest_frame
 from saccade.graphs import GraphRunner, Phase, lane_for
 from saccade.graphs.runner import Progress
-from saccade.inputs.settings import ImageSettings, VideoSettings
+from saccade.models.media import ImageSettings, VideoSettings
 from saccade.scheduling.arrays import CacheLayout
 from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import USUAL_SIZES, Composer

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.inputs.messages import MediaKind
-from saccade.inputs.settings import ImageSettings, VideoSettings
 from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column, Job, Shape, banded_jobs, whole_job, write_table
 from saccade.kernels.images import resize_patchify
+from saccade.models.media import ImageSettings, VideoSettings
 from saccade.scheduling.orders import Picture
 
 SlotT = TypeVar("SlotT")

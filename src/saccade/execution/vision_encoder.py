@@ -28,8 +28,8 @@ from saccade.execution.state import DeviceState
 from saccade.execution.vision_phase import vision_phase
 from saccade.graphs import GraphRunner, lane_for
 from saccade.inputs.messages import MediaKind
-from saccade.inputs.settings import ImageSettings, VideoSettings
 from saccade.kernels.image_jobs import Shape
+from saccade.models.media import ImageSettings, VideoSettings
 from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import VisionFacts
 from saccade.scheduling.executing import Encoded, encode_problem

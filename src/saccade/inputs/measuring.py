@@ -9,10 +9,10 @@ from saccade.inputs.allowance import Allowance
 from saccade.inputs.images import SCRATCH_BYTES, ImageLimits, Measured, measure_image
 from saccade.inputs.messages import MediaRef
 from saccade.inputs.plans import plan_image, plan_video
-from saccade.inputs.settings import ImageSettings, VideoSettings
 from saccade.inputs.shield import Segment
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.inputs.videos import measure_frames
+from saccade.models.media import ImageSettings, VideoSettings
 
 MAX_VALUES = 200_000  # strings, numbers, lists and objects that a template may be shown
 LONG_TEXT_CHARS = 64 * 1024

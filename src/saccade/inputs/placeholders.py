@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.errors import RequestError
+from saccade.inputs.media_settings import PlaceholderSettings
 from saccade.inputs.messages import MediaKind
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.positions import (
@@ -24,7 +25,6 @@ from saccade.inputs.positions import (
     rope_delta,
     text_positions,
 )
-from saccade.inputs.settings import PlaceholderSettings
 from saccade.inputs.shield import Segment
 
 

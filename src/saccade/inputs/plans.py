@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from saccade.errors import RequestError
-from saccade.inputs.settings import ImageSettings, VideoSettings
+from saccade.models.media import ImageSettings, VideoSettings
 
 MAX_ASPECT = 200
 _DEFAULT_FPS = 24.0  # what transformers assumes where a video's rate is not known

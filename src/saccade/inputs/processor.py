@@ -28,6 +28,12 @@ from saccade.inputs.measuring import (
     size_image,
     size_video,
 )
+from saccade.inputs.media_settings import (
+    PlaceholderSettings,
+    read_image_settings,
+    read_placeholder_settings,
+    read_video_settings,
+)
 from saccade.inputs.messages import MediaKind, MediaRef
 from saccade.inputs.placeholders import (
     Media,
@@ -40,11 +46,11 @@ from saccade.inputs.placeholders import (
 )
 from saccade.inputs.plans import ImagePlan, plan_image, plan_video
 from saccade.inputs.positions import Ints
-from saccade.inputs.settings import ImageSettings, PlaceholderSettings, VideoSettings
 from saccade.inputs.shield import Segment, plain_segments, special_pattern
 from saccade.inputs.sizing import at_detail, read_details
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.inputs.videos import load_video
+from saccade.models.media import ImageSettings, VideoSettings
 
 MAX_TOKEN_ID = 2**31 - 1
 _VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -73,7 +79,7 @@ class Processor:
     @classmethod
     def from_folder(cls, folder: Path, *, limits: ImageLimits | None = None, chat_template: str = "") -> "Processor":
         """The processor of a checkpoint; `chat_template` is a file with another template than the checkpoint's."""
-        placeholders = PlaceholderSettings.from_folder(folder)
+        placeholders = read_placeholder_settings(folder)
         protected = (*_placeholder_ids(placeholders), *named_ends(folder))
         tokenizer = Tokenizer.from_folder(folder, protected=protected)
         named = {name: tokenizer.named_token(name) for name in _VARIABLES}
@@ -86,8 +92,8 @@ class Processor:
         return cls(
             tokenizer,
             template=template,
-            images=ImageSettings.from_folder(folder),
-            videos=VideoSettings.from_folder(folder),
+            images=read_image_settings(folder),
+            videos=read_video_settings(folder),
             placeholders=placeholders,
             limits=limits,
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 from saccade.errors import RequestError
 from saccade.inputs.messages import find_media
-from saccade.inputs.settings import ImageSettings
+from saccade.models.media import ImageSettings
 
 KWARGS = "mm_processor_kwargs"
 DETAILS = ("auto", "low", "high")

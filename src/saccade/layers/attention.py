@@ -4,27 +4,13 @@ T rows, R requests, M blocks of a table, N blocks of B slots, H query heads and 
 K columns of a head, D width.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from saccade.layers.layer import Layer, Placement
 from saccade.layers.linear import QKVLinear, RowLinear
-from saccade.layers.norm import NormSpec, RMSNorm
+from saccade.layers.norm import RMSNorm
+from saccade.layers.spec import AttentionSpec
 from saccade.layers.step import Cache, Step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec:
-    """`norm` normalises queries and keys per head before rotary."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    qkv_bias: bool = False
-    out_bias: bool = False
-    norm: NormSpec | None = None
 
 
 class Attention(Layer):

@@ -1,21 +1,10 @@
 """Feed-forward layers, gated and plain."""
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from saccade.layers.layer import Layer, Placement
 from saccade.layers.linear import RowLinear, column_linear, gate_up_linear
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MLPSpec:
-    """`width` is the inner width."""
-
-    width: int
-    activation: str
-    gated: bool = True
-    bias: bool = False
+from saccade.layers.spec import MLPSpec
 
 
 def new_mlp(place: Placement, width: int, spec: MLPSpec) -> "GatedMLP | PlainMLP":

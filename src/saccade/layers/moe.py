@@ -7,7 +7,6 @@ a tensor: A rows of work whatever the router says, nothing dropped, nothing padd
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,17 +14,7 @@ from torch.nn.functional import grouped_mm
 
 from saccade.layers.layer import Layer, Placement, Slot
 from saccade.layers.linear import Linear, with_room
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoESpec:
-    """`width` is the inner width of one expert; `renormalise` makes the chosen experts' weights add up to 1."""
-
-    num_experts: int
-    top_k: int
-    width: int
-    activation: str
-    renormalise: bool
+from saccade.layers.spec import MoESpec
 
 
 class MoE(Layer):

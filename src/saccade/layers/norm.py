@@ -1,23 +1,13 @@
 """Norms, alone or together with the residual addition before them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
 from saccade.layers.layer import Layer, Placement, Slot
+from saccade.layers.spec import NormSpec
 
 WEIGHT_STD = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NormSpec:
-    """RMS norm multiplies by `offset + weight`; layer norm has a bias and no offset."""
-
-    kind: Literal["rms", "layer"] = "rms"
-    eps: float
-    offset: float = 0.0
 
 
 def new_norm(place: Placement, width: int, spec: NormSpec) -> "RMSNorm | LayerNorm":

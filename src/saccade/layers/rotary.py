@@ -8,58 +8,13 @@ tabulated, so there is no table that a long prompt could outgrow after a capture
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from saccade.errors import ConfigError
 from saccade.layers.layer import Layer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearScaling:
-    """Every frequency divided by `factor`."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Llama3Scaling:
-    """Long wavelengths divided by `factor`, short ones kept, those in between blended."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RotarySpec:
-    """`axes[i]` is the position axis that frequency i follows. `width` is the number of rotated columns of a head."""
-
-    width: int
-    base: float
-    axes: tuple[int, ...]
-    scaling: LinearScaling | Llama3Scaling | None = None
-
-
-def plain_axes(width: int) -> tuple[int, ...]:
-    return (0,) * (width // 2)
-
-
-def sectioned_axes(sections: tuple[int, ...]) -> tuple[int, ...]:
-    """The first `sections[0]` frequencies follow time, the next height, the last width."""
-    return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
-
-
-def interleaved_axes(sections: tuple[int, ...]) -> tuple[int, ...]:
-    """Time, height, width in turn while height and width have frequencies left; time takes the rest."""
-    axes = [0] * sum(sections)
-    for axis in (1, 2):
-        for i in range(axis, min(3 * sections[axis], len(axes)), 3):
-            axes[i] = axis
-    return tuple(axes)
+from saccade.layers.spec import LinearScaling, Llama3Scaling, RotarySpec, plain_axes
 
 
 class Rotary(Layer):

@@ -11,16 +11,9 @@ from torch import Tensor
 
 from saccade.layers.layer import Layer, Placement, Slot
 from saccade.layers.linear import Linear, QKVLinear, RowLinear
-from saccade.layers.mlp import MLPSpec, PlainMLP, new_mlp
-from saccade.layers.norm import NormSpec, new_norm
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisionBlockSpec:
-    width: int
-    num_heads: int
-    norm: NormSpec
-    mlp: MLPSpec
+from saccade.layers.mlp import PlainMLP, new_mlp
+from saccade.layers.norm import new_norm
+from saccade.layers.spec import MergerSpec, MLPSpec, PoolSpec, VisionBlockSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,19 +89,6 @@ class PositionGrid(Layer):
         yield "weight", Slot(view=self.weight, shape=tuple(self.weight.shape), std=0.1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergerSpec:
-    """`unit` neighbouring patches become one row of the decoder's width through an MLP.
-
-    The norm is over a patch, or with `norm_after_merge` over the joined patches.
-    """
-
-    unit: int
-    out_width: int
-    norm: NormSpec
-    norm_after_merge: bool = False
-
-
 class Merger(Layer):
     def __init__(self, place: Placement, width: int, spec: MergerSpec) -> None:
         self.joined = width * spec.unit
@@ -121,15 +101,6 @@ class Merger(Layer):
         if self.norm_after_merge:
             return self.mlp(self.norm(x_PD.view(-1, self.joined)), out_UE)
         return self.mlp(self.norm(x_PD).view(-1, self.joined), out_UE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSpec:
-    """`unit` neighbouring patches are averaged, normalised and projected to the decoder's width."""
-
-    unit: int
-    out_width: int
-    norm: NormSpec
 
 
 class PoolProjector(Layer):

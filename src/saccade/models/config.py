@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from saccade.errors import ConfigError
-from saccade.layers.rotary import plain_axes
-from saccade.models.spec import (
+from saccade.layers.spec import (
     AttentionSpec,
-    DecoderSpec,
-    LayerSpec,
     LinearScaling,
     Llama3Scaling,
     MLPSpec,
     MoESpec,
     NormSpec,
     RotarySpec,
+    plain_axes,
 )
+from saccade.models.spec import DecoderSpec, LayerSpec
 
 T = TypeVar("T", int, float, bool, str, list[Any], dict[str, Any])
 

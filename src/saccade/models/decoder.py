@@ -10,9 +10,10 @@ from saccade.layers.attention import Attention
 from saccade.layers.embedding import VocabTable
 from saccade.layers.layer import Layer, Placement, new_exchange
 from saccade.layers.mlp import GatedMLP, PlainMLP, new_mlp
-from saccade.layers.moe import MoE, MoESpec
+from saccade.layers.moe import MoE
 from saccade.layers.norm import new_norm
 from saccade.layers.rotary import Rotary
+from saccade.layers.spec import MoESpec
 from saccade.layers.step import Cache, Step
 from saccade.models.spec import DecoderSpec, LayerSpec
 

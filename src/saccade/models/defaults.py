@@ -1,6 +1,6 @@
 """What a config.json may leave to its architecture: the defaults that transformers fills in, as plain data.
 
-One table per model_type, for the model and for what prepares its inputs, so that both read the same numbers. Nothing
+One table per family, for the model and for what prepares its inputs, so that both read the same numbers. Nothing
 here needs torch.
 """
 
@@ -34,12 +34,6 @@ class Defaults:
     def _renamed(self, given: Table) -> dict[str, Any]:
         others = {self.aliases[key]: value for key, value in given.items() if key in self.aliases}
         return others | {key: value for key, value in given.items() if key not in self.aliases}
-
-
-def complete(config: Table) -> dict[str, Any]:
-    """A config completed by its model_type; as it is where that is not known."""
-    defaults = DEFAULTS.get(str(config.get("model_type")))
-    return dict(config) if defaults is None else defaults.complete(config)
 
 
 _QWEN = {
@@ -206,15 +200,3 @@ GEMMA3 = Defaults(
         "eoi_token_id": "eoi_token_index",
     },
 )
-
-DEFAULTS = {
-    "llama": LLAMA,
-    "qwen2": QWEN2,
-    "qwen3": QWEN3,
-    "qwen3_moe": QWEN3_MOE,
-    "qwen2_5_vl": QWEN2_5_VL,
-    "qwen3_vl": QWEN3_VL,
-    "qwen3_vl_moe": QWEN3_VL_MOE,
-    "gemma3_text": GEMMA3_TEXT,
-    "gemma3": GEMMA3,
-}

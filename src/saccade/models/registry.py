@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from saccade.errors import ConfigError
+from saccade.layers.spec import Llama3Scaling, MoESpec
 from saccade.models.config import Config
 from saccade.models.families import gemma3, llama, qwen2, qwen2_5_vl, qwen3, qwen3_vl
 from saccade.models.family import Family
-from saccade.models.spec import DecoderSpec, Llama3Scaling, ModelSpec, MoESpec
+from saccade.models.spec import DecoderSpec, ModelSpec
 
 FAMILIES = (
     qwen3_vl.FAMILY,
@@ -21,6 +22,7 @@ FAMILIES = (
 )
 
 ARCHITECTURES = {name: family for family in FAMILIES for name in family.architectures}
+MODEL_TYPES = {family.model_type: family for family in FAMILIES}
 
 
 def read_spec(config: Config) -> tuple[Family, ModelSpec]:

@@ -6,14 +6,10 @@ sides; being templates, rules also work backwards, so that an error can name a m
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
-
-from torch import Tensor
-
-from saccade.layers.layer import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +30,6 @@ class Rule:
     def match(self, name: str) -> dict[str, str] | None:
         found = _pattern(self.source).fullmatch(name)
         return found.groupdict() if found else None
-
-    def spread(self, words: dict[str, str], tensor: Tensor, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
-        """The tensor of each slot named by the targets. Splitting needs the slots' shapes, nothing else does."""
-        pieces = tensor.unbind(0) if self.unbind else (tensor,)
-        spread: dict[str, Tensor] = {}
-        for i, piece in enumerate(pieces):
-            names = [target.format(**({"i": str(i)} | words)) for target in self.targets]
-            matrix = piece.flatten(1) if self.flatten else piece
-            expected = _joined_shape(names, slots)
-            if self.transpose == "always" or (self.transpose == "if_needed" and matrix.shape != expected):
-                matrix = matrix.transpose(-1, -2)
-            parts = (matrix,) if len(names) == 1 else _split(matrix, names, slots)
-            spread |= zip(names, parts, strict=True)
-        return spread
 
     def backwards(self, slot_name: str) -> str | None:
         """What a checkpoint calls the tensor that fills this slot."""
@@ -154,18 +136,3 @@ def _pattern(template: str) -> re.Pattern[str]:
     pieces[::2] = [re.escape(piece) for piece in pieces[::2]]
     pieces[1::2] = [f"(?P<{word}>[^.]+)" for word in pieces[1::2]]
     return re.compile("".join(pieces))
-
-
-def _joined_shape(names: list[str], slots: Mapping[str, Slot]) -> tuple[int, ...]:
-    """The shape of the slots' tensors on top of each other; empty where one of them does not exist."""
-    shapes = [slots[name].shape for name in names if name in slots]
-    return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) == len(names) else ()
-
-
-def _split(matrix: Tensor, names: list[str], slots: Mapping[str, Slot]) -> tuple[Tensor, ...]:
-    """A matrix that does not fit is handed out whole, so that its shape is reported."""
-    if matrix.shape != _joined_shape(names, slots):
-        return (matrix,) * len(names)
-    sizes = [slots[name].shape[0] for name in names]
-    parts: tuple[Tensor, ...] = matrix.split(sizes, dim=0)
-    return parts

@@ -3,30 +3,16 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from saccade.layers.attention import AttentionSpec
-from saccade.layers.mlp import MLPSpec
-from saccade.layers.moe import MoESpec
-from saccade.layers.norm import NormSpec
-from saccade.layers.rotary import LinearScaling, Llama3Scaling, RotarySpec
-from saccade.layers.vision import MergerSpec, PoolSpec, VisionBlockSpec
-
-__all__ = [
-    "AttentionSpec",
-    "DecoderSpec",
-    "LayerSpec",
-    "LinearScaling",
-    "Llama3Scaling",
-    "MLPSpec",
-    "MediaSpec",
-    "MergerSpec",
-    "MoESpec",
-    "ModelSpec",
-    "NormSpec",
-    "PoolSpec",
-    "RotarySpec",
-    "VisionBlockSpec",
-    "VisionSpec",
-]
+from saccade.layers.spec import (
+    AttentionSpec,
+    MergerSpec,
+    MLPSpec,
+    MoESpec,
+    NormSpec,
+    PoolSpec,
+    RotarySpec,
+    VisionBlockSpec,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

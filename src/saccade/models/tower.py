@@ -10,17 +10,9 @@ from saccade.layers.layer import Layer, Placement, new_exchange
 from saccade.layers.norm import new_norm
 from saccade.layers.parallel import ALONE, ParallelGroup
 from saccade.layers.rotary import GridRotary
+from saccade.layers.spec import MergerSpec, PoolSpec
 from saccade.layers.step import VisionStep
-from saccade.layers.vision import (
-    Merger,
-    MergerSpec,
-    PatchEmbedding,
-    PoolProjector,
-    PoolSpec,
-    PositionGrid,
-    Segments,
-    VisionBlock,
-)
+from saccade.layers.vision import Merger, PatchEmbedding, PoolProjector, PositionGrid, Segments, VisionBlock
 from saccade.models.spec import VisionSpec
 
 

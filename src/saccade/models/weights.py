@@ -1,6 +1,6 @@
 """Building a model and filling it: renamed, fused and sharded as the tensors stream by, strict both ways."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -19,7 +19,7 @@ from saccade.models.folder import find_folder
 from saccade.models.gguf import GGUFFile
 from saccade.models.progress import OnProgress, no_progress
 from saccade.models.registry import read_spec
-from saccade.models.rename import Renames
+from saccade.models.rename import Renames, Rule
 from saccade.models.vlm import EncoderMode, Model
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
@@ -165,7 +165,7 @@ def _place(name: str, tensor: Tensor, slots: dict[str, Slot], findings: Findings
         findings.unexpected.append(name)
         return
     rule, words = found
-    for slot_name, part in rule.spread(words, tensor, slots).items():
+    for slot_name, part in _spread(rule, words, tensor, slots).items():
         if slot_name in TIED and HEAD not in slots:
             embedding = slots[TIED[0]]
             findings.tied[name] = embedding.shard_of(part) if part.shape == embedding.shape else part
@@ -181,6 +181,36 @@ def _place(name: str, tensor: Tensor, slots: dict[str, Slot], findings: Findings
             findings.misshapen.append(f"{name} is {_size(part.shape)}, {_size(slot.shape)} is needed")
             continue
         slot.fill(part)
+
+
+def _spread(rule: Rule, words: dict[str, str], tensor: Tensor, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
+    """The tensor of each slot named by a rule's targets. Splitting needs the slots' shapes, nothing else does."""
+    pieces = tensor.unbind(0) if rule.unbind else (tensor,)
+    spread: dict[str, Tensor] = {}
+    for i, piece in enumerate(pieces):
+        names = [target.format(**({"i": str(i)} | words)) for target in rule.targets]
+        matrix = piece.flatten(1) if rule.flatten else piece
+        expected = _joined_shape(names, slots)
+        if rule.transpose == "always" or (rule.transpose == "if_needed" and matrix.shape != expected):
+            matrix = matrix.transpose(-1, -2)
+        parts = (matrix,) if len(names) == 1 else _split(matrix, names, slots)
+        spread |= zip(names, parts, strict=True)
+    return spread
+
+
+def _joined_shape(names: list[str], slots: Mapping[str, Slot]) -> tuple[int, ...]:
+    """The shape of the slots' tensors on top of each other; empty where one of them does not exist."""
+    shapes = [slots[name].shape for name in names if name in slots]
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) == len(names) else ()
+
+
+def _split(matrix: Tensor, names: list[str], slots: Mapping[str, Slot]) -> tuple[Tensor, ...]:
+    """A matrix that does not fit is handed out whole, so that its shape is reported."""
+    if matrix.shape != _joined_shape(names, slots):
+        return (matrix,) * len(names)
+    sizes = [slots[name].shape[0] for name in names]
+    parts: tuple[Tensor, ...] = matrix.split(sizes, dim=0)
+    return parts
 
 
 def _listed(names: list[str]) -> str:

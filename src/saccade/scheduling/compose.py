@@ -14,7 +14,7 @@ from saccade.geometry import GridSpec
 from saccade.inputs.messages import MediaKind
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
-from saccade.inputs.settings import ImageSettings
+from saccade.models.media import ImageSettings
 from saccade.scheduling.arrays import (
     AnyInts,
     CacheLayout,

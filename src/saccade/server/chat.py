@@ -11,8 +11,8 @@ from saccade.client.stream import Delta
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
-from saccade.inputs.settings import ImageSettings
 from saccade.inputs.sizing import read_sizing
+from saccade.models.media import ImageSettings
 from saccade.server.chunks import NULL, ChunkWriter
 from saccade.server.exchange import Exchange
 from saccade.server.intake import Job, Recipe, needs_loading, take_in

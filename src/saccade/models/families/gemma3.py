@@ -11,21 +11,13 @@ from math import isqrt
 from typing import Any
 
 from saccade.errors import ConfigError
+from saccade.layers.spec import MLPSpec, NormSpec, PoolSpec, VisionBlockSpec
 from saccade.models.config import MAX_LAYERS, Config, Rope, read_decoder, spread_window
 from saccade.models.defaults import GEMMA3, GEMMA3_TEXT
 from saccade.models.family import Family
+from saccade.models.media import HALF, ImageSettings, MediaDefaults, Placeholders
 from saccade.models.rename import DECODER_RULES, POST_NORM_RULES, TEXT_PREFIXES, Renames, Rule, one
-from saccade.models.spec import (
-    DecoderSpec,
-    LayerSpec,
-    MediaSpec,
-    MLPSpec,
-    ModelSpec,
-    NormSpec,
-    PoolSpec,
-    VisionBlockSpec,
-    VisionSpec,
-)
+from saccade.models.spec import DecoderSpec, LayerSpec, MediaSpec, ModelSpec, VisionSpec
 
 
 def read_text_spec(config: Config, architecture: str) -> ModelSpec:
@@ -47,7 +39,7 @@ def read_spec(config: Config, architecture: str) -> ModelSpec:
             image_token_id=config.token("image_token_index"),
             start_token_id=config.token("boi_token_index"),
             end_token_id=config.token("eoi_token_index"),
-            sees_whole_image=True,
+            sees_whole_image=MEDIA.placeholders.is_bidirectional,
         ),
     )
 
@@ -179,9 +171,22 @@ VISION_RULES = (
     Rule("projector.mm_input_projection_weight", ("tower.projector.project.weight",), transpose="always"),
 )
 
+MEDIA = MediaDefaults(
+    image=ImageSettings(
+        patch=14, temporal_patch=1, merge=1, mean=HALF, std=HALF, resample="bilinear", fixed_size=(224, 224)
+    ),
+    placeholders=Placeholders(
+        image_marker="<start_of_image>",
+        image_text="\n\n<start_of_image><image_soft_token><end_of_image>\n\n",
+        is_bidirectional=True,
+    ),
+)
+
 FAMILY = Family(
     architectures=("Gemma3ForConditionalGeneration",),
+    model_type="gemma3",
     defaults=GEMMA3,
+    media=MEDIA,
     spec=read_spec,
     renames=Renames(
         VISION_PREFIXES + TEXT_PREFIXES,
@@ -193,6 +198,7 @@ FAMILY = Family(
 
 TEXT_FAMILY = Family(
     architectures=("Gemma3ForCausalLM",),
+    model_type="gemma3_text",
     defaults=GEMMA3_TEXT,
     spec=read_text_spec,
     renames=Renames(TEXT_PREFIXES, DECODER_RULES + POST_NORM_RULES, ignored=(r".*\.rotary_emb\..*",)),

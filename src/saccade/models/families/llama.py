@@ -17,6 +17,7 @@ def read_spec(config: Config, architecture: str) -> ModelSpec:
 
 FAMILY = Family(
     architectures=("LlamaForCausalLM",),
+    model_type="llama",
     defaults=LLAMA,
     spec=read_spec,
     renames=Renames(TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES),

@@ -23,6 +23,7 @@ def read_spec(config: Config, architecture: str) -> ModelSpec:
 
 FAMILY = Family(
     architectures=("Qwen2ForCausalLM",),
+    model_type="qwen2",
     defaults=QWEN2,
     spec=read_spec,
     renames=llama.FAMILY.renames,

@@ -3,22 +3,15 @@
 from dataclasses import replace
 
 from saccade.errors import ConfigError
-from saccade.layers.rotary import sectioned_axes
+from saccade.layers.spec import MergerSpec, MLPSpec, NormSpec, VisionBlockSpec, sectioned_axes
 from saccade.models.config import MAX_LAYERS, Config, Rope, read_decoder, read_windows
 from saccade.models.defaults import QWEN2_5_VL
+from saccade.models.families import qwen3_vl
 from saccade.models.families.qwen2 import with_qkv_bias
-from saccade.models.families.qwen3_vl import VISION_PREFIXES, VISION_RULES
 from saccade.models.family import Family
+from saccade.models.media import CLIP_MEAN, CLIP_STD, MediaDefaults
 from saccade.models.rename import DECODER_RULES, PRE_NORM_RULES, TEXT_PREFIXES, Renames, one
-from saccade.models.spec import (
-    MediaSpec,
-    MergerSpec,
-    MLPSpec,
-    ModelSpec,
-    NormSpec,
-    VisionBlockSpec,
-    VisionSpec,
-)
+from saccade.models.spec import MediaSpec, ModelSpec, VisionSpec
 
 
 def read_spec(config: Config, architecture: str) -> ModelSpec:
@@ -75,9 +68,28 @@ RULES = (
     one("vision.merger.mlp.2.{w}", "tower.projector.mlp.down.{w}"),
 )
 
+# Here a frame has its bounds, and every frame is taken; Qwen3-VL bounds and samples the whole video.
+VIDEO = replace(
+    qwen3_vl.VIDEO,
+    patch=14,
+    mean=CLIP_MEAN,
+    std=CLIP_STD,
+    min_pixels=128 * 28 * 28,
+    max_pixels=28 * 28 * 768,
+    budget="frame",
+    is_sampled=False,
+    fps=None,
+    max_video_tokens=128_000,
+)
+PLACEHOLDERS = replace(qwen3_vl.PLACEHOLDERS, video_text="<|video_pad|>", has_timestamps=False)
+
 FAMILY = Family(
     architectures=("Qwen2_5_VLForConditionalGeneration",),
+    model_type="qwen2_5_vl",
     defaults=QWEN2_5_VL,
+    media=MediaDefaults(image=qwen3_vl.IMAGE, video=VIDEO, placeholders=PLACEHOLDERS),
     spec=read_spec,
-    renames=Renames(VISION_PREFIXES + TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES + VISION_RULES + RULES),
+    renames=Renames(
+        qwen3_vl.VISION_PREFIXES + TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES + qwen3_vl.VISION_RULES + RULES
+    ),
 )

@@ -37,6 +37,7 @@ def read_moe_spec(config: Config, architecture: str) -> ModelSpec:
 
 FAMILY = Family(
     architectures=("Qwen3ForCausalLM",),
+    model_type="qwen3",
     defaults=QWEN3,
     spec=read_spec,
     renames=Renames(TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES),
@@ -44,6 +45,7 @@ FAMILY = Family(
 
 MOE_FAMILY = Family(
     architectures=("Qwen3MoeForCausalLM",),
+    model_type="qwen3_moe",
     defaults=QWEN3_MOE,
     spec=read_moe_spec,
     renames=Renames(

@@ -6,10 +6,11 @@ layers; interleaved M-RoPE and norms on queries and keys in the decoder.
 
 from dataclasses import replace
 
-from saccade.layers.rotary import interleaved_axes
+from saccade.layers.spec import MergerSpec, MLPSpec, NormSpec, VisionBlockSpec, interleaved_axes
 from saccade.models.config import MAX_LAYERS, Config, Rope, read_decoder, read_moe, with_qk_norm
 from saccade.models.defaults import QWEN3_VL, QWEN3_VL_MOE
 from saccade.models.family import Family
+from saccade.models.media import CLIP_MEAN, CLIP_STD, HALF, ImageSettings, MediaDefaults, Placeholders, VideoSettings
 from saccade.models.rename import (
     DECODER_RULES,
     FUSED_EXPERT_RULES,
@@ -20,15 +21,7 @@ from saccade.models.rename import (
     Rule,
     one,
 )
-from saccade.models.spec import (
-    MediaSpec,
-    MergerSpec,
-    MLPSpec,
-    ModelSpec,
-    NormSpec,
-    VisionBlockSpec,
-    VisionSpec,
-)
+from saccade.models.spec import MediaSpec, ModelSpec, VisionSpec
 
 
 def read_spec(config: Config, architecture: str) -> ModelSpec:
@@ -109,16 +102,58 @@ RULES = (
     one("vision.deepstack_merger_list.{n}.linear_fc2.{w}", "tower.deepstack.{n}.mlp.down.{w}"),
 )
 
+IMAGE = ImageSettings(
+    patch=14,
+    temporal_patch=2,
+    merge=2,
+    mean=CLIP_MEAN,
+    std=CLIP_STD,
+    resample="bicubic",
+    min_pixels=56 * 56,
+    max_pixels=28 * 28 * 1280,
+)
+VIDEO = VideoSettings(
+    patch=16,
+    temporal_patch=2,
+    merge=2,
+    mean=HALF,
+    std=HALF,
+    resample="bicubic",
+    min_pixels=128 * 32 * 32,
+    max_pixels=32 * 32 * 768,
+    budget="video",
+    is_sampled=True,
+    fps=2,
+    num_frames=None,
+    min_frames=4,
+    max_frames=768,
+    is_capped=False,
+    max_video_tokens=768,
+)
+PLACEHOLDERS = Placeholders(
+    image_marker="<|image_pad|>",
+    image_text="<|image_pad|>",
+    video_marker="<|video_pad|>",
+    video_text="<|vision_start|><|video_pad|><|vision_end|>",
+    has_timestamps=True,
+    is_mrope=True,
+)
+MEDIA = MediaDefaults(image=IMAGE, video=VIDEO, placeholders=PLACEHOLDERS)
+
 FAMILY = Family(
     architectures=("Qwen3VLForConditionalGeneration",),
+    model_type="qwen3_vl",
     defaults=QWEN3_VL,
+    media=MEDIA,
     spec=read_spec,
     renames=Renames(VISION_PREFIXES + TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES + VISION_RULES + RULES),
 )
 
 MOE_FAMILY = Family(
     architectures=("Qwen3VLMoeForConditionalGeneration",),
+    model_type="qwen3_vl_moe",
     defaults=QWEN3_VL_MOE,
+    media=MEDIA,
     spec=read_moe_spec,
     renames=Renames(FAMILY.renames.prefixes, FAMILY.renames.rules + ROUTER_RULES + FUSED_EXPERT_RULES),
 )

@@ -1,0 +1,213 @@
+"""What a checkpoint folder says about images, videos and their tokens.
+
+Where a file or a field is missing, the family's own values count, which are those of transformers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import ConfigError
+from saccade.inputs.folder import read_json, read_optional_json
+from saccade.models.media import ImageSettings, MediaDefaults, Placeholders, Resample, Triple, VideoSettings
+from saccade.models.registry import MODEL_TYPES
+
+MAX_COUNT = 2**40
+_RESAMPLE: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceholderSettings(Placeholders):
+    """Which tokens stand for images and videos. `merge` is the side of the square of patches behind one of them."""
+
+    image_token_id: int
+    video_token_id: int | None
+    merge: int
+    tokens_per_second: float | None
+
+
+def read_image_settings(folder: Path) -> ImageSettings | None:
+    """None where the model takes no images."""
+    media = _media_defaults(folder)
+    if media is None:
+        return None
+    raw = _processor_dict(folder, "image_processor", "preprocessor_config.json")
+    if raw.get("do_pan_and_scan"):
+        raise ConfigError(f"{folder}: do_pan_and_scan is on; only whole images are supported, turn it off")
+    base = _pixel_fields(raw, media.image, folder)
+    if media.image.fixed_size is not None:
+        return ImageSettings(**_fixed_fields(base, raw, folder, media.image))
+    return ImageSettings(**base, **_area(raw, media.image, folder))
+
+
+def read_video_settings(folder: Path) -> VideoSettings | None:
+    """None where the model takes no videos."""
+    media = _media_defaults(folder)
+    if media is None or media.video is None:
+        return None
+    # transformers, too, reads the image file where there is no video file.
+    raw = _processor_dict(folder, "video_processor", "video_preprocessor_config.json", "preprocessor_config.json")
+    default = media.video
+    return VideoSettings(
+        **_pixel_fields(raw, default, folder),
+        **_area(raw, default, folder),
+        budget=default.budget,
+        is_sampled=bool(_get(raw, "do_sample_frames", default.is_sampled)),
+        fps=_positive(raw, "fps", default.fps, folder),
+        num_frames=_count(raw, "num_frames", 1, folder) if raw.get("num_frames") is not None else None,
+        min_frames=_count(raw, "min_frames", default.min_frames, folder),
+        max_frames=_count(raw, "max_frames", default.max_frames, folder),
+        is_capped=bool(raw.get("cap_pixels_per_frame")),
+        max_video_tokens=_count(raw, "max_video_tokens", default.max_video_tokens, folder),
+    )
+
+
+def read_placeholder_settings(folder: Path) -> PlaceholderSettings | None:
+    """None where the model takes no images."""
+    media = _media_defaults(folder)
+    if media is None:
+        return None
+    config = _model_config(folder)
+    has_times = media.placeholders.has_timestamps
+    return PlaceholderSettings(
+        **asdict(media.placeholders),
+        image_token_id=_token_id(config, folder, "image_token_id", "image_token_index"),
+        video_token_id=_token_id(config, folder, "video_token_id") if media.video else None,
+        merge=_merge(config, folder),
+        tokens_per_second=None if has_times else _positive(config["vision_config"], "tokens_per_second", None, folder),
+    )
+
+
+def _media_defaults(folder: Path) -> MediaDefaults | None:
+    """Of the family of a checkpoint; None for a text model."""
+    family = MODEL_TYPES.get(str(read_json(folder / "config.json").get("model_type", "")))
+    return None if family is None else family.media
+
+
+def _processor_dict(folder: Path, nested: str, *names: str) -> dict[str, Any]:
+    """The first of a folder's processor files, in transformers' order: processor_config.json before all."""
+    part = read_optional_json(folder / "processor_config.json").get(nested)
+    if isinstance(part, dict):
+        return part
+    for name in names:
+        if (folder / name).is_file():
+            return read_json(folder / name)
+    raise ConfigError(
+        f"{folder} has no {names[0]}; a model that takes images needs that of its checkpoint, or processor_config.json"
+    )
+
+
+def _pixel_fields(raw: dict[str, Any], default: ImageSettings | VideoSettings, folder: Path) -> dict[str, Any]:
+    resample = raw.get("resample")
+    if resample is not None and (type(resample) is not int or resample not in _RESAMPLE):
+        raise ConfigError(f"{folder}: resample {resample!r} is not supported; 2 (bilinear) and 3 (bicubic) are")
+    if abs((_positive(raw, "rescale_factor", 1 / 255, folder) or 0) - 1 / 255) > 1e-6:
+        raise ConfigError(f"{folder}: rescale_factor {raw['rescale_factor']!r} is not supported; 1/255 is")
+    for name in ("do_resize", "do_rescale", "do_normalize"):
+        if not raw.get(name, True):  # to transformers, null is off, too
+            raise ConfigError(f"{folder}: {name} is off, which is not supported; set it to true")
+    return {
+        "patch": _count(raw, "patch_size", default.patch, folder),
+        "temporal_patch": _count(raw, "temporal_patch_size", default.temporal_patch, folder),
+        "merge": _count(raw, "merge_size", default.merge, folder),
+        "mean": _triple(_get(raw, "image_mean", default.mean), folder),
+        "std": _triple(_get(raw, "image_std", default.std), folder, is_divisor=True),
+        "resample": default.resample if resample is None else _RESAMPLE[resample],
+    }
+
+
+def _area(raw: dict[str, Any], default: ImageSettings | VideoSettings, folder: Path) -> dict[str, Any]:
+    size = _get(raw, "size", {"shortest_edge": default.min_pixels, "longest_edge": default.max_pixels})
+    edges = size if isinstance(size, dict) else {}
+    low = _get(raw, "min_pixels", edges.get("shortest_edge"))
+    high = _get(raw, "max_pixels", edges.get("longest_edge"))
+    if not low or not high:
+        raise ConfigError(
+            f"{folder}: size {size!r} is not supported; shortest_edge and longest_edge are, the least and most pixels"
+        )
+    found = {"min_pixels": low, "max_pixels": high}
+    return {name: _count(found, name, 1, folder) for name in found}
+
+
+def _fixed_fields(base: dict[str, Any], raw: dict[str, Any], folder: Path, default: ImageSettings) -> dict[str, Any]:
+    """A tower of one image size: its patch comes from the model's configuration, not from the processor's."""
+    config = _model_config(folder)
+    return base | {
+        "patch": _need_count(config["vision_config"], "patch_size", folder),
+        "fixed_size": _height_width(raw.get("size"), folder) or default.fixed_size,
+        "merge": _merge(config, folder),
+    }
+
+
+def _height_width(size: Any, folder: Path) -> tuple[int, int] | None:
+    """A number is the side of a square."""
+    if size is None:
+        return None
+    sides: tuple[Any, Any] = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
+    if not all(type(side) is int and side > 0 for side in sides):
+        raise ConfigError(f"{folder}: size {size!r} is not supported; height and width are")
+    return sides
+
+
+def _model_config(folder: Path) -> dict[str, Any]:
+    """config.json with the defaults the model is built with, so that both sides count the same rows."""
+    given = {"vision_config": {}} | read_json(folder / "config.json")
+    config = MODEL_TYPES[str(given["model_type"])].defaults.complete(given)
+    if not isinstance(config["vision_config"], dict):
+        raise ConfigError(f"{folder / 'config.json'}: vision_config must be a JSON object")
+    return config
+
+
+def _merge(config: dict[str, Any], folder: Path) -> int:
+    """The side of the square of patches that becomes one token: named, or what pooling to a number of tokens needs."""
+    vision = config["vision_config"]
+    if "mm_tokens_per_image" not in config:
+        return _need_count(vision, "spatial_merge_size", folder)
+    per_side = isqrt(_need_count(config, "mm_tokens_per_image", folder))
+    return _need_count(vision, "image_size", folder) // _need_count(vision, "patch_size", folder) // per_side
+
+
+def _token_id(config: dict[str, Any], folder: Path, *names: str) -> int:
+    for name in names:
+        if isinstance(config.get(name), int):
+            return int(config[name])
+    raise ConfigError(f"{folder / 'config.json'} has no {names[0]}; a vision-language checkpoint was expected")
+
+
+def _triple(values: Any, folder: Path, *, is_divisor: bool = False) -> Triple:
+    is_list = isinstance(values, list | tuple) and len(values) == 3
+    if not is_list or not all(_is_finite(value) and not (is_divisor and value == 0) for value in values):
+        raise ConfigError(f"{folder}: image_mean and image_std must be three numbers; got {values!r:.200}")
+    return (float(values[0]), float(values[1]), float(values[2]))
+
+
+def _need_count(raw: Mapping[str, Any], name: str, folder: Path) -> int:
+    if raw.get(name) is None:
+        raise ConfigError(f"{folder}: {name} is missing")
+    return _count(raw, name, 1, folder)
+
+
+def _count(raw: Mapping[str, Any], name: str, default: int, folder: Path) -> int:
+    value = _get(raw, name, default)
+    if not _is_finite(value) or value != int(value) or not 1 <= value <= MAX_COUNT:
+        raise ConfigError(f"{folder}: {name} is {value!r:.200}; a whole number from 1 to {MAX_COUNT} is needed")
+    return int(value)
+
+
+def _positive(raw: Mapping[str, Any], name: str, default: float | None, folder: Path) -> float | None:
+    value = _get(raw, name, default)
+    if value is not None and not (_is_finite(value) and value > 0):
+        raise ConfigError(f"{folder}: {name} is {value!r:.200}; a number above 0 is needed")
+    return None if value is None else value
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300  # no float holds a longer integer
+
+
+def _get(raw: Mapping[str, Any], name: str, default: Any) -> Any:
+    """A field of a JSON object, where null means the default, too."""
+    value = raw.get(name)
+    return default if value is None else value

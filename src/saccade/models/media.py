@@ -1,0 +1,99 @@
+"""How images and videos become patches, and the text that stands for them, as plain values.
+
+A family declares its own; what the JSON files of a checkpoint say goes before it.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Resample = Literal["bilinear", "bicubic"]
+Triple = tuple[float, float, float]
+
+CLIP_MEAN: Triple = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD: Triple = (0.26862954, 0.26130258, 0.27577711)
+HALF: Triple = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSettings:
+    """How an image becomes patches.
+
+    `fixed_size` (height, width) stretches every image to one size; without it the image keeps its shape, each side is
+    a multiple of patch * merge, and the area stays between min_pixels and max_pixels. `merge` is the side of the square
+    of patches that become one token and lie together in patch order.
+    """
+
+    patch: int
+    temporal_patch: int
+    merge: int
+    mean: Triple
+    std: Triple
+    resample: Resample
+    min_pixels: int = 1
+    max_pixels: int = 2**31
+    fixed_size: tuple[int, int] | None = None
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Names every setting and its value but the bounds; part of a digest, so that other settings give another
+        name. What the bounds come to is the size of the image, which a digest has to name beside this."""
+        return repr(replace(self, min_pixels=1, max_pixels=1)).encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoSettings:
+    """How a video becomes patches.
+
+    `budget` says what min_pixels and max_pixels bound: one frame (Qwen2.5-VL) or the whole video (Qwen3-VL).
+    `is_sampled` picks frames at `fps` (or `num_frames` of them); without it every frame is taken. With `is_capped` the
+    pixels of a frame also stay within its share of max_video_tokens.
+    """
+
+    patch: int
+    temporal_patch: int
+    merge: int
+    mean: Triple
+    std: Triple
+    resample: Resample
+    min_pixels: int
+    max_pixels: int
+    budget: Literal["frame", "video"]
+    is_sampled: bool
+    fps: float | None
+    num_frames: int | None
+    min_frames: int
+    max_frames: int
+    is_capped: bool
+    max_video_tokens: int
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Names every setting and its value."""
+        return repr(self).encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placeholders:
+    """The text around images and videos, and how positions run through them.
+
+    A template writes `image_marker` where an image belongs. The text around it becomes `image_text`, in which the token
+    of an image stands once and is then repeated for every feature row; the same for videos, whose text is written once
+    per frame group with its time where `has_timestamps`.
+    """
+
+    image_marker: str
+    image_text: str
+    video_marker: str | None = None
+    video_text: str | None = None
+    has_timestamps: bool = False
+    is_mrope: bool = False
+    is_bidirectional: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaDefaults:
+    """What a family does with media where the files of a checkpoint leave it unsaid."""
+
+    image: ImageSettings
+    video: VideoSettings | None = None
+    placeholders: Placeholders
