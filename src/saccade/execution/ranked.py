@@ -19,6 +19,7 @@ class RankedExecutor:
 
     def __init__(self, executor: DeviceExecutor, processes: RankProcesses) -> None:
         self._executor, self._processes = executor, processes
+        self._number = 0  # of the newest order
 
     def begin(self, orders: Begin) -> None:
         self._execute(orders)
@@ -54,13 +55,14 @@ class RankedExecutor:
     def require_device(self) -> None:
         """After an error, which all ranks may have met: then they go on. Else this raises what is wrong with which."""
         self._executor.require_device()
-        self._processes.behind()
+        if self._number:
+            self._processes.settle(self._number)
 
     def close(self) -> None:
         self._processes.close()
 
     def _execute(self, orders: Orders) -> Any:
-        number = self._processes.send(orders)
+        self._number = number = self._processes.send(orders)
         try:
             result = self._executor.execute(orders)
         except BaseException as error:
