@@ -50,9 +50,10 @@ class Ranks:
         self.processes.behind()
 
     def explain(self, error: BaseException) -> BaseException:
-        """Why rank 0 failed while it built. An error of our own speaks for itself; any other may have its reason in a
-        rank that is gone, which is found out a moment later."""
-        if isinstance(error, SaccadeError) or not isinstance(error, Exception):
+        """Why rank 0 failed while it built. An error of our own speaks for itself; any other, or one that was caused by
+        such, may have its reason in a rank that is gone, which is found out a moment later."""
+        root = error.__cause__ or error
+        if isinstance(root, SaccadeError) or not isinstance(root, Exception):
             return error
         try:
             self.processes.wait_gone(GONE_S)
