@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from saccade.config import Tier
-from saccade.errors import ConfigError
+from saccade.errors import ConfigError, GraphError
 from saccade.execution import build, verify
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.follower import Follower, follow
@@ -101,6 +101,30 @@ def leaves_passes_out(start: RankStart) -> "Disobedient":
     return Disobedient(follow(start), skip)
 
 
+def cannot_end_a_bad_prompt(start: RankStart) -> Follower:
+    """As rank 0 cannot."""
+    follower = follow(start)
+    break_head(follower._executor)
+    return follower
+
+
+def break_head(executor: DeviceExecutor) -> None:
+    """The second pass of a step fails, behind a prefill pass with a certain token in it."""
+    is_bad: list[bool] = []
+    prefill, head = executor.prefill.obey, executor.head.obey
+
+    def watched(decision: Any, values: Any, consume: Any) -> Any:
+        is_bad[:] = [BAD_TOKEN in values["ids"]]
+        return prefill(decision, values, consume)
+
+    def breaking(decision: Any, values: Any, consume: Any) -> Any:
+        if is_bad == [True]:
+            raise GraphError("no memory for the head")
+        return head(decision, values, consume)
+
+    vars(executor.prefill)["obey"], vars(executor.head)["obey"] = watched, breaking
+
+
 class Disobedient(Follower):
     """Once it is ready, and has a few orders behind it, it executes something else than what it is told."""
 
@@ -113,7 +137,8 @@ class Disobedient(Follower):
         return super().execute(self._alter(self._executor, order) if self._num_runs > NUM_WARM_UP else order)
 
 
-NUM_WARM_UP = 20  # runs, more than the engine needs to get ready
+NUM_WARM_UP = 60  # runs, more than the engine needs to get ready
+BAD_TOKEN = 77
 
 
 def follow_ruined(start: RankStart, ruin: Callable[[DeviceExecutor], None]) -> Follower:
