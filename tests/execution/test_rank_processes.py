@@ -469,6 +469,19 @@ def test_agreement_needs_rank_0_and_keeps_answers_for_a_while() -> None:
     assert agreement.answers(5) is None and agreement.answers(7) is not None
 
 
+def test_a_step_that_rank_0_alone_does_not_end_is_told_after_a_while() -> None:
+    """Rank 0 waits for what another rank did not do. Without a limit nobody is in a hurry."""
+    agreement = Agreement(3)
+    agreement.note(2, 7, Outcome(digest="nothing"), now=10.0)
+    assert agreement.waiting(now=14.9, limit_s=5.0) is None and agreement.waiting(now=1e6, limit_s=0.0) is None
+    reason = "rank 0 has not ended step 7 5 s after rank 2, which did: 'nothing'"
+    assert agreement.waiting(now=15.1, limit_s=5.0) == reason
+    agreement.note(1, 7, Outcome(digest="nothing"), now=15.2)
+    assert agreement.waiting(now=15.3, limit_s=5.0) == reason
+    agreement.note(0, 7, Outcome(digest="nothing"), now=15.4)
+    assert agreement.waiting(now=1e6, limit_s=5.0) is None
+
+
 def test_agreement_that_rank_0_never_joins_is_an_error_of_its_own() -> None:
     agreement = Agreement(2)
     agreement.note(1, 1, Outcome(), 0.0)

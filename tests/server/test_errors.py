@@ -124,8 +124,10 @@ def test_phases_are_told_truly(engine: FakeEngine) -> None:
         assert await statuses() == [200, 503, 503]
         service.open(engine, service_for(engine)._defaults)  # type: ignore[arg-type]
         assert await statuses() == [200, 200, 200]
-        engine.is_alive = False
+        engine.is_alive, engine.death = False, "the engine died: rank 1 of 2 was ended by SIGKILL"
         assert await statuses() == [503, 503, 503]
+        for found in (await caller.get("/health"), await caller.post(CHAT, {"messages": HELLO})):
+            assert found.json["error"]["message"] == engine.death
         engine.is_alive = True
         service.drain()
         assert await statuses() == [200, 503, 503]

@@ -159,6 +159,11 @@ class AsyncEngine:
         """Whether requests can be answered."""
         return self._ready.done() and not self._dead.done() and not self._is_closing
 
+    @property
+    def death(self) -> str:
+        """Why the engine is gone; empty while it is there."""
+        return str(self._dead.result()) if self._dead.done() else ""
+
     async def wait_dead(self) -> str:
         """Returns when the engine is gone, with the reason."""
         return str(await asyncio.shield(self._dead))

@@ -60,8 +60,8 @@ class Answer:
                 names = {"prompt": self._job.prompt_param, "response_format": self._job.structure_param}
                 error.param = names.get(error.param or "", error.param)
             raise
-        except EngineDeadError:
-            raise draining() if self._service.phase is Phase.DRAINING else engine_dead() from None
+        except EngineDeadError as error:
+            raise draining() if self._service.phase is Phase.DRAINING else engine_dead(str(error)) from None
         finally:
             if not self._is_refused:
                 self._end()

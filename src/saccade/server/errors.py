@@ -26,6 +26,7 @@ _TYPES = {
     500: "server_error",
     503: "overloaded_error",
 }
+MAX_REASON = 400  # characters of why the engine is gone, for anybody to read; the log has all
 _ROUTE_TEXTS = {404: "there is no such route", 405: "this route does not take that method"}
 
 
@@ -78,8 +79,9 @@ def draining() -> HttpError:
     return HttpError(503, "the server is shutting down", code="shutting_down", retry_after_s=5)
 
 
-def engine_dead() -> HttpError:
-    return HttpError(503, "the engine is gone; the server must be started again", code="engine_dead", retry_after_s=30)
+def engine_dead(reason: str = "") -> HttpError:
+    text = reason[:MAX_REASON] or "the engine is gone; the server must be started again"
+    return HttpError(503, text, code="engine_dead", retry_after_s=30)
 
 
 def too_late() -> HttpError:
@@ -96,7 +98,7 @@ def to_http(error: BaseException, request_id: str) -> HttpError:
         case CapacityError():
             return HttpError(503, str(error), code="queue_full", retry_after_s=error.retry_after_s)
         case EngineDeadError():
-            return engine_dead()
+            return engine_dead(str(error))
         case TimeoutError():
             return too_late()
         case ConfigError():  # the checkpoint lacks what the request needs
