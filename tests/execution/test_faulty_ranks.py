@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from saccade import LLM, SamplingParams
-from saccade.errors import ConfigError, EngineDeadError, GraphError, SaccadeError
+from saccade.errors import ConfigError, EngineDeadError, GraphError, RankGoneError, SaccadeError
 from saccade.execution import ranks
 from saccade.execution.build import Built, build_engine
 from saccade.inputs.placeholders import text_prompt
@@ -79,7 +79,7 @@ def built(folder: Path, factory: str, **settings: object) -> Iterator[Built]:
     [
         ("fails_before_it_connects", EngineDeadError, "rank 1 failed to start: RuntimeError: no such device"),
         ("fails_while_it_loads", ConfigError, "rank 1 failed to start: a file of the weights cannot be read"),
-        ("is_killed_while_it_captures", EngineDeadError, "rank 1 of 2 was ended by SIGKILL before it was ready"),
+        ("is_killed_while_it_captures", RankGoneError, "rank 1 of 2 was ended by SIGKILL before it was ready"),
         ("fails_when_it_is_compared", EngineDeadError, "rank 1 failed to start: RuntimeError: no results"),
     ],
 )

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from saccade.errors import ConfigError, EngineDeadError, SaccadeError
+from saccade.errors import ConfigError, EngineDeadError, RankGoneError, SaccadeError
 from saccade.execution import rank_processes
 from saccade.execution.agreement import MAX_KEPT, Agreement
 from saccade.execution.channel import Sender
@@ -284,8 +284,8 @@ def cpu_s(pid: int) -> float:
     [
         ("config", ConfigError, "rank 2 failed to start: 8 heads cannot be divided by 3 ranks"),
         ("error", EngineDeadError, "rank 2 failed to start: RuntimeError: no such device"),
-        ("exit", EngineDeadError, "rank 2 of 3 ended with exit code 5 before it was ready"),
-        ("kill", EngineDeadError, "rank 2 of 3 was ended by SIGKILL before it was ready"),
+        ("exit", RankGoneError, "rank 2 of 3 ended with exit code 5 before it was ready"),
+        ("kill", RankGoneError, "rank 2 of 3 was ended by SIGKILL before it was ready"),
     ],
 )
 def test_a_rank_that_fails_to_start(how: str, kind: type[SaccadeError], reason: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from saccade.errors import CapacityError, EngineDeadError, RequestError
+from saccade.errors import CapacityError, EngineDeadError, RankGoneError, RequestError
 from saccade.server.errors import to_http
 from saccade.server.service import Service
 from saccade.wire.update import NO_NUMBERS, NO_TOKEN
@@ -63,6 +63,12 @@ def test_errors_before_the_answer_have_their_status(
             found.headers["x-should-retry"] == "false"
             and found.headers["x-request-id"] in found.json["error"]["message"]
         )
+
+
+def test_clients_are_told_which_rank_is_gone(scripted: Scripted) -> None:
+    caller, _, _ = scripted(raising(RankGoneError("the engine died: rank 1 of 2 was ended by SIGKILL"), after=2))
+    found = asyncio.run(caller.post(CHAT, {"messages": HELLO, "stream": True}))
+    assert found.events[-2]["error"]["message"] == "the engine died: rank 1 of 2 was ended by SIGKILL"
 
 
 @pytest.mark.parametrize("error", [ValueError("SECRET"), EngineDeadError("SECRET")])

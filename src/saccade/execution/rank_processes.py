@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Self
 import msgspec
 
 from saccade.config import worker_environment
-from saccade.errors import ConfigError, EngineDeadError, SaccadeError
+from saccade.errors import ConfigError, EngineDeadError, RankGoneError, SaccadeError
 from saccade.execution.agreement import Agreement
 from saccade.execution.channel import CAPACITY_BYTES, ReaderBehindError, ReaderGoneError, Sender
 from saccade.execution.codec import Codec
@@ -266,14 +266,15 @@ class RankProcesses:
             kind = ConfigError if words.is_config else EngineDeadError
             return kind(f"rank {rank} failed to start: {words.error}")
         for rank in [*codes, *self._sender.gone()]:
-            return EngineDeadError(self._why_gone(rank))
+            return RankGoneError(self._why_gone(rank))
         if not self._are_ready:
             late = min(set(self._processes) - set(self._facts))
             limit_s = self._plan.start_s
             is_late = 0 < limit_s < now - self._started_at
             return EngineDeadError(f"{self._name(late)} was not ready after {limit_s:g} s") if is_late else None
-        why = self._suspicion or self._why_stuck(now) or self._why_silent(now)
-        return EngineDeadError(why) if why else None
+        if why := self._suspicion or self._why_stuck(now):
+            return EngineDeadError(why)
+        return RankGoneError(why) if (why := self._why_silent(now)) else None
 
     def _why_gone(self, rank: int) -> str:
         when = "" if rank in self._facts else " before it was ready"

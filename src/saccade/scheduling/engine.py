@@ -243,7 +243,7 @@ class Engine:
         """Launch the next step, then take in the one before it, which ran meanwhile. Once the executor is gone, this
         raises the reason every time."""
         if self._dead is not None:
-            raise EngineDeadError(str(self._dead))
+            raise type(self._dead)(str(self._dead))
         try:
             return self._step()
         except EngineDeadError as error:

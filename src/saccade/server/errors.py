@@ -13,7 +13,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from saccade.errors import CapacityError, ConfigError, EngineDeadError, RequestError, SaccadeError
+from saccade.errors import CapacityError, ConfigError, EngineDeadError, RankGoneError, RequestError, SaccadeError
 
 log = logging.getLogger("saccade.server")
 
@@ -26,7 +26,6 @@ _TYPES = {
     500: "server_error",
     503: "overloaded_error",
 }
-MAX_REASON = 400  # characters of why the engine is gone, for anybody to read; the log has all
 _ROUTE_TEXTS = {404: "there is no such route", 405: "this route does not take that method"}
 
 
@@ -80,7 +79,7 @@ def draining() -> HttpError:
 
 
 def engine_dead(reason: str = "") -> HttpError:
-    text = reason[:MAX_REASON] or "the engine is gone; the server must be started again"
+    text = reason or "the engine is gone; the server must be started again"
     return HttpError(503, text, code="engine_dead", retry_after_s=30)
 
 
@@ -97,8 +96,10 @@ def to_http(error: BaseException, request_id: str) -> HttpError:
             return HttpError(error.status, str(error), code=error.code or "invalid_value", param=error.param)
         case CapacityError():
             return HttpError(503, str(error), code="queue_full", retry_after_s=error.retry_after_s)
-        case EngineDeadError():
+        case RankGoneError():
             return engine_dead(str(error))
+        case EngineDeadError():
+            return engine_dead()
         case TimeoutError():
             return too_late()
         case ConfigError():  # the checkpoint lacks what the request needs

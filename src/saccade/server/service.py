@@ -89,7 +89,7 @@ class Service:
 
     @property
     def death(self) -> str:
-        """Why the engine is gone; empty where it is there, or never was."""
+        """Which rank is gone, and so the engine; empty where it is there, never was, or ended otherwise."""
         return "" if self._engine is None else self._engine.death
 
     def check_open(self) -> None:
