@@ -190,10 +190,19 @@ def test_verify_prints_every_graph(made: tiny.Tiny, capsys: pytest.CaptureFixtur
     assert report["audit"]["right"] and {row["key"].split("/")[0] for row in report["audit"]["rows"]} == phases
 
 
+@pytest.mark.parametrize("command", ["verify", "audit"])
+def test_graphs_of_several_ranks_are_checked_where_all_of_them_are(
+    command: str, made: tiny.Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(made.folder), "--device", "cpu", "--tensor-parallel-size", "2"]) == 2
+    assert "saccade serve --verify full" in capsys.readouterr().err
+
+
 def test_audit_says_what_it_looked_at(made: tiny.Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     limits = ["--max-num-batched-tokens", "24", "--max-num-seqs", "2", "--max-model-len", "64"]
     media = ["--encoder-budget-tokens", "40", "--encoder-cache-tokens", "256"]
     assert main(["audit", str(made.folder), "--device", "cpu", "--short", *limits, *media]) == 0
-    assert "nothing that varies is frozen" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "nothing that varies is frozen" in shown.out and "auditing took" in shown.err
     assert main(["audit", str(made.folder), "--device", "cpu", "--enforce-eager", *limits, *media]) == 1
     assert "there are no graphs to audit" in capsys.readouterr().out

@@ -24,7 +24,7 @@ from saccade.bench.offline import (
     NO_GRAPHS,
     WAYS,
     OfflineBench,
-    bench_runner,
+    bench_executor,
     bench_state,
     decode_values,
     run_offline_bench,
@@ -241,24 +241,24 @@ def state(folder: Path) -> DeviceState:
 
 def test_decoding_requests_read_their_own_blocks(state: DeviceState) -> None:
     """A changed key in the oldest block of one request shows in that row and in no other."""
-    runner = bench_runner(state, SETTINGS, NO_GRAPHS)
+    executor = bench_executor(state, SETTINGS, NO_GRAPHS)
     values = decode_values(state, 3, SETTINGS.context)
     tables = values["block_tables"][:, :3]
     assert len(set(tables.flatten().tolist())) == tables.size and tables.min() > 0
-    before = runner.decode.eager(values, lambda outputs: state.logits[:3].clone())
+    before = executor.decode.eager(values, lambda outputs: state.logits[:3].clone())
     for keys, _ in state.caches:
         keys[tables[1, 0], 0] += 5.0
-    after = runner.decode.eager(values, lambda outputs: state.logits[:3].clone())
+    after = executor.decode.eager(values, lambda outputs: state.logits[:3].clone())
     assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)] == [True, False, True]
 
 
 def test_a_padded_eager_run_is_a_run_of_the_bucket(state: DeviceState) -> None:
-    runner = bench_runner(state, SETTINGS, NO_GRAPHS | {"decode": Mode.FULL})
-    batch = runner.decode.phase.arena.admit(decode_values(state, 3, SETTINGS.context))
+    decode = bench_executor(state, SETTINGS, NO_GRAPHS | {"decode": Mode.FULL}).decode
+    batch = decode.phase.arena.admit(decode_values(state, 3, SETTINGS.context))
     seen = []
-    body = runner.decode.phase.body
-    object.__setattr__(runner.decode.phase, "body", lambda frame: seen.append(frame.capacity["tokens"]) or body(frame))  # type: ignore[func-returns-value]
-    outputs = run_padded(runner.decode, batch, runner.decode.phase.buckets[-1])
+    body = decode.phase.body
+    object.__setattr__(decode.phase, "body", lambda frame: seen.append(frame.capacity["tokens"]) or body(frame))  # type: ignore[func-returns-value]
+    outputs = run_padded(decode, batch, decode.phase.buckets[-1])
     assert seen == [11] and outputs["next_ids"].shape == (3,)
 
 

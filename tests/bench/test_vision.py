@@ -6,16 +6,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from saccade.bench.limits import Rates, vision_limit
 from saccade.bench.settings import OfflineBenchSettings, VisionBenchSettings
-from saccade.bench.vision import VisionBench, run_vision_bench
+from saccade.bench.timing import NUM_WARM_UPS, TRAIN_LENGTH
+from saccade.bench.vision import MIXED_ROUNDS, TRAIN_ROUNDS, Rig, VisionBench, run_vision_bench
 from saccade.bench.vision_report import plot_vision_bench, print_vision_bench
+from saccade.config import Tier
 from saccade.errors import ConfigError
+from saccade.inputs.settings import ImageSettings
 from saccade.models.config import Config
 from saccade.models.families.qwen2_5_vl import read_vision as read_windowed
 from saccade.models.families.qwen3_vl import read_vision
+from saccade.models.weights import load_model
 from tests.models import tiny
 
 H200 = Rates(flop_per_s=783e12, bytes_per_s=4.3e12)
@@ -105,7 +110,27 @@ def test_mixed_batches_tell_their_padding_and_their_choices(bench: VisionBench) 
     assert len(bench.mixed) == 2
     for batch in bench.mixed:
         assert 1 <= batch.count <= 16 and batch.padding >= 0 and batch.ratio > 0
-        assert batch.ways and sum(batch.ways.values()) % batch.num_passes == 0
+        assert batch.ways.keys() <= {"capacity", "eager: eager_faster", "eager: too_large"}
+        assert sum(batch.ways.values()) == batch.num_passes * (NUM_WARM_UPS + MIXED_ROUNDS), (
+            "eager runs are not counted"
+        )
+
+
+def test_each_way_is_run_as_it_is_called(folder: Path) -> None:
+    """What is measured as eager is neither a replay nor a fallback, and what is measured as exact is no bucket."""
+    images = ImageSettings.from_folder(folder)
+    assert images is not None
+    rig = Rig(load_model(folder, dtype=torch.float32), images, SETTINGS)
+    rig.prepare()
+    stats = rig.encoder.graphs.stats
+    calls = NUM_WARM_UPS + SETTINGS.rounds + TRAIN_LENGTH * (NUM_WARM_UPS + TRAIN_ROUNDS)
+    seen = []
+    for line in rig.time_ways(16, 16, 3, H200):
+        seen.append((line.way, dict(stats.replays), dict(stats.fallbacks)))
+    capacity = {Tier.CAPACITY: calls}
+    exact = {Tier.CAPACITY: calls + 1, Tier.EXACT: calls}  # one pass told which layout to capture
+    assert seen == [("eager", {}, {}), ("capacity", capacity, {}), ("exact", exact, {})]
+    assert len(rig.encoder.graphs.exact) == 0, "the next size finds none"
 
 
 def test_the_report_shows_all_of_it(bench: VisionBench, tmp_path: Path) -> None:

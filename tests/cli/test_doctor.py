@@ -6,6 +6,7 @@ import pytest
 
 from saccade.cli import checks, main
 from saccade.cli.checks import Finding, Level
+from saccade.cli.checks_model import check_ranks
 from tests.engine.conftest import made as made  # a fixture
 from tests.models import tiny
 
@@ -28,7 +29,8 @@ def test_a_whole_checkpoint_passes_from_its_files_to_an_answer(
     assert found["config"].found.startswith("Qwen3VLForConditionalGeneration, 3 layers")
     assert found["sample"].level is Level.OK and "answered" in found["sample"].found
     assert "of them an image's" in found["template"].found
-    assert {"python", "torch", "gpu", "kernels", "disk", "files", "port", "sockets"} <= found.keys()
+    assert found["ranks"].level is Level.OK and found["ranks"].found.startswith("can be shared by 1, 2")
+    assert {"python", "torch", "gpu", "gpus", "kernels", "disk", "files", "port", "sockets"} <= found.keys()
 
 
 def test_a_broken_checkpoint_is_named_with_what_to_do(
@@ -69,6 +71,37 @@ def test_a_gpu_that_torch_cannot_use_is_broken(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(checks, "nvidia_gpus", lambda: ["driver: H200, 580.1, 143771 MiB"])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert checks.check_gpu().level is Level.BROKEN
+
+
+@pytest.mark.parametrize(
+    ("count", "apart", "level", "text"),
+    [
+        (0, set(), Level.OK, "0: ranks that share a model are processes on the CPU"),
+        (1, set(), Level.OK, "1: no ranks to share a model"),
+        (4, set(), Level.OK, "4: each can read the memory of the others (symmetric memory)"),
+        (4, {(1, 2), (2, 1)}, Level.NOTE, "4: GPU 1 cannot read the memory of GPU 2 (2 of 12 pairs)"),
+    ],
+)
+def test_gpus_are_counted_and_asked_whether_they_reach_each_other(
+    monkeypatch: pytest.MonkeyPatch, count: int, apart: set[tuple[int, int]], level: Level, text: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: count > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.setattr("torch.cuda.can_device_access_peer", lambda a, b: (a, b) not in apart)
+    found = checks.check_gpus()
+    assert (found.level, found.found) == (level, text) and bool(found.fix) == bool(apart)
+
+
+def test_a_model_says_how_many_ranks_can_share_it(real_size: Path) -> None:
+    """32 query heads and 16 of the tower; with 8 heads of keys, two of 16 ranks share one."""
+    assert check_ranks(real_size).found == "can be shared by 1, 2, 4, 8, 16 ranks (--tensor-parallel-size)"
+    config = json.loads((real_size / "config.json").read_text())
+    config["vision_config"] |= {"num_heads": 4}
+    (folder := real_size.parent / "four heads").mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    found = check_ranks(folder).found
+    assert found.startswith("can be shared by 1, 2, 4 ranks (--tensor-parallel-size); ")
+    assert found.endswith("also by 8, 16 (--mm-encoder-tp-mode data)")
 
 
 def test_marks_and_fixes_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from saccade.cli import main
 from saccade.cli.model import BUNDLED_LIMITS
 from saccade.config import Tier
 from saccade.dry_run.blueprint import draw
-from saccade.dry_run.explain import dry_run, made_up_prompt
+from saccade.dry_run.steps import dry_run, made_up_prompt
 from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import PlaceholderSettings
 from saccade.scheduling.buckets import vision_buckets
@@ -202,3 +202,10 @@ def test_what_is_explained_is_what_happens(made: tiny.Tiny) -> None:
 
 def replays_by_graph(llm: LLM) -> Counter[str]:
     return Counter({str(graph.key): graph.num_replays for runner in llm.executor.phases for graph in runner.graphs})
+
+
+def test_steps_are_composed_alike_for_any_number_of_ranks(real_size: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank's share of the model has other shapes; which pass runs on which graph must not follow from them."""
+    flags = ["--image", "1280x720", "--image", "560x560", "--batch", "2", "--max-num-batched-tokens", "1K"]
+    alone, shared = (explained(real_size, capsys, *flags, "--tensor-parallel-size", size) for size in ("1", "4"))
+    assert alone["steps"] == shared["steps"] and len(alone["steps"]) > 2

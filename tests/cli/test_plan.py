@@ -1,16 +1,20 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from saccade.cli import main
 from saccade.dry_run.blueprint import draw
-from saccade.dry_run.memory import CONTEXT_BYTES, find_gpu, plan_memory, room_on
+from saccade.dry_run.memory import CONTEXT_BYTES, find_gpu, least_room, plan_memory, plan_ranks, room_on
 from saccade.errors import ConfigError
-from saccade.execution.build import build_engine
+from saccade.execution.build import build_engine, build_executor
 from saccade.execution.sizes import GPU_SHADOW_BYTES, HEADROOM_BYTES
 from saccade.inputs.processor import Processor
+from saccade.layers.parallel import Groups
+from saccade.models.vlm import Model
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from tests.engine.conftest import made as made  # a fixture
 from tests.models import tiny
@@ -147,6 +151,76 @@ def test_a_plan_says_what_an_engine_allocates(made: tiny.Tiny, graphs: str) -> N
     room = room_on(plan, 2**32, 0.9)
     assert room.num_blocks == state.num_blocks
     assert room.kv_bytes == sum(keys.nbytes + values.nbytes for keys, values in state.caches)
+
+
+def test_ranks_share_a_model_of_real_size(real_size: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All but norms, biases of sums, patches and positions is divided; keys and values by their heads."""
+    one: dict[str, Any] = planned(real_size, capsys, "--gpu", "H200")
+    assert "ranks" not in one and "tensor_parallel_size" not in one
+    four: dict[str, Any] = planned(real_size, capsys, "--gpu", "H200", "--tensor-parallel-size", "4")
+    assert four["tensor_parallel_size"] == 4 and [rank["rank"] for rank in four["ranks"]] == [0, 1, 2, 3]
+    text = LAYERS * (2 * WIDTH + 2 * HEAD) + WIDTH
+    merged = UNIT * V_WIDTH
+    vision = (V_PATCH + 1 + 2304) * V_WIDTH + V_DEPTH * 6 * V_WIDTH + LEVELS * WIDTH + 2 * V_WIDTH + 3 * 2 * merged
+    shares = [rank["bytes"]["weights"] for rank in four["ranks"]]
+    assert sum(shares) == 2 * (parameters_of_qwen3_vl_8b() + 3 * (text + vision))
+    rows = max(8192 * WIDTH, 256 * VOCAB // 4)
+    patches = 8192 * UNIT * V_WIDTH
+    assert {rank["bytes"]["exchange with other ranks"] for rank in four["ranks"]} == {2 * (rows + patches)}
+    assert four["kv_token_bytes"] == one["kv_token_bytes"] / 4
+    assert four["gpus"][0]["kv_tokens"] > 4 * one["gpus"][0]["kv_tokens"]
+    shared: dict[str, Any] = planned(real_size, capsys, "--gpu", "H200", "--tensor-parallel-size", "16")
+    assert shared["kv_token_bytes"] == one["kv_token_bytes"] / KV_HEADS, "two ranks hold a copy of the same head"
+
+
+def test_what_each_rank_holds_is_printed(real_size: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(real_size), "--gpu", "H200", "--tensor-parallel-size", "4"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "GiB, ranks 0 to 3" in shown and "exchange with other ranks" in shown
+    assert "each of the 4 ranks has such a GPU" in shown and "36 KiB on a rank" in shown
+
+
+@pytest.mark.parametrize(
+    ("size", "what"), [("3", "num_heads = 32 cannot be split evenly over 3 ranks"), ("32", "vision num_heads = 16")]
+)
+def test_a_shape_that_cannot_be_divided_is_refused(
+    real_size: Path, capsys: pytest.CaptureFixture[str], size: str, what: str
+) -> None:
+    assert main(["plan", str(real_size), "--tensor-parallel-size", size]) == 2
+    said = capsys.readouterr().err
+    assert what in said and "--tensor-parallel-size" in said
+
+
+def test_a_plan_says_what_each_rank_allocates(made: tiny.Tiny) -> None:
+    settings = EngineSettings(device="cpu", encoder_cache_tokens=512, kv_cache_tokens=700, tensor_parallel_size=2)
+    limits = SchedulerSettings(max_num_seqs=3, max_num_batched_tokens=32, max_model_len=128, encoder_budget_tokens=48)
+    plans = plan_ranks(draw(made.folder, settings, limits, is_cuda=False))
+    for rank, plan in enumerate(plans):
+        groups = Groups.imagined(rank, 2)
+        part = build_executor(made.folder, settings, limits, device=torch.device("cpu"), groups=groups)
+        state = part.executor.state
+        assert plan.weights == state.model.parameter_bytes()
+        homes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _weights(state.model)}
+        assert plan.weights + plan.padding == sum(homes.values())
+        assert plan.arenas == {phase.phase.name: phase.phase.arena.nbytes for phase in part.executor.phases}
+        room = room_on(plan, 2**32, 0.9)
+        assert room.num_blocks == state.num_blocks
+        assert room.kv_bytes == sum(keys.nbytes + values.nbytes for keys, values in state.caches)
+
+
+def _weights(model: Model) -> list[torch.Tensor]:
+    """What is filled from a checkpoint, as it lies in memory."""
+    return [slot.view for _, slot in model.slots()]
+
+
+def test_the_kv_cache_is_what_the_fullest_rank_can_hold(made: tiny.Tiny) -> None:
+    plan = plan_memory(draw(made.folder, EngineSettings(), SchedulerSettings(max_num_seqs=4)))
+    fuller = replace(plan, weights=plan.weights + 10 * plan.block_bytes)
+    rooms = [room_on(one, 2**32, 0.9) for one in (plan, fuller)]
+    assert rooms[1].num_blocks == rooms[0].num_blocks - 10
+    assert least_room([plan, fuller, plan], 2**32, 0.9) == rooms[1]
+    huge = replace(plan, weights=2**34)
+    assert not least_room([plan, huge], 2**32, 0.9).fits, "one rank without room is enough"
 
 
 def test_shadow_checks_take_memory(real_size: Path) -> None:

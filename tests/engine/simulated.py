@@ -154,11 +154,11 @@ class Device:
         return list(_chain(request, tokens, chunk.start, before, seen))
 
     def _slot(self, chunk: Chunk, position: int) -> tuple[int, int]:
-        size = self.scheduler.holdings.pool.block_size
+        size = self.scheduler.resources.pool.block_size
         return chunk.blocks[position // size], position % size
 
     def _row(self, pages: tuple[int, ...], row: int) -> int:
-        page_rows = self.scheduler.holdings.encoder.page_rows
+        page_rows = self.scheduler.resources.encoder.page_rows
         assert 0 not in pages, "the padding page is used"
         return pages[row // page_rows] * page_rows + row % page_rows
 
@@ -255,7 +255,7 @@ class Loop:
 
     def _check_hazards(self, plan: Plan) -> None:
         """A new plan must not write what a plan in flight reads for somebody else."""
-        size = self.scheduler.holdings.pool.block_size
+        size = self.scheduler.resources.pool.block_size
         for older, _ in self.flights:
             for chunk in plan.chunks:
                 mine = set(chunk.blocks[chunk.start // size :])

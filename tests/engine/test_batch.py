@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.inputs.placeholders import Prompt
-from saccade.scheduling.arrays import Layout, Running, decode_values, mixed_values, places
+from saccade.scheduling.arrays import CacheLayout, Running, decode_values, mixed_values, places
 from saccade.scheduling.plan import Chunk, MediaRows
 
-LAYOUT = Layout(block_size=4, max_blocks=12, page_rows=3, has_vision=True, has_limits=True)
+LAYOUT = CacheLayout(block_size=4, max_blocks=12, page_rows=3, has_vision=True, has_limits=True)
 
 
 @given(st.data(), st.integers(1, 7), st.lists(st.integers(0, 99), min_size=1, max_size=9))

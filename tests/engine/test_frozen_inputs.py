@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from saccade.config import GraphSettings, Tier
-from saccade.execution.verify import audit_graphs, verify_graphs
+from saccade.execution.executor import DeviceExecutor
+from saccade.execution.verification import audit_graphs, verify_graphs
 from saccade.graphs import Frame, GraphRunner
 from saccade.graphs.buffers import Role
-from saccade.scheduling.engine import Engine
 from tests.engine.conftest import Loaded
 from tests.engine.rig import Options, build, executor_of
 
@@ -24,16 +24,16 @@ CONSTANT = {("decode", "query_start")}
 NO_ROTARY = {("vision", "positions")}
 
 
-def new_engine(loaded: Loaded) -> Engine:
+def new_executor(loaded: Loaded) -> DeviceExecutor:
     made, model = loaded
-    engine = build(model, made.folder, SIZES)
-    state = executor_of(engine).state
+    executor = executor_of(build(model, made.folder, SIZES))
+    state, prefill = executor.state, executor.prefill.phase.arena
     for cache in (tensor for pair in state.caches for tensor in pair):
         cache.normal_()
     if state.vision_rows is not None:
         state.vision_rows.normal_()
-    executor_of(engine).prefill.phase.arena.views(executor_of(engine).prefill.phase.arena.limits)["trunk"].normal_()
-    return engine
+    prefill.views(prefill.limits)["trunk"].normal_()
+    return executor
 
 
 def captured(runner: GraphRunner, frame: type[Frame], monkeypatch: pytest.MonkeyPatch) -> GraphRunner:
@@ -65,32 +65,33 @@ def _copied(view: Tensor) -> Tensor:
     return torch.from_numpy(view.numpy().copy())
 
 
-def install(engine: Engine, runner: GraphRunner) -> None:
+def install(executor: DeviceExecutor, runner: GraphRunner) -> None:
     """In place of the phase's own; no other phase has graphs, so this one alone is verified."""
     if runner.phase.name == "vision":
-        assert executor_of(engine).encoder is not None
-        executor_of(engine).encoder.graphs = runner
+        assert executor.encoder is not None
+        executor.encoder.graphs = runner
     else:
-        setattr(executor_of(engine), runner.phase.name, runner)
+        setattr(executor, "sampler" if runner.phase.name == "sample" else runner.phase.name, runner)
+    assert runner in executor.phases
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "gemma3_vl"])
 def test_whichever_input_is_frozen_is_found(loaded: Load, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = new_engine(loaded(family))
+    executor = new_executor(loaded(family))
     unnoticed, unread = set(), set()
-    for runner in executor_of(engine).phases:
-        install(engine, captured(runner, Frame, monkeypatch))
-        right, audited = verify_graphs(executor_of(engine)), audit_graphs(executor_of(engine))
+    for runner in executor.phases:
+        install(executor, captured(runner, Frame, monkeypatch))
+        right, audited = verify_graphs(executor), audit_graphs(executor)
         assert right.is_right, f"\n{right}"
         assert audited.is_right, f"\n{audited}"
         for buffer in runner.phase.arena.buffers.values():
             if buffer.role in (Role.INPUT, Role.METADATA):
-                install(engine, captured(runner, freezing(buffer.name), monkeypatch))
-                if verify_graphs(executor_of(engine)).is_right:
+                install(executor, captured(runner, freezing(buffer.name), monkeypatch))
+                if verify_graphs(executor).is_right:
                     unnoticed.add((runner.phase.name, buffer.name))
-                if audit_graphs(executor_of(engine)).is_right:
+                if audit_graphs(executor).is_right:
                     unread.add((runner.phase.name, buffer.name))
-        install(engine, runner)
+        install(executor, runner)
     no_rotary = NO_ROTARY if family == "gemma3_vl" else set()
     assert unnoticed == CONSTANT | no_rotary
     assert unread == no_rotary, "the audit finds every frozen input but those that no node reads"

@@ -14,6 +14,7 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade import LLM, SamplingParams
+from saccade.choice.exact import ExactLayout
 from saccade.client.process import EngineStats
 from saccade.errors import ConfigError, RequestError
 from saccade.offline import llm as llm_module
@@ -254,7 +255,7 @@ def test_hot_layouts_get_graphs_of_their_own_behind_a_call(made: tiny.Tiny, pict
         for shade in range(4):
             own = Image.new("RGB", (24, 30), (shade, 0, 0))  # another image of one layout, so that none is cached
             llm.generate(prompt | {"multi_modal_data": {"image": own}}, GREEDY, progress=False)
-        assert len(vision.exact) == before + 1 and not llm.executor.can_improve
+        assert len(vision.exact) == before + 1 and not llm.engine.can_improve
         replayed = vision.stats.replays.total()
         llm.generate(prompt, GREEDY, progress=False)
         assert vision.stats.replays.total() > replayed
@@ -265,12 +266,17 @@ def test_a_graph_that_cannot_be_captured_does_not_fail_the_call(
 ) -> None:
     calls = []
 
-    def fail() -> None:
-        calls.append(1)
+    def fail(layout: ExactLayout) -> None:
+        calls.append(layout)
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(type(llm.executor_of(engine)), "can_improve", True)
-    monkeypatch.setattr(llm.executor_of(engine), "improve", fail)
+    vision = llm.engine.composer.vision
+    assert vision is not None
+    bucket = vision.catalogue.shape.buckets[0]
+    layout = ExactLayout(vision.catalogue.key(bucket), bucket, {})
+    monkeypatch.setattr(type(llm.engine), "can_improve", True)
+    monkeypatch.setattr(vision.catalogue.exact, "next_pending", lambda: layout)
+    monkeypatch.setattr(llm.executor, "capture_layout", fail)
     assert llm.generate("fine", GREEDY, progress=False)[0].finished
     assert len(calls) == llm_module.MAX_IMPROVEMENTS, "a call ends, whatever is left to do"
     assert "no memory" in caplog.text

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from saccade.scheduling.buckets import FEWEST_FRAMES, MAX_FRAMES, UNITS_PER_FRAME, vision_buckets
-from saccade.scheduling.packing import Bins, Part, default_cost, pack, padded_rows, split
+from saccade.scheduling.packing import Bins, MediaPart, default_cost, pack, padded_rows, split
 
-Passes = list[list[Part]]
+Passes = list[list[MediaPart]]
 
 
 def serving_bins(max_units: int = 8192) -> Bins:
@@ -16,18 +16,18 @@ def serving_bins(max_units: int = 8192) -> Bins:
     return Bins(rows, tuple(min(MAX_FRAMES, max(FEWEST_FRAMES, n // UNITS_PER_FRAME), n) + 1 for n in rows))
 
 
-def images(rng: np.random.Generator, count: int) -> list[Part]:
+def images(rng: np.random.Generator, count: int) -> list[MediaPart]:
     """Sides drawn uniformly from 224 to 1280 pixels, patches of 16, merged two by two."""
     sides = np.maximum(np.rint(rng.integers(224, 1281, (count, 2)) / 32), 1).astype(int)
-    return [Part(i, 0, 1, int(h * w)) for i, (h, w) in enumerate(sides)]
+    return [MediaPart(i, 0, 1, int(h * w)) for i, (h, w) in enumerate(sides)]
 
 
-def cost_of(passes: Sequence[Sequence[Part]], bins: Bins) -> float:
+def cost_of(passes: Sequence[Sequence[MediaPart]], bins: Bins) -> float:
     buckets = [bins.rows_for(sum(p.rows for p in parts), sum(p.count for p in parts)) for parts in passes]
     return sum(default_cost(bucket) for bucket in buckets if bucket is not None)
 
 
-def check(parts: Sequence[Part], passes: Passes, bins: Bins) -> None:
+def check(parts: Sequence[MediaPart], passes: Passes, bins: Bins) -> None:
     packed = [part for one in passes for part in one]
     assert sorted(packed, key=repr) == sorted(parts, key=repr)
     for one in passes:
@@ -35,7 +35,7 @@ def check(parts: Sequence[Part], passes: Passes, bins: Bins) -> None:
         assert fits or len(one) == 1, one
 
 
-def partitions(items: list[Part]) -> Iterator[Passes]:
+def partitions(items: list[MediaPart]) -> Iterator[Passes]:
     """Every way to divide items into passes."""
     if not items:
         yield []
@@ -91,7 +91,7 @@ def test_the_best_packing_of_few_images_is_found_or_nearly() -> None:
 
 def test_a_full_load_needs_no_more_passes_than_the_largest_bucket_asks_for() -> None:
     bins = serving_bins()
-    parts = [Part(i, 0, 1, 324) for i in range(32)]
+    parts = [MediaPart(i, 0, 1, 324) for i in range(32)]
     passes = pack(parts, bins)
     check(parts, passes, bins)
     assert len(passes) == 2
@@ -100,7 +100,7 @@ def test_a_full_load_needs_no_more_passes_than_the_largest_bucket_asks_for() -> 
 
 def test_many_small_frames_are_spread_over_buckets_that_have_room_for_them() -> None:
     bins = serving_bins()
-    parts = [Part(i, 0, 1, 1) for i in range(200)]
+    parts = [MediaPart(i, 0, 1, 1) for i in range(200)]
     passes = pack(parts, bins)
     check(parts, passes, bins)
     assert all(sum(part.count for part in one) <= MAX_FRAMES for one in passes)
@@ -119,7 +119,7 @@ def test_videos_are_divided_between_frames_only(frames: int, units: int) -> None
 
 def test_what_no_bucket_holds_goes_alone() -> None:
     bins = serving_bins(1024)
-    parts = [Part(0, 0, 1, 5000), Part(1, 0, 1, 100), Part(2, 0, 1, 2000)]
+    parts = [MediaPart(0, 0, 1, 5000), MediaPart(1, 0, 1, 100), MediaPart(2, 0, 1, 2000)]
     passes = pack(parts, bins)
     check(parts, passes, bins)
     assert [parts[0]] in passes and [parts[2]] in passes

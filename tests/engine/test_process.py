@@ -119,7 +119,8 @@ def ends(deltas: list[Delta]) -> dict[int, str]:
 
 
 def in_process(folder: Path, prompts: dict[str, Prompt], params: SamplingParams) -> dict[str, Answer]:
-    return run(build_engine(folder, SETTINGS, LIMITS, processor=Processor.from_folder(folder)), prompts, params)
+    built = build_engine(folder, SETTINGS, LIMITS, processor=Processor.from_folder(folder))
+    return run(built.engine, prompts, params)
 
 
 def assert_close(found: Sequence[Any], expected: Sequence[Any]) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from saccade.cache import Span
 from saccade.errors import CapacityError, ConfigError, RequestError
-from saccade.scheduling import admission as admission_module
 from saccade.scheduling import request as request_module
+from saccade.scheduling import request_limits as limits_module
 from saccade.scheduling.plan import Plan, RowError
 from saccade.scheduling.request import Request, Status
 from saccade.scheduling.scheduler import Scheduler
@@ -457,9 +457,9 @@ class TestPreemption:
             if len(loop.flights) == 2:
                 loop.land()
         assert loop.plans[-1].preempted == ("b",)
-        assert loop.scheduler.holdings.pool.num_free == 0
+        assert loop.scheduler.resources.pool.num_free == 0
         loop.land()
-        assert loop.scheduler.holdings.pool.num_free == 2
+        assert loop.scheduler.resources.pool.num_free == 2
         while loop.flights:
             loop.land()
         loop.drain()
@@ -580,11 +580,11 @@ class TestPipeline:
         first, second = scheduler.plan(0), scheduler.plan(0)
         (event,) = scheduler.commit(first, {"a": [EOS]})
         assert event.finish == Finish(FinishReason.STOP)
-        assert scheduler.holdings.pool.num_used == 3
+        assert scheduler.resources.pool.num_used == 3
         scheduler.check()
         assert scheduler.commit(second, {"a": [12]}) == ()
         assert scheduler.is_idle
-        assert scheduler.holdings.pool.num_used == 0
+        assert scheduler.resources.pool.num_used == 0
 
     def test_an_id_can_be_used_again_while_the_old_rows_are_in_flight(self) -> None:
         scheduler = make_scheduler(LIMITS)
@@ -707,8 +707,8 @@ def test_a_storm_of_aborts_leaves_nothing_in_use() -> None:
     while loop.flights:
         loop.land()
     assert loop.scheduler.is_idle
-    assert loop.scheduler.holdings.pool.num_used == 0
-    assert loop.scheduler.holdings.encoder.num_held_rows == 0
+    assert loop.scheduler.resources.pool.num_used == 0
+    assert loop.scheduler.resources.encoder.num_held_rows == 0
     loop.check_ended()
 
 
@@ -766,7 +766,7 @@ def test_the_work_for_an_image_does_not_grow_with_the_number_of_images() -> None
         request = Request(id="a", prompt_ids=(7,) * 4 * num_images, params=outputs(1), spans=spans)
         make_scheduler(limits, num_blocks=2000).add(request)
 
-    few, many = (num_opcodes(lambda n=n: add(n), request_module, admission_module) for n in (50, 200))  # type: ignore[misc]
+    few, many = (num_opcodes(lambda n=n: add(n), request_module, limits_module) for n in (50, 200))  # type: ignore[misc]
     assert few > 50 * 10 and many < 1.3 * 4 * few
 
 

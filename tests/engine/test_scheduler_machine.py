@@ -151,8 +151,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         rows = [sum(s.length for s in spans if s.media_idx == i) for i in {s.media_idx for s in spans}]
         return (
             len(prompt) + (params.max_tokens != 0) <= scheduler.settings.max_model_len
-            and len(prompt) <= scheduler.holdings.pool.num_tokens
-            and max(rows, default=0) <= scheduler.holdings.encoder.max_rows
+            and len(prompt) <= scheduler.resources.pool.num_tokens
+            and max(rows, default=0) <= scheduler.resources.encoder.max_rows
             and (
                 not self.is_whole
                 or max((s.length for s in spans), default=0) <= scheduler.settings.max_num_batched_tokens
@@ -195,7 +195,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler = self.loop.scheduler
         was_idle = scheduler.is_idle
         assert scheduler.forget_cached() == was_idle
-        assert not was_idle or not (scheduler.holdings.prefix or ())
+        assert not was_idle or not (scheduler.resources.prefix or ())
         scheduler.check()
 
     def teardown(self) -> None:

@@ -20,8 +20,8 @@ from saccade.execution.shadow_slab import Slab
 from saccade.graphs import Capacity, CapturedGraph, GraphKey, GraphRunner
 from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.scheduling.engine import Engine
+from saccade.wire.engine_metrics import engine_metrics
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
-from saccade.wire.metrics import engine_metrics
 from saccade.wire.sampling_params import SamplingParams
 from tests.engine.conftest import Loaded
 from tests.engine.rig import Answer, Options, build, executor_of, random_prompt, run

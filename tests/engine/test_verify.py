@@ -14,9 +14,9 @@ from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import AddressError, ConfigError, GraphError
 from saccade.execution.build import build_engine
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.verify import audit_graphs, check_graphs, sample, verify_graphs
+from saccade.execution.verification import audit_graphs, check_graphs, sample, verify_graphs
 from saccade.graphs import GraphRunner
-from saccade.graphs.compare import Difference
+from saccade.graphs.compare import OutputDifference
 from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.inputs.processor import Processor
 from saccade.models.vlm import Model
@@ -99,7 +99,7 @@ def test_a_large_channel_in_a_bfloat16_vision_pass_hides_no_frozen_boundary(
     def loud(rows: Tensor, targets: Tensor, cache: Tensor) -> None:
         scatter(rows.add_(shift), targets, cache)
 
-    monkeypatch.setattr(model, "place", replace(model.place, kernels=replace(model.place.kernels, scatter_rows=loud)))
+    monkeypatch.setattr(model, "place", replace(model.place, kernels=model.place.kernels.replacing(scatter_rows=loud)))
     right = verify_graphs(thinned((made, model)))
     assert right.is_right, f"\n{right}"
     freeze_boundaries(model, monkeypatch)
@@ -133,7 +133,7 @@ def freeze_boundaries(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         return varlen(q, k, v, torch.tensor(cu.tolist(), dtype=torch.int32), longest, **how)
 
     assert model.tower is not None
-    kernels = replace(model.place.kernels, varlen_attention=frozen)
+    kernels = model.place.kernels.replacing(varlen_attention=frozen)
     for block in model.tower.blocks:
         monkeypatch.setattr(block.attention, "kernels", kernels)
 
@@ -178,7 +178,7 @@ def test_a_built_engine_is_verified_before_it_serves(made: tiny.Tiny, monkeypatc
     stages.clear()
     start(replace(settings, verify="off"))
     assert "verifying graphs" not in stages
-    wrong = [Difference("rows", 1, 8, 3, 1.0)]
+    wrong = [OutputDifference("rows", 1, 8, 3, 1.0)]
     with monkeypatch.context() as patched:
         patched.setattr(sys.modules["saccade.graphs.verify"], "bit_differences", lambda actual, expected: wrong)
         with pytest.raises(GraphError, match=r"1 of 8 values of 'rows' differ, the first in row 3.* Not serving"):

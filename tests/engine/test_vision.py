@@ -15,10 +15,10 @@ from saccade.cache.encoder import EncoderIndex
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.execution.assembly import new_engine, new_executor
-from saccade.execution.encoder import MAX_VIEWS, Encoder
 from saccade.execution.executor import ExecutorSettings
 from saccade.execution.pixels import PlainPixels, Shapes, SlotRing, rounds, shape_of, write_slot
 from saccade.execution.state import StateSizes
+from saccade.execution.vision_encoder import MAX_VIEWS, Encoder
 from saccade.geometry import geometry
 from saccade.graphs import Reason
 from saccade.inputs.placeholders import Media, Prompt, place_media
@@ -344,9 +344,9 @@ class TestChoices:
     def test_usual_images_have_graphs_of_their_own_from_the_start(
         self, loaded: Load, monkeypatch: pytest.MonkeyPatch, family: str
     ) -> None:
-        monkeypatch.setattr("saccade.execution.encoder.USUAL_SIZES", ((24, 24), (24, 25), (40, 20), (999, 999)))
+        monkeypatch.setattr("saccade.scheduling.compose.USUAL_SIZES", ((24, 24), (24, 25), (40, 20), (999, 999)))
         rig, rng = Rig(loaded(family), tiers=BOTH, exact_max_graphs=3, max_units=64), np.random.default_rng(2)
-        rig.encoder.capture_usual()
+        rig.engine.capture_usual()
         graphs = rig.encoder.graphs
         assert 0 < len(graphs.exact) <= 3
         if rig.images.fixed_size is None:
@@ -357,7 +357,7 @@ class TestChoices:
             torch.testing.assert_close(rows, alone(rig, image), rtol=1e-4, atol=1e-4)
         assert graphs.stats.replays == {Tier.EXACT: 2}
         off = Rig(loaded(family), tiers=frozenset({Tier.CAPACITY}))
-        off.encoder.capture_usual()
+        off.engine.capture_usual()
         assert len(off.encoder.graphs.exact) == 0
 
     def test_words_of_the_setting(self) -> None:
@@ -573,7 +573,7 @@ class TestStaging:
         rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(5)
         one = rig.image(rng, 16, 24)
         out = torch.full((60, rig.encoder.spec.patch_values), float("nan"))
-        PlainPixels(rig.model.place.kernels, {"image": shape_of(rig.images)}).patchify(
+        PlainPixels({"image": shape_of(rig.images)}).patchify(
             [Picture(0, one.kind, one.pixels, one.plan.size_hw, 3, one.plan.num_patches)], out
         )
         assert out[3 : 3 + one.plan.num_patches].isfinite().all() and out[:3].isnan().all()
@@ -619,7 +619,7 @@ def test_an_idle_worker_captures_what_is_hot(loaded: Load) -> None:
     assert encoder is not None
     encoder.graphs.catalogue.settings = GraphSettings(tiers=BOTH)
     encoder.graphs.forget_exact()
-    assert not engine.can_improve and engine.improve() is None
+    assert (engine.can_improve, engine.improve()) == (False, None)
     assert len(encoder.graphs.exact) == 0, "there was nothing to improve"
     params = SamplingParams(temperature=0, max_tokens=2)
     for i in range(4):
@@ -645,14 +645,9 @@ def test_the_twin_can_show_frozen_boundaries(loaded: Load, monkeypatch: pytest.M
 
     assert model.tower is not None
     for block in model.tower.blocks:
-        kernels = block.attention.kernels
-        monkeypatch.setattr(block.attention, "kernels", _with(kernels, frozen))
+        monkeypatch.setattr(block.attention, "kernels", block.attention.kernels.replacing(varlen_attention=frozen))
     rig, rng = Rig(loaded("qwen3_vl"), max_units=24), np.random.default_rng(1)
     strips = [[rig.video(rng, 1, 1, n) for n in lengths] for lengths in ((4, 6, 8), (5, 5, 8))]
     with pytest.raises(AssertionError):
         for media in strips:
             check(rig, media)
-
-
-def _with(kernels: Any, attention: Callable[..., Tensor]) -> Any:
-    return replace(kernels, varlen_attention=attention)

@@ -193,6 +193,6 @@ def share_with_exact_graphs(folder: Path, *, is_stale: bool) -> float:
 def test_a_stale_replay_shows_in_the_answers(monkeypatch: pytest.MonkeyPatch, never_enlarged: Path) -> None:
     """Without the boundaries in its key, the graph of two equal halves is replayed for unequal ones."""
     right = share_with_exact_graphs(never_enlarged, is_stale=False)
-    monkeypatch.setattr("saccade.graphs.runner.structure_digest", lambda structure: "the same for all")
+    monkeypatch.setattr("saccade.choice.catalogue.structure_digest", lambda structure: "the same for all")
     stale = share_with_exact_graphs(never_enlarged, is_stale=True)
     assert right >= 0.85 and stale < right - 0.2, (right, stale)

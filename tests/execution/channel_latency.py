@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from saccade.execution.rank_messages import Outcome, RankStart
+from saccade.execution.rank_messages import OrderOutcome, RankStart
 from saccade.execution.rank_processes import RankPlan, RankProcesses
 
 PAUSES_S = (0.0, 0.005)
@@ -30,8 +30,8 @@ class Clock:
     order_types = (Timed,)
     facts = None
 
-    def execute(self, order: Timed) -> Outcome:
-        return Outcome(value=time.monotonic() - order.sent_at)
+    def execute(self, order: Timed) -> OrderOutcome:
+        return OrderOutcome(value=time.monotonic() - order.sent_at)
 
     def close(self) -> None: ...
 
@@ -67,7 +67,7 @@ def one(ranks: RankProcesses, arrays: tuple[npt.NDArray[Any], ...], pause_s: flo
     start = time.monotonic()
     number = ranks.send(Timed(start, arrays))
     sent = time.monotonic()
-    ranks.record(number, Outcome())
+    ranks.record(number, OrderOutcome())
     answers = ranks.wait(number, 60.0)
     end = time.monotonic()
     return (sent - start) * 1e6, max(answer.value for answer in answers) * 1e6, (end - start) * 1e6

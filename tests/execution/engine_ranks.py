@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from saccade.execution.assembly import new_engine
-from saccade.execution.build import Part, build_executor
+from saccade.execution.build import BuiltExecutor, build_executor
 from saccade.execution.follower import Follower
-from saccade.execution.rank_messages import Outcome, RankStart
+from saccade.execution.rank_messages import OrderOutcome, RankStart
 from saccade.execution.rank_processes import RankPlan, RankProcesses
 from saccade.execution.ranked import RankedExecutor
 from saccade.execution.sizes import encoder_index_for
@@ -30,10 +30,10 @@ BOUND_S = 300.0  # a wait longer than this is a hang, whatever else the machine 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 LIMITS = SchedulerSettings(
-    max_num_seqs=3,
-    max_num_batched_tokens=24,
+    max_num_seqs=2,
+    max_num_batched_tokens=16,
     max_model_len=96,
-    encoder_budget_tokens=32,
+    encoder_budget_tokens=20,
     prefill_chunk_tokens=12,
 )
 
@@ -54,10 +54,10 @@ class Builder:
         self._groups = groups
         self._follower: Follower | None = None
 
-    def execute(self, order: Any) -> Outcome:
+    def execute(self, order: Any) -> OrderOutcome:
         if isinstance(order, Build):
             self._follower = Follower(build(order, self._groups).executor, self._groups)
-            return Outcome()
+            return OrderOutcome()
         assert self._follower is not None, "the first order is to build"
         return self._follower.execute(order)
 
@@ -70,14 +70,14 @@ def make(start: RankStart) -> Builder:
     return Builder(connect(rank=start.rank, size=start.num_ranks, store=Path(start.store), device=CPU))
 
 
-def build(order: Build, groups: Groups = ONE_RANK) -> Part:
+def build(order: Build, groups: Groups = ONE_RANK) -> BuiltExecutor:
     settings = EngineSettings(
         device="cpu", block_size=8, kv_cache_tokens=192, encoder_cache_tokens=128, verify=order.verify
     )
     return build_executor(Path(order.folder), settings, LIMITS, device=CPU, groups=groups)
 
 
-def engine_of(part: Part, processes: RankProcesses | None = None) -> Engine:
+def engine_of(part: BuiltExecutor, processes: RankProcesses | None = None) -> Engine:
     return new_engine(
         part.executor,
         part.limits,
@@ -96,7 +96,7 @@ class Ranks:
         order = Build(str(folder), verify)
         number = self.processes.send(order)
         part = build(order, self.groups)
-        self.processes.record(number, Outcome())
+        self.processes.record(number, OrderOutcome())
         self.processes.wait(number, BOUND_S)
         return engine_of(part, self.processes)
 

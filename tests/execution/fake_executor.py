@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.errors import ConfigError, RequestError
-from saccade.execution.rank_messages import Outcome, RankStart
+from saccade.execution.rank_messages import OrderOutcome, RankStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class FakeExecutor:
         self._start = start
         self.facts = {"rank": start.rank, "device": start.device, "pid": os.getpid(), "settings": start.settings}
 
-    def execute(self, order: Do | Add) -> Outcome | None:
+    def execute(self, order: Do | Add) -> OrderOutcome | None:
         match order:
             case Add(values=values):
-                return Outcome(digest=f"sum of {len(values)}", value=int(values.sum()))
+                return OrderOutcome(digest=f"sum of {len(values)}", value=int(values.sum()))
             case Do(rank=rank) if rank in (0, self._start.rank):
                 return self._do(order)
         return None
@@ -50,20 +50,20 @@ class FakeExecutor:
         if "closed" in self._start.settings:
             Path(self._start.settings["closed"]).touch()
 
-    def _do(self, order: Do) -> Outcome | None:
-        actions: dict[str, Callable[[Do], Outcome | None]] = {
+    def _do(self, order: Do) -> OrderOutcome | None:
+        actions: dict[str, Callable[[Do], OrderOutcome | None]] = {
             "nothing": lambda order: None,
             "sleep": lambda order: time.sleep(order.seconds),
             "wait for file": _wait_for_file,
             "fail": _fail,
             "fail otherwise": _fail_otherwise,
-            "say": lambda order: Outcome(digest=order.text),
-            "answer much": lambda order: Outcome(value="x" * 10**6),
+            "say": lambda order: OrderOutcome(digest=order.text),
+            "answer much": lambda order: OrderOutcome(value="x" * 10**6),
             "log": lambda order: print(order.text, file=sys.stderr),
             "kill": lambda order: os.kill(os.getpid(), signal.SIGKILL),
             "exit": lambda order: sys.exit(7),
-            "environment": lambda order: Outcome(value=os.environ.get(order.text)),
-            "read store": lambda order: Outcome(value=Path(self._start.store).read_text()),
+            "environment": lambda order: OrderOutcome(value=os.environ.get(order.text)),
+            "read store": lambda order: OrderOutcome(value=Path(self._start.store).read_text()),
         }
         return actions[order.what](order)
 
@@ -73,11 +73,11 @@ def _wait_for_file(order: Do) -> None:
         time.sleep(0.01)
 
 
-def _fail(order: Do) -> Outcome:
+def _fail(order: Do) -> OrderOutcome:
     raise RequestError(order.text)
 
 
-def _fail_otherwise(order: Do) -> Outcome:
+def _fail_otherwise(order: Do) -> OrderOutcome:
     raise RuntimeError(order.text)
 
 

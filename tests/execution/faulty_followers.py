@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 from saccade.config import Tier
 from saccade.errors import ConfigError, GraphError
-from saccade.execution import build, verify
+from saccade.execution import build, verification
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.follower import Follower, follow
-from saccade.execution.rank_messages import Outcome, RankStart
+from saccade.execution.rank_messages import OrderOutcome, RankStart
 from saccade.graphs import GraphRunner
 from saccade.graphs.recorded import RecordedPiece
 from saccade.scheduling.orders import Orders, Run
@@ -39,7 +39,7 @@ def is_killed_while_it_captures(start: RankStart) -> Follower:
 
 
 def fails_while_it_verifies(start: RankStart) -> Follower:
-    vars(verify)["_verify_grids"] = vars(verify)["_verify"] = fail(MemoryError("too little memory"))
+    vars(verification)["_verify_grids"] = vars(verification)["_verify"] = fail(MemoryError("too little memory"))
     return follow(start)
 
 
@@ -132,7 +132,7 @@ class Disobedient(Follower):
         super().__init__(follower._executor, follower._groups)
         self._alter, self._num_runs = alter, 0
 
-    def execute(self, order: Orders) -> Outcome:
+    def execute(self, order: Orders) -> OrderOutcome:
         self._num_runs += isinstance(order, Run)
         return super().execute(self._alter(self._executor, order) if self._num_runs > NUM_WARM_UP else order)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import FileStore, ProcessGroupGloo
 
-from saccade.execution.rank_messages import Outcome, RankStart
+from saccade.execution.rank_messages import OrderOutcome, RankStart
 
 WAIT_S = 300.0
 
@@ -29,10 +29,10 @@ class GlooExecutor:
         self._rank = rank
         self._group = join(store, rank, num_ranks)
 
-    def execute(self, order: Reduce) -> Outcome:
+    def execute(self, order: Reduce) -> OrderOutcome:
         tensor = torch.tensor([order.number * 10.0**self._rank])
         self._group.allreduce([tensor]).wait()
-        return Outcome(digest=str(tensor.item()))
+        return OrderOutcome(digest=str(tensor.item()))
 
     def close(self) -> None: ...
 

@@ -18,7 +18,7 @@ from saccade.errors import SaccadeError
 from saccade.execution import channel
 from saccade.execution.channel import MAX_OUTSTANDING, ReaderBehindError, ReaderGoneError, Receiver, Sender
 from saccade.execution.codec import ALIGNMENT, Codec, CodecError
-from saccade.execution.rank_messages import Done, Heard, NotStarted, Outcome, Ready, Reply
+from saccade.execution.rank_messages import Done, Heard, NotStarted, OrderOutcome, RankReady, RankReply
 from saccade.execution.ring import Ring
 
 BOUND_S = 120.0  # a wait longer than this is a hang, whatever else the machine does
@@ -231,7 +231,7 @@ def test_the_ring_never_hands_out_bytes_that_are_taken() -> None:
 class Rig:
     sender: Sender
     receivers: dict[int, Receiver]
-    replies: list[tuple[int, Reply]]
+    replies: list[tuple[int, RankReply]]
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + BOUND_S
@@ -244,13 +244,13 @@ class Rig:
         received = self.receivers[rank].receive()
         assert received is not None
         message = CODEC.unpack(received.packed.copy())
-        self.receivers[rank].acknowledge(received.sequence, Outcome())
+        self.receivers[rank].acknowledge(received.sequence, OrderOutcome())
         return message
 
 
 @contextmanager
 def rig(num_readers: int = 2, capacity_bytes: int = 2**20) -> Iterator[Rig]:
-    replies: list[tuple[int, Reply]] = []
+    replies: list[tuple[int, RankReply]] = []
     sender = Sender(CODEC, num_readers, lambda *reply: replies.append(reply), capacity_bytes=capacity_bytes)
     receivers = {rank: Receiver(end.detach(), os.dup(sender.memory_fd)) for rank, end in sender.reader_sockets.items()}
     try:
@@ -283,7 +283,7 @@ def test_ten_thousand_messages_through_a_small_ring_to_slow_readers() -> None:
                 if rng.random() < 0.005:
                     time.sleep(rng.random() * 0.005 * rank)
                 assert np.array_equal(found.data, expected.data)
-                receiver.acknowledge(received.sequence, Outcome())
+                receiver.acknowledge(received.sequence, OrderOutcome())
             assert receiver.receive() is None
         except BaseException as error:
             failures.append(error)
@@ -413,17 +413,17 @@ def test_a_reader_hears_that_the_sender_is_gone_behind_what_it_sent() -> None:
 def test_replies_arrive_in_order_and_too_long_ones_become_errors() -> None:
     with rig(num_readers=1) as found:
         receiver = found.receivers[1]
-        receiver.reply(Ready({"tokens": 5}))
+        receiver.reply(RankReady({"tokens": 5}))
         found.sender.send(Blob(np.zeros(1)), timeout_s=BOUND_S)
         received = receiver.receive()
         assert received is not None
-        receiver.acknowledge(received.sequence, Outcome(value="x" * 10**6))
+        receiver.acknowledge(received.sequence, OrderOutcome(value="x" * 10**6))
         found.wait_until(lambda: len(found.replies) == 2)
         (_, ready), (_, done) = found.replies
-        assert ready == Ready({"tokens": 5})
+        assert ready == RankReady({"tokens": 5})
         assert isinstance(done, Done) and "the most is 65536" in done.outcome.error and done.outcome.value is None
         with pytest.raises(SaccadeError, match="the most is 65536"):
-            receiver.reply(Ready("x" * 10**6))
+            receiver.reply(RankReady("x" * 10**6))
 
 
 def test_silence_counts_only_while_an_answer_is_owed() -> None:

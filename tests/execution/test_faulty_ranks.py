@@ -150,7 +150,7 @@ def test_an_llm_of_two_ranks_answers_as_one_does_and_says_which_rank_is_gone(fol
     params = replace(GREEDY, logprobs=20)
     answers: list[Any] = []
     for size in (1, 2):
-        with LLM(folder, tensor_parallel_size=size, enforce_eager=True, **chosen) as llm:  # type: ignore[arg-type]
+        with LLM(folder, tensor_parallel_size=size, enforce_eager=True, **chosen) as llm:
             answers.append(llm.chat(talk, params, progress=False)[0].outputs[0])
             if size == 1:
                 continue

@@ -23,7 +23,7 @@ from saccade.errors import ConfigError, EngineDeadError, RankGoneError, SaccadeE
 from saccade.execution import rank_processes
 from saccade.execution.agreement import MAX_KEPT, Agreement
 from saccade.execution.channel import Sender
-from saccade.execution.rank_messages import Outcome, RankStart, attempt
+from saccade.execution.rank_messages import OrderOutcome, RankStart, attempt
 from saccade.execution.rank_processes import RankPlan, RankProcesses
 from saccade.processes import EXIT_ORPHANED
 from tests.execution.fake_executor import Add, Do, FakeExecutor
@@ -38,7 +38,7 @@ PLAN = RankPlan(
     start_s=BOUND_S,
     answer_s=BOUND_S,
 )
-NOTHING = Outcome()
+NOTHING = OrderOutcome()
 STORE = "memfd:saccade-store"
 
 
@@ -98,7 +98,7 @@ def running(plan: RankPlan = PLAN) -> Iterator[tuple[RankProcesses, Deaths]]:
     assert open_files() <= before, "what the ranks were given is closed here too"
 
 
-def do(ranks: RankProcesses, order: Do | Add, outcome: Outcome = NOTHING) -> tuple[Outcome, ...]:
+def do(ranks: RankProcesses, order: Do | Add, outcome: OrderOutcome = NOTHING) -> tuple[OrderOutcome, ...]:
     number = ranks.send(order)
     ranks.record(number, outcome)
     return ranks.wait(number, BOUND_S)
@@ -129,7 +129,7 @@ def test_ranks_obey_orders_and_answer() -> None:
         rng = np.random.default_rng()
         for _ in range(50):
             values = rng.integers(-(2**40), 2**40, rng.integers(0, 5000))
-            outcome = Outcome(digest=f"sum of {len(values)}", value=int(values.sum()))
+            outcome = OrderOutcome(digest=f"sum of {len(values)}", value=int(values.sum()))
             assert do(ranks, Add(values), outcome) == (outcome, outcome)
         assert {o.value for o in do(ranks, Do("environment", text="SACCADE_TEST"))} == {"so"}
         Path(ranks.store).write_text("rendezvous")
@@ -142,7 +142,7 @@ def test_rank_0_can_ask_who_is_behind_without_waiting(tmp_path: Path) -> None:
         number = ranks.send(Do("wait for file", rank=2, text=str(tmp_path / "go")))
         ranks.record(number, NOTHING)
         last = ranks.send(Add(np.arange(3)))
-        ranks.record(last, Outcome(digest="sum of 3"))
+        ranks.record(last, OrderOutcome(digest="sum of 3"))
         wait_until(lambda: ranks.behind().keys() == {2}, "rank 1 is done")
         with pytest.raises(TimeoutError, match=f"step {last} was not ended in 0.01 s by rank 2"):
             ranks.wait(last, 0.01)
@@ -157,7 +157,7 @@ def test_the_same_error_everywhere_is_an_answer_like_any_other(capfd: pytest.Cap
         assert error is not None and outcome.error == "RequestError: too long"
         assert do(ranks, Do("fail", text="too long"), outcome) == (outcome, outcome)
         values = np.arange(4)
-        assert do(ranks, Add(values), Outcome(digest="sum of 4"))[1].value == 6, "the ranks go on"
+        assert do(ranks, Add(values), OrderOutcome(digest="sum of 4"))[1].value == 6, "the ranks go on"
         do(ranks, Do("log", text="two\nlines"))
         assert not deaths.errors
     lines = capfd.readouterr().err.splitlines()
@@ -171,15 +171,15 @@ def test_the_same_error_everywhere_is_an_answer_like_any_other(capfd: pytest.Cap
     [
         (Do("fail", 1, text="bad"), NOTHING, "rank 1 failed in step 2 where rank 0 did not: RequestError: bad"),
         (Do("fail", 2, text="bad"), NOTHING, "rank 2 failed in step 2 where rank 0 did not: RequestError: bad"),
-        (Do("x", 9), Outcome(error="X: y"), "rank 0 failed in step 2 where rank 1 did not: X: y"),
+        (Do("x", 9), OrderOutcome(error="X: y"), "rank 0 failed in step 2 where rank 1 did not: X: y"),
         (
             Do("say", 1, text="decode 64"),
-            Outcome(),
+            OrderOutcome(),
             "rank 1 did something else than rank 0 in step 2: 'decode 64'; rank 0: ''",
         ),
         (
             Do("fail otherwise", text="of memory"),
-            Outcome(error="RequestError: bad"),
+            OrderOutcome(error="RequestError: bad"),
             "rank 1 failed otherwise than rank 0 in step 2: RuntimeError: of memory; rank 0: RequestError: bad",
         ),
         (
@@ -189,9 +189,9 @@ def test_the_same_error_everywhere_is_an_answer_like_any_other(capfd: pytest.Cap
         ),
     ],
 )
-def test_ranks_that_did_not_do_the_same_end(order: Do, outcome: Outcome, reason: str) -> None:
+def test_ranks_that_did_not_do_the_same_end(order: Do, outcome: OrderOutcome, reason: str) -> None:
     with running() as (ranks, deaths):
-        do(ranks, Add(np.arange(2)), Outcome(digest="sum of 2"))
+        do(ranks, Add(np.arange(2)), OrderOutcome(digest="sum of 2"))
         number = ranks.send(order)
         try:
             ranks.record(number, outcome)
@@ -263,7 +263,7 @@ def test_idle_ranks_are_asked_and_answer(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(rank_processes, "PING_S", 0.0)
     with running() as (ranks, deaths):
         wait_until(lambda: len(pings) > 4, "pings are answered")
-        assert do(ranks, Add(np.arange(3)), Outcome(digest="sum of 3"))[0].value == 3
+        assert do(ranks, Add(np.arange(3)), OrderOutcome(digest="sum of 3"))[0].value == 3
         assert not deaths.errors
 
 
@@ -355,7 +355,7 @@ def test_ranks_outlive_the_thread_that_asked_for_them() -> None:
     thread.join()
     with made[0] as ranks:
         ranks.wait_ready()
-        assert do(ranks, Add(np.arange(3)), Outcome(digest="sum of 3"))[0].value == 3
+        assert do(ranks, Add(np.arange(3)), OrderOutcome(digest="sum of 3"))[0].value == 3
 
 
 PARENT = """
@@ -458,37 +458,37 @@ def test_a_process_whose_main_thread_hangs_ends_with_the_reason(tmp_path: Path) 
 
 def test_agreement_needs_rank_0_and_keeps_answers_for_a_while() -> None:
     agreement = Agreement(3)
-    assert agreement.note(1, 5, Outcome(value="a"), 0.0) is None and agreement.answers(5) is None
-    assert agreement.note(2, 5, Outcome(value="b"), 0.0) is None
+    assert agreement.note(1, 5, OrderOutcome(value="a"), 0.0) is None and agreement.answers(5) is None
+    assert agreement.note(2, 5, OrderOutcome(value="b"), 0.0) is None
     answers = agreement.answers(5)
     assert answers is not None and [answer.value for answer in answers] == ["a", "b"]
-    assert agreement.note(0, 5, Outcome(value="c"), 0.0) is None, "answers are everybody's own"
+    assert agreement.note(0, 5, OrderOutcome(value="c"), 0.0) is None, "answers are everybody's own"
     for number in range(6, 7 + MAX_KEPT):
         for rank in range(3):
-            assert agreement.note(rank, number, Outcome(), 0.0) is None
+            assert agreement.note(rank, number, OrderOutcome(), 0.0) is None
     assert agreement.answers(5) is None and agreement.answers(7) is not None
 
 
 def test_a_step_that_rank_0_alone_does_not_end_is_told_after_a_while() -> None:
     """Rank 0 waits for what another rank did not do. Without a limit nobody is in a hurry."""
     agreement = Agreement(3)
-    agreement.note(2, 7, Outcome(digest="nothing"), now=10.0)
+    agreement.note(2, 7, OrderOutcome(digest="nothing"), now=10.0)
     assert agreement.waiting(now=14.9, limit_s=5.0) is None and agreement.waiting(now=1e6, limit_s=0.0) is None
     reason = "rank 0 has not ended step 7 5 s after rank 2, which did: 'nothing'"
     assert agreement.waiting(now=15.1, limit_s=5.0) == reason
-    agreement.note(1, 7, Outcome(digest="nothing"), now=15.2)
+    agreement.note(1, 7, OrderOutcome(digest="nothing"), now=15.2)
     assert agreement.waiting(now=15.3, limit_s=5.0) == reason
-    agreement.note(0, 7, Outcome(digest="nothing"), now=15.4)
+    agreement.note(0, 7, OrderOutcome(digest="nothing"), now=15.4)
     assert agreement.waiting(now=1e6, limit_s=5.0) is None
 
 
 def test_agreement_that_rank_0_never_joins_is_an_error_of_its_own() -> None:
     agreement = Agreement(2)
-    agreement.note(1, 1, Outcome(), 0.0)
+    agreement.note(1, 1, OrderOutcome(), 0.0)
     with pytest.raises(AssertionError, match="rank 0 has not said what it did in step 1"):
         for number in range(2, 10 + MAX_KEPT):
-            agreement.note(0, number, Outcome(), 0.0)
-            agreement.note(1, number, Outcome(), 0.0)
+            agreement.note(0, number, OrderOutcome(), 0.0)
+            agreement.note(1, number, OrderOutcome(), 0.0)
 
 
 def test_the_modules_of_ranks_import_no_torch() -> None:

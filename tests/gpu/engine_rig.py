@@ -16,7 +16,7 @@ from saccade.config import Mode
 from saccade.execution import assembly
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import StateSizes
-from saccade.graphs import Capacity, GraphRunner, Phase
+from saccade.graphs import Capacity, Decision, GraphRunner, Phase
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import plan_image
@@ -66,6 +66,11 @@ class PaddedEager(GraphRunner):
     """
 
     def run(self, values: Mapping[str, Any], consume: Callable[[Mapping[str, torch.Tensor]], Result]) -> Result:
+        return self.eager(values, consume)
+
+    def obey(
+        self, decision: Decision, values: Mapping[str, Any], consume: Callable[[Mapping[str, torch.Tensor]], Result]
+    ) -> Result:
         return self.eager(values, consume)
 
     def eager(

@@ -16,7 +16,7 @@ from PIL import Image
 from rich.console import Console
 
 from saccade import LLM, SamplingParams
-from saccade.execution.side_stream import Beside
+from saccade.execution.side_stream import SideStream
 from saccade.inputs.placeholders import Prompt
 
 PARAMS = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
@@ -30,9 +30,9 @@ def main(words: Sequence[str]) -> None:
     with LLM(given[0], load_format="auto" if is_small else "dummy", enable_prefix_caching=False) as llm:
         encoder = llm.executor.encoder
         assert encoder is not None, "the model has no vision tower"
-        beside, console, seeds = encoder.beside, Console(width=150), count_up()
+        beside, console, seeds = encoder.side_stream, Console(width=150), count_up()
         for name in ("beside", "in order", "beside"):
-            encoder.beside = beside if name == "beside" else Beside(torch.device("cpu"))
+            encoder.side_stream = beside if name == "beside" else SideStream(torch.device("cpu"))
             prompts = [prompt(llm, width, height, next(seeds)) for _ in range(count)]
             seconds, steps = serve(llm, prompts, concurrency)
             console.print(f"{name}: {count / seconds:.1f} requests/s, {steps} steps of {seconds / steps * 1e3:.1f} ms")

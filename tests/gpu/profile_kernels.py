@@ -6,12 +6,13 @@
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from saccade.kernels.dispatch import Kernels, kernels_for
+from saccade.kernels.fused_images import JobKernels
+from saccade.kernels.image_jobs import MAX_JOBS, Column, Shape, whole_job, write_table
 from saccade.kernels.sampling import Sampling, sampling_for
 from tests.gpu.test_kernels import BF16, cuda, every_attention
 from tests.gpu.test_sampling import GEMMA, QWEN, normal
@@ -53,11 +54,11 @@ def main() -> None:
             *norm_work(kernels),
             *rotary_work(kernels),
             *vision_work(kernels),
-            *image_work(kernels),
+            *image_work(),
             *sampling_work(sampling),
         ]
     ]
-    lines += [format_flops(name, body, count) for name, body, count in attention_work(kernels)]
+    lines += [format_flops(name, body, count) for name, body, count in attention_work()]
     print(kernels.name, *lines, sep="\n")
 
 
@@ -95,10 +96,6 @@ def rotary_work(kernels: Kernels) -> Iterator[Work]:
         caches = [torch.zeros(rows // 128 + 3, 128, groups, width, dtype=BF16, device="cuda") for _ in "kv"]
         body = partial(kernels.qk_norm_rotary_store, q, k, v, weight, weight, 1e-6, cos, sin, slots, *caches)
         yield f"qk_norm_rotary_store {rows}x32/8x128", body, rows * width * (4 * (heads + 2 * groups) + 8)
-    for rows in (1296, 10368):
-        q, k, _ = qkv_slices(rows, 16, 16, 72, seed=8, dtype=BF16, device="cuda")
-        cos, sin = rotary_tables(rows, 72, seed=9, device="cuda")
-        yield f"apply_rotary {rows}x16x72", partial(kernels.apply_rotary, q, k, cos, sin), rows * 72 * (4 * 32 + 8)
 
 
 def vision_work(kernels: Kernels) -> Iterator[Work]:
@@ -119,38 +116,46 @@ def vision_work(kernels: Kernels) -> Iterator[Work]:
         yield f"scatter_rows 4x{rows // 4}x4096", scatter, 2 * levels.nbytes
 
 
-def image_work(kernels: Kernels) -> Iterator[Work]:
-    settings: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "patch": 16, "temporal_patch": 2, "merge": 2}
+def image_work() -> Iterator[Work]:
+    """Pixels lie on the device already; the table of a job is written once."""
+    shape = Shape(mean=(0.5,) * 3, std=(0.5,) * 3, patch=16, temporal_patch=2, merge=2, resample="bicubic")
     for height, width in ((560, 560), (1080, 1920)):
-        pixels = photo(height, width, seed=10).cuda()
+        pixels = photo(height, width, seed=10)
         new = (height * 3 // 4 // 32 * 32, width * 3 // 4 // 32 * 32)
         out = torch.empty(new[0] * new[1] // 256, 1536, dtype=BF16, device="cuda")
-        body = partial(kernels.resize_patchify, pixels, new, **settings, out=out)
-        yield f"resize_patchify {height}x{width} to {new[0]}x{new[1]}", body, pixels.numel() + out.numel() * 2
+        job, table = whole_job(pixels.numpy()[None], new, 0, shape), np.zeros((len(Column), MAX_JOBS), np.int32)
+        counts = write_table(table, [job], [0], shape)
+        scratch = torch.empty(job.scratch_bytes, dtype=torch.uint8, device="cuda")
+        run = JobKernels(torch.from_numpy(table).cuda(), pixels.cuda().flatten(), scratch)
+        body = partial(run, out, shape, counts)
+        yield f"resize and patchify {height}x{width} to {new[0]}x{new[1]}", body, pixels.numel() + out.numel() * 2
 
 
-def attention_work(kernels: Kernels) -> Iterator[Work]:
+def attention_work() -> Iterator[Work]:
     """Name, call, floating-point operations of the scores and of the weighted values."""
     for count, length, width in ((1, 1296, 72), (8, 1296, 72), (8, 1296, 80), (162, 64, 80)):
         q, k, v = qkv_slices(count * length, 16, 16, width, seed=11, dtype=BF16, device="cuda")
         starts = boundaries([length] * count, "cuda")
-        for attend in every_attention(kernels, "varlen_attention"):
-            body = partial(attend, q, k, v, starts, length, scale=width**-0.5)
-            yield f"varlen {count} x {length} x 16x{width} {origin(attend)}", body, 4 * count * length**2 * 16 * width
+        for attention in every_attention(is_paged=False):
+            body = partial(attention.varlen_attention, q, k, v, starts, length, scale=width**-0.5)
+            yield (
+                f"varlen {count} x {length} x 16x{width} {attention.name}",
+                body,
+                4 * count * length**2 * 16 * width,
+            )
     for queries, keys, count in ((2048, 2048, 1), (406, 406, 8), (1, 1024, 256), (1, 8192, 4)):
         case = paged_case(
             [queries] * count, [keys] * count, num_heads=32, num_groups=8, head_width=128,
             block_size=128, dtype=BF16, device="cuda", poison=1.0,
         )  # fmt: skip
         seen = keys if queries == 1 else (keys + 1) / 2
-        for attend in every_attention(kernels, "paged_attention"):
-            body = partial(attend, *case.inputs, max_query=queries, max_keys=keys, scale=128**-0.5)
-            yield f"paged {count} x {queries} over {keys} {origin(attend)}", body, 4 * count * queries * seen * 32 * 128
-
-
-def origin(function: Callable[..., Tensor]) -> str:
-    owner = getattr(function, "__self__", None)
-    return "triton" if owner is None else type(owner).__name__
+        for attention in every_attention(is_paged=True):
+            body = partial(attention.paged_attention, *case.inputs, max_query=queries, max_keys=keys, scale=128**-0.5)
+            yield (
+                f"paged {count} x {queries} over {keys} {attention.name}",
+                body,
+                4 * count * queries * seen * 32 * 128,
+            )
 
 
 def sampling_work(sampling: Sampling) -> Iterator[Work]:

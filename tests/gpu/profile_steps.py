@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from saccade.bench.offline import WAYS, bench_runner, bench_state, decode_values, prefill_values
+from saccade.bench.offline import WAYS, bench_executor, bench_state, decode_values, prefill_values
 from saccade.bench.settings import OfflineBenchSettings
 from saccade.graphs import GraphRunner
 from saccade.models.weights import load_model
@@ -67,7 +67,7 @@ def profile_steps(folder: str, *, way: str, tokens: int, batch: int, context: in
     ).on(is_cuda=device == "cuda")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = load_model(folder, device=device, dtype=dtype, load_format="dummy")
-    runner = bench_runner(bench_state(model, settings), settings, WAYS[way])
+    runner = bench_executor(bench_state(model, settings), settings, WAYS[way])
     with torch.no_grad():
         passes = (
             (runner.prefill, prefill_values(runner, tokens)),

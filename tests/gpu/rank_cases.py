@@ -5,7 +5,6 @@ T rows, L levels, U units, D width. Weights are made up: for whole tensors, then
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -216,10 +215,8 @@ def in_float32(name: str, of: Model) -> Model:
 
 
 def _oracles() -> Kernels:
-    return replace(
-        kernels_for("cpu", torch.float32),
-        varlen_attention=reference.varlen_attention,
-        paged_attention=reference.paged_attention,
+    return kernels_for("cpu", torch.float32).replacing(
+        varlen_attention=reference.varlen_attention, paged_attention=reference.paged_attention
     )
 
 

@@ -19,12 +19,11 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.execution.executor import Runner
-from saccade.graphs import Report, verify
+from saccade.execution.executor import DeviceExecutor
+from saccade.graphs import VerifyReport, verify
 from saccade.models.vlm import Model
-from saccade.scheduling.arrays import Running, is_decode
 from saccade.scheduling.engine import Engine
-from saccade.scheduling.plan import Plan
+from saccade.scheduling.orders import Run
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import FinishReason
 from tests.engine.rig import executor_of
@@ -56,7 +55,7 @@ LONGEST_PROMPT, LONGEST_OUTPUT, LONGEST_SIDE = 1500, 24, 700
 MIB = 2**20
 
 
-def mixed_jobs(runner: Runner, count: int, *, seed: int) -> list[Job]:
+def mixed_jobs(runner: DeviceExecutor, count: int, *, seed: int) -> list[Job]:
     """Short and long prompts, a third with an image or two, that come while others are being answered."""
     rng = np.random.default_rng(seed)
     jobs = []
@@ -237,7 +236,7 @@ def test_other_families_capture_all_that_a_server_would(
     assert runner.vision is not None and runner.vision.stats.replays.total() > 0
 
 
-@pytest.mark.parametrize("phase_name", ["vision", "prefill", "decode", "head", "sample"])
+@pytest.mark.parametrize("phase_name", ["vision", "prefill", "decode", "head", "sampler"])
 @pytest.mark.parametrize("way", ["full", "piecewise"])
 def test_verify_finds_no_difference_to_eager_runs_of_the_same_shapes(
     phase_name: str, way: str, model: Model, show: Any
@@ -274,7 +273,7 @@ def test_padding_changes_hidden_states_by_rounding_alone(phase_name: str, model:
         assert not row.problem and row.difference < 0.15, row
 
 
-def summary(report: Report) -> str:
+def summary(report: VerifyReport) -> str:
     worst = max(report.rows, key=lambda row: row.difference)
     count = sum(row.num_batches for row in report.rows)
     return (
@@ -283,7 +282,7 @@ def summary(report: Report) -> str:
     )
 
 
-def _fill_with_noise(runner: Runner) -> None:
+def _fill_with_noise(runner: DeviceExecutor) -> None:
     """Nothing may be right because it is zero."""
     state = runner.state
     for cache in state.caches:
@@ -293,7 +292,8 @@ def _fill_with_noise(runner: Runner) -> None:
     state.logits.normal_()
     assert state.vision_rows is not None
     state.vision_rows.normal_()
-    runner._trunk_TD.normal_()
+    arena = runner.prefill.phase.arena
+    arena.views(arena.limits)["trunk"].normal_()
 
 
 def test_a_launch_never_waits_for_the_device(model: Model, show: Any) -> None:
@@ -304,40 +304,38 @@ def test_a_launch_never_waits_for_the_device(model: Model, show: Any) -> None:
     Traffic(engine, seed=3).run(3.0, wanted=24)  # kernels that no graph holds are compiled here
     steps: dict[str, list[float]] = {}
     errors: list[Exception] = []
-    launch, prepare = runner.launch, runner.prepare
 
-    def watched_prepare(owner: Running) -> None:
-        with no_sync():
-            prepare(owner)
+    def watched(name: str) -> None:
+        execute = getattr(runner, name)
 
-    def watched(plan: Plan, running: Mapping[str, Running]) -> Any:
-        started = time.perf_counter()
-        try:
-            with no_sync():
-                return launch(plan, running)
-        except Exception as error:
-            errors.append(error)
-            raise
-        finally:
-            steps.setdefault(_kind(plan, running), []).append((time.perf_counter() - started) * 1e3)
+        def call(orders: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                with no_sync():
+                    return execute(orders)
+            except Exception as error:
+                errors.append(error)
+                raise
+            finally:
+                kind = f"{name} {orders.passes[0].phase}" if isinstance(orders, Run) else name
+                steps.setdefault(kind, []).append((time.perf_counter() - started) * 1e3)
 
-    runner.launch, runner.prepare = watched, watched_prepare  # type: ignore[method-assign]
-    Traffic(engine, seed=5).run(3.0, wanted=24)
+        setattr(runner, name, call)
+
+    for name in ("begin", "encode", "run", "sample"):
+        watched(name)
+    traffic = Traffic(engine, seed=5)
+    traffic.run(3.0, wanted=24)
     show(
-        "host time of a launch, ms",
+        "host time of an order, ms",
         *(
-            f"{kind:22} {len(ms):5} steps, median {np.median(ms):7.2f}, most {max(ms):7.2f}"
+            f"{kind:22} {len(ms):5} orders, median {np.median(ms):7.2f}, most {max(ms):7.2f}"
             for kind, ms in steps.items()
         ),
     )
     assert not errors, errors[0]
-    assert {"decode", "prompts and images"} <= steps.keys()
-
-
-def _kind(plan: Plan, running: Mapping[str, Running]) -> str:
-    if is_decode(plan.chunks, running):
-        return "decode" if not plan.encode else "decode and images"
-    return "prompts and images" if plan.encode else "prompts"
+    assert FinishReason.ERROR not in traffic.ends, "a vision pass that waits fails its request alone"
+    assert {"begin", "encode", "run prefill", "run decode", "sample"} <= steps.keys()
 
 
 @contextmanager

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.kernels import images, reference
-from saccade.kernels.dispatch import Kernels, kernels_for
-from tests.kernels.cases import boundaries, paged_case, photo, qkv_slices, randn, rotary_tables, span_limits
+from saccade.kernels import reference
+from saccade.kernels.backends import AttentionDispatch
+from saccade.kernels.dispatch import Kernels, _attention_backends, kernels_for
+from tests.kernels.cases import boundaries, paged_case, qkv_slices, randn, rotary_tables, span_limits, turned
 
 BF16 = torch.bfloat16
 
@@ -20,14 +21,16 @@ def kernels() -> Kernels:
     return kernels_for("cuda", BF16)
 
 
-def every_attention(kernels: Kernels, name: str) -> list[Callable[..., Tensor]]:
-    """The chosen implementation, torch's where it has one, and the Triton fallback."""
-    from saccade.kernels import adapters, attention
+def every_attention(*, is_paged: bool) -> list[AttentionDispatch]:
+    """What this GPU gets, torch's backend where it has one, and Triton alone."""
+    from saccade.kernels.adapters import load_torch_varlen
+    from saccade.kernels.attention import TritonAttention
 
-    found = [getattr(kernels, name), getattr(attention, name)]
-    varlen = adapters.load_torch_varlen()
-    if name == "varlen_attention" and not isinstance(varlen, str):
-        found.append(varlen.varlen_attention)
+    chosen, _ = _attention_backends(torch.cuda.get_device_capability(), BF16)
+    found = [AttentionDispatch(*chosen), AttentionDispatch(TritonAttention())]
+    varlen = load_torch_varlen()
+    if not is_paged and not isinstance(varlen, str):
+        found.append(AttentionDispatch(varlen, TritonAttention()))
     return found
 
 
@@ -78,13 +81,13 @@ def test_rotary_and_store(kernels: Kernels, rows: int, heads: int, groups: int, 
     q_weight, k_weight = cuda(width, seed=4), cuda(width, seed=5)
     slots = (torch.randperm(rows, device="cuda") + 128).to(torch.int32)
     caches = [torch.full((rows // 128 + 3, 128, groups, width), float("nan"), dtype=BF16, device="cuda") for _ in "kv"]
-    turned = kernels.apply_rotary(q, k, cos, sin)
-    for ours, theirs in zip(turned, reference.apply_rotary(q.float(), k.float(), cos, sin), strict=True):
+    for ours, theirs in zip(
+        turned(kernels, q, k, cos, sin), turned(reference, q.float(), k.float(), cos, sin), strict=True
+    ):
         check(ours, theirs)
     q_out = kernels.qk_norm_rotary_store(q, k, v, q_weight, k_weight, 1e-6, cos, sin, slots, *caches)
-    q_expected, k_expected = reference.qk_norm_rotary(
-        q.float(), k.float(), q_weight.float(), k_weight.float(), 1e-6, cos, sin
-    )
+    weights = q_weight.float(), k_weight.float()
+    q_expected, k_expected = turned(reference, q.float(), k.float(), cos, sin, weights)
     check(q_out, q_expected)
     check(caches[0].flatten(0, 1)[slots.long()], k_expected)
     assert torch.equal(caches[1].flatten(0, 1)[slots.long()], v)
@@ -108,7 +111,8 @@ def test_varlen_attention_in_and_out_of_a_graph(
     scale = width**-0.5
     layouts = [lengths, lengths[::-1], [longest, *[0] * (len(lengths) - 2), rows - longest]]
     layouts = [layout for layout in layouts if max(layout) <= longest and len(layout) == len(lengths)]
-    for attend in every_attention(kernels, "varlen_attention"):
+    for attention in every_attention(is_paged=False):
+        attend = attention.varlen_attention
         starts = boundaries(lengths, "cuda")
         graph, out = captured(partial(attend, q, k, v, starts, longest, scale=scale))
         for layout in layouts:
@@ -122,12 +126,13 @@ def test_varlen_attention_in_and_out_of_a_graph(
 def test_varlen_poisoned_padding_changes_nothing(kernels: Kernels) -> None:
     """flash-attn-4 weighs the values behind a segment with zero, so those must be finite; all else may be NaN."""
     q, k, v = qkv_slices(1000, 16, 16, 72, seed=7, dtype=BF16, device="cuda")
-    for attend in every_attention(kernels, "varlen_attention"):
+    for attention in every_attention(is_paged=False):
+        attend = attention.varlen_attention
         starts = boundaries([500, 300, 200], "cuda")
         clean = attend(q, k, v, starts, 500, scale=0.1)
         for x in (q, k, v):
             x[800:] = float("nan")
-        if attend == kernels.varlen_attention and "flash" in kernels.name:
+        if "flash" in attention.name:
             v[800:] = 1e4
         assert torch.equal(attend(q, k, v, starts, 500, scale=0.1)[:800], clean[:800])
         for x in (q, k, v):
@@ -139,7 +144,6 @@ PAGED: list[tuple[str, int, int, int, dict[str, Any]]] = [
     ("Qwen2.5-VL-7B", 28, 4, 128, {}),
     ("Gemma-3-4B global", 8, 4, 256, {}),
     ("Gemma-3-4B sliding", 8, 4, 256, {"window": 300}),
-    ("softcap", 8, 4, 128, {"softcap": 20.0}),
 ]
 BATCHES = [([406, 1, 130, 0, 60], [406, 900, 512, 33, 0]), ([1, 400, 6, 190, 0], [1, 401, 700, 190, 0])]
 
@@ -177,8 +181,9 @@ def run_paged(
     flash-attn-4 wants finite values in the unused slots of a used block, so there the cache's poison is large numbers.
     """
     settings: dict[str, Any] = {"max_query": max_query, "max_keys": max_keys, "scale": width**-0.5, **options}
-    for attend in every_attention(kernels, "paged_attention"):
-        poison = float("nan") if attend.__module__.endswith(".attention") else 1e4
+    for attention in every_attention(is_paged=True):
+        attend = attention.paged_attention
+        poison = 1e4 if "flash" in attention.name else float("nan")
         cases = [
             paged_case(
                 queries, keys, num_heads=heads, num_groups=groups, head_width=width,
@@ -225,23 +230,9 @@ def test_paged_limits_of_gemma3(kernels: Kernels) -> None:
             "window": window,
             "limits_T": limits,
         }
-        for attend in every_attention(kernels, "paged_attention"):
+        for attention in every_attention(is_paged=True):
+            attend = attention.paged_attention
             check(attend(*case.inputs, **settings), reference.paged_attention(*cleaned, **settings), 1e-2)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [((560, 560), (576, 576)), ((1080, 1920), (736, 1312)), ((63, 4000), (64, 1024))]
-)
-def test_resize_patchify(kernels: Kernels, old: tuple[int, int], new: tuple[int, int]) -> None:
-    pixels = photo(*old, seed=8)
-    settings: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "patch": 16, "temporal_patch": 2, "merge": 2}
-    expected = images.resize_patchify(pixels, new, **settings)
-    out = torch.full(expected.shape, float("nan"), dtype=BF16, device="cuda")
-    kernels.resize_patchify(pixels.cuda(), new, **settings, out=out)
-    difference = (kernels.resize_patchify(pixels.cuda(), new, **settings).cpu() - expected).abs()
-    assert difference.max() <= 1.01 / 255 / 0.5
-    assert (difference > 1e-4).float().mean() < 0.02
-    check(out, expected, 1e-2)
 
 
 def captured(body: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:

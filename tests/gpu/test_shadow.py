@@ -44,6 +44,7 @@ def checked(engine: Engine) -> list[Mismatch]:
         one = engine.check_shadow()
         if isinstance(one, Exception):
             raise one
+        assert one is None or isinstance(one, Mismatch)
         found += [one] if one is not None else []
     return found
 

@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from saccade.choice.exact import ExactLayout
 from saccade.config import Tier
-from saccade.execution.encoder import Encoder, EncoderSettings
-from saccade.execution.executor import Runner
-from saccade.execution.pixels import NUM_SLOTS, Picture, PlainPixels, StagedPixels
-from saccade.execution.side_stream import Beside
-from saccade.execution.verify import check_graphs
+from saccade.execution.executor import DeviceExecutor
+from saccade.execution.pixels import NUM_SLOTS, PlainPixels, Shapes, StagedPixels, shape_of
+from saccade.execution.side_stream import SideStream
+from saccade.execution.verification import check_graphs
+from saccade.execution.vision_encoder import Encoder, EncoderSettings
 from saccade.graphs import GraphSettings
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.placeholders import Media
@@ -22,10 +23,11 @@ from saccade.inputs.plans import plan_image
 from saccade.kernels import reference
 from saccade.kernels.dispatch import kernels_for
 from saccade.models.vlm import Model
+from saccade.scheduling.compose import VisionComposer
+from saccade.scheduling.orders import Encode, Pass, Picture
 from saccade.scheduling.plan import EncodeItem
 from tests.gpu.engine_rig import (
     PAGE_ROWS,
-    PHASES,
     Job,
     Sizes,
     drive,
@@ -103,30 +105,33 @@ class TestPixels:
         for i, (height, width) in enumerate(sizes):
             plan = plan_image(height, width, settings)
             count = plan.grid_thw[1] * plan.grid_thw[2]
-            made.append(Picture(photo(height, width, seed=seed + i).numpy(), plan.size_hw, settings, row, count))
+            made.append(Picture(i, "image", photo(height, width, seed=seed + i).numpy(), plan.size_hw, row, count))
             row += count
         return made
 
-    def both(self, pictures: list[Picture], staged: StagedPixels) -> tuple[Tensor, Tensor]:
+    def shapes(self, model: Model) -> Shapes:
+        return {"image": shape_of(image_settings(model, max_pixels=2**22))}
+
+    def both(self, model: Model, pictures: list[Picture], staged: StagedPixels) -> tuple[Tensor, Tensor]:
         count = sum(picture.num_rows for picture in pictures)
         ours = torch.full((count, 1536), float("nan"), dtype=BF16, device=DEVICE)
         staged.patchify(pictures, ours)
         theirs = torch.zeros(count, 1536)
-        PlainPixels(kernels_for("cpu", torch.float32)).patchify(pictures, theirs)
+        PlainPixels(self.shapes(model)).patchify(pictures, theirs)
         return ours.float().cpu(), theirs
 
     @pytest.mark.parametrize("slot_bytes", [32 * MIB, 300_000])
     def test_many_pictures_in_one_go_and_in_bands(self, model: Model, slot_bytes: int) -> None:
         pictures = self.pictures(model, [(560, 560), (224, 900), (33, 40), (1080, 720), (64, 64)])
-        ours, theirs = self.both(pictures, StagedPixels(torch.device(DEVICE), slot_bytes))
+        ours, theirs = self.both(model, pictures, StagedPixels(torch.device(DEVICE), self.shapes(model), slot_bytes))
         assert (ours - theirs).abs().max() <= 1.01 / 255 / 0.5 + 0.005  # one level, and bfloat16
 
     def test_staging_is_not_written_before_its_copy_is_done(self, model: Model) -> None:
         """The device is kept busy, so that copies lag behind the host, which goes round the ring several times."""
-        staged = StagedPixels(torch.device(DEVICE), 2 * MIB)
+        staged = StagedPixels(torch.device(DEVICE), self.shapes(model), 2 * MIB)
         rounds = [self.pictures(model, [(560, 560)], seed=i) for i in range(3 * NUM_SLOTS)]
         outs = [torch.zeros(r[0].num_rows, 1536, dtype=BF16, device=DEVICE) for r in rounds]
-        expected = [self.both(r, staged)[0] for r in rounds]
+        expected = [self.both(model, r, staged)[0] for r in rounds]
         busy = torch.randn(8192, 8192, device=DEVICE)
         for pictures, out in zip(rounds, outs, strict=True):
             busy = busy @ busy * 1e-3
@@ -135,7 +140,7 @@ class TestPixels:
             assert torch.equal(out.float().cpu(), right)
 
     def test_preprocessing_takes_no_memory(self, model: Model) -> None:
-        staged = StagedPixels(torch.device(DEVICE))
+        staged = StagedPixels(torch.device(DEVICE), self.shapes(model))
         pictures = self.pictures(model, [(560, 560)])
         out = torch.zeros(pictures[0].num_rows, 1536, dtype=BF16, device=DEVICE)
         for _ in range(3):
@@ -148,7 +153,7 @@ class TestPixels:
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
-def new_encoder(model: Model, runner: Runner, **graphs: Any) -> Encoder:
+def new_encoder(model: Model, runner: DeviceExecutor, **graphs: Any) -> Encoder:
     settings = EncoderSettings(
         max_units=1024,
         page_rows=PAGE_ROWS,
@@ -157,6 +162,30 @@ def new_encoder(model: Model, runner: Runner, **graphs: Any) -> Encoder:
         graphs=GraphSettings(**graphs),
     )
     return Encoder(runner.state, settings)
+
+
+class Passes:
+    """Images of these sizes through an encoder."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+        self.composer = VisionComposer(encoder.facts, PAGE_ROWS, encoder.graphs.catalogue)
+
+    def compose(self, model: Model, sizes: list[tuple[int, int]], seed: int) -> list[Pass]:
+        media, items = some_media(model, sizes, seed)
+        return [self.composer.compose(parts, items, media) for parts in self.composer.packs(media)]
+
+    def encode(self, passes: list[Pass]) -> None:
+        for one in passes:
+            assert self.encoder.encode(Encode(0, one)).problem is None
+
+    def capture_usual(self) -> None:
+        for layout in self.composer.usual_layouts():
+            self.capture(layout)
+
+    def capture(self, layout: ExactLayout) -> None:
+        nbytes = self.encoder.capture_layout(layout)
+        self.encoder.graphs.drop(self.composer.catalogue.exact.add(layout.key, nbytes))
 
 
 class TestStreams:
@@ -171,8 +200,8 @@ class TestStreams:
             runner.capture()
             if not is_beside:
                 assert runner.encoder is not None
-                beside = runner.encoder.beside
-                beside._stream = beside._done = None  # in order with everything else
+                side = runner.encoder.side_stream
+                side._stream = side._done = None  # in order with everything else
             rng = np.random.default_rng(5)
             jobs = [
                 Job(
@@ -196,14 +225,14 @@ class TestStreams:
         runner.decode.capture_buckets()
         encoder = new_encoder(model, runner, strict=True)
         encoder.graphs.capture_buckets()
-        media, items = some_media(model, [(560, 560)] * 2, 0)
-        running = as_running(media)
+        images = Passes(encoder)
+        passes = images.compose(model, [(560, 560)] * 2, 0)
         example = runner.decode.example_for(runner.decode.phase.buckets[-1])
         values = {**example.tensors, **example.arrays}
 
         def encode() -> torch.cuda.Event:
-            assert encoder.encode(items, running) == {}
-            return ended(encoder.beside)
+            images.encode(passes)
+            return ended(encoder.side_stream)
 
         def decode() -> torch.cuda.Event:
             runner.decode.run(values, lambda outputs: None)
@@ -213,7 +242,7 @@ class TestStreams:
         decode()
         torch.cuda.synchronize()
 
-        kept_busy = keep_busy(encoder.beside)
+        kept_busy = keep_busy(encoder.side_stream)
         decode().synchronize()
         assert not kept_busy.query(), "a language step waited for the encoder"
         kept_busy.synchronize()
@@ -223,9 +252,9 @@ class TestStreams:
         assert not kept_busy.query(), "the encoder waited for a language step"
         kept_busy.synchronize()
 
-        kept_busy = keep_busy(encoder.beside)
+        kept_busy = keep_busy(encoder.side_stream)
         encode()
-        encoder.beside.wait()
+        encoder.side_stream.wait()
         decode().synchronize()
         assert kept_busy.query(), "a language step did not wait for its images"
 
@@ -235,13 +264,12 @@ class TestStreams:
         encoder.graphs.capture_buckets()
         encoder.warm_up()
         encoder.reserve()
-        rng = np.random.default_rng(1)
+        rng, images = np.random.default_rng(1), Passes(encoder)
 
         def traffic(count: int) -> None:
             for i in range(count):
                 sizes = [tuple(int(s) for s in rng.integers(64, 700, 2)) for _ in range(int(rng.integers(1, 4)))]
-                media, items = some_media(model, sizes, i)  # type: ignore[arg-type]
-                assert encoder.encode(items, as_running(media)) == {}
+                images.encode(images.compose(model, sizes, i))  # type: ignore[arg-type]
             torch.cuda.synchronize()
 
         traffic(10)
@@ -257,16 +285,17 @@ class TestStreams:
         encoder.graphs.capture_buckets()
         encoder.warm_up()
         encoder.reserve()
-        encoder.capture_usual()
+        images = Passes(encoder)
+        images.capture_usual()
         assert encoder.graphs.exact.is_full
         before = _used_bytes()
         for i in range(8):  # each hotter than a graph that nobody used
-            media, items = some_media(model, [(320 + 32 * i, 224)], i)
             for _ in range(3):
-                assert encoder.encode(items, as_running(media)) == {}
-            assert encoder.has_hot
-            encoder.capture_hot()
-            assert encoder.encode(items, as_running(media)) == {}
+                images.encode(images.compose(model, [(320 + 32 * i, 224)], i))
+            layout = encoder.graphs.exact.next_pending()
+            assert layout is not None, "it came often enough"
+            images.capture(layout)
+            images.encode(images.compose(model, [(320 + 32 * i, 224)], i))
         torch.cuda.synchronize()
         after = _used_bytes()
         show(f"8 graphs at the start, 8 captured in their place: {(after - before) / MIB:.1f} MiB more")
@@ -277,8 +306,8 @@ class TestStreams:
 def test_a_short_verification_looks_at_every_phase_and_finds_it_right(model: Model, show: Any) -> None:
     runner = new_runner(model, SIZES, "full")
     runner.capture()
-    report = check_graphs(new_engine(runner, SIZES))
-    assert {row.key.partition("/")[0] for row in report.rows} == set(PHASES)
+    report = check_graphs(runner)
+    assert {row.key.partition("/")[0] for row in report.rows} == {one.phase.name for one in runner.phases}
     assert report.is_right, f"\n{report}"
     show(f"{len(report.rows)} checks, largest difference {max(row.difference for row in report.rows):.1e}")
 
@@ -297,23 +326,14 @@ def some_media(model: Model, sizes: list[tuple[int, int]], seed: int) -> tuple[l
     return media, items
 
 
-def as_running(media: list[Media]) -> Any:
-    class Owner:
-        class prompt:  # noqa: N801
-            pass
-
-    Owner.prompt.media = tuple(media)  # type: ignore[attr-defined]
-    return {"r": Owner}
-
-
-def keep_busy(beside: Beside | None = None) -> torch.cuda.Event:
+def keep_busy(beside: SideStream | None = None) -> torch.cuda.Event:
     """Give the stream of language steps, or of the encoder, work for some seconds; the event of its end."""
     with beside.work() if beside is not None else nullcontext():
         torch.cuda._sleep(BUSY_CYCLES)
         return ended()
 
 
-def ended(beside: Beside | None = None) -> torch.cuda.Event:
+def ended(beside: SideStream | None = None) -> torch.cuda.Event:
     """The event that all work of a stream so far is done."""
     event = torch.cuda.Event()
     event.record(beside._stream if beside is not None else None)

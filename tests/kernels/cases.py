@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,22 @@ def rotary_tables(num_rows: int, width: int, *, seed: int, device: str = "cpu") 
     """cos and sin with a different angle in every column, so that swapped halves show."""
     angles = randn(num_rows, width, seed=seed, device=device) * 3
     return angles.cos(), angles.sin()
+
+
+def turned(
+    kernels: Any,
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    weights: tuple[Tensor | None, Tensor | None] = (None, None),
+    offset: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys after norm and rotary, by way of a cache whose blocks have one slot."""
+    keys, values = (torch.zeros_like(k).unsqueeze(1) for _ in "kv")
+    slots = torch.arange(len(k), dtype=torch.int32, device=k.device)
+    q = kernels.qk_norm_rotary_store(q, k, k, *weights, 1e-6, cos, sin, slots, keys, values, offset=offset)
+    return q, keys.squeeze(1)
 
 
 def boundaries(lengths: list[int], device: str = "cpu") -> Tensor:

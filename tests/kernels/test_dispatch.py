@@ -3,26 +3,28 @@
 import inspect
 import os
 import stat
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from saccade.config import KEEPS_ATTENTION, KERNEL_CACHES
 from saccade.errors import ConfigError
-from saccade.kernels import dispatch, images, reference
+from saccade.kernels import dispatch, reference
+from saccade.kernels.backends import AttentionDispatch, PackedCall, PagedCall
 from saccade.kernels.dispatch import Kernels, device_named, kernels_for
+from saccade.kernels.sampling import Sampling
+from saccade.kernels.table import KernelTable
 
-FUNCTIONS = [f.name for f in fields(Kernels) if f.name not in ("name", "reasons", "compilers")]
+FUNCTIONS = Kernels.kernel_names()
 
 
 def test_a_cpu_gets_the_reference_with_a_reason_for_each_function() -> None:
     kernels = kernels_for(torch.device("cpu"), torch.float32)
     assert kernels.name == "reference"
     assert kernels.rms_norm is reference.rms_norm
-    assert kernels.resize_patchify is images.resize_patchify
     rows = kernels.describe()
     assert [row[0] for row in rows] == FUNCTIONS
     assert all(implementation and reason for _, implementation, reason in rows)
@@ -44,19 +46,18 @@ def test_a_hopper_gpu_with_flash_attention_uses_it(monkeypatch: pytest.MonkeyPat
     adapters = pytest.importorskip("saccade.kernels.adapters")
     kernels = choose(monkeypatch, (9, 0), torch.bfloat16, adapters.FlashAttention(lambda: None))
     found = {name: (origin, reason) for name, origin, reason in kernels.describe()}
-    assert found["paged_attention"][0] == "FlashAttention"
-    assert "limits" in found["paged_attention"][1]
+    assert found["paged_attention"] == ("flash-attn-4 or triton", "the first that supports a call takes it")
+    assert kernels.name.endswith("+flash-attn-4")
     assert found["add_rms_norm"][0] == "fused"
-    assert found["resize_patchify"][0] == "fused_images"
 
 
 @pytest.mark.parametrize(
     ("capability", "dtype", "varlen", "reason"),
     [
-        ((9, 0), torch.bfloat16, "TorchVarlen", "not installed here"),
-        ((8, 6), torch.float16, "TorchVarlen", "compute capability 9.0"),
-        ((9, 0), torch.float32, "attention", "float16 and bfloat16"),
-        ((7, 5), torch.float16, "attention", "compute capability 8.0"),
+        ((9, 0), torch.bfloat16, "torch varlen or triton", "not installed here"),
+        ((8, 6), torch.float16, "torch varlen or triton", "compute capability 9.0"),
+        ((9, 0), torch.float32, "triton", "float16 and bfloat16"),
+        ((7, 5), torch.float16, "triton", "compute capability 8.0"),
     ],
 )
 def test_without_flash_attention_the_reason_is_recorded(
@@ -64,23 +65,79 @@ def test_without_flash_attention_the_reason_is_recorded(
 ) -> None:
     kernels = choose(monkeypatch, capability, dtype, "not installed here")
     found = {name: (origin, why) for name, origin, why in kernels.describe()}
-    assert found["paged_attention"][0] == "attention"
-    assert found["varlen_attention"][0] == varlen
+    assert found["paged_attention"][0] == found["varlen_attention"][0] == varlen
     assert reason in found["varlen_attention"][1]
 
 
-def test_every_implementation_has_the_parameters_of_its_oracle() -> None:
+@pytest.mark.parametrize("table", [Kernels, Sampling])
+def test_every_implementation_has_the_signature_of_its_oracle(table: type[KernelTable]) -> None:
+    """mypy checks calls against the oracle; this checks that what is called takes and returns the same."""
     pytest.importorskip("triton")
-    from saccade.kernels import adapters, attention, fused, fused_images
+    from saccade.kernels import (
+        fused,
+        fused_sampling,
+        fused_vision,
+        products,
+    )
 
-    for module in (fused, fused_images, attention, adapters.FlashAttention, adapters.TorchVarlen):
-        for name in FUNCTIONS:
-            if not hasattr(module, name):
-                continue
-            oracle = getattr(reference, name, None) or getattr(images, name)
-            ours = [p for p in inspect.signature(getattr(module, name)).parameters.values() if p.name != "self"]
-            theirs = list(inspect.signature(oracle).parameters.values())
-            assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs], name
+    modules = (fused, fused_sampling, fused_vision)
+    owners = (*modules, AttentionDispatch, products.HopperProducts)
+    for name in table.kernel_names():
+        found = [getattr(owner, name) for owner in owners if hasattr(owner, name)]
+        assert found, f"no GPU kernel is called {name}"
+        for function in found:
+            signature = inspect.signature(function)
+            ours = [p for p in signature.parameters.values() if p.name != "self"]
+            assert signature.replace(parameters=ours) == inspect.signature(getattr(table, name)), function
+
+
+def test_a_kernel_that_has_no_oracle_is_refused() -> None:
+    with pytest.raises(AssertionError, match="Kernels has no kernel called rms_morn"):
+        kernels_for("cpu", torch.float32).replacing(rms_morn=reference.rms_norm)
+
+
+@pytest.mark.parametrize(
+    ("case", "taken_by"),
+    [
+        ({}, "flash-attn-4"),
+        ({"max_query": 1, "num_rows": 64, "num_requests": 64}, "flash-attn-4"),
+        ({"max_query": 1, "num_rows": 4, "num_requests": 4}, "triton"),
+        ({"max_query": 1, "num_rows": 4, "num_requests": 4, "window": 500}, "flash-attn-4"),
+        ({"has_limits": True}, "triton"),
+        ({"head_width": 100}, "triton"),
+        ({"head_width": 512}, "triton"),
+    ],
+)
+def test_each_call_over_pages_goes_to_the_first_backend_that_supports_it(case: dict[str, Any], taken_by: str) -> None:
+    chosen = flash_and_triton()
+    call = PagedCall(
+        num_rows=900, num_heads=32, num_groups=8, head_width=128, dtype=torch.bfloat16, num_requests=3, block_size=128,
+        max_query=600, max_keys=32768, window=None, has_limits=False,
+    )._replace(**case)  # fmt: skip
+    assert chosen._plan(call)[0].name == taken_by
+
+
+@pytest.mark.parametrize(("longest", "taken_by"), [(64, "triton"), (65, "flash-attn-4")])
+def test_segments_of_one_tile_go_to_triton(longest: int, taken_by: str) -> None:
+    call = PackedCall(
+        num_rows=900, num_heads=16, num_groups=16, head_width=80, dtype=torch.bfloat16, num_segments=20,
+        max_seqlen=longest, causal=False,
+    )  # fmt: skip
+    assert flash_and_triton()._plan(call)[0].name == taken_by
+
+
+def test_backends_of_one_device_share_the_shape_of_its_cache() -> None:
+    chosen = flash_and_triton()
+    assert chosen.cache_shape(7, 128, 8, 64) == (7, 128, 8, 64)
+    other = SimpleNamespace(name="other", cache_shape=lambda blocks, size, groups, width: (blocks, groups, size, width))
+    with pytest.raises(AssertionError, match="disagree about the cache"):
+        AttentionDispatch(*chosen.backends, cast(Any, other)).cache_shape(7, 128, 8, 64)
+
+
+def flash_and_triton() -> AttentionDispatch:
+    adapters = pytest.importorskip("saccade.kernels.adapters")
+    attention = pytest.importorskip("saccade.kernels.attention")
+    return AttentionDispatch(adapters.FlashAttention(lambda: None), attention.TritonAttention())
 
 
 def test_the_torch_adapter_speaks_every_release(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +155,7 @@ def test_the_torch_adapter_speaks_every_release(monkeypatch: pytest.MonkeyPatch)
         return reference.varlen_attention(q, k, v, cu_q, max_q, scale=scale, causal=causal), "log-sum-exp"
 
     for accepts in ({"is_causal"}, {"window_size", "scale"}, {"window_size", "scale", "enable_gqa"}):
-        adapter = adapters.TorchVarlen(release, frozenset(accepts))
+        adapter = AttentionDispatch(adapters.TorchVarlen(release, frozenset(accepts)))
         for causal in (False, True):
             ours = adapter.varlen_attention(q, k, v, starts, 120, scale=0.3, causal=causal)
             theirs = reference.varlen_attention(q, k, v, starts, 120, scale=0.3, causal=causal)

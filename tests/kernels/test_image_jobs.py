@@ -93,6 +93,11 @@ def test_bands_cover_all_patches_once_within_their_bytes() -> None:
     assert all(max(job.nbytes, job.scratch_bytes) <= 12_000 for job in jobs)
 
 
+def test_the_device_code_has_every_column_at_its_place() -> None:
+    device_code: Any = pytest.importorskip("saccade.kernels.triton_images")
+    assert {column.name: getattr(device_code, column.name).value for column in Column} == Column.__members__
+
+
 class TestKeptLaunches:
     """What the two kernels are launched with when a buffer or a shape comes again, and when another does."""
 

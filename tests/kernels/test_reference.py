@@ -7,7 +7,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
 from saccade.kernels import reference
-from tests.kernels.cases import qkv_slices, randn, rotary_tables
+from tests.kernels.cases import qkv_slices, randn, rotary_tables, turned
 
 
 def test_rms_norm_is_that_of_qwen_and_with_an_offset_that_of_gemma() -> None:
@@ -45,7 +45,7 @@ def test_rotary_is_that_of_transformers() -> None:
     q, k, _ = qkv_slices(6, 4, 2, 64, seed=8)
     cos, sin = rotary_tables(6, 64, seed=9)
     theirs = apply_rotary_pos_emb(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos[None], sin[None])
-    ours = reference.apply_rotary(q, k, cos, sin)
+    ours = turned(reference, q, k, cos, sin)
     torch.testing.assert_close(ours[0], theirs[0][0].transpose(0, 1))
     torch.testing.assert_close(ours[1], theirs[1][0].transpose(0, 1))
 
@@ -53,10 +53,10 @@ def test_rotary_is_that_of_transformers() -> None:
 def test_partial_rotary_leaves_the_rest_of_each_head() -> None:
     q, k, _ = qkv_slices(6, 4, 2, 64, seed=10)
     cos, sin = rotary_tables(6, 16, seed=11)
-    turned, k_turned = reference.apply_rotary(q, k, cos, sin)
-    whole = reference.apply_rotary(q[..., :16], k[..., :16], cos, sin)
-    assert torch.equal(turned[..., 16:], q[..., 16:])
-    assert torch.equal(turned[..., :16], whole[0])
+    q_turned, k_turned = turned(reference, q, k, cos, sin)
+    whole = turned(reference, q[..., :16], k[..., :16], cos, sin)
+    assert torch.equal(q_turned[..., 16:], q[..., 16:])
+    assert torch.equal(q_turned[..., :16], whole[0])
     assert torch.equal(k_turned[..., :16], whole[1])
 
 
@@ -70,7 +70,7 @@ def test_norm_rotary_store_is_its_three_steps() -> None:
     q_out = reference.qk_norm_rotary_store(q, k, v, q_weight, k_weight, 1e-6, cos, sin, slots, *caches, offset=1.0)
     q_normed = reference.rms_norm(q, q_weight, 1e-6, offset=1.0)
     k_normed = reference.rms_norm(k, k_weight, 1e-6, offset=1.0)
-    q_expected, k_expected = reference.apply_rotary(q_normed, k_normed, cos, sin)
+    q_expected, k_expected = turned(reference, q_normed, k_normed, cos, sin)
     torch.testing.assert_close(q_out, q_expected)
     for cache, old, rows in ((caches[0], before[0], k_expected), (caches[1], before[1], v)):
         for block in range(5):

@@ -12,20 +12,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma3TextConfig
 from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model, get_block_sequence_ids_for_mask
 
-from saccade.kernels import cpu_attention, reference
+from saccade.kernels import reference
+from saccade.kernels.backends import AttentionDispatch
+from saccade.kernels.cpu_attention import CpuAttention
 from tests.kernels.cases import POISON, Paged, boundaries, paged_case, qkv_slices, randn, span_limits
 
 
-def softmax_attention(
-    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, softcap: float | None = None
-) -> Tensor:
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Tensor:
     """One head at a time, in float64."""
     out = torch.empty_like(q, dtype=torch.float64)
     share = q.shape[1] // k.shape[1]
     for head in range(q.shape[1]):
         scores = q[:, head].double() @ k[:, head // share].double().T * scale
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
         scores = scores.masked_fill(~visible, float("-inf"))
         out[:, head] = scores.softmax(-1) @ v[:, head // share].double()
     return out.to(q.dtype)
@@ -43,7 +41,6 @@ def loop_over_requests(
     case: Paged,
     scale: float,
     window: int | None = None,
-    softcap: float | None = None,
     spans: dict[int, list[tuple[int, int]]] | None = None,
 ) -> Tensor:
     parts = []
@@ -59,11 +56,11 @@ def loop_over_requests(
                 same_image = any(a <= position < b and a <= j < b for a, b in (spans or {}).get(r, []))
                 recent = window is None or j > position - window
                 visible[i, j] = recent and (j <= position or same_image)
-        parts.append(softmax_attention(q, case.keys[r], case.values[r], visible, scale, softcap))
+        parts.append(softmax_attention(q, case.keys[r], case.values[r], visible, scale))
     return torch.cat(parts)
 
 
-@pytest.fixture(params=[reference, cpu_attention], ids=["reference", "cpu"])
+@pytest.fixture(params=[reference, AttentionDispatch(CpuAttention())], ids=["reference", "cpu"])
 def kernels(request: pytest.FixtureRequest) -> Any:
     return request.param
 
@@ -116,7 +113,7 @@ def test_a_longest_length_that_was_frozen_too_small_shows(kernels: Any) -> None:
 
 
 @pytest.mark.parametrize("share", [1, 2, 4, 7])
-@pytest.mark.parametrize("options", [{}, {"window": 4}, {"softcap": 2.0}, {"window": 9, "softcap": 5.0}])
+@pytest.mark.parametrize("options", [{}, {"window": 4}, {"window": 9}])
 def test_paged(kernels: Any, share: int, options: dict[str, Any]) -> None:
     case = paged_case([6, 3, 1, 0, 1, 5], [6, 14, 17, 8, 1, 0], num_heads=2 * share, num_groups=2, head_width=24)
     ours = kernels.paged_attention(*case.inputs, max_query=7, max_keys=20, scale=0.2, **options)
@@ -253,7 +250,7 @@ def record(kernels: Any, monkeypatch: pytest.MonkeyPatch, body: Callable[[], Ten
     with monkeypatch.context() as patch:
         for name in (
             ()
-            if kernels is cpu_attention
+            if isinstance(kernels, AttentionDispatch)
             else ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__")
         ):
             patch.setattr(Tensor, name, refuse)

@@ -17,9 +17,10 @@ from saccade.inputs.processor import Processor
 from saccade.server.app import build_app
 from saccade.server.service import Service
 from saccade.server.settings import ServerSettings
+from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.engine_settings import SchedulerSettings
-from saccade.wire.metrics import SchedulerStats
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.tensor_parallel import ONE_RANK
 
 HANG_S = 120.0  # a wait longer than this is a hang, whatever else the machine does
 Script = Callable[[Prompt, SamplingParams], AsyncGenerator[dict[str, Any], None]]
@@ -38,6 +39,7 @@ class FakeEngine:
         self.limits = SchedulerSettings().resolved(is_cuda=False, max_position=max_model_len)
         self.kv_cache_tokens, self.block_size, self.is_alive, self.death = 1600, 16, True, ""
         self.gpu_bytes, self.gpu_ready_bytes = 0, 0
+        self.ranks = ONE_RANK
         self.running: set[str] = set()
         self.seen: list[tuple[Prompt, SamplingParams, dict[str, Any]]] = []
         self.aborted: list[str] = []

@@ -19,8 +19,8 @@ from saccade.bench.timing import compared_ms, device_ms, latency_ms, rates_of, s
 from saccade.bench.transformers_tower import time_transformers
 from saccade.config import GraphSettings, Tier
 from saccade.errors import ConfigError
-from saccade.execution.encoder import Encoder, EncoderSettings
 from saccade.execution.state import StateSizes, new_state
+from saccade.execution.vision_encoder import Encoder, EncoderSettings
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import ImageSettings
@@ -29,7 +29,7 @@ from saccade.kernels.sampling import sampling_for
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, load_model
 from saccade.scheduling.compose import VisionComposer
-from saccade.scheduling.packing import Part, padded_rows
+from saccade.scheduling.packing import MediaPart, padded_rows
 from saccade.scheduling.plan import EncodeItem
 
 Report = Callable[[str], None]
@@ -218,7 +218,7 @@ class Rig:
         graphs.gate = None
 
     def _call(
-        self, way: str, packs: list[list[Part]], items: list[EncodeItem], media: list[Media]
+        self, way: str, packs: list[list[MediaPart]], items: list[EncodeItem], media: list[Media]
     ) -> Callable[[], None]:
         if way == "exact":
             self._capture_exact(packs, items, media)
@@ -236,7 +236,7 @@ class Rig:
 
         return call
 
-    def _capture_exact(self, packs: list[list[Part]], items: list[EncodeItem], media: list[Media]) -> None:
+    def _capture_exact(self, packs: list[list[MediaPart]], items: list[EncodeItem], media: list[Media]) -> None:
         self._call("capacity", packs, items, media)()
         with self.encoder.side_stream.work():
             while self.encoder.graphs.exact.has_pending:

@@ -30,7 +30,7 @@ def new_parser(name: str) -> Parser:
 
 def run(flags: Namespace) -> int:
     asked, console = settings_from(flags, VerifySettings), Console(stderr=True)
-    from saccade.execution.verify import audit_graphs  # imports torch
+    from saccade.execution.verification import audit_graphs  # imports torch
 
     with loaded_executor(flags, console) as executor, shown_progress(console, "auditing") as hear:
         report = audit_graphs(executor, is_short=asked.short, progress=hear)

@@ -65,6 +65,7 @@ def check_machine(host: str, port: int) -> Iterator[Finding]:
     yield check_python()
     yield guarded("torch", check_torch, 'install it: pip install "torch>=2.11,<2.14"')
     yield guarded("gpu", check_gpu, "see that nvidia-smi works")
+    yield guarded("gpus", check_gpus, "see that nvidia-smi works")
     yield guarded("kernels", check_kernels, "reinstall saccade[cuda] and triton")
     for module, (what, extra) in OPTIONAL.items():
         yield check_optional(module, what, extra)
@@ -117,6 +118,24 @@ def check_gpu() -> Finding:
             "gpu", Level.NOTE, found, "others use the GPU's memory: stop them, or lower --gpu-memory-utilization"
         )
     return Finding("gpu", Level.OK, found)
+
+
+def check_gpus() -> Finding:
+    """How many there are, and whether ranks on them can read each other's memory."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count < 2:
+        found = "1: no ranks to share a model" if count else "0: ranks that share a model are processes on the CPU"
+        return Finding("gpus", Level.OK, found)
+    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
+    apart = [(a, b) for a, b in pairs if not torch.cuda.can_device_access_peer(a, b)]
+    if not apart:
+        return Finding("gpus", Level.OK, f"{count}: each can read the memory of the others (symmetric memory)")
+    first, second = apart[0]
+    found = f"{count}: GPU {first} cannot read the memory of GPU {second} ({len(apart)} of {len(pairs)} pairs)"
+    fix = "ranks there exchange through NCCL; let CUDA_VISIBLE_DEVICES name GPUs that can, such as those with NVLink"
+    return Finding("gpus", Level.NOTE, found, fix)
 
 
 def check_kernels() -> Finding:

@@ -26,6 +26,7 @@ def check_model(model: str, *, sample: bool) -> Iterator[Finding]:
         return
     folder = found[0]
     yield guarded("config", lambda: check_config(folder), AGAIN)
+    yield guarded("ranks", lambda: check_ranks(folder), AGAIN)
     yield guarded("weights", lambda: check_weights(folder), AGAIN)
     yield guarded("tokenizer", lambda: check_tokenizer(folder), AGAIN)
     yield guarded("template", lambda: check_template(folder), "add the model's chat_template.jinja to the folder")
@@ -44,8 +45,26 @@ def check_config(folder: Path) -> Finding:
     return Finding("config", Level.OK, found)
 
 
+def check_ranks(folder: Path) -> Finding:
+    """How many ranks can share the model."""
+    from saccade.dry_run.blueprint import dividing_sizes
+    from saccade.models.config import Config
+    from saccade.models.registry import read_spec
+
+    _, spec = read_spec(Config.read(folder / "config.json"))
+    sizes = dividing_sizes(spec, "weights")
+    found = f"can be shared by {_listed(sizes)} ranks (--tensor-parallel-size)"
+    if spec.vision is not None and (more := sorted({*dividing_sizes(spec, "data")} - {*sizes})):
+        found += f"; with whole images on each rank also by {_listed(more)} (--mm-encoder-tp-mode data)"
+    return Finding("ranks", Level.OK, found)
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
 def check_weights(folder: Path) -> Finding:
-    from saccade.models.folder import SafetensorsFolder
+    from saccade.models.checkpoint import SafetensorsFolder
 
     weights = SafetensorsFolder.open(folder)
     return Finding("weights", Level.OK, f"{len(weights.files)} files, {weights.total_bytes / GIB:.2f} GiB")
@@ -83,7 +102,7 @@ def check_template(folder: Path) -> Finding:
 
 def check_sample(folder: Path, wanted: bool) -> Finding:
     """A real answer on the CPU, about an image where the model sees."""
-    from saccade.models.folder import SafetensorsFolder
+    from saccade.models.checkpoint import SafetensorsFolder
 
     size = SafetensorsFolder.open(folder).total_bytes
     if not wanted or size > MAX_SAMPLE_BYTES:

@@ -23,7 +23,7 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 if TYPE_CHECKING:
     from saccade.dry_run.blueprint import Blueprint
-    from saccade.dry_run.explain import DryRun
+    from saccade.dry_run.steps import DryRun
     from saccade.inputs.plans import ImagePlan, VideoPlan
     from saccade.inputs.settings import ImageSettings, VideoSettings
 
@@ -88,7 +88,7 @@ def run(flags: Namespace) -> int:
     own = {} if flags.words else BUNDLED_LIMITS
     engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
     from saccade.dry_run.blueprint import draw  # imports torch
-    from saccade.dry_run.explain import dry_run, made_up_prompt
+    from saccade.dry_run.steps import dry_run, made_up_prompt
     from saccade.inputs.settings import PlaceholderSettings
     from saccade.kernels.dispatch import device_named
 

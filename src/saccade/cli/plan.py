@@ -3,6 +3,7 @@
 import json
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,16 +51,16 @@ def run(flags: Namespace) -> int:
     own = {} if flags.words else BUNDLED_LIMITS
     engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
     from saccade.dry_run.blueprint import draw  # imports torch
-    from saccade.dry_run.memory import GPUS, find_gpu, plan_memory, room_on
+    from saccade.dry_run.memory import GPUS, find_gpu, least_room, plan_ranks
 
     gpus = [find_gpu(name) for name in asked.gpu] or list(GPUS)
     model = chosen_model(flags.words)
-    plan = plan_memory(draw(settings_folder(model, engine), engine, limits))
-    rooms = [(gpu, room_on(plan, gpu.nbytes, engine.gpu_memory_utilization)) for gpu in gpus]
+    plans = plan_ranks(draw(settings_folder(model, engine), engine, limits))
+    rooms = [(gpu, least_room(plans, gpu.nbytes, engine.gpu_memory_utilization)) for gpu in gpus]
     if asked.json:
-        sys.stdout.write(json.dumps(as_data(model, plan, rooms), indent=1) + "\n")
+        sys.stdout.write(json.dumps(as_data(model, plans, rooms), indent=1) + "\n")
     else:
-        _show(Output(), model, plan, rooms)
+        _show(Output(), model, plans, rooms)
     return EXIT_DOES_NOT_FIT if asked.gpu and not all(room.fits for _, room in rooms) else 0
 
 
@@ -73,9 +74,13 @@ def settings_folder(model: str, engine: EngineSettings) -> Path:
     return find_folder(model, revision=engine.revision, download_dir=engine.download_dir, with_weights=False)
 
 
-def as_data(model: str, plan: "MemoryPlan", rooms: "list[tuple[GPU, Room]]") -> dict[str, Any]:
+def as_data(model: str, plans: "Sequence[MemoryPlan]", rooms: "list[tuple[GPU, Room]]") -> dict[str, Any]:
+    """Of the first rank, and of each where there are several. A GPU is one rank's."""
+    plan = plans[0]
+    ranks = [{"rank": rank, "bytes": {name: size for name, size, _ in one.rows()}} for rank, one in enumerate(plans)]
     return {
         "model": model,
+        **({"tensor_parallel_size": len(plans), "ranks": ranks} if len(plans) > 1 else {}),
         "bytes": {name: size for name, size, _ in plan.rows()},
         "kv_token_bytes": plan.token_bytes,
         "block_size": plan.block_size,
@@ -86,12 +91,10 @@ def as_data(model: str, plan: "MemoryPlan", rooms: "list[tuple[GPU, Room]]") -> 
     }
 
 
-def _show(console: Console, model: str, plan: "MemoryPlan", rooms: "list[tuple[GPU, Room]]") -> None:
+def _show(console: Console, model: str, plans: "Sequence[MemoryPlan]", rooms: "list[tuple[GPU, Room]]") -> None:
+    plan = plans[0]
     console.print(model, markup=False, highlight=False, soft_wrap=True)
-    parts = Table("part", "GiB", "how it is known", title="beside the KV cache")
-    for name, size, source in plan.rows():
-        parts.add_row(name, f"{size / GIB:.2f}", source)
-    print_table(console, parts)
+    _show_parts(console, plans)
     table = Table("GPU", "GiB", "KV GiB", "KV tokens", f"requests of {plan.max_model_len:,} tokens", "kernels")
     for gpu, room in rooms:
         if room.fits:
@@ -100,14 +103,35 @@ def _show(console: Console, model: str, plan: "MemoryPlan", rooms: "list[tuple[G
             figures = ("-", "-", f"does not fit: {room.missing_bytes / GIB:.1f} GiB missing")
         table.add_row(gpu.name, f"{gpu.gib:.1f}", *figures, _kernels(gpu))
     print_table(console, table)
+    if len(plans) > 1:
+        console.print(f"each of the {len(plans)} ranks has such a GPU; the KV cache holds what fits on any of them")
     if any(room.fits and room.is_capped for _, room in rooms):
         console.print(f"{CAPPED} there is room for more; {plan.max_num_seqs} may run at the same time (--max-num-seqs)")
-    console.print(f"a KV token takes {plan.token_bytes / 1024:.0f} KiB, a block {plan.block_size} tokens")
+    where = " on a rank" if len(plans) > 1 else ""
+    console.print(f"a KV token takes {plan.token_bytes / 1024:.0f} KiB{where}, a block {plan.block_size} tokens")
     if not all(room.fits for _, room in rooms):
         console.print(
             "to make it fit: lower --max-model-len, --max-num-seqs, --encoder-cache-tokens, --encoder-budget-tokens or "
-            "--max-num-batched-tokens, raise --gpu-memory-utilization, or take a smaller model"
+            "--max-num-batched-tokens, raise --gpu-memory-utilization or --tensor-parallel-size, or take a smaller "
+            "model"
         )
+
+
+def _show_parts(console: Console, plans: "Sequence[MemoryPlan]") -> None:
+    """A column for all ranks that hold the same amount."""
+    columns: dict[tuple[tuple[str, int, str], ...], list[int]] = {}
+    for rank, plan in enumerate(plans):
+        columns.setdefault(tuple(plan.rows()), []).append(rank)
+    titles = [f"GiB, {_named(ranks)}" for ranks in columns.values()] if len(plans) > 1 else ["GiB"]
+    parts = Table("part", *titles, "how it is known", title="beside the KV cache")
+    for cells in zip(*columns, strict=True):
+        name, _, source = cells[0]
+        parts.add_row(name, *(f"{size / GIB:.2f}" for _, size, _ in cells), source)
+    print_table(console, parts)
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
 
 
 def _requests(room: "Room") -> str:

@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -15,12 +16,13 @@ from saccade.cli.aliases import add_aliases
 from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
+from saccade.errors import ConfigError
 from saccade.terminal import Output, print_table, progress_bar, stages
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 if TYPE_CHECKING:
     from saccade.execution.executor import DeviceExecutor
-    from saccade.graphs import AuditReport, Report
+    from saccade.graphs import AuditReport, VerifyReport
 
 EXIT_WRONG = 1
 OnGraph = Callable[[str, int, int], None]
@@ -54,7 +56,7 @@ def checking_parser(name: str, about: str) -> Parser:
 
 def run(flags: Namespace) -> int:
     asked, console = settings_from(flags, VerifySettings), Console(stderr=True)
-    from saccade.execution.verify import audit_graphs, verify_graphs  # imports torch
+    from saccade.execution.verification import audit_graphs, verify_graphs  # imports torch
 
     with loaded_executor(flags, console) as executor:
         with shown_progress(console, "verifying") as hear:
@@ -77,6 +79,11 @@ def loaded_executor(flags: Namespace, console: Console) -> "Iterator[DeviceExecu
     """The passes of the chosen model. Nothing is checked yet: what is wrong belongs into the report."""
     own = {} if flags.words else BUNDLED_LIMITS
     engine = replace(settings_from(flags, EngineSettings, own), verify="off")
+    if engine.tensor_parallel_size > 1:
+        raise ConfigError(
+            "graphs of several ranks are checked by all of them together, before they serve: take "
+            "`saccade serve --verify full`, or leave out --tensor-parallel-size"
+        )
     chosen = {**asdict(engine), **asdict(settings_from(flags, SchedulerSettings, own))}
     from saccade import LLM  # imports torch
 
@@ -100,7 +107,9 @@ def shown_progress(console: Console, verb: str) -> Iterator[OnGraph]:
                 console.print(f"{verb} {phase}: {done} of {total} graphs done", highlight=False)
             named.add(phase)
 
+        started = monotonic()
         yield hear
+    console.print(f"{verb} took {monotonic() - started:.1f} s", highlight=False)
 
 
 def audit_data(report: "AuditReport") -> dict[str, object]:
@@ -119,7 +128,7 @@ def show_audit(console: Console, report: "AuditReport") -> None:
     console.print(found if report.rows else "there are no graphs to audit", markup=False)
 
 
-def show(console: Console, report: "Report") -> None:
+def show(console: Console, report: "VerifyReport") -> None:
     """One line a graph: its worst sequence."""
     table = Table("graph", "sequences", "batches", "largest difference", "worst sequence", "right")
     for key in dict.fromkeys(row.key for row in report.rows):

@@ -9,7 +9,7 @@ import zmq.asyncio
 
 from saccade.client.spare import Spare
 from saccade.errors import ConfigError
-from saccade.wire.messages import COMMANDS, REPLIES, Arrays, Command, Reply, decode_reply, encode
+from saccade.wire.messages import COMMANDS, REPLIES, Command, PromptArrays, Reply, decode_reply, encode
 
 RECONNECT_MS = 20  # the worker's socket appears only when its imports are done
 TERMINATE_S, KILL_S = 3.0, 5.0
@@ -51,7 +51,7 @@ class Child:
         process.is_taken = True
         return child
 
-    def send(self, command: Command, arrays: Arrays | None = None) -> None:
+    def send(self, command: Command, arrays: PromptArrays | None = None) -> None:
         """Never waits. Arrays are not copied: they must not change, as those of a prompt never do."""
         self._commands.send_multipart([encode(command), *(arrays or ())], zmq.NOBLOCK, copy=False)
 

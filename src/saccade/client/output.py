@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from saccade.inputs.detokenizer import Detokenizer
+from saccade.inputs.markers import split_undecided
 from saccade.inputs.positions import Ints
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import Finish, FinishReason, PromptScores, Scores, Update
@@ -53,7 +54,6 @@ class OutputStream:
         self._params = params
         self._held = ""
         self._early_stop: str | None = None  # met before `min_tokens`
-        self._hold_back = max((len(stop) for stop in params.stop), default=1) - 1
 
     def take(self, update: Update) -> tuple[str, str | None]:
         """The text that an update adds, and the stop string that it met; tokens behind that are dropped."""
@@ -99,16 +99,8 @@ class OutputStream:
         elif stop is not None:
             text, self._held = self._held[: at + len(stop) * self._params.include_stop_str_in_output], ""
             return text, stop
-        keep = 0 if is_last else self._num_undecided()
-        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        text, self._held = (self._held, "") if is_last else split_undecided(self._held, self._params.stop)
         return text, None
-
-    def _num_undecided(self) -> int:
-        """Characters at the end that may be the beginning of a stop string."""
-        for count in range(min(self._hold_back, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-count:]) for stop in self._params.stop):
-                return count
-        return 0
 
 
 def to_logprobs(token_ids: Sequence[int], scores: Scores) -> list[Logprobs]:

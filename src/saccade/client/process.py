@@ -6,7 +6,7 @@ every request that waits for it ends with an EngineDeadError at once.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -20,11 +20,11 @@ from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.models.folder import find_folder
 from saccade.processes import describe_exit
+from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import (
     Abort,
     Add,
-    Arrays,
     AskStats,
     Close,
     Closed,
@@ -33,6 +33,8 @@ from saccade.wire.messages import (
     Failure,
     Flush,
     Flushed,
+    OnStage,
+    PromptArrays,
     Ready,
     Refused,
     Reply,
@@ -43,8 +45,8 @@ from saccade.wire.messages import (
     Updates,
     pack_prompt,
 )
-from saccade.wire.metrics import SchedulerStats
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.tensor_parallel import TensorParallel
 
 __all__ = ["AsyncEngine", "Delta", "EngineStats", "Stage"]
 
@@ -52,7 +54,6 @@ CLOSE_S = 5.0  # for a worker that was told to leave
 PULSE_S = 5.0  # between two looks at a worker
 LAST_WORDS_S = 0.5  # for what a worker said before it ended to be read
 
-Report = Callable[[Stage], None]
 _log = logging.getLogger(__name__)
 
 
@@ -72,7 +73,7 @@ class AsyncEngine:
     Every `generate` ends: with the last delta of each output, or with an error.
     """
 
-    def __init__(self, child: Child, report: Report) -> None:
+    def __init__(self, child: Child, report: OnStage) -> None:
         self._child, self._report = child, report
         self._serials = count()
         self._streams: dict[int, RequestStream] = {}
@@ -96,7 +97,7 @@ class AsyncEngine:
         limits: SchedulerSettings | None = None,
         *,
         processor: Processor | None = None,
-        report: Report = lambda stage: None,
+        report: OnStage = lambda stage: None,
         spare: Spare | None = None,
     ) -> "AsyncEngine":
         """Returns when the engine is ready. `report` hears of every stage. Without a processor the folder's own is
@@ -149,6 +150,11 @@ class AsyncEngine:
     def gpu_ready_bytes(self) -> int:
         """The device's memory in use when the engine got ready; 0 on a CPU."""
         return self._ready.result().gpu_bytes
+
+    @property
+    def ranks(self) -> TensorParallel:
+        """How many processes share the model, what each holds and how they sum up."""
+        return self._ready.result().ranks
 
     @property
     def pid(self) -> int:
@@ -261,7 +267,7 @@ class AsyncEngine:
         if not self._streams:
             self._is_idle.set()
 
-    def _send(self, command: Command, arrays: Arrays | None = None) -> None:
+    def _send(self, command: Command, arrays: PromptArrays | None = None) -> None:
         if not self._dead.done():
             self._child.send(command, arrays)
 

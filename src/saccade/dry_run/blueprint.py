@@ -5,8 +5,8 @@ what is built: sizes for `saccade plan`, buckets and decisions for `saccade expl
 """
 
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from saccade.errors import ConfigError
 from saccade.execution.assembly import new_executor
 from saccade.execution.build import affordable
 from saccade.execution.executor import DeviceExecutor
@@ -22,18 +23,22 @@ from saccade.execution.sizes import executor_settings_for, state_sizes_for
 from saccade.execution.state import StateSizes
 from saccade.graphs import Frame, GraphRunner
 from saccade.inputs.settings import ImageSettings, VideoSettings
-from saccade.kernels.dispatch import Kernels, kernels_for
-from saccade.kernels.sampling import Sampling, sampling_for
+from saccade.kernels.dispatch import kernels_for
+from saccade.kernels.sampling import sampling_for
+from saccade.kernels.table import KernelTable
 from saccade.layers.layer import Placement
+from saccade.layers.parallel import Groups
 from saccade.models.config import Config
 from saccade.models.registry import read_spec
-from saccade.models.vlm import Model
+from saccade.models.spec import ModelSpec
+from saccade.models.vlm import EncoderMode, Model
 from saccade.models.weights import DTYPES, checkpoint_dtype
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
-Functions = TypeVar("Functions", Kernels, Sampling)
+TableT = TypeVar("TableT", bound=KernelTable)
 
 META = torch.device("meta")
+MOST_RANKS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +55,14 @@ class Blueprint:
 
 
 def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, is_cuda: bool = True) -> Blueprint:
-    """The blueprint of an engine for a checkpoint, of which config.json and the settings of images are read."""
+    """The blueprint of an engine for a checkpoint, of which config.json and the settings of images are read. Of several
+    ranks, it is the first one's."""
     config = Config.read(folder / "config.json")
     _, spec = read_spec(config)
     dtype = _dtype(settings, config, is_cuda=is_cuda)
     live = LiveBytes()
-    model = Model(Placement(kernels=_counted(kernels_for("cpu", dtype), live), device=META, dtype=dtype), spec)
+    place = Placement(kernels=_counted(kernels_for("cpu", dtype), live), device=META, dtype=dtype)
+    model = _model_of_rank(0, place, spec, settings)
     settings = affordable(settings, model, is_cuda=is_cuda)
     limits = limits.resolved(is_cuda=is_cuda, max_position=spec.max_position)
     sizes = state_sizes_for(settings, limits, is_cuda=is_cuda)
@@ -70,6 +77,18 @@ def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, i
         is_cuda=is_cuda,
         live=live,
     )
+
+
+def models_of_ranks(blueprint: Blueprint) -> Iterator[Model]:
+    """The share of the model that each rank holds."""
+    yield blueprint.model
+    for rank in range(1, blueprint.settings.tensor_parallel_size):
+        yield _model_of_rank(rank, blueprint.model.place, blueprint.model.spec, blueprint.settings)
+
+
+def dividing_sizes(spec: ModelSpec, encoder_mode: EncoderMode) -> list[int]:
+    """The tensor-parallel sizes that this model can be divided into."""
+    return [size for size in range(1, MOST_RANKS + 1) if _can_be_divided(spec, size, encoder_mode)]
 
 
 def peak_bytes(blueprint: Blueprint, runner: GraphRunner) -> int:
@@ -127,6 +146,21 @@ class LiveBytes(TorchDispatchMode):
         self.peak = max(self.peak, sum(self._live.values()))
 
 
+def _can_be_divided(spec: ModelSpec, size: int, encoder_mode: EncoderMode) -> bool:
+    group = Groups.imagined(0, size).language
+    place = Placement(kernels=kernels_for("cpu", torch.float32), device=META, dtype=torch.float32, group=group)
+    try:
+        Model(place, spec, encoder_mode=encoder_mode)
+    except ConfigError:
+        return False
+    return True
+
+
+def _model_of_rank(rank: int, place: Placement, spec: ModelSpec, settings: EngineSettings) -> Model:
+    group = Groups.imagined(rank, settings.tensor_parallel_size).language
+    return Model(replace(place, group=group), spec, encoder_mode=settings.mm_encoder_tp_mode)  # type: ignore[arg-type]
+
+
 def _dtype(settings: EngineSettings, config: Config, *, is_cuda: bool) -> torch.dtype:
     if settings.dtype in DTYPES:
         return DTYPES[settings.dtype]
@@ -138,9 +172,8 @@ def _like_queries(queries: Tensor, *args: Any, **how: Any) -> Tensor:
     return torch.empty_like(queries)
 
 
-def _counted(functions: Functions, live: LiveBytes) -> Functions:
-    """The same functions, each counted as one operation."""
-    found = {field.name: getattr(functions, field.name) for field in fields(functions)}
+def _counted(table: TableT, live: LiveBytes) -> TableT:
+    """The same kernels, each counted as one operation."""
+    found = {name: getattr(table, name) for name in table.kernel_names()}
     found |= {name: _like_queries for name in ("varlen_attention", "paged_attention") if name in found}
-    counted: dict[str, Any] = {name: live.as_one(value) for name, value in found.items() if callable(value)}
-    return replace(functions, **counted)
+    return table.replacing(**{name: live.as_one(kernel) for name, kernel in found.items()})

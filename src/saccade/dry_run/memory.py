@@ -1,15 +1,18 @@
 """What an engine takes of a GPU's memory, from a blueprint: exact where buffers are concerned, estimated for graphs."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import inf
 
 from torch import Tensor
 
 from saccade.config import Tier
-from saccade.dry_run.blueprint import Blueprint, peak_bytes
+from saccade.dry_run.blueprint import Blueprint, models_of_ranks, peak_bytes
 from saccade.errors import ConfigError
+from saccade.execution.ranks import exchange_bytes
 from saccade.execution.sizes import HEADROOM_BYTES, block_bytes, blocks_that_fit, shadow_bytes_for, wanted_blocks
 from saccade.graphs import GraphRunner
+from saccade.models.vlm import Model
 
 CONTEXT_BYTES = 600 * 2**20  # CUDA's context, the libraries' code and workspaces; about that on an H200
 # What a graph takes beside temporaries: on an H200 347 graphs of Qwen3-VL-8B took 0.7 GiB beyond them.
@@ -18,7 +21,7 @@ GRAPH_BYTES = 2 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes of everything but the KV cache, and of a block of it."""
+    """Bytes of everything but the KV cache, and of a block of it, on one rank."""
 
     weights: int
     encoder_cache: int
@@ -34,6 +37,8 @@ class MemoryPlan:
     max_num_seqs: int
     wanted_blocks: int | None  # where tokens were asked for, or memory is not measured
     shadow: int = 0  # copies for shadow checks, and memory for language passes without a graph
+    padding: int = 0  # zeros that make the shares of all ranks equally large
+    exchange: int = 0  # what tensors pass through on their way to other ranks
 
     @property
     def graphs(self) -> int:
@@ -42,7 +47,7 @@ class MemoryPlan:
     @property
     def needed(self) -> int:
         """All but weights and KV cache."""
-        own = self.encoder_cache + self.sampling + sum(self.arenas.values())
+        own = self.padding + self.exchange + self.encoder_cache + self.sampling + sum(self.arenas.values())
         return own + self.graphs + self.eager_vision + self.shadow
 
     @property
@@ -53,11 +58,13 @@ class MemoryPlan:
         """What takes memory: name, bytes, and where the number comes from."""
         return [
             ("weights", self.weights, "config.json"),
+            *([("padding of weights", self.padding, "exact")] if self.padding else []),
             *((f"{name} buffers", size, "exact") for name, size in self.arenas.items()),
             ("encoder cache", self.encoder_cache, "exact, --encoder-cache-tokens"),
             ("logits and sampling", self.sampling, "exact, --max-num-seqs"),
             (f"{self.num_graphs} graphs", self.graphs, "estimated"),
             ("vision passes without a graph", self.eager_vision, "estimated"),
+            *([("exchange with other ranks", self.exchange, "exact for symmetric memory")] if self.exchange else []),
             *([("shadow checks", self.shadow, "estimated, --shadow")] if self.shadow else []),
             ("CUDA and libraries", CONTEXT_BYTES, "assumed"),
             ("room to spare", HEADROOM_BYTES, "kept free"),
@@ -79,6 +86,18 @@ class Room:
     @property
     def fits(self) -> bool:
         return self.missing_bytes == 0
+
+
+def plan_ranks(blueprint: Blueprint) -> list[MemoryPlan]:
+    """What each rank holds. All have the same buffers and graphs; their shares of the weights differ."""
+    first = plan_memory(blueprint)
+    if blueprint.settings.tensor_parallel_size == 1:
+        return [first]
+    exchange = exchange_bytes(blueprint.model, blueprint.executor.settings, blueprint.sizes)
+    return [
+        replace(first, weights=model.parameter_bytes(), padding=_padding_bytes(model), exchange=exchange)
+        for model in models_of_ranks(blueprint)
+    ]
 
 
 def plan_memory(blueprint: Blueprint) -> MemoryPlan:
@@ -112,6 +131,12 @@ def _shadow_bytes(blueprint: Blueprint, eager: int) -> int:
     has_vision = blueprint.model.spec.vision is not None
     copies = sum(shadow_bytes_for(blueprint.settings, is_cuda=blueprint.is_cuda, has_vision=has_vision).values())
     return copies + eager if copies else 0
+
+
+def least_room(plans: Sequence[MemoryPlan], total_bytes: int, utilization: float) -> Room:
+    """The KV cache of an engine whose ranks have a GPU of this size each: as many blocks as any of them can hold."""
+    rooms = (room_on(plan, total_bytes, utilization) for plan in plans)
+    return max(rooms, key=lambda room: (room.missing_bytes, -room.num_blocks))
 
 
 def room_on(plan: MemoryPlan, total_bytes: int, utilization: float) -> Room:
@@ -204,6 +229,12 @@ def _num_graphs(runner: GraphRunner, *, is_cuda: bool) -> int:
     settings = runner.settings
     buckets = len(runner.phase.buckets) if Tier.CAPACITY in settings.tiers else 0
     return buckets + (settings.exact_max_graphs if is_cuda and Tier.EXACT in settings.tiers else 0)
+
+
+def _padding_bytes(model: Model) -> int:
+    """Parameters that no tensor of a checkpoint fills."""
+    storages = [slot.view.untyped_storage() for _, slot in model.slots()]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values()) - model.parameter_bytes()
 
 
 def _nbytes(tensor: Tensor | None) -> int:

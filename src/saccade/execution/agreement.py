@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from saccade.execution.rank_messages import Outcome
+from saccade.execution.rank_messages import OrderOutcome
 
 MAX_KEPT = 512  # messages
 MAX_SHOWN = 300  # characters of a digest
@@ -13,7 +13,7 @@ MAX_SHOWN = 300  # characters of a digest
 class _Step:
     """What is known of one message; when the first rank had ended it, and when the first one said that it failed."""
 
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    outcomes: dict[int, OrderOutcome] = field(default_factory=dict)
     ended_at: float | None = None
     failed_at: float | None = None
 
@@ -27,7 +27,7 @@ class Agreement:
         self._kept: deque[int] = deque()
         self._open: set[int] = set()  # messages that some rank has answered, and some have not
 
-    def note(self, rank: int, sequence: int, outcome: Outcome, now: float) -> str | None:
+    def note(self, rank: int, sequence: int, outcome: OrderOutcome, now: float) -> str | None:
         """Returns what differs between this rank and rank 0, as soon as both have said what they did."""
         step = self._steps.get(sequence) or self._begin(sequence)
         assert rank not in step.outcomes, f"rank {rank} has said before what it did in step {sequence}"
@@ -43,7 +43,7 @@ class Agreement:
         others = (other for other in step.outcomes if other and rank in (0, other))
         return next((why for other in others if (why := _difference(sequence, step.outcomes, other))), None)
 
-    def answers(self, sequence: int) -> tuple[Outcome, ...] | None:
+    def answers(self, sequence: int) -> tuple[OrderOutcome, ...] | None:
         """Those of ranks 1 and up; None until all are there."""
         known = self._steps[sequence].outcomes if sequence in self._steps else {}
         ranks = range(1, self._num_ranks)
@@ -85,7 +85,7 @@ class Agreement:
         return step
 
 
-def _difference(sequence: int, known: dict[int, Outcome], rank: int) -> str | None:
+def _difference(sequence: int, known: dict[int, OrderOutcome], rank: int) -> str | None:
     first, other = known[0], known[rank]
     if bool(first.error) != bool(other.error):
         failed, well = (rank, 0) if other.error else (0, rank)

@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -16,7 +16,7 @@ from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.rank_processes import OnDeath
 from saccade.execution.ranked import RankedExecutor
-from saccade.execution.ranks import Ranks, check_ranks, reserve_exchange, start_ranks
+from saccade.execution.ranks import Ranks, check_ranks, describe_ranks, reserve_exchange, share_of, start_ranks
 from saccade.execution.shadow import Shadow
 from saccade.execution.shadow_file import Origin
 from saccade.execution.sizes import (
@@ -29,7 +29,7 @@ from saccade.execution.sizes import (
     wanted_blocks,
 )
 from saccade.execution.state import StateSizes
-from saccade.execution.verify import check_graphs
+from saccade.execution.verification import check_graphs
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.processor import Processor
 from saccade.inputs.settings import ImageSettings, VideoSettings
@@ -44,10 +44,10 @@ from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import GrammarCompiler
 from saccade.scheduling.scheduler import Scheduler
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
-from saccade.wire.messages import Stage
+from saccade.wire.messages import OnStage, Stage
+from saccade.wire.tensor_parallel import TensorParallel
 
 MOST_RECORDED_BYTES = 256 * 10**6
-Report = Callable[[Stage], None]
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,7 @@ class Built:
     engine: Engine
     executor: DeviceExecutor
     groups: Groups
+    tensor_parallel: TensorParallel
     ranks: Ranks | None = None
 
     def close(self) -> None:
@@ -71,7 +72,7 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BuiltExecutor:
     """One rank's executor, with graphs that are captured and checked, and the settings it came to."""
 
     executor: DeviceExecutor
@@ -85,7 +86,7 @@ def build_engine(
     limits: SchedulerSettings,
     *,
     processor: Processor,
-    report: Report = lambda stage: None,
+    report: OnStage = lambda stage: None,
     on_death: OnDeath = lambda error: None,
 ) -> Built:
     """`report` is told of each stage, and in it of each tensor or graph; `on_death`, from another thread, why the ranks
@@ -101,9 +102,9 @@ def build_engine(
             device, size = ranks.device, settings.tensor_parallel_size
             groups = connect(rank=0, size=size, store=Path(ranks.store), device=device, check=ranks.require)
         part = build_executor(folder, settings, limits, device=device, groups=groups, report=report)
-        if ranks is not None:
-            ranks.wait_ready()
-        return _finish(folder, part, ranks, groups, report, eos_token_ids=eos, seed=settings.seed, grammars=grammars)
+        held = [share_of(part.executor), *([] if ranks is None else ranks.wait_ready())]
+        engine = _finish(folder, part, ranks, report, eos_token_ids=eos, seed=settings.seed, grammars=grammars)
+        return Built(engine, part.executor, groups, describe_ranks(groups, held), ranks)
     except BaseException as error:
         if ranks is None:
             raise
@@ -113,7 +114,7 @@ def build_engine(
         raise reason from None if reason is error else error
 
 
-def _finish(folder: Path, part: Part, ranks: Ranks | None, groups: Groups, report: Report, **of_engine: Any) -> Built:
+def _finish(folder: Path, part: BuiltExecutor, ranks: Ranks | None, report: OnStage, **of_engine: Any) -> Engine:
     """An engine around an executor, warmed up."""
     executor, settings, limits = part.executor, part.settings, part.limits
     model = executor.state.model
@@ -136,7 +137,7 @@ def _finish(folder: Path, part: Part, ranks: Ranks | None, groups: Groups, repor
         shadow_bytes = shadow_bytes_for(settings, is_cuda=is_cuda, has_vision=model.spec.vision is not None)
         engine.shadow = _new_shadow(executor, engine.scheduler, folder, settings, shadow_bytes)
     report(Stage("ready"))
-    return Built(engine, executor, groups, ranks)
+    return engine
 
 
 def build_executor(
@@ -146,8 +147,8 @@ def build_executor(
     *,
     device: torch.device,
     groups: Groups = ONE_RANK,
-    report: Report = lambda stage: None,
-) -> Part:
+    report: OnStage = lambda stage: None,
+) -> BuiltExecutor:
     """What every rank builds, all of them in step: weights, buffers and graphs, checked."""
     is_cuda = device.type == "cuda"
     if is_cuda:
@@ -181,7 +182,7 @@ def build_executor(
     _verify(executor, settings, groups, report)
     executor.reserve()
     check_ranks(executor, groups)
-    return Part(executor, settings, limits)
+    return BuiltExecutor(executor, settings, limits)
 
 
 def _new_shadow(
@@ -193,7 +194,7 @@ def _new_shadow(
 ) -> Shadow:
     """With what is needed to build the same engine again."""
     kept_in = Path(settings.shadow_dir).expanduser() if settings.shadow_dir else shadow_folder()
-    same = replace(settings, kv_cache_tokens=scheduler.holdings.pool.num_tokens)
+    same = replace(settings, kv_cache_tokens=scheduler.resources.pool.num_tokens)
     origin = Origin(model=str(Path(folder).resolve()), settings=same, limits=scheduler.settings, folder=kept_in)
     return Shadow(executor, settings.shadow, origin, slab_bytes=slab_bytes)
 
@@ -209,7 +210,7 @@ def _resolved(asked: SchedulerSettings, model: Model, *, is_cuda: bool) -> Sched
     return limits
 
 
-def _verify(executor: DeviceExecutor, settings: EngineSettings, groups: Groups, report: Report) -> None:
+def _verify(executor: DeviceExecutor, settings: EngineSettings, groups: Groups, report: OnStage) -> None:
     """Refuses to go on where a graph is wrong."""
     is_cuda = executor.state.model.place.device.type == "cuda"
     how = settings.verify if settings.verify != "auto" else ("short" if is_cuda else "off")

@@ -24,7 +24,7 @@ from msgspec import msgpack
 
 from saccade.errors import ConfigError, SaccadeError
 from saccade.execution.codec import Bytes, Codec, Packed, aligned
-from saccade.execution.rank_messages import Done, Heard, Outcome, Reply
+from saccade.execution.rank_messages import Done, Heard, OrderOutcome, RankReply
 from saccade.execution.ring import Ring
 
 CAPACITY_BYTES = 128 * 2**20
@@ -72,7 +72,7 @@ class Sender:
         self,
         codec: Codec,
         num_readers: int,
-        on_reply: Callable[[int, Reply], None],
+        on_reply: Callable[[int, RankReply], None],
         *,
         capacity_bytes: int = CAPACITY_BYTES,
     ) -> None:
@@ -224,7 +224,7 @@ class Sender:
     def _collect(self) -> None:
         for reader in self._readers.values():
             while not reader.is_gone and (data := self._receive(reader)) is not None:
-                reply: Reply = _decode_reply(data)
+                reply: RankReply = _decode_reply(data)
                 reader.heard_at, reader.pinged_at = monotonic(), None
                 if isinstance(reply, Done | Heard) and reply.sequence:
                     assert reply.sequence == reader.acknowledged + 1, f"rank {reader.rank} skipped: {reply}"
@@ -290,10 +290,10 @@ class Receiver:
                     return None
         return None
 
-    def acknowledge(self, sequence: int, outcome: Outcome) -> None:
+    def acknowledge(self, sequence: int, outcome: OrderOutcome) -> None:
         self.reply(Done(sequence, outcome))
 
-    def reply(self, reply: Reply) -> None:
+    def reply(self, reply: RankReply) -> None:
         """Hardly ever waits. That nobody hears it any more is for `receive` to say."""
         data = _encode_reply(reply)
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -310,14 +310,14 @@ class Receiver:
             return b""
 
 
-_decode_reply = msgpack.Decoder(Reply).decode
+_decode_reply = msgpack.Decoder(RankReply).decode
 
 
-def _encode_reply(reply: Reply) -> bytes:
+def _encode_reply(reply: RankReply) -> bytes:
     data = msgpack.encode(reply)
     if len(data) <= MAX_REPLY_BYTES:
         return data
     if not isinstance(reply, Done):
         raise SaccadeError(f"a {type(reply).__name__} of {len(data)} bytes is too long; the most is {MAX_REPLY_BYTES}")
     error = f"SaccadeError: the answer has {len(data)} bytes; the most is {MAX_REPLY_BYTES}"
-    return msgpack.encode(Done(reply.sequence, Outcome(error=error)))
+    return msgpack.encode(Done(reply.sequence, OrderOutcome(error=error)))

@@ -5,7 +5,7 @@ work is queued behind it on the same stream, so nothing that a ticket still need
 """
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,21 +18,21 @@ from saccade.choice.exact import ExactLayout
 from saccade.choice.key import GraphKey
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import EngineDeadError
-from saccade.execution.encoder import Encoder, EncoderSettings, largest_frame
 from saccade.execution.language import decode_phase, head_phase, prefill_phase
 from saccade.execution.logits import Logits
 from saccade.execution.sampler import sample_phase
 from saccade.execution.state import DeviceState
+from saccade.execution.vision_encoder import Encoder, EncoderSettings, largest_frame
 from saccade.graphs import GraphRunner, Phase, lane_for
+from saccade.graphs.runner import Progress
 from saccade.inputs.settings import ImageSettings, VideoSettings
-from saccade.scheduling.arrays import Layout
+from saccade.scheduling.arrays import CacheLayout
 from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import USUAL_SIZES, Composer
 from saccade.scheduling.executing import Encoded, StepResult
 from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Orders, Pass, Run, Sample, WarmUp
 from saccade.wire.update import Scores
 
-Progress = Callable[[int, int, GraphKey], None]
 NUM_TICKETS = 3  # two steps may be in flight
 EXACT_VISION_GRAPHS = len(USUAL_SIZES)
 EXACT_VISION_AFTER = 32  # a graph of its own saves 0.3 ms a batch and costs 30 once, when nobody waits
@@ -120,13 +120,13 @@ class DeviceExecutor:
         self._host_bad = [self._host(torch.bool) for _ in range(NUM_TICKETS)]
         self._turn = 0
         self._ticket: DeviceTicket | None = None
-        self._trace: list[str] = []
+        self._trace: list[GraphKey | str] = []
 
     def composer(self) -> Composer:
         """Composes for executors like this one, with the graphs that this one has."""
         spec, state = self._model.spec, self.state
         media, encoder = spec.media, self.encoder
-        layout = Layout(
+        layout = CacheLayout(
             block_size=state.block_size,
             max_blocks=state.max_blocks,
             page_rows=self.settings.page_rows,
@@ -187,9 +187,9 @@ class DeviceExecutor:
             yield
 
     def take_trace(self) -> str:
-        """How passes were run since the last call, one that failed included: what ranks must agree on."""
+        """How the passes of the newest order were run, the one that failed too; told once. Ranks must agree on it."""
         trace, self._trace = self._trace, []
-        return "; ".join(trace)
+        return "; ".join(map(str, trace))
 
     @torch.no_grad()
     def begin(self, orders: Begin) -> None:
@@ -199,7 +199,7 @@ class DeviceExecutor:
         assert self.encoder is not None, f"{self._model.spec.architecture} sees no images"
         encoded = self.encoder.encode(orders)
         last = self.encoder.graphs.last
-        self._trace.append(f"{last}: {encoded.problem}" if encoded.problem else last)
+        self._trace = [f"{last}: {encoded.problem}" if encoded.problem else last]
         return encoded
 
     def run(self, orders: Run) -> DeviceTicket:
@@ -212,6 +212,7 @@ class DeviceExecutor:
 
     @torch.no_grad()
     def _run(self, orders: Run) -> DeviceTicket:
+        self._trace = []
         self._turn = (self._turn + 1) % NUM_TICKETS
         ticket = self._ticket = DeviceTicket(self._turn, orders.num_sampled)
         if orders.waits_for_vision and self.encoder is not None:
@@ -227,6 +228,7 @@ class DeviceExecutor:
         """What follows the passes of the newest run, whose ticket has the results."""
         ticket = self._ticket
         assert ticket is not None, "there was no run to sample from"
+        self._trace = []
         if orders.sampler is not None:
             self._logits.edit(ticket.num_sampled, orders.edits, orders.mask, ticket.turn)
             self._run_pass(orders.sampler, ticket)

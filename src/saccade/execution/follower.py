@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from saccade.execution.build import build_executor
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.rank_messages import Outcome, RankStart, describe
+from saccade.execution.rank_messages import OrderOutcome, RankStart, describe
+from saccade.execution.ranks import share_of
 from saccade.kernels.dispatch import device_named
 from saccade.kernels.packages import import_packages
 from saccade.layers.connect import connect
@@ -37,16 +38,15 @@ class Follower:
     @property
     def facts(self) -> Any:
         """What this rank holds."""
-        state = self._executor.state
-        return {"weights_bytes": state.model.parameter_bytes(), "num_blocks": state.num_blocks}
+        return msgspec.to_builtins(share_of(self._executor))
 
-    def execute(self, order: Orders) -> Outcome:
+    def execute(self, order: Orders) -> OrderOutcome:
         try:
             self._executor.execute(order)
         except Exception as error:
             traceback.print_exc()
-            return Outcome(digest=self._executor.take_trace(), error=describe(error))
-        return Outcome(digest=self._executor.take_trace())
+            return OrderOutcome(digest=self._executor.take_trace(), error=describe(error))
+        return OrderOutcome(digest=self._executor.take_trace())
 
     def close(self) -> None:
         self._groups.close()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.execution.examples import example_prompts, example_rows
+from saccade.execution.example_passes import example_prompts, example_rows
 from saccade.execution.state import TOKEN_STATE, DeviceState, runs
 from saccade.graphs import (
     Arena,
@@ -195,7 +195,7 @@ def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> 
         max_keys=state.max_keys,
         caches=state.caches,
         outside=frame.outside,
-        is_sketch=frame.is_sketch,
+        is_warmup=frame.is_warmup,
     )
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from saccade.inputs.messages import MediaKind
 from saccade.inputs.settings import ImageSettings, VideoSettings
-from saccade.kernels.dispatch import Kernels
 from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column, Job, Shape, banded_jobs, whole_job, write_table
+from saccade.kernels.images import resize_patchify
 from saccade.scheduling.orders import Picture
 
-Slot = TypeVar("Slot")
+SlotT = TypeVar("SlotT")
 Shapes = Mapping[MediaKind, Shape]  # how pixels are cut, by the kind of media
 
 NUM_SLOTS = 3  # the host may fill one while two are on their way
@@ -24,13 +24,13 @@ SLOT_BYTES = 32 * 2**20  # pixels of one copy; larger media come in bands, one a
 ALIGNMENT_BYTES = 16
 
 
-class Pixels(Protocol):
+class Patchifier(Protocol):
     """Turns pictures into patches, in the order of the current stream."""
 
     def patchify(self, pictures: Sequence[Picture], out_PC: Tensor) -> None: ...
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """As `torch.cuda.Event`: never recorded counts as done."""
 
     def record(self) -> None: ...
@@ -38,19 +38,19 @@ class Event(Protocol):
     def synchronize(self) -> None: ...
 
 
-class SlotRing(Generic[Slot]):
+class SlotRing(Generic[SlotT]):
     """Slots of host memory that a device copies from, used in turn.
 
     Invariant: between `take` and `sent` the slot belongs to the host; from `sent` on to the device, until the event
     that was recorded behind its copy is over. `take` waits for that, and for nothing else.
     """
 
-    def __init__(self, slots: Sequence[Slot], events: Sequence[Event]) -> None:
+    def __init__(self, slots: Sequence[SlotT], events: Sequence[DeviceEvent]) -> None:
         assert len(slots) == len(events) > 0, f"{len(slots)} slots, {len(events)} events"
         self._slots, self._events = tuple(slots), tuple(events)
         self._turn = 0
 
-    def take(self) -> Slot:
+    def take(self) -> SlotT:
         self._events[self._turn].synchronize()
         return self._slots[self._turn]
 
@@ -89,15 +89,15 @@ class StagedPixels:
 
 
 class PlainPixels:
-    """Anywhere else: one picture after the other, by the plain kernel."""
+    """Anywhere else: one picture after the other."""
 
-    def __init__(self, kernels: Kernels, shapes: Shapes) -> None:
-        self._kernels, self._shapes = kernels, shapes
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes = shapes
 
     def patchify(self, pictures: Sequence[Picture], out_PC: Tensor) -> None:
         for picture in pictures:
             shape = self._shapes[picture.kind]
-            self._kernels.resize_patchify(
+            resize_patchify(
                 torch.from_numpy(np.array(picture.pixels)),  # pixels are read-only, which torch has no notion of
                 picture.size_hw,
                 mean=shape.mean,
@@ -110,8 +110,8 @@ class PlainPixels:
             )
 
 
-def new_pixels(device: torch.device, kernels: Kernels, shapes: Shapes) -> Pixels:
-    return StagedPixels(device, shapes) if device.type == "cuda" else PlainPixels(kernels, shapes)
+def new_pixels(device: torch.device, shapes: Shapes) -> Patchifier:
+    return StagedPixels(device, shapes) if device.type == "cuda" else PlainPixels(shapes)
 
 
 def rounds(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterator[tuple[Shape, list[Job]]]:

@@ -18,7 +18,7 @@ import msgspec
 from saccade.errors import ConfigError, SaccadeError
 from saccade.execution.channel import Receiver
 from saccade.execution.codec import Codec
-from saccade.execution.rank_messages import NotStarted, RankExecutor, RankStart, Ready, attempt, describe
+from saccade.execution.rank_messages import NotStarted, RankExecutor, RankReady, RankStart, attempt, describe
 from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, end_with_input, end_with_parent
 
 
@@ -36,7 +36,7 @@ def main() -> int:
     receiver = Receiver(start.socket_fd, start.memory_fd)
     try:
         executor = find_factory(start.factory)(start)
-        receiver.reply(Ready(executor.facts))
+        receiver.reply(RankReady(executor.facts))
     except Exception as error:
         if not isinstance(error, SaccadeError):
             traceback.print_exc()

@@ -27,7 +27,7 @@ class RankStart(Struct, frozen=True, kw_only=True):
         return store_path(self.store_fd)
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class OrderOutcome(Struct, frozen=True, kw_only=True):
     """What a rank did with one order.
 
     Ranks must agree on `digest`, a short text such as the keys of the graphs that were replayed, and on whether there
@@ -54,13 +54,13 @@ class RankExecutor(Protocol):
     def facts(self) -> Any:
         """Told to rank 0 with "ready": anything that JSON can say."""
 
-    def execute(self, order: Any) -> Outcome | None:
+    def execute(self, order: Any) -> OrderOutcome | None:
         """The arrays of an order are only valid until this returns."""
 
     def close(self) -> None: ...
 
 
-class Ready(Struct, frozen=True, tag=True):
+class RankReady(Struct, frozen=True, tag=True):
     facts: Any = None
 
 
@@ -81,22 +81,22 @@ class Done(Struct, frozen=True, tag=True):
     """A message was executed; its bytes are no longer read."""
 
     sequence: int
-    outcome: Outcome
+    outcome: OrderOutcome
 
 
-Reply = Ready | NotStarted | Heard | Done
+RankReply = RankReady | NotStarted | Heard | Done
 
 
 def store_path(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
-def attempt(execute: Callable[[Any], Outcome | None], order: Any) -> tuple[Outcome, Exception | None]:
+def attempt(execute: Callable[[Any], OrderOutcome | None], order: Any) -> tuple[OrderOutcome, Exception | None]:
     """What became of an order. An error is part of the outcome: whether it is fatal is for rank 0 to say."""
     try:
-        return execute(order) or Outcome(), None
+        return execute(order) or OrderOutcome(), None
     except Exception as error:
-        return Outcome(error=describe(error)), error
+        return OrderOutcome(error=describe(error)), error
 
 
 def describe(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from saccade.errors import ConfigError, EngineDeadError, RankGoneError, SaccadeE
 from saccade.execution.agreement import Agreement
 from saccade.execution.channel import CAPACITY_BYTES, ReaderBehindError, ReaderGoneError, Sender
 from saccade.execution.codec import Codec
-from saccade.execution.rank_messages import Done, NotStarted, Outcome, RankStart, Ready, Reply, store_path
+from saccade.execution.rank_messages import Done, NotStarted, OrderOutcome, RankReady, RankReply, RankStart, store_path
 from saccade.processes import describe_exit
 
 MODULE = "saccade.execution.rank"
@@ -124,7 +124,7 @@ class RankProcesses:
         except (ReaderGoneError, ReaderBehindError) as error:
             self._suspect(str(error))
 
-    def record(self, number: int, outcome: Outcome) -> None:
+    def record(self, number: int, outcome: OrderOutcome) -> None:
         """What rank 0 did with an order. To be said of every order, in any order."""
         self._check()
         with self._noting:
@@ -138,7 +138,7 @@ class RankProcesses:
         self._check()
         return self._sender.behind()
 
-    def wait(self, number: int, timeout_s: float) -> tuple[Outcome, ...]:
+    def wait(self, number: int, timeout_s: float) -> tuple[OrderOutcome, ...]:
         """What ranks 1 and up did with an order, or a TimeoutError. Outcomes are kept for 512 orders."""
         deadline = monotonic() + timeout_s
         self._sender.collect()
@@ -203,9 +203,9 @@ class RankProcesses:
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)
 
-    def _hear(self, rank: int, reply: Reply) -> None:
+    def _hear(self, rank: int, reply: RankReply) -> None:
         match reply:
-            case Ready(facts=facts):
+            case RankReady(facts=facts):
                 self._facts[rank] = facts
             case NotStarted():
                 self._last_words[rank] = reply

@@ -6,7 +6,7 @@ from typing import Any
 from saccade.choice.exact import ExactLayout
 from saccade.choice.key import GraphKey
 from saccade.execution.executor import DeviceExecutor, DeviceTicket
-from saccade.execution.rank_messages import Outcome, describe
+from saccade.execution.rank_messages import OrderOutcome, describe
 from saccade.execution.rank_processes import RankProcesses
 from saccade.scheduling.executing import Encoded
 from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Orders, Run, Sample, WarmUp
@@ -66,7 +66,7 @@ class RankedExecutor:
         try:
             result = self._executor.execute(orders)
         except BaseException as error:
-            self._processes.record(number, Outcome(digest=self._executor.take_trace(), error=describe(error)))
+            self._processes.record(number, OrderOutcome(digest=self._executor.take_trace(), error=describe(error)))
             raise
-        self._processes.record(number, Outcome(digest=self._executor.take_trace()))
+        self._processes.record(number, OrderOutcome(digest=self._executor.take_trace()))
         return result

@@ -1,5 +1,6 @@
 """The ranks of a tensor-parallel engine: started by rank 0, each on its device, and checked against each other."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +25,7 @@ from saccade.models.registry import read_spec
 from saccade.models.vlm import Model
 from saccade.scheduling.orders import ORDER_TYPES
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.tensor_parallel import RankShare, TensorParallel
 
 META = torch.device("meta")
 FACTORY = "saccade.execution.follower:follow"
@@ -42,8 +44,9 @@ class Ranks:
     def store(self) -> str:
         return self.processes.store
 
-    def wait_ready(self) -> None:
-        self.processes.wait_ready()
+    def wait_ready(self) -> list[RankShare]:
+        """What each of them holds."""
+        return [msgspec.convert(facts, RankShare) for facts in self.processes.wait_ready()]
 
     def require(self) -> None:
         """Raises if one of them is gone."""
@@ -63,6 +66,18 @@ class Ranks:
 
     def close(self) -> None:
         self.processes.close()
+
+
+def share_of(executor: DeviceExecutor) -> RankShare:
+    """What the rank of this executor holds."""
+    model = executor.state.model
+    return RankShare(
+        rank=model.place.group.rank, weights_bytes=model.parameter_bytes(), num_blocks=executor.state.num_blocks
+    )
+
+
+def describe_ranks(groups: Groups, held: Sequence[RankShare]) -> TensorParallel:
+    return msgspec.convert({**groups.language.describe(), "held": msgspec.to_builtins(held)}, TensorParallel)
 
 
 def start_ranks(
@@ -114,12 +129,21 @@ def devices_for(size: int, device: torch.device) -> tuple[int, ...]:
 
 
 def reserve_exchange(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> None:
-    """Room for what ranks exchange in the largest passes, those without a graph included."""
+    """Make room for what ranks exchange in the largest passes."""
+    model.reserve(**_largest_passes(model, settings, sizes))
+
+
+def exchange_bytes(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> int:
+    """Memory of one rank that its tensors pass through on their way to the others."""
+    return sum(model.exchanged_bytes(**_largest_passes(model, settings, sizes)))
+
+
+def _largest_passes(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> dict[str, int]:
+    """Rows, rows of logits and patches; passes without a graph are included."""
     unit = 0 if model.spec.vision is None else model.spec.vision.unit
     longest = max(settings.max_units, settings.largest_frame(sizes.max_blocks * sizes.block_size))
-    model.reserve(
-        rows=settings.max_tokens, logit_rows=max(sizes.max_sequences, MAX_SCORED_ROWS), patches=longest * unit
-    )
+    logit_rows = max(sizes.max_sequences, MAX_SCORED_ROWS)
+    return {"rows": settings.max_tokens, "logit_rows": logit_rows, "patches": longest * unit}
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from saccade.execution.codec import aligned
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class MessageSpan:
     """The bytes of a message that somebody may still read."""
 
     sequence: int
@@ -25,7 +25,7 @@ class Ring:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.spans: deque[Span] = deque()
+        self.spans: deque[MessageSpan] = deque()
 
     def find(self, num_bytes: int) -> int | None:
         """Where `num_bytes` would fit; None while they do not."""
@@ -40,7 +40,7 @@ class Ring:
         return 0 if size <= oldest.start else None
 
     def take(self, sequence: int, start: int, num_bytes: int, now: float) -> None:
-        self.spans.append(Span(sequence, start, start + aligned(num_bytes), now))
+        self.spans.append(MessageSpan(sequence, start, start + aligned(num_bytes), now))
 
     def give_back(self, sequence: int) -> None:
         """All up to this one."""

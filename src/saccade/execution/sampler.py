@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.execution.examples import SamplerExamples
+from saccade.execution.example_passes import SamplerExamples
 from saccade.execution.state import DeviceState, runs
 from saccade.graphs import Arena, Capacity, Fill, Frame, Phase, metadata, output
 from saccade.scheduling.buckets import head_buckets
-from saccade.scheduling.sampling import FLOATS
+from saccade.scheduling.sampler_inputs import FLOATS
 
 
 def sample_phase(state: DeviceState) -> Phase:

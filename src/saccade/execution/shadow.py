@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.shadow_file import Kept, Origin, write_file
 from saccade.execution.shadow_passes import (
-    Arrays,
+    PassArrays,
     Writers,
     put_back,
     results_of,
@@ -34,23 +34,23 @@ from saccade.execution.shadow_passes import (
 )
 from saccade.execution.shadow_slab import Slab
 from saccade.graphs import Batch, GraphKey, GraphRunner
-from saccade.graphs.compare import Difference, Tensors, bit_differences
+from saccade.graphs.compare import OutputDifference, Tensors, bit_differences
 
 ShouldStop = Callable[[], bool]
-Found = tuple[list[Difference], dict[str, Tensor]]
+Found = tuple[list[OutputDifference], dict[str, Tensor]]
 
 MAX_RECORDS = 256
 MOST_DUE = 2  # records that chance asked for and no replay was taken for yet
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Record:
+class ReplayRecord:
     """One replay. Tensors lie in a slab, and are another record's when `is_lost`."""
 
     runner: GraphRunner
     key: GraphKey
     number: int
-    arrays: Arrays
+    arrays: PassArrays
     inputs: dict[str, Tensor] = field(default_factory=dict)
     reads: dict[str, Tensor] = field(default_factory=dict)
     results: dict[str, Tensor] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Mismatch:
 
     key: GraphKey
     digest: str  # of the inputs
-    differences: tuple[Difference, ...]
+    differences: tuple[OutputDifference, ...]
     path: Path | None  # of the file that has them
 
     @property
@@ -94,7 +94,7 @@ class Shadow:
         self._slabs = {name: Slab(nbytes, device) for name, nbytes in slab_bytes.items()}
         self.writers = Writers(executor.state)
         self._counts: dict[str, Counter[str]] = {phase.phase.name: Counter() for phase in executor.phases}
-        self._records: deque[Record] = deque()
+        self._records: deque[ReplayRecord] = deque()
         self._chance = Random(0)
         self._due = 0
         self._recorded: OrderedDict[GraphKey, None] = OrderedDict()  # the last recorded at the end
@@ -138,7 +138,7 @@ class Shadow:
         self._recorded.move_to_end(key)
         return True
 
-    def keep(self, record: Record) -> None:
+    def keep(self, record: ReplayRecord) -> None:
         self._records.append(record)
         if len(self._records) > MAX_RECORDS:
             self._drop(self._records.popleft(), "evicted")
@@ -168,7 +168,7 @@ class Shadow:
         newest = islice(reversed(self._recorded), len(self._recorded) // 2)
         return key in set(newest)
 
-    def _next(self, should_stop: ShouldStop) -> Record | None:
+    def _next(self, should_stop: ShouldStop) -> ReplayRecord | None:
         while self._records and not should_stop():
             record = self._records.popleft()
             if record.is_lost:
@@ -179,7 +179,7 @@ class Shadow:
                 return record
         return None
 
-    def _put_off(self, record: Record) -> None:
+    def _put_off(self, record: ReplayRecord) -> None:
         """Check it before all others, later."""
         self.count(record.key.phase, "interrupted")
         record.is_begun = True
@@ -187,14 +187,14 @@ class Shadow:
             record.cached = None  # others may write there meanwhile, which the check did not
         self._records.appendleft(record)
 
-    def _drop(self, record: Record, why: str) -> None:
+    def _drop(self, record: ReplayRecord, why: str) -> None:
         """It is never checked. What a check wrote that was not finished counts as a pass of its own: if the graph is
         wrong, keys and values are not those any more that other replays read."""
         self.count(record.key.phase, why)
         if record.is_begun and "slots" in record.arrays:
             self.writers.note({"slots": record.arrays["slots"]})
 
-    def _judge(self, record: Record) -> Found | None:
+    def _judge(self, record: ReplayRecord) -> Found | None:
         """What differs, and what is right; None if nothing does."""
         if record.cached is None:
             record.cached = self._cached(record)
@@ -206,7 +206,7 @@ class Shadow:
             return None
         return found
 
-    def _run_again(self, record: Record, before: Tensors) -> Found | None:
+    def _run_again(self, record: ReplayRecord, before: Tensors) -> Found | None:
         phase, most_bytes = record.runner.phase, self.slab_for(record.runner).most_bytes
 
         def compare(outputs: Tensors) -> Found | None:
@@ -217,7 +217,7 @@ class Shadow:
         put_back(phase, record.arrays, record.reads)
         return run_eagerly(record.runner, {**record.inputs, **record.arrays}, compare, like=record.key)
 
-    def _cached(self, record: Record, outputs: Tensors | None = None) -> dict[str, Tensor]:
+    def _cached(self, record: ReplayRecord, outputs: Tensors | None = None) -> dict[str, Tensor]:
         """What a replay left in caches; with the outputs of an eager run, what that one would have left there."""
         state, most_bytes = self._executor.state, self.slab_for(record.runner).most_bytes
         if "targets" not in record.arrays:
@@ -229,7 +229,7 @@ class Shadow:
         rows = outputs["rows"]
         return {"rows of the cache": rows.index_select(1, torch.from_numpy(own).to(rows.device))}
 
-    def _condemn(self, record: Record, differences: list[Difference], right: Tensors) -> Mismatch:
+    def _condemn(self, record: ReplayRecord, differences: list[OutputDifference], right: Tensors) -> Mismatch:
         self.count(record.key.phase, "different")
         assert record.cached is not None, "it was compared"
         kept = Kept(
@@ -266,7 +266,7 @@ class _Watcher:
 
     def __init__(self, shadow: Shadow, runner: GraphRunner) -> None:
         self._shadow, self._runner = shadow, runner
-        self._open: Record | None = None
+        self._open: ReplayRecord | None = None
 
     def before(self, batch: Batch, key: GraphKey | None) -> None:
         self._open = None
@@ -281,9 +281,9 @@ class _Watcher:
             with self._counting_failures():
                 self._end(record, outputs)
 
-    def _begin(self, batch: Batch, key: GraphKey, number: int) -> Record | None:
+    def _begin(self, batch: Batch, key: GraphKey, number: int) -> ReplayRecord | None:
         arrays = {name: np.array(array) for name, array in batch.arrays.items()}
-        record = Record(runner=self._runner, key=key, number=number, arrays=arrays)
+        record = ReplayRecord(runner=self._runner, key=key, number=number, arrays=arrays)
         reads = self._runner.phase.volatile_in(arrays)
         copies = self._shadow.slab_for(self._runner).copy(record, {**batch.tensors, **reads})
         if copies is None:
@@ -293,7 +293,7 @@ class _Watcher:
         record.reads = {name: copies[name] for name in reads}
         return record
 
-    def _end(self, record: Record, outputs: Tensors) -> None:
+    def _end(self, record: ReplayRecord, outputs: Tensors) -> None:
         slab = self._shadow.slab_for(self._runner)
         results = slab.copy(record, results_of(self._runner.phase, record.arrays, outputs, slab.most_bytes))
         if results is None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from saccade import __version__
 from saccade.config import Mode
 from saccade.errors import ConfigError
-from saccade.execution.shadow_passes import Arrays, cached_keys, context_slots, source_rows
+from saccade.execution.shadow_passes import PassArrays, cached_keys, context_slots, source_rows
 from saccade.execution.state import DeviceState
 from saccade.graphs import Capacity, GraphKey
 from saccade.graphs.compare import Tensors
@@ -47,7 +47,7 @@ class Kept:
     """One replay: its inputs, what it read, what it gave, and what an eager run gave."""
 
     key: GraphKey
-    arrays: Arrays
+    arrays: PassArrays
     inputs: Tensors
     reads: Tensors
     replayed: Tensors
@@ -125,7 +125,7 @@ def _named(state: DeviceState, kept: Kept) -> Iterator[tuple[str, Tensor]]:
             yield f"{group}/{name}", tensor.detach().cpu().contiguous().clone()
 
 
-def _context(state: DeviceState, arrays: Arrays) -> dict[str, Tensor]:
+def _context(state: DeviceState, arrays: PassArrays) -> dict[str, Tensor]:
     """Keys, values and rows of images that a pass reads, with their places, if they are not too many."""
     found: dict[str, Tensor] = {}
     if "sources" in arrays and state.vision_rows is not None:
@@ -190,5 +190,5 @@ def _settings(kind: Any, data: Mapping[str, Any]) -> Any:
     return kind(**{name: value for name, value in data.items() if name in known})
 
 
-def _tensors(arrays: Arrays) -> dict[str, Tensor]:
+def _tensors(arrays: PassArrays) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}

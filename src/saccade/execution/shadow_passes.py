@@ -17,9 +17,9 @@ from saccade.graphs import GraphKey, GraphRunner, Phase
 from saccade.graphs.compare import Tensors
 from saccade.graphs.phase import Outputs
 from saccade.graphs.runner import Result
-from saccade.scheduling.arrays import Ints, places
+from saccade.scheduling.arrays import AnyInts, places
 
-Arrays = Mapping[str, Ints]
+PassArrays = Mapping[str, AnyInts]
 
 
 class Writers:
@@ -31,7 +31,7 @@ class Writers:
         self._slots = np.zeros(state.num_blocks * state.block_size, dtype=np.int64)
         self._rows = np.zeros(0 if state.vision_rows is None else state.vision_rows.shape[1], dtype=np.int64)
 
-    def note(self, arrays: Arrays) -> int:
+    def note(self, arrays: PassArrays) -> int:
         """The number of a pass that is about to run."""
         self._number += 1
         if "slots" in arrays:
@@ -40,13 +40,13 @@ class Writers:
             self._rows[arrays["targets"]] = self._number
         return self._number
 
-    def is_intact(self, arrays: Arrays, number: int) -> bool:
+    def is_intact(self, arrays: PassArrays, number: int) -> bool:
         """Whether all that pass `number` read from caches is what it was."""
         if "block_tables" in arrays and self._last_writer(arrays) > number:
             return False
         return "sources" not in arrays or not (self._rows[source_rows(arrays)] > number).any()
 
-    def _last_writer(self, arrays: Arrays) -> int:
+    def _last_writer(self, arrays: PassArrays) -> int:
         """The last pass that wrote a key which this one read. Of its last block, a request may have written more since:
         there slots are looked at, and whole blocks before, for there may be millions of slots."""
         tables, size = arrays["block_tables"], self._block_size
@@ -59,19 +59,19 @@ class Writers:
         partial = places[np.arange(size) < rest[is_partial][:, None]]
         return int(max(by_block[full].max(initial=0), self._slots[partial].max(initial=0)))
 
-    def own_rows(self, arrays: Arrays, number: int) -> Ints:
+    def own_rows(self, arrays: PassArrays, number: int) -> AnyInts:
         """Which rows of a vision pass still lie where it put them."""
         return np.flatnonzero(self._rows[arrays["targets"]] == number)
 
 
-def context_slots(arrays: Arrays, block_size: int) -> Ints:
+def context_slots(arrays: PassArrays, block_size: int) -> AnyInts:
     """Where the keys and values lie that a pass reads, those it wrote itself among them."""
     pairs = zip(arrays["block_tables"], arrays["key_lengths"].tolist(), strict=True)
     found = [places(0, length, table.tolist(), block_size) for table, length in pairs]
     return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *found]))
 
 
-def source_rows(arrays: Arrays) -> Ints:
+def source_rows(arrays: PassArrays) -> AnyInts:
     """The rows of the encoder cache that a pass reads."""
     return np.unique(arrays["sources"][arrays["sources"] >= 0])
 
@@ -82,19 +82,19 @@ def every_nth(view: Tensor, axis: int, most_bytes: int) -> Tensor:
     return view[(slice(None),) * axis + (slice(None, None, step),)]
 
 
-def results_of(phase: Phase, arrays: Arrays, outputs: Tensors, most_bytes: int) -> dict[str, Tensor]:
+def results_of(phase: Phase, arrays: PassArrays, outputs: Tensors, most_bytes: int) -> dict[str, Tensor]:
     """Views of what a pass gave and of what it left outside its arena; of large tensors, rows from all over them."""
     found = {name: every_nth(view, phase.arena.buffers[name].axis or 0, most_bytes) for name, view in outputs.items()}
     return found | {name: every_nth(view, 0, most_bytes) for name, view in phase.volatile_out(arrays).items()}
 
 
-def put_back(phase: Phase, arrays: Arrays, reads: Tensors) -> None:
+def put_back(phase: Phase, arrays: PassArrays, reads: Tensors) -> None:
     """Make what a pass read, and others overwrote since, what it was."""
     for name, view in phase.volatile_in(arrays).items():
         view.copy_(reads[name], non_blocking=True)
 
 
-def written_keys(state: DeviceState, arrays: Arrays, most_bytes: int) -> dict[str, Tensor]:
+def written_keys(state: DeviceState, arrays: PassArrays, most_bytes: int) -> dict[str, Tensor]:
     """Keys and values that a pass wrote, as the cache has them now; of many, those of slots from all over them."""
     if "slots" not in arrays:
         return {}
@@ -103,14 +103,14 @@ def written_keys(state: DeviceState, arrays: Arrays, most_bytes: int) -> dict[st
     return cached_keys(state, arrays["slots"][::step])
 
 
-def written_rows(state: DeviceState, arrays: Arrays, own: Ints) -> dict[str, Tensor]:
+def written_rows(state: DeviceState, arrays: PassArrays, own: AnyInts) -> dict[str, Tensor]:
     """Rows of images that a pass wrote, as the cache has them now."""
     assert state.vision_rows is not None, "a vision pass wrote there"
     targets = torch.from_numpy(np.asarray(arrays["targets"], dtype=np.int64)[own])
     return {"rows of the cache": state.vision_rows.index_select(1, targets.to(state.vision_rows.device))}
 
 
-def cached_keys(state: DeviceState, slots: Ints) -> dict[str, Tensor]:
+def cached_keys(state: DeviceState, slots: AnyInts) -> dict[str, Tensor]:
     """Copies of the keys and values in these slots."""
     index = torch.from_numpy(np.asarray(slots, dtype=np.int64)).to(state.newest_ids.device)
     found = {}

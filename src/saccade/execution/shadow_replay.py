@@ -11,7 +11,7 @@ from saccade.execution.shadow_file import Kept, ShadowFile, digest_of
 from saccade.execution.shadow_passes import cached_keys, put_back, results_of, run_eagerly, written_keys
 from saccade.execution.state import DeviceState
 from saccade.graphs import Batch, GraphRunner
-from saccade.graphs.compare import Difference, Tensors, bit_differences
+from saccade.graphs.compare import OutputDifference, Tensors, bit_differences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +20,8 @@ class Replayed:
 
     replay_digest: str
     eager_digest: str
-    differences: list[Difference]
-    as_recorded: list[Difference]  # where the graph gives something else than the one of the file did
+    differences: list[OutputDifference]
+    as_recorded: list[OutputDifference]  # where the graph gives something else than the one of the file did
 
 
 def replay_file(executor: DeviceExecutor, file: ShadowFile) -> Replayed:

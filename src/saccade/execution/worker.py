@@ -258,8 +258,9 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
         engine = built.engine
         gc.collect()
         gc.freeze()  # what stays for good need not be looked at again while requests run
-        pool = engine.scheduler.holdings.pool
-        tell(Ready(engine.scheduler.settings, pool.num_tokens, pool.block_size, gpu_bytes_in_use()))
+        pool = engine.scheduler.resources.pool
+        limits = engine.scheduler.settings
+        tell(Ready(limits, pool.num_tokens, pool.block_size, gpu_bytes_in_use(), built.tensor_parallel))
         Worker(engine, commands, tell).run()
         tell(Closed())
     except SaccadeError as error:

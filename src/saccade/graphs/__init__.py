@@ -29,14 +29,14 @@ from saccade.graphs.buffers import (
     rows,
 )
 from saccade.graphs.capture import CapturedGraph, capture
-from saccade.graphs.examples import Values
+from saccade.graphs.example_layouts import Values
 from saccade.graphs.frame import Body, Frame, run_body
 from saccade.graphs.lane import CudaLane, Lane, lane_for
 from saccade.graphs.phase import Phase, copy_out
 from saccade.graphs.recorded import RecordedLane
 from saccade.graphs.runner import GraphRunner
 from saccade.graphs.stats import GraphStats
-from saccade.graphs.verify import Known, Report, Row, verify, verify_batches
+from saccade.graphs.verify import Known, Row, VerifyReport, verify, verify_batches
 from saccade.graphs.watched import Watched
 
 __all__ = [
@@ -68,11 +68,11 @@ __all__ = [
     "Reason",
     "RecordedLane",
     "RepeatLast",
-    "Report",
     "Role",
     "Row",
     "Tier",
     "Values",
+    "VerifyReport",
     "Watched",
     "audit",
     "boundaries",

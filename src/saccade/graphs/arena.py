@@ -13,9 +13,9 @@ from saccade.choice.key import Capacity
 from saccade.choice.shape import Boundary, misfit
 from saccade.errors import ConfigError, GraphError
 from saccade.graphs.buffers import Buffer, DummySegment, Fill, RepeatLast, Role
-from saccade.graphs.staging import Array, Layout, Staging, numpy_dtype
+from saccade.graphs.staging import HostArray, SlabLayout, Staging, numpy_dtype
 
-__all__ = ["Arena", "Array", "Batch"]
+__all__ = ["Arena", "Batch", "HostArray"]
 
 # What follows from sizes alone is remembered, since they come again; but eager runs may bring any, so not without end.
 MAX_LAYOUTS = 1024
@@ -27,9 +27,9 @@ class Batch:
     """One admitted batch: valid rows only, sizes agreed, boundaries checked on the host."""
 
     tensors: Mapping[str, Tensor]
-    arrays: Mapping[str, Array]
+    arrays: Mapping[str, HostArray]
     sizes: Capacity
-    structure: Mapping[str, Array]
+    structure: Mapping[str, HostArray]
 
 
 class Arena:
@@ -60,7 +60,7 @@ class Arena:
             for b, padding in self._boundaries
             if b.dimension is not None
         )
-        self._layouts: dict[Capacity, Layout] = {}
+        self._layouts: dict[Capacity, SlabLayout] = {}
         self._sizes: dict[tuple[Any, ...], Capacity] = {}
         self._misfits: dict[tuple[Capacity, Capacity], str | None] = {}
         slab_bytes = self._layout(self.limits).nbytes
@@ -177,13 +177,13 @@ class Arena:
             )
         return value
 
-    def _layout(self, capacity: Mapping[str, int]) -> Layout:
+    def _layout(self, capacity: Mapping[str, int]) -> SlabLayout:
         key = Capacity.of(capacity)
         layout = self._layouts.get(key)
         if layout is None:
             if len(self._layouts) >= MAX_LAYOUTS:
                 self._layouts.clear()
-            layout = self._layouts[key] = Layout(list(self.buffers.values()), capacity)
+            layout = self._layouts[key] = SlabLayout(list(self.buffers.values()), capacity)
         return layout
 
     def _refuse_names(self, values: Mapping[str, Any]) -> None:
@@ -192,7 +192,7 @@ class Arena:
             raise GraphError(f"missing input {sorted(missing)[0]!r}; {takes}")
         raise GraphError(f"unexpected input {sorted(values.keys() - self._inputs.keys())[0]!r}; {takes}")
 
-    def _sizes_of(self, tensors: Mapping[str, Tensor], arrays: Mapping[str, Array]) -> Capacity:
+    def _sizes_of(self, tensors: Mapping[str, Tensor], arrays: Mapping[str, HostArray]) -> Capacity:
         shapes = (*[tensor.shape for tensor in tensors.values()], *[array.shape for array in arrays.values()])
         sizes = self._sizes.get(shapes)
         if sizes is None:
@@ -201,7 +201,7 @@ class Arena:
             sizes = self._sizes[shapes] = self._agreed_sizes(tensors, arrays)
         return sizes
 
-    def _agreed_sizes(self, tensors: Mapping[str, Tensor], arrays: Mapping[str, Array]) -> Capacity:
+    def _agreed_sizes(self, tensors: Mapping[str, Tensor], arrays: Mapping[str, HostArray]) -> Capacity:
         """The size of every dimension, on which all inputs must agree."""
         sizes: dict[str, int] = {}
         for name, buffer in self._inputs.items():
@@ -254,7 +254,7 @@ def _check_declaration(buffers: Sequence[Buffer], limits: Capacity) -> None:
             numpy_dtype(buffer)
 
 
-def _as_array(name: str, value: Any, dtype: np.dtype[Any]) -> Array:
+def _as_array(name: str, value: Any, dtype: np.dtype[Any]) -> HostArray:
     if isinstance(value, Tensor):
         if value.device.type != "cpu":
             raise GraphError(f"metadata {name!r} is on {value.device}; give the host's copy (no GPU wait)")
@@ -267,7 +267,7 @@ def _as_array(name: str, value: Any, dtype: np.dtype[Any]) -> Array:
     return array
 
 
-def _check_range(name: str, array: Array, dtype: np.dtype[Any]) -> None:
+def _check_range(name: str, array: HostArray, dtype: np.dtype[Any]) -> None:
     """A number that does not fit would become another one."""
     room = np.iinfo(dtype)
     low, high = array.min(), array.max()
@@ -276,7 +276,7 @@ def _check_range(name: str, array: Array, dtype: np.dtype[Any]) -> None:
         raise GraphError(f"metadata {name!r} has {met}; its buffer is {dtype} and holds {room.min} to {room.max}")
 
 
-def _checked_boundaries(name: str, values: Array, num_rows: int, padding: DummySegment) -> Array:
+def _checked_boundaries(name: str, values: HostArray, num_rows: int, padding: DummySegment) -> HostArray:
     if values.size == 0 or values[0] != 0:
         raise GraphError(f"boundaries {name!r} start with {values[:1].tolist()}; they must start with 0")
     is_fall = values[1:] < values[:-1]

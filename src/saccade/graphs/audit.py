@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_leaves
 from saccade.choice.key import Capacity, GraphKey
 from saccade.config import Mode, Tier
 from saccade.errors import GraphError
-from saccade.graphs.arena import Array, Batch
+from saccade.graphs.arena import Batch, HostArray
 from saccade.graphs.buffers import Buffer, DummySegment, Fill, OwnIndex, RepeatLast, Role
 from saccade.graphs.capture import CapturedGraph
 from saccade.graphs.cuda_nodes import UnreadableError
-from saccade.graphs.examples import Values, compose, equal_totals, num_segments
+from saccade.graphs.example_layouts import Values, compose, equal_totals, num_segments
 from saccade.graphs.frame import Frame
 from saccade.graphs.memory_map import MemoryMap
 from saccade.graphs.node_differences import WORD, Position, differences
@@ -227,7 +227,7 @@ def _not_one_body(runner: GraphRunner, key: GraphKey, base: Sequence[Node], valu
     return [f"another body: node {at} is {here} in a capture and {there} in an eager run"]
 
 
-def _padded_structure(runner: GraphRunner, capacity: Capacity) -> dict[str, Array]:
+def _padded_structure(runner: GraphRunner, capacity: Capacity) -> dict[str, HostArray]:
     """The boundaries of a filled arena, padding included, as an eager run of all rows would have them."""
     views = runner.phase.arena.views(capacity)
     boundaries = [b.name for b in runner.phase.arena.buffers.values() if isinstance(b.padding, DummySegment)]
@@ -359,7 +359,7 @@ def _with_all_varied(runner: GraphRunner, values: Values, again: Values) -> Valu
     return changed if arena.device.type == "cuda" or _can_run(runner, changed) else values
 
 
-def _changed(array: Array) -> Array:
+def _changed(array: HostArray) -> HostArray:
     """Other numbers of the same kind: turned round where that changes them, and otherwise one less, or one more than
     nothing."""
     turned = np.roll(array, 1, axis=-1)

@@ -91,15 +91,15 @@ class Buffer:
         return self.numel(capacity) * self.dtype.itemsize
 
 
-Shape = tuple[int | str, ...]
+BufferShape = tuple[int | str, ...]
 
 
-def rows(name: str, shape: Shape, dtype: torch.dtype, *, padding: Padding = ZERO) -> Buffer:
+def rows(name: str, shape: BufferShape, dtype: torch.dtype, *, padding: Padding = ZERO) -> Buffer:
     """An input that lives on the device."""
     return Buffer(name, shape, dtype, Role.INPUT, padding)
 
 
-def metadata(name: str, shape: Shape, dtype: torch.dtype = torch.int32, *, padding: Padding = ZERO) -> Buffer:
+def metadata(name: str, shape: BufferShape, dtype: torch.dtype = torch.int32, *, padding: Padding = ZERO) -> Buffer:
     """An input that is made on the host."""
     return Buffer(name, shape, dtype, Role.METADATA, padding)
 
@@ -112,11 +112,11 @@ def boundaries(name: str, *, of: str, count: str, longest: int | None = None) ->
     return Buffer(name, (f"{count}+1",), torch.int32, Role.METADATA, DummySegment(of, longest))
 
 
-def bridge(name: str, shape: Shape, dtype: torch.dtype) -> Buffer:
+def bridge(name: str, shape: BufferShape, dtype: torch.dtype) -> Buffer:
     """What crosses a break of a piecewise graph, or a temporary that all layers share."""
     return Buffer(name, shape, dtype, Role.BRIDGE)
 
 
-def output(name: str, shape: Shape, dtype: torch.dtype) -> Buffer:
+def output(name: str, shape: BufferShape, dtype: torch.dtype) -> Buffer:
     """What the body gives."""
     return Buffer(name, shape, dtype, Role.OUTPUT)

@@ -9,17 +9,17 @@ from torch import Tensor
 from saccade.choice.key import GraphKey
 from saccade.config import Mode
 from saccade.errors import AddressError
-from saccade.graphs.arena import Arena, Array
+from saccade.graphs.arena import Arena, HostArray
 from saccade.graphs.frame import Body, Frame, run_body
 from saccade.graphs.lane import Lane
-from saccade.graphs.piecewise import Step, Tape
+from saccade.graphs.piecewise import Tape, TapeStep
 from saccade.graphs.watched import Watched
 
 
 class CapturedGraph:
     """Pieces to replay and calls to make, in order, with all they touch kept alive."""
 
-    def __init__(self, key: GraphKey, steps: Sequence[Step], frame: Frame, state: Mapping[str, Tensor]) -> None:
+    def __init__(self, key: GraphKey, steps: Sequence[TapeStep], frame: Frame, state: Mapping[str, Tensor]) -> None:
         self.key = key
         self.frame = frame
         self.capture_s = 0.0
@@ -71,7 +71,7 @@ def capture(
     lane: Lane,
     *,
     state: Mapping[str, Tensor],
-    structure: Mapping[str, Array] | None = None,
+    structure: Mapping[str, HostArray] | None = None,
     is_warm: bool = False,
 ) -> CapturedGraph:
     """Capture a body over the arena's buffers, which must hold a batch that fits the key.
@@ -84,7 +84,7 @@ def capture(
     tape = Tape(lane, arena, state)
     with torch.no_grad(), lane.session():
         if not is_warm:  # compiles, autotunes, loads: a capture can do none of it
-            run_body(body, Frame(arena, key.capacity, structure, is_sketch=True))
+            run_body(body, Frame(arena, key.capacity, structure, is_warmup=True))
         held_before = lane.nbytes
         frame = Frame(arena, key.capacity, structure, tape if key.mode is Mode.PIECEWISE else None)
         tape.record(body, frame)

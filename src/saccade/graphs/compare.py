@@ -23,7 +23,7 @@ ALLOWED_ERRORS = 16  # times the estimate: of millions of roundings, the largest
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class OutputDifference:
     """Where one output is not what it should be: the first such row, and the largest distance in units of what is
     allowed there (infinite where nothing is, or where one of the two is no number)."""
 
@@ -37,15 +37,15 @@ class Difference:
         return f"{self.num_wrong} of {self.num_values} values of {self.output!r} differ, the first in row {self.row}"
 
 
-def bit_differences(actual: Tensors, expected: Tensors) -> list[Difference]:
+def bit_differences(actual: Tensors, expected: Tensors) -> list[OutputDifference]:
     """Every output whose bits differ. A NaN equals the same NaN, and -inf equals -inf."""
     found = (_bit_difference(name, actual[name], right) for name, right in expected.items())
     return [one for one in found if one is not None]
 
 
-def _bit_difference(name: str, actual: Tensor, right: Tensor) -> Difference | None:
+def _bit_difference(name: str, actual: Tensor, right: Tensor) -> OutputDifference | None:
     if actual.shape != right.shape or actual.dtype != right.dtype:
-        return Difference(name, right.numel(), right.numel(), 0, float("inf"))
+        return OutputDifference(name, right.numel(), right.numel(), 0, float("inf"))
     bits = _BITS[right.dtype.itemsize]
     is_wrong = actual.contiguous().view(bits) != right.contiguous().view(bits)
     return _located(name, is_wrong, lambda: _relative(actual, right, is_wrong))
@@ -58,15 +58,15 @@ def _relative(actual: Tensor, right: Tensor, is_wrong: Tensor) -> float:
     return share if share == share else float("inf")
 
 
-def _located(name: str, is_wrong: Tensor, size: Callable[[], float]) -> Difference | None:
+def _located(name: str, is_wrong: Tensor, size: Callable[[], float]) -> OutputDifference | None:
     num_wrong = int(is_wrong.sum())
     if num_wrong == 0:
         return None
     rows = is_wrong.reshape(-1, is_wrong.shape[-1]).any(-1) if is_wrong.ndim > 1 else is_wrong.reshape(-1)
-    return Difference(name, num_wrong, is_wrong.numel(), int(rows.int().argmax()), size())
+    return OutputDifference(name, num_wrong, is_wrong.numel(), int(rows.int().argmax()), size())
 
 
-def error_differences(actual: Tensors, expected: Tensors, noisy: Sequence[Tensors]) -> list[Difference]:
+def error_differences(actual: Tensors, expected: Tensors, noisy: Sequence[Tensors]) -> list[OutputDifference]:
     """Every output that is further from what is expected than rounding explains. `noisy` are the results of
     `noisy_runs`; where they agree on a whole number or on what is not finite, there is nothing to round."""
     found = (
@@ -75,9 +75,9 @@ def error_differences(actual: Tensors, expected: Tensors, noisy: Sequence[Tensor
     return [one for one in found if one is not None]
 
 
-def _error_difference(name: str, actual: Tensor, right: Tensor, noisy: Sequence[Tensor]) -> Difference | None:
+def _error_difference(name: str, actual: Tensor, right: Tensor, noisy: Sequence[Tensor]) -> OutputDifference | None:
     if actual.shape != right.shape or actual.dtype != right.dtype:
-        return Difference(name, right.numel(), right.numel(), 0, float("inf"))
+        return OutputDifference(name, right.numel(), right.numel(), 0, float("inf"))
     if right.numel() == 0:
         return None
     plain, found, runs = right.double(), actual.double(), torch.stack([run.double() for run in noisy])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saccade.choice.key import Capacity
 from saccade.errors import GraphError
-from saccade.graphs.arena import Arena, Array, Batch
+from saccade.graphs.arena import Arena, Batch, HostArray
 from saccade.graphs.buffers import DummySegment, Role
 
 Body = Callable[["Frame"], Mapping[str, Tensor] | None]
@@ -28,7 +28,7 @@ class Frame(Mapping[str, Tensor]):
     `structure` holds the boundaries as host values, and only where the key covers them (exact graphs, eager runs):
     in a capacity graph they are data, so a body that asks for them there is refused instead of freezing them.
 
-    Of a sketch nobody reads the results: it is run so that every kernel is compiled and loaded. A body may leave out
+    Nobody reads the results of a warm-up run: its purpose is to have every kernel compiled and loaded. A body may skip
     what launches nothing new, such as a layer that is like one before it.
     """
 
@@ -36,13 +36,13 @@ class Frame(Mapping[str, Tensor]):
         self,
         arena: Arena,
         capacity: Mapping[str, int],
-        structure: Mapping[str, Array] | None = None,
+        structure: Mapping[str, HostArray] | None = None,
         splitter: Splitter | None = None,
         *,
-        is_sketch: bool = False,
+        is_warmup: bool = False,
     ) -> None:
         self.arena = arena
-        self.is_sketch = is_sketch
+        self.is_warmup = is_warmup
         self.capacity = Capacity.of(capacity)
         self._views = arena.views(capacity)
         self._structure = structure
@@ -57,7 +57,7 @@ class Frame(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._views)
 
-    def structure(self, name: str) -> Array:
+    def structure(self, name: str) -> HostArray:
         """The boundaries of a batch as host integers."""
         if self._structure is None:
             raise GraphError(f"{name!r} is data in a capacity graph: its key does not cover it, so no host value may")

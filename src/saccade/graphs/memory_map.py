@@ -14,7 +14,7 @@ DEEPEST = 64  # ranges that begin inside another one: the metadata of a batch li
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Somewhere in a named piece of memory."""
 
     name: str
@@ -41,13 +41,13 @@ class MemoryMap:
         in_use = any(start <= address < stop for start, stop in self._device_memory)
         return in_use and self.find(address) is None
 
-    def find(self, address: int) -> Place | None:
+    def find(self, address: int) -> Location | None:
         """None where nothing that was declared is."""
         last = bisect_right(self._starts, address) - 1
         for at in range(last, max(last - DEEPEST, -1), -1):
             if address < self._stops[at]:
                 name = self._names[at]
-                return Place(name, 0 if name == TEMPORARY else address - self._starts[at])
+                return Location(name, 0 if name == TEMPORARY else address - self._starts[at])
         return None
 
 

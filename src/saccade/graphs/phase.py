@@ -15,7 +15,7 @@ from saccade.graphs.buffers import DummySegment
 from saccade.graphs.frame import Body
 
 Outputs = Mapping[str, Tensor]
-Example = Callable[[tuple[int, ...], torch.Generator], Mapping[str, Any]]
+ExampleMaker = Callable[[tuple[int, ...], torch.Generator], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Phase:
     arena: Arena
     rows: str  # the dimension that buckets are ordered by and padding is counted in
     buckets: tuple[Capacity, ...]
-    example: Example
+    example: ExampleMaker
     state: Mapping[str, Tensor] = field(default_factory=dict)
     typical: int | None = None
     is_repeatable: bool = False

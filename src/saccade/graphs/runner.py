@@ -15,7 +15,7 @@ from saccade.choice.gate import Gate, measure
 from saccade.choice.key import Capacity, GraphKey
 from saccade.config import GraphSettings, Tier
 from saccade.errors import ConfigError, GraphError
-from saccade.graphs.arena import Array, Batch
+from saccade.graphs.arena import Batch, HostArray
 from saccade.graphs.buffers import Role
 from saccade.graphs.capture import CapturedGraph, capture
 from saccade.graphs.exclusive import Exclusive
@@ -59,7 +59,7 @@ class GraphRunner:
         self._lane = lane or lane_for(phase.arena.device)
         self._graphs: dict[GraphKey, CapturedGraph] = {}
         self._exact: dict[GraphKey, CapturedGraph] = {}
-        self.last: str = ""  # how the last batch was run: the key of its graph, or eagerly
+        self.last: GraphKey | str = ""  # how the last batch was run: the key of its graph, or eagerly
         self._outputs = [buffer for buffer in phase.arena.buffers.values() if buffer.role is Role.OUTPUT]
         self._state = Watched.of(phase.state) | Watched.of_body(phase.body)
         self._alone = Exclusive(phase.name, self._lane.lock)
@@ -232,7 +232,7 @@ class GraphRunner:
     def _replay(
         self, key: GraphKey, batch: Batch, consume: Callable[[Outputs], Result], *, poison: bool = False
     ) -> Result:
-        self.last = str(key)
+        self.last = key
         graph = self._graphs.get(key) or self._exact.get(key)
         if graph is None:
             raise GraphError(f"no graph is captured for [{key}]")
@@ -263,7 +263,7 @@ class GraphRunner:
         raise ConfigError(f"no example of phase {self.phase.name} fits its bucket {bucket}")
 
     def _capture(
-        self, key: GraphKey, structure: Mapping[str, Array] | None = None, *, is_warm: bool = False
+        self, key: GraphKey, structure: Mapping[str, HostArray] | None = None, *, is_warm: bool = False
     ) -> CapturedGraph:
         graph = self.record(key, structure, is_warm=is_warm)
         self.stats.captures += 1
@@ -271,7 +271,7 @@ class GraphRunner:
         return graph
 
     def record(
-        self, key: GraphKey, structure: Mapping[str, Array] | None = None, *, is_warm: bool = False
+        self, key: GraphKey, structure: Mapping[str, HostArray] | None = None, *, is_warm: bool = False
     ) -> CapturedGraph:
         """Capture the body on what the buffers hold now, without putting the graph into service."""
         phase = self.phase
@@ -289,7 +289,7 @@ class GraphRunner:
         structure = {name: np.array(array) for name, array in layout.structure.items()}  # frames keep it
         arena.fill(Batch(rows, {**padding, **structure}, layout.sizes, structure), key.capacity)
         with torch.no_grad():  # on the current stream, which has memory for it: nothing may be allocated any more
-            run_body(self.phase.body, Frame(arena, key.capacity, structure, is_sketch=True))
+            run_body(self.phase.body, Frame(arena, key.capacity, structure, is_warmup=True))
         return self._capture(key, structure, is_warm=True)
 
     def _eager(self, batch: Batch, bucket: Capacity | None = None, *, poison: bool = False) -> Frame:

@@ -11,13 +11,13 @@ from torch import Tensor
 from saccade.errors import ConfigError
 from saccade.graphs.buffers import Buffer, DummySegment, Fill, OwnIndex, RepeatLast, Role
 
-Array = np.ndarray[Any, np.dtype[Any]]
+HostArray = np.ndarray[Any, np.dtype[Any]]
 
 ALIGNMENT_BYTES = 256
 NUM_STAGING_SLABS = 3  # a slab is written again only when its copy is done; three let the host run two batches ahead
 
 
-class Place:
+class SlabPlace:
     """Bytes `start` to `stop` of the metadata slab hold a buffer of this shape."""
 
     __slots__ = ("_num_rows", "buffer", "dtype", "shape", "start", "stop")
@@ -30,12 +30,12 @@ class Place:
         padding = buffer.padding
         self._num_rows = capacity[padding.rows] if isinstance(padding, DummySegment) else 0
 
-    def view(self, slab: Array) -> Array:
+    def view(self, slab: HostArray) -> HostArray:
         """The buffer in a host slab, the axis that varies first."""
         view = slab[self.start : self.stop].view(self.dtype).reshape(self.shape)
         return view.swapaxes(self.buffer.axis, 0) if self.buffer.axis else view
 
-    def write(self, view: Array, value: Array) -> None:
+    def write(self, view: HostArray, value: HostArray) -> None:
         """Put a value into a view that `view` gave, and its padding behind it."""
         axis = self.buffer.axis
         if axis is None:
@@ -46,7 +46,7 @@ class Place:
         if count < len(view):
             self._pad(view, count)
 
-    def _pad(self, view: Array, count: int) -> None:
+    def _pad(self, view: HostArray, count: int) -> None:
         padding = self.buffer.padding
         if isinstance(padding, DummySegment):
             view[count:] = self._num_rows
@@ -61,20 +61,20 @@ class Place:
             view[count:] = padding.value if isinstance(padding, Fill) else 0
 
 
-class Layout:
+class SlabLayout:
     """How a batch lies in the arena at one capacity; worked out once, since buckets come again and again."""
 
     def __init__(self, buffers: Sequence[Buffer], capacity: Mapping[str, int]) -> None:
-        self.places: list[Place] = []
+        self.places: list[SlabPlace] = []
         self.nbytes = 0
         for buffer in buffers:
             if buffer.role is Role.METADATA:
-                place = Place(buffer, self.nbytes, capacity)
+                place = SlabPlace(buffer, self.nbytes, capacity)
                 self.places.append(place)
                 self.nbytes = -(-place.stop // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self.shapes = {b.name: b.sized(capacity) for b in buffers if b.role is not Role.METADATA}
         self._fronts: dict[str, Tensor] = {}
-        self._views: list[list[Array] | None] = [None] * NUM_STAGING_SLABS
+        self._views: list[list[HostArray] | None] = [None] * NUM_STAGING_SLABS
 
     def front(self, name: str, storage: Tensor) -> Tensor:
         """What a buffer takes of its storage. Kept for the next time, unless the storage was replaced or has moved."""
@@ -84,7 +84,7 @@ class Layout:
             front = self._fronts[name] = storage[: prod(shape)].view(shape)
         return front
 
-    def send(self, arrays: Mapping[str, Array], staging: "Staging", slab: Tensor) -> None:
+    def send(self, arrays: Mapping[str, HostArray], staging: "Staging", slab: Tensor) -> None:
         """Write all metadata, padding included, to the next host slab, and queue its copy."""
         turn, staged = staging.next_slab()
         views = self._views[turn]
@@ -102,11 +102,11 @@ class Staging:
         pinned = device.type == "cuda"
         slabs = [torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(NUM_STAGING_SLABS)]
         self._slabs = slabs
-        self._arrays: list[Array] = [slab.numpy() for slab in slabs]
+        self._arrays: list[HostArray] = [slab.numpy() for slab in slabs]
         self._events = [torch.cuda.Event() for _ in slabs] if pinned else None
         self._turn = 0
 
-    def next_slab(self) -> tuple[int, Array]:
+    def next_slab(self) -> tuple[int, HostArray]:
         """The number of a slab, and the slab, which from now on is the host's."""
         self._turn = (self._turn + 1) % NUM_STAGING_SLABS
         if self._events is not None:

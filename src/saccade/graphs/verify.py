@@ -15,14 +15,14 @@ from torch import Tensor
 from saccade.choice.key import Capacity, GraphKey
 from saccade.config import Tier
 from saccade.errors import GraphError
-from saccade.graphs.compare import Difference, bit_differences, error_differences, noisy_runs
-from saccade.graphs.examples import Values, compose, equal_totals, num_segments, random_layout
+from saccade.graphs.compare import OutputDifference, bit_differences, error_differences, noisy_runs
+from saccade.graphs.example_layouts import Values, compose, equal_totals, num_segments, random_layout
 from saccade.graphs.phase import copy_out
 from saccade.graphs.runner import GraphRunner
 
-Tensors = dict[str, Tensor]
-Known = dict[tuple[int, Capacity | None, bool], Tensors]
-Consume = Callable[[Mapping[str, Tensor]], Tensors]
+TensorDict = dict[str, Tensor]
+Known = dict[tuple[int, Capacity | None, bool], TensorDict]
+Consume = Callable[[Mapping[str, Tensor]], TensorDict]
 
 POISON_EVERY = 4  # batches of the shuffled ones
 NUM_REPEATS = 3
@@ -45,7 +45,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     rows: tuple[Row, ...]
 
     @property
@@ -69,7 +69,7 @@ def verify(
     buckets: Sequence[Capacity] | None = None,
     same_shape: bool = False,
     on_graph: Callable[[], None] = lambda: None,
-) -> Report:
+) -> VerifyReport:
     """Run the adversarial sequences on captured buckets, all or those given, and, where the exact tier is on, on exact
     graphs. A replay costs as much as its bucket is large, whatever is in it: so every batch serves several sequences.
 
@@ -91,7 +91,7 @@ def verify(
     if Tier.EXACT in runner.settings.tiers:
         smallest = min(buckets or runner.phase.buckets, key=lambda bucket: bucket[runner.phase.rows])
         rows.append(_verify_exact(runner, smallest, consume, rng))
-    return Report(tuple(rows))
+    return VerifyReport(tuple(rows))
 
 
 def verify_batches(
@@ -108,7 +108,7 @@ def verify_batches(
     a valid row filled with NaN before each. `known` keeps the eager results of batches that come again."""
     poison = name.startswith("poisoned")
 
-    def replay(values: Values) -> Tensors:
+    def replay(values: Values) -> TensorDict:
         if poison:
             _poison(runner, key)
         runner.phase.set_up(values)
@@ -127,7 +127,7 @@ def _verify_across(
     batches = [runner.phase.example(layouts[i], rng) for i in order]
     turns = count()
 
-    def run(values: Values) -> Tensors:
+    def run(values: Values) -> TensorDict:
         if next(turns) % POISON_EVERY == 0:
             _poison(runner, keys[int(torch.randint(len(keys), (), generator=rng))])
         runner.phase.set_up(values)
@@ -147,7 +147,7 @@ def _verify_exact(runner: GraphRunner, capacity: Capacity, consume: Consume, rng
     one, other = equal_totals(runner.phase, capacity, rng)
     name = f"{runner.phase.name}/{runner.settings.mode} exact"
 
-    def run(values: Values) -> Tensors:
+    def run(values: Values) -> TensorDict:
         runner.phase.set_up(values)
         return runner.run(values, consume)
 
@@ -184,26 +184,28 @@ class _Eager:
         self._runner, self._known = runner, known
         self._same_shape, self._poison = same_shape, poison
 
-    def expected(self, values: Values, at: Capacity | None) -> Tensors:
+    def expected(self, values: Values, at: Capacity | None) -> TensorDict:
         """What a replay at this capacity must give, bit for bit."""
         return self._remembered(values, at, self._poison)
 
-    def written(self, values: Values) -> Tensors:
+    def written(self, values: Values) -> TensorDict:
         """What the last run wrote elsewhere."""
         return self._runner.phase.written(values)
 
-    def differences(self, actual: Tensors, expected: Tensors, values: Values, at: Capacity | None) -> list[Difference]:
+    def differences(
+        self, actual: TensorDict, expected: TensorDict, values: Values, at: Capacity | None
+    ) -> list[OutputDifference]:
         found = bit_differences(actual, expected)
         if not found or not self._runner.phase.nondeterministic:
             return found
         return error_differences(actual, expected, noisy_runs(lambda: self._run(values, at, self._poison)))
 
-    def repeats(self, expected: Tensors, values: Values, at: Capacity | None) -> bool:
+    def repeats(self, expected: TensorDict, values: Values, at: Capacity | None) -> bool:
         """Whether more eager runs give the same bits."""
         runs = (self._run(values, at, self._poison) for _ in range(NUM_REPEATS))
         return not any(bit_differences(run, expected) for run in runs)
 
-    def harm_of_padding(self, values: Values, at: Capacity | None) -> list[Difference]:
+    def harm_of_padding(self, values: Values, at: Capacity | None) -> list[OutputDifference]:
         """Outputs that padding changes: its content, and (without `same_shape`) that it is there."""
         if at is None or (self._same_shape and not self._poison):
             return []
@@ -215,13 +217,13 @@ class _Eager:
         return found
 
     def _beyond_error(
-        self, actual: Tensors, expected: Tensors, values: Values, at: Capacity | None
-    ) -> list[Difference]:
+        self, actual: TensorDict, expected: TensorDict, values: Values, at: Capacity | None
+    ) -> list[OutputDifference]:
         if not bit_differences(actual, expected):
             return []
         return error_differences(actual, expected, noisy_runs(lambda: self._run(values, at, False)))
 
-    def _remembered(self, values: Values, at: Capacity | None, poison: bool) -> Tensors:
+    def _remembered(self, values: Values, at: Capacity | None, poison: bool) -> TensorDict:
         if self._known is None:
             return self._run(values, at, poison)
         key = id(values), at, poison
@@ -229,7 +231,7 @@ class _Eager:
             self._known[key] = self._run(values, at, poison)
         return self._known[key]
 
-    def _run(self, values: Values, at: Capacity | None, poison: bool) -> Tensors:
+    def _run(self, values: Values, at: Capacity | None, poison: bool) -> TensorDict:
         """What a batch puts out and what it writes elsewhere."""
         phase = self._runner.phase
         phase.set_up(values)
@@ -240,12 +242,12 @@ def _compare(
     key: str,
     name: str,
     batches: Sequence[Values],
-    run: Callable[[Values], Tensors],
+    run: Callable[[Values], TensorDict],
     eager: _Eager,
     capacity_of: Callable[[Values], Capacity | None],
 ) -> Row:
     """Run a sequence; compare each result with eager at once, and again when all later replays are done."""
-    kept: list[tuple[Tensors, Tensors, Values, Capacity | None]] = []
+    kept: list[tuple[TensorDict, TensorDict, Values, Capacity | None]] = []
     worst = 0.0
     try:
         for values in batches:
@@ -278,7 +280,7 @@ _NOT_REPEATED = (
 )
 
 
-def _size(differences: Sequence[Difference]) -> float:
+def _size(differences: Sequence[OutputDifference]) -> float:
     return max((one.size for one in differences), default=0.0)
 
 

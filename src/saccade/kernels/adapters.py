@@ -1,6 +1,6 @@
-"""Adapters from the signatures of `saccade.kernels.reference` to the attention packages of others.
+"""Attention packages of others, as backends.
 
-Both packages read boundaries from device memory, so a captured call stays right when they are refilled.
+Both read boundaries from device memory, so a captured call stays right when they are refilled.
 """
 
 import importlib
@@ -11,102 +11,65 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from saccade.kernels import attention
+from saccade.kernels import reference
+from saccade.kernels.attention import SHORT_SEGMENT, choose_splits
+from saccade.kernels.backends import LaunchPlan, PackedCall, PagedCall
+
+HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
 class FlashAttention:
     """flash-attn-4: packed and paged attention in half precision on Hopper and later.
 
-    On Hopper it takes heads of 8 to 256 columns in multiples of 8. It has no per-row limit, and it never
-    splits one request's keys over several programs, so those two cases go to Triton.
+    It takes heads of 8 to 256 columns in multiples of 8. It has no per-row limit, and it never splits one request's
+    keys over several programs: those two cases are left to others, and so are segments of one tile.
 
     Its tiles reach past the end of a segment or request; what lies there gets weight zero, and 0 * NaN is NaN. So
-    values must be finite everywhere: packed ones by their caller, paged ones because `store_kv` writes nothing else.
+    values must be finite everywhere: packed ones by their caller, paged ones because nothing else is ever stored.
     """
 
     function: Callable[..., Any]
+    name = "flash-attn-4"
+    cache_shape = staticmethod(reference.cache_shape)
 
-    def varlen_attention(
-        self,
-        q_THD: Tensor,
-        k_TGD: Tensor,
-        v_TGD: Tensor,
-        cu_seqlens_S1: Tensor,
-        max_seqlen: int,
-        *,
-        scale: float,
-        causal: bool = False,
-    ) -> Tensor:
-        """See `reference.varlen_attention`; windows of at most 64 rows take the Triton kernel."""
-        if max_seqlen <= attention.SHORT_SEGMENT:
-            return attention.varlen_attention(
-                q_THD, k_TGD, v_TGD, cu_seqlens_S1, max_seqlen, scale=scale, causal=causal
-            )
-        return _first(
-            self.function(
-                q_THD,
-                k_TGD,
-                v_TGD,
-                cu_seqlens_q=cu_seqlens_S1,
-                cu_seqlens_k=cu_seqlens_S1,
-                max_seqlen_q=max_seqlen,
-                max_seqlen_k=max_seqlen,
-                softmax_scale=scale,
-                causal=causal,
-            )
-        )
+    def plan_packed(self, call: PackedCall) -> LaunchPlan | None:
+        if call.max_seqlen <= SHORT_SEGMENT or not _fits(call):
+            return None
+        return LaunchPlan({"max_seqlen_q": call.max_seqlen, "max_seqlen_k": call.max_seqlen, "causal": call.causal})
 
-    def paged_attention(  # noqa: PLR0913
-        self,
-        q_THD: Tensor,
-        k_cache_NBGD: Tensor,
-        v_cache_NBGD: Tensor,
-        query_start_R1: Tensor,
-        key_lengths_R: Tensor,
-        block_tables_RM: Tensor,
-        *,
-        max_query: int,
-        max_keys: int,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        limits_T: Tensor | None = None,
+    def attend_packed(
+        self, plan: LaunchPlan, buffers: list[Tensor], q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float
     ) -> Tensor:
-        """See `reference.paged_attention`."""
-        if limits_T is not None or _wants_splits(key_lengths_R, k_cache_NBGD, max_query, max_keys, window):
-            return attention.paged_attention(
-                q_THD,
-                k_cache_NBGD,
-                v_cache_NBGD,
-                query_start_R1,
-                key_lengths_R,
-                block_tables_RM,
-                max_query=max_query,
-                max_keys=max_keys,
-                scale=scale,
-                window=window,
-                softcap=softcap,
-                limits_T=limits_T,
-            )
-        return _first(
-            self.function(
-                q_THD,
-                k_cache_NBGD,
-                v_cache_NBGD,
-                cu_seqlens_q=query_start_R1,
-                max_seqlen_q=max_query,
-                max_seqlen_k=max_keys,
-                seqused_k=key_lengths_R,
-                page_table=block_tables_RM,
-                softmax_scale=scale,
-                causal=True,
-                window_size=(None, None) if window is None else (window - 1, 0),
-                softcap=0.0 if softcap is None else softcap,
-            )
-        )
+        bounds = {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
+        return _first(self.function(q, k, v, **bounds, softmax_scale=scale, **plan.options))
+
+    def plan_paged(self, call: PagedCall) -> LaunchPlan | None:
+        """None for a decode step of few requests over long contexts: one program per key head leaves the GPU idle."""
+        reach = call.max_keys if call.window is None else min(call.max_keys, call.window)
+        splits = choose_splits(call.num_requests * call.num_groups, reach) if call.max_query == 1 else 1
+        if call.has_limits or splits >= 4 or not _fits(call):
+            return None
+        window = (None, None) if call.window is None else (call.window - 1, 0)
+        options = {"max_seqlen_q": call.max_query, "max_seqlen_k": call.max_keys, "causal": True}
+        return LaunchPlan({**options, "window_size": window})
+
+    def attend_paged(
+        self,
+        plan: LaunchPlan,
+        buffers: list[Tensor],
+        q: Tensor,
+        caches: tuple[Tensor, Tensor],
+        requests: tuple[Tensor, Tensor, Tensor],
+        limits: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        starts, lengths, tables = requests
+        bounds = {"cu_seqlens_q": starts, "seqused_k": lengths, "page_table": tables}
+        return _first(self.function(q, *caches, **bounds, softmax_scale=scale, **plan.options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,38 +82,52 @@ class TorchVarlen:
 
     function: Callable[..., Any]
     accepts: frozenset[str]
+    name = "torch varlen"
+    cache_shape = staticmethod(reference.cache_shape)
 
-    def varlen_attention(
-        self,
-        q_THD: Tensor,
-        k_TGD: Tensor,
-        v_TGD: Tensor,
-        cu_seqlens_S1: Tensor,
-        max_seqlen: int,
-        *,
-        scale: float,
-        causal: bool = False,
-    ) -> Tensor:
-        """See `reference.varlen_attention`; windows of at most 64 rows take the Triton kernel."""
-        if max_seqlen <= attention.SHORT_SEGMENT:
-            return attention.varlen_attention(
-                q_THD, k_TGD, v_TGD, cu_seqlens_S1, max_seqlen, scale=scale, causal=causal
-            )
-        share = q_THD.shape[1] // k_TGD.shape[1]
-        options: dict[str, Any] = {}
-        if "scale" in self.accepts:
-            options["scale"] = scale
-        else:
-            q_THD = q_THD * (scale * math.sqrt(q_THD.shape[-1]))
-        if causal:
+    def plan_packed(self, call: PackedCall) -> LaunchPlan | None:
+        if call.max_seqlen <= SHORT_SEGMENT:
+            return None
+        options: dict[str, Any] = {"max_q": call.max_seqlen, "max_k": call.max_seqlen}
+        if call.causal:
             options |= {"window_size": (-1, 0)} if "window_size" in self.accepts else {"is_causal": True}
-        if share > 1 and "enable_gqa" in self.accepts:
+        if call.num_heads > call.num_groups and "enable_gqa" in self.accepts:
             options["enable_gqa"] = True
-        elif share > 1:
-            k_TGD, v_TGD = (x.repeat_interleave(share, dim=1) for x in (k_TGD, v_TGD))
-        return _first(
-            self.function(q_THD, k_TGD, v_TGD, cu_seqlens_S1, cu_seqlens_S1, max_seqlen, max_seqlen, **options)
-        )
+        return LaunchPlan(options)
+
+    def attend_packed(
+        self, plan: LaunchPlan, buffers: list[Tensor], q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float
+    ) -> Tensor:
+        share = q.shape[1] // k.shape[1]
+        if share > 1 and "enable_gqa" not in self.accepts:
+            k, v = (x.repeat_interleave(share, dim=1) for x in (k, v))
+        if "scale" in self.accepts:
+            return _first(self.function(q, k, v, starts, starts, scale=scale, **plan.options))
+        return _first(self.function(q * (scale * math.sqrt(q.shape[-1])), k, v, starts, starts, **plan.options))
+
+    def plan_paged(self, call: PagedCall) -> None:
+        """Not supported."""
+
+    def attend_paged(self, *args: Any) -> Tensor:
+        raise AssertionError("torch varlen reads no pages")
+
+
+def _fits(call: PackedCall | PagedCall) -> bool:
+    return call.head_width % 8 == 0 and call.head_width <= 256
+
+
+def flash_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
+    """Why flash-attn-4 cannot be used there, if it cannot."""
+    if capability < (9, 0):
+        return f"flash-attn-4 pages need compute capability 9.0; this GPU has {capability[0]}.{capability[1]}"
+    return "" if dtype in HALF else f"flash-attn-4 takes float16 and bfloat16, not {dtype}"
+
+
+def varlen_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
+    """Why torch's varlen cannot be used there, if it cannot."""
+    if capability < (8, 0):
+        return f"torch varlen needs compute capability 8.0; this GPU has {capability[0]}.{capability[1]}"
+    return "" if dtype in HALF else f"torch varlen takes float16 and bfloat16, not {dtype}"
 
 
 def load_flash_attention() -> FlashAttention | str:
@@ -171,15 +148,6 @@ def load_torch_varlen() -> TorchVarlen | str:
     except (ImportError, AttributeError) as error:
         return f"torch.nn.attention.varlen cannot be imported ({error})"
     return TorchVarlen(function, frozenset(inspect.signature(function).parameters))
-
-
-def _wants_splits(
-    key_lengths_R: Tensor, k_cache_NBGD: Tensor, max_query: int, max_keys: int, window: int | None
-) -> bool:
-    """A decode step of few requests over long contexts: one program per key head would leave the GPU idle."""
-    reach = max_keys if window is None else min(max_keys, window)
-    num_programs = key_lengths_R.shape[0] * k_cache_NBGD.shape[2]
-    return max_query == 1 and attention.choose_splits(num_programs, reach) >= 4
 
 
 def _first(result: Any) -> Tensor:

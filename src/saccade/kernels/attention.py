@@ -1,13 +1,18 @@
-"""Triton attention with the signatures of `saccade.kernels.reference`: every case, any recent GPU, any float.
+"""Triton attention: every case, any recent GPU, any float.
 
 Boundaries stay on the device; what a launch takes from the host is a function of capacities. Rows of a segment
 past `max_seqlen`, or of a request past `max_query`, are not written.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
 
+from saccade.kernels import reference
+from saccade.kernels.backends import LaunchPlan, PackedCall, PagedCall
 from saccade.kernels.overlap import overlapping
 from saccade.kernels.triton_attention import combine_kernel, paged_kernel, varlen_kernel
 
@@ -17,115 +22,89 @@ _MOST_SPLITS = 32
 _LEAST_KEYS_PER_SPLIT = 256
 
 
-def varlen_attention(
-    q_THD: Tensor,
-    k_TGD: Tensor,
-    v_TGD: Tensor,
-    cu_seqlens_S1: Tensor,
-    max_seqlen: int,
-    *,
-    scale: float,
-    causal: bool = False,
-) -> Tensor:
-    """See `reference.varlen_attention`. Made for short segments; long ones work but other kernels are faster."""
-    num_rows, num_heads, head_width = q_THD.shape
-    num_segments = cu_seqlens_S1.shape[0] - 1
-    out = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
-    if num_rows == 0:
-        return out
-    block_m = 16 if q_THD.dtype == torch.float32 else max(16, min(SHORT_SEGMENT, triton.next_power_of_2(max_seqlen)))
-    block_n = block_m if head_width <= 128 else min(block_m, 32)
-    grid = (triton.cdiv(min(max_seqlen, num_rows), block_m), num_heads, num_segments)
-    varlen_kernel[grid](
-        q_THD,
-        k_TGD,
-        v_TGD,
-        out,
-        cu_seqlens_S1,
-        *q_THD.stride()[:2],
-        *k_TGD.stride()[:2],
-        *v_TGD.stride()[:2],
-        *out.stride()[:2],
-        scale,
-        D=head_width,
-        SHARE=num_heads // k_TGD.shape[1],
-        CAUSAL=causal,
-        PRECISION=_dot_precision(q_THD),
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        D_BLOCK=max(16, triton.next_power_of_2(head_width)),
-        num_warps=4,
-        num_stages=1 if max_seqlen <= SHORT_SEGMENT else 2,
-        **overlapping(q_THD),
-    )
-    return out
+@dataclass(frozen=True, slots=True)
+class TritonAttention:
+    """Made for short segments and for few rows over many keys; other kernels are faster elsewhere."""
 
+    name = "triton"
+    cache_shape = staticmethod(reference.cache_shape)
 
-def paged_attention(  # noqa: PLR0913
-    q_THD: Tensor,
-    k_cache_NBGD: Tensor,
-    v_cache_NBGD: Tensor,
-    query_start_R1: Tensor,
-    key_lengths_R: Tensor,
-    block_tables_RM: Tensor,
-    *,
-    max_query: int,
-    max_keys: int,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    limits_T: Tensor | None = None,
-) -> Tensor:
-    """See `reference.paged_attention`. Few tiles over many keys are split along the keys and joined after."""
-    num_rows, num_heads, head_width = q_THD.shape
-    num_groups, num_requests = k_cache_NBGD.shape[2], key_lengths_R.shape[0]
-    share = num_heads // num_groups
-    out = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
-    if num_rows == 0:
+    def plan_packed(self, call: PackedCall) -> LaunchPlan:
+        longest = call.max_seqlen
+        block_m = 16 if call.dtype == torch.float32 else max(16, min(SHORT_SEGMENT, triton.next_power_of_2(longest)))
+        options = {
+            **_common(call),
+            "CAUSAL": call.causal,
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_m if call.head_width <= 128 else min(block_m, 32),
+            "num_warps": 4,
+            "num_stages": 1 if longest <= SHORT_SEGMENT else 2,
+        }
+        num_tiles = triton.cdiv(min(longest, call.num_rows), block_m)
+        return LaunchPlan(options, (num_tiles, call.num_heads, call.num_segments))
+
+    def attend_packed(
+        self, plan: LaunchPlan, buffers: list[Tensor], q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float
+    ) -> Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        strides = [stride for x in (q, k, v, out) for stride in x.stride()[:2]]
+        varlen_kernel[plan.grid](q, k, v, out, starts, *strides, scale, **plan.options, **overlapping(q))
         return out
-    block_m, block_n = _paged_tile(min(max_query, num_rows) * share, head_width, q_THD.dtype)
-    num_tiles = triton.cdiv(min(max_query, num_rows) * share, block_m)
-    reach = max_keys if window is None else min(max_keys, window + max_query)
-    splits = choose_splits(num_tiles * num_groups * num_requests, reach)
-    partial, lse = _split_buffers(q_THD, splits) if splits > 1 else (out, out)
-    paged_kernel[(num_tiles * splits, num_groups, num_requests)](
-        q_THD,
-        k_cache_NBGD,
-        v_cache_NBGD,
-        out,
-        query_start_R1,
-        key_lengths_R,
-        block_tables_RM,
-        query_start_R1 if limits_T is None else limits_T,
-        partial,
-        lse,
-        *q_THD.stride()[:2],
-        *k_cache_NBGD.stride()[:3],
-        *v_cache_NBGD.stride()[:3],
-        *out.stride()[:2],
-        block_tables_RM.stride(0),
-        num_rows,
-        num_heads,
-        scale,
-        1.0 if softcap is None else softcap,
-        D=head_width,
-        SHARE=share,
-        SPLITS=splits,
-        BLOCK_SIZE=k_cache_NBGD.shape[1],
-        WINDOW=0 if window is None else window,
-        HAS_SOFTCAP=softcap is not None,
-        HAS_LIMITS=limits_T is not None,
-        PRECISION=_dot_precision(q_THD),
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        D_BLOCK=max(16, triton.next_power_of_2(head_width)),
-        num_warps=8 if block_m >= 128 else 4,
-        num_stages=2,
-        **overlapping(q_THD),
-    )
-    if splits > 1:
-        _combine(partial, lse, out)
-    return out
+
+    def plan_paged(self, call: PagedCall) -> LaunchPlan:
+        """Few tiles over many keys are split along the keys and joined after."""
+        num_queries = min(call.max_query, call.num_rows)
+        share = call.num_heads // call.num_groups
+        block_m, block_n = _paged_tile(num_queries * share, call.head_width, call.dtype)
+        num_tiles = triton.cdiv(num_queries * share, block_m)
+        reach = call.max_keys if call.window is None else min(call.max_keys, call.window + call.max_query)
+        splits = choose_splits(num_tiles * call.num_groups * call.num_requests, reach)
+        options = {
+            **_common(call),
+            "SPLITS": splits,
+            "BLOCK_SIZE": call.block_size,
+            "WINDOW": call.window or 0,
+            "HAS_LIMITS": call.has_limits,
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
+            "num_warps": 8 if block_m >= 128 else 4,
+            "num_stages": 2,
+        }
+        lse = (splits, call.num_rows, call.num_heads)  # of partial outputs: their log-sum-exps, base 2
+        buffers = ((*lse, call.head_width), lse) if splits > 1 else ()
+        return LaunchPlan(options, (num_tiles * splits, call.num_groups, call.num_requests), buffers)
+
+    def attend_paged(
+        self,
+        plan: LaunchPlan,
+        buffers: list[Tensor],
+        q: Tensor,
+        caches: tuple[Tensor, Tensor],
+        requests: tuple[Tensor, Tensor, Tensor],
+        limits: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        partial, lse = buffers or (out, out)
+        strides = [*q.stride()[:2], *caches[0].stride()[:3], *caches[1].stride()[:3], *out.stride()[:2]]
+        paged_kernel[plan.grid](
+            q,
+            *caches,
+            out,
+            *requests,
+            requests[0] if limits is None else limits,
+            partial,
+            lse,
+            *strides,
+            requests[2].stride(0),
+            *q.shape[:2],
+            scale,
+            **plan.options,
+            **overlapping(q),
+        )
+        if buffers:
+            _combine(partial, lse, out)
+        return out
 
 
 def choose_splits(num_programs: int, max_keys: int) -> int:
@@ -148,12 +127,6 @@ def _paged_tile(num_items: int, head_width: int, dtype: torch.dtype) -> tuple[in
     return max(16, min(largest, triton.next_power_of_2(num_items))), 64 if head_width <= 128 else 32
 
 
-def _split_buffers(q_THD: Tensor, splits: int) -> tuple[Tensor, Tensor]:
-    """Partial outputs and their log-sum-exps (base 2)."""
-    partial = torch.empty((splits, *q_THD.shape), dtype=torch.float32, device=q_THD.device)
-    return partial, torch.empty(partial.shape[:-1], dtype=torch.float32, device=q_THD.device)
-
-
 def _combine(partial: Tensor, lse: Tensor, out: Tensor) -> None:
     splits, num_rows, num_heads, head_width = partial.shape
     combine_kernel[(num_rows * num_heads,)](
@@ -170,6 +143,11 @@ def _combine(partial: Tensor, lse: Tensor, out: Tensor) -> None:
     )
 
 
-def _dot_precision(q: Tensor) -> str:
+def _common(call: PackedCall | PagedCall) -> dict[str, Any]:
     """float32 products stay float32: Triton's default would round them to TF32."""
-    return "ieee" if q.dtype == torch.float32 else "tf32"
+    return {
+        "D": call.head_width,
+        "SHARE": call.num_heads // call.num_groups,
+        "PRECISION": "ieee" if call.dtype == torch.float32 else "tf32",
+        "D_BLOCK": max(16, triton.next_power_of_2(call.head_width)),
+    }

@@ -1,4 +1,4 @@
-"""Attention on a CPU, with the signatures of `saccade.kernels.reference`: a loop over segments and requests.
+"""Attention on a CPU: a loop over segments and requests.
 
 The oracles compute every segment at its largest size, because a recorded operation has one shape: 8192 rows of 64
 requests take gigabytes that way. Here each function is one operation, as a kernel is on a GPU. Whoever records it
@@ -8,11 +8,15 @@ there and its temporaries live no longer than the call.
 L query rows and K keys of one request; T, S, R, H, G, D, N, B, M as in `reference_attention`.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from saccade.kernels import reference
+from saccade.kernels.backends import LaunchPlan, PackedCall, PagedCall
 
 _LIBRARY = torch.library.Library("saccade", "DEF")
 _LIBRARY.define(
@@ -20,46 +24,40 @@ _LIBRARY.define(
 )
 _LIBRARY.define(
     "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor starts, Tensor lengths, Tensor tables, "
-    "int max_query, int max_keys, float scale, int? window, float? softcap, Tensor? limits) -> Tensor"
+    "int max_query, int max_keys, float scale, int? window, Tensor? limits) -> Tensor"
 )
 
 
-def varlen_attention(
-    q_THD: Tensor,
-    k_TGD: Tensor,
-    v_TGD: Tensor,
-    cu_seqlens_S1: Tensor,
-    max_seqlen: int,
-    *,
-    scale: float,
-    causal: bool = False,
-) -> Tensor:
-    """See `reference.varlen_attention`."""
-    result: Tensor = torch.ops.saccade.varlen_attention(q_THD, k_TGD, v_TGD, cu_seqlens_S1, max_seqlen, scale, causal)
-    return result
+@dataclass(frozen=True, slots=True)
+class CpuAttention:
+    name = "cpu_attention"
+    cache_shape = staticmethod(reference.cache_shape)
 
+    def plan_packed(self, call: PackedCall) -> LaunchPlan:
+        return LaunchPlan({"longest": call.max_seqlen, "causal": call.causal})
 
-def paged_attention(  # noqa: PLR0913
-    q_THD: Tensor,
-    k_cache_NBGD: Tensor,
-    v_cache_NBGD: Tensor,
-    query_start_R1: Tensor,
-    key_lengths_R: Tensor,
-    block_tables_RM: Tensor,
-    *,
-    max_query: int,
-    max_keys: int,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    limits_T: Tensor | None = None,
-) -> Tensor:
-    """See `reference.paged_attention`."""
-    caches = (k_cache_NBGD, v_cache_NBGD)
-    requests = (query_start_R1, key_lengths_R, block_tables_RM)
-    options = (max_query, max_keys, scale, window, softcap, limits_T)
-    result: Tensor = torch.ops.saccade.paged_attention(q_THD, *caches, *requests, *options)
-    return result
+    def attend_packed(
+        self, plan: LaunchPlan, buffers: list[Tensor], q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float
+    ) -> Tensor:
+        result: Tensor = torch.ops.saccade.varlen_attention(q, k, v, starts, scale=scale, **plan.options)
+        return result
+
+    def plan_paged(self, call: PagedCall) -> LaunchPlan:
+        return LaunchPlan({"max_query": call.max_query, "max_keys": call.max_keys, "window": call.window})
+
+    def attend_paged(
+        self,
+        plan: LaunchPlan,
+        buffers: list[Tensor],
+        q: Tensor,
+        caches: tuple[Tensor, Tensor],
+        requests: tuple[Tensor, Tensor, Tensor],
+        limits: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        how = {**plan.options, "scale": scale, "limits": limits}
+        result: Tensor = torch.ops.saccade.paged_attention(q, *caches, *requests, **how)
+        return result
 
 
 def _varlen(
@@ -73,7 +71,7 @@ def _varlen(
         rows = slice(start, min(end, start + longest))
         if rows.start < rows.stop:
             visible = torch.ones(2 * (rows.stop - start,), dtype=torch.bool).tril() if causal else None
-            out_THD[rows] = _attend(q_THD[rows], k_TGD[rows], v_TGD[rows], visible, scale, None)
+            out_THD[rows] = _attend(q_THD[rows], k_TGD[rows], v_TGD[rows], visible, scale)
     return out_THD
 
 
@@ -88,7 +86,6 @@ def _paged(  # noqa: PLR0913
     max_keys: int,
     scale: float,
     window: int | None,
-    softcap: float | None,
     limits_T: Tensor | None,
 ) -> Tensor:
     num_blocks, block_size = k_cache_NBGD.shape[:2]
@@ -107,7 +104,7 @@ def _paged(  # noqa: PLR0913
         keys, values = (
             cache.index_select(0, blocks).flatten(0, 1)[:num_keys] for cache in (k_cache_NBGD, v_cache_NBGD)
         )
-        found_LHD = _attend(q_THD[rows], keys, values, visible_LK, scale, softcap)
+        found_LHD = _attend(q_THD[rows], keys, values, visible_LK, scale)
         out_THD[rows] = found_LHD.masked_fill(~visible_LK.any(-1)[:, None, None], 0.0)
     return out_THD
 
@@ -121,24 +118,16 @@ def _visible(positions_L: Tensor, num_keys: int, window: int | None, limits_L: T
     return visible_LK
 
 
-def _attend(
-    q_LHD: Tensor, k_KGD: Tensor, v_KGD: Tensor, visible_LK: Tensor | None, scale: float, softcap: float | None
-) -> Tensor:
+def _attend(q_LHD: Tensor, k_KGD: Tensor, v_KGD: Tensor, visible_LK: Tensor | None, scale: float) -> Tensor:
     """In float32; every head of a group reads the group's keys and values."""
     share = q_LHD.shape[1] // k_KGD.shape[1]
     q_HLD, k_HKD, v_HKD = (
         x.float().transpose(0, 1) for x in (q_LHD, k_KGD.repeat_interleave(share, 1), v_KGD.repeat_interleave(share, 1))
     )
-    if softcap is None:
-        out_HLD = functional.scaled_dot_product_attention(
-            q_HLD[None], k_HKD[None], v_HKD[None], attn_mask=visible_LK, scale=scale
-        )[0]
-    else:
-        scores_HLK = softcap * torch.tanh(q_HLD @ k_HKD.transpose(-1, -2) * (scale / softcap))
-        if visible_LK is not None:
-            scores_HLK = scores_HLK.masked_fill(~visible_LK, float("-inf"))
-        out_HLD = torch.softmax(scores_HLK, dim=-1) @ v_HKD
-    return out_HLD.transpose(0, 1).to(q_LHD.dtype)
+    out_1HLD = functional.scaled_dot_product_attention(
+        q_HLD[None], k_HKD[None], v_HKD[None], attn_mask=visible_LK, scale=scale
+    )
+    return out_1HLD[0].transpose(0, 1).to(q_LHD.dtype)
 
 
 _LIBRARY.impl("varlen_attention", _varlen, "CPU")

@@ -2,50 +2,45 @@
 
 import importlib
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 
 from saccade.config import use_private_kernel_cache
 from saccade.errors import ConfigError
-from saccade.kernels import cpu_attention, images, reference
+from saccade.kernels import reference
+from saccade.kernels.backends import AttentionBackend, AttentionDispatch
+from saccade.kernels.cpu_attention import CpuAttention
+from saccade.kernels.table import KernelTable
 
 _HOPPER = (9, 0)
-_AMPERE = (8, 0)
 _HALF = (torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """The kernels of one device and dtype; `reference` and `images` have their signatures and meaning.
+@dataclass(frozen=True)
+class Kernels(KernelTable):
+    """The kernels of one device and dtype.
 
-    `reasons` says, by function, why an implementation was taken; `name` sums the choice up.
+    `reasons` says, by kernel, why an implementation was taken; `name` sums the choice up.
     """
 
-    name: str
-    linear: Callable[..., Tensor]
-    gated_linear: Callable[..., Tensor]
-    rms_norm: Callable[..., Tensor]
-    add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
-    layer_norm: Callable[..., Tensor]
-    add_layer_norm: Callable[..., tuple[Tensor, Tensor]]
-    gated_activation: Callable[..., Tensor]
-    apply_rotary: Callable[..., tuple[Tensor, Tensor]]
-    qk_norm_rotary: Callable[..., tuple[Tensor, Tensor]]
-    qk_norm_rotary_store: Callable[..., Tensor]
-    store_kv: Callable[..., None]
-    varlen_attention: Callable[..., Tensor]
-    paged_attention: Callable[..., Tensor]
-    rotate_packed: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    activated_linear: Callable[..., Tensor]
-    add_positions: Callable[..., Tensor]
-    scatter_rows: Callable[..., None]
-    place_rows: Callable[..., tuple[Tensor, Tensor]]
-    resize_patchify: Callable[..., Tensor]
+    linear = staticmethod(reference.linear)
+    gated_linear = staticmethod(reference.gated_linear)
+    activated_linear = staticmethod(reference.activated_linear)
+    rms_norm = staticmethod(reference.rms_norm)
+    add_rms_norm = staticmethod(reference.add_rms_norm)
+    layer_norm = staticmethod(reference.layer_norm)
+    add_layer_norm = staticmethod(reference.add_layer_norm)
+    gated_activation = staticmethod(reference.gated_activation)
+    qk_norm_rotary_store = staticmethod(reference.qk_norm_rotary_store)
+    varlen_attention = staticmethod(reference.varlen_attention)
+    paged_attention = staticmethod(reference.paged_attention)
+    cache_shape = staticmethod(reference.cache_shape)
+    rotate_packed = staticmethod(reference.rotate_packed)
+    add_positions = staticmethod(reference.add_positions)
+    scatter_rows = staticmethod(reference.scatter_rows)
+    place_rows = staticmethod(reference.place_rows)
     reasons: dict[str, str] = field(default_factory=dict)
     compilers: tuple[Callable[[torch.device, torch.dtype], None], ...] = ()
 
@@ -56,7 +51,7 @@ class Kernels:
 
     def describe(self) -> list[tuple[str, str, str]]:
         """Rows (function, implementation, reason)."""
-        return [(name, _origin(getattr(self, name)), self.reasons.get(name, "")) for name in _function_names()]
+        return [(name, _origin(getattr(self, name)), self.reasons.get(name, "")) for name in self.kernel_names()]
 
 
 def device_named(word: str) -> torch.device:
@@ -100,46 +95,43 @@ def open_device(device: torch.device, dtype: torch.dtype) -> None:
 
 def _cpu_kernels() -> Kernels:
     """The oracles, but for attention, which does only the work that is there."""
-    return Kernels(
-        name="reference",
-        **{name: _find(name, cpu_attention, reference, images) for name in _function_names()},
-        reasons=dict.fromkeys(_function_names(), "the device is a CPU"),
-    )
+    reasons = dict.fromkeys(Kernels.kernel_names(), "the device is a CPU")
+    return _with_attention(Kernels("reference", {}, reasons), AttentionDispatch(CpuAttention()))
 
 
 def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
-    """Triton for all, then faster attention where this GPU, dtype and installation allow it."""
+    """Triton for all, then faster products and attention where this GPU, dtype and installation allow it."""
     use_private_kernel_cache()
-    fused, fused_images, fused_vision, attention, adapters = (
-        importlib.import_module(f"saccade.kernels.{name}")
-        for name in ("fused", "fused_images", "fused_vision", "attention", "adapters")
-    )
-    kernels = Kernels(
-        name="triton",
-        **{name: _find(name, fused, fused_images, fused_vision, attention) for name in _function_names()},
-        reasons=dict.fromkeys(_function_names(), "the device is a GPU"),
-    )
-    kernels = _with_products(kernels, capability, dtype)
-    refusal = _flash_refusal(capability, dtype)
-    flash = refusal or adapters.load_flash_attention()
-    if not isinstance(flash, str):
-        why = "flash-attn-4 is installed and the GPU is Hopper or later"
-        return replace(
-            kernels,
-            name=f"{kernels.name}+flash-attn-4",
-            varlen_attention=flash.varlen_attention,
-            paged_attention=flash.paged_attention,
-            reasons=kernels.reasons
-            | {
-                "varlen_attention": f"{why}; Triton for segments of at most {attention.SHORT_SEGMENT} rows",
-                "paged_attention": f"{why}; Triton for rows with limits and for few decode rows over many keys",
-            },
-        )
-    varlen = _varlen_refusal(capability, dtype) or adapters.load_torch_varlen()
-    reasons = kernels.reasons | {"paged_attention": flash, "varlen_attention": flash}
-    if isinstance(varlen, str):
-        return replace(kernels, reasons=reasons | {"varlen_attention": f"{flash}; {varlen}"})
-    return replace(kernels, name=f"{kernels.name}+torch", varlen_attention=varlen.varlen_attention, reasons=reasons)
+    modules = [importlib.import_module(f"saccade.kernels.{name}") for name in ("fused", "fused_vision")]
+    functions = {name: getattr(m, name) for m in modules for name in Kernels.kernel_names() if hasattr(m, name)}
+    reasons = dict.fromkeys(Kernels.kernel_names(), "the device is a GPU")
+    kernels = _with_products(Kernels("triton", functions, reasons), capability, dtype)
+    backends, missing = _attention_backends(capability, dtype)
+    chosen = AttentionDispatch(*backends)
+    kernels = replace(kernels, name="+".join([kernels.name, *(b.name for b in backends[:-1])]))
+    return _with_attention(kernels, chosen, missing or "the first that supports a call takes it")
+
+
+def _attention_backends(capability: tuple[int, int], dtype: torch.dtype) -> tuple[list[AttentionBackend], str]:
+    """Best first, Triton last; and why a better one is missing."""
+    adapters, attention = (importlib.import_module(f"saccade.kernels.{name}") for name in ("adapters", "attention"))
+    triton = attention.TritonAttention()
+    missing: list[str] = []
+    for refusal, load in (
+        (adapters.flash_refusal, adapters.load_flash_attention),
+        (adapters.varlen_refusal, adapters.load_torch_varlen),
+    ):
+        found = refusal(capability, dtype) or load()
+        if not isinstance(found, str):
+            return [found, triton], "; ".join(missing)
+        missing.append(found)
+    return [triton], "; ".join(missing)
+
+
+def _with_attention(kernels: Kernels, chosen: AttentionDispatch, reason: str = "") -> Kernels:
+    functions = {name: getattr(chosen, name) for name in ("varlen_attention", "paged_attention", "cache_shape")}
+    reasons = kernels.reasons | (dict.fromkeys(functions, reason) if reason else {})
+    return replace(kernels, functions={**kernels.functions, **functions}, reasons=reasons)
 
 
 def _with_products(kernels: Kernels, capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
@@ -156,33 +148,13 @@ def _with_products(kernels: Kernels, capability: tuple[int, int], dtype: torch.d
     return replace(
         kernels,
         name=f"{kernels.name}+quack",
-        **{name: getattr(products, name) for name in names},
+        functions={**kernels.functions, **{name: getattr(products, name) for name in names}},
         compilers=(products.prepare,),
         reasons=kernels.reasons | dict.fromkeys(names, "quack's tiles where they are faster than cuBLAS, by shape"),
     )
 
 
-def _flash_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
-    if capability < _HOPPER:
-        return f"flash-attn-4 pages need compute capability 9.0; this GPU has {capability[0]}.{capability[1]}"
-    return "" if dtype in _HALF else f"flash-attn-4 takes float16 and bfloat16, not {dtype}"
-
-
-def _varlen_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
-    if capability < _AMPERE:
-        return f"torch varlen needs compute capability 8.0; this GPU has {capability[0]}.{capability[1]}"
-    return "" if dtype in _HALF else f"torch varlen takes float16 and bfloat16, not {dtype}"
-
-
-def _function_names() -> Iterator[str]:
-    return (f.name for f in fields(Kernels) if f.name not in ("name", "reasons", "compilers"))
-
-
-def _find(name: str, *modules: ModuleType) -> Any:
-    return next(getattr(module, name) for module in modules if hasattr(module, name))
-
-
 def _origin(function: Callable[..., object]) -> str:
-    """`reference`, `fused`, `attention`, or the adapter whose method it is."""
+    """`reference`, `fused`, or the name of what it is a method of."""
     owner = getattr(function, "__self__", None)
-    return type(owner).__name__ if owner is not None else function.__module__.rpartition(".")[-1]
+    return function.__module__.rpartition(".")[-1] if owner is None else getattr(owner, "name", type(owner).__name__)

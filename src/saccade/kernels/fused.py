@@ -11,10 +11,10 @@ from torch import Tensor
 from saccade.errors import ConfigError
 from saccade.kernels import reference
 from saccade.kernels.overlap import overlapping
-from saccade.kernels.triton_fused import gated_kernel, norm_kernel, rotary_kernel, store_kernel
+from saccade.kernels.reference_vision import ACTIVATIONS
+from saccade.kernels.triton_fused import gated_kernel, norm_kernel, rotary_kernel
 from saccade.kernels.vectors import is_vector, vector_gated_linear, vector_linear
 
-_ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 _HEADS_PER_PROGRAM = 8
 _STRETCH = 1024  # columns of one program of the elementwise kernels
 
@@ -52,8 +52,8 @@ def add_layer_norm(
 
 def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
     """See `reference.gated_activation`."""
-    if kind not in _ACTIVATIONS:
-        raise ConfigError(f"activation {kind!r} is not known; allowed: {', '.join(_ACTIVATIONS)}")
+    if kind not in ACTIVATIONS:
+        raise ConfigError(f"activation {kind!r} is not known; allowed: {', '.join(ACTIVATIONS)}")
     rows = _as_rows(gate_up)
     num_rows, width = rows.shape[0], rows.shape[1] // 2
     y = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
@@ -69,28 +69,6 @@ def gated_linear(x: Tensor, weight: Tensor, kind: str) -> Tensor:
     if kind == "silu" and is_vector(x, weight):
         return vector_gated_linear(x, weight)
     return gated_activation(linear(x, weight), kind)
-
-
-def apply_rotary(q_THD: Tensor, k_TGD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> tuple[Tensor, Tensor]:
-    """See `reference.apply_rotary`."""
-    return qk_norm_rotary(q_THD, k_TGD, None, None, 0.0, cos_TD, sin_TD)
-
-
-def qk_norm_rotary(
-    q_THD: Tensor,
-    k_TGD: Tensor,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    eps: float,
-    cos_TD: Tensor,
-    sin_TD: Tensor,
-    *,
-    offset: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """See `reference.qk_norm_rotary`."""
-    k_out_T1GD = torch.empty(k_TGD.shape, dtype=k_TGD.dtype, device=k_TGD.device).unsqueeze(1)
-    q = _launch_rotary(q_THD, k_TGD, None, q_weight, k_weight, eps, cos_TD, sin_TD, None, k_out_T1GD, None, offset)
-    return q, k_out_T1GD.squeeze(1)
 
 
 def qk_norm_rotary_store(  # noqa: PLR0913
@@ -109,46 +87,49 @@ def qk_norm_rotary_store(  # noqa: PLR0913
     offset: float = 0.0,
 ) -> Tensor:
     """See `reference.qk_norm_rotary_store`: one launch for queries, keys and values."""
-    return _launch_rotary(
-        q_THD,
-        k_TGD,
-        v_TGD,
-        q_weight,
-        k_weight,
-        eps,
+    num_rows, num_q_heads, head_width = q_THD.shape
+    num_kv_heads, width = k_TGD.shape[1], cos_TD.shape[-1]
+    q, k, v = (_last_contiguous(x) for x in (q_THD, k_TGD, v_TGD))
+    q_out = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+    if num_rows == 0:
+        return q_out
+    tiles = triton.cdiv(num_q_heads, _HEADS_PER_PROGRAM) + 2 * triton.cdiv(num_kv_heads, _HEADS_PER_PROGRAM)
+    rotary_kernel[(num_rows, tiles)](
+        q,
+        k,
+        v,
+        q_out,
+        k_cache_NBGD,
+        v_cache_NBGD,
+        q if q_weight is None else q_weight,  # a pointer that is not read
+        k if k_weight is None else k_weight,
         cos_TD,
         sin_TD,
         slots_T,
-        k_cache_NBGD,
-        v_cache_NBGD,
-        offset,
-    )
-
-
-def store_kv(k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor, k_cache_NBGD: Tensor, v_cache_NBGD: Tensor) -> None:
-    """See `reference.store_kv`."""
-    num_rows, num_heads, head_width = k_TGD.shape
-    if num_rows == 0:
-        return
-    k, v = _last_contiguous(k_TGD), _last_contiguous(v_TGD)
-    grid = (num_rows, triton.cdiv(num_heads * head_width, _STRETCH))
-    store_kernel[grid](
-        k,
-        v,
-        k_cache_NBGD,
-        v_cache_NBGD,
-        slots_T,
-        num_heads * head_width,
+        num_q_heads,
+        num_kv_heads,
+        *q.stride()[:2],
         *k.stride()[:2],
         *v.stride()[:2],
+        cos_TD.stride(0),
+        sin_TD.stride(0),
         *k_cache_NBGD.stride()[:3],
         *v_cache_NBGD.stride()[:3],
+        eps,
+        offset,
         D=head_width,
+        W=width,
         BLOCK_SIZE=k_cache_NBGD.shape[1],
-        BLOCK=_STRETCH,
+        Q_NORM=q_weight is not None,
+        K_NORM=k_weight is not None,
+        HEADS=_HEADS_PER_PROGRAM,
+        HALF_BLOCK=triton.next_power_of_2(width // 2),
+        REST_BLOCK=0 if width == head_width else triton.next_power_of_2(head_width - width),
+        D_BLOCK=triton.next_power_of_2(head_width),
         num_warps=4,
-        **overlapping(k),
+        **overlapping(q),
     )
+    return q_out
 
 
 def _normalise(
@@ -192,72 +173,6 @@ def _normalise(
         **overlapping(rows),
     )
     return y, total
-
-
-def _launch_rotary(  # noqa: PLR0913
-    q_THD: Tensor,
-    k_TGD: Tensor,
-    v_TGD: Tensor | None,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    eps: float,
-    cos_TD: Tensor,
-    sin_TD: Tensor,
-    slots_T: Tensor | None,
-    k_out_NBGD: Tensor,
-    v_out_NBGD: Tensor | None,
-    offset: float,
-) -> Tensor:
-    """Without slots, `k_out` has one block of one slot per row and values are left alone.
-
-    Pointers the kernel does not read are given as any tensor at hand.
-    """
-    num_rows, num_q_heads, head_width = q_THD.shape
-    num_kv_heads, width = k_TGD.shape[1], cos_TD.shape[-1]
-    q, k, v = (_last_contiguous(x) for x in (q_THD, k_TGD, k_TGD if v_TGD is None else v_TGD))
-    v_out_NBGD = k_out_NBGD if v_out_NBGD is None else v_out_NBGD
-    q_out = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
-    if num_rows == 0:
-        return q_out
-    kinds = 1 if slots_T is None else 2
-    kv_tiles = triton.cdiv(num_kv_heads, _HEADS_PER_PROGRAM)
-    rotary_kernel[(num_rows, triton.cdiv(num_q_heads, _HEADS_PER_PROGRAM) + kinds * kv_tiles)](
-        q,
-        k,
-        v,
-        q_out,
-        k_out_NBGD,
-        v_out_NBGD,
-        q if q_weight is None else q_weight,
-        k if k_weight is None else k_weight,
-        cos_TD,
-        sin_TD,
-        q if slots_T is None else slots_T,
-        num_q_heads,
-        num_kv_heads,
-        *q.stride()[:2],
-        *k.stride()[:2],
-        *v.stride()[:2],
-        cos_TD.stride(0),
-        sin_TD.stride(0),
-        *k_out_NBGD.stride()[:3],
-        *v_out_NBGD.stride()[:3],
-        eps,
-        offset,
-        D=head_width,
-        W=width,
-        BLOCK_SIZE=k_out_NBGD.shape[1],
-        STORES=slots_T is not None,
-        Q_NORM=q_weight is not None,
-        K_NORM=k_weight is not None,
-        HEADS=_HEADS_PER_PROGRAM,
-        HALF_BLOCK=triton.next_power_of_2(width // 2),
-        REST_BLOCK=0 if width == head_width else triton.next_power_of_2(head_width - width),
-        D_BLOCK=triton.next_power_of_2(head_width),
-        num_warps=4,
-        **overlapping(q),
-    )
-    return q_out
 
 
 def _as_rows(x: Tensor) -> Tensor:

@@ -10,28 +10,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from saccade.errors import ConfigError
-from saccade.kernels.reference_attention import paged_attention, varlen_attention
-from saccade.kernels.reference_vision import activated_linear, add_positions, place_rows, rotate_packed, scatter_rows
+from saccade.kernels.reference_attention import cache_shape, paged_attention, varlen_attention
+from saccade.kernels.reference_vision import (
+    activate,
+    activated_linear,
+    add_positions,
+    place_rows,
+    rotate,
+    rotate_packed,
+    scatter_rows,
+)
 
 __all__ = [
     "activated_linear",
     "add_layer_norm",
     "add_positions",
     "add_rms_norm",
-    "apply_rotary",
+    "cache_shape",
     "gated_activation",
     "gated_linear",
     "layer_norm",
     "linear",
     "paged_attention",
     "place_rows",
-    "qk_norm_rotary",
     "qk_norm_rotary_store",
     "rms_norm",
     "rotate_packed",
     "scatter_rows",
-    "store_kv",
     "varlen_attention",
 ]
 
@@ -78,34 +83,7 @@ def add_layer_norm(
 def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
     """`activation(gate) * up` of rows laid out as [gate | up]; kind is "silu", "gelu_tanh" or "gelu"."""
     gate, up = gate_up.float().chunk(2, dim=-1)
-    return (_activate(gate, kind) * up).to(gate_up.dtype)
-
-
-def apply_rotary(q_THD: Tensor, k_TGD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotates the pairs (i, i + W/2) of the first W columns of each head, W being the width of cos and sin.
-
-    The tables are laid out per column (M-RoPE sections are resolved before); columns past W stay as they are.
-    """
-    q = _rotate(q_THD.float(), cos_TD, sin_TD).to(q_THD.dtype)
-    return q, _rotate(k_TGD.float(), cos_TD, sin_TD).to(k_TGD.dtype)
-
-
-def qk_norm_rotary(
-    q_THD: Tensor,
-    k_TGD: Tensor,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    eps: float,
-    cos_TD: Tensor,
-    sin_TD: Tensor,
-    *,
-    offset: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """RMS norm over each head where a weight is given, then rotary, with no rounding in between."""
-    q = q_THD.float() if q_weight is None else _rms_norm_float(q_THD, q_weight, eps, offset)
-    k = k_TGD.float() if k_weight is None else _rms_norm_float(k_TGD, k_weight, eps, offset)
-    q, k = _rotate(q, cos_TD, sin_TD), _rotate(k, cos_TD, sin_TD)
-    return q.to(q_THD.dtype), k.to(k_TGD.dtype)
+    return (activate(gate, kind) * up).to(gate_up.dtype)
 
 
 def qk_norm_rotary_store(  # noqa: PLR0913
@@ -123,43 +101,27 @@ def qk_norm_rotary_store(  # noqa: PLR0913
     *,
     offset: float = 0.0,
 ) -> Tensor:
-    """`qk_norm_rotary`, then `store_kv` of the new keys and the values; returns the queries."""
-    q, k = qk_norm_rotary(q_THD, k_TGD, q_weight, k_weight, eps, cos_TD, sin_TD, offset=offset)
-    store_kv(k, v_TGD, slots_T, k_cache_NBGD, v_cache_NBGD)
-    return q
+    """RMS norm over each head where a weight is given, then rotary, with no rounding in between. Returns the queries;
+    row t of the keys and the values goes to slot `slots_T[t]` = block * B + place in the block.
 
-
-def store_kv(k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor, k_cache_NBGD: Tensor, v_cache_NBGD: Tensor) -> None:
-    """Writes row t to slot `slots_T[t]` = block * B + place in the block.
+    Rotary turns the pairs (i, i + W/2) of the first W columns of each head, W being the width of cos and sin. Their
+    tables are laid out per column (M-RoPE sections are resolved before); columns past W stay as they are.
 
     Padded rows share the slots of block 0, so what block 0 holds is never defined. A value that is not finite is stored
     as 0: fast attention kernels read whole tiles and weigh what lies beyond a request with zero, and zero times NaN is
     NaN, so one request's NaN would reach the next owner of its block. Its own rows still show it, through the keys.
     """
+    q = q_THD.float() if q_weight is None else _rms_norm_float(q_THD, q_weight, eps, offset)
+    k = k_TGD.float() if k_weight is None else _rms_norm_float(k_TGD, k_weight, eps, offset)
+    k = rotate(k, cos_TD, sin_TD).to(k_TGD.dtype)
     block_size = k_cache_NBGD.shape[1]
     slots = slots_T.long()
     where = (slots // block_size, slots % block_size)
-    k_cache_NBGD.index_put_(where, k_TGD.to(k_cache_NBGD.dtype))
+    k_cache_NBGD.index_put_(where, k.to(k_cache_NBGD.dtype))
     v_cache_NBGD.index_put_(where, v_TGD.to(v_cache_NBGD.dtype).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
+    return rotate(q, cos_TD, sin_TD).to(q_THD.dtype)
 
 
 def _rms_norm_float(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     x = x.float()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * (weight.float() + offset)
-
-
-def _rotate(x_THD: Tensor, cos_TW: Tensor, sin_TW: Tensor) -> Tensor:
-    width = cos_TW.shape[-1]
-    turning, rest = x_THD[..., :width], x_THD[..., width:]
-    first, second = turning.chunk(2, dim=-1)
-    partner = torch.cat((-second, first), dim=-1)
-    turned = turning * cos_TW.float().unsqueeze(1) + partner * sin_TW.float().unsqueeze(1)
-    return torch.cat((turned, rest), dim=-1)
-
-
-def _activate(x: Tensor, kind: str) -> Tensor:
-    if kind == "silu":
-        return functional.silu(x)
-    if kind in ("gelu", "gelu_tanh"):
-        return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
-    raise ConfigError(f"activation {kind!r} is not known; allowed: silu, gelu_tanh, gelu")

@@ -47,7 +47,6 @@ def paged_attention(  # noqa: PLR0913
     max_keys: int,
     scale: float,
     window: int | None = None,
-    softcap: float | None = None,
     limits_T: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of new rows over cached keys.
@@ -82,10 +81,15 @@ def paged_attention(  # noqa: PLR0913
 
     k_RKGD = _gather_cached(k_cache_NBGD, block_tables_RM, cached_RK)
     v_RKGD = _gather_cached(v_cache_NBGD, block_tables_RM, cached_RK)
-    out_RLHD = _attend(_take(q_THD, rows_RL), k_RKGD, v_RKGD, visible_RLK, scale, softcap)
+    out_RLHD = _attend(_take(q_THD, rows_RL), k_RKGD, v_RKGD, visible_RLK, scale)
     has_key_RL = inside_RL & visible_RLK.any(-1)
     request_T = _segment_of_rows(query_start_R1, num_rows, num_requests)
     return _scatter_back(out_RLHD, has_key_RL, request_T, query_start_R1)
+
+
+def cache_shape(num_blocks: int, block_size: int, num_groups: int, head_width: int) -> tuple[int, ...]:
+    """Of the keys of one layer, and of its values."""
+    return num_blocks, block_size, num_groups, head_width
 
 
 def _slab_attention(
@@ -99,7 +103,7 @@ def _slab_attention(
     outside = ~inside_SL[:, :, None, None]
     k_SLGD = _take(k_TGD, rows_SL).masked_fill(outside, 0.0)
     v_SLGD = _take(v_TGD, rows_SL).masked_fill(outside, 0.0)
-    out_SLHD = _attend(_take(q_THD, rows_SL), k_SLGD, v_SLGD, visible_SLL, scale, None)
+    out_SLHD = _attend(_take(q_THD, rows_SL), k_SLGD, v_SLGD, visible_SLL, scale)
     segment_T = _segment_of_rows(cu_seqlens_S1, num_rows, num_segments)
     return _scatter_back(out_SLHD, inside_SL, segment_T, cu_seqlens_S1)
 
@@ -119,19 +123,12 @@ def _masked_attention(
         visible_TT = visible_TT.tril()
     finite_TG1 = torch.isfinite(k_TGD).all(-1, keepdim=True) & torch.isfinite(v_TGD).all(-1, keepdim=True)
     k_1TGD, v_1TGD = (x.masked_fill(~finite_TG1, 0.0).unsqueeze(0) for x in (k_TGD, v_TGD))
-    out_THD = _attend(q_THD.unsqueeze(0), k_1TGD, v_1TGD, visible_TT.unsqueeze(0), scale, None)[0]
+    out_THD = _attend(q_THD.unsqueeze(0), k_1TGD, v_1TGD, visible_TT.unsqueeze(0), scale)[0]
     spoilt_T = (visible_TT & ~finite_TG1.all(1).squeeze(-1)).any(-1)
     return out_THD.masked_fill(spoilt_T[:, None, None], float("nan"))
 
 
-def _attend(
-    q_SLHD: Tensor,
-    k_SKGD: Tensor,
-    v_SKGD: Tensor,
-    visible_SLK: Tensor,
-    scale: float,
-    softcap: float | None,
-) -> Tensor:
+def _attend(q_SLHD: Tensor, k_SKGD: Tensor, v_SKGD: Tensor, visible_SLK: Tensor, scale: float) -> Tensor:
     """Grouped heads are folded into query rows, so keys and values are never repeated."""
     num_slabs, num_queries, num_heads, head_width = q_SLHD.shape
     num_groups = k_SKGD.shape[2]
@@ -140,11 +137,7 @@ def _attend(
     q_SGLD = q_SGLD.permute(0, 2, 3, 1, 4).flatten(2, 3)
     k_SGKD, v_SGKD = k_SKGD.float().transpose(1, 2), v_SKGD.float().transpose(1, 2)
     visible = visible_SLK[:, None, None].expand(-1, 1, share, -1, -1).flatten(2, 3)
-    if softcap is None:
-        out_SGLD = functional.scaled_dot_product_attention(q_SGLD, k_SGKD, v_SGKD, attn_mask=visible, scale=scale)
-    else:
-        scores = softcap * torch.tanh(q_SGLD @ k_SGKD.transpose(-1, -2) * (scale / softcap))
-        out_SGLD = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1) @ v_SGKD
+    out_SGLD = functional.scaled_dot_product_attention(q_SGLD, k_SGKD, v_SGKD, attn_mask=visible, scale=scale)
     out = out_SGLD.reshape(num_slabs, num_groups, share, num_queries, head_width).permute(0, 3, 1, 2, 4)
     return out.reshape(num_slabs, num_queries, num_heads, head_width).to(q_SLHD.dtype)
 

@@ -14,12 +14,13 @@ ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 
 
 def rotate_packed(qkv_PX: Tensor, num_heads: int, cos_PK: Tensor, sin_PK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys of rows laid out as [q | k | v], turned as by `apply_rotary`, and the values.
+    """Queries and keys of rows laid out as [q | k | v], turned as by `qk_norm_rotary_store`, and the values.
 
     Columns i and i + K/2 of the tables hold the same angle. The rows may be overwritten: use the results alone.
     """
     q_PHK, k_PHK, v_PHK = qkv_PX.view(qkv_PX.shape[0], 3, num_heads, -1).unbind(1)
-    return _rotate(q_PHK, cos_PK, sin_PK), _rotate(k_PHK, cos_PK, sin_PK), v_PHK
+    q, k = (rotate(x.float(), cos_PK, sin_PK).to(x.dtype) for x in (q_PHK, k_PHK))
+    return q, k, v_PHK
 
 
 def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
@@ -56,8 +57,11 @@ def activate(x: Tensor, kind: str) -> Tensor:
     return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-def _rotate(x_PHK: Tensor, cos_PK: Tensor, sin_PK: Tensor) -> Tensor:
-    x = x_PHK.float()
-    first, second = x.chunk(2, dim=-1)
+def rotate(x_PHK: Tensor, cos_PW: Tensor, sin_PW: Tensor) -> Tensor:
+    """In float32; columns past W stay as they are."""
+    width = cos_PW.shape[-1]
+    turning, rest = x_PHK[..., :width], x_PHK[..., width:]
+    first, second = turning.chunk(2, dim=-1)
     partner = torch.cat((-second, first), dim=-1)
-    return (x * cos_PK.float().unsqueeze(1) + partner * sin_PK.float().unsqueeze(1)).to(x_PHK.dtype)
+    turned = turning * cos_PW.float().unsqueeze(1) + partner * sin_PW.float().unsqueeze(1)
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned

@@ -1,37 +1,35 @@
 """Which implementation of sampling a device gets, chosen once."""
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from saccade.errors import ConfigError
 from saccade.kernels import reference_sampling
+from saccade.kernels.table import KernelTable
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """The sampling functions of one device; `reference_sampling` has their signatures and meaning.
+@dataclass(frozen=True)
+class Sampling(KernelTable):
+    """The sampling functions of one device.
 
     Penalties keep one tensor: `seen_SV`, int32, a row of zeros per slot of a running request. Its sign bit says that
     a token is in the prompt, the rest counts its outputs. An entry of both kinds is one load, and both are set by
     atomics. On a GPU the last dimension of every tensor must be contiguous.
     """
 
-    name: str
-    greedy: Callable[..., Tensor]
-    has_nan: Callable[[Tensor], Tensor]
-    sample: Callable[..., Tensor]
-    logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
-    penalise: Callable[..., None]
-    mark_prompt: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    count_tokens: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    forget: Callable[[Tensor, Tensor], None]
-    apply_bias: Callable[[Tensor, Tensor, Tensor], None]
-    suppress: Callable[[Tensor, Tensor, Tensor], None]
-    allow_only: Callable[[Tensor, Tensor], None]
+    greedy = staticmethod(reference_sampling.greedy)
+    has_nan = staticmethod(reference_sampling.has_nan)
+    sample = staticmethod(reference_sampling.sample)
+    logprobs = staticmethod(reference_sampling.logprobs)
+    penalise = staticmethod(reference_sampling.penalise)
+    mark_prompt = staticmethod(reference_sampling.mark_prompt)
+    count_tokens = staticmethod(reference_sampling.count_tokens)
+    forget = staticmethod(reference_sampling.forget)
+    apply_bias = staticmethod(reference_sampling.apply_bias)
+    suppress = staticmethod(reference_sampling.suppress)
+    allow_only = staticmethod(reference_sampling.allow_only)
 
 
 def sampling_for(device: torch.device | str) -> Sampling:
@@ -39,7 +37,7 @@ def sampling_for(device: torch.device | str) -> Sampling:
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"there is no sampling for device {device}; allowed: cpu, cuda")
-    is_cpu = device.type == "cpu"
-    module = reference_sampling if is_cpu else importlib.import_module("saccade.kernels.fused_sampling")
-    functions = {f.name: getattr(module, f.name) for f in fields(Sampling) if f.name != "name"}
-    return Sampling(name="reference" if is_cpu else "triton", **functions)
+    if device.type == "cpu":
+        return Sampling("reference", {})
+    module = importlib.import_module("saccade.kernels.fused_sampling")
+    return Sampling("triton", {name: getattr(module, name) for name in Sampling.kernel_names()})

@@ -15,23 +15,9 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _accumulate(
-    q,
-    k,
-    v,
-    visible,
-    acc,
-    peak,
-    mass,
-    scale,
-    softcap,
-    HAS_SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def _accumulate(q, k, v, visible, acc, peak, mass, scale, PRECISION: tl.constexpr):
     """One tile of keys into the running softmax; k comes transposed. A row that has seen no key keeps mass 0."""
     scores = tl.dot(q, k, input_precision=PRECISION) * scale
-    if HAS_SOFTCAP:
-        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
     scores = tl.where(visible, scores * _LOG2_E, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, axis=1))
     anchor = tl.where(new_peak == float("-inf"), 0.0, new_peak)
@@ -106,7 +92,7 @@ def varlen_kernel(
         visible = in_segment[None, :]
         if CAUSAL:
             visible = visible & (keys[None, :] <= queries[:, None])
-        acc, peak, mass = _accumulate(q, k, v, visible, acc, peak, mass, scale, 1.0, False, PRECISION)
+        acc, peak, mass = _accumulate(q, k, v, visible, acc, peak, mass, scale, PRECISION)
     out = acc / mass[:, None]
     o_rows = o_ptr + rows * o_row_stride + head * o_head_stride
     tl.store(o_rows + columns[None, :], out.to(o_ptr.dtype.element_ty), mask=q_mask)
@@ -138,13 +124,11 @@ def paged_kernel(
     num_rows,
     num_heads,
     scale,
-    softcap,
     D: tl.constexpr,
     SHARE: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
     HAS_LIMITS: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -208,7 +192,7 @@ def paged_kernel(
         visible = keys[None, :] < ends[:, None]
         if WINDOW > 0:
             visible = visible & (keys[None, :] > (positions - WINDOW)[:, None])
-        acc, peak, mass = _accumulate(q, k, v, visible, acc, peak, mass, scale, softcap, HAS_SOFTCAP, PRECISION)
+        acc, peak, mass = _accumulate(q, k, v, visible, acc, peak, mass, scale, PRECISION)
     out = acc / tl.where(mass == 0.0, 1.0, mass)[:, None]
     if SPLITS > 1:
         places = (split * num_rows + rows) * num_heads + heads

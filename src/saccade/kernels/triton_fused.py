@@ -170,7 +170,6 @@ def rotary_kernel(
     D: tl.constexpr,
     W: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    STORES: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
     HEADS: tl.constexpr,
@@ -181,15 +180,14 @@ def rotary_kernel(
 ):
     """Program (t, i): the i-th tile of row t's heads, counted over queries, then keys, then values.
 
-    With STORES, keys and values go to slot slots[t] of the cache; otherwise keys go to row t of k_out, each
-    row being a block of one slot, and there are no programs for values.
+    Keys and values go to slot slots[t] of the cache.
     """
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     q_tiles = tl.cdiv(num_q_heads, HEADS)
     kv_tiles = tl.cdiv(num_kv_heads, HEADS)
     await_inputs(OVERLAPS)
-    slot = tl.load(slots_ptr + row).to(tl.int64) if STORES else row
+    slot = tl.load(slots_ptr + row).to(tl.int64)
     block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     cos_ptr += row * cos_stride
     sin_ptr += row * sin_stride
@@ -206,52 +204,11 @@ def rotary_kernel(
             k_weight_ptr, cos_ptr, sin_ptr, (tile - q_tiles) * HEADS, num_kv_heads, eps, offset,
             D, W, K_NORM, HEADS, HALF_BLOCK, REST_BLOCK,
         )  # fmt: skip
-    elif STORES:
+    else:
         heads = ((tile - q_tiles - kv_tiles) * HEADS + tl.arange(0, HEADS))[:, None]
         columns = tl.arange(0, D_BLOCK)[None, :]
         inside = (heads < num_kv_heads) & (columns < D)
         v = tl.load(v_ptr + row * v_row_stride + heads * v_head_stride + columns, mask=inside, other=0.0)
-        v = tl.where(v - v == 0, v, 0.0)  # see store_kv
+        v = tl.where(v - v == 0, v, 0.0)  # see the oracle
         target = v_out_ptr + block * v_block_stride + place * v_slot_stride + heads * v_out_head_stride
         tl.store(target + columns, v.to(v_out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def store_kernel(
-    k_ptr,
-    v_ptr,
-    k_out_ptr,
-    v_out_ptr,
-    slots_ptr,
-    num_elements,
-    k_row_stride,
-    k_head_stride,
-    v_row_stride,
-    v_head_stride,
-    k_block_stride,
-    k_slot_stride,
-    k_out_head_stride,
-    v_block_stride,
-    v_slot_stride,
-    v_out_head_stride,
-    D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-):
-    """Copies a stretch of row t's keys and values to slot slots[t]."""
-    row = tl.program_id(0).to(tl.int64)
-    elements = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = elements < num_elements
-    heads, columns = elements // D, elements % D
-    await_inputs(OVERLAPS)
-    slot = tl.load(slots_ptr + row).to(tl.int64)
-    block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-    k = tl.load(k_ptr + row * k_row_stride + heads * k_head_stride + columns, mask=inside, other=0.0)
-    v = tl.load(v_ptr + row * v_row_stride + heads * v_head_stride + columns, mask=inside, other=0.0)
-    v = tl.where(v - v == 0, v, 0.0)
-    k_out_ptr += block * k_block_stride + place * k_slot_stride
-    v_out_ptr += block * v_block_stride + place * v_slot_stride
-    element = k_out_ptr.dtype.element_ty
-    tl.store(k_out_ptr + heads * k_out_head_stride + columns, k.to(element), mask=inside)
-    tl.store(v_out_ptr + heads * v_out_head_stride + columns, v.to(element), mask=inside)

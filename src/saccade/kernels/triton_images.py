@@ -10,10 +10,14 @@ integers: a result that differs in the first pass could differ by two levels aft
 import triton
 import triton.language as tl
 
-# Sizes differ from image to image. Triton would compile again for sizes that are 1 or multiples of 16, in the middle of
-# a request.
-_ROWS_SIZES = ("row_stride", "old_width", "width", "num_taps", "precision")
-_COLUMNS_SIZES = ("num_frames", "old_height", "height", "width", "num_taps", "precision")
+from saccade.kernels.image_jobs import Column
+
+# Triton takes no enum. It does look at constants of this kind when it decides whether a compiled kernel is still good.
+(
+    ROWS_START, PATCHES_START, PIXELS_AT, NUM_FRAMES, BAND_ROWS, BAND_START, OLD_WIDTH, OLD_HEIGHT, WIDTH, SCRATCH_AT,
+    OUT_ROW, PATCHES_PER_STEP, ROW_TAPS, ROW_PRECISION, COLUMN_TAPS, COLUMN_PRECISION, ROW_STRETCH, ROW_REACH, HEIGHT,
+    COLUMN_STRETCH, COLUMN_REACH, FIRST_PATCH,
+) = (tl.constexpr(int(column)) for column in Column)  # fmt: skip
 
 
 @triton.jit
@@ -73,87 +77,6 @@ def _filtered(
     return tl.minimum(tl.maximum((total + (1 << (precision - 1))) >> precision, 0), 255)
 
 
-@triton.jit(do_not_specialize=_ROWS_SIZES)
-def resize_rows_kernel(
-    pixels_ptr,
-    y_ptr,
-    row_stride,
-    old_width,
-    width,
-    stretch,
-    reach,
-    num_taps,
-    precision,
-    CUBIC: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Program (row of any frame, stretch of its new pixels): pixels (rows, old_width, 3) to y (rows, width, 3)."""
-    row = tl.program_id(0).to(tl.int64)
-    elements = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = elements < width * 3
-    x, channel = elements // 3, elements % 3
-    line = pixels_ptr + row * row_stride + channel
-    value = _filtered(
-        line, 3, x, inside, width, old_width, 0, old_width, stretch, reach, num_taps, precision, CUBIC, BLOCK
-    )  # fmt: skip
-    tl.store(y_ptr + row * width * 3 + elements, value.to(tl.uint8), mask=inside)
-
-
-@triton.jit(do_not_specialize=_COLUMNS_SIZES)
-def patchify_columns_kernel(
-    rows_ptr,
-    out_ptr,
-    out_stride,
-    num_frames,
-    old_height,
-    height,
-    width,
-    stretch,
-    reach,
-    num_taps,
-    precision,
-    mean_r,
-    mean_g,
-    mean_b,
-    std_r,
-    std_g,
-    std_b,
-    CUBIC: tl.constexpr,
-    PATCH: tl.constexpr,
-    TEMPORAL: tl.constexpr,
-    REPEATS: tl.constexpr,
-    MERGE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Program (patch, frame within it): resizes the patch's columns, normalises, and writes one row of out.
-
-    rows is (frames, old_height, width, 3). With REPEATS = TEMPORAL one program writes all copies of a single frame.
-    """
-    patch = tl.program_id(0)
-    per_step = (height // PATCH) * (width // PATCH)
-    step, place = patch // per_step, patch % per_step
-    inner, group = place % (MERGE * MERGE), place // (MERGE * MERGE)
-    groups_across = width // PATCH // MERGE
-    patch_y = group // groups_across * MERGE + inner // MERGE
-    patch_x = group % groups_across * MERGE + inner % MERGE
-    frame = tl.minimum(step * TEMPORAL + tl.program_id(1), num_frames - 1).to(tl.int64)
-
-    elements = tl.arange(0, BLOCK)
-    inside = elements < 3 * PATCH * PATCH
-    channel, cell = elements // (PATCH * PATCH), elements % (PATCH * PATCH)
-    y, x = patch_y * PATCH + cell // PATCH, patch_x * PATCH + cell % PATCH
-    line = rows_ptr + frame * old_height * width * 3 + x * 3 + channel
-    byte = _filtered(
-        line, width * 3, y, inside, height, old_height, 0, old_height, stretch, reach, num_taps, precision, CUBIC, BLOCK
-    )  # fmt: skip
-    mean = tl.where(channel == 0, mean_r, tl.where(channel == 1, mean_g, mean_b))
-    std = tl.where(channel == 0, std_r, tl.where(channel == 1, std_g, std_b))
-    value = ((byte.to(tl.float32) / 255.0 - mean) / std).to(out_ptr.dtype.element_ty)
-    out_ptr += patch.to(tl.int64) * out_stride + channel * TEMPORAL * PATCH * PATCH + cell
-    for copy in tl.static_range(REPEATS):
-        tl.store(out_ptr + (tl.program_id(1) + copy) * PATCH * PATCH, value, mask=inside)
-
-
 @triton.jit
 def _job_of(starts_ptr, place, JOBS: tl.constexpr):
     """The last job that starts at or before a place; starts rise, and unused ones lie beyond every place."""
@@ -171,25 +94,25 @@ def job_rows_kernel(
     CUBIC: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (row of any frame of any job, stretch of its new pixels). The table's columns are `image_jobs.Column`."""
+    """Program (row of any frame of any job, stretch of its new pixels)."""
     line = tl.program_id(0)
-    job = _job_of(table_ptr + 0 * JOBS, line, JOBS)
-    row = (line - tl.load(table_ptr + 0 * JOBS + job)).to(tl.int64)
-    old_width = tl.load(table_ptr + 6 * JOBS + job)
-    width = tl.load(table_ptr + 8 * JOBS + job)
-    num_taps = tl.load(table_ptr + 12 * JOBS + job)
-    precision = tl.load(table_ptr + 13 * JOBS + job)
-    stretch = tl.load(floats_ptr + 16 * JOBS + job)
-    reach = tl.load(floats_ptr + 17 * JOBS + job)
+    job = _job_of(table_ptr + ROWS_START * JOBS, line, JOBS)
+    row = (line - tl.load(table_ptr + ROWS_START * JOBS + job)).to(tl.int64)
+    old_width = tl.load(table_ptr + OLD_WIDTH * JOBS + job)
+    width = tl.load(table_ptr + WIDTH * JOBS + job)
+    num_taps = tl.load(table_ptr + ROW_TAPS * JOBS + job)
+    precision = tl.load(table_ptr + ROW_PRECISION * JOBS + job)
+    stretch = tl.load(floats_ptr + ROW_STRETCH * JOBS + job)
+    reach = tl.load(floats_ptr + ROW_REACH * JOBS + job)
     elements = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = elements < width * 3
     if tl.program_id(1) * BLOCK < width * 3:
         x, channel = elements // 3, elements % 3
-        source = pixels_ptr + tl.load(table_ptr + 2 * JOBS + job).to(tl.int64) + row * old_width * 3 + channel
+        source = pixels_ptr + tl.load(table_ptr + PIXELS_AT * JOBS + job).to(tl.int64) + row * old_width * 3 + channel
         value = _filtered(
             source, 3, x, inside, width, old_width, 0, old_width, stretch, reach, num_taps, precision, CUBIC, BLOCK
         )  # fmt: skip
-        target = scratch_ptr + tl.load(table_ptr + 9 * JOBS + job).to(tl.int64) + row * width * 3
+        target = scratch_ptr + tl.load(table_ptr + SCRATCH_AT * JOBS + job).to(tl.int64) + row * width * 3
         tl.store(target + elements, value.to(tl.uint8), mask=inside)
 
 
@@ -213,24 +136,26 @@ def job_patches_kernel(
     MERGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (patch of any job, frame within it): as `patchify_columns_kernel`; a lone frame is written TEMPORAL
-    times by its first program."""
+    """Program (patch of any job, frame within it): resizes the patch's columns, normalises, writes one row of out.
+
+    A lone frame is written TEMPORAL times by its first program.
+    """
     place = tl.program_id(0)
     within = tl.program_id(1)
-    job = _job_of(table_ptr + 1 * JOBS, place, JOBS)
-    local = place - tl.load(table_ptr + 1 * JOBS + job)
-    num_frames = tl.load(table_ptr + 3 * JOBS + job)
-    band_rows = tl.load(table_ptr + 4 * JOBS + job)
-    band_start = tl.load(table_ptr + 5 * JOBS + job)
-    old_height = tl.load(table_ptr + 7 * JOBS + job)
-    width = tl.load(table_ptr + 8 * JOBS + job)
-    height = tl.load(table_ptr + 18 * JOBS + job)
-    num_taps = tl.load(table_ptr + 14 * JOBS + job)
-    precision = tl.load(table_ptr + 15 * JOBS + job)
-    stretch = tl.load(floats_ptr + 19 * JOBS + job)
-    reach = tl.load(floats_ptr + 20 * JOBS + job)
-    per_step = tl.load(table_ptr + 11 * JOBS + job)
-    first_patch = tl.load(table_ptr + 21 * JOBS + job)
+    job = _job_of(table_ptr + PATCHES_START * JOBS, place, JOBS)
+    local = place - tl.load(table_ptr + PATCHES_START * JOBS + job)
+    num_frames = tl.load(table_ptr + NUM_FRAMES * JOBS + job)
+    band_rows = tl.load(table_ptr + BAND_ROWS * JOBS + job)
+    band_start = tl.load(table_ptr + BAND_START * JOBS + job)
+    old_height = tl.load(table_ptr + OLD_HEIGHT * JOBS + job)
+    width = tl.load(table_ptr + WIDTH * JOBS + job)
+    height = tl.load(table_ptr + HEIGHT * JOBS + job)
+    num_taps = tl.load(table_ptr + COLUMN_TAPS * JOBS + job)
+    precision = tl.load(table_ptr + COLUMN_PRECISION * JOBS + job)
+    stretch = tl.load(floats_ptr + COLUMN_STRETCH * JOBS + job)
+    reach = tl.load(floats_ptr + COLUMN_REACH * JOBS + job)
+    per_step = tl.load(table_ptr + PATCHES_PER_STEP * JOBS + job)
+    first_patch = tl.load(table_ptr + FIRST_PATCH * JOBS + job)
     if (num_frames > 1) | (within == 0):
         step, spot = local // per_step, local % per_step + first_patch
         inner, group = spot % (MERGE * MERGE), spot // (MERGE * MERGE)
@@ -242,7 +167,7 @@ def job_patches_kernel(
         inside = elements < 3 * PATCH * PATCH
         channel, cell = elements // (PATCH * PATCH), elements % (PATCH * PATCH)
         y, x = patch_y * PATCH + cell // PATCH, patch_x * PATCH + cell % PATCH
-        line = scratch_ptr + tl.load(table_ptr + 9 * JOBS + job).to(tl.int64)
+        line = scratch_ptr + tl.load(table_ptr + SCRATCH_AT * JOBS + job).to(tl.int64)
         line += (frame * band_rows - band_start) * width * 3 + x * 3 + channel
         byte = _filtered(
             line, width * 3, y, inside, height, old_height, band_start, band_start + band_rows, stretch, reach,
@@ -251,7 +176,7 @@ def job_patches_kernel(
         mean = tl.where(channel == 0, mean_r, tl.where(channel == 1, mean_g, mean_b))
         std = tl.where(channel == 0, std_r, tl.where(channel == 1, std_g, std_b))
         value = ((byte.to(tl.float32) / 255.0 - mean) / std).to(out_ptr.dtype.element_ty)
-        row = (tl.load(table_ptr + 10 * JOBS + job) + local).to(tl.int64)
+        row = (tl.load(table_ptr + OUT_ROW * JOBS + job) + local).to(tl.int64)
         target = out_ptr + row * out_stride + channel * TEMPORAL * PATCH * PATCH + cell
         for copy in tl.static_range(TEMPORAL):
             if (num_frames == 1) | (within == copy):

@@ -16,7 +16,7 @@ from saccade.layers.step import Cache, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """`norm` normalises queries and keys per head before rotary; `softcap` bounds scores by tanh."""
+    """`norm` normalises queries and keys per head before rotary."""
 
     num_heads: int
     num_kv_heads: int
@@ -25,7 +25,6 @@ class AttentionSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     norm: NormSpec | None = None
-    softcap: float | None = None
 
 
 class Attention(Layer):
@@ -100,6 +99,5 @@ class Attention(Layer):
             max_keys=max_keys,
             scale=self.spec.scale,
             window=self.window,
-            softcap=self.spec.softcap,
             limits_T=limits_T,
         )

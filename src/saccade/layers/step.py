@@ -4,8 +4,8 @@ T token rows (packed, padded), R requests, M blocks in a table, L deepstack leve
 P patch rows (packed, padded), C values of a patch, S segments, W windows, U merged units.
 
 Lengths, tables and boundaries are tensors. The only Python numbers are upper bounds (`max_*`), which may depend on
-the capacities of buffers and on nothing else, because a captured graph freezes them. A sketch launches every kernel of
-a pass at least once, and leaves out layers that launch no other.
+the capacities of buffers and on nothing else, because a captured graph freezes them. A warm-up launches
+every kernel of a pass at least once, and skips layers that launch no other.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ class Step:
     max_keys: int
     caches: Sequence[Cache]
     outside: Outside = call_inside
-    is_sketch: bool = False
+    is_warmup: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,4 +72,4 @@ class VisionStep:
     window_inverse_U: Tensor | None = None
     window_cu_seqlens_W1: Tensor | None = None
     max_window: int = 0
-    is_sketch: bool = False
+    is_warmup: bool = False

@@ -58,7 +58,7 @@ class Decoder(Layer):
         rotations = [rotary(step.positions_3T) for rotary in self.rotaries]
         x_TD: Tensor = step.embeds_TD
         residual_TD: Tensor | None = None
-        for i in self.spec.sketch if step.is_sketch else range(len(self.layers)):
+        for i in self.spec.warmup_layers if step.is_warmup else range(len(self.layers)):
             if i:
                 x_TD, residual_TD = self.layers[i - 1].feed(x_TD, residual_TD)
             if 0 < i <= self.spec.deepstack_levels and step.deepstack_LTD is not None:
@@ -83,9 +83,9 @@ class Decoder(Layer):
         return max(rows * self.spec.width, logits) * self.place.dtype.itemsize
 
     def new_caches(self, num_blocks: int, block_size: int) -> list[Cache]:
-        """One (keys, values) pair of (blocks, slots in a block, heads of this rank, head width) per layer."""
+        """One (keys, values) pair per layer, for the heads of this rank."""
         heads = self.layers[0].attention.qkv
-        shape = (num_blocks, block_size, heads.num_kv_heads, heads.head_dim)
+        shape = self.place.kernels.cache_shape(num_blocks, block_size, heads.num_kv_heads, heads.head_dim)
         return [(self.place.parameter(*shape), self.place.parameter(*shape)) for _ in self.layers]
 
 

@@ -55,8 +55,8 @@ class DecoderSpec:
     deepstack_levels: int = 0
 
     @property
-    def sketch(self) -> list[int]:
-        """Layers of which every other one launches the same kernels as one of them. A layer runs the MLP before it."""
+    def warmup_layers(self) -> list[int]:
+        """The smallest set of layers that launches every kernel of the decoder. A layer runs the MLP before it."""
         before = (None, *(layer.mlp for layer in self.layers))
         has_rows = [0 < i <= self.deepstack_levels for i in range(len(self.layers))]
         return _first_of_each(list(zip(self.layers, before, has_rows, strict=False)))
@@ -103,8 +103,8 @@ class VisionSpec:
         return 1 + len(self.deepstack_layers)
 
     @property
-    def sketch(self) -> list[int]:
-        """Blocks of which every other one launches the same kernels as one of them."""
+    def warmup_layers(self) -> list[int]:
+        """The smallest set of blocks that launches every kernel of the tower."""
         has_no_residual = [i == 0 or i - 1 in self.deepstack_layers for i in range(self.depth)]
         kinds = [(i in self.full_layers, i in self.deepstack_layers, has_no_residual[i]) for i in range(self.depth)]
         return _first_of_each(kinds)

@@ -69,7 +69,7 @@ class Tower(Layer):
         windows = _windows(step) or frames
         residual_PD: Tensor | None = None
         level = 0  # Levels stand in the order of their layers, mergers in the order the config names these layers.
-        for i in self.spec.sketch if step.is_sketch else range(self.spec.depth):
+        for i in self.spec.warmup_layers if step.is_warmup else range(self.spec.depth):
             segments = frames if i in self.spec.full_layers else windows
             x_PD, residual_PD = self.blocks[i](x_PD, residual_PD, rotation, segments)
             if i in self.spec.deepstack_layers:

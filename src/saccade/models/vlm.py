@@ -44,10 +44,18 @@ class Model(Layer):
     def reserve(self, *, rows: int, logit_rows: int, patches: int) -> None:
         """Make room for what ranks exchange in the largest passes: of the decoder, of its head, of the tower on one
         rank. All ranks call it with the same numbers, once, before they run or capture anything."""
-        if self.place.group.size > 1:
-            self.place.group.reserve(self.decoder.exchanged_bytes(rows=rows, logit_rows=logit_rows))
-        if self.tower is not None and self.tower.group.size > 1:
-            self.tower.group.reserve(self.tower.exchanged_bytes(patches=patches))
+        language, vision = self.exchanged_bytes(rows=rows, logit_rows=logit_rows, patches=patches)
+        if language:
+            self.place.group.reserve(language)
+        if vision and self.tower is not None:
+            self.tower.group.reserve(vision)
+
+    def exchanged_bytes(self, *, rows: int, logit_rows: int, patches: int) -> tuple[int, int]:
+        """The most that a rank brings to one sum or join, in decoder and tower; 0 where nothing is exchanged."""
+        has_peers = self.place.group.size > 1
+        language = self.decoder.exchanged_bytes(rows=rows, logit_rows=logit_rows) if has_peers else 0
+        tower = self.tower if self.tower is not None and self.tower.group.size > 1 else None
+        return language, 0 if tower is None else tower.exchanged_bytes(patches=patches)
 
     def encode(self, step: VisionStep) -> Tensor:
         """(1 + L, U, D) rows of the images and frames of a step; level 0 is what stands in for placeholder tokens.

@@ -21,8 +21,8 @@ from saccade.models.folder import find_folder
 from saccade.offline.llm_inputs import list_params, list_prompts, list_talks, read_prompt
 from saccade.scheduling.engine import Engine
 from saccade.terminal import progress_bar
+from saccade.wire.engine_metrics import Metric, counter, engine_metrics
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
-from saccade.wire.metrics import Metric, counter, engine_metrics
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import Update
 
@@ -142,7 +142,8 @@ class LLM:
         found = [counter("request_success", "requests that ended", n, finished_reason=r) for r, n in self._ends.items()]
         found.append(counter("prompt_tokens", "prompt tokens", self._tokens["prompt_tokens"]))
         found.append(counter("generation_tokens", "output tokens", self._tokens["generation_tokens"]))
-        return [*found, *engine_metrics(self.engine.scheduler.stats(), self.engine.phase_snapshots().values())]
+        phases, ranks = self.engine.phase_snapshots().values(), self._open.tensor_parallel
+        return [*found, *engine_metrics(self.engine.scheduler.stats(), phases, ranks)]
 
     def _run(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, progress: bool

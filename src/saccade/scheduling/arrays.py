@@ -16,7 +16,7 @@ from saccade.scheduling.matcher import Matcher
 from saccade.scheduling.plan import Chunk
 from saccade.scheduling.request import Request
 
-Ints = NDArray[np.integer[Any]]
+AnyInts = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class CacheLayout:
     """Sizes that turn positions into places."""
 
     block_size: int
@@ -49,7 +49,7 @@ def is_decode(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> bool:
     )
 
 
-def mixed_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout: Layout) -> dict[str, Ints]:
+def mixed_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout: CacheLayout) -> dict[str, AnyInts]:
     """The inputs of a prefill pass: prompts and outputs of several requests, packed."""
     parts = [_rows(chunk, running[chunk.request_id], layout) for chunk in chunks]
     values = parts[0]
@@ -58,7 +58,7 @@ def mixed_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout
     return {**values, **_requests(chunks, layout)}
 
 
-def decode_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout: Layout) -> dict[str, Ints]:
+def decode_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout: CacheLayout) -> dict[str, AnyInts]:
     """The inputs of a decode pass, without a loop over more than a few numbers of each request."""
     owners = [running[chunk.request_id] for chunk in chunks]
     starts = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
@@ -79,18 +79,18 @@ def decode_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layou
     }
 
 
-def sequences(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> Ints:
+def sequences(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> AnyInts:
     return np.fromiter((running[chunk.request_id].sequence for chunk in chunks), np.int32, len(chunks))
 
 
-def last_rows(chunks: Sequence[Chunk]) -> tuple[list[Chunk], Ints]:
+def last_rows(chunks: Sequence[Chunk]) -> tuple[list[Chunk], AnyInts]:
     """The chunks that sample a token, and the row of each in the batch."""
     ends = np.cumsum([chunk.count for chunk in chunks]) - 1
     chosen = [i for i, chunk in enumerate(chunks) if chunk.wants_logits]
     return [chunks[i] for i in chosen], ends[chosen]
 
 
-def _rows(chunk: Chunk, owner: Running, layout: Layout) -> dict[str, Ints]:
+def _rows(chunk: Chunk, owner: Running, layout: CacheLayout) -> dict[str, AnyInts]:
     num_prompt = len(owner.prompt)
     in_prompt = slice(chunk.start, min(chunk.end, num_prompt))
     ids, positions = owner.prompt.token_ids[in_prompt], owner.prompt.positions_3T[:, in_prompt]
@@ -117,7 +117,7 @@ def _token(owner: Running, index: int) -> int:
     return int(owner.prompt.token_ids[index]) if index < num_prompt else owner.request.output_ids[index - num_prompt]
 
 
-def places(first: int, count: int, pages: Sequence[int], page_size: int) -> Ints:
+def places(first: int, count: int, pages: Sequence[int], page_size: int) -> AnyInts:
     """Where rows `first` to `first + count` lie that are kept in pages."""
     assert first + count <= len(pages) * page_size, f"rows {first} to {first + count} in {len(pages)} pages"
     first_page, skipped = divmod(first, page_size)
@@ -125,7 +125,7 @@ def places(first: int, count: int, pages: Sequence[int], page_size: int) -> Ints
     return (used[:, None] * page_size + np.arange(page_size)).reshape(-1)[skipped : skipped + count]
 
 
-def _sources(chunk: Chunk, page_rows: int) -> Ints:
+def _sources(chunk: Chunk, page_rows: int) -> AnyInts:
     sources = np.full(chunk.count, -1, dtype=np.int64)
     for media in chunk.media:
         rows = places(media.first_row, media.count, media.pages, page_rows)
@@ -133,7 +133,7 @@ def _sources(chunk: Chunk, page_rows: int) -> Ints:
     return sources
 
 
-def _limits(chunk: Chunk, owner: Running, in_prompt: slice) -> Ints:
+def _limits(chunk: Chunk, owner: Running, in_prompt: slice) -> AnyInts:
     limits = np.zeros(chunk.count, dtype=np.int32)
     if owner.prompt.limits_T is not None:
         taken = owner.prompt.limits_T[in_prompt]
@@ -141,7 +141,7 @@ def _limits(chunk: Chunk, owner: Running, in_prompt: slice) -> Ints:
     return limits
 
 
-def _requests(chunks: Sequence[Chunk], layout: Layout) -> dict[str, Ints]:
+def _requests(chunks: Sequence[Chunk], layout: CacheLayout) -> dict[str, AnyInts]:
     return {
         "query_start": np.cumsum([0, *(chunk.count for chunk in chunks)]),
         "key_lengths": np.fromiter((chunk.end for chunk in chunks), np.int32, len(chunks)),
@@ -149,7 +149,7 @@ def _requests(chunks: Sequence[Chunk], layout: Layout) -> dict[str, Ints]:
     }
 
 
-def _block_tables(chunks: Sequence[Chunk], layout: Layout) -> Ints:
+def _block_tables(chunks: Sequence[Chunk], layout: CacheLayout) -> AnyInts:
     most = max((len(chunk.blocks) for chunk in chunks), default=0)
     assert most <= layout.max_blocks, f"a request has {most} blocks; a table has room for {layout.max_blocks}"
     tables = np.zeros((len(chunks), layout.max_blocks), dtype=np.int32)

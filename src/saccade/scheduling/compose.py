@@ -16,8 +16,8 @@ from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
 from saccade.inputs.settings import ImageSettings
 from saccade.scheduling.arrays import (
-    Ints,
-    Layout,
+    AnyInts,
+    CacheLayout,
     Running,
     decode_values,
     is_decode,
@@ -29,9 +29,9 @@ from saccade.scheduling.arrays import (
 from saccade.scheduling.geometries import Geometries
 from saccade.scheduling.matcher import Masks, Matcher
 from saccade.scheduling.orders import Arrays, Pass, Picture, Run, Sample, ScorePrompt, ScoreToken
-from saccade.scheduling.packing import Bins, Part, default_cost, pack, split
+from saccade.scheduling.packing import Bins, MediaPart, default_cost, pack, split
 from saccade.scheduling.plan import Chunk, EncodeItem, Plan
-from saccade.scheduling.sampling import edits, masked_rows, needs_sampler, sample_values
+from saccade.scheduling.sampler_inputs import edits, masked_rows, needs_sampler, sample_values
 
 # Of images that are sent often, width and height in pixels, and how many of them at once.
 USUAL_SIZES = (
@@ -55,7 +55,7 @@ class Composer:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: CacheLayout,
         catalogues: Mapping[str, Catalogue],
         *,
         vocab_size: int,
@@ -123,7 +123,7 @@ class VisionComposer:
         buckets = catalogue.shape.ordered
         self.bins = Bins(tuple(b["units"] for b in buckets), tuple(b["frames"] for b in buckets))
 
-    def packs(self, media: Sequence[Media]) -> list[list[Part]]:
+    def packs(self, media: Sequence[Media]) -> list[list[MediaPart]]:
         """Which frames of which media share a pass."""
         bins, unit = self.bins, self.spec.unit
         parts = [
@@ -133,14 +133,14 @@ class VisionComposer:
         ]
         return pack(parts, bins, self._cost())
 
-    def compose(self, parts: Sequence[Part], items: Sequence[EncodeItem], media: Sequence[Media]) -> Pass:
+    def compose(self, parts: Sequence[MediaPart], items: Sequence[EncodeItem], media: Sequence[Media]) -> Pass:
         """One pass over these parts of the media."""
         values: Arrays = {"targets": self._targets(parts, items), **self.geometry(parts, media)}
         sizes, structure = self._sizes(len(values["targets"]), values)
         decision = self.catalogue.choose(sizes, structure)
         return Pass("vision", decision, values, tuple(self._pictures(parts, media)))
 
-    def geometry(self, parts: Sequence[Part], media: Sequence[Media]) -> dict[str, Any]:
+    def geometry(self, parts: Sequence[MediaPart], media: Sequence[Media]) -> dict[str, Any]:
         grids = [(part.count, *media[part.item].plan.grid_thw[1:]) for part in parts]
         return self._geometries.packed(grids)
 
@@ -167,7 +167,7 @@ class VisionComposer:
         counts = {boundary.count: len(values[boundary.name]) - 1 for boundary in boundaries}
         return Capacity.of(units=units, patches=units * self.spec.unit, **counts), structure
 
-    def _pictures(self, parts: Sequence[Part], media: Sequence[Media]) -> list[Picture]:
+    def _pictures(self, parts: Sequence[MediaPart], media: Sequence[Media]) -> list[Picture]:
         pictures, row = [], 0
         for part in parts:
             one = media[part.item]
@@ -176,14 +176,14 @@ class VisionComposer:
             row += num_patches
         return pictures
 
-    def _frames(self, media: Media, part: Part) -> Any:
+    def _frames(self, media: Media, part: MediaPart) -> Any:
         """The pixels of a part."""
         if media.pixels.ndim == 3:
             return media.pixels
         step = self._facts.temporal_patch[media.kind]
         return media.pixels[part.first * step : (part.first + part.count) * step]
 
-    def _targets(self, parts: Sequence[Part], items: Sequence[EncodeItem]) -> Ints:
+    def _targets(self, parts: Sequence[MediaPart], items: Sequence[EncodeItem]) -> AnyInts:
         """Where the rows of a pass go in the cache."""
         size = self._page_rows
         found = [places(part.first * part.units, part.rows, items[part.item].pages, size) for part in parts]

@@ -7,7 +7,7 @@ from saccade.cache.encoder import Entry
 from saccade.cache.prefix import Span, overlapping
 from saccade.scheduling.plan import Chunk, EncodeItem, MediaRows, Plan
 from saccade.scheduling.request import Request
-from saccade.scheduling.resources import Held
+from saccade.scheduling.resources import DetachedResources
 from saccade.wire.update import Update
 
 
@@ -66,7 +66,7 @@ class Flight:
     chunks: dict[Request, Chunk]
     encode: dict[Entry, EncodeItem]
     void: set[Request] = field(default_factory=set)  # their rows were computed from wrong ones
-    held: list[Held] = field(default_factory=list)  # to be given back when this plan is committed
+    held: list[DetachedResources] = field(default_factory=list)  # to be given back when this plan is committed
 
 
 def _media_rows(request: Request, start: int, stop: int) -> Iterator[MediaRows]:

@@ -19,10 +19,10 @@ from saccade.scheduling.compose import Composer
 from saccade.scheduling.executing import Executor, Lap, ShadowChecks, StepResult, Ticket, WrongReplay, encode_problem
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
 from saccade.scheduling.orders import Encode
-from saccade.scheduling.packing import Part
+from saccade.scheduling.packing import MediaPart
 from saccade.scheduling.plan import Chunk, Plan, Results, RowError
 from saccade.scheduling.request import Request, Status
-from saccade.scheduling.sampling import begin
+from saccade.scheduling.sampler_inputs import begin
 from saccade.scheduling.scheduler import Scheduler
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
@@ -304,7 +304,9 @@ class Engine:
                 failed[plan.encode[part.item].request_id] = problem
         return failed
 
-    def _encode_or_blame(self, plan: Plan, parts: Sequence[Part], media: Sequence[Media]) -> Iterator[tuple[Part, str]]:
+    def _encode_or_blame(
+        self, plan: Plan, parts: Sequence[MediaPart], media: Sequence[Media]
+    ) -> Iterator[tuple[MediaPart, str]]:
         """Run a pass; if it fails, run each of its parts alone: one that fails alone is to blame."""
         assert self.composer.vision is not None, "this model sees no images"
         try:

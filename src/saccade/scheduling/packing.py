@@ -21,7 +21,7 @@ def default_cost(rows: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MediaPart:
     """Frames `first` to `first + count` of an item, `units` rows each: what is never divided further."""
 
     item: int
@@ -58,14 +58,14 @@ class Bins:
         return None
 
 
-def split(item: int, num_frames: int, units: int, bins: Bins) -> list[Part]:
+def split(item: int, num_frames: int, units: int, bins: Bins) -> list[MediaPart]:
     """An item as parts that fit a pass. Frames do not see each other in a tower, so a long video takes several; a frame
     that no bucket holds stays a part of its own."""
     most = max(1, min(bins.most_frames, bins.largest // max(units, 1)))
-    return [Part(item, first, min(most, num_frames - first), units) for first in range(0, num_frames, most)]
+    return [MediaPart(item, first, min(most, num_frames - first), units) for first in range(0, num_frames, most)]
 
 
-def pack(parts: Sequence[Part], bins: Bins, cost: Cost = default_cost) -> list[list[Part]]:
+def pack(parts: Sequence[MediaPart], bins: Bins, cost: Cost = default_cost) -> list[list[MediaPart]]:
     """Passes that together hold all parts, each in a bucket, at the least cost found.
 
     Exact for parts in order of size, each pass taking neighbours in that order; and two or more passes are also tried
@@ -78,7 +78,7 @@ def pack(parts: Sequence[Part], bins: Bins, cost: Cost = default_cost) -> list[l
     fitting.sort(key=lambda part: -part.rows)
     if len(fitting) == 1:
         return [fitting, *alone]
-    found: list[list[Part]] = []
+    found: list[list[MediaPart]] = []
     for start in range(0, len(fitting), MAX_COMPARED):
         stretch = fitting[start : start + MAX_COMPARED]
         cut, filled = _neighbours(stretch, bins, cost), _filled(stretch, bins)
@@ -86,12 +86,12 @@ def pack(parts: Sequence[Part], bins: Bins, cost: Cost = default_cost) -> list[l
     return _joined(found, bins, cost) + alone
 
 
-def padded_rows(passes: Sequence[Sequence[Part]], bins: Bins) -> int:
+def padded_rows(passes: Sequence[Sequence[MediaPart]], bins: Bins) -> int:
     """Rows of all buckets together; a pass that no bucket holds is not padded."""
     return sum(_bucket(parts, bins) or sum(part.rows for part in parts) for parts in passes)
 
 
-def _neighbours(parts: Sequence[Part], bins: Bins, cost: Cost) -> list[list[Part]]:
+def _neighbours(parts: Sequence[MediaPart], bins: Bins, cost: Cost) -> list[list[MediaPart]]:
     """The cheapest cut of a sequence into passes: best[i] is what the first i parts cost."""
     best, cuts = [0.0], [0]
     for end in range(1, len(parts) + 1):
@@ -113,7 +113,7 @@ def _neighbours(parts: Sequence[Part], bins: Bins, cost: Cost) -> list[list[Part
     return passes[::-1]
 
 
-def _filled(parts: Sequence[Part], bins: Bins) -> list[list[Part]]:
+def _filled(parts: Sequence[MediaPart], bins: Bins) -> list[list[MediaPart]]:
     """Fill one pass after the other as close to the largest bucket as any subset of what is left comes."""
     left, passes = list(parts), []
     while left:
@@ -124,14 +124,14 @@ def _filled(parts: Sequence[Part], bins: Bins) -> list[list[Part]]:
     return passes
 
 
-def _fullest(parts: Sequence[Part], bins: Bins) -> list[Part]:
+def _fullest(parts: Sequence[MediaPart], bins: Bins) -> list[MediaPart]:
     """The subset with most rows that one pass holds. Sums are bits of a number; frames are cut off at the limit."""
     reachable = [1]
     mask = (1 << (bins.largest + 1)) - 1
     for part in parts:
         reachable.append((reachable[-1] | (reachable[-1] << part.rows)) & mask)
     total = reachable[-1].bit_length() - 1
-    chosen: list[Part] = []
+    chosen: list[MediaPart] = []
     for i in range(len(parts) - 1, -1, -1):
         if not reachable[i] >> total & 1:
             chosen.append(parts[i])
@@ -141,9 +141,9 @@ def _fullest(parts: Sequence[Part], bins: Bins) -> list[Part]:
     return chosen
 
 
-def _joined(passes: list[list[Part]], bins: Bins, cost: Cost) -> list[list[Part]]:
+def _joined(passes: list[list[MediaPart]], bins: Bins, cost: Cost) -> list[list[MediaPart]]:
     """Passes of different stretches put together where that is cheaper."""
-    found: list[list[Part]] = []
+    found: list[list[MediaPart]] = []
     for parts in passes:
         if found:
             both = found[-1] + parts
@@ -155,9 +155,9 @@ def _joined(passes: list[list[Part]], bins: Bins, cost: Cost) -> list[list[Part]
     return found
 
 
-def _total(passes: Sequence[Sequence[Part]], bins: Bins, cost: Cost) -> float:
+def _total(passes: Sequence[Sequence[MediaPart]], bins: Bins, cost: Cost) -> float:
     return sum(cost(_bucket(parts, bins) or bins.largest) for parts in passes)
 
 
-def _bucket(parts: Sequence[Part], bins: Bins) -> int | None:
+def _bucket(parts: Sequence[MediaPart], bins: Bins) -> int | None:
     return bins.rows_for(sum(part.rows for part in parts), sum(part.count for part in parts))

@@ -11,14 +11,14 @@ from saccade.scheduling.request import Request, Status
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class DetachedResources:
     """What a request owned, detached from it, until no plan in flight uses it any more."""
 
     blocks: tuple[int, ...]
     entries: tuple[Entry, ...]
 
 
-class Holdings:
+class Resources:
     """Invariant: the references of the pool and the holds of the encoder index are exactly those of running requests
     and of what was detached and not yet released."""
 
@@ -98,13 +98,13 @@ class Holdings:
                 self.prefix.insert(request.keys[i], request.blocks[i])
             request.num_inserted = num_full
 
-    def detach(self, request: Request) -> Held:
-        held = Held(request.blocks, tuple(request.entries.values()))
+    def detach(self, request: Request) -> DetachedResources:
+        held = DetachedResources(request.blocks, tuple(request.entries.values()))
         request.blocks = ()
         request.entries = {}
         return held
 
-    def release(self, held: Held) -> None:
+    def release(self, held: DetachedResources) -> None:
         self.pool.release(held.blocks)
         for entry in held.entries:
             self.encoder.release(entry)
@@ -114,8 +114,10 @@ class Holdings:
         self.encoder.clear()
         self.pool.forget()
 
-    def check(self, running: Iterable[Request], detached: Iterable[Held]) -> None:
-        owners = [Held(request.blocks, tuple(request.entries.values())) for request in running] + list(detached)
+    def check(self, running: Iterable[Request], detached: Iterable[DetachedResources]) -> None:
+        owners = [DetachedResources(request.blocks, tuple(request.entries.values())) for request in running] + list(
+            detached
+        )
         self.pool.check(Counter(block for held in owners for block in held.blocks))
         self.encoder.check(Counter(entry for held in owners for entry in held.entries))
         if self.prefix is not None:

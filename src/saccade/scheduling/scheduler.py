@@ -24,21 +24,21 @@ from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex, Entry
 from saccade.cache.prefix import PrefixCache, Span, overlapping
 from saccade.errors import RequestError
-from saccade.scheduling.admission import check_fits, check_queue
 from saccade.scheduling.draft import Draft, Flight
 from saccade.scheduling.plan import Chunk, Plan, Results, RowError
 from saccade.scheduling.queue import RequestQueue
 from saccade.scheduling.request import Request, Status
-from saccade.scheduling.resources import Holdings
+from saccade.scheduling.request_limits import check_fits, check_queue
+from saccade.scheduling.resources import Resources
+from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.engine_settings import SchedulerSettings
-from saccade.wire.metrics import SchedulerStats
 from saccade.wire.update import Finish, FinishReason, Update
 
 
 class Scheduler:
     """Pure bookkeeping. `plan` and `commit` alternate, with at most two plans not yet committed.
 
-    Invariant: a live request is in exactly one of waiting and running; what it owns is in Holdings.
+    Invariant: a live request is in exactly one of waiting and running; what it owns is in `Resources`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Scheduler:
         prefix: PrefixCache | None = None,
     ) -> None:
         self.settings = settings
-        self.holdings = Holdings(pool, encoder, prefix)
+        self.resources = Resources(pool, encoder, prefix)
         self.num_preemptions = 0
         self._live: dict[str, Request] = {}
         self._families: dict[str, dict[str, Request]] = {}  # live requests by the id of the one they were forked from
@@ -67,7 +67,7 @@ class Scheduler:
 
     def add(self, request: Request) -> tuple[str, ...]:
         """Queue a request and, for n > 1, its forks, all or none. Returns their ids."""
-        check_fits(request, self.settings, self.holdings.pool, self.holdings.encoder)
+        check_fits(request, self.settings, self.resources.pool, self.resources.encoder)
         family = {member.id: member for member in (request, *map(request.fork, range(1, request.params.n)))}
         if request.id in self._families or family.keys() & self._live.keys():
             raise RequestError(f"request {request.id!r} is not done yet; ids must differ", param="request_id")
@@ -130,18 +130,18 @@ class Scheduler:
             if request.status is not Status.FINISHED and request not in flight.void:
                 updates += self._commit_chunk(request, chunk, results.get(request.id, ()))
         for held in flight.held:
-            self.holdings.release(held)
+            self.resources.release(held)
         return tuple(updates)
 
     def forget_cached(self) -> bool:
         """Empty the prefix cache and the encoder cache. False, and nothing is done, while requests run or wait."""
         if not self.is_idle:
             return False
-        self.holdings.forget_cached()
+        self.resources.forget_cached()
         return True
 
     def stats(self) -> SchedulerStats:
-        pool, encoder, prefix = self.holdings.pool, self.holdings.encoder, self.holdings.prefix
+        pool, encoder, prefix = self.resources.pool, self.resources.encoder, self.resources.prefix
         return SchedulerStats(
             waiting=len(self._waiting),
             waiting_tokens=self._waiting.num_prompt_tokens,
@@ -167,12 +167,12 @@ class Scheduler:
         for queue in (self._waiting, self._running, self._deadlines):
             queue.check()
         for request in waiting | running:
-            request.check_progress(self.holdings.pool.block_size)
+            request.check_progress(self.resources.pool.block_size)
         for flight in self._flights:
             assert flight.plan.num_tokens <= self.settings.max_num_batched_tokens, f"over the budget: {flight.plan}"
             owned = {block for chunk in flight.plan.chunks for block in chunk.blocks}
-            assert not any(map(self.holdings.pool.is_free, owned)), "a plan in flight uses a free block"
-        self.holdings.check(self._running, [held for flight in self._flights for held in flight.held])
+            assert not any(map(self.resources.pool.is_free, owned)), "a plan in flight uses a free block"
+        self.resources.check(self._running, [held for flight in self._flights for held in flight.held])
 
     def _plan_output(self, request: Request, draft: Draft) -> None:
         if self._find_slot(request, draft):
@@ -182,7 +182,7 @@ class Scheduler:
 
     def _find_slot(self, request: Request, draft: Draft) -> bool:
         """Those before `request` in order have their rows already; those behind it can be preempted for it."""
-        while not self.holdings.grow(request):
+        while not self.resources.grow(request):
             if any(flight.held for flight in self._flights):
                 return False  # the next commit gives blocks back
             if len(self._running) == 1:
@@ -217,20 +217,20 @@ class Scheduler:
         return is_forked and not self._is_in_flight(request)
 
     def _start(self, request: Request, draft: Draft) -> bool:
-        shared = self.holdings.shareable(request)
-        if not self.holdings.can_start(request, shared, spare=len(self._running)):
+        shared = self.resources.shareable(request)
+        if not self.resources.can_start(request, shared, spare=len(self._running)):
             if self._running or self._flights:
                 return False
             draft.updates.append(self._end(request, self._no_room(request)))
             return True
-        start = len(shared) * self.holdings.pool.block_size
+        start = len(shared) * self.resources.pool.block_size
         end = self._reach(request, start, draft)
         if end == start:
             return False
         self._waiting.remove(request)
         self._running.add(request)
         request.status = Status.RUNNING
-        self.holdings.start(request, shared)
+        self.resources.start(request, shared)
         draft.add_rows(request, end)
         return True
 
@@ -250,11 +250,11 @@ class Scheduler:
 
     def _secure_media(self, request: Request, span: Span, draft: Draft) -> bool:
         """Hold media rows that are there or that this plan encodes; the first to encode may exceed the budget."""
-        if self.holdings.find_media(request, span):
+        if self.resources.find_media(request, span):
             return True
         if draft.encode and request.media_rows(span.media_idx) > draft.encoder_left:
             return False
-        entry = self.holdings.reserve_media(request, span)
+        entry = self.resources.reserve_media(request, span)
         if entry is None:
             return False
         draft.add_media(request, span, entry)
@@ -282,7 +282,7 @@ class Scheduler:
         if request.status is Status.RUNNING:  # else it was preempted since: the token counts, the rows are lost
             request.num_computed = chunk.end
             request.num_pending -= chunk.wants_logits
-            self.holdings.advance(request)
+            self.resources.advance(request)
         if not chunk.wants_logits:
             is_done = request.max_outputs == 0 and chunk.end == len(request.prompt_ids)
             return [self._end(request, Finish(FinishReason.LENGTH))] if is_done else []
@@ -301,7 +301,7 @@ class Scheduler:
         for entry, item in flight.encode.items():
             if item.request_id not in failed_ids:
                 continue
-            self.holdings.encoder.discard(entry)
+            self.resources.encoder.discard(entry)
             for request in self._readers(entry, flights):
                 if request in failed:
                     continue
@@ -338,12 +338,12 @@ class Scheduler:
 
     def _give_back(self, request: Request) -> None:
         """Now, or when the last plan in flight that has the request's rows is committed."""
-        held = self.holdings.detach(request)
+        held = self.resources.detach(request)
         users = [flight for flight in self._flights if request in flight.chunks]
         if users:
             users[-1].held.append(held)
         else:
-            self.holdings.release(held)
+            self.resources.release(held)
 
     def _find(self, request_id: str) -> tuple[Request, ...]:
         request = self._live.get(request_id)
@@ -353,6 +353,6 @@ class Scheduler:
         return any(request in flight.chunks for flight in self._flights)
 
     def _no_room(self, request: Request) -> Finish:
-        slots = self.holdings.pool.num_tokens
+        slots = self.resources.pool.num_tokens
         met = f"{request.num_tokens} tokens and the next; the KV cache has room for {slots} (--gpu-memory-utilization)"
         return Finish(FinishReason.ERROR, f"the request needs room for {met}")

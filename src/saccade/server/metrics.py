@@ -13,8 +13,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from saccade.client.process import EngineStats
-from saccade.wire.metrics import PREFIX, encoder_metric, graph_metrics, scheduler_metrics
-from saccade.wire.metrics import Metric as EngineMetric
+from saccade.wire.engine_metrics import PREFIX, encoder_metric, graph_metrics, rank_metrics, scheduler_metrics
+from saccade.wire.engine_metrics import Metric as EngineMetric
+from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS = ("model_name", "engine")
@@ -85,6 +86,7 @@ class Facts:
     time_to_ready_s: float | None
     is_ready: bool
     gpu_ready_bytes: int = 0
+    ranks: TensorParallel = ONE_RANK
 
 
 class Metrics:
@@ -176,7 +178,7 @@ class Metrics:
         families = [*self._http.collect(), *self._stages.collect(), *_front_families(facts)]
         if facts.stats is not None:
             own = [encoder_metric(facts.stats.scheduler), *graph_metrics(facts.stats.phases.values())]
-            families += _families(own)
+            families += _families([*own, *rank_metrics(facts.ranks)])
             families += _memory_families(facts.stats.gpu_bytes, facts.gpu_ready_bytes)
         for family in families:
             yield _renamed(family, PREFIX, family.name)

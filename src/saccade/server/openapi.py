@@ -38,7 +38,7 @@ GETS = {
     "/load": "Requests inside.",
     "/metrics": "Numbers for Prometheus.",
     "/version": "The version.",
-    "/graphs": "Every graph, by phase.",
+    "/graphs": "Every graph, by phase; and the ranks that share the model.",
     "/server_info": "Limits and state.",
     "/flush_cache": "Empty the caches of prompts and images, if nothing runs.",
 }

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +17,7 @@ from saccade.server.metrics import CONTENT_TYPE, Facts
 from saccade.server.protocol import AbortRequest
 from saccade.server.reading import check_content_type, read_request
 from saccade.server.service import Phase, Service
+from saccade.wire.tensor_parallel import ONE_RANK
 
 STATS_S = 5.0  # for the engine to answer between two steps
 SMALL_BODY_BYTES = 64 * 1024
@@ -66,7 +68,8 @@ class OpsRoutes:
         stats = await self._stats()
         if stats is None:
             raise starting() if self._service.phase is Phase.STARTING else engine_dead(self._service.death)
-        return json_reply({"phases": list(stats.phases.values())})
+        ranks = msgspec.to_builtins(self._service.engine.ranks)
+        return json_reply({"phases": list(stats.phases.values()), "ranks": ranks})
 
     async def metrics(self, request: Request) -> Response:
         service = self._service
@@ -81,6 +84,7 @@ class OpsRoutes:
             time_to_ready_s=service.time_to_ready_s,
             is_ready=service.phase is Phase.READY,
             gpu_ready_bytes=0 if engine is None else engine.gpu_ready_bytes,
+            ranks=ONE_RANK if engine is None else engine.ranks,
         )
         # Not among the threads that prepare requests: a scrape must not wait for those.
         return Response(await asyncio.to_thread(service.metrics.scrape, facts), media_type=CONTENT_TYPE)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from saccade.errors import RequestError
+from saccade.inputs.markers import split_undecided
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.wire.grammar import JSON_OPTIONS, Grammar
 
@@ -74,8 +75,7 @@ class ThoughtParser:
             self._held, self._place = behind, "gap"
             thought = thought.rstrip("\n")
         else:
-            keep = _undecided(thought)
-            thought, self._held = thought[: len(thought) - keep], thought[len(thought) - keep :]
+            thought, self._held = split_undecided(thought, [CLOSE], "\n")
         if not self._has_begun:
             thought = thought.lstrip("\n")
             self._has_begun = bool(thought)
@@ -136,11 +136,3 @@ def _with_options(schema: dict[str, object]) -> str:
 
 def _escaped(match: re.Match[str]) -> str:
     return {"/": r"\/", "\n": r"\n"}.get(match.group(), match.group())
-
-
-def _undecided(text: str) -> int:
-    """How much of the end of a text may be line breaks before a closing tag, and the beginning of one."""
-    longest = min(len(CLOSE) - 1, len(text))
-    tag = next((n for n in range(longest, 0, -1) if CLOSE.startswith(text[len(text) - n :])), 0)
-    rest = text[: len(text) - tag]
-    return tag + len(rest) - len(rest.rstrip("\n"))

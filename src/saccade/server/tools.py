@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 from uuid import uuid4
 
 from saccade.errors import RequestError
+from saccade.inputs.markers import split_undecided
 from saccade.wire.grammar import JSON_OPTIONS, Grammar
 
 ToolStyle = Literal["hermes", "llama3_json"]
@@ -109,9 +110,8 @@ class HermesParser:
             self._say(before.rstrip(), events)
             self._call = _OpenCall(before[len(before.rstrip()) :])
             return behind
-        keep = _tail(held)
-        self._held = held[len(held) - keep :]
-        self._say(held[: len(held) - keep], events)
+        certain, self._held = split_undecided(held, [OPEN], None)
+        self._say(certain, events)
         return ""
 
     def _read_call(self, call: "_OpenCall", text: str, events: list[ToolEvent]) -> str:
@@ -222,14 +222,6 @@ class _OpenCall:
             self._is_escaped = self._is_string and char == "\\" and not self._is_escaped
             self._at += 1
         return None
-
-
-def _tail(text: str) -> int:
-    """How much of the end of a text may be blank before a tag, and the beginning of one."""
-    longest = min(len(OPEN) - 1, len(text))
-    tag = next((n for n in range(longest, 0, -1) if OPEN.startswith(text[len(text) - n :])), 0)
-    rest = text[: len(text) - tag]
-    return tag + len(rest) - len(rest.rstrip())
 
 
 def _read_call(text: str, keys: Sequence[str]) -> tuple[str, str] | None:

@@ -5,7 +5,7 @@ the pixels of every image and video. Requests go by serial numbers that a client
 a request that ended cannot be taken for news of another one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,18 +16,19 @@ from saccade.inputs.messages import MediaKind
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.positions import Ints
+from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
-from saccade.wire.metrics import SchedulerStats
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
 from saccade.wire.update import Finish, PromptScores, Scores, Update
 
 COMMANDS, REPLIES = "commands", "replies"  # names of the sockets in their folder
 
 Buffers = Sequence[memoryview]
-Arrays = list[npt.NDArray[Any]]
+PromptArrays = list[npt.NDArray[Any]]
 
 
-class Array(Struct, frozen=True, array_like=True):
+class PackedArray(Struct, frozen=True, array_like=True):
     """A small array inside a message."""
 
     dtype: str
@@ -118,6 +119,7 @@ class Ready(Struct, frozen=True, tag=True):
     kv_cache_tokens: int
     block_size: int
     gpu_bytes: int = 0  # in use on the whole device, by whoever; 0 without one
+    ranks: TensorParallel = ONE_RANK
 
 
 class News(Struct, frozen=True, array_like=True):
@@ -128,9 +130,9 @@ class News(Struct, frozen=True, array_like=True):
     token_ids: tuple[int, ...]
     num_cached_tokens: int
     finish: Finish | None = None
-    scores: tuple[Array, Array, Array, Array] | None = None
+    scores: tuple[PackedArray, PackedArray, PackedArray, PackedArray] | None = None
     prompt_start: int = 0
-    prompt_scores: tuple[Array, Array, Array, Array] | None = None
+    prompt_scores: tuple[PackedArray, PackedArray, PackedArray, PackedArray] | None = None
     timings: dict[str, float] | None = None
 
     def to_update(self) -> Update:
@@ -189,6 +191,7 @@ class Closed(Struct, frozen=True, tag=True):
     """The last message of an engine that was told to close: every request has had its end before."""
 
 
+OnStage = Callable[[Stage], None]
 Reply = Stage | Ready | Updates | Refused | StatsReply | Flushed | Degraded | Failure | Closed
 
 encode = msgpack.Encoder().encode
@@ -211,11 +214,11 @@ def to_news(serial: int, index: int, num_cached_tokens: int, update: Update) -> 
     )
 
 
-def pack_prompt(prompt: Prompt) -> tuple[PromptHead, Arrays]:
+def pack_prompt(prompt: Prompt) -> tuple[PromptHead, PromptArrays]:
     """The arrays are the prompt's own wherever they are contiguous; nobody may write to them, as ever."""
     head = PromptHead(prompt.rope_delta, prompt.limits_T is not None, tuple(map(_head, prompt.media)), prompt.spans)
     ints = [prompt.token_ids, prompt.positions_3T, *([] if prompt.limits_T is None else [prompt.limits_T])]
-    arrays: Arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in ints]
+    arrays: PromptArrays = [np.ascontiguousarray(array, dtype=np.int32) for array in ints]
     return head, arrays + [np.ascontiguousarray(media.pixels, dtype=np.uint8) for media in prompt.media]
 
 
@@ -253,14 +256,14 @@ def _ints(frame: memoryview) -> Ints:
     return array
 
 
-def _pack_scores(scores: Scores) -> tuple[Array, Array, Array, Array]:
+def _pack_scores(scores: Scores) -> tuple[PackedArray, PackedArray, PackedArray, PackedArray]:
     return _pack(scores.chosen), _pack(scores.ranks), _pack(scores.top_ids), _pack(scores.top_logprobs)
 
 
-def _unpack_scores(packed: Sequence[Array]) -> Scores:
+def _unpack_scores(packed: Sequence[PackedArray]) -> Scores:
     return Scores(*(np.frombuffer(part.data, dtype=part.dtype).reshape(part.shape) for part in packed))
 
 
-def _pack(values: Any) -> Array:
+def _pack(values: Any) -> PackedArray:
     array = np.asarray(values)
-    return Array(array.dtype.str, array.shape, array.tobytes())
+    return PackedArray(array.dtype.str, array.shape, array.tobytes())

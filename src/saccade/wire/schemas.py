@@ -22,7 +22,7 @@ MAX_FACTORS = 8  # schemas that must hold at once
 MAX_ALTERNATIVES = 1000  # ways to choose among theirs
 MAX_CHAIN = 50  # references that lead to references
 
-Refuse = Callable[[str, int, int], None]
+RefuseNumber = Callable[[str, int, int], None]
 Weight = tuple[int, int]  # factors, alternatives
 
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -36,7 +36,7 @@ _CHILD_MAPS = ("properties", "patternProperties")
 _CHILDREN = ("items", "additionalProperties", "contains", "not")
 
 
-def check_schemas(schemas: Sequence[Any], refuse: Refuse) -> None:
+def check_schemas(schemas: Sequence[Any], refuse: RefuseNumber) -> None:
     """Calls `refuse(what, count, limit)`, which raises, at the first limit that the schemas of a grammar pass."""
     counts = _Counts()
     for depth, value in _walk(list(schemas)):
@@ -79,7 +79,7 @@ class _Counts:
 class _Scale:
     """How many schemas must hold at once, and among how many alternatives, at the worst place of a schema."""
 
-    def __init__(self, root: Any, refuse: Refuse) -> None:
+    def __init__(self, root: Any, refuse: RefuseNumber) -> None:
         self._root, self._refuse = root, refuse
         self._known: dict[str, Weight] = {}
         self._chain = 0

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from saccade.errors import ConfigError
 from saccade.kernels import fused, reference
-from tests.kernels.cases import qkv_slices, randn, rotary_tables
+from tests.kernels.cases import qkv_slices, randn, rotary_tables, turned
 
 DTYPES = [torch.float32, torch.float16]
 
@@ -70,20 +70,17 @@ def test_gated_activation_names_what_is_allowed() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("heads", "groups", "width", "turned"),
+    ("heads", "groups", "width", "columns"),
     [(16, 16, 72, 72), (7, 1, 64, 64), (12, 12, 80, 80), (4, 2, 128, 128), (3, 3, 64, 32), (9, 3, 80, 16)],
 )
-def test_rotary_with_and_without_norm(heads: int, groups: int, width: int, turned: int, dtype: torch.dtype) -> None:
+def test_rotary_with_and_without_norm(heads: int, groups: int, width: int, columns: int, dtype: torch.dtype) -> None:
     q, k, _ = qkv_slices(5, heads, groups, width, seed=9, dtype=dtype)
-    cos, sin = rotary_tables(5, turned, seed=10)
-    q_weight, k_weight = randn(width, seed=11, dtype=dtype), randn(width, seed=12, dtype=dtype)
-    for ours, theirs in zip(fused.apply_rotary(q, k, cos, sin), reference.apply_rotary(q, k, cos, sin), strict=True):
-        assert_same(ours, theirs)
-    for a, b, offset in ((q_weight, k_weight, 0.0), (None, k_weight, 1.0), (q_weight, None, 1.0)):
-        ours_qk = fused.qk_norm_rotary(q, k, a, b, 1e-6, cos, sin, offset=offset)
-        expected = reference.qk_norm_rotary(q, k, a, b, 1e-6, cos, sin, offset=offset)
-        assert_same(ours_qk[0], expected[0])
-        assert_same(ours_qk[1], expected[1])
+    cos, sin = rotary_tables(5, columns, seed=10)
+    a, b = randn(width, seed=11, dtype=dtype), randn(width, seed=12, dtype=dtype)
+    for weights, offset in (((None, None), 0.0), ((a, b), 0.0), ((None, b), 1.0), ((a, None), 1.0)):
+        ours = turned(fused, q, k, cos, sin, weights, offset)
+        for mine, theirs in zip(ours, turned(reference, q, k, cos, sin, weights, offset), strict=True):
+            assert_same(mine, theirs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -94,29 +91,29 @@ def test_store_writes_the_named_slots_and_nothing_else(groups: int, dtype: torch
     weight = randn(72, seed=15, dtype=dtype)
     slots = torch.tensor([17, 5 * 16, 3 * 16 + 15, 0, 1, 2 * 16], dtype=torch.int32)
     before = [randn(7, 16, groups, 72, seed=s, dtype=dtype) for s in (16, 17)]
-    expected, fused_all, plain = ([x.clone() for x in before] for _ in range(3))
+    expected, ours = ([x.clone() for x in before] for _ in range(2))
     q_expected = reference.qk_norm_rotary_store(q, k, v, weight, weight, 1e-6, cos, sin, slots, *expected)
-    q_ours = fused.qk_norm_rotary_store(q, k, v, weight, weight, 1e-6, cos, sin, slots, *fused_all)
+    q_ours = fused.qk_norm_rotary_store(q, k, v, weight, weight, 1e-6, cos, sin, slots, *ours)
     assert_same(q_ours, q_expected)
-    k_turned = reference.qk_norm_rotary(q, k, weight, weight, 1e-6, cos, sin)[1]
-    fused.store_kv(k_turned, v, slots, *plain)
+    untouched = torch.ones(7 * 16, dtype=torch.bool)
+    untouched[slots.long()] = False
     for i in range(2):
-        assert_same(fused_all[i], expected[i])
-        assert_same(plain[i], expected[i])
-        untouched = torch.ones(7 * 16, dtype=torch.bool)
-        untouched[slots.long()] = False
-        assert torch.equal(fused_all[i].view(112, groups, 72)[untouched], before[i].view(112, -1, 72)[untouched])
+        assert_same(ours[i], expected[i])
+        assert torch.equal(ours[i].view(112, groups, 72)[untouched], before[i].view(112, -1, 72)[untouched])
 
 
 def test_store_into_a_strided_cache() -> None:
     """Keys and values may be interleaved in one allocation."""
     k, v = randn(3, 2, 64, seed=18), randn(3, 2, 64, seed=19)
+    v[1, 1, 5], v[2, 0, 7] = float("nan"), float("inf")
+    cos, sin = rotary_tables(3, 64, seed=20)
     slots = torch.tensor([9, 4, 11], dtype=torch.int64)
     ours, theirs = (torch.zeros(4, 2, 4, 2, 64) for _ in range(2))
-    fused.store_kv(k, v, slots, ours[:, 0], ours[:, 1])
-    reference.store_kv(k, v, slots, theirs[:, 0], theirs[:, 1])
-    assert torch.equal(ours, theirs)
+    for module, cache in ((fused, ours), (reference, theirs)):
+        module.qk_norm_rotary_store(k, k, v, None, None, 0.0, cos, sin, slots, cache[:, 0], cache[:, 1])
+    assert_same(ours, theirs)
     assert torch.equal(ours[2, 1, 1], v[0])
+    assert ours[1, 1, 0, 1, 5] == ours[2, 1, 3, 0, 7] == 0, "values that are not finite are stored as 0"
 
 
 @pytest.mark.parametrize(("width", "inner"), [(5, 72), (64, 4096), (33, 6144), (2, 8)])

@@ -16,45 +16,6 @@ SETTINGS: dict[str, Any] = {"mean": (0.48, 0.45, 0.4), "std": (0.27, 0.26, 0.28)
 ONE_LEVEL = 1.01 / 255 / 0.26
 
 
-@pytest.mark.parametrize("resample", ["bicubic", "bilinear"])
-@pytest.mark.parametrize(
-    ("old", "new", "patch", "merge"),
-    [
-        ((41, 97), (28, 56), 14, 2),
-        ((75, 20), (16, 16), 16, 1),
-        ((9, 5), (42, 28), 14, 1),
-        ((1, 1), (16, 32), 16, 1),
-        ((32, 32), (32, 32), 16, 2),
-    ],
-)
-def test_images(old: tuple[int, int], new: tuple[int, int], patch: int, merge: int, resample: str) -> None:
-    pixels = photo(*old, seed=1)
-    shape: dict[str, Any] = {"patch": patch, "merge": merge, "temporal_patch": 2}
-    theirs = images.resize_patchify(pixels, new, **SETTINGS, **shape, resample=resample)
-    ours = fused_images.resize_patchify(pixels, new, **SETTINGS, **shape, resample=resample)
-    difference = (ours - theirs).abs()
-    assert difference.max() <= ONE_LEVEL
-    assert (difference > 1e-5).float().mean() < 1e-3
-
-
-def test_video_into_a_buffer() -> None:
-    video = torch.stack([photo(36, 30, seed=s) for s in range(3)])
-    arena = torch.full((20, 3 * 2 * 256 + 8), float("nan"))
-    shape: dict[str, Any] = {"patch": 16, "merge": 2, "temporal_patch": 2}
-    rows = fused_images.resize_patchify(
-        video,
-        (32, 32),
-        **SETTINGS,
-        **shape,
-        out=arena[2:10, :1536],
-    )
-    theirs = images.resize_patchify(video, (32, 32), **SETTINGS, **shape)
-    assert (rows - theirs).abs().max() <= ONE_LEVEL
-    assert torch.isnan(arena[:2]).all()
-    assert torch.isnan(arena[10:]).all()
-    assert torch.isnan(arena[:, 1536:]).all()
-
-
 SHAPES = {
     "qwen": Shape(**SETTINGS, patch=4, temporal_patch=2, merge=2, resample="bicubic"),
     "gemma": Shape(**SETTINGS, patch=7, temporal_patch=1, merge=1, resample="bilinear"),
@@ -72,6 +33,47 @@ def run_jobs(jobs: list[Job], shape: Shape, out: torch.Tensor) -> None:
     assert (scratch[-3:] == 255).all()
 
 
+@pytest.mark.parametrize("resample", ["bicubic", "bilinear"])
+@pytest.mark.parametrize(
+    ("old", "new", "patch", "merge"),
+    [
+        ((41, 97), (28, 56), 14, 2),
+        ((75, 20), (16, 16), 16, 1),
+        ((9, 5), (42, 28), 14, 1),
+        ((1, 1), (16, 32), 16, 1),
+        ((32, 32), (32, 32), 16, 2),
+    ],
+)
+def test_one_image(old: tuple[int, int], new: tuple[int, int], patch: int, merge: int, resample: str) -> None:
+    pixels = photo(*old, seed=1)
+    shape = Shape(**SETTINGS, patch=patch, merge=merge, temporal_patch=2, resample=resample)
+    expected = plain(pixels, new, shape)
+    out = torch.full_like(expected, float("nan"))
+    run_jobs([whole_job(pixels.numpy()[None], new, 0, shape)], shape, out)
+    check(out, expected)
+
+
+def test_a_video_into_rows_of_a_wider_buffer() -> None:
+    video = torch.stack([photo(36, 30, seed=s) for s in range(3)])
+    arena = torch.full((20, 3 * 2 * 256 + 8), float("nan"))
+    shape = Shape(**SETTINGS, patch=16, merge=2, temporal_patch=2, resample="bicubic")
+    run_jobs([whole_job(video.numpy(), (32, 32), 2, shape)], shape, arena[:, :1536])
+    check(arena[2:10, :1536], plain(video, (32, 32), shape))
+    assert torch.isnan(arena[:2]).all()
+    assert torch.isnan(arena[10:]).all()
+    assert torch.isnan(arena[:, 1536:]).all()
+
+
+def plain(pixels: torch.Tensor, size_hw: tuple[int, int], shape: Shape) -> torch.Tensor:
+    return images.resize_patchify(pixels, size_hw, **{f.name: getattr(shape, f.name) for f in fields(shape)})
+
+
+def check(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    difference = (ours - theirs).abs()
+    assert difference.max() <= ONE_LEVEL
+    assert (difference > 1e-5).float().mean() < 1e-3
+
+
 @pytest.mark.parametrize("kind", SHAPES)
 def test_many_images_and_videos_in_one_go(kind: str) -> None:
     shape = SHAPES[kind]
@@ -82,15 +84,12 @@ def test_many_images_and_videos_in_one_go(kind: str) -> None:
     for seed, ((frames, height, width), (down, across)) in enumerate(zip(sources, sizes, strict=True)):
         pixels = torch.stack([photo(height, width, seed=10 * seed + f) for f in range(frames)])
         size = (down * side, across * side)
-        named: dict[str, Any] = {f.name: getattr(shape, f.name) for f in fields(shape)}
-        expected.append(images.resize_patchify(pixels, size, **named))
+        expected.append(plain(pixels, size, shape))
         jobs.append(whole_job(pixels.numpy(), size, row, shape))
         row += len(expected[-1])
     out = torch.full((row + 2, expected[0].shape[1]), float("nan"))
     run_jobs(jobs, shape, out)
-    difference = (out[:row] - torch.cat(expected)).abs()
-    assert difference.max() <= ONE_LEVEL
-    assert (difference > 1e-5).float().mean() < 1e-3
+    check(out[:row], torch.cat(expected))
     assert torch.isnan(out[row:]).all()
 
 

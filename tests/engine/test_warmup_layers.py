@@ -1,4 +1,4 @@
-"""A sketch of a pass launches everything that the pass does, in fewer layers: then a capture meets nothing new."""
+"""The warm-up layers of a pass launch every kernel that the pass does: then a capture meets nothing new."""
 
 import json
 from collections import Counter
@@ -15,7 +15,7 @@ from saccade.graphs import Frame, GraphRunner, run_body
 from saccade.models.config import Config
 from saccade.models.registry import read_spec
 from saccade.models.weights import load_model
-from tests.engine.rig import Options, build
+from tests.engine.rig import Options, build, executor_of
 from tests.models import tiny
 
 SIZES = Options(max_tokens=24, max_num_seqs=3, max_units=40, num_blocks=12, max_model_len=64)
@@ -37,10 +37,10 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def launches(runner: GraphRunner, *, is_sketch: bool) -> Counter[tuple[Any, ...]]:
+def launches(runner: GraphRunner, *, is_warmup: bool) -> Counter[tuple[Any, ...]]:
     bucket = max(runner.phase.buckets, key=lambda bucket: bucket[runner.phase.rows])
     runner.phase.arena.fill(runner.example_for(bucket), bucket)
-    frame = Frame(runner.phase.arena, bucket, is_sketch=is_sketch)
+    frame = Frame(runner.phase.arena, bucket, is_warmup=is_warmup)
     with torch.no_grad(), Launches() as launched:
         run_body(runner.phase.body, frame)
     seen: Counter[tuple[Any, ...]] = launched.seen
@@ -64,22 +64,22 @@ def make_deep(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_sketch_launches_all_that_the_pass_does_and_less_often(family: str, tmp_path: Path) -> None:
+def test_a_warm_up_launches_all_that_the_pass_does_and_less_often(family: str, tmp_path: Path) -> None:
     make_deep(family, tmp_path)
     model = load_model(tmp_path, dtype=torch.float32, load_format="dummy")
-    runner = build(model, tmp_path, SIZES).runner
+    executor = executor_of(build(model, tmp_path, SIZES))
     for name in ("vision", "prefill", "decode"):
-        graphs: GraphRunner | None = getattr(runner, name)
+        graphs: GraphRunner | None = getattr(executor, name)
         if graphs is None:
             continue
-        whole, sketch = (launches(graphs, is_sketch=is_sketch) for is_sketch in (False, True))
-        assert not whole.keys() ^ sketch.keys(), name
-        assert sketch.total() < 0.75 * whole.total(), name
+        whole, warmup = (launches(graphs, is_warmup=is_warmup) for is_warmup in (False, True))
+        assert not whole.keys() ^ warmup.keys(), name
+        assert warmup.total() < 0.75 * whole.total(), name
 
 
-def test_a_sketch_of_a_large_model_has_a_handful_of_layers() -> None:
+def test_a_large_model_has_a_handful_of_warm_up_layers() -> None:
     config = Config.read(Path(__file__).parent.parent / "data" / "cli_qwen3_vl_8b_config.json")
     spec = read_spec(config)[1]
     assert spec.vision is not None and spec.vision.depth == 27 and len(spec.decoder.layers) == 36
-    assert spec.decoder.sketch == [0, 1, 4, 35], "the first, with deepstack rows, without, the last"
-    assert spec.vision.sketch == [0, 1, 8, 26], "without a residual, with one, with a merger, the last"
+    assert spec.decoder.warmup_layers == [0, 1, 4, 35], "the first, with deepstack rows, without, the last"
+    assert spec.vision.warmup_layers == [0, 1, 8, 26], "without a residual, with one, with a merger, the last"

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from saccade.errors import GraphError
-from saccade.execution.encoder import Encoder
 from saccade.execution.executor import DeviceExecutor
+from saccade.execution.vision_encoder import Encoder
 from saccade.geometry import Grid
 from saccade.graphs import (
     AuditReport,
@@ -23,9 +23,9 @@ from saccade.graphs import (
     Capacity,
     GraphRunner,
     Known,
-    Report,
     Row,
     Values,
+    VerifyReport,
     audit,
     verify,
     verify_batches,
@@ -46,7 +46,7 @@ SHORT_ROWS = {"vision": 400, "prefill": 512, "decode": 64, "head": 64, "sample":
 
 def verify_graphs(
     executor: DeviceExecutor, *, is_short: bool = False, progress: OnGraph = lambda *news: None
-) -> Report:
+) -> VerifyReport:
     """A row for every phase, bucket and sequence. Without graphs there are none. `progress` hears the phase, how
     many graphs are done and how many there are, before the first and after each."""
     rows: list[Row] = []
@@ -62,7 +62,7 @@ def verify_graphs(
                 found += _verify_grids(encoder, count, is_short)
         runner.selfcheck = max((row.difference for row in found), default=None)
         rows += found
-    return Report(tuple(rows))
+    return VerifyReport(tuple(rows))
 
 
 class _Count:
@@ -84,7 +84,7 @@ class _Count:
         self._progress(self._phase, self._done, self._total)
 
 
-def check_graphs(executor: DeviceExecutor, *, is_short: bool = True, group: ParallelGroup = ALONE) -> Report:
+def check_graphs(executor: DeviceExecutor, *, is_short: bool = True, group: ParallelGroup = ALONE) -> VerifyReport:
     """Verify; raises where a replay is not what an eager run is. Ranks do it in step, and refuse together."""
     report = verify_graphs(executor, is_short=is_short)
     _require(group, _describe_wrong(report))
@@ -105,7 +105,7 @@ def _require(group: ParallelGroup, problem: str) -> None:
     raise GraphError(f"{who}{told[ranks[0]]}. {NOT_SERVING}")
 
 
-def _describe_wrong(report: Report) -> str:
+def _describe_wrong(report: VerifyReport) -> str:
     wrong = [row for row in report.rows if not row.is_right]
     if not wrong:
         return ""

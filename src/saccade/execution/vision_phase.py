@@ -128,5 +128,5 @@ def _step(spec: VisionSpec, frame: Frame) -> VisionStep:
         window_inverse_U=frame["window_inverse"] if has_windows else None,
         window_cu_seqlens_W1=frame["window_cu_seqlens"] if has_windows else None,
         max_window=longest_window(spec) if has_windows else 0,
-        is_sketch=frame.is_sketch,
+        is_warmup=frame.is_warmup,
     )

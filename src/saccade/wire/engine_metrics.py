@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
+
 PREFIX = "saccade:"
 
 
@@ -46,11 +48,14 @@ def gauge(plain: str, text: str, value: float, **labels: str) -> Metric:
     return Metric(plain, "gauge", text, value, labels)
 
 
-def engine_metrics(scheduler: SchedulerStats, phases: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+def engine_metrics(
+    scheduler: SchedulerStats, phases: Iterable[Mapping[str, Any]], ranks: TensorParallel = ONE_RANK
+) -> Iterator[Metric]:
     """`phases` are snapshots of the phases' runners."""
     yield from scheduler_metrics(scheduler)
     yield encoder_metric(scheduler)
     yield from graph_metrics(phases)
+    yield from rank_metrics(ranks)
 
 
 def scheduler_metrics(scheduler: SchedulerStats, num_pending: int = 0) -> Iterator[Metric]:
@@ -67,6 +72,12 @@ def scheduler_metrics(scheduler: SchedulerStats, num_pending: int = 0) -> Iterat
 
 def encoder_metric(scheduler: SchedulerStats) -> Metric:
     return gauge("encoder_cache_usage", "encoder cache in use", scheduler.encoder_usage)
+
+
+def rank_metrics(ranks: TensorParallel) -> Iterator[Metric]:
+    yield gauge("tensor_parallel_size", "ranks that share the model", ranks.size)
+    if ranks.size > 1:
+        yield gauge("all_reduce_info", "what sums over the ranks are made with", 1, backend=ranks.backend)
 
 
 def graph_metrics(phases: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:

@@ -25,7 +25,7 @@ from saccade.execution.lap import DeviceLap
 from saccade.execution.pixels import new_pixels, shape_of, warm_up_picture
 from saccade.execution.side_stream import SideStream
 from saccade.execution.state import DeviceState
-from saccade.execution.vision import vision_phase
+from saccade.execution.vision_phase import vision_phase
 from saccade.graphs import GraphRunner, lane_for
 from saccade.inputs.messages import MediaKind
 from saccade.inputs.settings import ImageSettings, VideoSettings
@@ -64,7 +64,7 @@ class Encoder:
         self.spec = model.spec.vision
         self._place = model.place
         self._shapes = _shapes(settings)
-        self._pixels = new_pixels(model.place.device, model.place.kernels, self._shapes)
+        self._pixels = new_pixels(model.place.device, self._shapes)
         self._longest = min(state.max_keys, _num_rows(state) - settings.page_rows)
 
     @property

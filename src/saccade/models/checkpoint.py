@@ -1,0 +1,97 @@
+"""Weights on disk: named tensors, streamed from the safetensors of a folder."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from saccade.errors import ConfigError
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class Checkpoint(Protocol):
+    """Named tensors of a known size, in the order they lie on disk. `where` is what errors call it."""
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def total_bytes(self) -> int: ...
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsFolder:
+    """One or several .safetensors files. Tensors are memory-mapped: what a rank does not copy is not read.
+
+    A folder may keep files of other times beside the ones that count. As in transformers, model.safetensors goes
+    before an index; without either every file counts, and no two of them may bring the same tensor.
+    """
+
+    folder: Path
+    files: tuple[Path, ...]
+
+    @classmethod
+    def open(cls, folder: Path) -> "SafetensorsFolder":
+        whole, index = folder / WHOLE, folder / INDEX
+        if whole.is_file():
+            return cls(folder, (whole,))
+        if index.is_file():
+            return cls(folder, _indexed_files(index))
+        files = tuple(sorted(folder.glob("*.safetensors")))
+        if files:
+            return cls(folder, files)
+        if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+            raise ConfigError(
+                f"{folder} has only pickled weights, which are never loaded because unpickling runs code; "
+                f"convert them to .safetensors or choose a revision that has them"
+            )
+        raise ConfigError(
+            f"{folder} has no .safetensors files; download the weights, or use --load-format dummy for random ones"
+        )
+
+    @property
+    def where(self) -> str:
+        return str(self.folder)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        homes: dict[str, Path] = {}
+        for file in self.files:
+            try:
+                with safe_open(file, framework="pt") as opened:
+                    for name in opened.offset_keys():
+                        if homes.setdefault(name, file) != file:
+                            raise ConfigError(
+                                f"{self.folder}: both {homes[name].name} and {file.name} hold {name}; "
+                                f"keep the files of one checkpoint only"
+                            )
+                        yield name, opened.get_tensor(name)
+            except (SafetensorError, OSError) as error:
+                raise ConfigError(f"{file} cannot be read ({error}); download it again") from error
+
+
+def _indexed_files(index: Path) -> tuple[Path, ...]:
+    try:
+        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted(set(weight_map.values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{index} is not a safetensors index ({error!r}); download it again") from error
+    files = tuple(index.parent / name for name in names)
+    for file in files:
+        if file.parent != index.parent:
+            raise ConfigError(f"{index} names {file.name} outside of its folder; download the checkpoint again")
+        if not file.is_file():
+            raise ConfigError(
+                f"{file} is missing, but {index.name} names it as one of {len(files)} shards; download it again"
+            )
+    return files

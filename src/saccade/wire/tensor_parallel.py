@@ -1,0 +1,48 @@
+"""What is known of an engine's ranks once they run: how they sum up, and what each holds."""
+
+from msgspec import Struct
+
+KIB = 1024
+
+
+class RankShare(Struct, frozen=True, kw_only=True):
+    """What one rank holds."""
+
+    rank: int
+    weights_bytes: int
+    num_blocks: int  # of the KV cache, block 0 included
+
+
+class AllReduceChoice(Struct, frozen=True, kw_only=True):
+    """The algorithm for tensors of up to so many bytes; None: for all larger ones."""
+
+    algorithm: str
+    up_to_bytes: int | None = None
+
+
+class TensorParallel(Struct, frozen=True, kw_only=True):
+    """The ranks of an engine, and what their sums are made with."""
+
+    size: int = 1
+    backend: str = "none"
+    reason: str = ""  # why this backend
+    reserved_bytes: int = 0  # of each rank, which tensors pass through
+    all_reduce: tuple[AllReduceChoice, ...] = ()  # empty where the backend has one algorithm
+    microseconds: dict[str, dict[str, float]] = {}  # measured at the start: by bytes, then by algorithm
+    held: tuple[RankShare, ...] = ()
+
+    def summary(self) -> str:
+        """One line, such as "2 ranks; all-reduce: symmetric memory, one-shot up to 256 KiB, two-shot above"."""
+        if self.size == 1:
+            return "1 rank"
+        why = f" ({self.reason})" if self.backend == "NCCL" and self.reason else ""
+        return ", ".join([f"{self.size} ranks; all-reduce: {self.backend}{why}", *map(self._words, self.all_reduce)])
+
+    def _words(self, choice: AllReduceChoice) -> str:
+        name = choice.algorithm.replace("_", "-")
+        if choice.up_to_bytes is not None:
+            return f"{name} up to {choice.up_to_bytes // KIB:,} KiB"
+        return f"{name} above" if len(self.all_reduce) > 1 else name
+
+
+ONE_RANK = TensorParallel()

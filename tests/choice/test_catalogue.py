@@ -1,0 +1,209 @@
+"""Decisions about graphs, made without any: shapes, catalogues, and which layouts are worth a graph of their own."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade.choice.catalogue import Catalogue
+from saccade.choice.decision import Decision, Reason
+from saccade.choice.exact import MAX_CANDIDATES, MAX_PENDING, ExactIndex, ExactLayout
+from saccade.choice.gate import Curve, Gate
+from saccade.choice.key import Capacity, GraphKey
+from saccade.choice.shape import Boundary, PhaseShape
+from saccade.config import GraphSettings, Mode, Tier
+from saccade.errors import GraphError
+
+BOTH = frozenset({Tier.CAPACITY, Tier.EXACT})
+SEGMENTS = Boundary("cu", "tokens", "segments")
+WINDOWS = Boundary("windows_cu", "tokens", "windows", longest=4)
+
+
+def sizes_of(*lengths: int) -> Capacity:
+    return Capacity.of(tokens=sum(lengths), segments=len(lengths))
+
+
+def structure_of(*lengths: int) -> dict[str, np.ndarray]:
+    return {"cu": np.cumsum([0, *lengths])}
+
+
+def make_catalogue(
+    buckets: tuple[tuple[int, int], ...] = ((8, 3), (16, 6)), *, captured: bool = True, **settings: object
+) -> Catalogue:
+    capacities = tuple(Capacity.of(tokens=n, segments=s) for n, s in buckets)
+    shape = PhaseShape(
+        name="toy", rows="tokens", buckets=capacities, limits=Capacity.of(tokens=32, segments=8), boundaries=(SEGMENTS,)
+    )
+    catalogue = Catalogue(shape, GraphSettings(**({"tiers": BOTH, "exact_after": 1} | settings)))  # type: ignore[arg-type]
+    for bucket in capacities if captured else ():
+        catalogue.add(catalogue.key(bucket))
+    return catalogue
+
+
+def choose(catalogue: Catalogue, *lengths: int) -> Decision:
+    return catalogue.choose(sizes_of(*lengths), structure_of(*lengths))
+
+
+class TestShape:
+    @given(st.data())
+    def test_the_smallest_bucket_that_fits_is_found(self, data: st.DataObject) -> None:
+        """Against a look at every bucket: padded rows need segments of their own, none longer than they may be."""
+        numbers = st.integers(1, 40)
+        buckets = tuple(
+            Capacity.of(tokens=n, segments=s, windows=w)
+            for n, s, w in data.draw(st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=8))
+        )
+        limits = Capacity.of(tokens=40, segments=40, windows=40)
+        shape = PhaseShape(name="any", rows="tokens", buckets=buckets, limits=limits, boundaries=(SEGMENTS, WINDOWS))
+        tokens, segments, windows = data.draw(st.tuples(numbers, numbers, numbers))
+        sizes = Capacity.of(tokens=tokens, segments=segments, windows=windows)
+
+        def holds(bucket: Capacity) -> bool:
+            padding = bucket["tokens"] - tokens
+            own = 1 if padding > 0 else 0
+            return (
+                padding >= 0
+                and segments + own <= bucket["segments"]
+                and windows + -(-padding // 4) <= bucket["windows"]
+            )
+
+        for _ in range(2):  # found, then remembered
+            found = shape.bucket_for(sizes)
+            fitting = [bucket for bucket in buckets if holds(bucket)]
+            assert (found is None) == (not fitting)
+            if found is not None:
+                assert holds(found) and found["tokens"] == min(bucket["tokens"] for bucket in fitting)
+            else:
+                assert shape.problem_with_all(sizes) or not holds(shape.ordered[-1])
+
+    def test_limits_are_those_of_the_buffers(self) -> None:
+        shape = make_catalogue().shape
+        assert shape.is_within_limits(sizes_of(20, 12)) and not shape.is_within_limits(sizes_of(20, 13))
+        assert not shape.is_within_limits(sizes_of(*[1] * 9))
+
+
+class TestCatalogue:
+    def test_only_what_was_captured_is_chosen(self) -> None:
+        catalogue = make_catalogue(captured=False, tiers=frozenset({Tier.CAPACITY}))
+        assert choose(catalogue, 3, 4).reason is Reason.NOT_CAPTURED
+        bucket = catalogue.shape.bucket_for(sizes_of(3, 4))
+        assert bucket is not None
+        catalogue.add(catalogue.key(bucket))
+        assert choose(catalogue, 3, 4).key == catalogue.key(bucket)
+        assert choose(catalogue, 9).reason is Reason.NOT_CAPTURED, "the other bucket is not"
+
+    def test_deciding_counts_nothing_and_choosing_does(self) -> None:
+        catalogue = make_catalogue()
+        for _ in range(5):
+            assert catalogue.decide(sizes_of(3, 4), structure_of(3, 4)).tier is Tier.CAPACITY
+        assert not catalogue.exact.has_pending
+        choose(catalogue, 3, 4)
+        layout = catalogue.exact.next_pending()
+        assert layout is not None and layout.key == catalogue.key(sizes_of(3, 4), structure_of(3, 4))
+        assert layout.structure["cu"].tolist() == [0, 3, 7] and layout.dropped == ()
+
+    def test_a_layout_keeps_its_boundaries_whatever_becomes_of_the_batch(self) -> None:
+        catalogue, structure = make_catalogue(), structure_of(3, 4)
+        catalogue.choose(sizes_of(3, 4), structure)
+        structure["cu"][:] = 0
+        layout = catalogue.exact.next_pending()
+        assert layout is not None and layout.structure["cu"].tolist() == [0, 3, 7]
+
+    def test_a_graph_of_its_own_is_for_one_layout_alone(self) -> None:
+        catalogue = make_catalogue()
+        layout = catalogue.layout(sizes_of(3, 4), structure_of(3, 4))
+        assert layout is not None
+        assert catalogue.exact.add(layout.key, 100) == ()
+        assert choose(catalogue, 3, 4).key == layout.key
+        assert choose(catalogue, 4, 3).tier is Tier.CAPACITY, "as many rows, cut elsewhere: sglang#16902"
+        assert catalogue.layout(sizes_of(3, 4), structure_of(3, 4)) is None, "it has one"
+
+    def test_a_retired_graph_gives_way_to_another_or_to_none(self) -> None:
+        catalogue = make_catalogue()
+        layout = catalogue.layout(sizes_of(3, 4), structure_of(3, 4))
+        assert layout is not None
+        catalogue.exact.add(layout.key, 100)
+        catalogue.retire(layout.key, "wrong once")
+        bucket = choose(catalogue, 3, 4)
+        assert bucket.tier is Tier.CAPACITY and bucket.key is not None
+        catalogue.retire(bucket.key, "wrong twice")
+        found = choose(catalogue, 3, 4)
+        assert found.reason is Reason.OUT_OF_SERVICE and found.key is None and found.detail == "wrong once"
+        assert found.padded_to == bucket.key.capacity, "run at the shapes it would have been replayed at"
+
+    def test_strictness_wants_a_replay_and_no_gate(self) -> None:
+        slow = Gate(eager=Curve(((1, 1.0),)), graph=Curve(((1, 2.0),)))
+        lax, strict = make_catalogue(), make_catalogue(strict=True)
+        lax.gate = strict.gate = slow
+        assert choose(lax, 3, 4).reason is Reason.EAGER_FASTER and choose(strict, 3, 4).tier is Tier.CAPACITY
+        assert choose(lax, 20).reason is Reason.TOO_LARGE
+        with pytest.raises(GraphError, match=r"toy batch of segments=1 tokens=20 is not replayed.*20 > 16.*strict"):
+            choose(strict, 20)
+        assert not strict.exact.has_pending, "what is refused is not counted"
+
+    def test_graphs_that_are_off_are_no_fallback(self) -> None:
+        """And the same padded shapes are run, so that no answer changes."""
+        catalogue = make_catalogue(tiers=frozenset(), strict=True, captured=False)
+        found = choose(catalogue, 3, 4)
+        assert found.reason is Reason.GRAPHS_OFF and found.padded_to == Capacity.of(tokens=8, segments=3)
+
+    def test_what_the_buffers_do_not_hold_is_never_captured(self) -> None:
+        catalogue = make_catalogue()
+        choose(catalogue, 40)
+        assert not catalogue.exact.has_pending
+        choose(catalogue, 30)
+        assert catalogue.exact.has_pending, "larger than every bucket, but not than the buffers"
+
+
+def key_of(number: int) -> GraphKey:
+    return GraphKey("toy", Mode.FULL, Capacity.of(tokens=number), f"digest {number}")
+
+
+def layout_of(number: int) -> ExactLayout:
+    return ExactLayout(key_of(number), Capacity.of(tokens=number), {})
+
+
+class TestExactIndex:
+    def index(self, **settings: int) -> ExactIndex:
+        return ExactIndex(GraphSettings(tiers=BOTH, **({"exact_after": 1} | settings)))  # type: ignore[arg-type]
+
+    def test_a_graph_too_large_for_all_room_goes_at_once_and_alone(self) -> None:
+        index = self.index(exact_max_bytes=100)
+        index.begin(layout_of(1))
+        assert index.add(key_of(1), 60) == ()
+        index.begin(layout_of(2))
+        assert index.add(key_of(2), 101) == (key_of(2),)
+        assert key_of(1) in index and key_of(2) not in index and index.nbytes == 60
+        index.see(key_of(2), Capacity.of(tokens=2), {})
+        assert not index.has_pending, "it would be as large the next time"
+
+    def test_as_many_go_as_a_new_one_needs(self) -> None:
+        index = self.index(exact_max_bytes=100)
+        for number in (1, 2, 3):
+            index.begin(layout_of(number))
+            assert index.add(key_of(number), 30) == ()
+        for number in (1, 1, 3):
+            index.use(key_of(number))
+        index.begin(layout_of(4))
+        assert index.add(key_of(4), 65) == (key_of(2), key_of(3)), "those used least"
+        assert len(index) == 2 and index.nbytes == 95
+
+    def test_who_gives_way_is_said_with_the_layout(self) -> None:
+        """The executor lets go of it before it captures, so that the new one finds its memory."""
+        index = self.index(exact_max_graphs=1)
+        index.begin(layout_of(1))
+        index.add(key_of(1), 10)
+        for _ in range(3):
+            index.see(key_of(2), Capacity.of(tokens=2), {})
+        layout = index.next_pending()
+        assert layout is not None and (layout.key, layout.dropped) == (key_of(2), (key_of(1),))
+        assert len(index) == 0, "until it is captured there is neither"
+
+    def test_what_is_counted_and_what_waits_are_bounded(self) -> None:
+        index = self.index()
+        for number in range(3 * MAX_CANDIDATES):
+            index.see(key_of(number), Capacity.of(tokens=number), {})
+        assert len(index._uses) <= MAX_CANDIDATES and len(index._pending) <= MAX_PENDING
+        for number in range(3 * MAX_CANDIDATES):
+            index.begin(layout_of(number))
+        assert len(index._refused) <= MAX_CANDIDATES
