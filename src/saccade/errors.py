@@ -5,6 +5,7 @@ SaccadeError
 ├── RequestError       one request is wrong; `param` names the field (HTTP 400, or its `status`)
 ├── CapacityError      full for now, try again later (HTTP 503 with Retry-After)
 ├── EngineDeadError    the engine's process is gone, or is being closed (HTTP 503)
+│   └── RankGoneError  one of its ranks is gone or hangs; clients may read which
 └── GraphError         a graph was asked to do what its capture does not allow
     ├── CaptureError   the body cannot be captured
     └── AddressError   a buffer a graph reads or writes is no longer where it was captured
@@ -39,6 +40,10 @@ class CapacityError(SaccadeError):
 
 class EngineDeadError(SaccadeError):
     """The engine's process is gone, or is being closed; what ran in it is lost."""
+
+
+class RankGoneError(EngineDeadError):
+    """A rank of the engine is gone or does not answer. Its text has nothing in it that clients must not see."""
 
 
 class GraphError(SaccadeError):

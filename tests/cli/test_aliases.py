@@ -70,11 +70,10 @@ def test_the_server_of_sglang_15320_is_understood() -> None:
     ]
 
 
-def test_of_the_server_of_sglang_15320_only_its_four_gpus_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", *shlex.split(SERVE.format(tp="--tp-size 4 "))]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("saccade: --tp-size is 4; supported is 1")
-    assert [word for word in line.split() if word.startswith("--")] == ["--tp-size", "--help`)"]
+def test_the_ranks_of_the_server_of_sglang_15320_are_understood() -> None:
+    flags = read(*shlex.split(SERVE.format(tp="--tp-size 4 ")))
+    assert settings_from(flags, EngineSettings).tensor_parallel_size == 4
+    assert not any("--tp-size" in note for note in flags.notes)
 
 
 def test_the_benchmark_of_sglang_15320_is_understood() -> None:
@@ -187,10 +186,12 @@ def test_code_from_checkpoints_is_refused_with_a_way_on() -> None:
 
 
 @pytest.mark.parametrize("flag", ["-tp", "--tensor-parallel-size", "--tp-size", "--tp"])
-def test_tensor_parallelism_of_one_alone_is_taken(flag: str) -> None:
-    read(flag, "1")
-    with pytest.raises(ConfigError, match="supported is 1"):
-        read(flag, "4")
+def test_ranks_have_the_names_of_other_engines(flag: str) -> None:
+    assert settings_from(read(flag, "4"), EngineSettings).tensor_parallel_size == 4
+    with pytest.raises(ConfigError, match="tensor_parallel_size is 0; it must be at least 1"):
+        settings_from(read(flag, "0"), EngineSettings)
+    with pytest.raises(ConfigError, match=f"{flag}|tensor-parallel-size"):
+        read(flag, "two")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -217,8 +218,7 @@ def test_a_file_may_have_all_of_it_too(tmp_path: Path) -> None:
     assert read("--config", write(tmp_path, text), "c", "--chunked-prefill-size", "99").max_num_batched_tokens == 99
     with pytest.raises(ConfigError, match=r"settings\.yaml: --trust-remote-code is refused"):
         read("--config", write(tmp_path, "trust-remote-code: true"))
-    with pytest.raises(ConfigError, match="--tp-size is 4"):
-        read("--config", write(tmp_path, "tp-size: 4"))
+    assert read("--config", write(tmp_path, "tp-size: 4")).tensor_parallel_size == 4
     with pytest.raises(ConfigError, match="unknown setting help"):
         read("--config", write(tmp_path, "help: true"))
 

@@ -80,9 +80,12 @@ class ServerProcess:
 
     def engine_pid(self) -> int:
         """The only child of the server."""
-        children = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children").read_text().split()
-        [pid] = [int(child) for child in children]
+        [pid] = children_of(self.popen.pid)
         return pid
+
+    def rank_pids(self) -> list[int]:
+        """Of the ranks behind the first, which is the engine's own process."""
+        return sorted(children_of(self.engine_pid()))
 
     def client(self, **more: Any) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=END_S, trust_env=False, **more)
@@ -95,6 +98,11 @@ class ServerProcess:
             assert self.popen.poll() is None, f"the server ended:\n{self.text}"
             time.sleep(0.02)
         raise AssertionError(f"the server did not start:\n{self.text}")
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that any of its threads has started."""
+    return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
 
 
 @contextmanager

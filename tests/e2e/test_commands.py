@@ -74,3 +74,15 @@ def test_the_benchmark_runs_and_prints_what_sglangs_prints(started: tuple[str, P
     with httpx2.Client(base_url=f"http://127.0.0.1:{started[0]}", trust_env=False) as client:
         phases = {phase["phase"]: phase for phase in client.get("/graphs").json()["phases"]}
     assert sum(phases["vision"]["replays"].values()) > 0
+
+
+def test_the_server_with_ranks_says_what_cannot_be_divided() -> None:
+    """The command of sglang#15320 as it is, with four ranks: the bundled model has six heads."""
+    flags = SERVE.format(tp="--tp-size 4 ").replace("--port 30000", "--port 0")
+    flags = flags.replace("FOLDER", shlex.quote(str(bundled_model())))
+    run = subprocess.run(
+        saccade("serve", *shlex.split(flags), "--device", "cpu"), capture_output=True, text=True, timeout=BOUND_S
+    )
+    assert run.returncode == 2
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith("saccade: num_heads = 6 cannot be split evenly over 4 ranks; choose")

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from saccade.errors import ConfigError, EngineDeadError, SaccadeError
+from saccade.errors import ConfigError, EngineDeadError, RankGoneError, SaccadeError
 from saccade.execution import rank_processes
 from saccade.execution.agreement import MAX_KEPT, Agreement
 from saccade.execution.channel import Sender
@@ -284,8 +284,8 @@ def cpu_s(pid: int) -> float:
     [
         ("config", ConfigError, "rank 2 failed to start: 8 heads cannot be divided by 3 ranks"),
         ("error", EngineDeadError, "rank 2 failed to start: RuntimeError: no such device"),
-        ("exit", EngineDeadError, "rank 2 of 3 ended with exit code 5 before it was ready"),
-        ("kill", EngineDeadError, "rank 2 of 3 was ended by SIGKILL before it was ready"),
+        ("exit", RankGoneError, "rank 2 of 3 ended with exit code 5 before it was ready"),
+        ("kill", RankGoneError, "rank 2 of 3 was ended by SIGKILL before it was ready"),
     ],
 )
 def test_a_rank_that_fails_to_start(how: str, kind: type[SaccadeError], reason: str) -> None:
@@ -467,6 +467,19 @@ def test_agreement_needs_rank_0_and_keeps_answers_for_a_while() -> None:
         for rank in range(3):
             assert agreement.note(rank, number, OrderOutcome(), 0.0) is None
     assert agreement.answers(5) is None and agreement.answers(7) is not None
+
+
+def test_a_step_that_rank_0_alone_does_not_end_is_told_after_a_while() -> None:
+    """Rank 0 waits for what another rank did not do. Without a limit nobody is in a hurry."""
+    agreement = Agreement(3)
+    agreement.note(2, 7, OrderOutcome(digest="nothing"), now=10.0)
+    assert agreement.waiting(now=14.9, limit_s=5.0) is None and agreement.waiting(now=1e6, limit_s=0.0) is None
+    reason = "rank 0 has not ended step 7 5 s after rank 2, which did: 'nothing'"
+    assert agreement.waiting(now=15.1, limit_s=5.0) == reason
+    agreement.note(1, 7, OrderOutcome(digest="nothing"), now=15.2)
+    assert agreement.waiting(now=15.3, limit_s=5.0) == reason
+    agreement.note(0, 7, OrderOutcome(digest="nothing"), now=15.4)
+    assert agreement.waiting(now=1e6, limit_s=5.0) is None
 
 
 def test_agreement_that_rank_0_never_joins_is_an_error_of_its_own() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from saccade.errors import AddressError, ConfigError
+from saccade.errors import AddressError, ConfigError, GraphError
 from saccade.graphs import Frame, GraphRunner, Phase, Watched, audit, verify
 from saccade.graphs.recorded import RecordedLane
 from saccade.layers.layer import EXCHANGE_MEMORY, Layer, new_exchange
@@ -47,6 +47,17 @@ def reserve(groups: Groups) -> None:
     with pytest.raises(AddressError, match=rf"{ROOM + 4} bytes and {ROOM} are reserved .* largest pass"):
         group.all_reduce(torch.ones(ROOM // 4 + 1))
     close(group.all_reduce(torch.ones(ROOM // 4)), torch.full((ROOM // 4,), float(group.size)))
+
+
+def sizes_that_differ(groups: Groups) -> None:
+    """Gloo alone would end one process and give the others numbers of several tensors. They go on behind it."""
+    group = groups.language
+    for call in (group.all_reduce, group.all_gather):
+        with pytest.raises(GraphError, match=r"ranks bring 4, 8\b.* bytes to one exchange"):
+            call(torch.ones(1 + group.rank))
+        with pytest.raises(GraphError, match=r"ranks bring 12, .*0 bytes to one exchange"):
+            call(torch.ones(0 if group.rank == group.size - 1 else 3))
+    close(group.all_reduce(torch.ones(3)), torch.full((3,), float(group.size)))
 
 
 def sums(groups: Groups) -> None:
@@ -194,4 +205,7 @@ def moved(groups: Groups) -> None:
     torch.testing.assert_close(again, before)
 
 
-CASES = {each.__name__: each for each in (reserve, sums, joins, host, replays, streams, checks, undeclared, moved)}
+CASES = {
+    each.__name__: each
+    for each in (reserve, sizes_that_differ, sums, joins, host, replays, streams, checks, undeclared, moved)
+}

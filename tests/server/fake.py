@@ -37,7 +37,7 @@ class FakeEngine:
     def __init__(self, processor: Processor, script: Script = two_words, *, max_model_len: int = 512) -> None:
         self.processor, self.script = processor, script
         self.limits = SchedulerSettings().resolved(is_cuda=False, max_position=max_model_len)
-        self.kv_cache_tokens, self.block_size, self.is_alive = 1600, 16, True
+        self.kv_cache_tokens, self.block_size, self.is_alive, self.death = 1600, 16, True, ""
         self.gpu_bytes, self.gpu_ready_bytes = 0, 0
         self.ranks = ONE_RANK
         self.running: set[str] = set()

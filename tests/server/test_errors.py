@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from saccade.errors import CapacityError, EngineDeadError, RequestError
+from saccade.errors import CapacityError, EngineDeadError, RankGoneError, RequestError
 from saccade.server.errors import to_http
 from saccade.server.service import Service
 from saccade.wire.update import NO_NUMBERS, NO_TOKEN
@@ -63,6 +63,12 @@ def test_errors_before_the_answer_have_their_status(
             found.headers["x-should-retry"] == "false"
             and found.headers["x-request-id"] in found.json["error"]["message"]
         )
+
+
+def test_clients_are_told_which_rank_is_gone(scripted: Scripted) -> None:
+    caller, _, _ = scripted(raising(RankGoneError("the engine died: rank 1 of 2 was ended by SIGKILL"), after=2))
+    found = asyncio.run(caller.post(CHAT, {"messages": HELLO, "stream": True}))
+    assert found.events[-2]["error"]["message"] == "the engine died: rank 1 of 2 was ended by SIGKILL"
 
 
 @pytest.mark.parametrize("error", [ValueError("SECRET"), EngineDeadError("SECRET")])
@@ -124,8 +130,10 @@ def test_phases_are_told_truly(engine: FakeEngine) -> None:
         assert await statuses() == [200, 503, 503]
         service.open(engine, service_for(engine)._defaults)  # type: ignore[arg-type]
         assert await statuses() == [200, 200, 200]
-        engine.is_alive = False
+        engine.is_alive, engine.death = False, "the engine died: rank 1 of 2 was ended by SIGKILL"
         assert await statuses() == [503, 503, 503]
+        for found in (await caller.get("/health"), await caller.post(CHAT, {"messages": HELLO})):
+            assert found.json["error"]["message"] == engine.death
         engine.is_alive = True
         service.drain()
         assert await statuses() == [200, 503, 503]

@@ -15,7 +15,7 @@ from typing import Any
 from saccade.client.child import Child
 from saccade.client.spare import Spare
 from saccade.client.stream import Delta, RequestStream
-from saccade.errors import CapacityError, ConfigError, EngineDeadError, RequestError, SaccadeError
+from saccade.errors import CapacityError, ConfigError, EngineDeadError, RankGoneError, RequestError, SaccadeError
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.models.folder import find_folder
@@ -165,6 +165,12 @@ class AsyncEngine:
         """Whether requests can be answered."""
         return self._ready.done() and not self._dead.done() and not self._is_closing
 
+    @property
+    def death(self) -> str:
+        """Which rank is gone, and so the engine; empty where it is there, or ended otherwise."""
+        error = self._dead.result() if self._dead.done() else None
+        return str(error) if isinstance(error, RankGoneError) else ""
+
     async def wait_dead(self) -> str:
         """Returns when the engine is gone, with the reason."""
         return str(await asyncio.shield(self._dead))
@@ -267,7 +273,7 @@ class AsyncEngine:
 
     def _check_alive(self) -> None:
         if self._dead.done():
-            raise EngineDeadError(str(self._dead.result()))
+            raise _dead_error(self._dead.result())
         if self._is_closing:
             raise EngineDeadError("the engine is being closed; it takes no more requests")
 
@@ -311,8 +317,11 @@ class AsyncEngine:
             case Closed():
                 self._die(EngineDeadError("the engine was closed"))
             case Failure():
-                is_config = reply.is_config and not self._ready.done()
-                self._die(ConfigError(reply.message) if is_config else EngineDeadError(_died(reply.message)))
+                if reply.is_config and not self._ready.done():
+                    self._die(ConfigError(reply.message))
+                    return
+                kind = RankGoneError if reply.is_rank_gone else EngineDeadError
+                self._die(kind(_died(reply.message)))
 
     async def _watch(self) -> None:
         """Notices the end of the process. What it said last may still be on its way here."""
@@ -338,10 +347,10 @@ class AsyncEngine:
             return
         self._dead.set_result(error)
         for stream in self._streams.values():
-            stream.fail(EngineDeadError(str(error)))
+            stream.fail(_dead_error(error))
         for asked in self._asked.values():
             if not asked.done():
-                asked.set_exception(EngineDeadError(str(error)))
+                asked.set_exception(_dead_error(error))
         if not self._is_closing:
             self._child.kill()
 
@@ -356,6 +365,11 @@ def _exception(refused: Refused) -> SaccadeError:
     if refused.kind == "capacity":
         return CapacityError(refused.message, retry_after_s=refused.retry_after_s)
     return SaccadeError(refused.message)
+
+
+def _dead_error(error: SaccadeError) -> EngineDeadError:
+    """A new one for each who asks."""
+    return (RankGoneError if isinstance(error, RankGoneError) else EngineDeadError)(str(error))
 
 
 def _died(why: str) -> str:

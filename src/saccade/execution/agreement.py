@@ -11,9 +11,10 @@ MAX_SHOWN = 300  # characters of a digest
 
 @dataclass(slots=True)
 class _Step:
-    """What is known of one message; `failed_at` is when the first rank said that it failed."""
+    """What is known of one message; when the first rank had ended it, and when the first one said that it failed."""
 
     outcomes: dict[int, OrderOutcome] = field(default_factory=dict)
+    ended_at: float | None = None
     failed_at: float | None = None
 
 
@@ -31,6 +32,7 @@ class Agreement:
         step = self._steps.get(sequence) or self._begin(sequence)
         assert rank not in step.outcomes, f"rank {rank} has said before what it did in step {sequence}"
         step.outcomes[rank] = outcome
+        step.ended_at = now if step.ended_at is None else step.ended_at
         if outcome.error and step.failed_at is None:
             step.failed_at = now
         self._open.add(sequence)
@@ -58,6 +60,19 @@ class Agreement:
                 return (
                     f"rank {failed} failed in step {sequence}, which rank {hung} has not ended {limit_s:g} s later: "
                     f"{step.outcomes[failed].error}"
+                )
+        return None
+
+    def waiting(self, now: float, limit_s: float) -> str | None:
+        """A message that another rank has ended and rank 0 has not for so long, if there is a limit: it waits for what
+        the other one did not do."""
+        for sequence in sorted(self._open) if limit_s else ():
+            step = self._steps[sequence]
+            if 0 not in step.outcomes and step.ended_at is not None and now - step.ended_at > limit_s:
+                rank, outcome = next(iter(step.outcomes.items()))
+                return (
+                    f"rank 0 has not ended step {sequence} {limit_s:g} s after rank {rank}, which did: "
+                    f"{outcome.digest[:MAX_SHOWN]!r}"
                 )
         return None
 

@@ -96,19 +96,22 @@ def build_engine(
     vocab_size = read_spec(Config.read(folder / "config.json"))[1].decoder.vocab_size
     grammars = GrammarCompiler(processor.tokenizer, vocab_size, eos)  # its thread has work meanwhile
     ranks = start_ranks(folder, settings, limits, device, on_death) if settings.tensor_parallel_size > 1 else None
+    groups = Groups()
     try:
-        groups = Groups()
         if ranks is not None:
-            device = ranks.device
-            groups = connect(rank=0, size=settings.tensor_parallel_size, store=Path(ranks.store), device=device)
+            device, size = ranks.device, settings.tensor_parallel_size
+            groups = connect(rank=0, size=size, store=Path(ranks.store), device=device, check=ranks.require)
         part = build_executor(folder, settings, limits, device=device, groups=groups, report=report)
         held = [share_of(part.executor), *([] if ranks is None else ranks.wait_ready())]
         engine = _finish(folder, part, ranks, report, eos_token_ids=eos, seed=settings.seed, grammars=grammars)
         return Built(engine, part.executor, groups, describe_ranks(groups, held), ranks)
-    except BaseException:
-        if ranks is not None:
-            ranks.close()
-        raise
+    except BaseException as error:
+        if ranks is None:
+            raise
+        reason = ranks.explain(error)
+        ranks.close()
+        groups.close()
+        raise reason from None if reason is error else error
 
 
 def _finish(folder: Path, part: BuiltExecutor, ranks: Ranks | None, report: OnStage, **of_engine: Any) -> Engine:
@@ -176,7 +179,7 @@ def build_executor(
     report(Stage("capturing graphs"))
     executor = new_executor(model, sizes, own)
     executor.capture(lambda done, total, key: report(Stage("capturing graphs", done, total, str(key))))
-    _verify(executor, settings, report)
+    _verify(executor, settings, groups, report)
     executor.reserve()
     check_ranks(executor, groups)
     return BuiltExecutor(executor, settings, limits)
@@ -207,14 +210,14 @@ def _resolved(asked: SchedulerSettings, model: Model, *, is_cuda: bool) -> Sched
     return limits
 
 
-def _verify(executor: DeviceExecutor, settings: EngineSettings, report: OnStage) -> None:
+def _verify(executor: DeviceExecutor, settings: EngineSettings, groups: Groups, report: OnStage) -> None:
     """Refuses to go on where a graph is wrong."""
     is_cuda = executor.state.model.place.device.type == "cuda"
     how = settings.verify if settings.verify != "auto" else ("short" if is_cuda else "off")
     if how == "off":
         return
     report(Stage("verifying graphs"))
-    check_graphs(executor, is_short=how == "short")
+    check_graphs(executor, is_short=how == "short", group=groups.language)
     if is_cuda:
         torch.cuda.empty_cache()  # of eager runs that will not come again
 

@@ -187,7 +187,7 @@ class DeviceExecutor:
             yield
 
     def take_trace(self) -> str:
-        """How the passes of the newest order were run, told once: what ranks must agree on."""
+        """How the passes of the newest order were run, the one that failed too; told once. Ranks must agree on it."""
         trace, self._trace = self._trace, []
         return "; ".join(map(str, trace))
 
@@ -198,7 +198,8 @@ class DeviceExecutor:
     def encode(self, orders: Encode) -> Encoded:
         assert self.encoder is not None, f"{self._model.spec.architecture} sees no images"
         encoded = self.encoder.encode(orders)
-        self._trace = [encoded.problem or self.encoder.graphs.last]
+        last = self.encoder.graphs.last
+        self._trace = [f"{last}: {encoded.problem}" if encoded.problem else last]
         return encoded
 
     def run(self, orders: Run) -> DeviceTicket:
@@ -245,8 +246,10 @@ class DeviceExecutor:
 
     def _run_pass(self, one: Pass, ticket: DeviceTicket) -> None:
         runner = {"prefill": self.prefill, "decode": self.decode, "head": self.head, "sample": self.sampler}[one.phase]
-        runner.obey(one.decision, one.values, lambda outputs: self._deliver(ticket, outputs))
-        self._trace.append(runner.last)
+        try:
+            runner.obey(one.decision, one.values, lambda outputs: self._deliver(ticket, outputs))
+        finally:
+            self._trace.append(runner.last)
 
     def _deliver(self, ticket: DeviceTicket, outputs: Mapping[str, Tensor]) -> None:
         """Queue the copies of tokens, and of what is wrong with them, to the host."""

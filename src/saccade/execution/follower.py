@@ -1,5 +1,6 @@
 """A rank beside the first: it builds the same executor for its own share of the model, and obeys what it is sent."""
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from msgspec import Struct
 
 from saccade.execution.build import build_executor
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.rank_messages import OrderOutcome, RankStart
+from saccade.execution.rank_messages import OrderOutcome, RankStart, describe
 from saccade.execution.ranks import share_of
 from saccade.kernels.dispatch import device_named
 from saccade.kernels.packages import import_packages
@@ -17,8 +18,6 @@ from saccade.layers.connect import connect
 from saccade.layers.parallel import Groups
 from saccade.scheduling.orders import ORDER_TYPES, Orders
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
-
-FACTORY = "saccade.execution.follower:follow"
 
 
 class FollowerSettings(Struct, frozen=True, kw_only=True):
@@ -44,9 +43,9 @@ class Follower:
     def execute(self, order: Orders) -> OrderOutcome:
         try:
             self._executor.execute(order)
-        except BaseException:
-            self._executor.take_trace()
-            raise
+        except Exception as error:
+            traceback.print_exc()
+            return OrderOutcome(digest=self._executor.take_trace(), error=describe(error))
         return OrderOutcome(digest=self._executor.take_trace())
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Self
 import msgspec
 
 from saccade.config import worker_environment
-from saccade.errors import ConfigError, EngineDeadError, SaccadeError
+from saccade.errors import ConfigError, EngineDeadError, RankGoneError, SaccadeError
 from saccade.execution.agreement import Agreement
 from saccade.execution.channel import CAPACITY_BYTES, ReaderBehindError, ReaderGoneError, Sender
 from saccade.execution.codec import Codec
@@ -103,9 +103,13 @@ class RankProcesses:
     def pids(self) -> dict[int, int]:
         return {rank: process.pid for rank, process in self._processes.items()}
 
+    @property
+    def _are_ready(self) -> bool:
+        return len(self._facts) == len(self._processes)
+
     def wait_ready(self) -> tuple[Any, ...]:
         """The facts that ranks 1 and up tell when their executors are made."""
-        while len(self._facts) < len(self._processes):
+        while not self._are_ready:
             self._check()
             self._sender.wait(POLL_S)
         self._check()
@@ -114,7 +118,7 @@ class RankProcesses:
     def send(self, order: object) -> int:
         """The order's number, by which rank 0 records what it did. Waits only where a rank is far behind."""
         self._check()
-        assert len(self._facts) == len(self._processes), "orders are for ranks that are ready"
+        assert self._are_ready, "orders are for ranks that are ready"
         try:
             return self._sender.send(order, timeout_s=self._plan.answer_s or ROOM_S)
         except (ReaderGoneError, ReaderBehindError) as error:
@@ -148,6 +152,21 @@ class RankProcesses:
                 behind = ", ".join(map(str, self._sender.behind()))
                 raise TimeoutError(f"step {number} was not ended in {timeout_s:g} s by rank {behind}")
             self._sender.wait(deadline - monotonic())
+
+    def wait_gone(self, timeout_s: float) -> None:
+        """Raises the reason if a rank is gone or goes within this time."""
+        self._wake()
+        self._is_dead.wait(timeout_s)
+        self._check_alive()
+
+    def settle(self, number: int) -> None:
+        """Returns when all ranks have answered an order in which rank 0 failed, and have failed alike. Raises what is
+        wrong with which rank else."""
+        self._check()
+        try:
+            self.wait(number, self._stuck_s + VERDICT_S)
+        except TimeoutError as error:
+            self._suspect(str(error))
 
     def close(self) -> None:
         """Let ranks end what they were ordered, for a while; then end them. May be called again."""
@@ -208,8 +227,9 @@ class RankProcesses:
                 if (error := self._look(monotonic())) is not None:
                     self._die(error)
                     return
-            self._sender.tell_to_close()
-            self._wait_for_exits(EXIT_S)
+            if self._are_ready:  # one that is still being made hears nothing, and may wait for rank 0
+                self._sender.tell_to_close()
+                self._wait_for_exits(EXIT_S)
         except Exception as error:  # nobody would watch the ranks any more
             traceback.print_exc()
             self._die(EngineDeadError(f"the ranks cannot be watched: {type(error).__name__}: {error}"))
@@ -246,14 +266,15 @@ class RankProcesses:
             kind = ConfigError if words.is_config else EngineDeadError
             return kind(f"rank {rank} failed to start: {words.error}")
         for rank in [*codes, *self._sender.gone()]:
-            return EngineDeadError(self._why_gone(rank))
-        if len(self._facts) < len(self._processes):
+            return RankGoneError(self._why_gone(rank))
+        if not self._are_ready:
             late = min(set(self._processes) - set(self._facts))
             limit_s = self._plan.start_s
             is_late = 0 < limit_s < now - self._started_at
             return EngineDeadError(f"{self._name(late)} was not ready after {limit_s:g} s") if is_late else None
-        why = self._suspicion or self._why_stuck(now) or self._why_silent(now)
-        return EngineDeadError(why) if why else None
+        if why := self._suspicion or self._why_stuck(now):
+            return EngineDeadError(why)
+        return RankGoneError(why) if (why := self._why_silent(now)) else None
 
     def _why_gone(self, rank: int) -> str:
         when = "" if rank in self._facts else " before it was ready"
@@ -263,9 +284,12 @@ class RankProcesses:
             return f"{self._name(rank)} has closed its end of the channel{when}"
 
     def _why_stuck(self, now: float) -> str | None:
-        limit_s = min(self._plan.answer_s or STUCK_S, STUCK_S)
         with self._noting:
-            return self._agreement.stuck(now, limit_s)
+            return self._agreement.stuck(now, self._stuck_s) or self._agreement.waiting(now, self._plan.answer_s)
+
+    @property
+    def _stuck_s(self) -> float:
+        return min(self._plan.answer_s or STUCK_S, STUCK_S)
 
     def _why_silent(self, now: float) -> str | None:
         limit_s = self._plan.answer_s

@@ -19,6 +19,7 @@ class RankedExecutor:
 
     def __init__(self, executor: DeviceExecutor, processes: RankProcesses) -> None:
         self._executor, self._processes = executor, processes
+        self._number = 0  # of the newest order
 
     def begin(self, orders: Begin) -> None:
         self._execute(orders)
@@ -55,13 +56,14 @@ class RankedExecutor:
         """After an error. If all ranks met the same one they go on; otherwise this raises what is wrong with which
         rank."""
         self._executor.require_device()
-        self._processes.behind()
+        if self._number:
+            self._processes.settle(self._number)
 
     def close(self) -> None:
         self._processes.close()
 
     def _execute(self, orders: Orders) -> Any:
-        number = self._processes.send(orders)
+        self._number = number = self._processes.send(orders)
         try:
             result = self._executor.execute(orders)
         except BaseException as error:

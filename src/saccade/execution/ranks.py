@@ -11,19 +11,25 @@ import torch
 from torch import Tensor
 
 from saccade.config import allows_shared_gpu
-from saccade.errors import ConfigError, GraphError
+from saccade.errors import ConfigError, GraphError, SaccadeError
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.logits import MAX_SCORED_ROWS
 from saccade.execution.rank_processes import OnDeath, RankPlan, RankProcesses
 from saccade.execution.state import StateSizes
 from saccade.graphs import GraphRunner
-from saccade.layers.parallel import Groups
+from saccade.kernels.dispatch import kernels_for
+from saccade.layers.layer import Placement
+from saccade.layers.parallel import Groups, ParallelGroup
+from saccade.models.config import Config
+from saccade.models.registry import read_spec
 from saccade.models.vlm import Model
 from saccade.scheduling.orders import ORDER_TYPES
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.tensor_parallel import RankShare, TensorParallel
 
+META = torch.device("meta")
 FACTORY = "saccade.execution.follower:follow"
+GONE_S = 3.0  # for a rank to be seen to be gone after an exchange with it failed
 ANSWER_SHARE = 0.8  # of the watchdog's time: rank 0 names the rank that hangs before the front end gives up on rank 0
 
 
@@ -41,6 +47,22 @@ class Ranks:
     def wait_ready(self) -> list[RankShare]:
         """What each of them holds."""
         return [msgspec.convert(facts, RankShare) for facts in self.processes.wait_ready()]
+
+    def require(self) -> None:
+        """Raises if one of them is gone."""
+        self.processes.behind()
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Why rank 0 failed while it built. An error of our own speaks for itself; any other, or one that was caused by
+        such, may have its reason in a rank that is gone, which is found out a moment later."""
+        root = error.__cause__ or error
+        if isinstance(root, SaccadeError) or not isinstance(root, Exception):
+            return error
+        try:
+            self.processes.wait_gone(GONE_S)
+        except SaccadeError as reason:
+            return reason
+        return error
 
     def close(self) -> None:
         self.processes.close()
@@ -63,6 +85,7 @@ def start_ranks(
 ) -> Ranks:
     """Start the other ranks. They begin to build at once, and rank 0 must too: ranks wait for each other on the way."""
     size = settings.tensor_parallel_size
+    check_division(folder, settings)
     devices = devices_for(size, device)
     given = {
         "folder": str(folder),
@@ -80,6 +103,14 @@ def start_ranks(
     )
     first = torch.device("cuda", devices[0]) if device.type == "cuda" else device
     return Ranks(RankProcesses(plan, on_death), first)
+
+
+def check_division(folder: Path, settings: EngineSettings) -> None:
+    """Raises where the model cannot be divided, before processes are started that would all say so."""
+    group = ParallelGroup(size=settings.tensor_parallel_size)
+    place = Placement(kernels=kernels_for("cpu", torch.float32), device=META, dtype=torch.float32, group=group)
+    spec = read_spec(Config.read(folder / "config.json"))[1]
+    Model(place, spec, encoder_mode=settings.mm_encoder_tp_mode)  # type: ignore[arg-type]
 
 
 def devices_for(size: int, device: torch.device) -> tuple[int, ...]:
@@ -122,10 +153,12 @@ def check_ranks(executor: DeviceExecutor, groups: Groups) -> None:
     if groups.language.size == 1:
         return
     for runner in executor.phases:
-        if not groups.language.all_equal(_digest(executor, runner)):
+        found = groups.language.gather(_digest(executor, runner))
+        other = next((rank for rank, digest in enumerate(found) if digest != found[0]), 0)
+        if other:
             raise GraphError(
-                f"the ranks got different results from the same {runner.phase.name} pass; they would answer different "
-                "tokens (not serving: run `saccade verify`)"
+                f"rank {other} got other results than rank 0 from the same {runner.phase.name} pass; they would answer "
+                "different tokens (not serving: run `saccade verify`)"
             )
 
 

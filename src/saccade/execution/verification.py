@@ -33,6 +33,7 @@ from saccade.graphs import (
 from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.graphs.node_differences import PERHAPS
 from saccade.graphs.stats import GraphStats
+from saccade.layers.parallel import ALONE, ParallelGroup
 from saccade.scheduling.geometries import vision_values
 
 log = logging.getLogger(__name__)
@@ -83,24 +84,44 @@ class _Count:
         self._progress(self._phase, self._done, self._total)
 
 
-def check_graphs(executor: DeviceExecutor, *, is_short: bool = True) -> VerifyReport:
-    """Verify; raises where a replay is not what an eager run is."""
+def check_graphs(executor: DeviceExecutor, *, is_short: bool = True, group: ParallelGroup = ALONE) -> VerifyReport:
+    """Verify; raises where a replay is not what an eager run is. Ranks do it in step, and refuse together."""
     report = verify_graphs(executor, is_short=is_short)
-    wrong = [row for row in report.rows if not row.is_right]
-    if wrong:
-        first = wrong[0]
-        raise GraphError(
-            f"graph [{first.key}] is not what an eager run is, in sequence {first.sequence!r}: {first.problem}; "
-            f"{len(wrong)} of {len(report.rows)} checks failed. {NOT_SERVING}"
-        )
+    _require(group, _describe_wrong(report))
     found = _findings(executor, is_short)
-    sure = [(key, finding) for key, finding in found if not finding.startswith(PERHAPS)]
-    if sure:
-        key, finding = sure[0]
-        raise GraphError(f"the audit of graph [{key}] found {len(sure)} faults: {finding}. {NOT_SERVING}")
+    _require(group, _describe_faults(found))
     for key, finding in found:
         log.warning("the audit of graph [%s] found: %s; `saccade audit` looks at all graphs", key, finding)
     return report
+
+
+def _require(group: ParallelGroup, problem: str) -> None:
+    """Raises if this rank has a problem, or another one: what is wrong before a sum is seen by all of them."""
+    told = [each.decode() for each in group.gather(problem.encode())]
+    ranks = [rank for rank, each in enumerate(told) if each]
+    if not ranks:
+        return
+    who = "" if group.size == 1 else f"on rank {', '.join(map(str, ranks))} of {group.size}: "
+    raise GraphError(f"{who}{told[ranks[0]]}. {NOT_SERVING}")
+
+
+def _describe_wrong(report: VerifyReport) -> str:
+    wrong = [row for row in report.rows if not row.is_right]
+    if not wrong:
+        return ""
+    first = wrong[0]
+    return (
+        f"graph [{first.key}] is not what an eager run is, in sequence {first.sequence!r}: {first.problem}; "
+        f"{len(wrong)} of {len(report.rows)} checks failed"
+    )
+
+
+def _describe_faults(found: list[tuple[str, str]]) -> str:
+    sure = [(key, finding) for key, finding in found if not finding.startswith(PERHAPS)]
+    if not sure:
+        return ""
+    key, finding = sure[0]
+    return f"the audit of graph [{key}] found {len(sure)} faults: {finding}"
 
 
 def _findings(executor: DeviceExecutor, is_short: bool) -> list[tuple[str, str]]:

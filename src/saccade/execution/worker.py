@@ -19,7 +19,7 @@ import torch
 import zmq
 from llguidance import LLMatcher
 
-from saccade.errors import CapacityError, ConfigError, RequestError, SaccadeError
+from saccade.errors import CapacityError, ConfigError, RankGoneError, RequestError, SaccadeError
 from saccade.execution.build import Built, build_engine
 from saccade.execution.rank_processes import OnDeath
 from saccade.inputs.processor import Processor
@@ -238,7 +238,7 @@ def main(folder: Path) -> int:
     import_packages()  # while the parent reads the model's files
 
     def die(error: SaccadeError) -> None:
-        last_words.send(encode(Failure(str(error), is_config=isinstance(error, ConfigError))))
+        last_words.send(encode(_failure(error)))
         sleep(LINGER_MS / 1000)  # whoever hears it ends this process
         os._exit(EXIT_FAILED)
 
@@ -264,7 +264,7 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
         Worker(engine, commands, tell).run()
         tell(Closed())
     except SaccadeError as error:
-        tell(Failure(str(error), is_config=isinstance(error, ConfigError)))
+        tell(_failure(error))
         return EXIT_FAILED
     except Exception as error:
         traceback.print_exc()
@@ -297,6 +297,10 @@ def gpu_bytes_in_use() -> int:
         return 0
     free, total = torch.cuda.mem_get_info()
     return total - free
+
+
+def _failure(error: SaccadeError) -> Failure:
+    return Failure(str(error), is_config=isinstance(error, ConfigError), is_rank_gone=isinstance(error, RankGoneError))
 
 
 def _refusal(serial: int, error: Exception) -> Refused:

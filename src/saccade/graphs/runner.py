@@ -232,6 +232,7 @@ class GraphRunner:
     def _replay(
         self, key: GraphKey, batch: Batch, consume: Callable[[Outputs], Result], *, poison: bool = False
     ) -> Result:
+        self.last = key
         graph = self._graphs.get(key) or self._exact.get(key)
         if graph is None:
             raise GraphError(f"no graph is captured for [{key}]")
@@ -243,7 +244,6 @@ class GraphRunner:
             arena.poison(key.capacity, batch.sizes)
         if graph.key != key:
             raise GraphError(f"graph [{graph.key}] is kept in the place of [{key}]")
-        self.last = key
         graph.replay()
         return self._hand_over(graph.frame, batch, consume)
 

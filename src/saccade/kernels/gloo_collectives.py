@@ -3,6 +3,9 @@
 Each is one operation, as a kernel is on a GPU, and carries the name of its process group: whoever records a pass
 records one node, and a replay exchanges what the ranks have then. Every rank gets all tensors and adds them up in the
 order of the ranks, so that all have the same bits.
+
+Gloo itself ends a process that gets more than it waits for, and leaves the other one with numbers of both: so ranks
+first tell each other how much they bring.
 """
 
 from collections.abc import Sequence
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
+from saccade.errors import GraphError
 from saccade.kernels.collectives import check_room
 
 _LIBRARY = torch.library.Library("saccade", "FRAGMENT")
@@ -64,9 +68,17 @@ def _exchange(x: Tensor, memory: Tensor, group: str) -> Tensor:
     """(ranks, ...): every rank's tensor, in the reserved memory."""
     found: ProcessGroup = distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined, arg-type]
     everyone = memory[: found.size() * x.nbytes]
+    _check_sizes(found, x.nbytes)
     if x.numel():
         found._allgather_base(everyone, x.contiguous().view(-1).view(torch.uint8)).wait()
     return everyone.view(x.dtype).view(found.size(), *x.shape)
+
+
+def _check_sizes(group: ProcessGroup, nbytes: int) -> None:
+    told = torch.empty(group.size(), dtype=torch.int64)
+    group._allgather_base(told, torch.tensor([nbytes])).wait()
+    if (told != nbytes).any():
+        raise GraphError(f"ranks bring {', '.join(map(str, told.tolist()))} bytes to one exchange: their passes differ")
 
 
 _LIBRARY.impl("all_reduce", _all_reduce, "CPU")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from itertools import combinations
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -18,12 +19,23 @@ from saccade.kernels.collectives import Collectives, Control
 from saccade.kernels.gloo_collectives import GlooCollectives
 from saccade.layers.parallel import Groups, ParallelGroup
 
+POLL_S = 0.02
 
-def connect(*, rank: int, size: int, store: Path, device: torch.device, timeout_s: float = 600.0) -> Groups:
+
+def connect(
+    *,
+    rank: int,
+    size: int,
+    store: Path,
+    device: torch.device,
+    timeout_s: float = 600.0,
+    check: Callable[[], None] = lambda: None,
+) -> Groups:
     """Meet the other ranks of this machine and open the communicators.
 
     `store` is a file in a private folder that all ranks name and none has written yet. A rank that waits longer than
-    `timeout_s` for another one, here or on the host later, raises a RuntimeError. A process is in one such group.
+    `timeout_s` for another one, here or on the host later, raises a RuntimeError. `check` is called again and again
+    until all are here: it raises if one will not come. A process is in one such group.
     """
     if size == 1:
         return Groups()
@@ -34,11 +46,32 @@ def connect(*, rank: int, size: int, store: Path, device: torch.device, timeout_
     limit = timedelta(seconds=timeout_s)
     meeting = FileStore(str(store), size)
     meeting.set_timeout(limit)
-    dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=limit)
-    control = Control(_new_group("gloo", limit))
-    made = [_new_collectives(device, control, limit) for _ in range(2)]
+    _meet(meeting, rank, size, timeout_s, check)
+    try:
+        dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=limit)
+        control = Control(_new_group("gloo", limit))
+        made = [_new_collectives(device, control, limit) for _ in range(2)]
+    except BaseException:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        raise
     language, vision = (ParallelGroup(rank=rank, size=size, collectives=one, control=control) for one in made)
     return Groups(language=language, vision=vision)
+
+
+def _meet(store: FileStore, rank: int, size: int, timeout_s: float, check: Callable[[], None]) -> None:
+    """Nothing that is called later can be told that a rank will not come: it would wait to the end of its time."""
+    deadline = monotonic() + timeout_s
+    store.set(_here(rank), "")
+    while missing := [other for other in range(size) if not store.check([_here(other)])]:
+        check()
+        if monotonic() > deadline:
+            raise RuntimeError(f"rank {missing[0]} of {size} did not come within {timeout_s:g} s")
+        sleep(POLL_S)
+
+
+def _here(rank: int) -> str:
+    return f"rank {rank} is here"
 
 
 def _new_collectives(device: torch.device, control: Control, limit: timedelta) -> Collectives:

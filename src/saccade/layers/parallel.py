@@ -66,6 +66,10 @@ class ParallelGroup:
         """Whether all ranks brought the same bytes."""
         return self.control is None or self.control.all_equal(data)
 
+    def gather(self, data: bytes) -> list[bytes]:
+        """What every rank brought, in their order."""
+        return [data] if self.control is None else self.control.gather(data)
+
     def describe(self) -> dict[str, Any]:
         """Plain values: rank and size, what sums are made with and why, and the algorithm for each size."""
         used = {"backend": "none"} if self.collectives is None else self.collectives.describe()

@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 
 from saccade.cache.prefix import Span
 from saccade.choice.exact import ExactLayout
-from saccade.errors import CapacityError, GraphError, RequestError, SaccadeError
+from saccade.errors import CapacityError, EngineDeadError, GraphError, RequestError, SaccadeError
 from saccade.inputs.placeholders import Media, Prompt, text_prompt
 from saccade.scheduling.arrays import Running
 from saccade.scheduling.compose import Composer
@@ -95,6 +95,7 @@ class Engine:
         self._running: dict[str, Running] = {}
         self._free_sequences = list(range(scheduler.settings.max_num_seqs, 0, -1))
         self._in_flight: deque[_Flight] = deque()
+        self._dead: EngineDeadError | None = None
         self.shadow: ShadowChecks | None = None
 
     @property
@@ -239,7 +240,17 @@ class Engine:
                 raise GraphError(f"a warm-up request failed: {updates[-1:]}")
 
     def step(self) -> list[Update]:
-        """Launch the next step, then take in the one before it, which ran meanwhile."""
+        """Launch the next step, then take in the one before it, which ran meanwhile. Once the executor is gone, this
+        raises the reason every time."""
+        if self._dead is not None:
+            raise type(self._dead)(str(self._dead))
+        try:
+            return self._step()
+        except EngineDeadError as error:
+            self._dead = error
+            raise
+
+    def _step(self) -> list[Update]:
         updates: list[Update] = []
         while len(self._in_flight) > 1:  # the last call was interrupted
             updates += self._take_in(self._in_flight[0])

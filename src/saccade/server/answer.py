@@ -9,7 +9,7 @@ from typing import Any
 from saccade.client.stream import Delta
 from saccade.errors import CapacityError, EngineDeadError, RequestError
 from saccade.inputs.placeholders import Prompt
-from saccade.server.errors import HttpError, draining, engine_dead, too_late
+from saccade.server.errors import HttpError, draining, to_http, too_late
 from saccade.server.exchange import Exchange
 from saccade.server.intake import Job
 from saccade.server.metrics import Record
@@ -60,8 +60,8 @@ class Answer:
                 names = {"prompt": self._job.prompt_param, "response_format": self._job.structure_param}
                 error.param = names.get(error.param or "", error.param)
             raise
-        except EngineDeadError:
-            raise draining() if self._service.phase is Phase.DRAINING else engine_dead() from None
+        except EngineDeadError as error:
+            raise draining() if self._service.phase is Phase.DRAINING else to_http(error, "") from None
         finally:
             if not self._is_refused:
                 self._end()

@@ -13,7 +13,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from saccade.errors import CapacityError, ConfigError, EngineDeadError, RequestError, SaccadeError
+from saccade.errors import CapacityError, ConfigError, EngineDeadError, RankGoneError, RequestError, SaccadeError
 
 log = logging.getLogger("saccade.server")
 
@@ -78,8 +78,9 @@ def draining() -> HttpError:
     return HttpError(503, "the server is shutting down", code="shutting_down", retry_after_s=5)
 
 
-def engine_dead() -> HttpError:
-    return HttpError(503, "the engine is gone; the server must be started again", code="engine_dead", retry_after_s=30)
+def engine_dead(reason: str = "") -> HttpError:
+    text = reason or "the engine is gone; the server must be started again"
+    return HttpError(503, text, code="engine_dead", retry_after_s=30)
 
 
 def too_late() -> HttpError:
@@ -95,6 +96,8 @@ def to_http(error: BaseException, request_id: str) -> HttpError:
             return HttpError(error.status, str(error), code=error.code or "invalid_value", param=error.param)
         case CapacityError():
             return HttpError(503, str(error), code="queue_full", retry_after_s=error.retry_after_s)
+        case RankGoneError():
+            return engine_dead(str(error))
         case EngineDeadError():
             return engine_dead()
         case TimeoutError():

@@ -35,7 +35,7 @@ class OpsRoutes:
         """Alive: also while the model is loaded and while requests are drained. 503 only when a restart is needed. An
         engine that found one of its graphs wrong goes on without it, and is degraded."""
         if self._service.phase is Phase.DEAD:
-            raise engine_dead()
+            raise engine_dead(self._service.death)
         if reasons := self._service.degraded:
             return json_reply({"status": "degraded", "reasons": reasons})
         return json_reply({"status": "ok"})
@@ -48,7 +48,7 @@ class OpsRoutes:
             case Phase.DRAINING:
                 raise draining()
             case Phase.DEAD:
-                raise engine_dead()
+                raise engine_dead(self._service.death)
         return json_reply({"status": "ready"})
 
     async def models(self, request: Request) -> Response:
@@ -67,7 +67,7 @@ class OpsRoutes:
     async def graphs(self, request: Request) -> Response:
         stats = await self._stats()
         if stats is None:
-            raise starting() if self._service.phase is Phase.STARTING else engine_dead()
+            raise starting() if self._service.phase is Phase.STARTING else engine_dead(self._service.death)
         ranks = msgspec.to_builtins(self._service.engine.ranks)
         return json_reply({"phases": list(stats.phases.values()), "ranks": ranks})
 

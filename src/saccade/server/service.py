@@ -77,7 +77,7 @@ class Service:
     def engine(self) -> AsyncEngine:
         """The engine, also while requests are drained; or the reason why there is none."""
         if self.phase is Phase.DEAD:
-            raise engine_dead()
+            raise engine_dead(self.death)
         if self._engine is None:
             raise starting()
         return self._engine
@@ -86,6 +86,11 @@ class Service:
     def degraded(self) -> list[str]:
         """What is wrong with an engine that goes on."""
         return [] if self._engine is None else self._engine.degraded
+
+    @property
+    def death(self) -> str:
+        """Which rank is gone, and so the engine; empty where it is there, never was, or ended otherwise."""
+        return "" if self._engine is None else self._engine.death
 
     def check_open(self) -> None:
         """Raises unless new requests are taken."""

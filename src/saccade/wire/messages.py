@@ -184,6 +184,7 @@ class Failure(Struct, frozen=True, tag=True):
 
     message: str
     is_config: bool = False
+    is_rank_gone: bool = False
 
 
 class Closed(Struct, frozen=True, tag=True):

@@ -1,0 +1,128 @@
+"""Several engines, one after the other, on the same ranks: to start a process takes longer than to build a tiny model.
+
+`Build` goes to all ranks like any order; they build in step, as they do when a server starts.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from saccade.execution.assembly import new_engine
+from saccade.execution.build import BuiltExecutor, build_executor
+from saccade.execution.follower import Follower
+from saccade.execution.rank_messages import OrderOutcome, RankStart
+from saccade.execution.rank_processes import RankPlan, RankProcesses
+from saccade.execution.ranked import RankedExecutor
+from saccade.execution.sizes import encoder_index_for
+from saccade.layers.connect import connect
+from saccade.layers.parallel import Groups
+from saccade.models.weights import ONE_RANK
+from saccade.scheduling.engine import Engine
+from saccade.scheduling.orders import ORDER_TYPES
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+
+BOUND_S = 300.0  # a wait longer than this is a hang, whatever else the machine does
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+LIMITS = SchedulerSettings(
+    max_num_seqs=2,
+    max_num_batched_tokens=16,
+    max_model_len=96,
+    encoder_budget_tokens=20,
+    prefill_chunk_tokens=12,
+)
+
+
+@dataclass(frozen=True)
+class Build:
+    folder: str
+    verify: str
+
+
+class Builder:
+    """A rank that builds an executor whenever it is told to, and obeys with the newest."""
+
+    order_types = (Build, *ORDER_TYPES)
+    facts = None
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._follower: Follower | None = None
+
+    def execute(self, order: Any) -> OrderOutcome:
+        if isinstance(order, Build):
+            self._follower = Follower(build(order, self._groups).executor, self._groups)
+            return OrderOutcome()
+        assert self._follower is not None, "the first order is to build"
+        return self._follower.execute(order)
+
+    def close(self) -> None:
+        self._groups.close()
+
+
+def make(start: RankStart) -> Builder:
+    torch.set_num_threads(1)
+    return Builder(connect(rank=start.rank, size=start.num_ranks, store=Path(start.store), device=CPU))
+
+
+def build(order: Build, groups: Groups = ONE_RANK) -> BuiltExecutor:
+    settings = EngineSettings(
+        device="cpu", block_size=8, kv_cache_tokens=192, encoder_cache_tokens=128, verify=order.verify
+    )
+    return build_executor(Path(order.folder), settings, LIMITS, device=CPU, groups=groups)
+
+
+def engine_of(part: BuiltExecutor, processes: RankProcesses | None = None) -> Engine:
+    return new_engine(
+        part.executor,
+        part.limits,
+        encoder_index_for(part.settings, part.limits),
+        fingerprint=b"tiny",
+        ordered=None if processes is None else RankedExecutor(part.executor, processes),
+    )
+
+
+@dataclass(frozen=True)
+class Ranks:
+    processes: RankProcesses
+    groups: Groups
+
+    def engine(self, folder: Path, verify: str = "off") -> Engine:
+        order = Build(str(folder), verify)
+        number = self.processes.send(order)
+        part = build(order, self.groups)
+        self.processes.record(number, OrderOutcome())
+        self.processes.wait(number, BOUND_S)
+        return engine_of(part, self.processes)
+
+
+@contextmanager
+def started(num_ranks: int) -> Iterator[Ranks]:
+    """Rank 0 is this process."""
+    plan = RankPlan(
+        num_ranks=num_ranks,
+        factory=f"{__name__}:make",
+        order_types=Builder.order_types,
+        environment={"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"},
+        start_s=BOUND_S,
+        answer_s=BOUND_S,
+    )
+    torch.set_num_threads(1)
+    with RankProcesses(plan, lambda error: None) as processes:
+        store = Path(processes.store)
+        groups = connect(rank=0, size=num_ranks, store=store, device=CPU, check=lambda: processes.wait_gone(0))
+        try:
+            processes.wait_ready()
+            yield Ranks(processes, groups)
+        finally:
+            groups.close()
+
+
+def python_path() -> str:
+    """For a process that imports from here."""
+    return os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", ""))))

@@ -1,0 +1,172 @@
+"""Ranks that do something wrong: factories for rank 1, where rank 0 builds and orders as always."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from saccade.config import Tier
+from saccade.errors import ConfigError, GraphError
+from saccade.execution import build, verification
+from saccade.execution.executor import DeviceExecutor
+from saccade.execution.follower import Follower, follow
+from saccade.execution.rank_messages import OrderOutcome, RankStart
+from saccade.graphs import GraphRunner
+from saccade.graphs.recorded import RecordedPiece
+from saccade.scheduling.orders import Orders, Run
+
+
+def fails_before_it_connects(start: RankStart) -> NoReturn:
+    raise RuntimeError("no such device")
+
+
+def fails_while_it_loads(start: RankStart) -> Follower:
+    vars(build)["load_model"] = fail(ConfigError("a file of the weights cannot be read"))
+    return follow(start)
+
+
+def is_killed_while_it_captures(start: RankStart) -> Follower:
+    capture = GraphRunner.capture_buckets
+
+    def stop_at_decode(runner: GraphRunner, *args: Any, **how: Any) -> None:
+        if runner.phase.name == "decode":
+            os.kill(os.getpid(), signal.SIGKILL)
+        capture(runner, *args, **how)
+
+    change(GraphRunner, "capture_buckets", stop_at_decode)
+    return follow(start)
+
+
+def fails_while_it_verifies(start: RankStart) -> Follower:
+    vars(verification)["_verify_grids"] = vars(verification)["_verify"] = fail(MemoryError("too little memory"))
+    return follow(start)
+
+
+def fails_when_it_is_compared(start: RankStart) -> Follower:
+    vars(build)["check_ranks"] = fail(RuntimeError("no results"))
+    return follow(start)
+
+
+def has_a_sampler_that_does_nothing(start: RankStart) -> Follower:
+    def ruin(executor: DeviceExecutor) -> None:
+        for graph in executor.sampler.graphs:
+            graph.steps = ()
+
+    return follow_ruined(start, ruin)
+
+
+def has_a_decode_graph_without_a_product(start: RankStart) -> Follower:
+    """The last one before a sum over the ranks: all of them get to see it."""
+
+    def ruin(executor: DeviceExecutor) -> None:
+        for graph in executor.decode.graphs:
+            graph.steps = tuple(_without_product(step) for step in graph.steps)
+
+    return follow_ruined(start, ruin)
+
+
+def takes_another_bucket(start: RankStart) -> "Disobedient":
+    """Decode passes in the next larger graph: the answers would be the same, the exchanges have other sizes."""
+
+    def change_key(executor: DeviceExecutor, order: Orders) -> Orders:
+        if not isinstance(order, Run) or [one.phase for one in order.passes] != ["decode"]:
+            return order
+        [one] = order.passes
+        larger = [graph.key for graph in executor.decode.graphs if graph.key != one.decision.key]
+        return replace(order, passes=(replace(one, decision=replace(one.decision, key=larger[0])),))
+
+    return Disobedient(follow(start), change_key)
+
+
+def takes_no_graph(start: RankStart) -> "Disobedient":
+    """Decode passes run eagerly at the shapes of their graph: every exchange has the right size."""
+
+    def change_tier(executor: DeviceExecutor, order: Orders) -> Orders:
+        if not isinstance(order, Run) or [one.phase for one in order.passes] != ["decode"]:
+            return order
+        [one] = order.passes
+        assert one.decision.key is not None, "decode passes are replayed"
+        eager = replace(one.decision, tier=Tier.EAGER, key=None, padded_to=one.decision.key.capacity)
+        return replace(order, passes=(replace(one, decision=eager),))
+
+    return Disobedient(follow(start), change_tier)
+
+
+def leaves_passes_out(start: RankStart) -> "Disobedient":
+    def skip(executor: DeviceExecutor, order: Orders) -> Orders:
+        is_decode = isinstance(order, Run) and [one.phase for one in order.passes] == ["decode"]
+        return replace(order, passes=(), num_sampled=0) if is_decode and isinstance(order, Run) else order
+
+    return Disobedient(follow(start), skip)
+
+
+def cannot_end_a_bad_prompt(start: RankStart) -> Follower:
+    """As rank 0 cannot."""
+    follower = follow(start)
+    break_head(follower._executor)
+    return follower
+
+
+def break_head(executor: DeviceExecutor) -> None:
+    """The second pass of a step fails, behind a prefill pass with a certain token in it."""
+    is_bad: list[bool] = []
+    prefill, head = executor.prefill.obey, executor.head.obey
+
+    def watched(decision: Any, values: Any, consume: Any) -> Any:
+        is_bad[:] = [BAD_TOKEN in values["ids"]]
+        return prefill(decision, values, consume)
+
+    def breaking(decision: Any, values: Any, consume: Any) -> Any:
+        if is_bad == [True]:
+            raise GraphError("no memory for the head")
+        return head(decision, values, consume)
+
+    vars(executor.prefill)["obey"], vars(executor.head)["obey"] = watched, breaking
+
+
+class Disobedient(Follower):
+    """Once it is ready, and has a few orders behind it, it executes something else than what it is told."""
+
+    def __init__(self, follower: Follower, alter: Callable[[DeviceExecutor, Orders], Orders]) -> None:
+        super().__init__(follower._executor, follower._groups)
+        self._alter, self._num_runs = alter, 0
+
+    def execute(self, order: Orders) -> OrderOutcome:
+        self._num_runs += isinstance(order, Run)
+        return super().execute(self._alter(self._executor, order) if self._num_runs > NUM_WARM_UP else order)
+
+
+NUM_WARM_UP = 60  # runs, more than the engine needs to get ready
+BAD_TOKEN = 77
+
+
+def follow_ruined(start: RankStart, ruin: Callable[[DeviceExecutor], None]) -> Follower:
+    """Its graphs are changed behind their capture."""
+    capture = DeviceExecutor.capture
+
+    def capture_and_ruin(executor: DeviceExecutor, *args: Any, **how: Any) -> None:
+        capture(executor, *args, **how)
+        ruin(executor)
+
+    change(DeviceExecutor, "capture", capture_and_ruin)
+    return follow(start)
+
+
+def _without_product(step: Any) -> Any:
+    if not isinstance(step, RecordedPiece):
+        return step
+    products = [i for i, one in enumerate(step.operations) if "mm" in str(one.function)]
+    return RecordedPiece(tuple(one for i, one in enumerate(step.operations) if i != products[-1]))
+
+
+def fail(error: Exception) -> Callable[..., NoReturn]:
+    def call(*args: Any, **how: Any) -> NoReturn:
+        raise error
+
+    return call
+
+
+def change(owner: type, name: str, value: Any) -> None:
+    """This process ends with what was changed."""
+    setattr(owner, name, value)

@@ -1,0 +1,174 @@
+"""A rank that fails, differs or stalls: the engine ends at once, with one reason that names the rank."""
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from saccade import LLM, SamplingParams
+from saccade.errors import ConfigError, EngineDeadError, GraphError, RankGoneError, SaccadeError
+from saccade.execution import ranks
+from saccade.execution.build import Built, build_engine
+from saccade.inputs.placeholders import text_prompt
+from saccade.inputs.processor import Processor
+from saccade.wire.engine_settings import EngineSettings
+from saccade.wire.update import FinishReason
+from tests.e2e.checkpoint import make_checkpoint
+from tests.engine.rig import run
+from tests.execution.alike import assert_close
+from tests.execution.engine_ranks import LIMITS, python_path
+from tests.execution.faulty_followers import BAD_TOKEN, NUM_WARM_UP, break_head
+from tests.execution.test_rank_processes import gone, wait_until
+
+SOON_S = 120.0  # on a busy machine; whoever waits for a rank that is gone does so for 600 s
+SETTINGS = EngineSettings(
+    device="cpu", block_size=8, kv_cache_tokens=192, encoder_cache_tokens=64, verify="off", tensor_parallel_size=2
+)
+SHORT = replace(LIMITS, max_num_seqs=2, max_num_batched_tokens=8, encoder_budget_tokens=16, prefill_chunk_tokens=0)
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ranks find the tests; a test leaves no process, and no group that the next one would meet."""
+    monkeypatch.setenv("PYTHONPATH", python_path())
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    before = children()
+    yield
+    wait_until(lambda: children() <= before, "all ranks are gone")
+    assert not torch.distributed.is_initialized()
+
+
+def children() -> set[int]:
+    """Of this process, by whichever thread; without those that have ended."""
+    found = [file.read_text().split() for file in Path("/proc/self/task").glob("*/children")]
+    return {int(pid) for pids in found for pid in pids if not gone(int(pid))}
+
+
+@contextmanager
+def built(folder: Path, factory: str, **settings: object) -> Iterator[Built]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "FACTORY", f"tests.execution.faulty_followers:{factory}")
+        chosen = replace(SETTINGS, **settings)  # type: ignore[arg-type]
+        found = build_engine(folder, chosen, SHORT, processor=Processor.from_folder(folder))
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize(
+    ("factory", "kind", "reason"),
+    [
+        ("fails_before_it_connects", EngineDeadError, "rank 1 failed to start: RuntimeError: no such device"),
+        ("fails_while_it_loads", ConfigError, "rank 1 failed to start: a file of the weights cannot be read"),
+        ("is_killed_while_it_captures", RankGoneError, "rank 1 of 2 was ended by SIGKILL before it was ready"),
+        ("fails_when_it_is_compared", EngineDeadError, "rank 1 failed to start: RuntimeError: no results"),
+    ],
+)
+def test_a_rank_that_fails_while_it_is_built(folder: Path, factory: str, kind: type[SaccadeError], reason: str) -> None:
+    """Rank 0 is in another place each time: it waits for the other one to come, or for its share of a sum."""
+    begun = time.monotonic()
+    with pytest.raises(SaccadeError) as caught, built(folder, factory):
+        pass
+    assert str(caught.value) == reason and type(caught.value) is kind
+    assert time.monotonic() - begun < SOON_S
+
+
+@pytest.mark.parametrize(
+    ("factory", "kind", "reason"),
+    [
+        ("fails_while_it_verifies", EngineDeadError, "rank 1 failed to start: MemoryError: too little memory"),
+        ("has_a_sampler_that_does_nothing", GraphError, r"on rank 1 of 2: graph \[sample/.*Not serving.*"),
+        ("has_a_decode_graph_without_a_product", GraphError, r"on rank 0, 1 of 2: graph \[decode/.*Not serving.*"),
+    ],
+)
+def test_a_graph_that_is_wrong_on_one_rank_alone(
+    folder: Path, factory: str, kind: type[SaccadeError], reason: str
+) -> None:
+    """Verification goes on in step to its end; then all ranks refuse."""
+    with pytest.raises(SaccadeError) as caught, built(folder, factory, verify="short"):
+        pass
+    assert re.fullmatch(reason, str(caught.value), re.DOTALL) and type(caught.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("factory", "reason"),
+    [
+        ("takes_another_bucket", "rank 1 did something else than rank 0 in step #: 'decode/full .*=2'; rank 0: .*=1'"),
+        (
+            "takes_no_graph",
+            "rank 1 did something else than rank 0 in step #: 'decode eager .*'; rank 0: 'decode/full .*",
+        ),
+        ("leaves_passes_out", "rank 0 has not ended step # 6.4 s after rank 1, which did: ''"),
+    ],
+)
+def test_a_rank_that_takes_another_graph_is_refused(folder: Path, factory: str, reason: str) -> None:
+    """Of another bucket, where exchanges differ in size; none, where only what was done tells; and no pass at all, for
+    which rank 0 would wait."""
+    begun, watchdog_s = time.monotonic(), 8.0 if factory == "leaves_passes_out" else 300.0
+    with built(folder, factory, watchdog_timeout_s=watchdog_s) as found:
+        with pytest.raises(EngineDeadError) as caught:
+            for _ in range(NUM_WARM_UP):
+                run(found.engine, {"r": text_prompt([5, 6, 7])}, GREEDY)
+        assert re.fullmatch(reason.replace("#", r"\d+"), str(caught.value))
+        with pytest.raises(EngineDeadError, match=f"^{re.escape(str(caught.value))}$"):
+            found.engine.step()
+    assert time.monotonic() - begun < SOON_S
+
+
+def test_an_error_that_all_ranks_meet_ends_one_request_alone(folder: Path) -> None:
+    """The second pass of a step fails on both ranks: they agree on that as well."""
+    with built(folder, "cannot_end_a_bad_prompt") as found:
+        break_head(found.executor)
+        for ids, reason in ([5, BAD_TOKEN], FinishReason.ERROR), ([5, 6], FinishReason.LENGTH):
+            answer = run(found.engine, {"r": text_prompt(ids)}, replace(GREEDY, max_tokens=2))["r"]
+            assert answer.finish.reason is reason, answer.finish
+
+
+def test_an_llm_of_two_ranks_answers_as_one_does_and_says_which_rank_is_gone(folder: Path) -> None:
+    chosen = {"device": "cpu", "block_size": 8, "kv_cache_tokens": 192, "max_num_seqs": 2, "max_model_len": 96}
+    picture = Image.fromarray(np.random.default_rng().integers(0, 256, (24, 30, 3), dtype=np.uint8))
+    talk = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what?"}]}]
+    params = replace(GREEDY, logprobs=20)
+    answers: list[Any] = []
+    for size in (1, 2):
+        with LLM(folder, tensor_parallel_size=size, enforce_eager=True, **chosen) as llm:
+            answers.append(llm.chat(talk, params, progress=False)[0].outputs[0])
+            if size == 1:
+                continue
+            [rank] = children()
+            killer = threading.Timer(0.5, os.kill, (rank, signal.SIGKILL))
+            killer.start()
+            with pytest.raises(EngineDeadError, match=r"^rank 1 of 2 was ended by SIGKILL$"):
+                for _ in range(10**4):
+                    llm.generate("the quick brown fox", GREEDY, progress=False)
+            with pytest.raises(EngineDeadError, match=r"^rank 1 of 2 was ended by SIGKILL$"):
+                llm.generate("the lazy dog", GREEDY, progress=False)
+    assert answers[1].finish_reason == answers[0].finish_reason == "length"
+    for found, expected in zip(answers[1].logprobs, answers[0].logprobs, strict=True):
+        assert_close(*({token: score.logprob for token, score in entry.items()} for entry in (found, expected)))
+    assert answers[1].token_ids == answers[0].token_ids
+
+
+def test_a_model_that_cannot_be_divided_is_refused_before_a_process_is_started(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^num_heads = 4 cannot be split evenly over 3 ranks; .*--tensor-parallel"):
+        LLM(folder, device="cpu", tensor_parallel_size=3)
+    assert not children()

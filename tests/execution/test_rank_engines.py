@@ -1,0 +1,89 @@
+"""Every family on two ranks, in processes of their own and with graphs: the same answers as on one."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from saccade.inputs.placeholders import Prompt, text_prompt
+from saccade.scheduling.engine import Engine
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.update import FinishReason, Update
+from tests.engine.rig import Answer, finish, image_settings, random_prompt, run
+from tests.execution.alike import assert_alike
+from tests.execution.engine_ranks import Build, Ranks, build, engine_of, started
+from tests.models import tiny
+
+FAMILIES = {
+    "llama": "off",
+    "qwen2": "off",
+    "qwen3": "off",
+    "qwen3_moe": "off",
+    "gemma3": "off",
+    "gemma3_vl": "off",
+    "qwen2_5_vl": "short",
+    "qwen3_vl": "full",
+    "qwen3_vl_moe": "off",
+}
+NUM_STEPS = 4  # before one request is aborted
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=20)
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with started(2) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_two_ranks_answer_as_one_does(two: Ranks, name: str, tmp_path: Path) -> None:
+    """Prompts in several chunks, images, requests that wait for room, prompts that were there before, samples and
+    penalties. Of some families graphs are verified before, which all ranks must do in step."""
+    made = tiny.make(name, tmp_path)
+    if name in tiny.VISION:
+        image_settings(tmp_path)
+    rng = np.random.default_rng()
+    prompts = {f"r{i}": random_prompt(made, rng, num_images=i % 3 if name in tiny.VISION else 0) for i in range(5)}
+    prompts["long"] = text_prompt(rng.integers(3, 99, 60).tolist())
+    ours, alone = two.engine(tmp_path, FAMILIES[name]), engine_of(build(Build(str(tmp_path), "off")))
+    found, expected = (ask(engine, prompts) for engine in (ours, alone))
+    for key, right in expected.items():
+        assert_alike(found[key], right)
+    for phase, snapshot in ours.phase_snapshots().items():
+        assert sum(snapshot["replays"].values()) > 0, f"no {phase} pass was replayed: {snapshot}"
+    assert two.processes.behind() == {}, "both are done"
+
+
+def ask(engine: Engine, prompts: dict[str, Prompt]) -> dict[str, Answer]:
+    """Twice, the second time with other parameters: then prompts are found in the cache."""
+    params = {name: replace(GREEDY, max_tokens=30) if name == "long" else GREEDY for name in prompts}
+    answers = run(engine, prompts, params)
+    other = {
+        "again": (prompts["r2"], GREEDY),
+        "sampled": (prompts["r1"], replace(GREEDY, temperature=0.8, top_k=12, top_p=0.9, seed=7)),
+        "penalties": (prompts["long"], replace(GREEDY, repetition_penalty=1.3, presence_penalty=0.4)),
+        "biased": (prompts["r0"], replace(GREEDY, logit_bias={5: 3.0}, allowed_token_ids=(5, 6, 7))),
+        "aborted": (prompts["r2"], replace(GREEDY, max_tokens=40)),
+    }
+    for name, (prompt, wanted) in other.items():
+        engine.add(name, prompt, wanted)
+    return answers | finish_but_abort(engine, list(other), "aborted")
+
+
+def finish_but_abort(engine: Engine, names: list[str], aborted: str) -> dict[str, Answer]:
+    """One request is aborted while it runs; the answers of the others."""
+    early: dict[str, list[Update]] = {name: [] for name in names}
+    for _ in range(NUM_STEPS):
+        for update in engine.step():
+            early[update.request_id].append(update)
+    [told] = engine.abort(aborted)
+    assert told.finish is not None and told.finish.reason is FinishReason.ABORT
+    left = [name for name, updates in early.items() if name != aborted and not (updates and updates[-1].finish)]
+    late = finish(engine, left)
+    whole = {name: early[name] + (late[name].updates if name in late else []) for name in names if name != aborted}
+    return {
+        name: Answer([token for update in updates for token in update.token_ids], updates)
+        for name, updates in whole.items()
+    }
