@@ -101,7 +101,7 @@ def test_a_model_says_how_many_ranks_can_share_it(real_size: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     found = check_ranks(folder).found
     assert found.startswith("can be shared by 1, 2, 4 ranks (--tensor-parallel-size); ")
-    assert found.endswith("also by 8, 16 (--mm-encoder-tp-mode data)")
+    assert found.endswith("also by 8, 16, which then encode whole images each (--mm-encoder-tp-mode data)")
 
 
 def test_marks_and_fixes_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -186,13 +186,30 @@ def test_what_each_rank_holds_is_printed(real_size: Path, capsys: pytest.Capture
 def test_a_shape_that_cannot_be_divided_is_refused(
     real_size: Path, capsys: pytest.CaptureFixture[str], size: str, what: str
 ) -> None:
-    assert main(["plan", str(real_size), "--tensor-parallel-size", size]) == 2
+    mode = ["--mm-encoder-tp-mode", "weights"]
+    assert main(["plan", str(real_size), "--tensor-parallel-size", size, *mode]) == 2
     said = capsys.readouterr().err
     assert what in said and "--tensor-parallel-size" in said
 
 
-def test_a_plan_says_what_each_rank_allocates(made: tiny.Tiny) -> None:
-    settings = EngineSettings(device="cpu", encoder_cache_tokens=512, kv_cache_tokens=700, tensor_parallel_size=2)
+def test_where_heads_of_the_tower_cannot_be_divided_ranks_hold_it_whole(
+    real_size: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last of 32 ranks have padding beside their weights, the first have none."""
+    assert main(["plan", str(real_size), "--tensor-parallel-size", "32"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "GiB, ranks 0 to" in shown and "padding of weights" in shown
+
+
+@pytest.mark.parametrize("mode", ["weights", "data"])
+def test_a_plan_says_what_each_rank_allocates(made: tiny.Tiny, mode: str) -> None:
+    settings = EngineSettings(
+        device="cpu",
+        encoder_cache_tokens=512,
+        kv_cache_tokens=700,
+        tensor_parallel_size=2,
+        mm_encoder_tp_mode=mode,
+    )
     limits = SchedulerSettings(max_num_seqs=3, max_num_batched_tokens=32, max_model_len=128, encoder_budget_tokens=48)
     plans = plan_ranks(draw(made.folder, settings, limits, is_cuda=False))
     for rank, plan in enumerate(plans):

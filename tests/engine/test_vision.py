@@ -147,9 +147,10 @@ class Rig:
 
 
 @torch.no_grad()
-def alone(rig: Rig, media: Media) -> Tensor:
+def alone(rig: Rig, media: Media, model: Model | None = None) -> Tensor:
     """The tower on one image or video, unpadded, from pixels resized by the oracle."""
-    spec, tower = rig.model.spec.vision, rig.model.tower
+    model = model or rig.model
+    spec, tower = model.spec.vision, model.tower
     assert spec is not None and tower is not None
     settings = rig.images if media.kind == "image" else rig.videos
     assert settings is not None

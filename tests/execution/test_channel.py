@@ -176,6 +176,13 @@ def test_arrays_are_aligned_views_that_nobody_can_write_to_in_read_only_memory()
         assert (array.ctypes.data - first) % ALIGNMENT == 0
 
 
+def test_an_array_that_is_in_a_message_twice_is_sent_once() -> None:
+    array = np.random.default_rng().integers(0, 2**40, 1000)
+    message = Order("x", named={"a": array, "b": array.copy(), "c": array})
+    assert packed(message).nbytes < 2 * array.nbytes + 500
+    assert_same(round_trip(message), message)
+
+
 def test_numpy_numbers_become_plain_ones() -> None:
     copy = round_trip(Order("x", work=(Copy(((np.int64(3), np.int32(4)),)),), scale=np.float32(0.5)))  # type: ignore[arg-type]
     assert copy.work == (Copy(((3, 4),)),) and type(copy.scale) is float and copy.scale == 0.5

@@ -74,6 +74,11 @@ def test_one_rank_sums_nothing_up(engine: FakeEngine) -> None:
             TensorParallel(size=2, backend="NCCL", reason="GPU 0 cannot read the memory of GPU 1"),
             "2 ranks; all-reduce: NCCL (GPU 0 cannot read the memory of GPU 1)",
         ),
+        (TensorParallel(size=2, backend="gloo", encoder_mode="weights"), "2 ranks; all-reduce: gloo"),
+        (
+            TensorParallel(size=2, backend="gloo", encoder_mode="data", encoder_reason="num_heads = 5"),
+            "2 ranks; all-reduce: gloo; each rank encodes whole images (num_heads = 5)",
+        ),
         (ONE_RANK, "1 rank"),
     ],
 )

@@ -67,6 +67,13 @@ class PhaseShape:
             self._found[sizes] = next(fitting, None)
         return self._found[sizes]
 
+    def bucket_for_all(self, batches: Sequence[Capacity]) -> Capacity | None:
+        """The smallest bucket that holds each of several batches."""
+        start = bisect_left(self._rows, max(sizes[self.rows] for sizes in batches))
+        return next(
+            (b for b in self.ordered[start:] if all(misfit(s, b, self.boundaries) is None for s in batches)), None
+        )
+
     def problem_with_all(self, sizes: Capacity) -> str:
         """Why not even the largest bucket holds a batch."""
         return misfit(sizes, self.ordered[-1], self.boundaries) or ""

@@ -55,7 +55,7 @@ def check_ranks(folder: Path) -> Finding:
     sizes = dividing_sizes(spec, "weights")
     found = f"can be shared by {_listed(sizes)} ranks (--tensor-parallel-size)"
     if spec.vision is not None and (more := sorted({*dividing_sizes(spec, "data")} - {*sizes})):
-        found += f"; with whole images on each rank also by {_listed(more)} (--mm-encoder-tp-mode data)"
+        found += f"; also by {_listed(more)}, which then encode whole images each (--mm-encoder-tp-mode data)"
     return Finding("ranks", Level.OK, found)
 
 

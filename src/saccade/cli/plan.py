@@ -124,9 +124,9 @@ def _show_parts(console: Console, plans: "Sequence[MemoryPlan]") -> None:
         columns.setdefault(tuple(plan.rows()), []).append(rank)
     titles = [f"GiB, {_named(ranks)}" for ranks in columns.values()] if len(plans) > 1 else ["GiB"]
     parts = Table("part", *titles, "how it is known", title="beside the KV cache")
-    for cells in zip(*columns, strict=True):
-        name, _, source = cells[0]
-        parts.add_row(name, *(f"{size / GIB:.2f}" for _, size, _ in cells), source)
+    sizes = [{name: size for name, size, _ in rows} for rows in columns]
+    for name, _, source in max(columns, key=len):  # only the last ranks have padding
+        parts.add_row(name, *(f"{held.get(name, 0) / GIB:.2f}" for held in sizes), source)
     print_table(console, parts)
 
 

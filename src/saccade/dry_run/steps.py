@@ -118,9 +118,11 @@ class _Notes:
     def begin(self, orders: Begin) -> None: ...
 
     def encode(self, orders: Encode) -> Encoded:
-        one = orders.vision
-        media = {picture.item for picture in one.pictures}
-        self._vision.append(_explained(one, _counted(len(media), "image or video")))
+        passes = (orders.vision, *orders.others)
+        media = {picture.item for one in passes for picture in one.pictures}
+        content = _counted(len(media), "image or video")
+        ranks = f" on {len(passes)} ranks" if orders.others else ""
+        self._vision.append(_explained(orders.vision, content + ranks))
         return Encoded()
 
     def run(self, orders: Run) -> Ticket:
@@ -163,7 +165,7 @@ def _content(one: Pass) -> str:
 
 def _explained(one: Pass, content: str) -> ExplainedPass:
     decision, name = one.decision, ROWS.get(one.phase, "tokens")
-    rows = len(one.values[{"vision": "targets", "head": "rows"}.get(one.phase, "ids")])
+    rows = one.values[{"vision": "targets", "head": "rows"}.get(one.phase, "ids")].shape[-1]  # of the largest share
     return ExplainedPass(
         phase=one.phase,
         content=content,

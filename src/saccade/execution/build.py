@@ -104,7 +104,7 @@ def build_engine(
         part = build_executor(folder, settings, limits, device=device, groups=groups, report=report)
         held = [share_of(part.executor), *([] if ranks is None else ranks.wait_ready())]
         engine = _finish(folder, part, ranks, report, eos_token_ids=eos, seed=settings.seed, grammars=grammars)
-        return Built(engine, part.executor, groups, describe_ranks(groups, held), ranks)
+        return Built(engine, part.executor, groups, describe_ranks(part.executor.state.model, groups, held), ranks)
     except BaseException as error:
         if ranks is None:
             raise

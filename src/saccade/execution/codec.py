@@ -19,7 +19,7 @@ from saccade.errors import SaccadeError
 ALIGNMENT = 64
 Bytes = npt.NDArray[np.uint8]
 
-_PREFIX = struct.Struct("<III")  # index of the type, bytes of the head, number of arrays
+_PREFIX = struct.Struct("<III")  # index of the type, bytes of the head, mentions of arrays
 _KINDS = "biufc"  # bool, integers, floats, complex: what has no references in it
 
 
@@ -68,23 +68,27 @@ class Codec:
             names = ", ".join(kind.__name__ for kind in self._types)
             raise CodecError(f"a {type(message).__name__} is no message; known are: {names}")
         arrays: list[tuple[int, npt.NDArray[Any]]] = []
-        end = 0
+        known: dict[int, object] = {}  # an array that is in a message twice is sent once
+        num_found = end = 0
 
         def describe(value: object) -> object:
-            nonlocal end
+            nonlocal end, num_found
             if isinstance(value, np.generic):
                 return value.item()
             if not isinstance(value, np.ndarray):
                 raise CodecError(f"a {type(value).__name__} cannot be sent")
             if value.dtype.kind not in _KINDS:
                 raise CodecError(f"an array of {value.dtype} cannot be sent; allowed are numbers and bool")
-            offset = aligned(end)
-            end = offset + value.nbytes
-            arrays.append((offset, value))
-            return value.dtype.str, value.shape, offset
+            num_found += 1
+            if id(value) not in known:
+                offset = aligned(end)
+                end = offset + value.nbytes
+                arrays.append((offset, value))
+                known[id(value)] = value.dtype.str, value.shape, offset
+            return known[id(value)]
 
         body = msgpack.encode(message, enc_hook=describe)
-        head = _PREFIX.pack(index, len(body), len(arrays)) + body
+        head = _PREFIX.pack(index, len(body), num_found) + body
         return Packed(head, arrays, aligned(len(head)) + end)
 
     def unpack(self, packed: Bytes) -> Any:

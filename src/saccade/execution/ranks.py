@@ -76,8 +76,9 @@ def share_of(executor: DeviceExecutor) -> RankShare:
     )
 
 
-def describe_ranks(groups: Groups, held: Sequence[RankShare]) -> TensorParallel:
-    return msgspec.convert({**groups.language.describe(), "held": msgspec.to_builtins(held)}, TensorParallel)
+def describe_ranks(model: Model, groups: Groups, held: Sequence[RankShare]) -> TensorParallel:
+    encoder = {"encoder_mode": model.encoder_mode or "", "encoder_reason": model.why_whole}
+    return msgspec.convert({**groups.language.describe(), **encoder, "held": msgspec.to_builtins(held)}, TensorParallel)
 
 
 def start_ranks(

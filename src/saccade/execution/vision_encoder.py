@@ -54,7 +54,10 @@ class EncoderSettings:
 class Encoder:
     def __init__(self, state: DeviceState, settings: EncoderSettings) -> None:
         model = state.model
-        assert model.spec.vision is not None, f"{model.spec.architecture} has no vision tower"
+        assert model.spec.vision is not None and model.tower is not None, f"{model.spec.architecture} sees no images"
+        self._sharing = model.tower.sharing
+        if self._sharing.size > 1:
+            settings = replace(settings, graphs=_shared(settings.graphs))
         self.settings = settings
         self.side_stream = SideStream(model.place.device)
         phase = vision_phase(model, state, settings.max_units)
@@ -80,16 +83,17 @@ class Encoder:
     def facts(self) -> VisionFacts:
         """For whoever composes passes."""
         frames = {kind: shape.temporal_patch for kind, shape in self._shapes.items()}
-        return VisionFacts(spec=self.spec, temporal_patch=frames, images=self.settings.images)
+        num_ranks = self._sharing.size
+        return VisionFacts(spec=self.spec, temporal_patch=frames, images=self.settings.images, num_ranks=num_ranks)
 
     @torch.no_grad()
     def encode(self, orders: Encode) -> Encoded:
         """Launch a pass. If it cannot be launched, others still can."""
-        device = self._place.device
+        device, one = self._place.device, orders.of_rank(self._sharing.rank)
         with self.side_stream.work():
             lap = DeviceLap.start(device)
             try:
-                self.run(orders.vision)
+                self.run(one)
             except Exception as error:
                 return Encoded(problem=encode_problem(error))
             lap.stop(device)
@@ -97,13 +101,24 @@ class Encoder:
 
     def run(self, one: Pass) -> None:
         """One pass, on the current stream."""
-        self.graphs.obey(one.decision, self.values(one), lambda outputs: None)
+        try:
+            values = self.values(one)
+        except Exception:
+            if self._sharing.size > 1 and one.is_padded:  # other ranks, whose images are well, wait in this pass
+                self.graphs.obey(one.decision, self._nothing(one), lambda outputs: None)
+            raise
+        self.graphs.obey(one.decision, values, lambda outputs: None)
 
     def values(self, one: Pass) -> dict[str, Any]:
         """The inputs of a pass. Its patches are launched first."""
         patches_PC = self._patches(one.num_patches)
         self._pixels.patchify(one.pictures, patches_PC)
         return {"patches": patches_PC, **one.values}
+
+    def _nothing(self, one: Pass) -> dict[str, Any]:
+        """The inputs of a pass in which this rank has no images."""
+        empty = self.graphs.phase.arena.empty_batch()
+        return {**empty.tensors, **empty.arrays, "targets": one.values["targets"]}
 
     def patchify(self, one: Pass) -> None:
         """Only the patches of a pass."""
@@ -173,6 +188,11 @@ class Encoder:
             return largest
         is_eager = self.settings.has_shadow or Tier.EXACT in tiers or not (is_strict or tiers)
         return self.settings.max_units if is_eager else 0
+
+
+def _shared(graphs: GraphSettings) -> GraphSettings:
+    """Ranks with images of their own have no structure in common, but always a bucket."""
+    return replace(graphs, tiers=frozenset({Tier.CAPACITY}) if graphs.tiers else frozenset())
 
 
 def _shapes(settings: EncoderSettings) -> dict[MediaKind, Shape]:

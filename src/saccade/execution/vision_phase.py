@@ -1,7 +1,10 @@
 """The vision pass as a phase: patches of any images and frames to rows of the encoder cache. Boundaries, windows,
 positions and where the rows go are data.
 
-P patches, U merged units, C values of a patch, L levels, D width of the decoder.
+Where every rank has images of its own, a pass writes the rows of all: one share behind the other, each as long as the
+bucket. All ranks are told where all of them go.
+
+P patches, U merged units (of all ranks), C values of a patch, L levels, D width of the decoder.
 """
 
 import math
@@ -39,21 +42,27 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
     spec = model.spec.vision
     assert spec is not None and model.tower is not None and state.vision_rows is not None
     tower, vision_rows = model.tower, state.vision_rows
+    sharing = tower.sharing
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        rows_LUD = tower(_step(spec, frame), frame["rows"])
-        model.place.kernels.scatter_rows(rows_LUD, frame["targets"], vision_rows)
+        out, targets = frame["rows"], frame["targets"]
+        if sharing.size > 1:
+            out, targets = out.flatten(1, 2), targets.flatten()
+        rows_LUD = tower(_step(spec, frame), out)
+        model.place.kernels.scatter_rows(rows_LUD, targets, vision_rows)
         return {"rows": rows_LUD}
 
     def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
         grids = [_example_grid(length, spec.merge) for length in lengths]
         count = sum(lengths) * spec.unit
         seed = int(torch.randint(2**31, (), generator=rng))
-        on_device = torch.Generator(model.place.device).manual_seed(seed)  # thousands of patches: no work for a CPU
+        own_seed = seed + sharing.rank  # where ranks have images of their own, these differ
+        on_device = torch.Generator(model.place.device).manual_seed(own_seed)  # thousands of patches: no work for a CPU
         patches = torch.randn(
             count, spec.patch_values, generator=on_device, device=model.place.device, dtype=model.place.dtype
         )
-        return vision_values(spec, grids, patches, _example_targets(sum(lengths), vision_rows.shape[1], seed))
+        shape = (sum(lengths),) if sharing.size == 1 else (sharing.size, sum(lengths))
+        return vision_values(spec, grids, patches, _example_targets(shape, vision_rows.shape[1], seed))
 
     def clear(values: Mapping[str, Any]) -> None:
         vision_rows.index_fill_(1, _targets(values, vision_rows), 0)
@@ -61,11 +70,12 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
     def written(values: Mapping[str, Any]) -> dict[str, Tensor]:
         return {"rows of the cache": vision_rows.index_select(1, _targets(values, vision_rows))}
 
-    buckets = tuple(vision_capacity(spec, units) for units in vision_buckets(max_units))
+    has_shares = sharing.size > 1
+    buckets = tuple(vision_capacity(spec, units, has_shares=has_shares) for units in vision_buckets(max_units))
     return Phase(
         name="vision",
         body=body,
-        arena=Arena(_buffers(model, spec), buckets[-1], model.place.device),
+        arena=Arena(_buffers(model, spec, sharing.size), buckets[-1], model.place.device),
         rows="units",
         buckets=buckets,
         example=example,
@@ -84,26 +94,29 @@ def _example_grid(num_units: int, merge: int) -> tuple[int, int, int]:
     return 1, merge * height, merge * (num_units // height)
 
 
-def _example_targets(count: int, num_rows: int, seed: int) -> Any:
-    """Any rows of the cache but padding's, each once where there are as many."""
-    return np.resize(np.random.default_rng(seed).permutation(num_rows - 1) + 1, count)
+def _example_targets(shape: tuple[int, ...], num_rows: int, seed: int) -> Any:
+    """Any rows of the cache, each once; where there are not as many, rows from anywhere go where padding goes."""
+    chance, count = np.random.default_rng(seed), math.prod(shape)
+    found = np.zeros(max(count, num_rows - 1), dtype=np.int64)
+    found[: num_rows - 1] = chance.permutation(num_rows - 1) + 1
+    return (found[:count] if count < num_rows else chance.permutation(found)).reshape(shape)
 
 
 def _targets(values: Mapping[str, Any], vision_rows: Tensor) -> Tensor:
-    """Where the rows of a pass go; none where two would go to the same place."""
+    """Where the rows of a pass go, but for padding's."""
     targets = np.asarray(values["targets"], dtype=np.int64)
-    is_clear = len(targets) < vision_rows.shape[1]
-    return torch.from_numpy(targets[: len(targets) * is_clear]).to(vision_rows.device)
+    return torch.from_numpy(targets[targets > 0]).to(vision_rows.device)
 
 
-def _buffers(model: Model, spec: VisionSpec) -> list[Buffer]:
+def _buffers(model: Model, spec: VisionSpec, num_shares: int) -> list[Buffer]:
     dtype = model.place.dtype
+    all_rows: tuple[int | str, ...] = ("units",) if num_shares == 1 else (num_shares, "share")
     buffers = [
         rows("patches", ("patches", spec.patch_values), dtype),
-        metadata("targets", ("units",), torch.int64),
+        metadata("targets", all_rows, torch.int64),
         boundaries("cu_seqlens", of="patches", count="frames"),
         metadata("positions", ("patches", 2)),
-        output("rows", (spec.levels, "units", model.spec.decoder.width), dtype),
+        output("rows", (spec.levels, *all_rows, model.spec.decoder.width), dtype),
     ]
     if spec.grid_side:
         buffers.append(metadata("grid_indices", (4, "patches")))

@@ -171,7 +171,8 @@ class Arena:
             raise GraphError(f"input {name!r} is {value.dtype}; the buffer is {buffer.dtype}")
         if value.device.type != self.device.type and not value.is_pinned():
             raise GraphError(f"input {name!r} is on {value.device}; the buffer is on {self.device} (or pin it)")
-        if self.owns(value) and not (value.data_ptr() == self._storages[name].data_ptr() and value.is_contiguous()):
+        is_front = value.data_ptr() == self._storages[name].data_ptr() and value.is_contiguous()
+        if value.numel() and self.owns(value) and not is_front:
             raise GraphError(
                 f"input {name!r} of strides {tuple(value.stride())} is a view of the arena, but not the first rows of "
                 f"its own buffer, which filling it would overwrite: give arena.rows({name!r}, count), or a copy"

@@ -8,22 +8,26 @@ from typing import Literal
 
 from torch import Tensor
 
+from saccade.errors import ConfigError
 from saccade.layers.layer import Layer, Placement
 from saccade.layers.parallel import ALONE, ParallelGroup
 from saccade.layers.step import Step, VisionStep
 from saccade.models.decoder import Decoder
-from saccade.models.spec import ModelSpec
+from saccade.models.spec import ModelSpec, VisionSpec
 from saccade.models.tower import Tower
 
-EncoderMode = Literal["weights", "data"]
+EncoderMode = Literal["auto", "weights", "data"]
 
 
 class Model(Layer):
     """`vision_group` has the ranks of `place` and a communicator of its own, because the tower runs on another stream.
 
     In the encoder mode "weights" the tower is split over the ranks, as the decoder is; in "data" every rank holds it
-    whole and encodes images of its own.
+    whole and encodes images of its own. "auto" is "weights" where the tower can be split, else "data", and `why_whole`
+    says why.
     """
+
+    why_whole = ""
 
     def __init__(
         self,
@@ -38,8 +42,26 @@ class Model(Layer):
         self.tower = None
         if spec.vision is not None:
             group = place.group if vision_group is None else vision_group
-            split, sharing = (group, ALONE) if encoder_mode == "weights" else (ALONE, group)
-            self.tower = Tower(replace(place, group=split), spec.vision, sharing)
+            self.tower = self._new_tower(place, spec.vision, group, encoder_mode)
+
+    def _new_tower(self, place: Placement, spec: VisionSpec, group: ParallelGroup, mode: EncoderMode) -> Tower:
+        if mode != "data":
+            try:
+                return Tower(replace(place, group=group), spec)
+            except ConfigError as error:
+                if mode == "weights":
+                    raise ConfigError(
+                        f"{error}, or let ranks encode whole images (--mm-encoder-tp-mode data)"
+                    ) from None
+                self.why_whole = str(error).partition(";")[0]
+        return Tower(replace(place, group=ALONE), spec, group)
+
+    @property
+    def encoder_mode(self) -> EncoderMode | None:
+        """How ranks share the tower; None where they do not."""
+        if self.tower is None or self.tower.group.size == 1:
+            return None
+        return "data" if self.tower.sharing.size > 1 else "weights"
 
     def reserve(self, *, rows: int, logit_rows: int, patches: int) -> None:
         """Make room for what ranks exchange in the largest passes: of the decoder, of its head, of the tower on one

@@ -66,11 +66,14 @@ def vision_buckets(max_units: int) -> tuple[int, ...]:
     return tuple(sorted({min(round(n * 49 / 48), max_units) for n in chosen} | {max_units}))
 
 
-def vision_capacity(spec: GridSpec, units: int) -> Capacity:
+def vision_capacity(spec: GridSpec, units: int, *, has_shares: bool = False) -> Capacity:
+    """Where ranks have images of their own, `share` counts the rows of the largest share."""
     frames = min(MAX_FRAMES, max(FEWEST_FRAMES, units // UNITS_PER_FRAME), units)
     sizes = {"units": units, "patches": units * spec.unit, "frames": frames + 1}
     if spec.window:
         sizes["windows"] = units // UNITS_PER_WINDOW + MAX_FRAMES
+    if has_shares:
+        sizes["share"] = units
     return Capacity.of(sizes)
 
 

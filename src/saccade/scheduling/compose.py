@@ -1,7 +1,7 @@
 """From plans to orders: every decision about a step's device work is made here, once. Pure: no tensor, no device."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from saccade.choice.catalogue import Catalogue
 from saccade.choice.exact import ExactLayout
 from saccade.choice.key import Capacity
 from saccade.config import Tier
+from saccade.errors import GraphError
 from saccade.geometry import GridSpec
 from saccade.inputs.messages import MediaKind
 from saccade.inputs.placeholders import Media
@@ -28,10 +29,11 @@ from saccade.scheduling.arrays import (
 )
 from saccade.scheduling.geometries import Geometries
 from saccade.scheduling.matcher import Masks, Matcher
-from saccade.scheduling.orders import Arrays, Pass, Picture, Run, Sample, ScorePrompt, ScoreToken
+from saccade.scheduling.orders import Arrays, Encode, Pass, Picture, Run, Sample, ScorePrompt, ScoreToken
 from saccade.scheduling.packing import Bins, MediaPart, default_cost, pack, split
 from saccade.scheduling.plan import Chunk, EncodeItem, Plan
 from saccade.scheduling.sampler_inputs import edits, masked_rows, needs_sampler, sample_values
+from saccade.scheduling.sharing import Shares, share_out
 
 # Of images that are sent often, width and height in pixels, and how many of them at once.
 USUAL_SIZES = (
@@ -48,6 +50,7 @@ class VisionFacts:
     spec: GridSpec
     temporal_patch: Mapping[MediaKind, int]  # frames of a patch, by the kind of media
     images: ImageSettings | None = None
+    num_ranks: int = 1  # that encode images of their own
 
 
 class Composer:
@@ -123,15 +126,37 @@ class VisionComposer:
         buckets = catalogue.shape.ordered
         self.bins = Bins(tuple(b["units"] for b in buckets), tuple(b["frames"] for b in buckets))
 
+    def shares(self, media: Sequence[Media]) -> list[Shares]:
+        """Which frames of which media are in each pass, by the rank that encodes them."""
+        if self._facts.num_ranks == 1:
+            return [[parts] for parts in self.packs(media)]
+        return share_out(self._parts(media), self.bins, self._facts.num_ranks, self._cost())
+
     def packs(self, media: Sequence[Media]) -> list[list[MediaPart]]:
-        """Which frames of which media share a pass."""
-        bins, unit = self.bins, self.spec.unit
-        parts = [
-            part
-            for i, one in enumerate(media)
-            for part in split(i, one.plan.grid_thw[0], one.plan.grid_thw[1] * one.plan.grid_thw[2] // unit, bins)
-        ]
-        return pack(parts, bins, self._cost())
+        """Which frames of which media share a pass on one rank."""
+        return pack(self._parts(media), self.bins, self._cost())
+
+    def encode(self, step: int, shares: Shares, items: Sequence[EncodeItem], media: Sequence[Media]) -> Encode:
+        """A pass of all ranks."""
+        if self._facts.num_ranks == 1:
+            return Encode(step, self.compose(shares[0], items, media))
+        values = [self.geometry(share, media) for share in shares]
+        rows = [sum(part.rows for part in share) for share in shares]
+        bucket = self.catalogue.shape.bucket_for_all(
+            [self._sizes(count, one)[0] for count, one in zip(rows, values, strict=True)]
+        )
+        if bucket is None:
+            return Encode(step, self._compose_for_all([part for share in shares for part in share], items, media))
+        decision = self.catalogue.choose(bucket, {})
+        targets = np.zeros((len(shares), max(rows)), dtype=np.int64)
+        for rank, share in enumerate(shares):
+            if share:
+                targets[rank, : rows[rank]] = self._targets(share, items)
+        first, *others = (
+            Pass("vision", decision, {"targets": targets, **one}, tuple(self._pictures(share, media)))
+            for share, one in zip(shares, values, strict=True)
+        )
+        return Encode(step, first, tuple(others))
 
     def compose(self, parts: Sequence[MediaPart], items: Sequence[EncodeItem], media: Sequence[Media]) -> Pass:
         """One pass over these parts of the media."""
@@ -139,6 +164,24 @@ class VisionComposer:
         sizes, structure = self._sizes(len(values["targets"]), values)
         decision = self.catalogue.choose(sizes, structure)
         return Pass("vision", decision, values, tuple(self._pictures(parts, media)))
+
+    def _compose_for_all(self, parts: Sequence[MediaPart], items: Sequence[EncodeItem], media: Sequence[Media]) -> Pass:
+        """A part that no bucket holds: ranks must bring as many rows to a join, so each encodes all of it, and the
+        rows of the first are taken."""
+        if len(parts) > 1:
+            raise GraphError(f"no bucket holds the shares of {len(parts)} images or videos; each is encoded alone")
+        one = self.compose(parts, items, media)
+        targets = np.zeros((self._facts.num_ranks, parts[0].rows), dtype=np.int64)
+        targets[0] = one.values["targets"]
+        return replace(one, values={**one.values, "targets": targets})
+
+    def _parts(self, media: Sequence[Media]) -> list[MediaPart]:
+        grids = [one.plan.grid_thw for one in media]
+        return [
+            part
+            for i, (frames, down, across) in enumerate(grids)
+            for part in split(i, frames, down * across // self.spec.unit, self.bins, self._facts.num_ranks)
+        ]
 
     def geometry(self, parts: Sequence[MediaPart], media: Sequence[Media]) -> dict[str, Any]:
         grids = [(part.count, *media[part.item].plan.grid_thw[1:]) for part in parts]

@@ -18,12 +18,12 @@ from saccade.scheduling.arrays import Running
 from saccade.scheduling.compose import Composer
 from saccade.scheduling.executing import Executor, Lap, ShadowChecks, StepResult, Ticket, WrongReplay, encode_problem
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
-from saccade.scheduling.orders import Encode
 from saccade.scheduling.packing import MediaPart
 from saccade.scheduling.plan import Chunk, Plan, Results, RowError
 from saccade.scheduling.request import Request, Status
 from saccade.scheduling.sampler_inputs import begin
 from saccade.scheduling.scheduler import Scheduler
+from saccade.scheduling.sharing import Shares
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import NO_NUMBERS, FinishReason, PromptScores, Scores, Update
@@ -299,22 +299,21 @@ class Engine:
         assert vision is not None, "this model sees no images"
         media = [self._running[item.request_id].prompt.media[item.media_idx] for item in plan.encode]
         failed: dict[str, str] = {}
-        for parts in vision.packs(media):
-            for part, problem in self._encode_or_blame(plan, parts, media):
+        for shares in vision.shares(media):
+            for part, problem in self._encode_or_blame(plan, shares, media):
                 failed[plan.encode[part.item].request_id] = problem
         return failed
 
-    def _encode_or_blame(
-        self, plan: Plan, parts: Sequence[MediaPart], media: Sequence[Media]
-    ) -> Iterator[tuple[MediaPart, str]]:
+    def _encode_or_blame(self, plan: Plan, shares: Shares, media: Sequence[Media]) -> Iterator[tuple[MediaPart, str]]:
         """Run a pass; if it fails, run each of its parts alone: one that fails alone is to blame."""
         assert self.composer.vision is not None, "this model sees no images"
+        parts = [part for share in shares for part in share]
         try:
-            one = self.composer.vision.compose(parts, plan.encode, media)
+            orders = self.composer.vision.encode(plan.step, shares, plan.encode, media)
         except Exception as error:
             problem: str | None = encode_problem(error)
         else:
-            encoded = self.executor.encode(Encode(plan.step, one))
+            encoded = self.executor.encode(orders)
             problem = encoded.problem
             if encoded.lap is not None:  # whose images share a pass share its time
                 for request_id in {plan.encode[part.item].request_id for part in parts}:
@@ -325,7 +324,7 @@ class Engine:
             yield parts[0], problem
             return
         for part in parts:
-            yield from self._encode_or_blame(plan, [part], media)
+            yield from self._encode_or_blame(plan, [[part], *([] for _ in shares[1:])], media)
 
     def _begin(self, request_id: str) -> None:
         request, marks = self._requests[request_id], self._marks[request_id]

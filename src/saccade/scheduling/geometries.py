@@ -25,8 +25,8 @@ class Geometries:
         self._remembered = lru_cache(maxsize=MAX_CACHED_GRIDS)(lambda grid: _geometry(spec, grid))
 
     def packed(self, grids: Sequence[Grid]) -> dict[str, Any]:
-        """The geometry of several grids, put together from that of each."""
-        return _packed(self._spec, [self._one(grid) for grid in grids])
+        """The geometry of several grids, put together from that of each; of none, arrays without rows."""
+        return _packed(self._spec, [self._one(grid) for grid in grids] or [_geometry(self._spec)])
 
     def _one(self, grid: Grid) -> dict[str, Any]:
         is_small = grid[0] * grid[1] * grid[2] <= MAX_CACHED_PATCHES
@@ -55,8 +55,8 @@ _JOINED = {"positions": 0, "grid_indices": 1, "grid_weights": 1}
 _BOUNDARIES = ("cu_seqlens", "window_cu_seqlens")
 
 
-def _geometry(spec: GridSpec, grid: Grid) -> dict[str, Any]:
-    places = geometry(spec, [grid])
+def _geometry(spec: GridSpec, *grids: Grid) -> dict[str, Any]:
+    places = geometry(spec, grids)
     values = {
         "cu_seqlens": places.cu_seqlens_S1,
         "positions": places.positions_P2,

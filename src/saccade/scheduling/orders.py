@@ -47,6 +47,11 @@ class Pass:
     pictures: tuple[Picture, ...] = ()
 
     @property
+    def is_padded(self) -> bool:
+        """Whether it is run at the size of a bucket."""
+        return (self.decision.key or self.decision.padded_to) is not None
+
+    @property
     def num_patches(self) -> int:
         return sum(picture.num_rows for picture in self.pictures)
 
@@ -62,10 +67,15 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encode:
-    """A vision pass, on the stream beside the language passes."""
+    """A vision pass, on the stream beside the language passes: the same on all ranks. Where each has images of its own,
+    `others` are the passes of ranks 1 and up; all are run in the same way, and say where the rows of all go."""
 
     step: int
     vision: Pass
+    others: tuple[Pass, ...] = ()
+
+    def of_rank(self, rank: int) -> Pass:
+        return self.others[rank - 1] if self.others and rank else self.vision
 
 
 @dataclass(frozen=True, slots=True, eq=False)

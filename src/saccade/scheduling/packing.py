@@ -52,16 +52,20 @@ class Bins:
 
     def rows_for(self, rows: int, frames: int) -> int | None:
         """Rows of the bucket that holds a pass; None if none does."""
-        for i in range(bisect_left(self.rows, rows), len(self.rows)):
-            if frames + (self.rows[i] > rows) <= self.frames[i]:
+        return self.rows_for_all([(rows, frames)])
+
+    def rows_for_all(self, passes: Sequence[tuple[int, int]]) -> int | None:
+        """Rows of the bucket that holds each of several passes, given by their rows and frames; None if none does."""
+        for i in range(bisect_left(self.rows, max(rows for rows, _ in passes)), len(self.rows)):
+            if all(frames + (self.rows[i] > rows) <= self.frames[i] for rows, frames in passes):
                 return self.rows[i]
         return None
 
 
-def split(item: int, num_frames: int, units: int, bins: Bins) -> list[MediaPart]:
-    """An item as parts that fit a pass. Frames do not see each other in a tower, so a long video takes several; a frame
-    that no bucket holds stays a part of its own."""
-    most = max(1, min(bins.most_frames, bins.largest // max(units, 1)))
+def split(item: int, num_frames: int, units: int, bins: Bins, num_ranks: int = 1) -> list[MediaPart]:
+    """An item as parts that fit a pass. Frames do not see each other in a tower, so a long video takes several, and
+    several ranks share one; a frame that no bucket holds stays a part of its own."""
+    most = max(1, min(bins.most_frames, bins.largest // max(units, 1), -(-num_frames // num_ranks)))
     return [MediaPart(item, first, min(most, num_frames - first), units) for first in range(0, num_frames, most)]
 
 

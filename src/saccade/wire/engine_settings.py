@@ -122,7 +122,9 @@ class EngineSettings:
     shadow_dir: str = setting("", "folder for inputs of replays that were wrong; by default one in the user's cache")
     tensor_parallel_size: int = setting(1, "ranks that share the model, each on a GPU of its own (a process on a CPU)")
     mm_encoder_tp_mode: str = setting(
-        "weights", "how ranks share the vision encoder: weights (each has a part), or data (each encodes whole images)"
+        "auto",
+        "how ranks share the vision encoder: weights (each has a part), data (each encodes whole images), or auto "
+        "(weights where they can be divided)",
     )
     seed: int = setting(0, "seed of requests that bring none")
     watchdog_timeout_s: float = setting(
@@ -185,7 +187,7 @@ class EngineSettings:
         return VISION_WORDS[word]
 
 
-ENCODER_WORDS = ("weights", "data")
+ENCODER_WORDS = ("auto", "weights", "data")
 VERIFY_WORDS = ("auto", "short", "full", "off")
 GRAPH_PHASES = ("vision", "prefill", "decode")
 GRAPH_WORDS = {"auto": Mode.FULL, "full": Mode.FULL, "piecewise": Mode.PIECEWISE, "off": None}

@@ -30,13 +30,19 @@ class TensorParallel(Struct, frozen=True, kw_only=True):
     all_reduce: tuple[AllReduceChoice, ...] = ()  # empty where the backend has one algorithm
     microseconds: dict[str, dict[str, float]] = {}  # measured at the start: by bytes, then by algorithm
     held: tuple[RankShare, ...] = ()
+    encoder_mode: str = ""  # weights: each rank has a part of the vision encoder; data: each encodes whole images
+    encoder_reason: str = ""  # why its weights are not divided, where that was left to the machine
 
     def summary(self) -> str:
         """One line, such as "2 ranks; all-reduce: symmetric memory, one-shot up to 256 KiB, two-shot above"."""
         if self.size == 1:
             return "1 rank"
         why = f" ({self.reason})" if self.backend == "NCCL" and self.reason else ""
-        return ", ".join([f"{self.size} ranks; all-reduce: {self.backend}{why}", *map(self._words, self.all_reduce)])
+        sums = ", ".join([f"{self.size} ranks; all-reduce: {self.backend}{why}", *map(self._words, self.all_reduce)])
+        return f"{sums}; {self._images()}" if self.encoder_mode == "data" else sums
+
+    def _images(self) -> str:
+        return "each rank encodes whole images" + (f" ({self.encoder_reason})" if self.encoder_reason else "")
 
     def _words(self, choice: AllReduceChoice) -> str:
         name = choice.algorithm.replace("_", "-")
