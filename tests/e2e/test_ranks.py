@@ -53,8 +53,8 @@ CASES: dict[str, dict[str, Any]] = {
     "a schema": {"messages": asked(PICTURES[0]), "response_format": SCHEMA, "max_tokens": 40, "ignore_eos": False},
     "a choice": {"messages": asked(text="yes?"), "guided_choice": ["yes", "no", "perhaps"], "ignore_eos": False},
 }
-# Outputs of one request, which begin together and soon have more tokens than the cache holds.
-CROWD = {"a crowd": {"messages": asked(text="hello"), "n": 3, "max_tokens": 70, "temperature": 0.8, "seed": 5}}
+# Together they have more tokens than the cache holds.
+CROWD = {f"one of {i}": {"messages": asked(text=f"{i} {LONG_TEXT}"), "max_tokens": 60} for i in range(3)}
 
 
 @pytest.fixture(scope="module")
