@@ -20,6 +20,7 @@ from saccade import LLM, SamplingParams
 from saccade.errors import ConfigError, EngineDeadError, GraphError, RankGoneError, SaccadeError
 from saccade.execution import ranks
 from saccade.execution.build import Built, build_engine
+from saccade.execution.rank_processes import MODULE as RANK_MODULE
 from saccade.inputs.placeholders import text_prompt
 from saccade.inputs.processor import Processor
 from saccade.wire.engine_settings import EngineSettings
@@ -50,16 +51,23 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PYTHONPATH", python_path())
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    before = children()
+    before = rank_processes()
     yield
-    wait_until(lambda: children() <= before, "all ranks are gone")
+    wait_until(lambda: rank_processes() <= before, "all ranks are gone")
     assert not torch.distributed.is_initialized()
 
 
-def children() -> set[int]:
-    """Of this process, by whichever thread; without those that have ended."""
+def rank_processes() -> set[int]:
+    """Those of this process, by whichever thread; without those that have ended, and what other tests started."""
     found = [file.read_text().split() for file in Path("/proc/self/task").glob("*/children")]
-    return {int(pid) for pids in found for pid in pids if not gone(int(pid))}
+    return {int(pid) for pids in found for pid in pids if not gone(int(pid)) and is_rank(pid)}
+
+
+def is_rank(pid: str) -> bool:
+    try:
+        return RANK_MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @contextmanager
@@ -154,7 +162,7 @@ def test_an_llm_of_two_ranks_answers_as_one_does_and_says_which_rank_is_gone(fol
             answers.append(llm.chat(talk, params, progress=False)[0].outputs[0])
             if size == 1:
                 continue
-            [rank] = children()
+            [rank] = rank_processes()
             killer = threading.Timer(0.5, os.kill, (rank, signal.SIGKILL))
             killer.start()
             with pytest.raises(EngineDeadError, match=r"^rank 1 of 2 was ended by SIGKILL$"):
@@ -171,4 +179,4 @@ def test_an_llm_of_two_ranks_answers_as_one_does_and_says_which_rank_is_gone(fol
 def test_a_model_that_cannot_be_divided_is_refused_before_a_process_is_started(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"^num_heads = 4 cannot be split evenly over 3 ranks; .*--tensor-parallel"):
         LLM(folder, device="cpu", tensor_parallel_size=3)
-    assert not children()
+    assert not rank_processes()
