@@ -59,9 +59,6 @@ class RankedExecutor:
         if self._number:
             self._processes.settle(self._number)
 
-    def close(self) -> None:
-        self._processes.close()
-
     def _execute(self, orders: Orders) -> Any:
         self._number = number = self._processes.send(orders)
         try:

@@ -159,7 +159,7 @@ def check_ranks(executor: DeviceExecutor, groups: Groups) -> None:
         if other:
             raise GraphError(
                 f"rank {other} got other results than rank 0 from the same {runner.phase.name} pass; they would answer "
-                "different tokens (not serving: run `saccade verify`)"
+                "different tokens"
             )
 
 

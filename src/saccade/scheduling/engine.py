@@ -1,6 +1,6 @@
 """The engine: requests in, tokens out. One thread owns it; it keeps the device busy by planning one step ahead."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -10,9 +10,8 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from saccade.cache.prefix import Span
 from saccade.choice.exact import ExactLayout
-from saccade.errors import CapacityError, EngineDeadError, GraphError, RequestError, SaccadeError
+from saccade.errors import EngineDeadError, GraphError, RequestError, SaccadeError
 from saccade.inputs.placeholders import Media, Prompt, text_prompt
 from saccade.scheduling.arrays import Running
 from saccade.scheduling.compose import Composer
@@ -20,6 +19,7 @@ from saccade.scheduling.executing import Executor, Lap, ShadowChecks, StepResult
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
 from saccade.scheduling.packing import MediaPart
 from saccade.scheduling.plan import Chunk, Plan, Results, RowError
+from saccade.scheduling.prompts import LivePrompts
 from saccade.scheduling.request import Request, Status
 from saccade.scheduling.sampler_inputs import begin
 from saccade.scheduling.scheduler import Scheduler
@@ -87,9 +87,7 @@ class Engine:
         self._compiled: dict[str, LLMatcher] = {}
         self._clock = clock
         self._seeds = Random(seed)
-        self._prompts: dict[str, Prompt] = {}
-        self._uses: Counter[int] = Counter()  # outputs of each prompt, by its identity
-        self._media_bytes = 0  # of all prompts, each counted once
+        self._prompts = LivePrompts(composer, scheduler.settings, eos_token_ids)
         self._requests: dict[str, Request] = {}
         self._marks: dict[str, _Marks] = {}
         self._running: dict[str, Running] = {}
@@ -115,16 +113,14 @@ class Engine:
     ) -> tuple[str, ...]:
         """Take a request in; for n > 1 the ids of all its outputs. Refused with a RequestError or a CapacityError.
         `compiled` is its grammar, if it has one that was compiled ahead; another is waited for."""
-        self._check_tokens(prompt, params)
-        self._check_media(prompt)
-        self._check_room(prompt)
+        self._prompts.check(prompt, params)
         if params.grammar is not None and compiled is None:
             compiled = self.compile(params.grammar).result()
         request = Request(
             id=request_id,
             prompt_ids=tuple(prompt.token_ids.tolist()),
             params=params,
-            spans=self._spans(prompt),
+            spans=self._prompts.spans(prompt),
             eos_token_ids=self._eos_token_ids,
             arrival=self._clock(),
             priority=priority,
@@ -133,11 +129,8 @@ class Engine:
             output_shift=prompt.output_shift,
         )
         ids = self.scheduler.add(request)
-        if not self._uses[id(prompt)]:
-            self._media_bytes += _media_bytes(prompt)
-        self._uses[id(prompt)] += len(ids)
+        self._prompts.add(ids, prompt)
         for member_id in ids:
-            self._prompts[member_id] = prompt
             self._requests[member_id] = self.scheduler.request(member_id)
             if compiled is not None:
                 self._compiled[member_id] = compiled
@@ -333,7 +326,7 @@ class Engine:
         seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
         compiled = self._compiled.get(request_id)
         matcher = None if compiled is None else Matcher(compiled, request.output_ids)
-        owner = Running(request, self._prompts[request_id], self._free_sequences.pop(), seed, matcher)
+        owner = Running(request, self._prompts.of(request_id), self._free_sequences.pop(), seed, matcher)
         self._running[request_id] = owner
         if (orders := begin(owner)) is not None:
             self.executor.begin(orders)
@@ -389,7 +382,7 @@ class Engine:
             told.append(replace(update, scores=scores.get(name) if update.token_ids else None, timings=timings))
             if update.finish is not None:
                 self._release(name)
-                self._let_go(name)
+                self._prompts.remove(name)
                 self._requests.pop(name, None)
                 self._compiled.pop(name, None)
         return told
@@ -411,68 +404,6 @@ class Engine:
         if owner is not None:
             self._free_sequences.append(owner.sequence)
 
-    def _let_go(self, request_id: str) -> None:
-        """Forget a prompt; its pixels are gone with the last output that was made of it."""
-        prompt = self._prompts.pop(request_id, None)
-        if prompt is None:
-            return
-        self._uses[id(prompt)] -= 1
-        if not self._uses[id(prompt)]:
-            del self._uses[id(prompt)]
-            self._media_bytes -= _media_bytes(prompt)
-
-    def _check_room(self, prompt: Prompt) -> None:
-        """Pixels stay until a request ends, as it may be preempted and its images evicted. Alone any request fits."""
-        settings, needed = self.scheduler.settings, _media_bytes(prompt)
-        if needed and self._media_bytes and self._media_bytes + needed > settings.max_media_bytes:
-            raise CapacityError(
-                f"requests hold {self._media_bytes} bytes of pixels and {needed} would join them; "
-                f"the limit is {settings.max_media_bytes} (--max-media-bytes)",
-                retry_after_s=settings.retry_after_s,
-            )
-
-    def _spans(self, prompt: Prompt) -> tuple[Span, ...]:
-        is_whole = self.composer.layout.has_limits
-        return tuple(
-            Span(
-                offset=span.offset,
-                length=span.length,
-                digest=span.digest,
-                media_idx=span.media_idx,
-                first_row=span.feature_offset,
-                layout=_layout(prompt, span.offset, span.length),
-                is_whole=is_whole,
-            )
-            for span in prompt.spans
-        )
-
-    def _check_tokens(self, prompt: Prompt, params: SamplingParams) -> None:
-        vocab_size = self.composer.vocab_size
-        ids = prompt.token_ids
-        if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
-            raise RequestError(f"prompt has token ids outside 0..{vocab_size - 1}", param="prompt")
-        for name, tokens in (("logit_bias", params.logit_bias), ("allowed_token_ids", params.allowed_token_ids)):
-            _check_ids(name, tuple(tokens or ()), vocab_size)
-        ends = {*self._eos_token_ids, *params.stop_token_ids}
-        if params.min_tokens and params.allowed_token_ids and ends.issuperset(params.allowed_token_ids):
-            message = f"allowed_token_ids are all end tokens, which min_tokens ({params.min_tokens}) forbids at first"
-            raise RequestError(message, param="allowed_token_ids")
-
-    def _check_media(self, prompt: Prompt) -> None:
-        """With `--graphs-strict` a frame that no graph holds fails its request: better before it waits than after."""
-        vision = self.composer.vision
-        if vision is None or not vision.catalogue.settings.strict:
-            return
-        limit = vision.catalogue.shape.limits["units"]
-        longest = max((media.plan.num_tokens // media.plan.grid_thw[0] for media in prompt.media), default=0)
-        if longest > limit:
-            message = f"an image or video has {longest} rows; the limit is {limit} (--encoder-budget-tokens)"
-            raise RequestError(message, code="image_too_large")
-
-
-def _media_bytes(prompt: Prompt) -> int:
-    return sum(media.pixels.nbytes for media in prompt.media)
-
 
 def _results(flight: _Flight, result: StepResult) -> Results:
     """A token for each request that got one, or what went wrong. Matchers move on to the tokens that were sampled."""
@@ -490,14 +421,3 @@ def _results(flight: _Flight, result: StepResult) -> Results:
 
 def _message(error: Exception) -> str:
     return str(error) if isinstance(error, SaccadeError) else f"{STEP_FAILED}: {type(error).__name__}"
-
-
-def _check_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
-    if tokens and max(tokens) >= vocab_size:
-        raise RequestError(f"{name} names token {max(tokens)}; the vocabulary has {vocab_size}", param=name)
-
-
-def _layout(prompt: Prompt, offset: int, length: int) -> bytes:
-    """Positions of media rows relative to their first: other time steps give other keys and values."""
-    positions: Any = prompt.positions_3T[:, offset : offset + length]
-    return (positions - positions[:, :1]).tobytes() if length else b""
