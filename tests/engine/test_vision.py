@@ -101,7 +101,7 @@ class Rig:
     def encode(self, media: Sequence[Media]) -> list[EncodeItem]:
         items, passes = self.passes(media)
         for one in passes:
-            encoded = self.engine.executor.encode(Encode(0, one))
+            encoded = self.engine.executor.execute(Encode(0, one))
             assert encoded.problem is None, encoded.problem
         return items
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from saccade.choice.catalogue import Catalogue
-from saccade.choice.exact import ExactLayout
-from saccade.choice.key import Capacity, GraphKey
+from saccade.choice.key import Capacity
 from saccade.choice.shape import Boundary, PhaseShape
 from saccade.config import GraphSettings, Tier
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt, text_prompt
@@ -18,7 +17,7 @@ from saccade.scheduling.arrays import CacheLayout, Running
 from saccade.scheduling.compose import Composer, VisionFacts
 from saccade.scheduling.executing import Encoded, StepResult
 from saccade.scheduling.matcher import Matcher
-from saccade.scheduling.orders import Begin, Encode, Orders, Run, Sample
+from saccade.scheduling.orders import Encode, Orders, Run
 from saccade.scheduling.request import Request
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import Scores
@@ -149,36 +148,21 @@ class Scribe:
     orders: list[Orders] = field(default_factory=list)
     ticket: Ticket = field(default_factory=lambda: Ticket(StepResult()))
 
-    def begin(self, orders: Begin) -> None:
+    def execute(self, orders: Orders) -> Any:
         self.orders.append(orders)
-
-    def encode(self, orders: Encode) -> Encoded:
-        self.orders.append(orders)
-        return Encoded(self.problem(orders))
-
-    def run(self, orders: Run) -> Ticket:
-        self.orders.append(orders)
-        ids = self.rng.integers(3, IMAGE, orders.num_sampled).tolist()
-        scores = [self._scores(len(one.next_ids)) for one in orders.prompt_scores]
-        self.ticket = Ticket(StepResult(ids, [False] * len(ids), prompt_scores=scores))
-        return self.ticket
-
-    def sample(self, orders: Sample) -> None:
-        self.orders.append(orders)
+        match orders:
+            case Encode():
+                return Encoded(self.problem(orders))
+            case Run():
+                ids = self.rng.integers(3, IMAGE, orders.num_sampled).tolist()
+                scores = [self._scores(len(one.next_ids)) for one in orders.prompt_scores]
+                self.ticket = Ticket(StepResult(ids, [False] * len(ids), prompt_scores=scores))
+                return self.ticket
+        return None
 
     def _scores(self, count: int) -> Scores:
         empty = np.zeros((count, 0))
         return Scores(np.zeros(count), np.ones(count), empty, empty)
-
-    def capture_layout(self, layout: ExactLayout) -> int:
-        raise NotImplementedError
-
-    def drop(self, keys: Sequence[GraphKey]) -> None:
-        raise NotImplementedError
-
-    def calibrate(self) -> None: ...
-
-    def warm_up(self) -> None: ...
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
         return {}

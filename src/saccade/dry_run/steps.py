@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from saccade.choice.exact import ExactLayout
-from saccade.choice.key import GraphKey
 from saccade.config import Tier
 from saccade.dry_run.blueprint import Blueprint
 from saccade.execution.assembly import new_engine
@@ -21,7 +19,7 @@ from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.scheduling.compose import VisionComposer
 from saccade.scheduling.executing import Encoded, StepResult, Ticket
-from saccade.scheduling.orders import Begin, Encode, Pass, Run, Sample
+from saccade.scheduling.orders import Encode, Orders, Pass, Run
 from saccade.wire.sampling_params import SamplingParams
 
 MAX_STEPS = 10_000
@@ -115,9 +113,15 @@ class _Notes:
         self.seen = DryRun()
         self._vision: list[ExplainedPass] = []
 
-    def begin(self, orders: Begin) -> None: ...
+    def execute(self, orders: Orders) -> Any:
+        match orders:
+            case Encode():
+                return self._encode(orders)
+            case Run():
+                return self._run(orders)
+        return None
 
-    def encode(self, orders: Encode) -> Encoded:
+    def _encode(self, orders: Encode) -> Encoded:
         passes = (orders.vision, *orders.others)
         media = {picture.item for one in passes for picture in one.pictures}
         content = _counted(len(media), "image or video")
@@ -125,23 +129,12 @@ class _Notes:
         self._vision.append(_explained(orders.vision, content + ranks))
         return Encoded()
 
-    def run(self, orders: Run) -> Ticket:
+    def _run(self, orders: Run) -> Ticket:
         passes = [_explained(one, _content(one)) for one in orders.passes]
         self.seen.steps.append([*self._vision, *passes])
         self._vision = []
         count = orders.num_sampled
         return _Done(StepResult([0] * count, [False] * count))
-
-    def sample(self, orders: Sample) -> None: ...
-
-    def capture_layout(self, layout: ExactLayout) -> int:
-        return 0
-
-    def drop(self, keys: Sequence[GraphKey]) -> None: ...
-
-    def calibrate(self) -> None: ...
-
-    def warm_up(self) -> None: ...
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
         return {}

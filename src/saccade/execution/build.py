@@ -15,7 +15,7 @@ from saccade.errors import ConfigError
 from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.rank_processes import OnDeath
-from saccade.execution.ranked import RankedExecutor
+from saccade.execution.ranked import CALIBRATION_ROUNDS, RankedExecutor
 from saccade.execution.ranks import Ranks, check_ranks, describe_ranks, reserve_exchange, share_of, start_ranks
 from saccade.execution.shadow import Shadow
 from saccade.execution.shadow_file import Origin
@@ -42,6 +42,7 @@ from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, ONE_RANK, load_model
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import GrammarCompiler
+from saccade.scheduling.orders import Calibrate
 from saccade.scheduling.scheduler import Scheduler
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import OnStage, Stage
@@ -130,7 +131,7 @@ def _finish(folder: Path, part: BuiltExecutor, ranks: Ranks | None, report: OnSt
     report(Stage("warming up"))
     is_cuda = model.place.device.type == "cuda"
     if is_cuda:  # elsewhere a replay is a twin for tests, and speed is none of its virtues
-        engine.executor.calibrate()
+        engine.executor.execute(Calibrate(CALIBRATION_ROUNDS if ranks is not None else 0))
         engine.capture_usual()
     engine.warm_up()
     if settings.shadow:

@@ -156,8 +156,8 @@ class DeviceExecutor:
         for runner in self.phases:
             runner.capture_buckets(progress, largest_only=largest_only)
 
-    def execute(self, orders: Orders) -> DeviceTicket | Encoded | int | None:
-        """Obey any order. Ranks 1 and up need no other method."""
+    def execute(self, orders: Orders) -> Any:
+        """Obey any order; `scheduling.executing.Executor` says what each gives."""
         match orders:
             case Run():
                 return self.run(orders)

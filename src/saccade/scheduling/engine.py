@@ -17,6 +17,7 @@ from saccade.scheduling.arrays import Running
 from saccade.scheduling.compose import Composer
 from saccade.scheduling.executing import Executor, Lap, ShadowChecks, StepResult, Ticket, WrongReplay, encode_problem
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
+from saccade.scheduling.orders import Capture, Drop, WarmUp
 from saccade.scheduling.packing import MediaPart
 from saccade.scheduling.plan import Chunk, Plan, Results, RowError
 from saccade.scheduling.prompts import LivePrompts
@@ -87,7 +88,7 @@ class Engine:
         self._compiled: dict[str, LLMatcher] = {}
         self._clock = clock
         self._seeds = Random(seed)
-        self._prompts = LivePrompts(composer, scheduler.settings, eos_token_ids)
+        self._prompts = LivePrompts(composer, eos_token_ids)
         self._requests: dict[str, Request] = {}
         self._marks: dict[str, _Marks] = {}
         self._running: dict[str, Running] = {}
@@ -113,7 +114,7 @@ class Engine:
     ) -> tuple[str, ...]:
         """Take a request in; for n > 1 the ids of all its outputs. Refused with a RequestError or a CapacityError.
         `compiled` is its grammar, if it has one that was compiled ahead; another is waited for."""
-        self._prompts.check(prompt, params)
+        self._prompts.check(prompt, params, self.scheduler.settings)
         if params.grammar is not None and compiled is None:
             compiled = self.compile(params.grammar).result()
         request = Request(
@@ -180,9 +181,9 @@ class Engine:
     def capture(self, layout: ExactLayout) -> None:
         """Capture a vision graph of one layout; those that it leaves no room for go."""
         assert self.composer.vision is not None, "only images have layouts"
-        nbytes = self.executor.capture_layout(layout)
+        nbytes = self.executor.execute(Capture(layout))
         if dropped := self.composer.vision.catalogue.exact.add(layout.key, nbytes):
-            self.executor.drop(dropped)
+            self.executor.execute(Drop(dropped))
 
     @property
     def can_check(self) -> bool:
@@ -218,7 +219,7 @@ class Engine:
     def warm_up(self) -> None:
         """Answer requests of every kind before the first real one, so that everything outside of graphs is compiled,
         loaded and allocated by then."""
-        self.executor.warm_up()
+        self.executor.execute(WarmUp())
         longest = self.scheduler.settings.max_model_len
         prompt = text_prompt([0] * max(1, min(WARM_UP_TOKENS, longest - 4)))
         common: dict[str, Any] = {"max_tokens": min(3, longest - len(prompt)), "ignore_eos": True}
@@ -280,10 +281,10 @@ class Engine:
                 self._begin(chunk.request_id)
         flight.failed = self._encode(plan) if plan.encode else {}
         orders, flight.sampled = self.composer.run(plan, self._running)
-        flight.ticket = self.executor.run(orders)
+        flight.ticket = self.executor.execute(orders)
         sample, flight.matchers = self.composer.sample(plan.step, flight.sampled, self._running)
         if sample is not None:
-            self.executor.sample(sample)
+            self.executor.execute(sample)
 
     def _encode(self, plan: Plan) -> dict[str, str]:
         """Encode the images of a plan. Returns what went wrong, by the request that an item is encoded for; the others
@@ -306,7 +307,7 @@ class Engine:
         except Exception as error:
             problem: str | None = encode_problem(error)
         else:
-            encoded = self.executor.encode(orders)
+            encoded = self.executor.execute(orders)
             problem = encoded.problem
             if encoded.lap is not None:  # whose images share a pass share its time
                 for request_id in {plan.encode[part.item].request_id for part in parts}:
@@ -329,7 +330,7 @@ class Engine:
         owner = Running(request, self._prompts.of(request_id), self._free_sequences.pop(), seed, matcher)
         self._running[request_id] = owner
         if (orders := begin(owner)) is not None:
-            self.executor.begin(orders)
+            self.executor.execute(orders)
 
     def _take_in(self, flight: _Flight) -> list[Update]:
         result = self._wait(flight)

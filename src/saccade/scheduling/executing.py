@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
-from saccade.choice.exact import ExactLayout
-from saccade.choice.key import GraphKey
 from saccade.errors import SaccadeError
-from saccade.scheduling.orders import Begin, Encode, Run, Sample
+from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Run, Sample, WarmUp
 from saccade.wire.update import Scores
 
 ENCODE_FAILED = "an image or video could not be encoded"
@@ -80,27 +78,19 @@ def encode_problem(error: Exception) -> str:
 class Executor(Protocol):
     """Obeys, in the order of the calls."""
 
-    def begin(self, orders: Begin) -> None: ...
+    @overload
+    def execute(self, orders: Run) -> Ticket: ...
 
-    def encode(self, orders: Encode) -> Encoded: ...
+    @overload
+    def execute(self, orders: Encode) -> Encoded: ...
 
-    def run(self, orders: Run) -> Ticket: ...
+    @overload
+    def execute(self, orders: Capture) -> int:
+        """The bytes that the graph added."""
 
-    def sample(self, orders: Sample) -> None:
-        """Of the newest run, whose ticket has the results."""
-        ...
-
-    def capture_layout(self, layout: ExactLayout) -> int: ...
-
-    def drop(self, keys: Sequence[GraphKey]) -> None: ...
-
-    def calibrate(self) -> None:
-        """Measure what there is to choose between."""
-        ...
-
-    def warm_up(self) -> None:
-        """Compile what runs outside of graphs."""
-        ...
+    @overload
+    def execute(self, orders: Begin | Sample | Drop | Calibrate | WarmUp) -> None:
+        """`Sample` is of the newest run, whose ticket has the results."""
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
         """Counters and graphs of each phase, by its name."""

@@ -15,8 +15,8 @@ from saccade.wire.sampling_params import SamplingParams
 class LivePrompts:
     """Several outputs may be made of one prompt; its pixels count once, and go with the last of them."""
 
-    def __init__(self, composer: Composer, limits: SchedulerSettings, eos_token_ids: frozenset[int]) -> None:
-        self._composer, self._limits, self._eos_token_ids = composer, limits, eos_token_ids
+    def __init__(self, composer: Composer, eos_token_ids: frozenset[int]) -> None:
+        self._composer, self._eos_token_ids = composer, eos_token_ids
         self._by_request: dict[str, Prompt] = {}
         self._uses: Counter[int] = Counter()  # outputs of each prompt, by its identity
         self.media_bytes = 0
@@ -27,11 +27,11 @@ class LivePrompts:
     def of(self, request_id: str) -> Prompt:
         return self._by_request[request_id]
 
-    def check(self, prompt: Prompt, params: SamplingParams) -> None:
+    def check(self, prompt: Prompt, params: SamplingParams, limits: SchedulerSettings) -> None:
         """Refuses what this model cannot do, and what is too much for now."""
         self._check_tokens(prompt, params)
         self._check_media(prompt)
-        self._check_room(prompt)
+        self._check_room(prompt, limits)
 
     def add(self, request_ids: Iterable[str], prompt: Prompt) -> None:
         if not self._uses[id(prompt)]:
@@ -89,14 +89,14 @@ class LivePrompts:
             message = f"an image or video has {longest} rows; the limit is {limit} (--encoder-budget-tokens)"
             raise RequestError(message, code="image_too_large")
 
-    def _check_room(self, prompt: Prompt) -> None:
+    def _check_room(self, prompt: Prompt, limits: SchedulerSettings) -> None:
         """Pixels stay until a request ends, as it may be preempted and its images evicted. Alone any request fits."""
-        settings, needed = self._limits, media_bytes(prompt)
-        if needed and self.media_bytes and self.media_bytes + needed > settings.max_media_bytes:
+        needed = media_bytes(prompt)
+        if needed and self.media_bytes and self.media_bytes + needed > limits.max_media_bytes:
             raise CapacityError(
                 f"requests hold {self.media_bytes} bytes of pixels and {needed} would join them; "
-                f"the limit is {settings.max_media_bytes} (--max-media-bytes)",
-                retry_after_s=settings.retry_after_s,
+                f"the limit is {limits.max_media_bytes} (--max-media-bytes)",
+                retry_after_s=limits.retry_after_s,
             )
 
 
