@@ -35,17 +35,13 @@ class Recording:
     orders: list[Orders] = field(default_factory=list)
     results: list[StepResult] = field(default_factory=list)
 
+    def execute(self, orders: Orders) -> Any:
+        self.orders.append(orders)
+        done = self.executor.execute(orders)
+        return _Noted(done, self.results) if isinstance(orders, Run) else done
+
     def __getattr__(self, name: str) -> Any:
-        given = getattr(self.executor, name)
-        if name not in ("begin", "encode", "run", "sample"):
-            return given
-
-        def obey(orders: Orders) -> Any:
-            self.orders.append(orders)
-            done = given(orders)
-            return _Noted(done, self.results) if name == "run" else done
-
-        return obey
+        return getattr(self.executor, name)
 
 
 @dataclass
