@@ -292,17 +292,17 @@ class TestSurvival:
         prompts = make_prompts(made, 5, seed=6)
         expected = expect(made, prompts)
         poisoned = text_prompt([98, 98, 98])
-        embedding = model.decoder.embedding.weight[98].clone()
+        embedding = model.decoder.embedding.weight.data[98].clone()
         try:
             assert not any(98 in [*p.token_ids, *expected[name]] for name, p in prompts.items())
-            model.decoder.embedding.weight[98] = float("nan")
+            model.decoder.embedding.weight.data[98] = float("nan")
             # the head is tied: its row of NaN must not make every logit row bad
             logits = model.decoder.logits
             monkeypatch.setattr(model.decoder, "logits", lambda hidden: _without_column(logits(hidden), hidden))
             engine = build(model, made.folder, Options())
             answers = run(engine, {**prompts, "bad": poisoned}, GREEDY)
         finally:
-            model.decoder.embedding.weight[98] = embedding
+            model.decoder.embedding.weight.data[98] = embedding
         assert answers["bad"].finish.reason is FinishReason.ERROR
         assert answers["bad"].finish.detail == NO_NUMBERS
         assert {name: answers[name].token_ids for name in prompts} == expected
@@ -362,7 +362,7 @@ class TestSurvival:
         prompts = make_prompts(made, 2, seed=3)
         assert tokens(engine, prompts) == expect(made, prompts)
         mlp: Any = model.decoder.layers[1].mlp
-        monkeypatch.setattr(mlp.down, "weight", mlp.down.weight.clone())
+        monkeypatch.setattr(mlp.down, "weight", replace(mlp.down.weight, data=mlp.down.weight.data.clone()))
         answers = run(engine, prompts, GREEDY)
         assert all("layers.1.mlp.down.weight" in answer.finish.detail for answer in answers.values())
 

@@ -117,7 +117,7 @@ def test_deepstack_rows_are_needed(llm: LLM, asked: dict[str, list[Example]], sa
     tower = llm.executor.state.model.tower
     assert tower is not None
     mergers = [merger for merger in tower.deepstack if isinstance(merger, Merger)]
-    parts = [part for merger in mergers for part in (merger.mlp.down.weight, merger.mlp.down.bias)]
+    parts = [part for merger in mergers for part in (merger.mlp.down.weight.data, merger.mlp.down.bias)]
     weights = [part for part in parts if part is not None]
     assert len(weights) == 6
     kept = [weight.clone() for weight in weights]

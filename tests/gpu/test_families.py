@@ -370,7 +370,7 @@ def dense_experts(moe: MoE, x_TD: Tensor) -> Tensor:
     weights_TA = weights_TA / weights_TA.sum(-1, keepdim=True)
     weights_TN = torch.zeros(len(x_TD), moe.spec.num_experts, device=x_TD.device).scatter(1, chosen_TA, weights_TA)
     y_TD = torch.zeros_like(x_TD)
-    for gate_up, down, weight_T in zip(moe.experts.gate_up, moe.experts.down, weights_TN.T, strict=True):
+    for gate_up, down, weight_T in zip(moe.experts.gate_up.data, moe.experts.down.data, weights_TN.T, strict=True):
         gate, up = (x_TD @ gate_up.T).chunk(2, dim=-1)
         y_TD += weight_T[:, None] * ((torch.nn.functional.silu(gate) * up) @ down.T)
     return y_TD

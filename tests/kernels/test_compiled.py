@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.backends import AttentionDispatch
+from saccade.kernels.weight import E4M3, Layout, new_weight
 from tests.kernels.cases import boundaries
 
 triton = pytest.importorskip("triton")
@@ -26,6 +27,7 @@ NAMES = {
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.uint8: "*u8",
+    E4M3: "*fp8e4nv",
 }
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}
 
@@ -69,7 +71,7 @@ def compilers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     stand_ins: dict[str, Compiler] = {}
     overlap = importlib.import_module("saccade.kernels.overlap")
     monkeypatch.setattr(overlap, "_can_overlap", lambda device: request.param >= 90)
-    for module in ("fused", "attention", "fused_images", "fused_vision", "vectors"):
+    for module in ("fused", "attention", "fused_images", "fused_vision", "vectors", "scaled"):
         host = importlib.import_module(f"saccade.kernels.{module}")
         for name in [n for n in vars(host) if n.endswith("_kernel")]:
             stand_ins[name] = Compiler(getattr(host, name), request.param)
@@ -100,6 +102,28 @@ def test_products_with_one_row(compilers: dict[str, Compiler]) -> None:
         fused.linear(bf16(1, inner), bf16(width, inner), bf16(width))
         fused.gated_linear(bf16(1, inner), bf16(2 * width, inner), "silu")
     assert compilers["vector_kernel"].launches == 6
+
+
+@pytest.mark.parametrize("compilers", [90], indirect=True)
+@pytest.mark.parametrize("layout", [Layout.ROWS, Layout.BLOCKS])
+def test_rows_and_products_in_e4m3(compilers: dict[str, Compiler], layout: Layout) -> None:
+    from saccade.kernels import scaled
+
+    cpu = torch.device("cpu")
+    for width, inner in ((256, 4096), (384, 12288), (256, 1152)):
+        weight = new_weight(width, inner, layout=layout, dtype=torch.bfloat16, device=cpu)
+        experts = new_weight(6, width, inner, layout=layout, dtype=torch.bfloat16, device=cpu)
+        x = scaled.scale_inputs(bf16(6, inner), weight)
+        scaled.scaled_rms_norm(bf16(6, inner), bf16(6, inner), bf16(inner), 1e-6, weight)
+        scaled.scaled_layer_norm(bf16(6, inner), None, bf16(inner), bf16(inner), 1e-6, weight)
+        for kind in ("silu", "gelu_tanh", "gelu"):
+            scaled.scaled_gated_activation(bf16(6, 2 * inner), kind, weight)
+            scaled.scaled_activation(bf16(6, inner), kind, weight)
+        scaled.scaled_grouped_linear(x, experts, torch.arange(6, dtype=torch.int32))
+        scaled.row_linear(bf16(1, inner), weight, bf16(width))
+        scaled.row_gated_linear(bf16(1, inner), weight)
+    assert compilers["scaled_rows_kernel"].launches == 3 * 7
+    assert compilers["grouped_kernel"].launches == 3
 
 
 def test_rotary_and_stores(compilers: dict[str, Compiler]) -> None:

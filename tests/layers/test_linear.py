@@ -65,7 +65,7 @@ def test_gate_and_up_are_split_alike() -> None:
         layer = gate_up_linear(place(rank, 2), 6, 32, bias=True)
         filled(layer, tensors)
         rows = slice(16 * rank, 16 * rank + 16)
-        assert torch.equal(layer.weight, torch.cat([tensors["gate.weight"][rows], tensors["up.weight"][rows]]))
+        assert torch.equal(layer.weight.data, torch.cat([tensors["gate.weight"][rows], tensors["up.weight"][rows]]))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_vocabulary_that_does_not_divide_ends_in_rows_without_a_token() -> Non
         table = VocabTable(place(rank, 4), 37, 4)
         filled(table, tensors)
         rows += table.rows(ids_T)
-        logits.append(linear(torch.ones(1, 4), table.weight))
+        logits.append(linear(torch.ones(1, 4), table.weight.data))
     assert torch.equal(rows, tensors["weight"][ids_T])
     torch.testing.assert_close(torch.cat(logits, dim=-1)[:, :37], linear(torch.ones(1, 4), tensors["weight"]))
 
@@ -118,7 +118,7 @@ def test_a_vocabulary_that_does_not_divide_ends_in_rows_without_a_token() -> Non
 def test_a_tensor_of_another_shape_is_not_copied() -> None:
     layer = gate_up_linear(place(), 6, 8)
     slot = dict(layer.slots())["gate.weight"]
-    with pytest.raises(AssertionError, match=r"\(8, 5\) for a slot of \(8, 6\)"):
+    with pytest.raises(AssertionError, match="is 8x5, 8x6 is needed"):
         slot.fill(torch.ones(8, 5))
 
 

@@ -31,8 +31,8 @@ def one_by_one(moe: MoE, x_TD: Tensor) -> Tensor:
             weights = weights / weights.sum()
         row = torch.zeros_like(x_D)
         for weight, expert in zip(weights, chosen.tolist(), strict=True):
-            gate, up = (moe.experts.gate_up[expert] @ x_D).chunk(2)
-            row += weight * (moe.experts.down[expert] @ (silu(gate) * up))
+            gate, up = (moe.experts.gate_up.data[expert] @ x_D).chunk(2)
+            row += weight * (moe.experts.down.data[expert] @ (silu(gate) * up))
         rows.append(row)
     return torch.stack(rows)
 

@@ -145,6 +145,7 @@ _PARALLEL = "only tensor parallelism is there (--tensor-parallel-size); for more
 _ADAPTERS = "adapters are not supported; merge them into the checkpoint"
 _DRAFTS = "speculative decoding is not supported"
 _TRACES = "there are no traces; a request with timings: true is told its milliseconds by stage"
+_KV_DTYPE = "keys and values have the model's dtype: flash-attn-4 reads FP8 on Blackwell GPUs only"
 _KV_ELSEWHERE = "keys and values stay on the GPU"
 _ONE_MODEL_FILE = "config.json says what the model is; change a copy of it in a local folder"
 # A flag that cannot be honoured: why, what to do, and the values that ask for nothing.
@@ -155,8 +156,7 @@ REFUSED: dict[str, tuple[str, frozenset[str]]] = {
         frozenset({"false"}),
     ),
     "--code-revision": ("code from a checkpoint is never run; --revision chooses the weights", frozenset()),
-    "--quantization": ("weights are loaded as bfloat16, float16 or float32; see --dtype", frozenset()),
-    "--kv-cache-dtype": ("keys and values have the model's dtype", frozenset({"auto"})),
+    "--kv-cache-dtype": (_KV_DTYPE, frozenset({"auto"})),
     "--cuda-graph-max-bs": (_DECODE, frozenset()),
     "--cuda-graph-bs": (_DECODE, frozenset()),
     "--cuda-graph-sizes": (_DECODE, frozenset()),

@@ -29,6 +29,7 @@ from saccade.kernels.table import KernelTable
 from saccade.layers.layer import Placement
 from saccade.layers.parallel import Groups
 from saccade.models.config import Config
+from saccade.models.quantization import Quantize, read_formats
 from saccade.models.registry import read_spec
 from saccade.models.spec import ModelSpec
 from saccade.models.vlm import EncoderMode, Model
@@ -58,10 +59,12 @@ def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, i
     """The blueprint of an engine for a checkpoint, of which config.json and the settings of images are read. Of several
     ranks, it is the first one's."""
     config = Config.read(folder / "config.json")
-    _, spec = read_spec(config)
+    family, spec = read_spec(config)
     dtype = _dtype(settings, config, is_cuda=is_cuda)
     live = LiveBytes()
-    place = Placement(kernels=_counted(kernels_for("cpu", dtype), live), device=META, dtype=dtype)
+    asked = Quantize(language=settings.quantization, vision=settings.mm_encoder_quantization)
+    formats = read_formats(config, family.renames, asked)
+    place = Placement(kernels=_counted(kernels_for("cpu", dtype), live), device=META, dtype=dtype, formats=formats)
     model = _model_of_rank(0, place, spec, settings)
     settings = affordable(settings, model, is_cuda=is_cuda)
     limits = limits.resolved(is_cuda=is_cuda, max_position=spec.max_position)

@@ -37,6 +37,7 @@ from saccade.kernels.dispatch import device_named, open_device
 from saccade.layers.connect import connect
 from saccade.layers.parallel import Groups
 from saccade.models.config import Config
+from saccade.models.quantization import Quantize
 from saccade.models.registry import read_spec
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, ONE_RANK, load_model
@@ -163,6 +164,7 @@ def build_executor(
         load_format=settings.load_format,  # type: ignore[arg-type]
         groups=groups,
         encoder_mode=settings.mm_encoder_tp_mode,  # type: ignore[arg-type]
+        quantize=Quantize(language=settings.quantization, vision=settings.mm_encoder_quantization),
         progress=lambda done, total, name: report(Stage("loading weights", done, total, name)),
     )
     settings = affordable(settings, model, is_cuda=is_cuda)
@@ -283,5 +285,5 @@ def _dtype(settings: EngineSettings, device: torch.device) -> torch.dtype | None
 
 def _fingerprint(folder: str | Path, model: Model) -> bytes:
     """Names everything besides tokens that keys and values depend on."""
-    named = f"{Path(folder).resolve()} {model.place.dtype} {model.spec}"
+    named = f"{Path(folder).resolve()} {model.place.dtype} {model.place.formats} {model.spec}"
     return blake2b(named.encode(), digest_size=32).digest()

@@ -21,6 +21,7 @@ from saccade.kernels.dispatch import kernels_for
 from saccade.layers.layer import Placement
 from saccade.layers.parallel import Groups, ParallelGroup
 from saccade.models.config import Config
+from saccade.models.quantization import Quantize, read_formats
 from saccade.models.registry import read_spec
 from saccade.models.vlm import Model
 from saccade.scheduling.orders import ORDER_TYPES
@@ -109,8 +110,16 @@ def start_ranks(
 def check_division(folder: Path, settings: EngineSettings) -> None:
     """Raises where the model cannot be divided, before processes are started that would all say so."""
     group = ParallelGroup(size=settings.tensor_parallel_size)
-    place = Placement(kernels=kernels_for("cpu", torch.float32), device=META, dtype=torch.float32, group=group)
-    spec = read_spec(Config.read(folder / "config.json"))[1]
+    config = Config.read(folder / "config.json")
+    family, spec = read_spec(config)
+    asked = Quantize(language=settings.quantization, vision=settings.mm_encoder_quantization)
+    place = Placement(
+        kernels=kernels_for("cpu", torch.float32),
+        device=META,
+        dtype=torch.float32,
+        group=group,
+        formats=read_formats(config, family.renames, asked),
+    )
     Model(place, spec, encoder_mode=settings.mm_encoder_tp_mode)  # type: ignore[arg-type]
 
 

@@ -6,23 +6,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from saccade.config import use_private_kernel_cache
 from saccade.errors import ConfigError
-from saccade.kernels import reference
+from saccade.kernels import reference, reference_scaled
 from saccade.kernels.backends import AttentionBackend, AttentionDispatch
 from saccade.kernels.cpu_attention import CpuAttention
+from saccade.kernels.reference_vision import activate
 from saccade.kernels.table import KernelTable
+from saccade.kernels.weight import Inputs, Scaled, Weight, scale_inputs
 
 _HOPPER = (9, 0)
 _HALF = (torch.float16, torch.bfloat16)
+_FIRST_E4M3 = (8, 9)
 
 
 @dataclass(frozen=True)
 class Kernels(KernelTable):
     """The kernels of one device and dtype.
 
-    `reasons` says, by kernel, why an implementation was taken; `name` sums the choice up.
+    `reasons` says, by kernel, why an implementation was taken; `name` sums the choice up. The methods choose a kernel
+    by the layout of a weight, so that layers need not know it.
     """
 
     linear = staticmethod(reference.linear)
@@ -41,8 +46,76 @@ class Kernels(KernelTable):
     add_positions = staticmethod(reference.add_positions)
     scatter_rows = staticmethod(reference.scatter_rows)
     place_rows = staticmethod(reference.place_rows)
+    grouped_linear = staticmethod(reference_scaled.grouped_linear)
+    scale_inputs = staticmethod(scale_inputs)
+    scaled_linear = staticmethod(reference_scaled.scaled_linear)
+    scaled_grouped_linear = staticmethod(reference_scaled.scaled_grouped_linear)
+    scaled_rms_norm = staticmethod(reference_scaled.scaled_rms_norm)
+    scaled_layer_norm = staticmethod(reference_scaled.scaled_layer_norm)
+    scaled_gated_activation = staticmethod(reference_scaled.scaled_gated_activation)
+    scaled_activation = staticmethod(reference_scaled.scaled_activation)
+    row_linear = staticmethod(reference_scaled.row_linear)
+    row_gated_linear = staticmethod(reference_scaled.row_gated_linear)
     reasons: dict[str, str] = field(default_factory=dict)
     compilers: tuple[Callable[[torch.device, torch.dtype], None], ...] = ()
+
+    def multiply(self, x: Inputs, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """x weight' + bias, written to `out` where a caller has a place for it."""
+        if isinstance(x, Scaled):
+            return self.scaled_linear(x, weight, bias, out)
+        if weight.is_plain:
+            return self.linear(x, weight.data, bias, out)
+        if not weight.needs_scaled(x.shape[0]):
+            return self.row_linear(x, weight, bias, out)
+        return self.scaled_linear(self.scale_inputs(x, weight), weight, bias, out)
+
+    def multiply_gated(self, x: Inputs, weight: Weight, kind: str, feeds: Weight) -> Inputs:
+        """activation(gate) * up of x weight', whose rows are [gate | up], as inputs of the weight it feeds."""
+        if isinstance(x, Tensor) and weight.is_plain and not feeds.needs_scaled(x.shape[0]):
+            return self.gated_linear(x, weight.data, kind)
+        if isinstance(x, Tensor) and kind == "silu" and not weight.needs_scaled(x.shape[0]) and not weight.is_plain:
+            return self.row_gated_linear(x, weight)
+        return self.gated_inputs(self.multiply(x, weight), kind, feeds)
+
+    def gated_inputs(self, gate_up: Tensor, kind: str, feeds: Weight) -> Inputs:
+        """activation(gate) * up as inputs of the weight it feeds."""
+        if feeds.needs_scaled(gate_up.shape[0]):
+            return self.scaled_gated_activation(gate_up, kind, feeds)
+        return self.gated_activation(gate_up, kind)
+
+    def multiply_activated(self, x: Inputs, weight: Weight, bias: Tensor | None, kind: str, feeds: Weight) -> Inputs:
+        """activation(x weight' + bias) as inputs of the weight it feeds."""
+        if isinstance(x, Tensor) and weight.is_plain and not feeds.needs_scaled(x.shape[0]):
+            return self.activated_linear(x, weight.data, bias, kind)
+        y = self.multiply(x, weight, bias)
+        return self.scaled_activation(y, kind, feeds) if feeds.needs_scaled(y.shape[0]) else activate(y, kind)
+
+    def multiply_grouped(self, x: Inputs, weight: Weight, ends_E: Tensor) -> Tensor:
+        """Rows up to `ends_E[e]` times the matrix of expert e."""
+        if isinstance(x, Tensor) and weight.is_plain:
+            return self.grouped_linear(x, weight.data, ends_E)
+        scaled = self.scale_inputs(x, weight) if isinstance(x, Tensor) else x
+        return self.scaled_grouped_linear(scaled, weight, ends_E)
+
+    def rms_inputs(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, feeds: Weight | None, *, offset: float
+    ) -> tuple[Inputs, Tensor]:
+        """The norm of `x + residual`, as inputs of the weight it feeds, and that sum."""
+        if feeds is not None and feeds.needs_scaled(x.shape[0]):
+            return self.scaled_rms_norm(x, residual, weight, eps, feeds, offset=offset)
+        if residual is None:
+            return self.rms_norm(x, weight, eps, offset=offset), x
+        return self.add_rms_norm(x, residual, weight, eps, offset=offset)
+
+    def layer_inputs(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, feeds: Weight | None
+    ) -> tuple[Inputs, Tensor]:
+        """See `rms_inputs`."""
+        if feeds is not None and feeds.needs_scaled(x.shape[0]):
+            return self.scaled_layer_norm(x, residual, weight, bias, eps, feeds)
+        if residual is None:
+            return self.layer_norm(x, weight, bias, eps), x
+        return self.add_layer_norm(x, residual, weight, bias, eps)
 
     def compile(self, device: torch.device, dtype: torch.dtype) -> None:
         """Compile what would otherwise be compiled at the first call of a shape, in the middle of a capture."""
@@ -84,6 +157,19 @@ def is_hopper(device: torch.device | int) -> bool:
     return torch.cuda.get_device_capability(device) >= _HOPPER
 
 
+def require_e4m3(device: torch.device, dtype: torch.dtype) -> None:
+    """Raises where this GPU, or this dtype of results, has no products in e4m3."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < _FIRST_E4M3:
+        needed, word = ".".join(map(str, _FIRST_E4M3)), f"{major}.{minor}"
+        raise ConfigError(
+            f"FP8 weights need a GPU of compute capability {needed} or later, this one has {word}; use the bfloat16 "
+            f"checkpoint, or leave out --quantization"
+        )
+    if dtype is not torch.bfloat16:
+        raise ConfigError(f"products of FP8 weights are bfloat16 on a GPU, not {dtype}; use bfloat16 (--dtype)")
+
+
 def open_device(device: torch.device, dtype: torch.dtype) -> None:
     """What takes time and has nothing to do with a model: the device itself, and the packages of its kernels."""
     if device.type == "cuda":
@@ -102,7 +188,7 @@ def _cpu_kernels() -> Kernels:
 def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
     """Triton for all, then faster products and attention where this GPU, dtype and installation allow it."""
     use_private_kernel_cache()
-    modules = [importlib.import_module(f"saccade.kernels.{name}") for name in ("fused", "fused_vision")]
+    modules = [importlib.import_module(f"saccade.kernels.{name}") for name in ("fused", "fused_vision", "scaled")]
     functions = {name: getattr(m, name) for m in modules for name in Kernels.kernel_names() if hasattr(m, name)}
     reasons = dict.fromkeys(Kernels.kernel_names(), "the device is a GPU")
     kernels = _with_products(Kernels("triton", functions, reasons), capability, dtype)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from saccade.kernels.overlap import overlapping
 from saccade.kernels.triton_vectors import vector_kernel
+from saccade.kernels.weight import BLOCK, Layout, Weight
 
 _HALF = (torch.float16, torch.bfloat16)
 _COLUMNS = 2  # of one program: more would leave processors idle, one would read the row too often
@@ -32,20 +33,35 @@ def vector_gated_linear(x: Tensor, weight: Tensor) -> Tensor:
     return _launch(x, weight, None, y, is_gated=True)
 
 
-def _launch(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, *, is_gated: bool) -> Tensor:
+def scaled_vector_linear(
+    x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor | None, *, is_gated: bool
+) -> Tensor:
+    """See `reference_scaled.row_linear` and `row_gated_linear`: numbers of one byte are read, and half the bytes."""
+    width = weight.shape[0] // 2 if is_gated else weight.shape[0]
+    y = torch.empty((1, width), dtype=weight.dtype, device=x.device) if out is None else out
+    return _launch(x, weight.data, bias, y, is_gated=is_gated, scaled=weight)
+
+
+def _launch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, *, is_gated: bool, scaled: Weight | None = None
+) -> Tensor:
     assert x.stride(1) == 1 and y.stride(1) == 1, (x.stride(), y.stride())
     inner = weight.shape[1]
+    scales = None if scaled is None else scaled.scales
     vector_kernel[(triton.cdiv(y.shape[1], _COLUMNS),)](
         x,
         weight,
         weight if bias is None else bias,
         y,
+        weight if scales is None else scales,
         y.shape[1],
+        0 if scales is None else scales.stride(0),
         K=inner,
+        SCALES=0 if scaled is None else 1 if scaled.layout is Layout.ROWS else 2,
         GATED=is_gated,
         HAS_BIAS=bias is not None,
         COLUMNS=_COLUMNS,
-        BLOCK=min(_BLOCK, triton.next_power_of_2(inner)),
+        BLOCK=max(BLOCK, min(_BLOCK, triton.next_power_of_2(inner))),
         num_warps=4,
         **overlapping(x),
     )

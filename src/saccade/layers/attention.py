@@ -6,6 +6,7 @@ K columns of a head, D width.
 
 from torch import Tensor
 
+from saccade.kernels.weight import Inputs
 from saccade.layers.layer import Layer, Placement
 from saccade.layers.linear import QKVLinear, RowLinear
 from saccade.layers.norm import RMSNorm
@@ -19,18 +20,18 @@ class Attention(Layer):
         self.spec = spec
         self.window = window
         self.qkv = QKVLinear(
-            place,
+            place.inside("qkv"),
             width,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             bias=spec.qkv_bias,
         )
-        self.out = RowLinear(place, spec.num_heads * spec.head_dim, width, bias=spec.out_bias)
+        self.out = RowLinear(place.inside("out"), spec.num_heads * spec.head_dim, width, bias=spec.out_bias)
         self.q_norm = RMSNorm(place, spec.head_dim, spec.norm) if spec.norm else None
         self.k_norm = RMSNorm(place, spec.head_dim, spec.norm) if spec.norm else None
 
-    def __call__(self, x_TD: Tensor, cos_TK: Tensor, sin_TK: Tensor, step: Step, cache: Cache) -> Tensor:
+    def __call__(self, x_TD: Inputs, cos_TK: Tensor, sin_TK: Tensor, step: Step, cache: Cache) -> Tensor:
         q_THK, k_TGK, v_TGK = self.qkv.heads(x_TD)
         norm = self.spec.norm
         q_THK = self.kernels.qk_norm_rotary_store(
@@ -58,7 +59,7 @@ class Attention(Layer):
             out="attn",
             q=q_THK,
         )
-        return self.out(o_THK.reshape(x_TD.shape[0], self.qkv.num_heads * self.qkv.head_dim))
+        return self.out(o_THK.reshape(q_THK.shape[0], self.qkv.num_heads * self.qkv.head_dim))
 
     def _attend(  # noqa: PLR0913
         self,

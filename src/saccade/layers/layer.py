@@ -1,7 +1,7 @@
 """What all layers have in common: where their parameters live, and which checkpoint tensors fill them."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,45 +9,41 @@ from torch import Tensor
 
 from saccade.kernels.collectives import Collectives
 from saccade.kernels.dispatch import Kernels
+from saccade.kernels.weight import Weight, new_weight
+from saccade.layers.formats import Formats, PlainFormats, Slot, WeightFormat
 from saccade.layers.parallel import ALONE, ParallelGroup
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """The place of one checkpoint tensor: the parameter view it fills and the shard this rank takes of it.
-
-    `shape` is the shape of the whole tensor as checkpoints store it; along `dim` the view begins at `start`.
-    `mean` and `std` are what a trained tensor of this kind looks like; made-up weights are drawn from them.
-    """
-
-    view: Tensor
-    shape: tuple[int, ...]
-    dim: int | None = None
-    start: int = 0
-    mean: float = 0.0
-    std: float
-
-    def fill(self, tensor: Tensor) -> None:
-        """Copies this rank's shard. Checkpoint tensors are memory-mapped, so only the shard is read."""
-        assert tuple(tensor.shape) == self.shape, f"{tuple(tensor.shape)} for a slot of {self.shape}"
-        self.view.copy_(self.shard_of(tensor))
-
-    def shard_of(self, tensor: Tensor) -> Tensor:
-        """A view of what this rank takes of a checkpoint tensor."""
-        return tensor if self.dim is None else tensor.narrow(self.dim, self.start, self.view.shape[self.dim])
+PLAIN = PlainFormats()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a layer's parameters live, which kernels it calls and which rank it is."""
+    """Where a layer's parameters live, which kernels it calls and which rank it is.
+
+    `path` is the layer's own, dotted: `formats` goes by it.
+    """
 
     kernels: Kernels
     device: torch.device
     dtype: torch.dtype
     group: ParallelGroup = ALONE
+    formats: Formats = PLAIN
+    path: str = ""
+
+    def inside(self, name: str) -> "Placement":
+        """The place of a layer's attribute."""
+        return replace(self, path=f"{self.path}.{name}" if self.path else name)
 
     def parameter(self, *shape: int) -> Tensor:
         return torch.zeros(shape, device=self.device, dtype=self.dtype)
+
+    def weight(self, *shape: int, part: str = "") -> tuple[Weight, WeightFormat]:
+        """A matrix of the layer, in the form of its checkpoint tensor, or of the `part` that is one of several."""
+        form = self.formats.of(f"{self.path}.{part}" if part else self.path)
+        made = new_weight(
+            *shape, layout=form.layout, dtype=self.dtype, device=self.device, has_input_scale=form.has_input_scale
+        )
+        return made, form
 
 
 class Layer:
@@ -71,15 +67,23 @@ class Layer:
     def homes(self) -> Iterator[tuple[str, tuple[Mapping[str, Any], str]]]:
         """Where those tensors live, by dotted path: attributes of a layer, and the name among them."""
         attributes = vars(self)
-        yield from ((name, (attributes, name)) for name, value in attributes.items() if isinstance(value, Tensor))
+        for name, value in attributes.items():
+            if isinstance(value, Tensor):
+                yield name, (attributes, name)
+            elif isinstance(value, Weight):
+                held = vars(value)
+                yield name, (held, "data")
+                yield from (
+                    (f"{name}.{part}", (held, part)) for part in ("scales", "input_scale") if held[part] is not None
+                )
         for name, child in self.children():
             yield from ((f"{name}.{path}", home) for path, home in child.homes())
 
     def links(self) -> Iterator[tuple[str, tuple[Any, Any]]]:
-        """What else decides which tensors are used, by dotted path: the layers below, and parameters that are None."""
+        """What else decides which tensors are used, by dotted path: layers, weights, and parameters that are None."""
         attributes = vars(self)
         for name, value in attributes.items():
-            if value is None or isinstance(value, Layer):
+            if value is None or isinstance(value, (Layer, Weight)):
                 yield name, (attributes, name)
             elif isinstance(value, list):
                 yield from ((f"{name}.{i}", (value, i)) for i, item in enumerate(value) if isinstance(item, Layer))
@@ -95,7 +99,7 @@ class Layer:
 
     def parameter_bytes(self) -> int:
         """Bytes this rank holds, without what slots do not cover (the padding of a sharded vocabulary)."""
-        return sum(slot.view.nbytes for _, slot in self.slots())
+        return sum(slot.nbytes for _, slot in self.slots())
 
 
 EXCHANGE_MEMORY = "exchange.memory"

@@ -3,8 +3,8 @@
 A column layer splits its output over the ranks, a row layer its input; a column layer followed by a row layer needs
 one all-reduce, in the row layer. Fused layers are column layers whose rows come from several checkpoint tensors.
 
-A width between two layers that is not a multiple of 16 gets room up to the next multiple of 64, filled with zeros,
-which add nothing to any sum: rows that do not begin on 32 bytes are multiplied by slower kernels.
+A width between two layers gets room where that is faster (`Formats.room`), filled with zeros. The last layer before a
+product may be told which weight it `feeds`, and hands over its result in the form which that weight is multiplied with.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,14 +12,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from saccade.layers.layer import Layer, Placement, Slot
+from saccade.errors import ConfigError
+from saccade.kernels.weight import Inputs, Layout, num_rows_of
+from saccade.layers.formats import Slot, require_whole_blocks
+from saccade.layers.layer import Layer, Placement
 
 BIAS_STD = 0.02
-ALIGNED, ROOM = 16, 64
-
-
-def with_room(width: int) -> int:
-    return width if width % ALIGNED == 0 else -(-width // ROOM) * ROOM
 
 
 class Linear(Layer):
@@ -27,15 +25,16 @@ class Linear(Layer):
 
     def __init__(self, place: Placement, fan_in: int, fan_out: int, *, bias: bool = False) -> None:
         self.kernels = place.kernels
-        self.weight = place.parameter(fan_out, fan_in)
+        self.weight, self.format = place.weight(fan_out, fan_in)
         self.bias = place.parameter(fan_out) if bias else None
 
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Inputs, out: Tensor | None = None) -> Tensor:
         """`out` takes the result, where a caller has a place for it."""
-        return self.kernels.linear(x, self.weight, self.bias, out)
+        return self.kernels.multiply(x, self.weight, self.bias, out)
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:
-        yield "weight", Slot(view=self.weight, shape=tuple(self.weight.shape), std=self.weight.shape[1] ** -0.5)
+        fan_out, fan_in = self.weight.shape
+        yield from self.format.slots(self.weight, (fan_out, fan_in), std=fan_in**-0.5)
         if self.bias is not None:
             yield "bias", Slot(view=self.bias, shape=tuple(self.bias.shape), std=BIAS_STD)
 
@@ -58,37 +57,52 @@ class ColumnLinear(Layer):
         self.kernels = place.kernels
         self.parts = tuple(parts)
         self.sizes = [part.room for part in parts]
-        self.weight = place.parameter(sum(self.sizes), fan_in)
+        self.weight, self.format = place.weight(sum(self.sizes), fan_in, part=parts[0].name)
         self.bias = place.parameter(sum(self.sizes)) if bias else None
+        self._check_forms(place)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.kernels.linear(x, self.weight, self.bias)
+    def __call__(self, x: Inputs) -> Tensor:
+        return self.kernels.multiply(x, self.weight, self.bias)
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:
         row, fan_in = 0, self.weight.shape[1]
         for part in self.parts:
             prefix = f"{part.name}." if part.name else ""
-            view = self.weight[row : row + part.count]
-            shape = (part.total, fan_in)
-            yield prefix + "weight", Slot(view=view, shape=shape, dim=0, start=part.start, std=fan_in**-0.5)
+            shard = {"dim": 0, "start": part.start}
+            held = self.weight.rows(row, part.count)
+            for name, slot in self.format.slots(held, (part.total, fan_in), std=fan_in**-0.5, **shard):
+                yield prefix + name, slot
             if self.bias is not None:
                 view = self.bias[row : row + part.count]
-                slot = Slot(view=view, shape=(part.total,), dim=0, start=part.start, std=BIAS_STD)
-                yield prefix + "bias", slot
+                yield prefix + "bias", Slot(view=view, shape=(part.total,), std=BIAS_STD, **shard)
             row += part.room
+
+    def _check_forms(self, place: Placement) -> None:
+        """Parts are one product, so they must have one form."""
+        for part in self.parts:
+            if part.name and place.formats.of(f"{place.path}.{part.name}") != self.format:
+                names = ", ".join(part.name for part in self.parts)
+                raise ConfigError(
+                    f"{place.path}: {self.parts[0].name} and {part.name} are quantised differently, and are one "
+                    f"product here; use a checkpoint that quantises all of {names} or none"
+                )
+            if self.format.layout is Layout.BLOCKS and self.format.scale_name:
+                require_whole_blocks(part.start, part.count, f"{place.path}.{part.name}", place.group.size)
 
 
 def column_linear(place: Placement, fan_in: int, fan_out: int, *, bias: bool = False) -> ColumnLinear:
     """With room, where that is faster."""
-    start, count, room = place.group.spread(fan_out, "MLP width")
-    return ColumnLinear(place, fan_in, [Rows("", fan_out, start, count, with_room(room))], bias=bias)
+    return ColumnLinear(place, fan_in, [_inner_rows(place, "", fan_out)], bias=bias)
 
 
 def gate_up_linear(place: Placement, fan_in: int, width: int, *, bias: bool = False) -> ColumnLinear:
     """[gate | up], each of `width` rows in the checkpoint; with room, where that is faster."""
-    start, count, room = place.group.spread(width, "MLP width")
-    parts = [Rows(name, width, start, count, with_room(room)) for name in ("gate", "up")]
-    return ColumnLinear(place, fan_in, parts, bias=bias)
+    return ColumnLinear(place, fan_in, [_inner_rows(place, name, width) for name in ("gate", "up")], bias=bias)
+
+
+def _inner_rows(place: Placement, name: str, width: int) -> Rows:
+    start, count, room = place.group.spread(width, "MLP width", multiple=place.formats.multiple)
+    return Rows(name, width, start, count, place.formats.room(room))
 
 
 class QKVLinear(ColumnLinear):
@@ -110,15 +124,17 @@ class QKVLinear(ColumnLinear):
         kv_start, self.num_kv_heads = place.group.shard_or_share(num_kv_heads, f"{what}num_kv_heads")
         self.head_dim = head_dim
         own, own_kv = self.num_heads * head_dim, self.num_kv_heads * head_dim
-        q = Rows("q", num_heads * head_dim, start * head_dim, own, own)
-        kv = (num_kv_heads * head_dim, kv_start * head_dim, own_kv, own_kv)
+        q = Rows("q", num_heads * head_dim, start * head_dim, own, place.formats.whole(own))
+        kv = (num_kv_heads * head_dim, kv_start * head_dim, own_kv, place.formats.whole(own_kv))
         super().__init__(place, fan_in, [q, Rows("k", *kv), Rows("v", *kv)], bias=bias)
 
-    def heads(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, x_TD: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values per head, as views of one product."""
-        q, k, v = self(x_TD).split(self.sizes, dim=-1)
-        kv = (self.num_kv_heads, self.head_dim)
-        return q.unflatten(-1, (self.num_heads, self.head_dim)), k.unflatten(-1, kv), v.unflatten(-1, kv)
+        q, k, v = (
+            rows[:, : part.count].unflatten(-1, (-1, self.head_dim))
+            for rows, part in zip(self(x_TD).split(self.sizes, dim=-1), self.parts, strict=True)
+        )
+        return q, k, v
 
 
 class RowLinear(Layer):
@@ -133,24 +149,26 @@ class RowLinear(Layer):
         self.kernels, self.group = place.kernels, place.group
         self.shape = (fan_out, fan_in)
         if has_room:
-            self.start, self.count, room = place.group.spread(fan_in, "MLP width")
-            self.weight = place.parameter(fan_out, with_room(room))
+            rows = _inner_rows(place, "", fan_in)
+            self.start, self.count, room = rows.start, rows.count, rows.room
         else:
             self.start, self.count = place.group.shard(fan_in, "width")
-            self.weight = place.parameter(fan_out, self.count)
+            room = self.count
+        self.weight, self.format = place.weight(fan_out, room)
         self.bias = place.parameter(fan_out) if bias else None
+        if self.format.layout is Layout.BLOCKS and self.format.scale_name:
+            require_whole_blocks(self.start, self.count, place.path, place.group.size)
 
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Inputs, out: Tensor | None = None) -> Tensor:
         """`out` takes the result, where a caller has a place for it."""
         if self.group.size == 1:
-            return self.kernels.linear(x, self.weight, self.bias, out)
+            return self.kernels.multiply(x, self.weight, self.bias, out)
         bias = self.bias if self.group.rank == 0 else None
-        staging = self.group.staging((*x.shape[:-1], self.shape[0]), x.dtype)
-        return self.group.all_reduce(self.kernels.linear(x, self.weight, bias, staging), out)
+        staging = self.group.staging((num_rows_of(x), self.shape[0]), self.weight.dtype)
+        return self.group.all_reduce(self.kernels.multiply(x, self.weight, bias, staging), out)
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:
-        std = self.shape[1] ** -0.5
-        view = self.weight[:, : self.count]
-        yield "weight", Slot(view=view, shape=self.shape, dim=1, start=self.start, std=std)
+        held = self.weight.columns(self.count)
+        yield from self.format.slots(held, self.shape, dim=1, start=self.start, std=self.shape[1] ** -0.5)
         if self.bias is not None:
             yield "bias", Slot(view=self.bias, shape=tuple(self.bias.shape), std=BIAS_STD)

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from saccade.kernels.weight import Inputs, Weight
 from saccade.layers.layer import Layer, Placement
 from saccade.layers.linear import RowLinear, column_linear, gate_up_linear
 from saccade.layers.spec import MLPSpec
@@ -17,13 +18,19 @@ class GatedMLP(Layer):
     def __init__(self, place: Placement, width: int, spec: MLPSpec) -> None:
         self.kernels = place.kernels
         self.activation = spec.activation
-        self.gate_up = gate_up_linear(place, width, spec.width, bias=spec.bias)
-        self.down = RowLinear(place, spec.width, width, bias=spec.bias, has_room=True)
+        self.gate_up = gate_up_linear(place.inside("gate_up"), width, spec.width, bias=spec.bias)
+        self.down = RowLinear(place.inside("down"), spec.width, width, bias=spec.bias, has_room=True)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def fed(self) -> Weight:
+        """What the layer's inputs are multiplied with."""
+        return self.gate_up.weight
+
+    def __call__(self, x: Inputs) -> Tensor:
+        feeds = self.down.weight
         if self.gate_up.bias is None:
-            return self.down(self.kernels.gated_linear(x, self.gate_up.weight, self.activation))
-        return self.down(self.kernels.gated_activation(self.gate_up(x), self.activation))
+            return self.down(self.kernels.multiply_gated(x, self.gate_up.weight, self.activation, feeds))
+        return self.down(self.kernels.gated_inputs(self.gate_up(x), self.activation, feeds))
 
 
 class PlainMLP(Layer):
@@ -32,9 +39,14 @@ class PlainMLP(Layer):
     def __init__(self, place: Placement, fan_in: int, fan_out: int, spec: MLPSpec) -> None:
         self.kernels = place.kernels
         self.activation = spec.activation
-        self.up = column_linear(place, fan_in, spec.width, bias=spec.bias)
-        self.down = RowLinear(place, spec.width, fan_out, bias=spec.bias, has_room=True)
+        self.up = column_linear(place.inside("up"), fan_in, spec.width, bias=spec.bias)
+        self.down = RowLinear(place.inside("down"), spec.width, fan_out, bias=spec.bias, has_room=True)
 
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        inner = self.kernels.activated_linear(x, self.up.weight, self.up.bias, self.activation)
-        return self.down(inner, out)
+    @property
+    def fed(self) -> Weight:
+        """What the layer's inputs are multiplied with."""
+        return self.up.weight
+
+    def __call__(self, x: Inputs, out: Tensor | None = None) -> Tensor:
+        up, feeds = self.up, self.down.weight
+        return self.down(self.kernels.multiply_activated(x, up.weight, up.bias, self.activation, feeds), out)

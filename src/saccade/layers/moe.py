@@ -10,20 +10,25 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn.functional import grouped_mm
 
-from saccade.layers.layer import Layer, Placement, Slot
-from saccade.layers.linear import Linear, with_room
+from saccade.errors import ConfigError
+from saccade.kernels.weight import Inputs
+from saccade.layers.formats import Slot
+from saccade.layers.layer import Layer, Placement
+from saccade.layers.linear import Linear
 from saccade.layers.spec import MoESpec
 
 
 class MoE(Layer):
+    fed = None  # the router reads the inputs, too, and wants them as they are
+
     def __init__(self, place: Placement, width: int, spec: MoESpec) -> None:
         self.spec = spec
-        self.router = Linear(place, width, spec.num_experts)
-        self.experts = Experts(place, width, spec)
+        self.router = Linear(place.inside("router"), width, spec.num_experts)
+        self.experts = Experts(place.inside("experts"), width, spec)
 
-    def __call__(self, x_TD: Tensor) -> Tensor:
+    def __call__(self, x_TD: Inputs) -> Tensor:
+        assert isinstance(x_TD, Tensor), "nothing scales the inputs of a router"
         weights_TN = torch.softmax(self.router(x_TD), dim=-1, dtype=torch.float32)
         weights_TA, experts_TA = weights_TN.topk(self.spec.top_k, dim=-1)
         if self.spec.renormalise:
@@ -36,27 +41,48 @@ class Experts(Layer):
 
     def __init__(self, place: Placement, width: int, spec: MoESpec) -> None:
         self.kernels, self.group, self.spec = place.kernels, place.group, spec
-        self.start, self.count, room = place.group.spread(spec.width, "expert width")
-        self.gate_up = place.parameter(spec.num_experts, 2 * with_room(room), width)
-        self.down = place.parameter(spec.num_experts, width, with_room(room))
+        formats = place.formats
+        self.start, self.count, room = place.group.spread(spec.width, "expert width", multiple=formats.multiple)
+        self.room = formats.room(room)
+        self.gate_up, self.format = place.weight(spec.num_experts, 2 * self.room, width, part="0.gate")
+        self.down, self.down_format = place.weight(spec.num_experts, width, self.room, part="0.down")
+        self._check_forms(place)
         self.ids_N = torch.arange(spec.num_experts, device=place.device)
 
     def __call__(self, x_TD: Tensor, experts_TA: Tensor, weights_TA: Tensor) -> Tensor:
         top_k = experts_TA.shape[1]
         sorted_A, order_A = experts_TA.flatten().sort(stable=True)
         ends_N = torch.searchsorted(sorted_A, self.ids_N, right=True).to(torch.int32)
-        hidden_AF = grouped_mm(x_TD[order_A // top_k], self.gate_up.transpose(1, 2), offs=ends_N)
-        hidden_AF = self.kernels.gated_activation(hidden_AF, self.spec.activation)
-        sorted_AD = grouped_mm(hidden_AF, self.down.transpose(1, 2), offs=ends_N)
+        hidden_AF = self.kernels.multiply_grouped(x_TD[order_A // top_k], self.gate_up, ends_N)
+        inner_AF = self.kernels.gated_inputs(hidden_AF, self.spec.activation, self.down)
+        sorted_AD = self.kernels.multiply_grouped(inner_AF, self.down, ends_N)
         y_TAD = sorted_AD[order_A.argsort()].unflatten(0, (-1, top_k))
         y_TD = (y_TAD * weights_TA.unsqueeze(-1)).sum(dim=1).to(x_TD.dtype)
         return self.group.all_reduce(y_TD)
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:
-        count, (width, room) = self.count, self.down.shape[1:]
-        shape, shard = (self.spec.width, width), {"dim": 0, "start": self.start}
-        for i, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
-            yield f"{i}.gate.weight", Slot(view=gate_up[:count], shape=shape, std=width**-0.5, **shard)
-            yield f"{i}.up.weight", Slot(view=gate_up[room : room + count], shape=shape, std=width**-0.5, **shard)
-            shard_in, std = {"dim": 1, "start": self.start}, self.spec.width**-0.5
-            yield f"{i}.down.weight", Slot(view=down[:, :count], shape=shape[::-1], std=std, **shard_in)
+        count, width = self.count, self.down.shape[1]
+        shape, std = (self.spec.width, width), width**-0.5
+        for i, (gate_up, down) in enumerate(zip(self.gate_up.experts(), self.down.experts(), strict=True)):
+            parts = (
+                ("gate", self.format.slots(gate_up.rows(0, count), shape, dim=0, start=self.start, std=std)),
+                ("up", self.format.slots(gate_up.rows(self.room, count), shape, dim=0, start=self.start, std=std)),
+                (
+                    "down",
+                    self.down_format.slots(
+                        down.columns(count), shape[::-1], dim=1, start=self.start, std=self.spec.width**-0.5
+                    ),
+                ),
+            )
+            for part, slots in parts:
+                yield from ((f"{i}.{part}.{name}", slot) for name, slot in slots)
+
+    def _check_forms(self, place: Placement) -> None:
+        """All experts are one product, so they must have one form."""
+        for i in range(self.spec.num_experts):
+            for part, form in (("gate", self.format), ("up", self.format), ("down", self.down_format)):
+                if place.formats.of(f"{place.path}.{i}.{part}") != form:
+                    raise ConfigError(
+                        f"{place.path}: expert {i} is quantised unlike expert 0, and all are one product here; use a "
+                        f"checkpoint that quantises all experts of a layer or none"
+                    )

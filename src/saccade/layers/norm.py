@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from saccade.layers.layer import Layer, Placement, Slot
+from saccade.kernels.weight import Inputs, Weight
+from saccade.layers.formats import Slot
+from saccade.layers.layer import Layer, Placement
 from saccade.layers.spec import NormSpec
 
 WEIGHT_STD = 0.05
@@ -23,11 +25,14 @@ class RMSNorm(Layer):
     def __call__(self, x: Tensor) -> Tensor:
         return self.kernels.rms_norm(x, self.weight, self.eps, offset=self.offset)
 
-    def carry(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The norm of `x + residual` and that sum, which is the next residual; without a residual, x is the sum."""
-        if residual is None:
-            return self(x), x
-        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps, offset=self.offset)
+    def carry(self, x: Tensor, residual: Tensor | None, feeds: Weight | None) -> tuple[Inputs, Tensor]:
+        """The norm of `x + residual`, as inputs of the weight it feeds, and that sum, which is the next residual;
+        without a residual, x is the sum."""
+        return self.kernels.rms_inputs(x, residual, self.weight, self.eps, feeds, offset=self.offset)
+
+    def close(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The norm of `x + residual`."""
+        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps, offset=self.offset)[0]
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:
         shape = tuple(self.weight.shape)
@@ -44,11 +49,13 @@ class LayerNorm(Layer):
     def __call__(self, x: Tensor) -> Tensor:
         return self.kernels.layer_norm(x, self.weight, self.bias, self.eps)
 
-    def carry(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def carry(self, x: Tensor, residual: Tensor | None, feeds: Weight | None) -> tuple[Inputs, Tensor]:
         """See `RMSNorm.carry`."""
-        if residual is None:
-            return self(x), x
-        return self.kernels.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
+        return self.kernels.layer_inputs(x, residual, self.weight, self.bias, self.eps, feeds)
+
+    def close(self, x: Tensor, residual: Tensor) -> Tensor:
+        """See `RMSNorm.close`."""
+        return self.kernels.add_layer_norm(x, residual, self.weight, self.bias, self.eps)[0]
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:
         shape = tuple(self.weight.shape)

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from saccade.layers.layer import Layer, Placement, Slot
+from saccade.errors import ConfigError
+from saccade.kernels.weight import Inputs
+from saccade.layers.formats import Slot
+from saccade.layers.layer import Layer, Placement
 from saccade.layers.linear import Linear, QKVLinear, RowLinear
 from saccade.layers.mlp import PlainMLP, new_mlp
 from saccade.layers.norm import new_norm
@@ -29,9 +32,9 @@ class VisionBlock(Layer):
 
     def __init__(self, place: Placement, spec: VisionBlockSpec) -> None:
         self.attention_norm = new_norm(place, spec.width, spec.norm)
-        self.attention = VisionAttention(place, spec)
+        self.attention = VisionAttention(place.inside("attention"), spec)
         self.mlp_norm = new_norm(place, spec.width, spec.norm)
-        self.mlp = new_mlp(place, spec.width, spec.mlp)
+        self.mlp = new_mlp(place.inside("mlp"), spec.width, spec.mlp)
 
     def __call__(
         self,
@@ -40,10 +43,10 @@ class VisionBlock(Layer):
         rotation: tuple[Tensor, Tensor] | None,
         segments: Segments,
     ) -> tuple[Tensor, Tensor]:
-        x_PD, residual_PD = self.attention_norm.carry(x_PD, residual_PD)
-        x_PD = self.attention(x_PD, rotation, segments)
-        x_PD, residual_PD = self.mlp_norm.carry(x_PD, residual_PD)
-        return self.mlp(x_PD), residual_PD
+        inputs, residual_PD = self.attention_norm.carry(x_PD, residual_PD, self.attention.qkv.weight)
+        x_PD = self.attention(inputs, rotation, segments)
+        inputs, residual_PD = self.mlp_norm.carry(x_PD, residual_PD, self.mlp.fed)
+        return self.mlp(inputs), residual_PD
 
 
 class VisionAttention(Layer):
@@ -52,10 +55,15 @@ class VisionAttention(Layer):
         head_dim = spec.width // spec.num_heads
         self.scale = head_dim**-0.5
         heads = {"num_heads": spec.num_heads, "num_kv_heads": spec.num_heads, "head_dim": head_dim}
-        self.qkv = QKVLinear(place, spec.width, bias=True, what="vision ", **heads)
-        self.out = RowLinear(place, spec.width, spec.width, bias=True)
+        self.qkv = QKVLinear(place.inside("qkv"), spec.width, bias=True, what="vision ", **heads)
+        self.out = RowLinear(place.inside("out"), spec.width, spec.width, bias=True)
+        if any(part.room != part.count for part in self.qkv.parts):
+            raise ConfigError(
+                f"{place.path}: heads of {spec.num_heads} x {head_dim} columns do not fill the blocks that are scaled "
+                f"together; use a checkpoint whose vision encoder is not quantised by blocks"
+            )
 
-    def __call__(self, x_PD: Tensor, rotation: tuple[Tensor, Tensor] | None, segments: Segments) -> Tensor:
+    def __call__(self, x_PD: Inputs, rotation: tuple[Tensor, Tensor] | None, segments: Segments) -> Tensor:
         if rotation is None:
             q_PHK, k_PHK, v_PHK = self.qkv.heads(x_PD)
         else:
@@ -63,7 +71,7 @@ class VisionAttention(Layer):
         o_PHK = self.kernels.varlen_attention(
             q_PHK, k_PHK, v_PHK, segments.cu_seqlens_S1, segments.max_length, scale=self.scale
         )
-        return self.out(o_PHK.reshape(x_PD.shape[0], -1))
+        return self.out(o_PHK.reshape(q_PHK.shape[0], -1))
 
 
 class PatchEmbedding(Linear):
@@ -95,7 +103,7 @@ class Merger(Layer):
         self.norm_after_merge = spec.norm_after_merge
         self.norm = new_norm(place, self.joined if spec.norm_after_merge else width, spec.norm)
         mlp = MLPSpec(width=self.joined, activation="gelu", gated=False, bias=True)
-        self.mlp = PlainMLP(place, self.joined, spec.out_width, mlp)
+        self.mlp = PlainMLP(place.inside("mlp"), self.joined, spec.out_width, mlp)
 
     def __call__(self, x_PD: Tensor, out_UE: Tensor | None = None) -> Tensor:
         if self.norm_after_merge:
@@ -107,7 +115,7 @@ class PoolProjector(Layer):
     def __init__(self, place: Placement, width: int, spec: PoolSpec) -> None:
         self.unit = spec.unit
         self.norm = new_norm(place, width, spec.norm)
-        self.project = Linear(place, width, spec.out_width)
+        self.project = Linear(place.inside("project"), width, spec.out_width)
 
     def __call__(self, x_PD: Tensor, out_UE: Tensor | None = None) -> Tensor:
         pooled_UD = x_PD.unflatten(0, (-1, self.unit)).mean(dim=1, dtype=torch.float32).to(x_PD.dtype)

@@ -28,14 +28,14 @@ class Decoder(Layer):
     def __init__(self, place: Placement, spec: DecoderSpec) -> None:
         self.place, self.spec = place, spec
         self.exchange = new_exchange(place.group)
-        self.embedding = VocabTable(place, spec.vocab_size, spec.width)
+        self.embedding = VocabTable(place.inside("embedding"), spec.vocab_size, spec.width)
         # The embedding is a product in the model's dtype, so its factor must be a number of that dtype.
         self.embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=place.dtype))
         self.rotaries = [Rotary(rotary, place.device) for rotary in spec.rotaries]
-        self.layers = [DecoderLayer(place, spec, layer) for layer in spec.layers]
+        self.layers = [DecoderLayer(place.inside(f"layers.{i}"), spec, layer) for i, layer in enumerate(spec.layers)]
         assert spec.deepstack_levels < len(self.layers), "deepstack rows go between layers"
         self.norm = new_norm(place, spec.width, spec.norm)
-        self.head = None if spec.tied_head else VocabTable(place, spec.vocab_size, spec.width)
+        self.head = None if spec.tied_head else VocabTable(place.inside("head"), spec.vocab_size, spec.width)
 
     def embed(self, ids_T: Tensor) -> Tensor:
         rows_TD = self.embedding.rows(ids_T)
@@ -70,7 +70,7 @@ class Decoder(Layer):
         return x_TD, residual_TD
 
     def _finish(self, x_ND: Tensor, residual_ND: Tensor | None) -> Tensor:
-        return self.norm.carry(*self.layers[-1].feed(x_ND, residual_ND))[0]
+        return self.norm.close(*self.layers[-1].feed(x_ND, residual_ND))
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Scores of all tokens in float32."""
@@ -95,10 +95,10 @@ class DecoderLayer(Layer):
 
     def __init__(self, place: Placement, spec: DecoderSpec, layer: LayerSpec) -> None:
         self.attention_norm = new_norm(place, spec.width, spec.norm)
-        self.attention = Attention(place, spec.width, spec.attention, layer.window)
+        self.attention = Attention(place.inside("attention"), spec.width, spec.attention, layer.window)
         self.attention_post_norm = new_norm(place, spec.width, spec.norm) if spec.post_norms else None
         self.mlp_norm = new_norm(place, spec.width, spec.norm)
-        self.mlp = _new_feed_forward(place, spec.width, layer)
+        self.mlp = _new_feed_forward(place.inside("mlp"), spec.width, layer)
         self.mlp_post_norm = new_norm(place, spec.width, spec.norm) if spec.post_norms else None
 
     def attend(
@@ -110,15 +110,15 @@ class DecoderLayer(Layer):
         step: Step,
         cache: Cache,
     ) -> tuple[Tensor, Tensor]:
-        x_TD, residual_TD = self.attention_norm.carry(x_TD, residual_TD)
-        x_TD = self.attention(x_TD, cos_TK, sin_TK, step, cache)
+        inputs, residual_TD = self.attention_norm.carry(x_TD, residual_TD, self.attention.qkv.weight)
+        x_TD = self.attention(inputs, cos_TK, sin_TK, step, cache)
         if self.attention_post_norm is not None:
             x_TD = self.attention_post_norm(x_TD)
         return x_TD, residual_TD
 
     def feed(self, x_TD: Tensor, residual_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        x_TD, residual_TD = self.mlp_norm.carry(x_TD, residual_TD)
-        x_TD = self.mlp(x_TD)
+        inputs, residual_TD = self.mlp_norm.carry(x_TD, residual_TD, self.mlp.fed)
+        x_TD = self.mlp(inputs)
         if self.mlp_post_norm is not None:
             x_TD = self.mlp_post_norm(x_TD)
         return x_TD, residual_TD

@@ -4,7 +4,8 @@ import zlib
 
 import torch
 
-from saccade.layers.layer import Layer, Slot
+from saccade.layers.formats import RoundingSlot, Slot
+from saccade.layers.layer import Layer
 
 
 def fill_with_noise(model: Layer, *, seed: int = 0) -> None:
@@ -15,5 +16,6 @@ def fill_with_noise(model: Layer, *, seed: int = 0) -> None:
 
 def _fill(slot: Slot, seed: int) -> None:
     generator = torch.Generator(slot.view.device).manual_seed(seed)
-    whole = torch.empty(slot.shape, device=slot.view.device, dtype=slot.view.dtype)
+    dtype = slot.weight.dtype if isinstance(slot, RoundingSlot) else slot.view.dtype
+    whole = torch.empty(slot.shape, device=slot.view.device, dtype=dtype)
     slot.fill(whole.normal_(slot.mean, slot.std, generator=generator))

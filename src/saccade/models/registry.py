@@ -35,12 +35,6 @@ def read_spec(config: Config) -> tuple[Family, ModelSpec]:
             f"{config.where}: architecture {', '.join(named) or 'none'} is not known.{remote} "
             f"Supported: {', '.join(sorted(ARCHITECTURES))}"
         )
-    if config.has("quantization_config"):
-        method = config.sub("quantization_config").get("quant_method", "unknown")
-        raise ConfigError(
-            f"{config.where}: the weights are quantised ({method}), which is not supported; "
-            f"use the checkpoint with bfloat16 weights"
-        )
     family = ARCHITECTURES[known[0]]
     spec = family.spec(Config(family.defaults.complete(config.values), config.where), known[0])
     faults = [*_rotary_faults(spec.decoder), *_decoder_faults(spec.decoder), *_vision_faults(spec)]

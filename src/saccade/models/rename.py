@@ -68,6 +68,16 @@ class Renames:
                 return prefix + short.removeprefix(canonical)
         return fitting[0][0] + short.removeprefix(fitting[0][1]) if fitting else short
 
+    def names_of(self, slot_name: str) -> list[str]:
+        """What checkpoints of all ages call the tensor that fills this slot."""
+        shorts = [name for rule in self.rules if (name := rule.backwards(slot_name)) is not None]
+        return [
+            prefix + short.removeprefix(canonical)
+            for short in shorts
+            for prefix, canonical in (("", ""), *self.prefixes)
+            if short.startswith(canonical)
+        ]
+
     def _shorten(self, name: str) -> str:
         for prefix, canonical in self.prefixes:
             if name.startswith(prefix):
@@ -118,8 +128,20 @@ EXPERT_RULES = (one(_LAYER + ".mlp.experts.{i}.{p}_proj.{w}", _OURS + ".mlp.expe
 _EXPERT = _OURS + ".mlp.experts.{i}."
 
 
-# All experts of a layer in one tensor, [gate | up] along the output.
+# All experts of a layer in one tensor, [gate | up] along the output; scales of blocks are laid out alike.
 FUSED_EXPERT_RULES = (
+    Rule(
+        _LAYER + ".mlp.experts.gate_up_proj_scale_inv",
+        (_EXPERT + "gate.weight_scale_inv", _EXPERT + "up.weight_scale_inv"),
+        unbind=True,
+        transpose="if_needed",
+    ),
+    Rule(
+        _LAYER + ".mlp.experts.down_proj_scale_inv",
+        (_EXPERT + "down.weight_scale_inv",),
+        unbind=True,
+        transpose="if_needed",
+    ),
     Rule(
         _LAYER + ".mlp.experts.gate_up_proj",
         (_EXPERT + "gate.weight", _EXPERT + "up.weight"),

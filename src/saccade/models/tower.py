@@ -30,14 +30,17 @@ class Tower(Layer):
         self.group = sharing if sharing.size > 1 else place.group
         self.exchange = new_exchange(self.group)
         width = spec.block.width
-        self.patches = PatchEmbedding(place, spec.patch_values, width, bias=spec.patch_bias)
+        self.patches = PatchEmbedding(place.inside("patches"), spec.patch_values, width, bias=spec.patch_bias)
         self.grid = PositionGrid(place, spec.grid_side, width) if spec.grid_side else None
         head_dim = width // spec.block.num_heads
         self.rotary = GridRotary(head_dim, spec.rotary_base, place.device) if spec.rotary_base else None
-        self.blocks = [VisionBlock(place, spec.block) for _ in range(spec.depth)]
+        self.blocks = [VisionBlock(place.inside(f"blocks.{i}"), spec.block) for i in range(spec.depth)]
         self.norm = new_norm(place, width, spec.final_norm) if spec.final_norm else None
-        self.projector = _new_projector(place, width, spec.projector)
-        self.deepstack = [_new_projector(place, width, spec.deepstack_merger) for _ in spec.deepstack_layers]
+        self.projector = _new_projector(place.inside("projector"), width, spec.projector)
+        self.deepstack = [
+            _new_projector(place.inside(f"deepstack.{i}"), width, spec.deepstack_merger)
+            for i in range(len(spec.deepstack_layers))
+        ]
 
     def __call__(self, step: VisionStep, out_LUE: Tensor | None = None) -> Tensor:
         """(L, U, E): the projected rows, then the deepstack rows, in the order of the patches; in `out` where given.
@@ -70,7 +73,7 @@ class Tower(Layer):
                 merger = self.deepstack[self.spec.deepstack_layers.index(i)]
                 self._merge(merger, x_PD, step, out_LUE[level])
         if self.norm is not None:
-            x_PD = self.norm.carry(x_PD, residual_PD)[0]
+            x_PD = self.norm(x_PD) if residual_PD is None else self.norm.close(x_PD, residual_PD)
         elif residual_PD is not None:
             x_PD = x_PD + residual_PD
         self._merge(self.projector, x_PD, step, out_LUE[0])

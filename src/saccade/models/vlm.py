@@ -38,7 +38,7 @@ class Model(Layer):
         encoder_mode: EncoderMode = "weights",
     ) -> None:
         self.place, self.spec = place, spec
-        self.decoder = Decoder(place, spec.decoder)
+        self.decoder = Decoder(place.inside("decoder"), spec.decoder)
         self.tower = None
         if spec.vision is not None:
             group = place.group if vision_group is None else vision_group
@@ -47,14 +47,14 @@ class Model(Layer):
     def _new_tower(self, place: Placement, spec: VisionSpec, group: ParallelGroup, mode: EncoderMode) -> Tower:
         if mode != "data":
             try:
-                return Tower(replace(place, group=group), spec)
+                return Tower(replace(place.inside("tower"), group=group), spec)
             except ConfigError as error:
                 if mode == "weights":
                     raise ConfigError(
                         f"{error}, or let ranks encode whole images (--mm-encoder-tp-mode data)"
                     ) from None
                 self.why_whole = str(error).partition(";")[0]
-        return Tower(replace(place, group=ALONE), spec, group)
+        return Tower(replace(place.inside("tower"), group=ALONE), spec, group)
 
     @property
     def encoder_mode(self) -> EncoderMode | None:

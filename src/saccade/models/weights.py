@@ -1,6 +1,6 @@
 """Building a model and filling it: renamed, fused and sharded as the tensors stream by, strict both ways."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from saccade.errors import ConfigError
-from saccade.kernels.dispatch import Kernels, kernels_for
-from saccade.layers.layer import Placement, Slot
+from saccade.kernels.dispatch import Kernels, kernels_for, require_e4m3
+from saccade.layers.formats import PlainFormats, Slot
+from saccade.layers.layer import Placement
 from saccade.layers.parallel import Groups
 from saccade.models.checkpoint import Checkpoint, SafetensorsFolder
 from saccade.models.config import Config
@@ -18,6 +19,7 @@ from saccade.models.dummy import fill_with_noise
 from saccade.models.folder import find_folder
 from saccade.models.gguf import GGUFFile
 from saccade.models.progress import OnProgress, no_progress
+from saccade.models.quantization import AS_STORED, Quantize, read_formats
 from saccade.models.registry import read_spec
 from saccade.models.rename import Renames, Rule
 from saccade.models.vlm import EncoderMode, Model
@@ -36,7 +38,7 @@ HEAD = "decoder.head.weight"
 TIED = ("decoder.embedding.weight", HEAD)
 
 
-def load_model(
+def load_model(  # noqa: PLR0913
     folder_or_id: str | Path,
     *,
     device: torch.device | str = "cpu",
@@ -44,6 +46,7 @@ def load_model(
     load_format: LoadFormat = "auto",
     groups: Groups = ONE_RANK,
     encoder_mode: EncoderMode = "weights",
+    quantize: Quantize = AS_STORED,
     kernels: Kernels | None = None,
     progress: OnProgress = no_progress,
 ) -> Model:
@@ -52,13 +55,22 @@ def load_model(
     `folder_or_id` is a folder, a .gguf file or a hub id; `dtype` is the checkpoint's own unless given. "auto" reads a
     file as GGUF and a folder as safetensors; "gguf" also reads a folder with one .gguf file beside its config.json;
     "dummy" needs a config.json only. One of several ranks in `groups` reads its own shards of the weights; `Model` says
-    what `encoder_mode` means.
+    what `encoder_mode` means. Weights are quantised as the checkpoint says, or to "fp8" while they are loaded.
     """
     config, checkpoint = _open(folder_or_id, load_format)
     family, spec = read_spec(config)
     device = torch.device(device)
     dtype = dtype or checkpoint_dtype(config)
-    place = Placement(kernels=kernels or kernels_for(device, dtype), device=device, dtype=dtype, group=groups.language)
+    formats = read_formats(config, family.renames, quantize, is_dummy=checkpoint is None)
+    if device.type == "cuda" and not isinstance(formats, PlainFormats):
+        require_e4m3(device, dtype)
+    place = Placement(
+        kernels=kernels or kernels_for(device, dtype),
+        device=device,
+        dtype=dtype,
+        group=groups.language,
+        formats=formats,
+    )
     model = Model(place, spec, vision_group=groups.vision, encoder_mode=encoder_mode)
     if checkpoint is None:
         fill_with_noise(model)
@@ -177,8 +189,8 @@ def _place(name: str, tensor: Tensor, slots: dict[str, Slot], findings: Findings
         if slot_name not in findings.missing:
             findings.repeated.append(name)
         findings.missing.pop(slot_name, None)
-        if tuple(part.shape) != slot.shape:
-            findings.misshapen.append(f"{name} is {_size(part.shape)}, {_size(slot.shape)} is needed")
+        if fault := slot.fault(part):
+            findings.misshapen.append(f"{name} {fault}")
             continue
         slot.fill(part)
 
@@ -217,7 +229,3 @@ def _listed(names: list[str]) -> str:
     unique = list(dict.fromkeys(names))
     more = f" and {len(unique) - NAMES_SHOWN} more" if len(unique) > NAMES_SHOWN else ""
     return ", ".join(unique[:NAMES_SHOWN]) + more
-
-
-def _size(shape: Iterable[int]) -> str:
-    return "x".join(str(n) for n in shape)

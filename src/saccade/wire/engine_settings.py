@@ -98,6 +98,10 @@ class EngineSettings:
     device: str = setting("auto", "cuda, cpu, or auto")
     dtype: str = setting("auto", "float32, float16, bfloat16, or auto: the checkpoint's (float32 on a CPU)")
     load_format: str = setting("auto", "safetensors, gguf, dummy (random weights), or auto")
+    quantization: str = setting(
+        "auto", "fp8 rounds the language model's weights while they are loaded; auto: as stored"
+    )
+    mm_encoder_quantization: str = setting("auto", "fp8 rounds the vision encoder's weights likewise; auto: as stored")
     block_size: int = setting(0, "tokens of a KV block; 0: 128 on a GPU, 16 elsewhere")
     kv_cache_tokens: int = setting(0, "tokens of the KV cache; 0: what is left of the GPU's memory, 16384 elsewhere")
     gpu_memory_utilization: float = setting(0.9, "share of the GPU's memory to use")

@@ -1,0 +1,207 @@
+"""Products of weights in e4m3 on a GPU, with the signatures of `reference_scaled`: cuBLAS, and Triton around it."""
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional
+
+from saccade.errors import ConfigError
+from saccade.kernels.overlap import overlapping
+from saccade.kernels.reference_vision import ACTIVATIONS
+from saccade.kernels.triton_scaled import grouped_kernel, scaled_norm_kernel, scaled_rows_kernel
+from saccade.kernels.vectors import scaled_vector_linear
+from saccade.kernels.weight import BLOCK, E4M3, Layout, Scaled, Weight
+
+_ALIGNED_ROWS = 4  # of a product by blocks: cuBLAS refuses others
+_TILE_ROWS, _TILE_COLUMNS = 64, 128
+
+
+def scale_inputs(x: Tensor, weight: Weight) -> Scaled:
+    """See `weight.scale_inputs`."""
+    return _scaled_rows(x, x.shape[-1], "none", weight)
+
+
+def scaled_gated_activation(gate_up: Tensor, kind: str, feeds: Weight) -> Scaled:
+    """See `reference_scaled.scaled_gated_activation`."""
+    return _scaled_rows(gate_up, gate_up.shape[-1] // 2, f"gated_{_known(kind)}", feeds)
+
+
+def scaled_activation(x: Tensor, kind: str, feeds: Weight) -> Scaled:
+    """See `reference_scaled.scaled_activation`."""
+    return _scaled_rows(x, x.shape[-1], _known(kind), feeds)
+
+
+def scaled_rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, feeds: Weight, *, offset: float = 0.0
+) -> tuple[Scaled, Tensor]:
+    """See `reference_scaled.scaled_rms_norm`."""
+    return _scaled_norm(x, residual, weight, None, eps, offset, feeds, centres=False)
+
+
+def scaled_layer_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, feeds: Weight
+) -> tuple[Scaled, Tensor]:
+    """See `reference_scaled.scaled_layer_norm`."""
+    return _scaled_norm(x, residual, weight, bias, eps, 0.0, feeds, centres=True)
+
+
+def scaled_linear(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """See `reference_scaled.scaled_linear`."""
+    assert weight.scales is not None
+    num_rows = x.data.shape[0]
+    if weight.layout is Layout.ROWS:
+        y = torch.empty((num_rows, weight.shape[0]), dtype=weight.dtype, device=x.data.device) if out is None else out
+        scales = weight.scales.unsqueeze(0)
+        return torch._scaled_mm(
+            x.data, weight.data.t(), x.scales, scales, bias, out_dtype=weight.dtype, use_fast_accum=True, out=y
+        )
+    if num_rows % _ALIGNED_ROWS or weight.shape[1] % BLOCK or weight.shape[0] % BLOCK:
+        ends = torch.full((1,), num_rows, dtype=torch.int32, device=x.data.device)
+        return _grouped(x, weight, ends, bias, out)
+    y = functional.scaled_mm(
+        x.data,
+        weight.data.t(),
+        x.scales,
+        functional.ScalingType.BlockWise1x128,
+        weight.scales.t(),
+        functional.ScalingType.BlockWise128x128,
+        output_dtype=weight.dtype,
+    )
+    if bias is not None:
+        y += bias
+    return y if out is None else out.copy_(y)
+
+
+def scaled_grouped_linear(x: Scaled, weight: Weight, ends_E: Tensor) -> Tensor:
+    """See `reference_scaled.scaled_grouped_linear`."""
+    return _grouped(x, weight, ends_E, None, None)
+
+
+def row_linear(x: Tensor, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """See `reference_scaled.row_linear`."""
+    return scaled_vector_linear(x, weight, bias, out, is_gated=False)
+
+
+def row_gated_linear(x: Tensor, weight: Weight) -> Tensor:
+    """See `reference_scaled.row_gated_linear`."""
+    return scaled_vector_linear(x, weight, None, None, is_gated=True)
+
+
+def _scaled_rows(x: Tensor, width: int, kind: str, weight: Weight) -> Scaled:
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    found = _new_scaled(x.shape[0], width, weight)
+    block = max(triton.next_power_of_2(width), BLOCK)
+    if x.shape[0]:
+        scaled_rows_kernel[(x.shape[0],)](
+            x,
+            found.data,
+            found.scales,
+            found.scales if weight.input_scale is None else weight.input_scale,
+            width,
+            x.stride(0),
+            *found.scales.stride(),
+            KIND=kind,
+            GIVEN=weight.input_scale is not None,
+            BLOCKS=weight.layout is Layout.BLOCKS,
+            BLOCK=block,
+            num_warps=_num_warps(block),
+            **overlapping(x),
+        )
+    return found
+
+
+def _scaled_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    offset: float,
+    feeds: Weight,
+    *,
+    centres: bool,
+) -> tuple[Scaled, Tensor]:
+    num_rows, width = x.shape
+    assert x.stride(1) == 1 and (residual is None or residual.stride(1) == 1), "rows of a norm are contiguous"
+    found = _new_scaled(num_rows, width, feeds)
+    total = x if residual is None else torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
+    block = max(triton.next_power_of_2(width), BLOCK)
+    if num_rows:
+        scaled_norm_kernel[(num_rows,)](
+            x,
+            x if residual is None else residual,
+            weight,
+            weight if bias is None else bias,
+            total,
+            found.data,
+            found.scales,
+            found.scales if feeds.input_scale is None else feeds.input_scale,
+            width,
+            x.stride(0),
+            x.stride(0) if residual is None else residual.stride(0),
+            *found.scales.stride(),
+            eps,
+            offset,
+            ADDS=residual is not None,
+            CENTRES=centres,
+            HAS_BIAS=bias is not None,
+            GIVEN=feeds.input_scale is not None,
+            BLOCKS=feeds.layout is Layout.BLOCKS,
+            BLOCK=block,
+            num_warps=_num_warps(block),
+            **overlapping(x),
+        )
+    return found, total
+
+
+def _grouped(x: Scaled, weight: Weight, ends_E: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+    assert weight.scales is not None
+    num_rows, inner = x.data.shape
+    num_columns, num_experts = weight.shape[-2], ends_E.shape[0]
+    device = x.data.device
+    y = torch.empty((num_rows, num_columns), dtype=weight.dtype, device=device) if out is None else out
+    grid = (triton.cdiv(num_rows, _TILE_ROWS) + num_experts - 1, triton.cdiv(num_columns, _TILE_COLUMNS))
+    by_blocks = weight.layout is Layout.BLOCKS
+    grouped_kernel[grid](
+        x.data,
+        x.scales,
+        weight.data,
+        weight.scales,
+        y if bias is None else bias,
+        ends_E,
+        y,
+        num_experts,
+        num_columns,
+        x.data.stride(0),
+        *x.scales.stride(),
+        weight.scales.stride(0) if weight.data.dim() == 3 else 0,
+        weight.scales.stride(-2) if by_blocks else 0,
+        y.stride(0),
+        K=inner,
+        HAS_BIAS=bias is not None,
+        BLOCKS=by_blocks,
+        EXPERTS=triton.next_power_of_2(num_experts),
+        ROWS=_TILE_ROWS,
+        COLUMNS=_TILE_COLUMNS,
+        num_warps=4,
+        num_stages=4,
+    )
+    return y
+
+
+def _new_scaled(num_rows: int, width: int, weight: Weight) -> Scaled:
+    """Rows of e4m3, and scales as cuBLAS reads them: those of blocks lie one column after the other."""
+    data = torch.empty((num_rows, width), dtype=E4M3, device=weight.data.device)
+    if weight.layout is Layout.ROWS:
+        return Scaled(data, torch.empty((num_rows, 1), device=data.device))
+    return Scaled(data, torch.empty((-(-width // BLOCK), num_rows), device=data.device).t())
+
+
+def _num_warps(block: int) -> int:
+    return min(16, max(4, block // 512))
+
+
+def _known(kind: str) -> str:
+    if kind not in ACTIVATIONS:
+        raise ConfigError(f"activation {kind!r} is not known; allowed: {', '.join(ACTIVATIONS)}")
+    return kind

@@ -1,0 +1,207 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: PLR0913
+"""Device code of `saccade.kernels.scaled`: rows to e4m3, alone or behind what makes them, and products of experts.
+
+A program has a whole row: its scale is known only when all of it is. Values are rounded to the dtype they would have
+had in between, so that the fused kernels give what separate ones would.
+"""
+
+import triton
+import triton.language as tl
+
+from saccade.kernels.overlap import await_inputs
+
+LARGEST = tl.constexpr(448.0)
+SMALLEST_SCALE = tl.constexpr(2.0**-40)
+GROUP = tl.constexpr(128)
+
+
+@triton.jit
+def _store_scaled(
+    y,
+    row,
+    width,
+    out_ptr,
+    scales_ptr,
+    scale_row_stride,
+    scale_stride,
+    input_scale_ptr,
+    GIVEN: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A row in e4m3, under a given scale, one of its own, or one for every 128 values."""
+    columns = tl.arange(0, BLOCK)
+    largest = tl.max(tl.abs(y), axis=0)
+    if BLOCKS:
+        groups = tl.reshape(y, (BLOCK // GROUP, GROUP))
+        scale = tl.maximum(tl.max(tl.abs(groups), axis=1) / LARGEST, SMALLEST_SCALE)
+        y = tl.reshape(groups / scale[:, None], (BLOCK,))
+        places = tl.arange(0, BLOCK // GROUP)
+        where = scales_ptr + row * scale_row_stride + places.to(tl.int64) * scale_stride
+        tl.store(where, scale, mask=places * GROUP < width)
+    else:
+        scale = tl.load(input_scale_ptr) if GIVEN else tl.maximum(largest / LARGEST, SMALLEST_SCALE)
+        tl.store(scales_ptr + row * scale_row_stride, scale)
+        y = y / scale
+    y = tl.maximum(y, -LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    y = tl.minimum(y, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(out_ptr + row * width + columns, y.to(tl.float8e4nv), mask=columns < width)
+
+
+@triton.jit
+def scaled_rows_kernel(
+    x_ptr,
+    out_ptr,
+    scales_ptr,
+    input_scale_ptr,
+    width,
+    x_stride,
+    scale_row_stride,
+    scale_stride,
+    KIND: tl.constexpr,
+    GIVEN: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Program t: row t behind an activation: none, or silu, gelu_tanh, gelu of all; with "gated_" in front of the name,
+    of the first half times the second."""
+    await_inputs(OVERLAPS)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0)
+    y = x.to(tl.float32)
+    if KIND == "silu" or KIND == "gated_silu":
+        y = y * tl.sigmoid(y)
+    elif KIND == "gelu_tanh" or KIND == "gated_gelu_tanh":
+        y = y * tl.sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))  # see `triton_fused.gated_kernel`
+    elif KIND == "gelu" or KIND == "gated_gelu":
+        y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
+    if KIND == "gated_silu" or KIND == "gated_gelu_tanh" or KIND == "gated_gelu":
+        y *= tl.load(x_ptr + row * x_stride + width + columns, mask=inside, other=0.0).to(tl.float32)
+    y = y.to(x_ptr.dtype.element_ty).to(tl.float32)
+    _store_scaled(
+        y, row, width, out_ptr, scales_ptr, scale_row_stride, scale_stride, input_scale_ptr, GIVEN, BLOCKS, BLOCK
+    )  # fmt: skip
+
+
+@triton.jit
+def scaled_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    total_ptr,
+    out_ptr,
+    scales_ptr,
+    input_scale_ptr,
+    width,
+    x_stride,
+    residual_stride,
+    scale_row_stride,
+    scale_stride,
+    eps,
+    offset,
+    ADDS: tl.constexpr,
+    CENTRES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    GIVEN: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Program t: the norm of row t as `triton_fused.norm_kernel` computes it, in e4m3; the sum goes to total."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32) + offset
+    await_inputs(OVERLAPS)
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    if ADDS:
+        x += tl.load(residual_ptr + row * residual_stride + columns, mask=inside, other=0.0).to(tl.float32)
+        total = x.to(total_ptr.dtype.element_ty)
+        tl.store(total_ptr + row * width + columns, total, mask=inside)
+        x = total.to(tl.float32)
+    if CENTRES:
+        mean = tl.sum(x, axis=0) / width
+        x = tl.where(inside, x - mean, 0.0)
+    y = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps) * weight
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    y = tl.where(inside, y, 0.0).to(x_ptr.dtype.element_ty).to(tl.float32)
+    _store_scaled(
+        y, row, width, out_ptr, scales_ptr, scale_row_stride, scale_stride, input_scale_ptr, GIVEN, BLOCKS, BLOCK
+    )  # fmt: skip
+
+
+@triton.jit
+def grouped_kernel(
+    x_ptr,
+    scales_ptr,
+    weight_ptr,
+    weight_scales_ptr,
+    bias_ptr,
+    ends_ptr,
+    y_ptr,
+    num_experts,
+    num_columns,
+    x_stride,
+    scale_row_stride,
+    scale_stride,
+    expert_scale_stride,
+    weight_scale_row_stride,
+    y_stride,
+    K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Program (i, j): tile i of the rows, counted over the experts' own tiles, and columns j of that expert's product.
+
+    There are programs for the most tiles that any routing makes; the last ones may have nothing to do.
+    """
+    experts = tl.arange(0, EXPERTS)
+    there = experts < num_experts
+    ends = tl.load(ends_ptr + experts, mask=there, other=0)
+    starts = tl.where(experts > 0, tl.load(ends_ptr + experts - 1, mask=there & (experts > 0), other=0), 0)
+    tiles = tl.where(there, tl.cdiv(ends - starts, ROWS), 0)
+    tiles_before = tl.cumsum(tiles, axis=0) - tiles
+    tile = tl.program_id(0)
+    mine = there & (tile >= tiles_before) & (tile < tiles_before + tiles)
+    expert = tl.sum(tl.where(mine, experts, 0), axis=0).to(tl.int64)
+    first = tl.sum(tl.where(mine, starts + (tile - tiles_before) * ROWS, 0), axis=0)
+    end = tl.sum(tl.where(mine, ends, 0), axis=0)
+    if first >= end:
+        return
+    rows = first + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inner = tl.arange(0, GROUP)
+    row_mask, column_mask = rows < end, columns < num_columns
+    x_ptrs = x_ptr + rows.to(tl.int64)[:, None] * x_stride + inner[None, :]
+    weight_ptrs = weight_ptr + (expert * num_columns + columns)[None, :] * K + inner[:, None]
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    weight_scales_ptr += expert * expert_scale_stride
+    for start in range(0, K, GROUP):
+        rest = start + inner < K
+        x = tl.load(x_ptrs + start, mask=row_mask[:, None] & rest[None, :], other=0.0)
+        weight = tl.load(weight_ptrs + start, mask=rest[:, None] & column_mask[None, :], other=0.0)
+        if BLOCKS:
+            group = start // GROUP
+            x_scale = tl.load(scales_ptr + rows * scale_row_stride + group * scale_stride, mask=row_mask, other=0.0)
+            where = weight_scales_ptr + (columns // GROUP) * weight_scale_row_stride + group
+            weight_scale = tl.load(where, mask=column_mask, other=0.0)
+            total += tl.dot(x, weight) * x_scale[:, None] * weight_scale[None, :]
+        else:
+            total = tl.dot(x, weight, total)
+    if not BLOCKS:
+        x_scale = tl.load(scales_ptr + rows * scale_row_stride, mask=row_mask, other=0.0)
+        weight_scale = tl.load(weight_scales_ptr + columns, mask=column_mask, other=0.0)
+        total = total * x_scale[:, None] * weight_scale[None, :]
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + columns, mask=column_mask, other=0.0).to(tl.float32)[None, :]
+    y_ptrs = y_ptr + rows.to(tl.int64)[:, None] * y_stride + columns[None, :]
+    tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])

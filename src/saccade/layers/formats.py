@@ -1,0 +1,174 @@
+"""The form of each weight: what a layer allocates, and which checkpoint tensors fill it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from saccade.errors import ConfigError
+from saccade.kernels.weight import BLOCK, E4M3, Layout, Weight
+
+ALIGNED, ROOM = 16, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """The place of one checkpoint tensor: the parameter view it fills and the shard this rank takes of it.
+
+    `shape` is the shape of the whole tensor as checkpoints store it; along `dim` the view begins at `start`.
+    `mean` and `std` are what a trained tensor of this kind looks like; made-up weights are drawn from them.
+    """
+
+    view: Tensor
+    shape: tuple[int, ...]
+    dim: int | None = None
+    start: int = 0
+    mean: float = 0.0
+    std: float
+
+    def fill(self, tensor: Tensor) -> None:
+        """Copies this rank's shard. Checkpoint tensors are memory-mapped, so only the shard is read."""
+        assert self.fault(tensor) is None, self.fault(tensor)
+        self.view.copy_(self.shard_of(tensor))
+
+    def shard_of(self, tensor: Tensor) -> Tensor:
+        """A view of what this rank takes of a checkpoint tensor."""
+        return tensor if self.dim is None else tensor.narrow(self.dim, self.start, self.view.shape[self.dim])
+
+    def fault(self, tensor: Tensor) -> str | None:
+        """Why this slot cannot take a tensor."""
+        if tuple(tensor.shape) != self.shape:
+            return f"is {_size(tensor.shape)}, {_size(self.shape)} is needed"
+        if (tensor.dtype.itemsize == 1 or self.view.dtype.itemsize == 1) and tensor.dtype != self.view.dtype:
+            return f"is {_word(tensor)}, {_word(self.view)} is needed: its quantization is not what config.json says"
+        return None
+
+    @property
+    def nbytes(self) -> int:
+        return self.view.nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundingSlot(Slot):
+    """The place of a tensor that is rounded, with scales of its own, while it is copied."""
+
+    weight: Weight
+
+    def fill(self, tensor: Tensor) -> None:
+        self.weight.fill(self.shard_of(tensor))
+
+    def fault(self, tensor: Tensor) -> str | None:
+        if tensor.dtype.itemsize == 1:
+            return f"is {_word(tensor)}; weights that are quantised already need a quantization_config in config.json"
+        return None if tuple(tensor.shape) == self.shape else f"is {_size(tensor.shape)}, {_size(self.shape)} is needed"
+
+    @property
+    def nbytes(self) -> int:
+        return self.view.nbytes + (0 if self.weight.scales is None else self.weight.scales.nbytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberSlot(Slot):
+    """The place of a single number, however a checkpoint shapes it; of several the largest stays, where asked for."""
+
+    keeps_largest: bool = False
+
+    def fill(self, tensor: Tensor) -> None:
+        number = tensor.reshape(()).to(self.view)
+        self.view.copy_(self.view.maximum(number) if self.keeps_largest else number)
+
+    def fault(self, tensor: Tensor) -> str | None:
+        return None if tensor.numel() == 1 else f"is {_size(tensor.shape)}, a single number is needed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """The layout of a weight, and what a checkpoint calls its scales.
+
+    Without `scale_name` the checkpoint's numbers are plain, and are rounded while they are loaded where the layout asks
+    for it. `is_one_scale` stands for one scale of a whole tensor, `has_input_scale` for inputs scaled as calibrated.
+    """
+
+    layout: Layout = Layout.PLAIN
+    scale_name: str = ""
+    is_one_scale: bool = False
+    has_input_scale: bool = False
+
+    def slots(
+        self, weight: Weight, shape: tuple[int, int], *, dim: int | None = None, start: int = 0, std: float
+    ) -> Iterator[tuple[str, Slot]]:
+        """Of a weight, or of the part of one, that holds a shard of a checkpoint tensor of this shape."""
+        place: dict[str, Any] = {"dim": dim, "start": start}
+        if weight.scales is None:
+            yield "weight", Slot(view=weight.data, shape=shape, std=std, **place)
+            return
+        if not self.scale_name:
+            yield "weight", RoundingSlot(view=weight.data, weight=weight, shape=shape, std=std, **place)
+            return
+        yield "weight", Slot(view=weight.data, shape=shape, std=std, **place)
+        yield self.scale_name, self._scale_slot(weight.scales, shape, dim, start)
+        if weight.input_scale is not None:
+            yield "input_scale", NumberSlot(view=weight.input_scale, shape=(), std=0.0, keeps_largest=True)
+
+    def _scale_slot(self, scales: Tensor, shape: tuple[int, int], dim: int | None, start: int) -> Slot:
+        if self.is_one_scale:
+            return NumberSlot(view=scales, shape=(), std=0.0)
+        if self.layout is Layout.ROWS:
+            rows = {"dim": 0, "start": start} if dim == 0 else {}
+            return Slot(view=scales.unsqueeze(1), shape=(shape[0], 1), std=0.0, **rows)
+        blocks = (-(-shape[0] // BLOCK), -(-shape[1] // BLOCK))
+        if dim is None:
+            return Slot(view=scales, shape=blocks, std=0.0)
+        return Slot(view=scales, shape=blocks, dim=dim, start=start // BLOCK, std=0.0)
+
+
+class Formats(Protocol):
+    """The form of every weight of a model, by the dotted path of its layer."""
+
+    def of(self, path: str) -> WeightFormat: ...
+
+    @property
+    def multiple(self) -> int:
+        """Of what shares of a width between two layers are: of whole blocks, where those have scales."""
+
+    def room(self, width: int) -> int:
+        """What a width between two layers becomes, with zeros that add nothing to any sum: rows that do not begin where
+        kernels like it are multiplied by slower ones."""
+
+    def whole(self, width: int) -> int:
+        """What the rows of one part of a weight become, so that no other part shares their scales."""
+
+
+@dataclass(frozen=True)
+class PlainFormats:
+    """No weight is quantised."""
+
+    multiple = 1
+
+    def of(self, path: str) -> WeightFormat:
+        return WeightFormat()
+
+    def room(self, width: int) -> int:
+        return width if width % ALIGNED == 0 else -(-width // ROOM) * ROOM
+
+    def whole(self, width: int) -> int:
+        return width
+
+
+def require_whole_blocks(start: int, count: int, what: str, size: int) -> None:
+    """Raises where a rank's share begins inside a block and ends outside of it: its blocks would not be those of the
+    checkpoint."""
+    if start % BLOCK and start % BLOCK + count > BLOCK:
+        raise ConfigError(
+            f"{what}: shares of {count} over {size} ranks cut the {BLOCK} x {BLOCK} blocks that are scaled together; "
+            f"choose a smaller tensor-parallel size (--tensor-parallel-size)"
+        )
+
+
+def _word(tensor: Tensor) -> str:
+    return "e4m3" if tensor.dtype == E4M3 else str(tensor.dtype).removeprefix("torch.")
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return "x".join(str(n) for n in shape) or "a single number"

@@ -1,0 +1,170 @@
+"""How a checkpoint's weights are quantised, or shall be while they are loaded: which layers, in which form."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from saccade.errors import ConfigError
+from saccade.kernels.weight import BLOCK, Layout
+from saccade.layers.formats import Formats, PlainFormats, WeightFormat
+from saccade.models.config import Config
+from saccade.models.rename import Renames
+
+PLAIN = WeightFormat()
+ROUNDED = WeightFormat(layout=Layout.ROWS)
+WORDS = ("auto", "fp8")
+SUPPORTED = (
+    "supported: fp8 with e4m3 weights in blocks of 128 x 128, compressed-tensors with FP8 weights by channel or "
+    "tensor, and --quantization fp8 for bfloat16 weights"
+)
+_ROOM = 128
+_NO_LIST: list[Any] = []
+_NO_OBJECT: dict[str, Any] = {}
+
+# The products of decoders and towers, by the path of their layers. What is not here (embedding, head, router, patches,
+# projectors) decides too much or weighs too little.
+_LANGUAGE = re.compile(r"decoder\.layers\.\d+\.(attention|mlp)\.(?!router)[\w.]+")
+_VISION = re.compile(r"tower\.blocks\.\d+\.(attention|mlp)\.[\w.]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantize:
+    """What is asked for: weights as they are stored ("auto"), or rounded to "fp8" while they are loaded."""
+
+    language: str = "auto"
+    vision: str = "auto"
+
+    def __post_init__(self) -> None:
+        for flag, word in (("--quantization", self.language), ("--mm-encoder-quantization", self.vision)):
+            if word not in WORDS:
+                raise ConfigError(f"{flag} is {word!r}; allowed: {', '.join(WORDS)}")
+
+
+AS_STORED = Quantize()
+
+
+@dataclass(frozen=True)
+class QuantizedFormats:
+    """The form of the decoder's and the tower's products; `skipped` layers are plain, named as the checkpoint does."""
+
+    language: WeightFormat
+    vision: WeightFormat
+    renames: Renames
+    skipped: tuple[str, ...] = ()
+
+    def of(self, path: str) -> WeightFormat:
+        form = self.language if _LANGUAGE.fullmatch(path) else self.vision if _VISION.fullmatch(path) else PLAIN
+        return PLAIN if form is not PLAIN and self._is_skipped(path) else form
+
+    @property
+    def multiple(self) -> int:
+        return BLOCK if self._has_blocks else 1
+
+    def room(self, width: int) -> int:
+        return -(-width // _ROOM) * _ROOM
+
+    def whole(self, width: int) -> int:
+        return -(-width // BLOCK) * BLOCK if self._has_blocks else width
+
+    @property
+    def _has_blocks(self) -> bool:
+        return Layout.BLOCKS in (self.language.layout, self.vision.layout)
+
+    def _is_skipped(self, path: str) -> bool:
+        names = _names_of(self.renames, path)
+        return any(_is_named(name, word) for word in self.skipped for name in names)
+
+
+def read_formats(config: Config, renames: Renames, asked: Quantize = AS_STORED, *, is_dummy: bool = False) -> Formats:
+    """The formats of a config.json, and of what was asked for on top of it.
+
+    Made-up weights have no scales yet: they are rounded to the form that the config names.
+    """
+    if config.has("quantization_config"):
+        return _stored(config, renames, is_dummy=is_dummy)
+    if asked == AS_STORED:
+        return PlainFormats()
+    language, vision = (ROUNDED if word == "fp8" else PLAIN for word in (asked.language, asked.vision))
+    return QuantizedFormats(language, vision, renames)
+
+
+def _stored(config: Config, renames: Renames, *, is_dummy: bool) -> QuantizedFormats:
+    found = config.sub("quantization_config")
+    method = str(found.get("quant_method", "unknown"))
+    if method == "fp8":
+        form, skipped = _fp8(found), found.get("modules_to_not_convert", _NO_LIST)
+    elif method == "compressed-tensors":
+        form, skipped = _compressed(found), found.get("ignore", _NO_LIST)
+    else:
+        raise _refusal(found, f"quant_method {method!r}")
+    if is_dummy:
+        form = WeightFormat(layout=form.layout)
+    return QuantizedFormats(form, form, renames, tuple(map(str, skipped)))
+
+
+def _fp8(found: Config) -> WeightFormat:
+    """Of Qwen's releases: e4m3 in blocks, inputs scaled as they come."""
+    if (scheme := found.get("activation_scheme", "dynamic")) != "dynamic":
+        raise _refusal(found, f"activation_scheme {scheme!r}")
+    if (kind := found.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
+        raise _refusal(found, f"fmt {kind!r}")
+    if (blocks := found.get("weight_block_size", _NO_LIST)) != [BLOCK, BLOCK]:
+        raise _refusal(found, f"weight_block_size {blocks or 'null'}")
+    return WeightFormat(layout=Layout.BLOCKS, scale_name="weight_scale_inv")
+
+
+def _compressed(found: Config) -> WeightFormat:
+    """compressed-tensors: one group of linear layers, in the format of floats of eight bits."""
+    if (status := found.get("quantization_status", "compressed")) not in ("compressed", "frozen"):
+        raise _refusal(found, f"quantization_status {status!r}")
+    names = list(found.get("config_groups", _NO_OBJECT))
+    if len(names) != 1:
+        raise _refusal(found, f"{len(names)} config_groups")
+    group = found.sub("config_groups").sub(names[0])
+    if (targets := group.get("targets", _NO_LIST)) != ["Linear"]:
+        raise _refusal(found, f"targets {targets}")
+    if group.has("output_activations"):
+        raise _refusal(found, "quantised output_activations")
+    if found.has("kv_cache_scheme"):
+        raise _refusal(found, "a quantised KV cache (kv_cache_scheme)")
+    if not (group.has("weights") and group.has("input_activations")):
+        raise _refusal(found, "weights alone, or inputs alone,")
+    return _by_channel_or_tensor(found, group.sub("weights"), group.sub("input_activations"))
+
+
+def _by_channel_or_tensor(found: Config, weights: Config, inputs: Config) -> WeightFormat:
+    for what, scheme in (("weights", weights), ("input_activations", inputs)):
+        kind = (scheme.get("type", "int"), scheme.get("num_bits", 0), scheme.get("symmetric", True))
+        if kind != ("float", 8, True):
+            raise _refusal(found, f"{what} of type {kind[0]}, {kind[1]} bits, symmetric {kind[2]}")
+    if (strategy := weights.get("strategy", "none")) not in ("channel", "tensor"):
+        raise _refusal(found, f"weights by {strategy}")
+    is_dynamic, way = inputs.get("dynamic", False), inputs.get("strategy", "none")
+    if way not in (("token", "tensor") if is_dynamic else ("tensor",)):
+        raise _refusal(found, f"inputs by {way}, {'dynamic' if is_dynamic else 'static'}")
+    return WeightFormat(
+        layout=Layout.ROWS,
+        scale_name="weight_scale",
+        is_one_scale=strategy == "tensor",
+        has_input_scale=not is_dynamic,
+    )
+
+
+def _refusal(found: Config, what: str) -> ConfigError:
+    return ConfigError(f"{found.where}: weights quantised with {what} are not supported; {SUPPORTED}")
+
+
+@lru_cache(maxsize=4096)
+def _names_of(renames: Renames, path: str) -> Sequence[str]:
+    """What checkpoints of all ages call a layer."""
+    return [name.removesuffix(".weight") for name in renames.names_of(f"{path}.weight")]
+
+
+def _is_named(name: str, word: str) -> bool:
+    """Whether a word of a list of layers means this one: the layer, a part of the model it is in, or its last names;
+    or, behind "re:", an expression."""
+    if word.startswith("re:"):
+        return re.match(word.removeprefix("re:"), name) is not None
+    return name == word or name.startswith(f"{word}.") or name.endswith(f".{word}")
