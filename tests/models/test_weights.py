@@ -247,14 +247,6 @@ def test_remote_code_is_never_run(loaded: Load, tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-def test_quantised_weights_are_refused(loaded: Load, tmp_path: Path) -> None:
-    made, _ = loaded("qwen3")
-    copy(made, tmp_path)
-    set_config(tmp_path, quantization_config={"quant_method": "fp8"})
-    with pytest.raises(ConfigError, match=r"quantised \(fp8\)"):
-        load_model(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

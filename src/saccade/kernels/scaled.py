@@ -13,6 +13,7 @@ from saccade.kernels.vectors import scaled_vector_linear
 from saccade.kernels.weight import BLOCK, E4M3, Layout, Scaled, Weight
 
 _ALIGNED_ROWS = 4  # of a product by blocks: cuBLAS refuses others
+_FEWEST_WITH_BIAS = 64  # rows of a product to which cuBLAS adds a bias itself
 _TILE_ROWS, _TILE_COLUMNS = 64, 128
 
 
@@ -51,10 +52,20 @@ def scaled_linear(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Te
     num_rows = x.data.shape[0]
     if weight.layout is Layout.ROWS:
         y = torch.empty((num_rows, weight.shape[0]), dtype=weight.dtype, device=x.data.device) if out is None else out
-        scales = weight.scales.unsqueeze(0)
-        return torch._scaled_mm(
-            x.data, weight.data.t(), x.scales, scales, bias, out_dtype=weight.dtype, use_fast_accum=True, out=y
+        fused = bias if num_rows >= _FEWEST_WITH_BIAS else None
+        torch._scaled_mm(
+            x.data,
+            weight.data.t(),
+            x.scales,
+            weight.scales.unsqueeze(0),
+            fused,
+            out_dtype=weight.dtype,
+            use_fast_accum=True,
+            out=y,
         )
+        if bias is not None and fused is None:
+            y += bias
+        return y
     if num_rows % _ALIGNED_ROWS or weight.shape[1] % BLOCK or weight.shape[0] % BLOCK:
         ends = torch.full((1,), num_rows, dtype=torch.int32, device=x.data.device)
         return _grouped(x, weight, ends, bias, out)
@@ -63,7 +74,7 @@ def scaled_linear(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Te
         weight.data.t(),
         x.scales,
         functional.ScalingType.BlockWise1x128,
-        weight.scales.t(),
+        _with_room(weight.scales).t(),
         functional.ScalingType.BlockWise128x128,
         output_dtype=weight.dtype,
     )
@@ -195,6 +206,11 @@ def _new_scaled(num_rows: int, width: int, weight: Weight) -> Scaled:
     if weight.layout is Layout.ROWS:
         return Scaled(data, torch.empty((num_rows, 1), device=data.device))
     return Scaled(data, torch.empty((-(-width // BLOCK), num_rows), device=data.device).t())
+
+
+def _with_room(scales: Tensor) -> Tensor:
+    """Scales of blocks with what lies behind each row of them: cuBLAS wants to be told of it."""
+    return scales.as_strided((scales.shape[0], scales.stride(0)), scales.stride())
 
 
 def _num_warps(block: int) -> int:

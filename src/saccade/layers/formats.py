@@ -95,6 +95,10 @@ class WeightFormat:
     is_one_scale: bool = False
     has_input_scale: bool = False
 
+    def whole(self, num_rows: int) -> int:
+        """What the rows of one part of a weight become, so that no other part shares their scales."""
+        return -(-num_rows // BLOCK) * BLOCK if self.layout is Layout.BLOCKS else num_rows
+
     def slots(
         self, weight: Weight, shape: tuple[int, int], *, dim: int | None = None, start: int = 0, std: float
     ) -> Iterator[tuple[str, Slot]]:
@@ -136,9 +140,6 @@ class Formats(Protocol):
         """What a width between two layers becomes, with zeros that add nothing to any sum: rows that do not begin where
         kernels like it are multiplied by slower ones."""
 
-    def whole(self, width: int) -> int:
-        """What the rows of one part of a weight become, so that no other part shares their scales."""
-
 
 @dataclass(frozen=True)
 class PlainFormats:
@@ -151,9 +152,6 @@ class PlainFormats:
 
     def room(self, width: int) -> int:
         return width if width % ALIGNED == 0 else -(-width // ROOM) * ROOM
-
-    def whole(self, width: int) -> int:
-        return width
 
 
 def require_whole_blocks(start: int, count: int, what: str, size: int) -> None:

@@ -123,9 +123,10 @@ class QKVLinear(ColumnLinear):
         start, self.num_heads = place.group.shard(num_heads, f"{what}num_heads")
         kv_start, self.num_kv_heads = place.group.shard_or_share(num_kv_heads, f"{what}num_kv_heads")
         self.head_dim = head_dim
+        form = place.formats.of(f"{place.path}.q")
         own, own_kv = self.num_heads * head_dim, self.num_kv_heads * head_dim
-        q = Rows("q", num_heads * head_dim, start * head_dim, own, place.formats.whole(own))
-        kv = (num_kv_heads * head_dim, kv_start * head_dim, own_kv, place.formats.whole(own_kv))
+        q = Rows("q", num_heads * head_dim, start * head_dim, own, form.whole(own))
+        kv = (num_kv_heads * head_dim, kv_start * head_dim, own_kv, form.whole(own_kv))
         super().__init__(place, fan_in, [q, Rows("k", *kv), Rows("v", *kv)], bias=bias)
 
     def heads(self, x_TD: Inputs) -> tuple[Tensor, Tensor, Tensor]:

@@ -60,17 +60,10 @@ class QuantizedFormats:
 
     @property
     def multiple(self) -> int:
-        return BLOCK if self._has_blocks else 1
+        return BLOCK if Layout.BLOCKS in (self.language.layout, self.vision.layout) else 1
 
     def room(self, width: int) -> int:
         return -(-width // _ROOM) * _ROOM
-
-    def whole(self, width: int) -> int:
-        return -(-width // BLOCK) * BLOCK if self._has_blocks else width
-
-    @property
-    def _has_blocks(self) -> bool:
-        return Layout.BLOCKS in (self.language.layout, self.vision.layout)
 
     def _is_skipped(self, path: str) -> bool:
         names = _names_of(self.renames, path)

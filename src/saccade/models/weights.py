@@ -211,9 +211,10 @@ def _spread(rule: Rule, words: dict[str, str], tensor: Tensor, slots: Mapping[st
 
 
 def _joined_shape(names: list[str], slots: Mapping[str, Slot]) -> tuple[int, ...]:
-    """The shape of the slots' tensors on top of each other; empty where one of them does not exist."""
+    """The shape of the slots' tensors on top of each other; empty where one of them does not exist or is a number."""
     shapes = [slots[name].shape for name in names if name in slots]
-    return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) == len(names) else ()
+    is_whole = len(shapes) == len(names) and all(shapes)
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if is_whole else ()
 
 
 def _split(matrix: Tensor, names: list[str], slots: Mapping[str, Slot]) -> tuple[Tensor, ...]:

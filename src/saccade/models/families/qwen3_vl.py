@@ -13,6 +13,7 @@ from saccade.models.family import Family
 from saccade.models.media import CLIP_MEAN, CLIP_STD, HALF, ImageSettings, MediaDefaults, Placeholders, VideoSettings
 from saccade.models.rename import (
     DECODER_RULES,
+    EXPERT_RULES,
     FUSED_EXPERT_RULES,
     PRE_NORM_RULES,
     ROUTER_RULES,
@@ -155,5 +156,5 @@ MOE_FAMILY = Family(
     defaults=QWEN3_VL_MOE,
     media=MEDIA,
     spec=read_moe_spec,
-    renames=Renames(FAMILY.renames.prefixes, FAMILY.renames.rules + ROUTER_RULES + FUSED_EXPERT_RULES),
+    renames=Renames(FAMILY.renames.prefixes, FAMILY.renames.rules + ROUTER_RULES + FUSED_EXPERT_RULES + EXPERT_RULES),
 )

@@ -1,0 +1,211 @@
+"""FP8: each format of checkpoint against transformers with the weights it is worth, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from saccade.errors import ConfigError
+from saccade.kernels.weight import BLOCK, Layout, Weight, matrix_of
+from saccade.layers.layer import Layer
+from saccade.models.quantization import Quantize
+from saccade.models.vlm import Model
+from saccade.models.weights import load_model
+from tests.models import tiny
+from tests.models.conftest import Loaded
+from tests.models.packing import Engine
+from tests.models.prompts import oracle_inputs, positions, request, write
+from tests.models.quantized import SCHEMES, SKIPPED, Scheme, compressed, is_product
+from tests.models.quantized import write as write_quantized
+
+Load = Callable[[str], Loaded]
+FAMILIES = ("llama_bias", "qwen3", "qwen3_moe", "gemma3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+FP8 = Quantize(language="fp8", vision="fp8")
+E4M3_ERROR = 0.04  # of a product of random data: 3.75 % on an H200
+MOST_ERROR = 0.25  # of logits behind three layers of products, of which each rounds its inputs
+ROUTED_ERROR = 0.5  # the same where rounding sends rows to other experts
+SAME_ROUNDING = 0.02  # of logits whose inputs were rounded alike, but for the few that lie between two numbers
+
+
+def logits_of(model: Model, oracle: Any) -> tuple[Tensor, Tensor]:
+    prompt = write(model, [37], seed=1)
+    inputs = oracle_inputs(oracle, prompt)
+    (hidden_TD,) = Engine(model).prefill(request(model, prompt, positions(inputs)))
+    with torch.no_grad():
+        return model.logits(hidden_TD), oracle(**inputs).logits[0]
+
+
+def error_of(found: Tensor, right: Tensor) -> float:
+    return float((found - right).norm() / right.norm())
+
+
+def weights_of(layer: Layer, path: str = "") -> dict[str, Weight]:
+    found = {f"{path}{name}": value for name, value in vars(layer).items() if isinstance(value, Weight)}
+    for name, child in layer.children():
+        found |= weights_of(child, f"{path}{name}.")
+    return found
+
+
+def oracle_of(made: tiny.Tiny, plain: Path) -> Any:
+    oracle = type(made.oracle).from_pretrained(plain).eval()
+    oracle.set_attn_implementation("eager")
+    return oracle
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_checkpoint_is_what_its_numbers_are_worth(loaded: Load, name: str, scheme: str, tmp_path: Path) -> None:
+    """All weights to the bit, and logits within what rounding the inputs of products costs."""
+    made, _ = loaded(name)
+    quantized, plain = write_quantized(made.folder, SCHEMES[scheme], tmp_path)
+    model, right = load_model(quantized, dtype=torch.float32), load_model(plain, dtype=torch.float32)
+    assert any(not weight.is_plain for weight in weights_of(model).values())
+    slots, scale_name = dict(model.slots()), SCHEMES[scheme].scale_name
+    for path, slot in right.slots():
+        held = slots[path].view
+        if held.dtype.itemsize == 1:
+            scales = slots[path.replace("weight", scale_name)].view
+            held = held.float() * spread_over(scales, held)
+        assert torch.equal(held, slot.view), path
+    oracle, is_routed = oracle_of(made, plain), "moe" in name
+    found, logits = logits_of(model, oracle)
+    plainly = error_of(found, logits)
+    assert 0 < plainly < (ROUTED_ERROR if is_routed else MOST_ERROR)
+    if not is_routed:
+        round_inputs(oracle, SCHEMES[scheme])
+        error = error_of(*logits_of(model, oracle))
+        assert error < SAME_ROUNDING < plainly, "inputs are rounded, and nothing else differs"
+
+
+def round_inputs(oracle: Any, scheme: Scheme) -> None:
+    """Makes every product that is quantised round its inputs, as the format says."""
+    for name, module in oracle.named_modules():
+        if isinstance(module, torch.nn.Linear) and is_product(f"{name}.weight", module.weight):
+            module.register_forward_pre_hook(lambda _, args: (scheme.round_inputs(args[0]),))
+
+
+def spread_over(scales: Tensor, data: Tensor) -> Tensor:
+    if scales.ndim == 1:
+        return scales.unsqueeze(1)
+    if scales.shape == (data.shape[0], 1):
+        return scales
+    return scales.repeat_interleave(BLOCK, 0)[: data.shape[0]].repeat_interleave(BLOCK, 1)[:, : data.shape[1]]
+
+
+@pytest.mark.parametrize("name", ["llama_bias", "qwen3_moe", "qwen3_vl", "gemma3_vl"])
+def test_plain_weights_are_rounded_while_they_are_loaded(loaded: Load, name: str) -> None:
+    made, plain = loaded(name)
+    model = load_model(made.folder, dtype=torch.float32, quantize=FP8)
+    exact = weights_of(plain)
+    rounded = {path: weight for path, weight in weights_of(model).items() if not weight.is_plain}
+    kinds = ("attention.qkv", "attention.out", "mlp")
+    assert all(any(kind in path for kind in kinds) for path in rounded)
+    assert not any(word in path for path in rounded for word in ("router", "embedding", "head", "patches", "projector"))
+    for path, weight in rounded.items():
+        worth = matrix_of(weight)
+        assert weight.layout is Layout.ROWS and weight.data.dtype.itemsize == 1
+        if worth.shape == exact[path].shape:
+            assert 0 < error_of(worth, exact[path].data) < E4M3_ERROR, path
+    found, logits = logits_of(model, made.oracle)
+    assert 0 < error_of(found, logits) < MOST_ERROR
+    assert model.parameter_bytes() < plain.parameter_bytes()
+
+
+def test_vision_is_rounded_only_where_asked_for(loaded: Load) -> None:
+    made, _ = loaded("qwen3_vl")
+    for asked, has_language, has_vision in (
+        (Quantize(language="fp8"), True, False),
+        (Quantize(vision="fp8"), False, True),
+        (Quantize(), False, False),
+    ):
+        rounded = [
+            path for path, weight in weights_of(load_model(made.folder, quantize=asked)).items() if not weight.is_plain
+        ]
+        assert any(path.startswith("decoder.") for path in rounded) == has_language
+        assert any(path.startswith("tower.") for path in rounded) == has_vision
+
+
+@pytest.mark.parametrize("scheme", ["blocks", "channel"])
+def test_layers_that_config_json_names_stay_plain(loaded: Load, scheme: str, tmp_path: Path) -> None:
+    made, _ = loaded("qwen3")
+    quantized, plain = write_quantized(made.folder, SCHEMES[scheme], tmp_path)
+    tensors, worth = load_file(quantized / "model.safetensors"), load_file(plain / "model.safetensors")
+    layer = "model.layers.1.self_attn.o_proj"
+    tensors[f"{layer}.weight"] = worth[f"{layer}.weight"]
+    del tensors[f"{layer}.{SCHEMES[scheme].scale_name}"]
+    save_file(tensors, quantized / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"1 missing: .*o_proj.*e4m3 is needed: its quantization is not what config"):
+        load_model(quantized)
+    name = "ignore" if scheme == "channel" else "modules_to_not_convert"
+    for word in (layer, "re:.*layers.1.self_attn.o_proj" if scheme == "channel" else layer):
+        set_quantization(quantized, **{name: [*SKIPPED, word]})
+        found = weights_of(load_model(quantized))
+        assert found["decoder.layers.1.attention.out.weight"].is_plain
+        assert not found["decoder.layers.0.attention.out.weight"].is_plain
+
+
+def test_parts_of_one_product_must_be_alike(loaded: Load, tmp_path: Path) -> None:
+    made, _ = loaded("qwen3")
+    quantized, _ = write_quantized(made.folder, SCHEMES["blocks"], tmp_path)
+    set_quantization(quantized, modules_to_not_convert=[*SKIPPED, "model.layers.0.self_attn.k_proj"])
+    with pytest.raises(ConfigError, match=r"qkv: q and k are quantised differently.* all of q, k, v or none"):
+        load_model(quantized)
+
+
+@pytest.mark.parametrize(
+    ("config", "met"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "quant_method 'gptq'"),
+        ({"quant_method": "fp8", "weight_block_size": None}, "weight_block_size null"),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"weight_block_size \[64, 64\]"),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme 'static'"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),
+        (compressed("group"), "weights by group"),
+        (compressed("channel", config_groups={}), "0 config_groups"),
+        (compressed("channel", kv_cache_scheme={"num_bits": 8}), "a quantised KV cache"),
+        (compressed("channel", quantization_status="calibration"), "quantization_status 'calibration'"),
+        ({}, "quant_method 'unknown'"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(loaded: Load, tmp_path: Path, config: Any, met: str) -> None:
+    made, _ = loaded("qwen3")
+    values = tiny.config_of(made.folder) | {"quantization_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=f"quantised with {met} .*not supported; supported: fp8 with e4m3"):
+        load_model(tmp_path, load_format="dummy")
+
+
+@pytest.mark.parametrize("config", [5, [1], {"quant_method": 3}, compressed("channel", config_groups={"a": 3})])
+def test_a_quantization_config_that_is_none_is_an_error(loaded: Load, tmp_path: Path, config: Any) -> None:
+    made, _ = loaded("qwen3")
+    (tmp_path / "config.json").write_text(json.dumps(tiny.config_of(made.folder) | {"quantization_config": config}))
+    with pytest.raises(ConfigError, match=r"is needed"):
+        load_model(tmp_path, load_format="dummy")
+
+
+def test_a_word_that_is_no_quantization_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--quantization is 'int4'; allowed: auto, fp8"):
+        Quantize(language="int4")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_made_up_weights_have_the_form_that_config_json_names(loaded: Load, scheme: str, tmp_path: Path) -> None:
+    made, _ = loaded("qwen3")
+    quantized, _ = write_quantized(made.folder, SCHEMES[scheme], tmp_path)
+    first, second = (load_model(quantized, load_format="dummy", dtype=torch.bfloat16) for _ in range(2))
+    weight = first.decoder.layers[0].attention.out.weight
+    assert weight.layout is (Layout.BLOCKS if scheme == "blocks" else Layout.ROWS)
+    assert matrix_of(weight).std().item() == pytest.approx(weight.shape[1] ** -0.5, rel=0.1)
+    for path, held in weights_of(first).items():
+        assert torch.equal(matrix_of(held), matrix_of(weights_of(second)[path])), path
+
+
+def set_quantization(folder: Path, **changes: Any) -> None:
+    config = tiny.config_of(folder)
+    config["quantization_config"] |= changes
+    (folder / "config.json").write_text(json.dumps(config))
