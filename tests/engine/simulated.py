@@ -182,7 +182,7 @@ class Loop:
         ids = self.scheduler.add(request)
         for request_id in ids:
             assert request_id not in self.requests
-            self.requests[request_id] = self.scheduler.request(request_id)
+            self.requests[request_id] = self.scheduler.live[request_id]
             self.events[request_id] = []
         self.scheduler.check()
 
@@ -192,10 +192,10 @@ class Loop:
         plan = self.scheduler.plan(self.now)
         self.plans.append(plan)
         self.take(plan.updates)
-        stuck = is_alone and plan.is_empty and not plan.updates and not self.scheduler.is_idle
+        stuck = is_alone and not plan.chunks and not plan.updates and not self.scheduler.is_idle
         assert not stuck, f"nothing is in flight and nothing is planned: {plan}"
         self._check_hazards(plan)
-        if not plan.is_empty:
+        if plan.chunks:
             bad = [plan.chunks[i % len(plan.chunks)].request_id for i in failing]
             self.flights.append((plan, self.device.run(plan, self.requests, bad)))
         self.scheduler.check()
@@ -222,7 +222,7 @@ class Loop:
             if self.scheduler.is_idle:
                 return step
             self.launch()
-            while len(self.flights) > (1 if is_pipelined and not self.plans[-1].is_empty else 0):
+            while len(self.flights) > (1 if is_pipelined and self.plans[-1].chunks else 0):
                 self.land()
         raise AssertionError(f"not idle after {max_steps} steps")
 

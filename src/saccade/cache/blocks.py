@@ -25,6 +25,7 @@ class BlockPool:
             )
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.num_tokens = (num_blocks - 1) * block_size  # slots that can be handed out
         self.on_evict: Callable[[int], None] | None = None
         self._refs = [0] * num_blocks
         self._blank = list(range(num_blocks - 1, PADDING_BLOCK, -1))
@@ -38,11 +39,6 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         return self.num_blocks - 1 - self.num_free
-
-    @property
-    def num_tokens(self) -> int:
-        """Slots that can be handed out."""
-        return (self.num_blocks - 1) * self.block_size
 
     @property
     def kept(self) -> frozenset[int]:

@@ -40,17 +40,13 @@ class EncoderIndex:
         self.page_rows = page_rows
         self._keeps_idle = keeps_idle
         self.num_pages = num_rows // page_rows
+        self.max_rows = (self.num_pages - 1) * page_rows  # of the longest entry that fits into an empty cache
         self.num_hits = 0
         self.num_misses = 0
         self._free = list(range(self.num_pages - 1, PADDING_PAGE, -1))
         self._entries: dict[MediaKey, Entry] = {}
         self._idle: OrderedDict[Entry, None] = OrderedDict()
         self._discarded: set[Entry] = set()
-
-    @property
-    def max_rows(self) -> int:
-        """The longest entry that fits into an empty cache."""
-        return (self.num_pages - 1) * self.page_rows
 
     @property
     def num_held_rows(self) -> int:

@@ -205,7 +205,7 @@ class Worker:
             self._tell(_refusal(command.serial, error))
             return
         for index, member_id in enumerate(ids):
-            self._members[member_id] = _Member(command.serial, index, self._engine.scheduler.request(member_id))
+            self._members[member_id] = _Member(command.serial, index, self._engine.scheduler.live[member_id])
             self._ids[command.serial, index] = member_id
 
     def _note(self, updates: Iterable[Update]) -> None:

@@ -1,7 +1,7 @@
 """The engine: requests in, tokens out. One thread owns it; it keeps the device busy by planning one step ahead."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -12,19 +12,26 @@ from llguidance import LLMatcher
 
 from saccade.choice.exact import ExactLayout
 from saccade.errors import EngineDeadError, GraphError, RequestError, SaccadeError
-from saccade.inputs.placeholders import Media, Prompt, text_prompt
+from saccade.inputs.placeholders import Prompt, text_prompt
+from saccade.scheduling.admission import PixelAccount, check_frames, check_tokens, spans_of
 from saccade.scheduling.arrays import Running
 from saccade.scheduling.compose import Composer
-from saccade.scheduling.executing import Executor, Lap, ShadowChecks, StepResult, Ticket, WrongReplay, encode_problem
+from saccade.scheduling.executing import (
+    Encoded,
+    Executor,
+    Lap,
+    ShadowChecks,
+    StepResult,
+    Ticket,
+    WrongReplay,
+    encode_problem,
+)
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
 from saccade.scheduling.orders import Capture, Drop, WarmUp
-from saccade.scheduling.packing import MediaPart
 from saccade.scheduling.plan import Chunk, Plan, Results, RowError
-from saccade.scheduling.prompts import LivePrompts
 from saccade.scheduling.request import Request, Status
 from saccade.scheduling.sampler_inputs import begin
 from saccade.scheduling.scheduler import Scheduler
-from saccade.scheduling.sharing import Shares
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import NO_NUMBERS, FinishReason, PromptScores, Scores, Update
@@ -37,16 +44,19 @@ NO_SCORES: Mapping[str, Scores] = {}
 
 
 @dataclass(slots=True)
-class _Marks:
-    """When a request came, was first run and gave its first token, and the vision passes that its images were in."""
+class _Live:
+    """A request that has not ended: its prompt, its grammar, when it was first run and gave its first token, and the
+    vision passes that its images were in."""
 
-    arrival: float
+    request: Request
+    prompt: Prompt
+    compiled: LLMatcher | None
     started: float | None = None
     first_token: float | None = None
     laps: list[Lap] = field(default_factory=list)
 
     def timings(self, now: float) -> dict[str, float]:
-        found = {"queue": (now if self.started is None else self.started) - self.arrival}
+        found = {"queue": (now if self.started is None else self.started) - self.request.arrival}
         if self.started is not None:
             found["prefill"] = (now if self.first_token is None else self.first_token) - self.started
         if self.first_token is not None:
@@ -84,13 +94,10 @@ class Engine:
     ) -> None:
         self.executor, self.composer, self.scheduler = executor, composer, scheduler
         self._eos_token_ids = eos_token_ids
-        self._grammars = grammars
-        self._compiled: dict[str, LLMatcher] = {}
-        self._clock = clock
+        self._grammars, self._clock = grammars, clock
         self._seeds = Random(seed)
-        self._prompts = LivePrompts(composer, eos_token_ids)
-        self._requests: dict[str, Request] = {}
-        self._marks: dict[str, _Marks] = {}
+        self._pixels = PixelAccount()
+        self._live: dict[str, _Live] = {}
         self._running: dict[str, Running] = {}
         self._free_sequences = list(range(scheduler.settings.max_num_seqs, 0, -1))
         self._in_flight: deque[_Flight] = deque()
@@ -114,14 +121,17 @@ class Engine:
     ) -> tuple[str, ...]:
         """Take a request in; for n > 1 the ids of all its outputs. Refused with a RequestError or a CapacityError.
         `compiled` is its grammar, if it has one that was compiled ahead; another is waited for."""
-        self._prompts.check(prompt, params, self.scheduler.settings)
+        check_tokens(prompt, params, self.composer.vocab_size, self._eos_token_ids)
+        if self.composer.vision is not None:
+            check_frames(prompt, self.composer.vision.catalogue)
+        self._pixels.check(prompt, self.scheduler.settings)
         if params.grammar is not None and compiled is None:
             compiled = self.compile(params.grammar).result()
         request = Request(
             id=request_id,
             prompt_ids=tuple(prompt.token_ids.tolist()),
             params=params,
-            spans=self._prompts.spans(prompt),
+            spans=spans_of(prompt, is_whole=self.composer.layout.has_limits),
             eos_token_ids=self._eos_token_ids,
             arrival=self._clock(),
             priority=priority,
@@ -130,12 +140,9 @@ class Engine:
             output_shift=prompt.output_shift,
         )
         ids = self.scheduler.add(request)
-        self._prompts.add(ids, prompt)
+        self._pixels.count(prompt, len(ids))
         for member_id in ids:
-            self._requests[member_id] = self.scheduler.request(member_id)
-            if compiled is not None:
-                self._compiled[member_id] = compiled
-            self._marks[member_id] = _Marks(request.arrival)
+            self._live[member_id] = _Live(self.scheduler.live[member_id], prompt, compiled)
         return ids
 
     def compile(self, grammar: Grammar) -> Future[LLMatcher]:
@@ -238,166 +245,135 @@ class Engine:
         raises the reason every time."""
         if self._dead is not None:
             raise type(self._dead)(str(self._dead))
+        updates: list[Update] = []
         try:
-            return self._step()
+            while len(self._in_flight) > 1:  # the last call was interrupted
+                updates += self._take_in()
+            plan = self.scheduler.plan(self._clock())
+            updates += self._told(plan.updates)
+            for request_id in plan.preempted:
+                self._release(request_id)
+            if plan.chunks:
+                self._launch(plan)
+            if self._in_flight and (not plan.chunks or len(self._in_flight) > 1):
+                updates += self._take_in()
         except EngineDeadError as error:
             self._dead = error
             raise
-
-    def _step(self) -> list[Update]:
-        updates: list[Update] = []
-        while len(self._in_flight) > 1:  # the last call was interrupted
-            updates += self._take_in(self._in_flight[0])
-        plan = self.scheduler.plan(self._clock())
-        updates += self._told(plan.updates)
-        for request_id in plan.preempted:
-            self._release(request_id)
-        if not plan.is_empty:
-            self._in_flight.append(self._launch(plan))
-        if self._in_flight and (plan.is_empty or len(self._in_flight) > 1):
-            updates += self._take_in(self._in_flight[0])
-        if not self._in_flight and self.scheduler.is_idle:
+        if self.scheduler.is_idle:
             self.scheduler.check()
         return updates
 
-    def _launch(self, plan: Plan) -> _Flight:
-        flight = _Flight(plan=plan)
-        try:
-            self._execute(flight)
-        except Exception as error:  # one bad step must not take the others down
-            self.executor.require_device()
-            flight.problem = _message(error)
-        except BaseException:  # interrupted: what was planned must still be accounted for
-            flight.problem = STEP_FAILED
-            self._in_flight.append(flight)
-            raise
-        return flight
-
-    def _execute(self, flight: _Flight) -> None:
+    def _launch(self, plan: Plan) -> None:
         """Compose and execute, a piece at a time: the device works on each while the host composes the next."""
-        plan = flight.plan
-        for chunk in plan.chunks:
-            if chunk.request_id not in self._running:
-                self._begin(chunk.request_id)
-        flight.failed = self._encode(plan) if plan.encode else {}
-        orders, flight.sampled = self.composer.run(plan, self._running)
-        flight.ticket = self.executor.execute(orders)
-        sample, flight.matchers = self.composer.sample(plan.step, flight.sampled, self._running)
-        if sample is not None:
-            self.executor.execute(sample)
-
-    def _encode(self, plan: Plan) -> dict[str, str]:
-        """Encode the images of a plan. Returns what went wrong, by the request that an item is encoded for; the others
-        are not touched by it."""
-        vision = self.composer.vision
-        assert vision is not None, "this model sees no images"
-        media = [self._running[item.request_id].prompt.media[item.media_idx] for item in plan.encode]
-        failed: dict[str, str] = {}
-        for shares in vision.shares(media):
-            for part, problem in self._encode_or_blame(plan, shares, media):
-                failed[plan.encode[part.item].request_id] = problem
-        return failed
-
-    def _encode_or_blame(self, plan: Plan, shares: Shares, media: Sequence[Media]) -> Iterator[tuple[MediaPart, str]]:
-        """Run a pass; if it fails, run each of its parts alone: one that fails alone is to blame."""
-        assert self.composer.vision is not None, "this model sees no images"
-        parts = [part for share in shares for part in share]
+        flight = _Flight(plan=plan)
+        self._in_flight.append(flight)  # whatever happens, what was planned is accounted for
         try:
-            orders = self.composer.vision.encode(plan.step, shares, plan.encode, media)
-        except Exception as error:
-            problem: str | None = encode_problem(error)
-        else:
-            encoded = self.executor.execute(orders)
-            problem = encoded.problem
-            if encoded.lap is not None:  # whose images share a pass share its time
-                for request_id in {plan.encode[part.item].request_id for part in parts}:
-                    self._marks[request_id].laps.append(encoded.lap)
-        if problem is None:
-            return
-        if len(parts) == 1:
-            yield parts[0], problem
-            return
-        for part in parts:
-            yield from self._encode_or_blame(plan, [[part], *([] for _ in shares[1:])], media)
+            for chunk in plan.chunks:
+                if chunk.request_id not in self._running:
+                    self._begin(chunk.request_id)
+            flight.failed = self._encode(plan) if plan.encode else {}
+            orders, flight.sampled = self.composer.run(plan, self._running)
+            flight.ticket = self.executor.execute(orders)
+            sample, flight.matchers = self.composer.sample(plan.step, flight.sampled, self._running)
+            if sample is not None:
+                self.executor.execute(sample)
+        except Exception as error:  # one bad step must not take the others down
+            flight.problem = _message(error)
+            self.executor.require_device()
+        except BaseException:  # interrupted
+            flight.problem = STEP_FAILED
+            raise
 
     def _begin(self, request_id: str) -> None:
-        request, marks = self._requests[request_id], self._marks[request_id]
-        if marks.started is None:
-            marks.started = self._clock()
+        """Give a request a sequence of the device."""
+        live = self._live[request_id]
+        request, compiled = live.request, live.compiled
+        if live.started is None:
+            live.started = self._clock()
         seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
-        compiled = self._compiled.get(request_id)
         matcher = None if compiled is None else Matcher(compiled, request.output_ids)
-        owner = Running(request, self._prompts.of(request_id), self._free_sequences.pop(), seed, matcher)
+        owner = Running(request, live.prompt, self._free_sequences.pop(), seed, matcher)
         self._running[request_id] = owner
         if (orders := begin(owner)) is not None:
             self.executor.execute(orders)
 
-    def _take_in(self, flight: _Flight) -> list[Update]:
-        result = self._wait(flight)
-        self._in_flight.popleft()
-        if result is None:
-            results: Results = {chunk.request_id: RowError(flight.problem) for chunk in flight.plan.chunks}
-            scored = []
-        else:
-            results = _results(flight, result)
-            scored = self._prompt_updates(flight.plan, result)
-        news = self.scheduler.commit(flight.plan, results)
-        scores = {} if result is None else {flight.sampled[row].request_id: s for row, s in result.scores.items()}
-        updates = scored + self._told(news, scores) + self._end_complete(flight, news)
-        for request_id, owner in list(self._running.items()):
-            if owner.request.status is not Status.RUNNING:  # preempted because it read rows of an image that failed
-                self._release(request_id)
-        return updates
+    def _encode(self, plan: Plan) -> dict[str, str]:
+        """Encode the images of a plan. If a pass fails, each of its parts is run alone: one that fails alone is to
+        blame. Returns what went wrong, by the request that an item is encoded for; the others are not touched by it."""
+        vision = self.composer.vision
+        assert vision is not None, "this model sees no images"
+        media = [self._running[item.request_id].prompt.media[item.media_idx] for item in plan.encode]
+        failed: dict[str, str] = {}
+        waiting = vision.shares(media)
+        while waiting:
+            shares = waiting.pop(0)
+            parts = [part for share in shares for part in share]
+            try:
+                orders = vision.encode(plan.step, shares, plan.encode, media)
+            except Exception as error:
+                encoded = Encoded(encode_problem(error))
+            else:
+                encoded = self.executor.execute(orders)
+            if encoded.lap is not None:  # whose images share a pass share its time
+                for request_id in {plan.encode[part.item].request_id for part in parts}:
+                    self._live[request_id].laps.append(encoded.lap)
+            if encoded.problem is not None and len(parts) > 1:
+                waiting[:0] = [[[part], *([] for _ in shares[1:])] for part in parts]
+            elif encoded.problem is not None:
+                failed[plan.encode[parts[0].item].request_id] = encoded.problem
+        return failed
 
-    def _wait(self, flight: _Flight) -> StepResult | None:
-        """What a step gave; None if there is a problem with it. Its passes are over then all the same: until they are,
+    def _take_in(self) -> list[Update]:
+        """What the oldest step gave. If there is a problem with it, its passes are over all the same: until they are,
         they read pages and blocks that the next plans may give to others."""
-        result: StepResult | None = None
+        flight, result = self._in_flight[0], None
         try:
             result = None if flight.ticket is None else flight.ticket.wait()
         except Exception as error:
             self.executor.require_device()
             flight.problem = _message(error)
-        return None if flight.problem else result
-
-    def _end_complete(self, flight: _Flight, news: Iterable[Update]) -> list[Update]:
-        """End the requests whose grammar allows nothing more: no pass is needed to learn that."""
-        going = [one.request_id for one in news if one.finish is None and one.request_id in flight.matchers]
-        done = [name for name in going if flight.matchers[name].is_complete]
-        return [update for name in done for update in self._told(self.scheduler.stop(name, None))]
+        self._in_flight.popleft()
+        if result is None or flight.problem:
+            failed = {chunk.request_id: RowError(flight.problem) for chunk in flight.plan.chunks}
+            updates = self._told(self.scheduler.commit(flight.plan, failed))
+        else:
+            updates = self._prompt_updates(flight.plan, result)
+            news = self.scheduler.commit(flight.plan, _results(flight, result))
+            updates += self._told(news, {flight.sampled[row].request_id: one for row, one in result.scores.items()})
+            for update in news if flight.matchers else ():
+                matcher = flight.matchers.get(update.request_id)
+                if update.finish is None and matcher is not None and matcher.is_complete:
+                    # Its grammar allows nothing more: no pass is needed to learn that.
+                    updates += self._told(self.scheduler.stop(update.request_id, None))
+        for request_id, owner in list(self._running.items()):
+            if owner.request.status is not Status.RUNNING:  # preempted because it read rows of an image that failed
+                self._release(request_id)
+        return updates
 
     def _prompt_updates(self, plan: Plan, result: StepResult) -> list[Update]:
         scored = [chunk for chunk in plan.chunks if chunk.wants_all_logits]
         return [
-            Update(name, prompt_scores=PromptScores(1 + max(chunk.start, request.first_scored_row), scores))
+            Update(name, prompt_scores=PromptScores(1 + max(chunk.start, live.request.first_scored_row), scores))
             for chunk, scores in zip(scored, result.prompt_scores, strict=True)
-            if (request := self._requests.get(name := chunk.request_id)) is not None
+            if (live := self._live.get(name := chunk.request_id)) is not None
         ]
 
     def _told(self, updates: Iterable[Update], scores: Mapping[str, Scores] = NO_SCORES) -> list[Update]:
         """What the scheduler says of requests, with scores of their tokens, and with times where they end."""
         told = []
         for update in updates:
-            name = update.request_id
-            timings = self._timings(update)
-            told.append(replace(update, scores=scores.get(name) if update.token_ids else None, timings=timings))
+            name, timings = update.request_id, None
+            live = self._live[name]
+            if update.token_ids and live.first_token is None:
+                live.first_token = self._clock()
             if update.finish is not None:
+                timings = live.timings(self._clock())
                 self._release(name)
-                self._prompts.remove(name)
-                self._requests.pop(name, None)
-                self._compiled.pop(name, None)
+                self._pixels.count(live.prompt, -1)
+                del self._live[name]
+            told.append(replace(update, scores=scores.get(name) if update.token_ids else None, timings=timings))
         return told
-
-    def _timings(self, update: Update) -> dict[str, float] | None:
-        marks = self._marks.get(update.request_id)
-        if marks is None:
-            return None
-        if update.token_ids and marks.first_token is None:
-            marks.first_token = self._clock()
-        if update.finish is None:
-            return None
-        del self._marks[update.request_id]
-        return marks.timings(self._clock())
 
     def _release(self, request_id: str) -> None:
         """Free a sequence. Steps in flight may still write its newest token; whoever gets it next writes later."""

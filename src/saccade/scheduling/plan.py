@@ -1,8 +1,12 @@
-"""What one step does, as data, and what came of it. Nothing here refers to a live request."""
+"""What one step does and what came of it, as data that refers to no live request; and the draft a plan is made from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from saccade.cache.encoder import Entry
+from saccade.cache.prefix import overlapping
+from saccade.scheduling.request import Request
+from saccade.scheduling.resources import DetachedResources
 from saccade.wire.update import Update
 
 
@@ -52,7 +56,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: encode, then run all chunks in one batch. Plans run and are committed in the order of `step`.
+    """One step: encode, then run all chunks in one batch. Plans run and are committed in the order of `step`; one
+    without chunks has nothing to run, and nothing to commit.
 
     `preempted` requests lost their blocks; `updates` end requests (deadline, or no room even alone).
     """
@@ -63,15 +68,6 @@ class Plan:
     preempted: tuple[str, ...] = ()
     updates: tuple[Update, ...] = ()
 
-    @property
-    def is_empty(self) -> bool:
-        """Nothing to run, and nothing to commit."""
-        return not self.chunks
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
-
 
 @dataclass(frozen=True, slots=True)
 class RowError:
@@ -81,3 +77,53 @@ class RowError:
 
 
 Results = Mapping[str, Sequence[int] | RowError]
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan in the making and, until it is committed, the requests it is about: an id may have a new owner by then."""
+
+    step: int
+    tokens_left: int
+    encoder_left: int
+    chunks: dict[Request, Chunk] = field(default_factory=dict)
+    encode: dict[Entry, EncodeItem] = field(default_factory=dict)
+    preempted: list[str] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+    is_short: bool = False  # a running request got no row
+    void: set[Request] = field(default_factory=set)  # their rows were computed from wrong ones
+    held: list[DetachedResources] = field(default_factory=list)  # to be given back when the plan is committed
+
+    def add_rows(self, request: Request, end: int) -> None:
+        """The request's next rows, up to `end`."""
+        start = request.num_planned
+        wants_logits = end == request.num_tokens + request.num_pending and request.max_outputs > 0
+        assert start < end and request not in self.chunks, f"{request} is planned twice, or without rows"
+        assert end - start <= self.tokens_left, f"{end - start} rows, {self.tokens_left} left in the budget"
+        media = []
+        for span in overlapping(request.spans, start, end) if request.entries else ():
+            first, last = max(span.offset, start), min(span.end, end)
+            pages = request.entries[span.media_idx].pages
+            media.append(MediaRows(first, last - first, span.media_idx, span.first_row + first - span.offset, pages))
+        self.chunks[request] = Chunk(
+            request_id=request.id,
+            start=start,
+            count=end - start,
+            blocks=request.blocks,
+            media=tuple(media),
+            wants_logits=wants_logits,
+            wants_all_logits=request.has_unscored_rows and start < len(request.prompt_ids) and end > request.num_scored,
+            is_pending_input=request.num_pending > 0,
+        )
+        self.tokens_left -= end - start
+        request.num_planned = end
+        request.num_pending += wants_logits
+
+    def plan(self) -> Plan:
+        return Plan(
+            step=self.step,
+            encode=tuple(self.encode.values()),
+            chunks=tuple(self.chunks.values()),
+            preempted=tuple(self.preempted),
+            updates=tuple(self.updates),
+        )

@@ -1,12 +1,10 @@
 """One request as the scheduler sees it: tokens, media rows, progress, the blocks it owns, and how it ended."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import groupby
 
-from saccade.cache.encoder import Entry, MediaKey
+from saccade.cache.encoder import Entry
 from saccade.cache.prefix import Span
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import Finish, FinishReason
@@ -50,6 +48,7 @@ class Request:
     num_computed: int = field(default=0, init=False)
     num_planned: int = field(default=0, init=False)
     num_pending: int = field(default=0, init=False)
+    first_scored_row: int = field(init=False)  # a row's logits are about the token that follows it
     num_scored: int = field(init=False)  # prompt rows whose log-probabilities were given out, or are not wanted
     num_cached_tokens: int = field(default=0, init=False)  # prompt tokens that the first start found computed
     num_preemptions: int = field(default=0, init=False)
@@ -58,31 +57,28 @@ class Request:
     keys: list[bytes] = field(default_factory=list, init=False, repr=False)  # of the full blocks, for the prefix cache
     num_inserted: int = field(default=0, init=False)  # blocks offered to the prefix cache
     order: tuple[int, float, int] = field(default=(0, 0.0, 0), init=False)
-    _media_rows: Counter[int] = field(default_factory=Counter, init=False, repr=False)  # by media_idx
-    _media_ends: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    media_rows: Counter[int] = field(default_factory=Counter, init=False, repr=False)  # by media_idx
+    media_ends: dict[int, int] = field(default_factory=dict, init=False, repr=False)  # by media_idx
 
     def __post_init__(self) -> None:
-        self.num_scored = self.first_scored_row
-        for span in self.spans:
-            self._media_rows[span.media_idx] += span.length
-            self._media_ends[span.media_idx] = max(span.end, self._media_ends.get(span.media_idx, 0))
+        self.num_scored = self.first_scored_row = max(self.params.prompt_logprobs_start - 1, 0)
+        end, last, digests = 0, 0, dict[int, bytes]()
+        for span in self.spans:  # the prefix cache and the chunks take for granted what is asserted here
+            idx, length = span.media_idx, span.length
+            assert end <= span.offset and length > 0 and last <= idx, f"{self.id}: {span} is empty or out of order"
+            assert len(span.digest) >= 16, f"{self.id}: a digest of {len(span.digest)} bytes may collide"
+            is_next = span.first_row == self.media_rows[idx] and digests.setdefault(idx, span.digest) == span.digest
+            assert is_next, f"{self.id}: rows of {span} are not next"
+            end, last = span.offset + length, idx
+            self.media_rows[idx] += length
+            self.media_ends[idx] = end
+        assert end <= len(self.prompt_ids), f"{self.id}: media rows behind the prompt's end"
 
     def fork(self, index: int) -> "Request":
         """Output `index` (from 1) of the same prompt, with a seed of its own; prompt scores are the parent's job."""
         seed = None if self.params.seed is None else _wrap_int64(self.params.seed + index)
-        return Request(
-            id=f"{self.id}:{index}",
-            prompt_ids=self.prompt_ids,
-            params=replace(self.params, n=1, seed=seed, prompt_logprobs=None),
-            spans=self.spans,
-            eos_token_ids=self.eos_token_ids,
-            arrival=self.arrival,
-            priority=self.priority,
-            deadline=self.deadline,
-            cache_salt=self.cache_salt,
-            output_shift=self.output_shift,
-            parent=self,
-        )
+        params = replace(self.params, n=1, seed=seed, prompt_logprobs=None)
+        return replace(self, id=f"{self.id}:{index}", params=params, parent=self)
 
     @property
     def key_spans(self) -> tuple[Span, ...]:
@@ -114,11 +110,6 @@ class Request:
         return self.num_left == 1 and len(self.output_ids) + self.num_pending > 0
 
     @property
-    def first_scored_row(self) -> int:
-        """A row's logits are about the token that follows it."""
-        return max(self.params.prompt_logprobs_start - 1, 0)
-
-    @property
     def has_unscored_rows(self) -> bool:
         return self.params.prompt_logprobs is not None and self.num_scored < len(self.prompt_ids)
 
@@ -126,15 +117,6 @@ class Request:
         """Known tokens from a position on."""
         num_prompt = len(self.prompt_ids)
         return self.prompt_ids[start:] + tuple(self.output_ids[max(start - num_prompt, 0) :])
-
-    def media_key(self, span: Span) -> MediaKey:
-        return (self.cache_salt, span.digest, self.media_rows(span.media_idx))
-
-    def media_rows(self, media_idx: int) -> int:
-        return self._media_rows[media_idx]
-
-    def media_end(self, media_idx: int) -> int:
-        return self._media_ends[media_idx]
 
     def stop_met(self) -> Finish | None:
         """Whether the newest output is the last one."""
@@ -162,26 +144,6 @@ class Request:
         assert self.num_planned <= len(self.blocks) * block_size, f"{self} has rows without slots"
         if self.status is not Status.RUNNING:
             assert self.status is not Status.FINISHED and not self.blocks and not self.entries, f"{self} owns something"
-
-    def check_spans(self) -> None:
-        """Spans are what the prefix cache and the chunks take for granted."""
-        previous = 0
-        for span in self.spans:
-            assert previous <= span.offset and span.length > 0, f"{self.id}: {span} is empty or out of order"
-            assert len(span.digest) >= 16, f"{self.id}: a digest of {len(span.digest)} bytes may collide"
-            previous = span.end
-        indices = [span.media_idx for span in self.spans]
-        assert indices == sorted(indices), f"{self.id}: media are not one after the other: {indices}"
-        assert previous <= len(self.prompt_ids), f"{self.id}: media rows behind the prompt's end"
-        for _, spans in groupby(self.spans, key=lambda span: span.media_idx):
-            _check_rows(self.id, tuple(spans))
-
-
-def _check_rows(request_id: str, spans: Sequence[Span]) -> None:
-    row = 0
-    for span in spans:
-        assert span.first_row == row and span.digest == spans[0].digest, f"{request_id}: rows of {span} are not next"
-        row += span.length
 
 
 def _wrap_int64(value: int) -> int:

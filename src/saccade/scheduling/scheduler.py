@@ -24,11 +24,10 @@ from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex, Entry
 from saccade.cache.prefix import PrefixCache, Span, overlapping
 from saccade.errors import RequestError
-from saccade.scheduling.draft import Draft, Flight
-from saccade.scheduling.plan import Chunk, Plan, Results, RowError
+from saccade.scheduling.admission import check_fits, check_queue
+from saccade.scheduling.plan import Chunk, Draft, EncodeItem, Plan, Results, RowError
 from saccade.scheduling.queue import RequestQueue
 from saccade.scheduling.request import Request, Status
-from saccade.scheduling.request_limits import check_fits, check_queue
 from saccade.scheduling.resources import Resources
 from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.engine_settings import SchedulerSettings
@@ -52,24 +51,24 @@ class Scheduler:
         self.settings = settings
         self.resources = Resources(pool, encoder, prefix)
         self.num_preemptions = 0
-        self._live: dict[str, Request] = {}
+        self.live: dict[str, Request] = {}  # those that have not ended, by id
         self._families: dict[str, dict[str, Request]] = {}  # live requests by the id of the one they were forked from
         self._waiting = RequestQueue(lambda request: request.order)
         self._running = RequestQueue(lambda request: request.order)
         self._deadlines = RequestQueue(lambda request: (request.deadline, request.order))
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[Draft] = deque()
         self._arrivals = count()
         self._steps = count()
 
     @property
     def is_idle(self) -> bool:
-        return not (self._live or self._flights)
+        return not (self.live or self._flights)
 
     def add(self, request: Request) -> tuple[str, ...]:
         """Queue a request and, for n > 1, its forks, all or none. Returns their ids."""
         check_fits(request, self.settings, self.resources.pool, self.resources.encoder)
         family = {member.id: member for member in (request, *map(request.fork, range(1, request.params.n)))}
-        if request.id in self._families or family.keys() & self._live.keys():
+        if request.id in self._families or family.keys() & self.live.keys():
             raise RequestError(f"request {request.id!r} is not done yet; ids must differ", param="request_id")
         num_startable = self.settings.max_num_seqs - len(self._running)
         check_queue(tuple(family.values()), self._waiting, self.settings, num_startable)
@@ -81,13 +80,9 @@ class Scheduler:
             self._waiting.add(member)
             if member.deadline is not None:
                 self._deadlines.add(member)
-        self._live |= family
+        self.live |= family
         self._families[request.id] = dict(family)
         return tuple(family)
-
-    def request(self, request_id: str) -> Request:
-        """A request that has not ended."""
-        return self._live[request_id]
 
     def abort(self, request_id: str) -> tuple[Update, ...]:
         """End a request and all its forks, or one fork. There is no news of what ended before."""
@@ -101,30 +96,36 @@ class Scheduler:
     def plan(self, now: float) -> Plan:
         """Decide the next step. An empty plan needs no commit."""
         assert len(self._flights) < 2, "two plans are in flight; commit the older one first"
-        draft = Draft(self.settings.max_num_batched_tokens, self.settings.encoder_budget_tokens)
+        settings = self.settings
+        draft = Draft(next(self._steps), settings.max_num_batched_tokens, settings.encoder_budget_tokens)
         self._expire(now, draft)
-        decoding = [request for request in self._running if request.is_decoding]
-        prefilling = [request for request in self._running if request.num_left and not request.is_decoding]
+        decoding, prefilling = [], []
+        for request in self._running:
+            if request.is_decoding:
+                decoding.append(request)
+            elif request.num_left:
+                prefilling.append(request)
         for request in decoding:
-            if request.status is Status.RUNNING:
-                self._plan_output(request, draft)
+            if request.status is Status.RUNNING:  # else it was preempted for one before it
+                has_slot = self._find_slot(request, draft)
+                self._plan_rows(request, request.num_planned + has_slot, draft)
         for request in prefilling:
             if request.status is Status.RUNNING:
-                self._plan_prompt(request, draft)
+                self._plan_rows(request, self._reach(request, request.num_planned, draft), draft)
         if not draft.is_short:
             self._admit(draft)
-        plan = draft.finish(next(self._steps))
-        if not plan.is_empty:
-            self._flights.append(Flight(plan, draft.chunks, draft.encode))
-        return plan
+        if draft.chunks:
+            self._flights.append(draft)
+        return draft.plan()
 
     def commit(self, plan: Plan, results: Results) -> tuple[Update, ...]:
         """Take in what a plan gave: one token for every chunk that wanted logits, or an error for any."""
-        if plan.is_empty:
+        if not plan.chunks:
             return ()
         flight = self._flights.popleft()
-        assert flight.plan.step == plan.step, f"plan {plan.step} is committed, plan {flight.plan.step} is due"
-        self._drop_failed_media(flight, results)
+        assert flight.step == plan.step, f"plan {plan.step} is committed, plan {flight.step} is due"
+        if flight.encode:
+            self._drop_failed_media(flight, results)
         updates: list[Update] = []
         for request, chunk in flight.chunks.items():
             if request.status is not Status.FINISHED and request not in flight.void:
@@ -159,9 +160,9 @@ class Scheduler:
         """Assert the invariants of the scheduler and of everything it keeps accounts of."""
         waiting, running = set(self._waiting), set(self._running)
         assert not waiting & running, f"{waiting & running} wait and run"
-        assert waiting | running == set(self._live.values()), "a live request is in no queue, or an ended one is in one"
+        assert waiting | running == set(self.live.values()), "a live request is in no queue, or an ended one is in one"
         families = [request for members in self._families.values() for request in members.values()]
-        assert len(families) == len(self._live) and set(families) == waiting | running, "families differ from requests"
+        assert len(families) == len(self.live) and set(families) == waiting | running, "families differ from requests"
         assert set(self._deadlines) == {r for r in waiting | running if r.deadline is not None}, "deadlines differ"
         assert len(running) <= self.settings.max_num_seqs, f"{len(running)} requests run"
         for queue in (self._waiting, self._running, self._deadlines):
@@ -169,14 +170,14 @@ class Scheduler:
         for request in waiting | running:
             request.check_progress(self.resources.pool.block_size)
         for flight in self._flights:
-            assert flight.plan.num_tokens <= self.settings.max_num_batched_tokens, f"over the budget: {flight.plan}"
-            owned = {block for chunk in flight.plan.chunks for block in chunk.blocks}
+            assert flight.tokens_left >= 0, f"over the budget: {flight}"
+            owned = {block for chunk in flight.chunks.values() for block in chunk.blocks}
             assert not any(map(self.resources.pool.is_free, owned)), "a plan in flight uses a free block"
         self.resources.check(self._running, [held for flight in self._flights for held in flight.held])
 
-    def _plan_output(self, request: Request, draft: Draft) -> None:
-        if self._find_slot(request, draft):
-            draft.add_rows(request, request.num_planned + 1)
+    def _plan_rows(self, request: Request, end: int, draft: Draft) -> None:
+        if end > request.num_planned:
+            draft.add_rows(request, end)
         else:
             draft.is_short = True
 
@@ -196,13 +197,6 @@ class Scheduler:
                 return False
         return True
 
-    def _plan_prompt(self, request: Request, draft: Draft) -> None:
-        end = self._reach(request, request.num_planned, draft)
-        if end > request.num_planned:
-            draft.add_rows(request, end)
-        else:
-            draft.is_short = True
-
     def _admit(self, draft: Draft) -> None:
         for request in self._waiting:
             if len(self._running) >= self.settings.max_num_seqs or draft.tokens_left == 0:
@@ -217,8 +211,8 @@ class Scheduler:
         return is_forked and not self._is_in_flight(request)
 
     def _start(self, request: Request, draft: Draft) -> bool:
-        shared = self.resources.shareable(request)
-        if not self.resources.can_start(request, shared, spare=len(self._running)):
+        shared = self.resources.shareable(request, spare=len(self._running))
+        if shared is None:
             if self._running or self._flights:
                 return False
             draft.updates.append(self._end(request, self._no_room(request)))
@@ -250,14 +244,21 @@ class Scheduler:
 
     def _secure_media(self, request: Request, span: Span, draft: Draft) -> bool:
         """Hold media rows that are there or that this plan encodes; the first to encode may exceed the budget."""
-        if self.resources.find_media(request, span):
+        idx, encoder = span.media_idx, self.resources.encoder
+        if idx in request.entries:
             return True
-        if draft.encode and request.media_rows(span.media_idx) > draft.encoder_left:
-            return False
-        entry = self.resources.reserve_media(request, span)
+        num_rows = request.media_rows[idx]
+        key = (request.cache_salt, span.digest, num_rows)
+        entry = encoder.hold(key)
         if entry is None:
-            return False
-        draft.add_media(request, span, entry)
+            if draft.encode and num_rows > draft.encoder_left:
+                return False
+            entry = encoder.reserve(key, num_rows)
+            if entry is None:
+                return False
+            draft.encode[entry] = EncodeItem(request.id, idx, span.digest, num_rows, entry.pages)
+            draft.encoder_left -= num_rows
+        request.entries[idx] = entry
         return True
 
     def _expire(self, now: float, draft: Draft) -> None:
@@ -293,7 +294,7 @@ class Scheduler:
             self._end(request, finish)
         return [Update(request.id, (result[0],), finish=finish)]
 
-    def _drop_failed_media(self, flight: Flight, results: Results) -> None:
+    def _drop_failed_media(self, flight: Draft, results: Results) -> None:
         """Rows that were encoded for a request that failed may be wrong: whoever else read them begins again."""
         failed = {request for request in flight.chunks if isinstance(results.get(request.id), RowError)}
         failed_ids = {request.id for request in failed}
@@ -310,7 +311,7 @@ class Scheduler:
                 if request.status is Status.RUNNING:
                     self._preempt(request)
 
-    def _readers(self, entry: Entry, flights: Sequence[Flight]) -> list[Request]:
+    def _readers(self, entry: Entry, flights: Sequence[Draft]) -> list[Request]:
         """Who holds an entry, and whose chunks in flight read it: one that was preempted since holds it no more."""
         found = [request for request in self._running if entry in request.entries.values()]
         for flight in flights:
@@ -331,7 +332,7 @@ class Scheduler:
             self._deadlines.remove(request)
         request.status, request.finish = Status.FINISHED, finish
         family = request.parent.id if request.parent else request.id
-        del self._live[request.id], self._families[family][request.id]
+        del self.live[request.id], self._families[family][request.id]
         if not self._families[family]:
             del self._families[family]
         return Update(request.id, (), finish=finish)
@@ -346,7 +347,7 @@ class Scheduler:
             self.resources.release(held)
 
     def _find(self, request_id: str) -> tuple[Request, ...]:
-        request = self._live.get(request_id)
+        request = self.live.get(request_id)
         return () if request is None else (request,)
 
     def _is_in_flight(self, request: Request) -> bool:
