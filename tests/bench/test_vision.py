@@ -130,7 +130,7 @@ def test_each_way_is_run_as_it_is_called(folder: Path) -> None:
     capacity = {Tier.CAPACITY: calls}
     exact = {Tier.CAPACITY: calls + 1, Tier.EXACT: calls}  # one pass told which layout to capture
     assert seen == [("eager", {}, {}), ("capacity", capacity, {}), ("exact", exact, {})]
-    assert len(rig.encoder.graphs.exact) == 0, "the next size finds none"
+    assert len(rig.encoder.graphs.catalogue.exact.graphs) == 0, "the next size finds none"
 
 
 def test_the_report_shows_all_of_it(bench: VisionBench, tmp_path: Path) -> None:

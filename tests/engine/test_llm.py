@@ -251,11 +251,11 @@ def test_hot_layouts_get_graphs_of_their_own_behind_a_call(made: tiny.Tiny, pict
     with LLM(made.folder, **SETTINGS, graphs="vision=exact,prefill=off,decode=off") as llm:
         vision = llm.executor.vision
         assert vision is not None
-        before = len(vision.exact)
+        before = len(vision.catalogue.exact.graphs)
         for shade in range(4):
             own = Image.new("RGB", (24, 30), (shade, 0, 0))  # another image of one layout, so that none is cached
             llm.generate(prompt | {"multi_modal_data": {"image": own}}, GREEDY, progress=False)
-        assert len(vision.exact) == before + 1 and not llm.engine.can_improve
+        assert len(vision.catalogue.exact.graphs) == before + 1 and not llm.engine.can_improve
         replayed = vision.stats.replays.total()
         llm.generate(prompt, GREEDY, progress=False)
         assert vision.stats.replays.total() > replayed

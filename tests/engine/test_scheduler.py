@@ -9,8 +9,8 @@ import pytest
 
 from saccade.cache import Span
 from saccade.errors import CapacityError, ConfigError, RequestError
-from saccade.scheduling import admission
 from saccade.scheduling import request as request_module
+from saccade.scheduling import request_checks
 from saccade.scheduling.plan import Plan, RowError
 from saccade.scheduling.request import Request, Status
 from saccade.scheduling.scheduler import Scheduler
@@ -766,7 +766,7 @@ def test_the_work_for_an_image_does_not_grow_with_the_number_of_images() -> None
         request = Request(id="a", prompt_ids=(7,) * 4 * num_images, params=outputs(1), spans=spans)
         make_scheduler(limits, num_blocks=2000).add(request)
 
-    few, many = (num_opcodes(lambda n=n: add(n), request_module, admission) for n in (50, 200))  # type: ignore[misc]
+    few, many = (num_opcodes(lambda n=n: add(n), request_module, request_checks) for n in (50, 200))  # type: ignore[misc]
     assert few > 50 * 10 and many < 1.3 * 4 * few
 
 

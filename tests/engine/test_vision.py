@@ -337,10 +337,12 @@ class TestChoices:
             graphs.catalogue.choose(batch.sizes, batch.structure)
             if count % 50 == 0:
                 assert rig.engine.improve() is None
-            assert len(graphs.graphs) <= buckets + 4 and len(graphs.graphs) == buckets + len(graphs.exact)
-        assert len(graphs.exact) == 4
-        assert graphs.exact.nbytes <= graphs.settings.exact_max_bytes
-        assert len(graphs.exact._pending) <= 64 and len(graphs.exact._uses) <= 1024 + 4
+            assert len(graphs.graphs) <= buckets + 4 and len(graphs.graphs) == buckets + len(
+                graphs.catalogue.exact.graphs
+            )
+        assert len(graphs.catalogue.exact.graphs) == 4
+        assert graphs.catalogue.exact.nbytes <= graphs.settings.exact_max_bytes
+        assert len(graphs.catalogue.exact._pending) <= 64 and len(graphs.catalogue.exact._uses) <= 1024 + 4
 
     @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "gemma3_vl"])
     def test_usual_images_have_graphs_of_their_own_from_the_start(
@@ -350,9 +352,9 @@ class TestChoices:
         rig, rng = Rig(loaded(family), tiers=BOTH, exact_max_graphs=3, max_units=64), np.random.default_rng(2)
         rig.engine.capture_usual()
         graphs = rig.encoder.graphs
-        assert 0 < len(graphs.exact) <= 3
+        assert 0 < len(graphs.catalogue.exact.graphs) <= 3
         if rig.images.fixed_size is None:
-            assert graphs.exact.is_full, "with pairs, where single images are not enough"
+            assert graphs.catalogue.exact.is_full, "with pairs, where single images are not enough"
         for _ in range(2):
             image = rig.image(rng, 24, 24)
             [rows] = rig.run([image])
@@ -360,7 +362,7 @@ class TestChoices:
         assert graphs.stats.replays == {Tier.EXACT: 2}
         off = Rig(loaded(family), tiers=frozenset({Tier.CAPACITY}))
         off.engine.capture_usual()
-        assert len(off.encoder.graphs.exact) == 0
+        assert len(off.encoder.graphs.catalogue.exact.graphs) == 0
 
     def test_words_of_the_setting(self) -> None:
         assert EngineSettings().vision_tiers() == BOTH
@@ -599,7 +601,7 @@ def test_remembered_geometry_is_that_of_all_grids_at_once(loaded: Load, family: 
 
 
 def test_examples_have_windows_as_pictures_do(loaded: Load) -> None:
-    """The gate is measured with them: a strip has more windows, each smaller, and none of its rows changes places."""
+    """Costs are measured with them: a strip has more windows, each smaller, and none of its rows changes places."""
     spec = loaded("qwen2_5_vl")[1].spec.vision
     assert spec is not None
     phase = Rig(loaded("qwen2_5_vl")).encoder.graphs.phase
@@ -622,7 +624,7 @@ def test_an_idle_worker_captures_what_is_hot(loaded: Load) -> None:
     encoder.graphs.catalogue.settings = GraphSettings(tiers=BOTH)
     encoder.graphs.forget_exact()
     assert (engine.can_improve, engine.improve()) == (False, None)
-    assert len(encoder.graphs.exact) == 0, "there was nothing to improve"
+    assert len(encoder.graphs.catalogue.exact.graphs) == 0, "there was nothing to improve"
     params = SamplingParams(temperature=0, max_tokens=2)
     for i in range(4):
         prompt = random_prompt(made, np.random.default_rng(11), num_images=1, length=6)
@@ -630,7 +632,7 @@ def test_an_idle_worker_captures_what_is_hot(loaded: Load) -> None:
         finish(engine, [f"r{i}"])
     assert engine.can_improve
     assert engine.improve() is None
-    assert len(encoder.graphs.exact) == 1
+    assert len(encoder.graphs.catalogue.exact.graphs) == 1
     prompt = random_prompt(made, np.random.default_rng(11), num_images=1, length=6)
     engine.add("last", prompt, params, cache_salt="last")
     assert finish(engine, ["last"])["last"].token_ids == oracle_tokens(made, prompt, 2)

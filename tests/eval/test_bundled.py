@@ -181,7 +181,7 @@ def share_with_exact_graphs(folder: Path, *, is_stale: bool) -> float:
         assert encoder is not None
         for example in pairs(1, EQUAL_HALVES, 4):
             answers(llm, [example])
-        assert len(encoder.graphs.exact) == 1
+        assert len(encoder.graphs.catalogue.exact.graphs) == 1
         examples = pairs(2, UNEQUAL, 20)
         replays = encoder.graphs.stats.replays.total()
         said = answers(llm, examples[:1])

@@ -137,7 +137,7 @@ def new_runner(model: Model, sizes: Sizes, way: str, *, num_blocks: int | None =
     for name in PHASES:
         found: GraphRunner = getattr(runner, name)
         phase = replace(found.phase, buckets=_thinned(found.phase, sizes.bucket_stride))
-        thin = GraphRunner(phase, found.settings, found._lane)
+        thin = GraphRunner(phase, found.settings, found.lane)
         if name == "vision":
             assert runner.encoder is not None
             runner.encoder.graphs = thin

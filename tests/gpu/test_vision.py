@@ -287,12 +287,12 @@ class TestStreams:
         encoder.reserve()
         images = Passes(encoder)
         images.capture_usual()
-        assert encoder.graphs.exact.is_full
+        assert encoder.graphs.catalogue.exact.is_full
         before = _used_bytes()
         for i in range(8):  # each hotter than a graph that nobody used
             for _ in range(3):
                 images.encode(images.compose(model, [(320 + 32 * i, 224)], i))
-            layout = encoder.graphs.exact.next_pending()
+            layout = encoder.graphs.catalogue.exact.next_pending()
             assert layout is not None, "it came often enough"
             images.capture(layout)
             images.encode(images.compose(model, [(320 + 32 * i, 224)], i))

@@ -224,7 +224,7 @@ class Rig:
             padding = padded_rows(packs, self.composer.bins) / real - 1
             ways = {name: after[name] - before.get(name, 0) for name in after if after[name] > before.get(name, 0)}
             yield Mixed(len(media), real, padding, len(packs), eager_ms, ms, ways)
-        graphs.gate = None
+        graphs.catalogue.costs = None
 
     def _call(
         self, way: str, packs: list[list[MediaPart]], items: list[EncodeItem], media: list[Media]
@@ -248,7 +248,7 @@ class Rig:
     def _capture_exact(self, packs: list[list[MediaPart]], items: list[EncodeItem], media: list[Media]) -> None:
         self._call("capacity", packs, items, media)()
         with self.encoder.side_stream.work():
-            while self.encoder.graphs.exact.has_pending:
+            while self.encoder.graphs.catalogue.exact.has_pending:
                 self.encoder.graphs.capture_hot()
 
     def _most_rows(self) -> int:

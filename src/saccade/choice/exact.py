@@ -37,25 +37,19 @@ class ExactIndex:
 
     def __init__(self, settings: GraphSettings) -> None:
         self._settings = settings
-        self._bytes: OrderedDict[GraphKey, int] = OrderedDict()  # of each graph, the last used at the end
+        self.graphs: OrderedDict[GraphKey, int] = OrderedDict()  # bytes of each, the last used at the end
         self._uses: OrderedDict[GraphKey, int] = OrderedDict()  # of these and of others, the last seen at the end
         self._num_seen = 0
         self._pending: dict[GraphKey, ExactLayout] = {}
         self._refused: OrderedDict[GraphKey, None] = OrderedDict()
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._bytes
-
-    def __len__(self) -> int:
-        return len(self._bytes)
-
     @property
     def nbytes(self) -> int:
-        return sum(self._bytes.values())
+        return sum(self.graphs.values())
 
     @property
     def is_full(self) -> bool:
-        return len(self._bytes) >= self._settings.exact_max_graphs
+        return len(self.graphs) >= self._settings.exact_max_graphs
 
     @property
     def has_pending(self) -> bool:
@@ -63,7 +57,7 @@ class ExactIndex:
 
     def use(self, key: GraphKey) -> None:
         """Count a batch that was run in its own graph."""
-        self._bytes.move_to_end(key)
+        self.graphs.move_to_end(key)
         self._count(key)
 
     def see(self, key: GraphKey, sizes: Capacity, structure: Structure) -> None:
@@ -100,7 +94,7 @@ class ExactIndex:
         while self.nbytes + nbytes > self._settings.exact_max_bytes:
             dropped.append(self._drop_coldest())
         self._refused.pop(key, None)
-        self._bytes[key] = nbytes
+        self.graphs[key] = nbytes
         self._uses.setdefault(key, 0)
         return tuple(dropped)
 
@@ -110,8 +104,8 @@ class ExactIndex:
         if self._num_seen % WINDOW == 0:
             for each in self._uses:
                 self._uses[each] //= 2
-        if len(self._uses) > MAX_CANDIDATES + len(self._bytes):
-            unseen = next(each for each in self._uses if each not in self._bytes)
+        if len(self._uses) > MAX_CANDIDATES + len(self.graphs):
+            unseen = next(each for each in self._uses if each not in self.graphs)
             del self._uses[unseen]
             self._pending.pop(unseen, None)
 
@@ -123,9 +117,9 @@ class ExactIndex:
 
     def _coldest(self) -> GraphKey:
         """The graph that was used least; of several, the one that was not used for longest."""
-        return min(self._bytes, key=self._uses.__getitem__)
+        return min(self.graphs, key=self._uses.__getitem__)
 
     def _drop_coldest(self) -> GraphKey:
         key = self._coldest()
-        del self._bytes[key]
+        del self.graphs[key]
         return key

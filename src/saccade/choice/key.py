@@ -22,7 +22,7 @@ class Capacity(Mapping[str, int]):
     def of(cls, sizes: Mapping[str, int] | None = None, /, **named: int) -> "Capacity":
         if isinstance(sizes, Capacity) and not named:
             return sizes
-        return cls(tuple(sorted({**(sizes or {}), **named}.items())))
+        return cls(tuple(sorted({**({} if sizes is None else sizes), **named}.items())))
 
     def __getitem__(self, dimension: str) -> int:
         for name, size in self.sizes:

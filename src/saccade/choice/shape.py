@@ -80,4 +80,4 @@ class PhaseShape:
 
     def is_within_limits(self, sizes: Capacity) -> bool:
         """Whether the buffers of the phase hold a batch."""
-        return all(sizes[name] <= limit for name, limit in self.limits.items())
+        return all(sizes[name] <= limit for name, limit in self.limits.sizes)

@@ -59,7 +59,7 @@ def _find(executor: DeviceExecutor, kept: Kept) -> tuple[GraphRunner, Batch]:
     except GraphError as error:
         raise ConfigError(f"the file is of another model, or of an engine with other limits: {error}") from None
     if kept.key.digest:
-        runner.gate = None  # captured whether or not it is the fastest way
+        runner.catalogue.costs = None  # captured whether or not it is the fastest way
         runner.capture_exact(values)
     if kept.key not in {graph.key for graph in runner.graphs}:
         raise ConfigError(

@@ -168,7 +168,7 @@ class Encoder:
         how much that is: what is left for the KV cache is smaller by it."""
         if Tier.EXACT in self.settings.graphs.tiers:
             with self.side_stream.work():
-                self.graphs.reserve_small()
+                self.graphs.lane.reserve_small()
         rows = self.most_eager_rows()
         if self._place.device.type != "cuda" or rows == 0:
             return 0

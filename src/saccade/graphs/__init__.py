@@ -8,8 +8,8 @@ assert verify(runner).is_right                                              repl
 result = runner.run(values, copy_out)                                       any boundaries, one graph
 """
 
+from saccade.choice.costs import Curve, TierCosts
 from saccade.choice.decision import Decision, Reason
-from saccade.choice.gate import Curve, Gate
 from saccade.choice.key import Capacity, GraphKey, row_buckets, structure_digest, thinned
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.graphs.arena import Arena, Batch
@@ -54,7 +54,6 @@ __all__ = [
     "DummySegment",
     "Fill",
     "Frame",
-    "Gate",
     "GraphKey",
     "GraphRunner",
     "GraphSettings",
@@ -71,6 +70,7 @@ __all__ = [
     "Role",
     "Row",
     "Tier",
+    "TierCosts",
     "Values",
     "VerifyReport",
     "Watched",

@@ -54,11 +54,10 @@ class Arena:
         self._rows = [b for b in buffers if b.role is Role.INPUT]
         self._metadata = [b for b in buffers if b.role is Role.METADATA]
         self._dtypes = {b.name: numpy_dtype(b) for b in self._metadata}
-        self._boundaries = [(b, b.padding) for b in self._metadata if isinstance(b.padding, DummySegment)]
         self.boundaries = tuple(
-            Boundary(b.name, padding.rows, b.dimension[0], padding.longest or 0)
-            for b, padding in self._boundaries
-            if b.dimension is not None
+            Boundary(b.name, b.padding.rows, b.dimension[0], b.padding.longest or 0)
+            for b in self._metadata
+            if isinstance(b.padding, DummySegment) and b.dimension is not None
         )
         self._layouts: dict[Capacity, SlabLayout] = {}
         self._sizes: dict[tuple[Any, ...], Capacity] = {}
@@ -117,10 +116,7 @@ class Arena:
         tensors = {b.name: self._as_tensor(b, values[b.name]) for b in self._rows}
         arrays = {name: _as_array(name, values[name], dtype) for name, dtype in self._dtypes.items()}
         sizes = self._sizes_of(tensors, arrays)
-        structure = {
-            b.name: _checked_boundaries(b.name, arrays[b.name], sizes[padding.rows], padding)
-            for b, padding in self._boundaries
-        }
+        structure = {b.name: _checked_boundaries(b, arrays[b.name], sizes[b.rows]) for b in self.boundaries}
         return Batch(tensors, arrays, sizes, structure)
 
     def empty_batch(self) -> Batch:
@@ -128,7 +124,7 @@ class Arena:
         none = dict.fromkeys(self.limits, 0)
         views = self.views(none)
         arrays = {b.name: np.zeros(b.sized(none), dtype=self._dtypes[b.name]) for b in self._metadata}
-        structure = {b.name: arrays[b.name] for b, _ in self._boundaries}
+        structure = {b.name: arrays[b.name] for b in self.boundaries}
         rows = {b.name: views[b.name] for b in self._rows}
         return Batch(rows, arrays, Capacity.of(none), structure)
 
@@ -265,20 +261,15 @@ def _as_array(name: str, value: Any, dtype: np.dtype[Any]) -> HostArray:
     if array.dtype != dtype and array.size and dtype.kind in "iu":
         if not np.can_cast(array.dtype, np.int64):
             raise GraphError(f"metadata {name!r} is {array.dtype}; the buffer holds integers")
-        _check_range(name, array, dtype)
+        room, low, high = np.iinfo(dtype), array.min(), array.max()
+        if low < room.min or high > room.max:  # it would silently become another number
+            met = low if low < room.min else high
+            raise GraphError(f"metadata {name!r} has {met}; its buffer is {dtype} and holds {room.min} to {room.max}")
     return array
 
 
-def _check_range(name: str, array: HostArray, dtype: np.dtype[Any]) -> None:
-    """Refuse a number that its dtype cannot hold: it would silently become another one."""
-    room = np.iinfo(dtype)
-    low, high = array.min(), array.max()
-    if low < room.min or high > room.max:
-        met = low if low < room.min else high
-        raise GraphError(f"metadata {name!r} has {met}; its buffer is {dtype} and holds {room.min} to {room.max}")
-
-
-def _checked_boundaries(name: str, values: HostArray, num_rows: int, padding: DummySegment) -> HostArray:
+def _checked_boundaries(boundary: Boundary, values: HostArray, num_rows: int) -> HostArray:
+    name, most = boundary.name, boundary.longest
     if values.size == 0 or values[0] != 0:
         raise GraphError(f"boundaries {name!r} start with {values[:1].tolist()}; they must start with 0")
     is_fall = values[1:] < values[:-1]
@@ -287,7 +278,7 @@ def _checked_boundaries(name: str, values: HostArray, num_rows: int, padding: Du
         low, high = values[at : at + 2].tolist()
         raise GraphError(f"boundaries {name!r} fall from {low} to {high} at {at + 1}; they must not decrease")
     if values[-1] != num_rows:
-        raise GraphError(f"boundaries {name!r} end at {values[-1]}; the batch has {num_rows} {padding.rows}")
-    if padding.longest and (longest := np.diff(values).max(initial=0)) > padding.longest:
-        raise GraphError(f"boundaries {name!r} have a segment of {longest}; the longest may be {padding.longest}")
+        raise GraphError(f"boundaries {name!r} end at {values[-1]}; the batch has {num_rows} {boundary.rows}")
+    if most and (longest := np.diff(values).max(initial=0)) > most:
+        raise GraphError(f"boundaries {name!r} have a segment of {longest}; the longest may be {most}")
     return values

@@ -11,7 +11,6 @@ from saccade.choice.key import Capacity
 from saccade.choice.shape import PhaseShape
 from saccade.errors import ConfigError
 from saccade.graphs.arena import Arena
-from saccade.graphs.buffers import DummySegment
 from saccade.graphs.frame import Body
 
 Outputs = Mapping[str, Tensor]
@@ -22,7 +21,7 @@ ExampleMaker = Callable[[tuple[int, ...], torch.Generator], Mapping[str, Any]]
 class Phase:
     """A forward pass to be replayed: its body, its buffers, its buckets.
 
-    `example` makes a batch with the given segment lengths and random content; it serves warm-up, capture, the gate
+    `example` makes a batch with the given segment lengths and random content; it serves warm-up, capture, timing
     and verification. `state` names what the body touches outside the arena: weights, caches. `typical` is the length
     of an ordinary segment: where it is given, examples consist of such, so that what is measured is what will be run.
     `is_repeatable` says that an example gives the same outputs whatever ran before it, as one does that reads nothing
@@ -70,10 +69,7 @@ class Phase:
     @property
     def segments(self) -> str | None:
         """The dimension that counts the segments of a batch, where it has any."""
-        for buffer in self.arena.buffers.values():
-            if isinstance(buffer.padding, DummySegment) and buffer.dimension:
-                return buffer.dimension[0]
-        return None
+        return self.arena.boundaries[0].count if self.arena.boundaries else None
 
 
 def copy_out(outputs: Outputs) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterable, Mapping
+from threading import Lock, RLock
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -9,16 +10,15 @@ import torch
 from torch import Tensor
 
 from saccade.choice.catalogue import Catalogue
+from saccade.choice.costs import TierCosts, measure
 from saccade.choice.decision import Decision
 from saccade.choice.exact import ExactIndex, ExactLayout
-from saccade.choice.gate import Gate, measure
 from saccade.choice.key import Capacity, GraphKey
 from saccade.config import GraphSettings, Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.graphs.arena import Batch, HostArray
 from saccade.graphs.buffers import Role
 from saccade.graphs.capture import CapturedGraph, capture
-from saccade.graphs.exclusive import Exclusive
 from saccade.graphs.frame import Frame, eager_frame, run_body
 from saccade.graphs.lane import Lane, lane_for
 from saccade.graphs.phase import Outputs, Phase
@@ -56,34 +56,15 @@ class GraphRunner:
         self.catalogue = Catalogue(phase.shape, self.settings)
         self.observer: Observer | None = None
         self.selfcheck: float | None = None  # the largest difference that the last verification found
-        self._lane = lane or lane_for(phase.arena.device)
+        self.lane = lane or lane_for(phase.arena.device)
         self._graphs: dict[GraphKey, CapturedGraph] = {}
         self._exact: dict[GraphKey, CapturedGraph] = {}
         self.last: GraphKey | str = ""  # how the last batch was run: the key of its graph, or eagerly
         self._outputs = [buffer for buffer in phase.arena.buffers.values() if buffer.role is Role.OUTPUT]
-        self._state = Watched.of(phase.state) | Watched.of_body(phase.body)
-        self._alone = Exclusive(phase.name, self._lane.lock)
-
-    @property
-    def lane(self) -> Lane:
-        return self._lane
-
-    @property
-    def watched(self) -> Watched:
-        """What the body relies on besides its arena."""
-        return self._state
-
-    @property
-    def gate(self) -> Gate | None:
-        return self.catalogue.gate
-
-    @gate.setter
-    def gate(self, gate: Gate | None) -> None:
-        self.catalogue.gate = gate
-
-    @property
-    def exact(self) -> ExactIndex:
-        return self.catalogue.exact
+        self.watched = Watched.of(phase.state) | Watched.of_body(
+            phase.body
+        )  # what the body relies on besides its arena
+        self._alone = _OneUser(phase.name, self.lane.lock)
 
     def key_of(self, batch: Batch) -> GraphKey:
         """The key of a graph of this batch's structure alone."""
@@ -125,7 +106,7 @@ class GraphRunner:
                 self._graphs[key] = self._capture(key)
             self.catalogue.add(key)
 
-    def calibrate(self, num_rounds: int = 0) -> Gate:
+    def calibrate(self, num_rounds: int = 0) -> TierCosts:
         """Time eager runs and replays of a few buckets; from then on the cheaper one is chosen. Small ones lie closer
         together: there an eager run stops waiting for the host and starts to wait for the device."""
         buckets = self.catalogue.shape.ordered
@@ -133,13 +114,13 @@ class GraphRunner:
         picked = sorted({round(last * (i / (NUM_GATE_SIZES - 1)) ** 2) for i in range(NUM_GATE_SIZES)})
         by_rows = {buckets[i][self.phase.rows]: self.example_for(buckets[i]) for i in picked}
         ways = (lambda rows: self._eager(by_rows[rows]), lambda rows: self._replay_in_bucket(by_rows[rows]))
-        self.gate = gate = Gate(*measure(ways, list(by_rows), self._wait, num_rounds))
-        return gate
+        self.catalogue.costs = costs = TierCosts(*measure(ways, list(by_rows), self._wait, num_rounds))
+        return costs
 
     def forget_exact(self) -> None:
         """Let go of all graphs of one structure each, and of what was counted on the way to them."""
         self._exact.clear()
-        self.catalogue.forget_exact()
+        self.catalogue.exact = ExactIndex(self.settings)
 
     def capture_exact(self, values: Mapping[str, Any]) -> None:
         """Capture a graph for the structure of a batch, if a batch of its size would be replayed in it."""
@@ -171,10 +152,6 @@ class GraphRunner:
         for key in keys:
             self._exact.pop(key, None)
 
-    def reserve_small(self) -> None:
-        """Hold memory for the small temporaries of graphs that may be captured later."""
-        self._lane.reserve_small()
-
     def decide(self, batch: Batch) -> Decision:
         """How a batch is to be run: pure, touches no device."""
         return self.catalogue.decide(batch.sizes, batch.structure)
@@ -182,26 +159,25 @@ class GraphRunner:
     def run(self, values: Mapping[str, Any], consume: Callable[[Outputs], Result]) -> Result:
         """Run one batch. `consume` gets views of the valid output rows, which the next replay overwrites: it may
         reduce, scatter or copy them (`copy_out`), but not keep them."""
+        return self.obey(None, values, consume)
+
+    def obey(
+        self, decision: Decision | None, values: Mapping[str, Any], consume: Callable[[Outputs], Result]
+    ) -> Result:
+        """Run one batch as it was decided, or (None) as the catalogue decides now; `consume` is that of `run`."""
         with self._alone:
             batch = self.phase.arena.admit(values)
-            return self._obey(self.catalogue.choose(batch.sizes, batch.structure), batch, consume)
-
-    def obey(self, decision: Decision, values: Mapping[str, Any], consume: Callable[[Outputs], Result]) -> Result:
-        """Run one batch as it was decided; `consume` is that of `run`."""
-        with self._alone:
-            return self._obey(decision, self.phase.arena.admit(values), consume)
-
-    def _obey(self, decision: Decision, batch: Batch, consume: Callable[[Outputs], Result]) -> Result:
-        real_rows = batch.sizes[self.phase.rows]
-        graph_rows = decision.key.capacity[self.phase.rows] if decision.key else real_rows
-        self.stats.count(decision, real_rows, graph_rows)
-        if self.observer is not None:
-            self.observer.before(batch, decision.key)
-            consume = _observed(consume, self.observer)
-        if decision.key is None:
+            if decision is None:
+                decision = self.catalogue.choose(batch.sizes, batch.structure)
+            key, real_rows = decision.key, batch.sizes[self.phase.rows]
+            self.stats.count(decision, real_rows, key.capacity[self.phase.rows] if key else real_rows)
+            if self.observer is not None:
+                self.observer.before(batch, key)
+                consume = _observed(consume, self.observer)
+            if key is not None:
+                return self._replay(key, batch, consume)
             self.last = f"{self.phase.name} eager {decision.padded_to or batch.sizes}"
             return self._hand_over(self._eager(batch, decision.padded_to), batch, consume)
-        return self._replay(decision.key, batch, consume)
 
     def eager(
         self,
@@ -276,7 +252,7 @@ class GraphRunner:
         """Capture the body on what the buffers hold now, without putting the graph into service."""
         phase = self.phase
         return capture(
-            phase.body, key, phase.arena, self._lane, state=self._state, structure=structure, is_warm=is_warm
+            phase.body, key, phase.arena, self.lane, state=self.watched, structure=structure, is_warm=is_warm
         )
 
     def _capture_exact(self, layout: ExactLayout) -> CapturedGraph:
@@ -293,16 +269,17 @@ class GraphRunner:
         return self._capture(key, structure, is_warm=True)
 
     def _eager(self, batch: Batch, bucket: Capacity | None = None, *, poison: bool = False) -> Frame:
-        frame = eager_frame(self.phase.arena, batch) if bucket is None else self._padded_frame(batch, bucket, poison)
+        arena = self.phase.arena
+        if bucket is None:
+            frame = eager_frame(arena, batch)
+        else:
+            arena.fill(batch, bucket)
+            if poison:
+                arena.poison(bucket, batch.sizes)
+            frame = Frame(arena, bucket)
         with torch.no_grad():
             run_body(self.phase.body, frame)
         return frame
-
-    def _padded_frame(self, batch: Batch, bucket: Capacity, poison: bool) -> Frame:
-        self.phase.arena.fill(batch, bucket)
-        if poison:
-            self.phase.arena.poison(bucket, batch.sizes)
-        return Frame(self.phase.arena, bucket)
 
     def _replay_in_bucket(self, batch: Batch) -> None:
         bucket = self.catalogue.shape.bucket_for(batch.sizes)
@@ -335,6 +312,31 @@ class GraphRunner:
     def _wait(self) -> None:
         if self.phase.arena.device.type == "cuda":
             torch.cuda.synchronize(self.phase.arena.device)
+
+
+class _OneUser:
+    """Buffers of one phase, and the lane that its graphs share memory with. Entered for one batch at a time: by one
+    thread, and not again by whoever consumes the outputs. Phases of one lane may follow each other in one thread. A
+    second user is refused, not made to wait, because it would find the buffers changed."""
+
+    def __init__(self, phase: str, lane: "RLock") -> None:
+        self._phase, self._lane, self._buffers = phase, lane, Lock()
+
+    def __enter__(self) -> None:
+        if not self._lane.acquire(blocking=False):
+            raise GraphError(f"{self._phase} shares memory with a pass that runs in another thread; {_RULE}")
+        if not self._buffers.acquire(blocking=False):
+            self._lane.release()
+            raise GraphError(f"{self._phase} was entered again by the consumer of its own outputs; {_RULE}")
+
+    def __exit__(self, *error: object) -> None:
+        self._buffers.release()
+        self._lane.release()
+
+
+_RULE = (
+    "graphs have one set of buffers: run one batch at a time, or give each thread a runner with its own arena and lane"
+)
 
 
 def _observed(consume: Callable[[Outputs], Result], observer: Observer) -> Callable[[Outputs], Result]:

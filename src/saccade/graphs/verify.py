@@ -133,13 +133,13 @@ def _verify_across(
         runner.phase.set_up(values)
         return runner.run(values, consume)
 
-    gate, runner.gate = runner.gate, None
+    costs, runner.catalogue.costs = runner.catalogue.costs, None
     try:
         name = f"{runner.phase.name}/{runner.settings.mode} all buckets"
         eager = _Eager(runner, None, same_shape=same_shape)
         return _compare(name, "shuffled", batches, run, eager, lambda values: _capacity_chosen(runner, values))
     finally:
-        runner.gate = gate
+        runner.catalogue.costs = costs
 
 
 def _verify_exact(runner: GraphRunner, capacity: Capacity, consume: Consume, rng: torch.Generator) -> Row:
@@ -151,7 +151,7 @@ def _verify_exact(runner: GraphRunner, capacity: Capacity, consume: Consume, rng
         runner.phase.set_up(values)
         return runner.run(values, consume)
 
-    gate, runner.gate = runner.gate, None
+    costs, runner.catalogue.costs = runner.catalogue.costs, None
     try:
         runner.capture_exact(runner.phase.example(one, rng))
         replays_before = _num_exact_replays(runner)
@@ -159,7 +159,7 @@ def _verify_exact(runner: GraphRunner, capacity: Capacity, consume: Consume, rng
         eager = _Eager(runner, None, same_shape=True)
         row = _compare(name, "equal totals", batches, run, eager, lambda values: _capacity_chosen(runner, values))
     finally:
-        runner.gate = gate
+        runner.catalogue.costs = costs
     if _num_exact_replays(runner) == replays_before:
         return Row(row.key, row.sequence, 0, row.difference, "no exact graph was replayed")
     return row

@@ -44,7 +44,7 @@ class CacheLayout:
 def is_decode(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> bool:
     """Whether every request brings the one row of its newest output."""
     return all(
-        chunk.count == 1 and chunk.wants_logits and chunk.start >= len(running[chunk.request_id].prompt)
+        chunk.count == 1 and chunk.wants_logits and chunk.start >= len(running[chunk.request_id].prompt.token_ids)
         for chunk in chunks
     )
 
@@ -55,7 +55,12 @@ def mixed_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout
     values = parts[0]
     if len(parts) > 1:
         values = {name: np.concatenate([part[name] for part in parts], axis=-1) for name in values}
-    return {**values, **_requests(chunks, layout)}
+    return {
+        **values,
+        "query_start": np.cumsum([0, *(chunk.count for chunk in chunks)]),
+        "key_lengths": np.fromiter((chunk.end for chunk in chunks), np.int32, len(chunks)),
+        "block_tables": _block_tables(chunks, layout),
+    }
 
 
 def decode_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout: CacheLayout) -> dict[str, AnyInts]:
@@ -79,19 +84,8 @@ def decode_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layou
     }
 
 
-def sequences(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> AnyInts:
-    return np.fromiter((running[chunk.request_id].sequence for chunk in chunks), np.int32, len(chunks))
-
-
-def last_rows(chunks: Sequence[Chunk]) -> tuple[list[Chunk], AnyInts]:
-    """The chunks that sample a token, and the row of each in the batch."""
-    ends = np.cumsum([chunk.count for chunk in chunks]) - 1
-    chosen = [i for i, chunk in enumerate(chunks) if chunk.wants_logits]
-    return [chunks[i] for i in chosen], ends[chosen]
-
-
 def _rows(chunk: Chunk, owner: Running, layout: CacheLayout) -> dict[str, AnyInts]:
-    num_prompt = len(owner.prompt)
+    num_prompt = len(owner.prompt.token_ids)
     in_prompt = slice(chunk.start, min(chunk.end, num_prompt))
     ids, positions = owner.prompt.token_ids[in_prompt], owner.prompt.positions_3T[:, in_prompt]
     if chunk.end > num_prompt:
@@ -113,7 +107,7 @@ def _rows(chunk: Chunk, owner: Running, layout: CacheLayout) -> dict[str, AnyInt
 
 
 def _token(owner: Running, index: int) -> int:
-    num_prompt = len(owner.prompt)
+    num_prompt = len(owner.prompt.token_ids)
     return int(owner.prompt.token_ids[index]) if index < num_prompt else owner.request.output_ids[index - num_prompt]
 
 
@@ -139,14 +133,6 @@ def _limits(chunk: Chunk, owner: Running, in_prompt: slice) -> AnyInts:
         taken = owner.prompt.limits_T[in_prompt]
         limits[: len(taken)] = taken
     return limits
-
-
-def _requests(chunks: Sequence[Chunk], layout: CacheLayout) -> dict[str, AnyInts]:
-    return {
-        "query_start": np.cumsum([0, *(chunk.count for chunk in chunks)]),
-        "key_lengths": np.fromiter((chunk.end for chunk in chunks), np.int32, len(chunks)),
-        "block_tables": _block_tables(chunks, layout),
-    }
 
 
 def _block_tables(chunks: Sequence[Chunk], layout: CacheLayout) -> AnyInts:

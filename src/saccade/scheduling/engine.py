@@ -13,7 +13,6 @@ from llguidance import LLMatcher
 from saccade.choice.exact import ExactLayout
 from saccade.errors import EngineDeadError, GraphError, RequestError, SaccadeError
 from saccade.inputs.placeholders import Prompt, text_prompt
-from saccade.scheduling.admission import PixelAccount, check_frames, check_tokens, spans_of
 from saccade.scheduling.arrays import Running
 from saccade.scheduling.compose import Composer
 from saccade.scheduling.executing import (
@@ -30,6 +29,7 @@ from saccade.scheduling.matcher import GrammarCompiler, Matcher
 from saccade.scheduling.orders import Capture, Drop, WarmUp
 from saccade.scheduling.plan import Chunk, Plan, Results, RowError
 from saccade.scheduling.request import Request, Status
+from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens, spans_of
 from saccade.scheduling.sampler_inputs import begin
 from saccade.scheduling.scheduler import Scheduler
 from saccade.wire.grammar import Grammar

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,33 +27,23 @@ class Geometries:
 
     def packed(self, grids: Sequence[Grid]) -> dict[str, Any]:
         """The geometry of several grids, put together from that of each; of none, arrays without rows."""
-        return _packed(self._spec, [self._one(grid) for grid in grids] or [_geometry(self._spec)])
-
-    def _one(self, grid: Grid) -> dict[str, Any]:
-        is_small = grid[0] * grid[1] * grid[2] <= MAX_CACHED_PATCHES
-        return self._remembered(grid) if is_small else _geometry(self._spec, grid)
-
-
-def _packed(spec: GridSpec, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    if len(parts) == 1:
-        return dict(parts[0])
-    values: dict[str, Any] = {}
-    for name, axis in _JOINED.items():
-        if name in parts[0]:
-            values[name] = np.concatenate([part[name] for part in parts], axis=axis)
-    for name in _BOUNDARIES:
-        if name in parts[0]:
-            lengths = [np.diff(part[name]) for part in parts]
-            values[name] = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-    if spec.window:
-        starts = np.cumsum([0, *(len(part["window_order"]) for part in parts)])
-        for name in ("window_order", "window_inverse"):
-            values[name] = np.concatenate([part[name] + s for part, s in zip(parts, starts, strict=False)])
-    return values
-
-
-_JOINED = {"positions": 0, "grid_indices": 1, "grid_weights": 1}
-_BOUNDARIES = ("cu_seqlens", "window_cu_seqlens")
+        spec = self._spec
+        parts = [
+            self._remembered(grid) if prod(grid) <= MAX_CACHED_PATCHES else _geometry(spec, grid) for grid in grids
+        ] or [_geometry(spec)]
+        if len(parts) == 1:
+            return dict(parts[0])
+        values: dict[str, Any] = {}
+        for name in parts[0]:
+            found = [part[name] for part in parts]
+            if name in ("window_order", "window_inverse"):
+                starts = np.cumsum([0, *map(len, found[:-1])])
+                found = [one + start for one, start in zip(found, starts, strict=True)]
+            if name.endswith("cu_seqlens"):
+                values[name] = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(one) for one in found]))])
+            else:
+                values[name] = np.concatenate(found, axis=1 if name in ("grid_indices", "grid_weights") else 0)
+        return values
 
 
 def _geometry(spec: GridSpec, *grids: Grid) -> dict[str, Any]:

@@ -24,7 +24,7 @@ FLOATS = {
 
 def needs_sampler(params: SamplingParams) -> bool:
     """Whether argmax of the raw logits is not enough to pick this request's token."""
-    return not params.is_greedy or has_edits(params) or has_penalties(params) or params.grammar is not None
+    return params.temperature != 0 or has_edits(params) or has_penalties(params) or params.grammar is not None
 
 
 def has_penalties(params: SamplingParams) -> bool:
@@ -45,7 +45,7 @@ def begin(owner: Running) -> Begin | None:
 
 def sample_values(chunks: Sequence[Chunk], owners: Sequence[Running]) -> Arrays:
     """The parameters of these rows. A row's noise depends on its request's seed and on how many tokens came before."""
-    counters = [chunk.end - len(owner.prompt) for chunk, owner in zip(chunks, owners, strict=True)]
+    counters = [chunk.end - len(owner.prompt.token_ids) for chunk, owner in zip(chunks, owners, strict=True)]
     params = [owner.request.params for owner in owners]
     return {
         "sequences": np.asarray([owner.sequence for owner in owners], dtype=np.int32),
@@ -64,7 +64,7 @@ def edits(chunks: Sequence[Chunk], owners: Sequence[Running], vocab_size: int) -
         if not has_edits(params):
             continue
         stops: list[int] = []
-        if chunk.end - len(owner.prompt) < params.min_tokens and params.grammar is None:
+        if chunk.end - len(owner.prompt.token_ids) < params.min_tokens and params.grammar is None:
             # A checkpoint may name end tokens that it has no row for.
             stops = sorted(t for t in {*owner.request.eos_token_ids, *params.stop_token_ids} if t < vocab_size)
         bias = params.logit_bias or {}
@@ -86,7 +86,7 @@ def masked_rows(chunks: Sequence[Chunk], owners: Sequence[Running]) -> list[Mask
     for row, (chunk, owner) in enumerate(zip(chunks, owners, strict=True)):
         if owner.matcher is not None:
             params, eos = owner.request.params, owner.request.eos_token_ids
-            is_early = chunk.end - len(owner.prompt) < params.min_tokens
+            is_early = chunk.end - len(owner.prompt.token_ids) < params.min_tokens
             ends = {*eos, *params.stop_token_ids} if is_early else eos if params.ignore_eos else ()
             rows.append(MaskedRow(row, owner.matcher, tuple(ends), params.allowed_token_ids))
     return rows

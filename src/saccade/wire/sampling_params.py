@@ -75,10 +75,6 @@ class SamplingParams:
                 raise _refuse("allowed_token_ids", "empty", "at least one token must be allowed")
             self._set("allowed_token_ids", allowed)
 
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0
-
     def _check_numbers(self) -> None:
         _check_int("n", self.n, 1, MAX_N)
         _check_float("temperature", self.temperature, 0, 100)

@@ -1,4 +1,4 @@
-"""The gate: from times measured at start-up, the cheapest way to run a batch. No rule of thumb about padding.
+"""From times measured at start-up, the cheapest way to run a batch. No rule of thumb about padding.
 
 What a run costs is the time until its results are there, and the time it keeps the host: an eager run launches hundreds
 of kernels one by one, and meanwhile nothing else is launched, for any request. A replay keeps the host for a moment.
@@ -32,28 +32,17 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class TierCosts:
     """What eager runs cost by real rows, and replays by the rows of the graph."""
 
     eager: Curve
     graph: Curve
 
-    def seconds(self, tier: Tier, rows: int) -> float:
-        return (self.eager if tier is Tier.EAGER else self.graph).at(rows)
-
     def cheapest(self, rows_by_tier: Mapping[Tier, int]) -> Tier:
         """The tier that costs least for the rows it would process; of equal ones a replay."""
         order = (Tier.EXACT, Tier.CAPACITY, Tier.EAGER)
-        return min(rows_by_tier, key=lambda tier: (self.seconds(tier, rows_by_tier[tier]), order.index(tier)))
-
-    def table(self) -> str:
-        """What was measured, one line a size."""
-        lines = [f"{'rows':>8} {'eager ms':>10} {'graph ms':>10}  cheaper"]
-        for rows, seconds in self.graph.points:
-            eager = self.eager.at(rows)
-            cheaper = "graph" if seconds <= eager else "eager"
-            lines.append(f"{rows:>8} {eager * 1e3:>10.3f} {seconds * 1e3:>10.3f}  {cheaper}")
-        return "\n".join(lines)
+        seconds = {t: (self.eager if t is Tier.EAGER else self.graph).at(rows) for t, rows in rows_by_tier.items()}
+        return min(seconds, key=lambda tier: (seconds[tier], order.index(tier)))
 
 
 def measure(
