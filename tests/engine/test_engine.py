@@ -12,7 +12,7 @@ import torch
 from saccade.config import Mode, Tier
 from saccade.errors import CapacityError, EngineDeadError, GraphError, RequestError
 from saccade.execution.executor import DeviceTicket
-from saccade.execution.lap import DeviceLap
+from saccade.execution.side_stream import DeviceLap, now
 from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.inputs.positions import rope_delta, text_positions
 from saccade.scheduling.engine import Engine
@@ -630,9 +630,7 @@ class TestLap:
 
         monkeypatch.setattr(torch.cuda, "Event", Event)
         device = torch.device("cuda")
-        lap = DeviceLap.start(device)
-        assert num_recorded == 1 and lap.seconds() is None, "not launched"
-        lap.stop(device)
+        lap = DeviceLap(now(device), now(device))
         assert num_recorded == 2 and lap.seconds() is None, "still running"
         lap.begin.is_done = lap.end.is_done = True
         assert lap.seconds() == 0.0125
@@ -657,7 +655,7 @@ class TestLap:
         assert encoder is not None
         monkeypatch.setattr(encoder, "run", _noted(log, "pass", encoder.run))
         monkeypatch.setattr(encoder, "side_stream", Stream())
-        monkeypatch.setattr("saccade.execution.lap._now", _noted(log, "now", lambda device: 0.0))
+        monkeypatch.setattr("saccade.execution.vision_encoder.now", _noted(log, "now", lambda device: 0.0))
         engine.add("r", random_prompt(made, np.random.default_rng(25), num_images=1), GREEDY)
         engine.step()
         assert log == ["enter", "now", "pass", "now", "leave", "wait"]

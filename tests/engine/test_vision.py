@@ -18,7 +18,7 @@ from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.executor import ExecutorSettings
 from saccade.execution.pixels import PlainPixels, Shapes, SlotRing, rounds, shape_of, write_slot
 from saccade.execution.state import StateSizes
-from saccade.execution.vision_encoder import MAX_VIEWS, Encoder
+from saccade.execution.vision_encoder import Encoder
 from saccade.geometry import geometry
 from saccade.graphs import Reason
 from saccade.inputs.media_settings import read_placeholder_settings
@@ -86,7 +86,7 @@ class Rig:
         )
         executor = new_executor(self.model, sizes, settings)
         self.state = executor.state
-        self.encoder = executor.encoder = Encoder(self.state, replace(settings.encoder, graphs=GraphSettings(**graphs)))
+        self.encoder = executor.encoder = Encoder(self.state, settings, GraphSettings(**graphs))
         self.encoder.graphs.capture_buckets()
         limits = SchedulerSettings(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=8)
         self.engine = new_engine(executor, limits, EncoderIndex(NUM_ROWS, PAGE_ROWS))
@@ -268,17 +268,15 @@ class TestOrder:
         rig.encoder.graphs = before
         check(rig, [one])
 
-    def test_views_of_patches_are_bounded_and_those_of_the_arena_only(self, loaded: Load) -> None:
+    def test_patches_are_views_of_the_arena_unless_they_are_more_than_it_holds(self, loaded: Load) -> None:
         rig, rng = Rig(loaded("qwen3_vl"), max_units=24), np.random.default_rng(3)
         arena = rig.encoder.graphs.phase.arena
         for media in (rig.video(rng, 1, 2, 3), rig.video(rng, 1, 5, 6), rig.video(rng, 1, 2, 3)):
             _, [vision] = rig.passes([media])
             assert vision.num_patches == media.plan.num_patches
-            patches = rig.encoder._patches(vision.num_patches)
+            patches = rig.encoder.values(vision)["patches"]
             assert len(patches) == media.plan.num_patches
             assert arena.owns(patches) == (media.plan.num_tokens <= 24)
-        assert rig.encoder._rows_of_arena.cache_info().currsize == 1
-        assert rig.encoder._rows_of_arena.cache_info().maxsize == MAX_VIEWS
 
 
 class TestChoices:

@@ -159,9 +159,8 @@ def new_encoder(model: Model, runner: DeviceExecutor, **graphs: Any) -> Encoder:
         page_rows=PAGE_ROWS,
         images=image_settings(model, max_pixels=2**22),
         videos=None,
-        graphs=GraphSettings(**graphs),
     )
-    return Encoder(runner.state, settings)
+    return Encoder(runner.state, settings, GraphSettings(**graphs))
 
 
 class Passes:

@@ -166,9 +166,9 @@ class Rig:
                 page_rows=PAGE_ROWS,
                 images=images,
                 videos=None,
-                graphs=GraphSettings(tiers=frozenset({Tier.CAPACITY, Tier.EXACT}), exact_after=1),
                 has_few_buckets=model.place.device.type != "cuda",
             ),
+            GraphSettings(tiers=frozenset({Tier.CAPACITY, Tier.EXACT}), exact_after=1),
         )
         self.composer = VisionComposer(self.encoder.facts, PAGE_ROWS, self.encoder.graphs.catalogue)
         self.device = model.place.device

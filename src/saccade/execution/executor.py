@@ -25,7 +25,6 @@ from saccade.execution.state import DeviceState
 from saccade.execution.vision_encoder import Encoder, EncoderSettings, largest_frame
 from saccade.graphs import GraphRunner, Phase, lane_for
 from saccade.graphs.runner import Progress
-from saccade.models.media import ImageSettings, VideoSettings
 from saccade.scheduling.arrays import CacheLayout
 from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import USUAL_SIZES, Composer
@@ -64,40 +63,26 @@ class DeviceTicket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorSettings:
-    """Largest step, pixels of images and videos, and the graphs of each phase (None: eager)."""
+class ExecutorSettings(EncoderSettings):
+    """Also the largest step, and the graphs of each phase (None: eager)."""
 
     max_tokens: int
-    max_units: int
-    page_rows: int
-    images: ImageSettings | None
-    videos: VideoSettings | None
     modes: Mapping[str, Mode | None]
     strict: bool
     vision_tiers: frozenset[Tier] = frozenset({Tier.CAPACITY})  # where vision has graphs at all
-    has_few_buckets: bool = False  # as on a CPU, where graphs save no time
-    has_shadow: bool = False  # any pass may be run again without its graph
 
     def largest_frame(self, longest: int) -> int:
         """Rows of the largest image or frame, of which a request of `longest` tokens has room for no more."""
         return min(largest_frame(self.images, self.videos), longest)
 
     @property
-    def encoder(self) -> EncoderSettings:
-        return EncoderSettings(
-            max_units=self.max_units,
-            page_rows=self.page_rows,
-            images=self.images,
-            videos=self.videos,
-            has_few_buckets=self.has_few_buckets,
-            has_shadow=self.has_shadow,
-            graphs=GraphSettings(
-                tiers=self.vision_tiers if self.modes["vision"] else frozenset(),
-                strict=self.strict,
-                exact_after=EXACT_VISION_AFTER if Tier.CAPACITY in self.vision_tiers else EXACT_ONLY_AFTER,
-                exact_max_graphs=EXACT_VISION_GRAPHS,
-                exact_max_bytes=EXACT_VISION_BYTES,
-            ),
+    def vision_graphs(self) -> GraphSettings:
+        return GraphSettings(
+            tiers=self.vision_tiers if self.modes["vision"] else frozenset(),
+            strict=self.strict,
+            exact_after=EXACT_VISION_AFTER if Tier.CAPACITY in self.vision_tiers else EXACT_ONLY_AFTER,
+            exact_max_graphs=EXACT_VISION_GRAPHS,
+            exact_max_bytes=EXACT_VISION_BYTES,
         )
 
 
@@ -114,7 +99,7 @@ class DeviceExecutor:
         self.decode = self._graph_runner(decode_phase(model, state), "decode")
         self.head = self._graph_runner(head_phase(model, state, trunk_TD), "decode")
         self.sampler = self._graph_runner(sample_phase(state), "decode")
-        self.encoder = Encoder(state, settings.encoder) if model.tower is not None else None
+        self.encoder = Encoder(state, settings, settings.vision_graphs) if model.tower is not None else None
         self._logits = Logits(state, trunk_TD, num_turns=NUM_TICKETS)
         self._host_ids = [self._host(torch.int64) for _ in range(NUM_TICKETS)]
         self._host_bad = [self._host(torch.bool) for _ in range(NUM_TICKETS)]
@@ -166,13 +151,15 @@ class DeviceExecutor:
             case Encode():
                 return self.encode(orders)
             case Begin():
-                self.begin(orders)
+                self._logits.begin(orders)
             case Capture():
                 return self.capture_layout(orders.layout)
             case Drop():
-                self.drop(orders.keys)
+                assert self.encoder is not None, "only images have layouts"
+                self.encoder.graphs.drop(orders.keys)
             case Calibrate():
-                self.calibrate(orders.num_rounds)
+                if self.encoder is not None:
+                    self.encoder.calibrate(orders.num_rounds)
             case WarmUp():
                 self.warm_up()
         return None
@@ -191,10 +178,6 @@ class DeviceExecutor:
         trace, self._trace = self._trace, []
         return "; ".join(map(str, trace))
 
-    @torch.no_grad()
-    def begin(self, orders: Begin) -> None:
-        self._logits.begin(orders)
-
     def encode(self, orders: Encode) -> Encoded:
         assert self.encoder is not None, f"{self._model.spec.architecture} sees no images"
         encoded = self.encoder.encode(orders)
@@ -202,25 +185,22 @@ class DeviceExecutor:
         self._trace = [f"{last}: {encoded.problem}" if encoded.problem else last]
         return encoded
 
+    @torch.no_grad()
     def run(self, orders: Run) -> DeviceTicket:
+        self._trace = []
+        self._turn = (self._turn + 1) % NUM_TICKETS
+        ticket = self._ticket = DeviceTicket(self._turn, orders.num_sampled)
         try:
-            return self._run(orders)
+            if orders.waits_for_vision and self.encoder is not None:
+                self.encoder.side_stream.wait()
+            for one in orders.passes:
+                self._run_pass(one, ticket)
+            ticket.prompt_scores = [self._logits.score_prompt(scored) for scored in orders.prompt_scores]
+            self._mark(ticket)
         except BaseException:
             if self.encoder is not None:
                 self.encoder.side_stream.join()  # what was launched of this step is committed before it is over
             raise
-
-    @torch.no_grad()
-    def _run(self, orders: Run) -> DeviceTicket:
-        self._trace = []
-        self._turn = (self._turn + 1) % NUM_TICKETS
-        ticket = self._ticket = DeviceTicket(self._turn, orders.num_sampled)
-        if orders.waits_for_vision and self.encoder is not None:
-            self.encoder.side_stream.wait()
-        for one in orders.passes:
-            self._run_pass(one, ticket)
-        ticket.prompt_scores = [self._logits.score_prompt(scored) for scored in orders.prompt_scores]
-        self._mark(ticket)
         return ticket
 
     @torch.no_grad()
@@ -239,10 +219,6 @@ class DeviceExecutor:
         """Capture a vision graph of one layout; the bytes it added."""
         assert self.encoder is not None, "only images have layouts"
         return self.encoder.capture_layout(layout)
-
-    def drop(self, keys: Sequence[GraphKey]) -> None:
-        assert self.encoder is not None, "only images have layouts"
-        self.encoder.graphs.drop(keys)
 
     def _run_pass(self, one: Pass, ticket: DeviceTicket) -> None:
         runner = {"prefill": self.prefill, "decode": self.decode, "head": self.head, "sample": self.sampler}[one.phase]
@@ -291,11 +267,6 @@ class DeviceExecutor:
             runner.eager({**batch.tensors, **batch.arrays}, lambda outputs: None, at=runner.phase.buckets[-1])
         return torch.cuda.memory_reserved(device) - before
 
-    def calibrate(self, num_rounds: int = 0) -> None:
-        """Measure what there is to choose between."""
-        if self.encoder is not None:
-            self.encoder.calibrate(num_rounds)
-
     def require_device(self) -> None:
         """After an error: some, such as an access beyond memory, leave a GPU on which every later call fails."""
         if self._is_cuda:
@@ -319,9 +290,9 @@ class DeviceExecutor:
 
 
 def _scores(parts: Sequence[tuple[Tensor, ...]]) -> Scores:
-    return (
-        Scores(*(torch.cat([part[i] for part in parts]).numpy() for i in range(4))) if parts else Scores([], [], [], [])
-    )
+    if not parts:
+        return Scores([], [], [], [])
+    return Scores(*(torch.cat(columns).numpy() for columns in zip(*parts, strict=True)))
 
 
 def _first_line(error: Exception) -> str:

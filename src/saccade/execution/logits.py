@@ -32,6 +32,7 @@ class Logits:
         is_cuda = device.type == "cuda"
         self._host_masks = [torch.full(shape, -1, dtype=torch.int32, pin_memory=is_cuda) for _ in range(num_turns)]
 
+    @torch.no_grad()
     def begin(self, orders: Begin) -> None:
         """Count the tokens of another request."""
         sampling, seen = self._state.sampling, self._state.seen

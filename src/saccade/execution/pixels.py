@@ -3,6 +3,7 @@ memory, and from there by two kernels into the arena. Nothing is allocated after
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -157,14 +158,7 @@ def _jobs(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterat
 
 
 def shape_of(settings: ImageSettings | VideoSettings) -> Shape:
-    return Shape(
-        mean=settings.mean,
-        std=settings.std,
-        patch=settings.patch,
-        temporal_patch=settings.temporal_patch,
-        merge=settings.merge,
-        resample=settings.resample,
-    )
+    return Shape(**{one.name: getattr(settings, one.name) for one in fields(Shape)})
 
 
 def _aligned(nbytes: int) -> int:

@@ -1,7 +1,10 @@
-"""A stream beside the one that language steps run on."""
+"""A stream beside the one that language steps run on, and how long passes on it take, without ever waiting for them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
 
 import torch
 
@@ -38,3 +41,27 @@ class SideStream:
 
     def join(self) -> None:
         self._must_join = True
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLap:
+    """A pass from `begin` to `end`, both from `now`. On a GPU the device's own clock says: time behind the passes of
+    earlier steps is not in it. On a CPU passes run where they are launched."""
+
+    begin: Any
+    end: Any
+
+    def seconds(self) -> float | None:
+        """None while it runs."""
+        if isinstance(self.end, float):
+            return self.end - float(self.begin)
+        return float(self.begin.elapsed_time(self.end)) / 1000 if self.end.query() else None
+
+
+def now(device: torch.device) -> Any:
+    """When the current stream has done what it was given; it does not wait."""
+    if device.type != "cuda":
+        return monotonic()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

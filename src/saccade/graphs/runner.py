@@ -120,7 +120,7 @@ class GraphRunner:
     def forget_exact(self) -> None:
         """Let go of all graphs of one structure each, and of what was counted on the way to them."""
         self._exact.clear()
-        self.catalogue.exact = ExactIndex(self.settings)
+        self.catalogue.exact = ExactIndex(self.catalogue.settings)
 
     def capture_exact(self, values: Mapping[str, Any]) -> None:
         """Capture a graph for the structure of a batch, if a batch of its size would be replayed in it."""
