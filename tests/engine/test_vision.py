@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,12 @@ from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.executor import ExecutorSettings
-from saccade.execution.pixels import PlainPixels, Shapes, SlotRing, rounds, shape_of, write_slot
+from saccade.execution.pixels import PlainPixels, Shapes, rounds, shape_of, write_slot
 from saccade.execution.state import StateSizes
 from saccade.execution.vision_encoder import Encoder
 from saccade.geometry import geometry
 from saccade.graphs import Reason
+from saccade.graphs.staging import NUM_STAGING_SLABS, Staging
 from saccade.inputs.media_settings import read_placeholder_settings
 from saccade.inputs.placeholders import Media, Prompt, place_media
 from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image
@@ -505,19 +505,37 @@ class NeverWaits(LazyEvent):
     def synchronize(self) -> None: ...
 
 
+class LazyTarget:
+    """Memory of that device: what is copied to it arrives when the device gets there."""
+
+    def __init__(self, stream: LazyStream) -> None:
+        self.stream, self.arrived = stream, list[int]()
+
+    def __getitem__(self, rows: slice) -> "LazyTarget":
+        return self
+
+    def copy_(self, source: torch.Tensor, *, non_blocking: bool) -> None:
+        self.stream.queue.append(lambda: self.arrived.append(int(source[0])))
+
+
+def make_staging(event: type[LazyEvent], stream: LazyStream) -> Any:
+    staging: Any = Staging(4, torch.device("cpu"))
+    staging._events = [event(stream) for _ in range(NUM_STAGING_SLABS)]
+    return staging
+
+
 class TestStaging:
     @staticmethod
     def copied(event: type[LazyEvent]) -> list[int]:
         """What a device that lags behind has copied of ten values that went through a ring of three slots."""
-        stream, arrived = LazyStream(), list[int]()
-        ring = SlotRing([np.zeros(4) for _ in range(3)], [event(stream) for _ in range(3)])
+        stream = LazyStream()
+        staging, target = make_staging(event, stream), LazyTarget(stream)
         for value in range(10):
-            slot = ring.take()
+            _, slot = staging.next_slab()
             slot[:] = value
-            stream.queue.append(partial(lambda slot: arrived.append(int(slot[0])), slot))
-            ring.sent()
+            staging.send(target, 4)
         stream.run_until("the end")
-        return arrived
+        return target.arrived
 
     def test_a_slot_is_never_written_before_its_copy_is_done(self) -> None:
         assert self.copied(LazyEvent) == list(range(10))
@@ -527,13 +545,13 @@ class TestStaging:
 
     def test_the_host_runs_ahead_by_as_many_slots_as_there_are(self) -> None:
         stream = LazyStream()
-        ring = SlotRing([0, 1, 2], [LazyEvent(stream) for _ in range(3)])
-        for turn in range(3):
-            assert ring.take() == turn
-            stream.queue.append(lambda: None)
-            ring.sent()
-        assert len(stream.queue) == 6, "nothing had to be waited for yet"
-        ring.take()
+        staging, target = make_staging(LazyEvent, stream), LazyTarget(stream)
+        turns = []
+        for _ in range(3):
+            turns.append(staging.next_slab()[0])
+            staging.send(target, 4)
+        assert sorted(turns) == [0, 1, 2] and len(stream.queue) == 6, "nothing had to be waited for yet"
+        assert staging.next_slab()[0] == turns[0]
         assert len(stream.queue) == 4, "one copy and its event were waited for"
 
     @pytest.mark.parametrize("max_bytes", [20_000, 4_000, 3_000])

@@ -12,11 +12,12 @@ from torch import Tensor
 from saccade.choice.exact import ExactLayout
 from saccade.config import Tier
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.pixels import NUM_SLOTS, PlainPixels, Shapes, StagedPixels, shape_of
+from saccade.execution.pixels import PlainPixels, Shapes, StagedPixels, shape_of
 from saccade.execution.side_stream import SideStream
 from saccade.execution.verification import check_graphs
 from saccade.execution.vision_encoder import Encoder, EncoderSettings
 from saccade.graphs import GraphSettings
+from saccade.graphs.staging import NUM_STAGING_SLABS
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
@@ -129,7 +130,7 @@ class TestPixels:
     def test_staging_is_not_written_before_its_copy_is_done(self, model: Model) -> None:
         """The device is kept busy, so that copies lag behind the host, which goes round the ring several times."""
         staged = StagedPixels(torch.device(DEVICE), self.shapes(model), 2 * MIB)
-        rounds = [self.pictures(model, [(560, 560)], seed=i) for i in range(3 * NUM_SLOTS)]
+        rounds = [self.pictures(model, [(560, 560)], seed=i) for i in range(3 * NUM_STAGING_SLABS)]
         outs = [torch.zeros(r[0].num_rows, 1536, dtype=BF16, device=DEVICE) for r in rounds]
         expected = [self.both(model, r, staged)[0] for r in rounds]
         busy = torch.randn(8192, 8192, device=DEVICE)

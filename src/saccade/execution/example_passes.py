@@ -1,29 +1,19 @@
-"""Made-up inputs of language passes and of the sampler, for warm-ups, captures, the gate and verification.
+"""Made-up inputs of language passes, for warm-ups, captures, timing and verification.
 
 Every input has content that matters, so that one which a graph had frozen shows in what the pass puts out or writes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from saccade.execution.state import DeviceState
 from saccade.models.vlm import Model
 
 SHARE_PENDING, SHARE_SEEN = 0.5, 0.25  # of the rows: tokens of earlier steps, rows of images
 MOST_BLOCKS = 3  # of a context
-SAMPLING = {
-    "temperature": (0.5, 2.0),
-    "top_p": (0.2, 0.9),
-    "min_p": (0.1, 0.9),
-    "repetition_penalty": (1.0, 1.5),
-    "presence_penalty": (0.0, 1.0),
-    "frequency_penalty": (0.0, 1.0),
-}
-FILTERS = ("top_p", "min_p", "top_k")
 
 
 def chance_from(rng: torch.Generator) -> np.random.Generator:
@@ -105,39 +95,3 @@ def _places(
         "key_lengths": np.asarray(key_lengths, dtype=np.int32),
         "slots": np.concatenate(slots),
     }
-
-
-class SamplerExamples:
-    """Parameters of rows, and the logits and seen tokens that they are applied to. `off` says which value of a
-    parameter leaves a row alone."""
-
-    def __init__(self, state: DeviceState, off: Mapping[str, float]) -> None:
-        self._state, self._off = state, off
-
-    def make(self, lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
-        count, chance = sum(lengths), chance_from(rng)
-        floats = {name: chance.uniform(low, high, count) for name, (low, high) in SAMPLING.items()}
-        chosen = chance.choice(FILTERS, count)  # one a row: of several, one hides what the others do
-        for name in floats.keys() & FILTERS:
-            floats[name] = np.where(chosen == name, floats[name], self._off[name])
-        return {
-            "sequences": self._state.some_sequences(count, rng),
-            "seeds": chance.integers(0, 2**62, count),
-            "counters": chance.integers(0, 2**20, count),
-            "top_k": np.where(chosen == "top_k", chance.integers(1, 5, count), 0),
-            **{name: values.astype(np.float32) for name, values in floats.items()},
-        }
-
-    def set_up(self, values: Mapping[str, Any]) -> None:
-        """The same for the same example."""
-        state, count = self._state, len(values["seeds"])
-        same = torch.Generator(state.edited.device).manual_seed(int(values["seeds"].sum() % 2**62) if count else 0)
-        state.edited[:count].normal_(0, 2, generator=same)
-        counts = torch.empty_like(state.edited[:count]).uniform_(0, 3, generator=same)
-        state.seen[state.sequences_of(values)] = counts.int()
-        state.forget_newest(values)
-
-    def written(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
-        state = self._state
-        state.seen[state.sequences_of(values)] = 0
-        return {**state.newest(values), "edited logits": state.edited[: len(values["seeds"])].clone()}

@@ -13,18 +13,7 @@ from torch import Tensor
 
 from saccade.execution.example_passes import example_prompts, example_rows
 from saccade.execution.state import TOKEN_STATE, DeviceState, runs
-from saccade.graphs import (
-    Arena,
-    Buffer,
-    Capacity,
-    Fill,
-    Frame,
-    Phase,
-    boundaries,
-    bridge,
-    metadata,
-    output,
-)
+from saccade.graphs import Arena, Buffer, Capacity, Fill, Frame, Phase, boundaries, bridge, metadata, output
 from saccade.layers.step import Step
 from saccade.models.vlm import Model
 from saccade.scheduling.buckets import decode_buckets, head_buckets, prefill_buckets
@@ -32,19 +21,11 @@ from saccade.scheduling.buckets import decode_buckets, head_buckets, prefill_buc
 
 def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
     """Rows of any number of requests, prompts and outputs mixed, to what the head makes tokens of."""
-    dtype = model.place.dtype
-    arena = Arena(
-        [
-            *_row_buffers(model),
-            boundaries("query_start", of="tokens", count="requests"),
-            metadata("key_lengths", ("requests",)),
-            metadata("block_tables", ("requests", state.max_blocks)),
-            *_bridges(model),
-            output("trunk", ("tokens", model.spec.decoder.width), dtype),
-        ],
-        {"tokens": max_tokens, "requests": state.max_sequences + 1},
-        model.place.device,
-    )
+    buffers = [
+        *_row_buffers(model),
+        *_request_buffers(model, state),
+        output("trunk", ("tokens", model.spec.decoder.width), model.place.dtype),
+    ]
 
     def body(frame: Frame) -> dict[str, Tensor]:
         return {"trunk": model.trunk(_step(model, state, frame, max_query=frame.capacity["tokens"]))}
@@ -52,7 +33,7 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
     return Phase(
         name="prefill",
         body=body,
-        arena=arena,
+        arena=Arena(buffers, {"tokens": max_tokens, "requests": state.max_sequences + 1}, model.place.device),
         rows="tokens",
         buckets=prefill_buckets(max_tokens, state.max_sequences + 1),
         example=lambda lengths, rng: example_prompts(model, state, lengths, rng),
@@ -67,20 +48,11 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
 
 def decode_phase(model: Model, state: DeviceState) -> Phase:
     """One row of each request to its next token. Padded rows are requests of their own, without keys."""
-    arena = Arena(
-        [
-            *(buffer for buffer in _row_buffers(model) if buffer.name not in ("limits", "sources")),
-            boundaries("query_start", of="tokens", count="requests", longest=1),
-            metadata("key_lengths", ("requests",)),
-            metadata("block_tables", ("requests", state.max_blocks)),
-            metadata("sequences", ("tokens",)),
-            *_bridges(model),
-            output("next_ids", ("tokens",), torch.int64),
-            output("is_bad", ("tokens",), torch.bool),
-        ],
-        {"tokens": state.max_sequences, "requests": state.max_sequences},
-        model.place.device,
-    )
+    buffers = [
+        *(buffer for buffer in _row_buffers(model) if buffer.name not in ("limits", "sources")),
+        *_request_buffers(model, state, longest=1),
+        *_token_buffers(),
+    ]
 
     def body(frame: Frame) -> dict[str, Tensor]:
         hidden_TD = model.body(_step(model, state, frame, max_query=1))
@@ -93,7 +65,7 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
     return Phase(
         name="decode",
         body=body,
-        arena=arena,
+        arena=Arena(buffers, {"tokens": state.max_sequences, "requests": state.max_sequences}, model.place.device),
         rows="tokens",
         buckets=tuple(Capacity.of(tokens=n, requests=n) for n in decode_buckets(state.max_sequences)),
         example=lambda lengths, rng: example_rows(model, state, lengths, rng),
@@ -108,16 +80,7 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
 
 def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
     """Chosen rows of the prefill's output through the last MLP to their next tokens."""
-    arena = Arena(
-        [
-            metadata("rows", ("tokens",)),
-            metadata("sequences", ("tokens",)),
-            output("next_ids", ("tokens",), torch.int64),
-            output("is_bad", ("tokens",), torch.bool),
-        ],
-        {"tokens": state.max_sequences},
-        model.place.device,
-    )
+    limits = {"tokens": state.max_sequences}
 
     def body(frame: Frame) -> dict[str, Tensor]:
         return _tokens(model, state, model.finish(trunk_TD[frame["rows"]]), frame["sequences"])
@@ -139,7 +102,7 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
     return Phase(
         name="head",
         body=body,
-        arena=arena,
+        arena=Arena([metadata("rows", ("tokens",)), *_token_buffers()], limits, model.place.device),
         rows="tokens",
         buckets=tuple(Capacity.of(tokens=n) for n in head_buckets(state.max_sequences)),
         example=example,
@@ -169,10 +132,26 @@ def _row_buffers(model: Model) -> list[Buffer]:
     return buffers
 
 
-def _bridges(model: Model) -> list[Buffer]:
+def _request_buffers(model: Model, state: DeviceState, longest: int | None = None) -> list[Buffer]:
+    """What attention reads of each request, and the bridges that queries and results cross in piecewise graphs."""
     heads = model.decoder.layers[0].attention.qkv
     shape = ("tokens", heads.num_heads, heads.head_dim)
-    return [bridge("q", shape, model.place.dtype), bridge("attn", shape, model.place.dtype)]
+    return [
+        boundaries("query_start", of="tokens", count="requests", longest=longest),
+        metadata("key_lengths", ("requests",)),
+        metadata("block_tables", ("requests", state.max_blocks)),
+        bridge("q", shape, model.place.dtype),
+        bridge("attn", shape, model.place.dtype),
+    ]
+
+
+def _token_buffers() -> list[Buffer]:
+    """Of a pass that gives tokens: the sequences they continue, the tokens, and whether their logits are no numbers."""
+    return [
+        metadata("sequences", ("tokens",)),
+        output("next_ids", ("tokens",), torch.int64),
+        output("is_bad", ("tokens",), torch.bool),
+    ]
 
 
 def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> Step:

@@ -4,61 +4,24 @@ memory, and from there by two kernels into the arena. Nothing is allocated after
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from saccade.graphs.staging import Staging
 from saccade.inputs.messages import MediaKind
 from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column, Job, Shape, banded_jobs, whole_job, write_table
 from saccade.kernels.images import resize_patchify
 from saccade.models.media import ImageSettings, VideoSettings
 from saccade.scheduling.orders import Picture
 
-SlotT = TypeVar("SlotT")
 Shapes = Mapping[MediaKind, Shape]  # how pixels are cut, by the kind of media
 
-NUM_SLOTS = 3  # the host may fill one while two are on their way
 SLOT_BYTES = 32 * 2**20  # pixels of one copy; larger media come in bands, one after the other
 ALIGNMENT_BYTES = 16
-
-
-class Patchifier(Protocol):
-    """Turns pictures into patches, in the order of the current stream."""
-
-    def patchify(self, pictures: Sequence[Picture], out_PC: Tensor) -> None: ...
-
-
-class DeviceEvent(Protocol):
-    """As `torch.cuda.Event`: never recorded counts as done."""
-
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
-class SlotRing(Generic[SlotT]):
-    """Slots of host memory that a device copies from, used in turn.
-
-    Invariant: between `take` and `sent` the slot belongs to the host; from `sent` on to the device, until the event
-    that was recorded behind its copy is over. `take` waits for that, and for nothing else.
-    """
-
-    def __init__(self, slots: Sequence[SlotT], events: Sequence[DeviceEvent]) -> None:
-        assert len(slots) == len(events) > 0, f"{len(slots)} slots, {len(events)} events"
-        self._slots, self._events = tuple(slots), tuple(events)
-        self._turn = 0
-
-    def take(self) -> SlotT:
-        self._events[self._turn].synchronize()
-        return self._slots[self._turn]
-
-    def sent(self) -> None:
-        """Call when the copy from the slot is queued."""
-        self._events[self._turn].record()
-        self._turn = (self._turn + 1) % len(self._slots)
 
 
 class StagedPixels:
@@ -76,16 +39,13 @@ class StagedPixels:
         table_XJ = self._staged[:TABLE_BYTES].view(torch.int32).view(len(Column), MAX_JOBS)
         scratch = torch.zeros(slot_bytes, dtype=torch.uint8, device=device)
         self._run = JobKernels(table_XJ, self._staged[TABLE_BYTES:], scratch)
-        pinned = [torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(NUM_SLOTS)]
-        slots = [(slab, slab.numpy()) for slab in pinned]
-        self._ring = SlotRing(slots, [torch.cuda.Event() for _ in slots])
+        self._slots = Staging(nbytes, device)
 
     def patchify(self, pictures: Sequence[Picture], out_PC: Tensor) -> None:
         for shape, jobs in rounds(pictures, self._shapes, self._max_bytes):
-            slab, array = self._ring.take()
-            used, counts = write_slot(array, jobs, shape)
-            self._staged[:used].copy_(slab[:used], non_blocking=True)
-            self._ring.sent()
+            _, slot = self._slots.next_slab()
+            used, counts = write_slot(slot, jobs, shape)
+            self._slots.send(self._staged, used)
             self._run(out_PC, shape, counts)
 
 
@@ -111,7 +71,8 @@ class PlainPixels:
             )
 
 
-def new_pixels(device: torch.device, shapes: Shapes) -> Patchifier:
+def new_pixels(device: torch.device, shapes: Shapes) -> StagedPixels | PlainPixels:
+    """Turns pictures into patches, in the order of the current stream."""
     return StagedPixels(device, shapes) if device.type == "cuda" else PlainPixels(shapes)
 
 

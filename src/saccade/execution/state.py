@@ -60,19 +60,14 @@ class DeviceState:
         """Different ones, for examples."""
         return (torch.randperm(self.max_sequences, generator=rng)[:count] + 1).int()
 
-    def newest(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The tokens that a pass with these inputs wrote to its sequences."""
-        return {"newest ids": self.newest_ids[self.sequences_of(values)]}
-
-    def forget_newest(self, values: Mapping[str, Any]) -> None:
-        self.newest_ids[self.sequences_of(values)] = 0
-
     def sequences_of(self, values: Mapping[str, Any]) -> Tensor:
         return torch.as_tensor(values["sequences"], device=self.newest_ids.device).long()
 
     def scores(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
-        """These tokens, and the logits they come from: a token alone hides a small error."""
-        return {**self.newest(values), "logits": self.logits[: len(values["sequences"])].clone()}
+        """The tokens that a pass with these inputs wrote to its sequences, and the logits they come from: a token alone
+        hides a small error."""
+        newest, logits = self.newest_ids[self.sequences_of(values)], self.logits[: len(values["sequences"])]
+        return {"newest ids": newest, "logits": logits.clone()}
 
     def forget_keys(self, values: Mapping[str, Any]) -> None:
         """Clear the keys and values that a pass with these inputs writes: those of an earlier run would pass for its
@@ -82,7 +77,7 @@ class DeviceState:
             cache.flatten(0, 1).index_fill_(0, slots, 0)
 
     def forget_scores(self, values: Mapping[str, Any]) -> None:
-        self.forget_newest(values)
+        self.newest_ids[self.sequences_of(values)] = 0
         self.logits[: len(values["sequences"])] = 0
 
     def cache_names(self) -> frozenset[str]:

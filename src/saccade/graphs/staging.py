@@ -96,7 +96,8 @@ class SlabLayout:
 
 
 class Staging:
-    """A ring of host slabs. On CUDA they are pinned, and a slab is reused only after its copy is done."""
+    """A ring of host slabs. On CUDA they are pinned, and a slab is reused only after its copy is done: from `next_slab`
+    on it belongs to the host, from `send` on to the device. Nothing else is waited for."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
