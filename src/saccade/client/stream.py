@@ -95,9 +95,8 @@ class RequestStream:
 
     def read(self, news: list[News]) -> Iterator[tuple[Delta, str | None]]:
         """Deltas, each with the stop string that it met and that the engine does not know of."""
-        for item in news:
-            output = self._outputs[item.index]
-            update = item.to_update()
+        for update in news:
+            output = self._outputs[update.index]
             if update.prompt_scores is not None and self._prompt_logprobs is not None:
                 place_prompt_scores(self._prompt_logprobs, self._prompt_ids, update.prompt_scores)
             is_news = bool(update.token_ids) or update.finish is not None
@@ -105,7 +104,7 @@ class RequestStream:
                 continue
             start = len(output.output.token_ids)
             text, stop = output.take(update)
-            yield self._delta(item, output, text, start), stop if update.finish is None else None
+            yield self._delta(update, output, text, start), stop if update.finish is None else None
 
     def _delta(self, news: News, stream: OutputStream, text: str, start: int) -> Delta:
         """Tokens from `start` on. Behind a stop string there are none, though the engine may have sent some."""

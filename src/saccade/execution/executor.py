@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -291,7 +292,7 @@ class DeviceExecutor:
 
 def _scores(parts: Sequence[tuple[Tensor, ...]]) -> Scores:
     if not parts:
-        return Scores([], [], [], [])
+        return Scores(*(np.zeros(0) for _ in range(4)))
     return Scores(*(torch.cat(columns).numpy() for columns in zip(*parts, strict=True)))
 
 

@@ -18,6 +18,7 @@ from time import monotonic, sleep
 import torch
 import zmq
 from llguidance import LLMatcher
+from msgspec.structs import astuple
 
 from saccade.errors import CapacityError, ConfigError, RankGoneError, RequestError, SaccadeError
 from saccade.execution.build import Built, build_engine
@@ -51,7 +52,6 @@ from saccade.wire.messages import (
     Updates,
     decode_command,
     encode,
-    to_news,
     unpack_prompt,
 )
 from saccade.wire.update import Finish, FinishReason, Update
@@ -187,7 +187,8 @@ class Worker:
             if all(other.grammar is not waiting.grammar for other in self._compiling.values()):
                 assert waiting.command.params.grammar is not None, "it waits for one"
                 self._engine.forget_grammar(waiting.command.params.grammar, waiting.grammar)
-            self._news += [News(serial, index, (), 0, ended) for index in range(waiting.command.params.n)]
+            many = range(waiting.command.params.n)
+            self._news += [News(str(serial), finish=ended, serial=serial, index=index) for index in many]
 
     def _add(self, command: Add, frames: Buffers, compiled: LLMatcher | None = None) -> None:
         try:
@@ -211,7 +212,10 @@ class Worker:
     def _note(self, updates: Iterable[Update]) -> None:
         for update in updates:
             member = self._members[update.request_id]
-            self._news.append(to_news(member.serial, member.index, member.request.num_cached_tokens, update))
+            cached = member.request.num_cached_tokens
+            self._news.append(
+                News(*astuple(update), serial=member.serial, index=member.index, num_cached_tokens=cached)
+            )
             if update.finish is not None:
                 del self._members[update.request_id], self._ids[member.serial, member.index]
 

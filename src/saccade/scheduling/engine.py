@@ -3,12 +3,13 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
 from typing import Any
 
 from llguidance import LLMatcher
+from msgspec.structs import replace
 
 from saccade.choice.exact import ExactLayout
 from saccade.errors import EngineDeadError, GraphError, RequestError, SaccadeError

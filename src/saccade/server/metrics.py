@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from saccade.client.process import EngineStats
-from saccade.wire.engine_metrics import PREFIX, encoder_metric, graph_metrics, rank_metrics, scheduler_metrics
+from saccade.wire.engine_metrics import PREFIX, own_metrics, scheduler_metrics
 from saccade.wire.engine_metrics import Metric as EngineMetric
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
 
@@ -177,8 +177,7 @@ class Metrics:
     def _own(self, facts: Facts) -> Iterator[Metric]:
         families = [*self._http.collect(), *self._stages.collect(), *_front_families(facts)]
         if facts.stats is not None:
-            own = [encoder_metric(facts.stats.scheduler), *graph_metrics(facts.stats.phases.values())]
-            families += _families([*own, *rank_metrics(facts.ranks)])
+            families += _families(own_metrics(facts.stats.scheduler, facts.stats.phases.values(), facts.ranks))
             families += _memory_families(facts.stats.gpu_bytes, facts.gpu_ready_bytes)
         for family in families:
             yield _renamed(family, PREFIX, family.name)

@@ -53,9 +53,7 @@ def engine_metrics(
 ) -> Iterator[Metric]:
     """`phases` are snapshots of the phases' runners."""
     yield from scheduler_metrics(scheduler)
-    yield encoder_metric(scheduler)
-    yield from graph_metrics(phases)
-    yield from rank_metrics(ranks)
+    yield from own_metrics(scheduler, phases, ranks)
 
 
 def scheduler_metrics(scheduler: SchedulerStats, num_pending: int = 0) -> Iterator[Metric]:
@@ -70,18 +68,11 @@ def scheduler_metrics(scheduler: SchedulerStats, num_pending: int = 0) -> Iterat
     yield counter("mm_cache_hits", "images found encoded", scheduler.encoder_hits)
 
 
-def encoder_metric(scheduler: SchedulerStats) -> Metric:
-    return gauge("encoder_cache_usage", "encoder cache in use", scheduler.encoder_usage)
-
-
-def rank_metrics(ranks: TensorParallel) -> Iterator[Metric]:
-    yield gauge("tensor_parallel_size", "ranks that share the model", ranks.size)
-    if ranks.size > 1:
-        yield gauge("all_reduce_info", "what sums over the ranks are made with", 1, backend=ranks.backend)
-
-
-def graph_metrics(phases: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
-    """`phases` are snapshots of the phases' runners."""
+def own_metrics(
+    scheduler: SchedulerStats, phases: Iterable[Mapping[str, Any]], ranks: TensorParallel
+) -> Iterator[Metric]:
+    """Those that no other engine has."""
+    yield gauge("encoder_cache_usage", "encoder cache in use", scheduler.encoder_usage)
     for phase in phases:
         name = str(phase["phase"])
         yield counter("graph_real_tokens", "rows that were asked for", phase["real_rows"], phase=name)
@@ -102,3 +93,6 @@ def graph_metrics(phases: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
             labels = {"phase": name, "budget": str(graph["key"])}
             yield counter("graph_replays", "replays", graph["replays"], **labels)
             yield gauge("graph_capture_seconds", "time to capture", graph["capture_seconds"], **labels)
+    yield gauge("tensor_parallel_size", "ranks that share the model", ranks.size)
+    if ranks.size > 1:
+        yield gauge("all_reduce_info", "what sums over the ranks are made with", 1, backend=ranks.backend)

@@ -52,7 +52,12 @@ def check_grammar(grammar: Grammar, *, param: str = PARAM) -> None:
     """Raises a RequestError for a grammar that is broken or too large; `param` is the field that has it. It may compute
     for a while: not for an event loop. What passes may still be refused where it meets a vocabulary."""
     try:
-        message = _guarded(lambda: LLMatcher.validate_grammar(to_llguidance(grammar), limits=parser_limits()))
+        try:
+            message = str(LLMatcher.validate_grammar(to_llguidance(grammar), limits=parser_limits()))
+        except (RequestError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic of the library derives from it, as an interrupt does
+            message = "it cannot be read"
         if message and not message.startswith("WARNING"):
             raise broken(message)
     except RequestError as error:
@@ -63,7 +68,7 @@ def check_grammar(grammar: Grammar, *, param: str = PARAM) -> None:
 def to_llguidance(grammar: Grammar) -> str:
     """The grammar in llguidance's own form; raises a RequestError where it is over a limit."""
     text = grammar.text
-    _check_length(text, MAX_TEXT_CHARS if grammar.kind == "regex" else MAX_SCHEMA_CHARS)
+    _hold("it has {} characters", len(text), MAX_TEXT_CHARS if grammar.kind == "regex" else MAX_SCHEMA_CHARS)
     if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
         raise _refuse("it is not valid Unicode")
     return _CONVERT[grammar.kind](text)
@@ -92,7 +97,7 @@ def _from_schema(text: str) -> str:
     schema = _read_json(text)
     if not isinstance(schema, dict):
         raise _refuse("a JSON schema must be an object")
-    check_schemas([schema], _too_many)
+    check_schemas([schema], _hold_schema)
     return LLMatcher.grammar_from_json_schema(text, overrides=cast(Any, JSON_OPTIONS))
 
 
@@ -100,16 +105,13 @@ def _from_choice(text: str) -> str:
     choices = _read_json(text)
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
         raise _refuse("choices must be a list of at least one string, none of them empty")
-    if len(choices) > MAX_CHOICES:
-        raise _refuse(f"it has {len(choices)} choices; the limit is {MAX_CHOICES}", code="grammar_too_large")
+    _hold("it has {} choices", len(choices), MAX_CHOICES)
     return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in choices))
 
 
 def _from_regex(text: str) -> str:
     _check_nesting(text)
-    num_repeats = _repeats(text)
-    if num_repeats > MAX_REPEATS:
-        raise _refuse(f"it repeats parts {num_repeats} times; the limit is {MAX_REPEATS}", code="grammar_too_large")
+    _hold("it repeats parts {} times", _repeats(text), MAX_REPEATS)
     return LLMatcher.grammar_from_regex(text)
 
 
@@ -151,19 +153,18 @@ def _from_lark(text: str) -> str:
         except (ValueError, RecursionError):
             raise _refuse("%json must be followed by a JSON schema") from None
         schemas.append(schema)
-    _check_length(rest + text[end:], MAX_TEXT_CHARS)
-    _check_nesting(rest + text[end:])
-    check_schemas(schemas, _too_many)
+    rest += text[end:]
+    _hold("it has {} characters", len(rest), MAX_TEXT_CHARS)
+    _check_nesting(rest)
+    check_schemas(schemas, _hold_schema)
     return LLMatcher.grammar_from_lark(text)
 
 
 def _from_ebnf(text: str) -> str:
     """As Lark. The conversion's time grows with the square of the rules."""
-    _check_length(text, MAX_TEXT_CHARS)
+    _hold("it has {} characters", len(text), MAX_TEXT_CHARS)
     _check_nesting(text)
-    num_rules = text.count("::=")
-    if num_rules > MAX_EBNF_RULES:
-        raise _refuse(f"it has {num_rules} rules; the limit is {MAX_EBNF_RULES}", code="grammar_too_large")
+    _hold("it has {} rules", text.count("::="), MAX_EBNF_RULES)
     try:
         return gbnf_to_lark(text)
     except Exception as error:  # of several kinds, all about the client's own text
@@ -191,13 +192,14 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _too_many(what: str, count: int, limit: int) -> None:
-    raise _refuse(f"the schema has {count} {what}; the limit is {limit}", code="grammar_too_large")
+def _hold(said: str, count: int, limit: int) -> None:
+    """Refuse a grammar that is over a limit."""
+    if count > limit:
+        raise _refuse(f"{said.format(count)}; the limit is {limit}", code="grammar_too_large")
 
 
-def _check_length(text: str, limit: int) -> None:
-    if len(text) > limit:
-        raise _refuse(f"it has {len(text)} characters; the limit is {limit}", code="grammar_too_large")
+def _hold_schema(what: str, count: int, limit: int) -> None:
+    _hold("the schema has {} " + what, count, limit)
 
 
 def _check_nesting(text: str) -> None:
@@ -207,18 +209,7 @@ def _check_nesting(text: str) -> None:
         depth += (char in "([{") - (char in ")]}")
         depth = max(depth, 0)
         deepest = max(deepest, depth)
-    if deepest > MAX_NESTING:
-        raise _refuse(f"it is nested {deepest} levels deep; the limit is {MAX_NESTING}", code="grammar_too_large")
-
-
-def _guarded(call: Any) -> str:
-    """A panic of the library is an answer too. It derives from BaseException, as an interrupt does."""
-    try:
-        return str(call())
-    except (RequestError, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException:
-        return "it cannot be read"
+    _hold("it is nested {} levels deep", deepest, MAX_NESTING)
 
 
 def _refuse(what: str, *, code: str = "invalid_grammar") -> RequestError:

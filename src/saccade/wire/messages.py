@@ -20,20 +20,12 @@ from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
-from saccade.wire.update import Finish, PromptScores, Scores, Update
+from saccade.wire.update import Update
 
 COMMANDS, REPLIES = "commands", "replies"  # names of the sockets in their folder
 
 Buffers = Sequence[memoryview]
 PromptArrays = list[npt.NDArray[Any]]
-
-
-class PackedArray(Struct, frozen=True, array_like=True):
-    """A small array inside a message."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
 
 
 class MediaHead(Struct, frozen=True, array_like=True):
@@ -122,25 +114,12 @@ class Ready(Struct, frozen=True, tag=True):
     ranks: TensorParallel = ONE_RANK
 
 
-class News(Struct, frozen=True, array_like=True):
+class News(Update, frozen=True, array_like=True, kw_only=True):
     """An update of output `index` of a request."""
 
     serial: int
     index: int
-    token_ids: tuple[int, ...]
-    num_cached_tokens: int
-    finish: Finish | None = None
-    scores: tuple[PackedArray, PackedArray, PackedArray, PackedArray] | None = None
-    prompt_start: int = 0
-    prompt_scores: tuple[PackedArray, PackedArray, PackedArray, PackedArray] | None = None
-    timings: dict[str, float] | None = None
-
-    def to_update(self) -> Update:
-        prompt = None
-        if self.prompt_scores is not None:
-            prompt = PromptScores(self.prompt_start, _unpack_scores(self.prompt_scores))
-        scores = None if self.scores is None else _unpack_scores(self.scores)
-        return Update(str(self.serial), self.token_ids, scores, prompt, self.finish, self.timings)
+    num_cached_tokens: int = 0
 
 
 class Updates(Struct, frozen=True, tag=True):
@@ -194,24 +173,21 @@ class Closed(Struct, frozen=True, tag=True):
 OnStage = Callable[[Stage], None]
 Reply = Stage | Ready | Updates | Refused | StatsReply | Flushed | Degraded | Failure | Closed
 
-encode = msgpack.Encoder().encode
+
+def _describe(value: Any) -> Any:
+    """A small array inside a message."""
+    array = np.asarray(value)
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+def _restore(kind: Any, described: Any) -> npt.NDArray[Any]:
+    dtype, shape, data = described
+    return np.frombuffer(data, dtype=dtype).reshape(shape)
+
+
+encode = msgpack.Encoder(enc_hook=_describe).encode
 decode_command = msgpack.Decoder(Command).decode
-decode_reply = msgpack.Decoder(Reply).decode
-
-
-def to_news(serial: int, index: int, num_cached_tokens: int, update: Update) -> News:
-    prompt = update.prompt_scores
-    return News(
-        serial,
-        index,
-        update.token_ids,
-        num_cached_tokens,
-        update.finish,
-        None if update.scores is None else _pack_scores(update.scores),
-        0 if prompt is None else prompt.start,
-        None if prompt is None else _pack_scores(prompt.scores),
-        update.timings,
-    )
+decode_reply = msgpack.Decoder(Reply, dec_hook=_restore).decode
 
 
 def pack_prompt(prompt: Prompt) -> tuple[PromptHead, PromptArrays]:
@@ -254,16 +230,3 @@ def _ints(frame: memoryview) -> Ints:
     array = np.frombuffer(frame, dtype=np.int32).copy()
     array.flags.writeable = False
     return array
-
-
-def _pack_scores(scores: Scores) -> tuple[PackedArray, PackedArray, PackedArray, PackedArray]:
-    return _pack(scores.chosen), _pack(scores.ranks), _pack(scores.top_ids), _pack(scores.top_logprobs)
-
-
-def _unpack_scores(packed: Sequence[PackedArray]) -> Scores:
-    return Scores(*(np.frombuffer(part.data, dtype=part.dtype).reshape(part.shape) for part in packed))
-
-
-def _pack(values: Any) -> PackedArray:
-    array = np.asarray(values)
-    return PackedArray(array.dtype.str, array.shape, array.tobytes())

@@ -22,7 +22,7 @@ MAX_FACTORS = 8  # schemas that must hold at once
 MAX_ALTERNATIVES = 1000  # ways to choose among theirs
 MAX_CHAIN = 50  # references that lead to references
 
-RefuseNumber = Callable[[str, int, int], None]
+Hold = Callable[[str, int, int], None]
 Weight = tuple[int, int]  # factors, alternatives
 
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -36,26 +36,21 @@ _CHILD_MAPS = ("properties", "patternProperties")
 _CHILDREN = ("items", "additionalProperties", "contains", "not")
 
 
-def check_schemas(schemas: Sequence[Any], refuse: RefuseNumber) -> None:
-    """Calls `refuse(what, count, limit)`, which raises, at the first limit that the schemas of a grammar pass."""
+def check_schemas(schemas: Sequence[Any], hold: Hold) -> None:
+    """Calls `hold(what, count, limit)`, which raises where a limit is passed, for the schemas of a grammar."""
     counts = _Counts()
     for depth, value in _walk(list(schemas)):
         counts.values += 1
         if isinstance(value, dict):
             counts.add(value)
-        for what, count, limit in (("levels", depth, MAX_NESTING), ("values", counts.values, MAX_VALUES)):
-            if count > limit:
-                refuse(what, count, limit)
-    for what, count, limit in (
-        ("properties", isqrt(counts.squares), MAX_PROPERTIES),
-        ("patternProperties", counts.name_patterns, MAX_NAME_PATTERNS),
-        ("branches", counts.branches, MAX_BRANCHES),
-        ("states of multipleOf", prod(counts.multiples), MAX_MULTIPLE),
-    ):
-        if count > limit:
-            refuse(what, count, limit)
+        hold("levels", depth, MAX_NESTING)
+        hold("values", counts.values, MAX_VALUES)
+    hold("properties", isqrt(counts.squares), MAX_PROPERTIES)
+    hold("patternProperties", counts.name_patterns, MAX_NAME_PATTERNS)
+    hold("branches", counts.branches, MAX_BRANCHES)
+    hold("states of multipleOf", prod(counts.multiples), MAX_MULTIPLE)
     for schema in schemas:
-        _Scale(schema, refuse).weigh(schema)
+        _Scale(schema, hold).weigh(schema)
 
 
 @dataclass(slots=True)
@@ -79,8 +74,8 @@ class _Counts:
 class _Scale:
     """How many schemas must hold at once, and among how many alternatives, at the worst place of a schema."""
 
-    def __init__(self, root: Any, refuse: RefuseNumber) -> None:
-        self._root, self._refuse = root, refuse
+    def __init__(self, root: Any, hold: Hold) -> None:
+        self._root, self._hold = root, hold
         self._known: dict[str, Weight] = {}
         self._chain = 0
 
@@ -98,12 +93,8 @@ class _Scale:
             return 1, 1
         factors, alternatives = sum(part[0] for part in parts), prod(part[1] for part in parts)
         if len(parts) > 1:
-            for what, count, limit in (
-                ("schemas that must hold at once", factors, MAX_FACTORS),
-                ("combinations of alternatives", alternatives, MAX_ALTERNATIVES),
-            ):
-                if count > limit:
-                    self._refuse(what, count, limit)
+            self._hold("schemas that must hold at once", factors, MAX_FACTORS)
+            self._hold("combinations of alternatives", alternatives, MAX_ALTERNATIVES)
         return factors, alternatives
 
     def _either(self, branches: list[Any]) -> Weight:
@@ -122,8 +113,7 @@ class _Scale:
         if pointer not in self._known:
             self._known[pointer] = (1, 1)
             self._chain += 1
-            if self._chain > MAX_CHAIN:
-                self._refuse("references that lead to references", self._chain, MAX_CHAIN)
+            self._hold("references that lead to references", self._chain, MAX_CHAIN)
             self._known[pointer] = self.weigh(_resolve(self._root, pointer))
             self._chain -= 1
         return self._known[pointer]

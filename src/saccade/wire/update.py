@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from msgspec import Struct
+from numpy.typing import NDArray
+
 # Details of a finish with an error that a caller can tell from others.
 NO_NUMBERS = "the model's logits are not numbers"
 NO_TOKEN = "no token is allowed next: the grammar cannot be followed with this vocabulary and these parameters"
@@ -26,26 +29,23 @@ class Finish:
     detail: int | str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
+class Scores(Struct, frozen=True, array_like=True):
     """Log-probabilities of given tokens and of the likeliest ones, one entry a row."""
 
-    chosen: Any
-    ranks: Any
-    top_ids: Any
-    top_logprobs: Any
+    chosen: NDArray[Any]
+    ranks: NDArray[Any]
+    top_ids: NDArray[Any]
+    top_logprobs: NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class PromptScores:
+class PromptScores(Struct, frozen=True, array_like=True):
     """Scores of the prompt tokens from `start` on."""
 
     start: int
     scores: Scores
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(Struct, frozen=True, array_like=True):
     """News of one request; the one with `finish` is its last."""
 
     request_id: str
