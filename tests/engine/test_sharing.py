@@ -20,9 +20,19 @@ from saccade.models.vlm import EncoderMode, Model
 from saccade.models.weights import load_model
 from saccade.scheduling.arrays import places
 from saccade.scheduling.orders import ORDER_TYPES, Encode
-from saccade.scheduling.packing import Bins, MediaPart, default_cost, pack, split
+from saccade.scheduling.packing import (
+    Bins,
+    MediaPart,
+    Shares,
+    balanced,
+    bucket_of,
+    default_cost,
+    in_step,
+    pack,
+    share_out,
+    split,
+)
 from saccade.scheduling.plan import EncodeItem
-from saccade.scheduling.sharing import Shares, balanced, bucket_of, in_step, share_out
 from tests.engine.conftest import Loaded
 from tests.engine.rig import executor_of
 from tests.engine.test_packing import images, serving_bins

@@ -273,7 +273,7 @@ class TestOrder:
         arena = rig.encoder.graphs.phase.arena
         for media in (rig.video(rng, 1, 2, 3), rig.video(rng, 1, 5, 6), rig.video(rng, 1, 2, 3)):
             _, [vision] = rig.passes([media])
-            assert vision.num_patches == media.plan.num_patches
+            assert sum(picture.num_rows for picture in vision.pictures) == media.plan.num_patches
             patches = rig.encoder.values(vision)["patches"]
             assert len(patches) == media.plan.num_patches
             assert arena.owns(patches) == (media.plan.num_tokens <= 24)

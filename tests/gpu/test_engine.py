@@ -83,7 +83,8 @@ def answer(model: Model, way: str) -> tuple[dict[str, Answer], str]:
     for phase in runner.phases:
         if WAYS[way] is not None and phase.phase.name != "sample":  # greedy requests need no sampler
             assert phase.stats.replays and not phase.stats.fallbacks, f"{way}: {phase.phase.name} {phase.stats}"
-    padding = " ".join(f"{p.phase.name} {p.stats.padding:.1%}" for p in runner.phases if p.stats.real_rows)
+    stats = {p.phase.name: p.stats for p in runner.phases if p.stats.real_rows}
+    padding = " ".join(f"{name} {one.padded_rows / one.real_rows:.1%}" for name, one in stats.items())
     num_tokens = sum(len(found.tokens) for found in answers.values())
     line = f"{way:14} {captured - started:6.1f} s capture {wall_s:6.1f} s traffic {num_tokens:6} tokens  {padding}"
     return answers, line

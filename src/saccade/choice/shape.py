@@ -1,9 +1,9 @@
 """The shape of a phase: which sizes its batches have, and which of its buckets holds a batch."""
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from saccade.choice.key import Capacity
 
@@ -46,7 +46,6 @@ class PhaseShape:
     buckets: tuple[Capacity, ...]
     limits: Capacity
     boundaries: tuple[Boundary, ...] = ()
-    _found: dict[Capacity, Capacity | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def ordered(self) -> tuple[Capacity, ...]:
@@ -54,25 +53,17 @@ class PhaseShape:
         return tuple(sorted(self.buckets, key=lambda bucket: (bucket[self.rows], sum(bucket.values()))))
 
     @cached_property
-    def _rows(self) -> list[int]:
-        return [bucket[self.rows] for bucket in self.ordered]
-
-    def bucket_for(self, sizes: Capacity) -> Capacity | None:
-        """The smallest bucket that holds a batch of these sizes."""
-        if sizes not in self._found:
-            if len(self._found) >= MAX_REMEMBERED:
-                self._found.clear()
-            start = bisect_left(self._rows, sizes[self.rows])
-            fitting = (b for b in self.ordered[start:] if misfit(sizes, b, self.boundaries) is None)
-            self._found[sizes] = next(fitting, None)
-        return self._found[sizes]
+    def bucket_for(self) -> Callable[[Capacity], Capacity | None]:
+        """Gives the smallest bucket that holds a batch of these sizes."""
+        return lru_cache(MAX_REMEMBERED)(lambda sizes: self.bucket_for_all([sizes]))
 
     def bucket_for_all(self, batches: Sequence[Capacity]) -> Capacity | None:
         """The smallest bucket that holds each of several batches."""
-        start = bisect_left(self._rows, max(sizes[self.rows] for sizes in batches))
-        return next(
-            (b for b in self.ordered[start:] if all(misfit(s, b, self.boundaries) is None for s in batches)), None
-        )
+        rows = [bucket[self.rows] for bucket in self.ordered]
+        for bucket in self.ordered[bisect_left(rows, max(sizes[self.rows] for sizes in batches)) :]:
+            if all(misfit(sizes, bucket, self.boundaries) is None for sizes in batches):
+                return bucket
+        return None
 
     def problem_with_all(self, sizes: Capacity) -> str:
         """Why not even the largest bucket holds a batch."""

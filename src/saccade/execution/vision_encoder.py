@@ -28,7 +28,7 @@ from saccade.inputs.messages import MediaKind
 from saccade.models.media import ImageSettings, VideoSettings
 from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import VisionFacts
-from saccade.scheduling.executing import Encoded, encode_problem
+from saccade.scheduling.executing import ENCODE_FAILED, Encoded, problem
 from saccade.scheduling.orders import Encode, Pass
 
 
@@ -80,7 +80,7 @@ class Encoder:
             try:
                 self.run(orders.others[rank - 1] if orders.others and rank else orders.vision)
             except Exception as error:
-                return Encoded(problem=encode_problem(error))
+                return Encoded(problem=problem(error, ENCODE_FAILED))
             return Encoded(lap=DeviceLap(begin, now(self._place.device)))
 
     def run(self, one: Pass) -> None:

@@ -149,7 +149,7 @@ class Worker:
                 phases = self._engine.phase_snapshots()
                 self._tell(StatsReply(serial, self._engine.scheduler.stats(), phases, gpu_bytes_in_use()))
             case Flush(serial=serial):
-                self._tell(Flushed(serial, not self._compiling and self._engine.forget_cached()))
+                self._tell(Flushed(serial, not self._compiling and self._engine.scheduler.forget_cached()))
             case Close():
                 self._close()
             case Start():

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -59,10 +60,10 @@ class Arena:
             for b in self._metadata
             if isinstance(b.padding, DummySegment) and b.dimension is not None
         )
-        self._layouts: dict[Capacity, SlabLayout] = {}
-        self._sizes: dict[tuple[Any, ...], Capacity] = {}
-        self._misfits: dict[tuple[Capacity, Capacity], str | None] = {}
-        slab_bytes = self._layout(self.limits).nbytes
+        self._layouts = lru_cache(MAX_LAYOUTS)(partial(SlabLayout, list(buffers)))
+        self._sizes = lru_cache(MAX_SIZES)(self._agreed_sizes)
+        self._misfits = lru_cache(MAX_SIZES)(partial(misfit, boundaries=self.boundaries))
+        slab_bytes = self._layouts(self.limits).nbytes
         self._slab = torch.zeros(slab_bytes, dtype=torch.uint8, device=self.device)
         self._staging = Staging(slab_bytes, self.device)
 
@@ -94,7 +95,7 @@ class Arena:
 
     def views(self, capacity: Mapping[str, int]) -> dict[str, Tensor]:
         """Every buffer at a capacity."""
-        layout = self._layout(capacity)
+        layout = self._layouts(Capacity.of(capacity))
         views = {name: layout.front(name, storage) for name, storage in self._storages.items()}
         for place in layout.places:
             raw = self._slab[place.start : place.stop]
@@ -115,7 +116,8 @@ class Arena:
             self._refuse_names(values)
         tensors = {b.name: self._as_tensor(b, values[b.name]) for b in self._rows}
         arrays = {name: _as_array(name, values[name], dtype) for name, dtype in self._dtypes.items()}
-        sizes = self._sizes_of(tensors, arrays)
+        shapes = (*[tensor.shape for tensor in tensors.values()], *[array.shape for array in arrays.values()])
+        sizes = self._sizes(shapes)
         structure = {b.name: _checked_boundaries(b, arrays[b.name], sizes[b.rows]) for b in self.boundaries}
         return Batch(tensors, arrays, sizes, structure)
 
@@ -130,18 +132,13 @@ class Arena:
 
     def misfit(self, sizes: Mapping[str, int], capacity: Mapping[str, int]) -> str | None:
         """Why a batch of these sizes does not fit a capacity; None if it does."""
-        key = Capacity.of(sizes), Capacity.of(capacity)
-        if key not in self._misfits:
-            if len(self._misfits) >= MAX_SIZES:
-                self._misfits.clear()
-            self._misfits[key] = misfit(*key, self.boundaries)
-        return self._misfits[key]
+        return self._misfits(Capacity.of(sizes), Capacity.of(capacity))
 
     def fill(self, batch: Batch, capacity: Mapping[str, int]) -> None:
         """Write a batch and its padding. No allocation on the device; waits only for a copy of three batches ago."""
         if problem := self.misfit(batch.sizes, capacity):
             raise GraphError(f"batch of {batch.sizes} does not fit {Capacity.of(capacity)}: {problem}")
-        layout = self._layout(capacity)
+        layout = self._layouts(Capacity.of(capacity))
         for name, value in batch.tensors.items():
             _fill_rows(self.buffers[name], value, layout.front(name, self._storages[name]))
         if layout.places:
@@ -175,35 +172,18 @@ class Arena:
             )
         return value
 
-    def _layout(self, capacity: Mapping[str, int]) -> SlabLayout:
-        key = Capacity.of(capacity)
-        layout = self._layouts.get(key)
-        if layout is None:
-            if len(self._layouts) >= MAX_LAYOUTS:
-                self._layouts.clear()
-            layout = self._layouts[key] = SlabLayout(list(self.buffers.values()), capacity)
-        return layout
-
     def _refuse_names(self, values: Mapping[str, Any]) -> None:
         takes = f"the arena takes {', '.join(self._inputs)}"
         if missing := self._inputs.keys() - values.keys():
             raise GraphError(f"missing input {sorted(missing)[0]!r}; {takes}")
         raise GraphError(f"unexpected input {sorted(values.keys() - self._inputs.keys())[0]!r}; {takes}")
 
-    def _sizes_of(self, tensors: Mapping[str, Tensor], arrays: Mapping[str, HostArray]) -> Capacity:
-        shapes = (*[tensor.shape for tensor in tensors.values()], *[array.shape for array in arrays.values()])
-        sizes = self._sizes.get(shapes)
-        if sizes is None:
-            if len(self._sizes) >= MAX_SIZES:
-                self._sizes.clear()
-            sizes = self._sizes[shapes] = self._agreed_sizes(tensors, arrays)
-        return sizes
-
-    def _agreed_sizes(self, tensors: Mapping[str, Tensor], arrays: Mapping[str, HostArray]) -> Capacity:
-        """The size of every dimension, on which all inputs must agree."""
+    def _agreed_sizes(self, shapes: tuple[tuple[int, ...], ...]) -> Capacity:
+        """The size of every dimension, on which all inputs must agree: rows, then metadata."""
         sizes: dict[str, int] = {}
+        by_name = dict(zip((b.name for b in (*self._rows, *self._metadata)), shapes, strict=True))
         for name, buffer in self._inputs.items():
-            shape = tensors[name].shape if name in tensors else arrays[name].shape
+            shape = by_name[name]
             expected, axis = buffer.shape, buffer.axis
             if axis is not None and buffer.dimension is not None and len(shape) == len(expected):
                 dimension, extra = buffer.dimension

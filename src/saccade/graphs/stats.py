@@ -27,11 +27,6 @@ class GraphStats:
         self.real_rows += real_rows
         self.padded_rows += graph_rows - real_rows
 
-    @property
-    def padding(self) -> float:
-        """Padded rows as a share of real ones."""
-        return self.padded_rows / self.real_rows if self.real_rows else 0.0
-
     def snapshot(self) -> dict[str, Any]:
         """Plain data for metrics and pages."""
         return {

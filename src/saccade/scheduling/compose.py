@@ -20,10 +20,9 @@ from saccade.scheduling.arrays import AnyInts, CacheLayout, Running, decode_valu
 from saccade.scheduling.geometries import Geometries
 from saccade.scheduling.matcher import Masks, Matcher
 from saccade.scheduling.orders import Arrays, Encode, Pass, Picture, Run, Sample, ScorePrompt, ScoreToken
-from saccade.scheduling.packing import Bins, MediaPart, default_cost, pack, split
+from saccade.scheduling.packing import Bins, MediaPart, Shares, default_cost, pack, share_out, split
 from saccade.scheduling.plan import Chunk, EncodeItem, Plan
 from saccade.scheduling.sampler_inputs import edits, masked_rows, needs_sampler, sample_values
-from saccade.scheduling.sharing import Shares, share_out
 
 # Of images that are sent often, width and height in pixels, and how many of them at once.
 USUAL_SIZES = (

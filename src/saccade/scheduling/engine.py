@@ -12,11 +12,13 @@ from llguidance import LLMatcher
 from msgspec.structs import replace
 
 from saccade.choice.exact import ExactLayout
-from saccade.errors import EngineDeadError, GraphError, RequestError, SaccadeError
+from saccade.errors import EngineDeadError, GraphError, RequestError
 from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.scheduling.arrays import Running
 from saccade.scheduling.compose import Composer
 from saccade.scheduling.executing import (
+    ENCODE_FAILED,
+    STEP_FAILED,
     Encoded,
     Executor,
     Lap,
@@ -24,7 +26,7 @@ from saccade.scheduling.executing import (
     StepResult,
     Ticket,
     WrongReplay,
-    encode_problem,
+    problem,
 )
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
 from saccade.scheduling.orders import Capture, Drop, WarmUp
@@ -37,7 +39,6 @@ from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import NO_NUMBERS, FinishReason, PromptScores, Scores, Update
 
-STEP_FAILED = "the step failed"
 WARM_UP_ID = "warm-up"
 WARM_UP_TOKENS = 300
 WARM_UP_STEPS = 1000
@@ -157,10 +158,6 @@ class Engine:
         if self._grammars is not None:
             self._grammars.forget(grammar, compiled)
 
-    def forget_cached(self) -> bool:
-        """Empty the caches of prompts and images. False, and nothing is done, while requests run or wait."""
-        return self.scheduler.forget_cached()
-
     @property
     def can_improve(self) -> bool:
         """Whether there is something to do in an idle moment."""
@@ -170,11 +167,9 @@ class Engine:
     def improve(self) -> Exception | None:
         """Do some of it: capture a layout of images that came often. Returns what went wrong; requests do without."""
         vision = self.composer.vision
-        layout = None if vision is None else vision.catalogue.exact.next_pending()
-        if layout is None:
-            return None
         try:
-            self.capture(layout)
+            if vision is not None and (layout := vision.catalogue.exact.next_pending()) is not None:
+                self.capture(layout)
         except Exception as error:
             self.executor.require_device()
             return error
@@ -206,7 +201,7 @@ class Engine:
         if isinstance(found, Exception):
             self.executor.require_device()
         elif found is not None:
-            self.forget_cached()
+            self.scheduler.forget_cached()
         return found
 
     def phase_snapshots(self) -> dict[str, dict[str, Any]]:
@@ -280,7 +275,7 @@ class Engine:
             if sample is not None:
                 self.executor.execute(sample)
         except Exception as error:  # one bad step must not take the others down
-            flight.problem = _message(error)
+            flight.problem = problem(error, STEP_FAILED)
             self.executor.require_device()
         except BaseException:  # interrupted
             flight.problem = STEP_FAILED
@@ -313,7 +308,7 @@ class Engine:
             try:
                 orders = vision.encode(plan.step, shares, plan.encode, media)
             except Exception as error:
-                encoded = Encoded(encode_problem(error))
+                encoded = Encoded(problem(error, ENCODE_FAILED))
             else:
                 encoded = self.executor.execute(orders)
             if encoded.lap is not None:  # whose images share a pass share its time
@@ -333,7 +328,7 @@ class Engine:
             result = None if flight.ticket is None else flight.ticket.wait()
         except Exception as error:
             self.executor.require_device()
-            flight.problem = _message(error)
+            flight.problem = problem(error, STEP_FAILED)
         self._in_flight.popleft()
         if result is None or flight.problem:
             failed = {chunk.request_id: RowError(flight.problem) for chunk in flight.plan.chunks}
@@ -395,7 +390,3 @@ def _results(flight: _Flight, result: StepResult) -> Results:
         **{name: (token,) for name, token in tokens.items() if name not in errors},
         **{name: RowError(message) for name, message in errors.items()},
     }
-
-
-def _message(error: Exception) -> str:
-    return str(error) if isinstance(error, SaccadeError) else f"{STEP_FAILED}: {type(error).__name__}"

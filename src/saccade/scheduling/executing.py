@@ -9,6 +9,7 @@ from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, R
 from saccade.wire.update import Scores
 
 ENCODE_FAILED = "an image or video could not be encoded"
+STEP_FAILED = "the step failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,9 @@ class ShadowChecks(Protocol):
         ...
 
 
-def encode_problem(error: Exception) -> str:
-    """For the request whose image it was."""
-    return str(error) if isinstance(error, SaccadeError) else f"{ENCODE_FAILED}: {type(error).__name__}"
+def problem(error: Exception, what: str) -> str:
+    """What an error means to the request that it ends."""
+    return str(error) if isinstance(error, SaccadeError) else f"{what}: {type(error).__name__}"
 
 
 class Executor(Protocol):

@@ -6,7 +6,7 @@ of the raw logits is not enough. The others come between steps.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,10 +51,6 @@ class Pass:
         """Whether it is run at the size of a bucket."""
         return (self.decision.key or self.decision.padded_to) is not None
 
-    @property
-    def num_patches(self) -> int:
-        return sum(picture.num_rows for picture in self.pictures)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Begin:
@@ -73,9 +69,6 @@ class Encode:
     step: int
     vision: Pass
     others: tuple[Pass, ...] = ()
-
-    def of_rank(self, rank: int) -> Pass:
-        return self.others[rank - 1] if self.others and rank else self.vision
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,4 +157,4 @@ class WarmUp:
 
 
 Orders = Begin | Encode | Run | Sample | Capture | Drop | Calibrate | WarmUp
-ORDER_TYPES = (Begin, Encode, Run, Sample, Capture, Drop, Calibrate, WarmUp)
+ORDER_TYPES: tuple[type[Orders], ...] = get_args(Orders)

@@ -1,13 +1,15 @@
 """Which images and frames share a pass of the vision tower, so that the passes together take least time. Pure.
 
 A pass is padded to a bucket: time is wasted by padding, and by passes that are too small to fill the device. What a
-pass costs is asked of the caller, who has measured it.
+pass costs is asked of the caller, who has measured it. Where every rank holds the whole tower, ranks run their passes
+at the same time and in the same bucket, so what counts is the largest share.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 
 Cost = Callable[[int], float]
 
@@ -32,6 +34,9 @@ class MediaPart:
     @property
     def rows(self) -> int:
         return self.count * self.units
+
+
+Shares = list[list[MediaPart]]  # the parts of each rank in a pass that all make together; some may have none
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,50 @@ def pack(parts: Sequence[MediaPart], bins: Bins, cost: Cost = default_cost) -> l
 def padded_rows(passes: Sequence[Sequence[MediaPart]], bins: Bins) -> int:
     """Rows of all buckets together; a pass that no bucket holds is not padded."""
     return sum(_bucket(parts, bins) or sum(part.rows for part in parts) for parts in passes)
+
+
+def share_out(parts: Sequence[MediaPart], bins: Bins, num_ranks: int, cost: Cost = default_cost) -> list[Shares]:
+    """Passes that together hold all parts: all in one, or as many as the fullest rank takes if that costs less. A part
+    that no bucket holds has a pass to itself."""
+    fitting, alone = list[MediaPart](), list[Shares]()
+    for part in parts:
+        if bins.rows_for(part.rows, part.count) is None:
+            alone.append([[part], *([] for _ in range(num_ranks - 1))])
+        else:
+            fitting.append(part)
+    if not fitting:
+        return alone
+    shares = balanced(fitting, num_ranks)
+    in_turn = in_step([pack(share, bins, cost) for share in shares])
+
+    def total(passes: list[Shares]) -> float:
+        buckets = [bucket_of(shares, bins) for shares in passes]
+        return sum(float("inf") if bucket is None else cost(bucket) for bucket in buckets)
+
+    return min(in_turn, [shares], key=total) + alone
+
+
+def balanced(parts: Sequence[MediaPart], num_ranks: int) -> Shares:
+    """The longest part first, each to the rank that has fewest rows: the largest share is at most a third larger than
+    it must be."""
+    shares: Shares = [[] for _ in range(num_ranks)]
+    rows = [0] * num_ranks
+    for part in sorted(parts, key=lambda part: -part.rows):
+        rank = rows.index(min(rows))
+        shares[rank].append(part)
+        rows[rank] += part.rows
+    return shares
+
+
+def in_step(passes: Sequence[Sequence[list[MediaPart]]]) -> list[Shares]:
+    """The passes of each rank, the largest of all ranks at the same time; a rank that has fewer gets empty ones."""
+    ordered = [sorted(one, key=lambda parts: -_size(parts)[0]) for one in passes]
+    return [list(shares) for shares in zip_longest(*ordered, fillvalue=[])]
+
+
+def bucket_of(shares: Shares, bins: Bins) -> int | None:
+    """Rows of the smallest bucket that holds every share."""
+    return bins.rows_for_all([_size(share) for share in shares])
 
 
 def _neighbours(parts: Sequence[MediaPart], bins: Bins, cost: Cost) -> list[list[MediaPart]]:
@@ -164,4 +213,9 @@ def _total(passes: Sequence[Sequence[MediaPart]], bins: Bins, cost: Cost) -> flo
 
 
 def _bucket(parts: Sequence[MediaPart], bins: Bins) -> int | None:
-    return bins.rows_for(sum(part.rows for part in parts), sum(part.count for part in parts))
+    return bins.rows_for(*_size(parts))
+
+
+def _size(parts: Sequence[MediaPart]) -> tuple[int, int]:
+    """Rows and frames."""
+    return sum(part.rows for part in parts), sum(part.count for part in parts)

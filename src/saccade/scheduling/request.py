@@ -1,8 +1,13 @@
-"""One request as the scheduler sees it: tokens, media rows, progress, the blocks it owns, and how it ended."""
+"""One request as the scheduler sees it: tokens, media rows, progress, the blocks it owns, and how it ended. And queues
+of requests."""
 
+from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import pairwise
+from typing import Any
 
 from saccade.cache.encoder import Entry
 from saccade.cache.prefix import Span
@@ -144,6 +149,49 @@ class Request:
         assert self.num_planned <= len(self.blocks) * block_size, f"{self} has rows without slots"
         if self.status is not Status.RUNNING:
             assert self.status is not Status.FINISHED and not self.blocks and not self.entries, f"{self} owns something"
+
+
+class RequestQueue:
+    """Requests sorted by a key that is unique and does not change while they are in. Any of them can leave."""
+
+    def __init__(self, key: Callable[[Request], Any]) -> None:
+        self.num_prompt_tokens = 0
+        self._key = key
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        """In order. The one that was given last may leave before the next is asked for."""
+        index = 0
+        while index < len(self._requests):
+            request = self._requests[index]
+            yield request
+            index += index < len(self._requests) and self._requests[index] is request
+
+    @property
+    def first(self) -> Request:
+        return self._requests[0]
+
+    @property
+    def last(self) -> Request:
+        return self._requests[-1]
+
+    def add(self, request: Request) -> None:
+        insort(self._requests, request, key=self._key)
+        self.num_prompt_tokens += len(request.prompt_ids)
+
+    def remove(self, request: Request) -> None:
+        index = bisect_left(self._requests, self._key(request), key=self._key)
+        assert self._requests[index : index + 1] == [request], f"{request} is not in this queue"
+        del self._requests[index]
+        self.num_prompt_tokens -= len(request.prompt_ids)
+
+    def check(self) -> None:
+        keys = [self._key(request) for request in self._requests]
+        assert all(a < b for a, b in pairwise(keys)), f"out of order: {keys}"
+        assert self.num_prompt_tokens == sum(len(request.prompt_ids) for request in self._requests)
 
 
 def _wrap_int64(value: int) -> int:

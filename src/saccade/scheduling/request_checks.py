@@ -10,8 +10,7 @@ from saccade.cache.prefix import Span
 from saccade.choice.catalogue import Catalogue
 from saccade.errors import CapacityError, RequestError
 from saccade.inputs.placeholders import Prompt
-from saccade.scheduling.queue import RequestQueue
-from saccade.scheduling.request import Request
+from saccade.scheduling.request import Request, RequestQueue
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 

@@ -25,8 +25,7 @@ from saccade.cache.encoder import EncoderIndex, Entry
 from saccade.cache.prefix import PrefixCache, Span, overlapping
 from saccade.errors import RequestError
 from saccade.scheduling.plan import Chunk, Draft, EncodeItem, Plan, Results, RowError
-from saccade.scheduling.queue import RequestQueue
-from saccade.scheduling.request import Request, Status
+from saccade.scheduling.request import Request, RequestQueue, Status
 from saccade.scheduling.request_checks import check_fits, check_queue
 from saccade.scheduling.resources import Resources
 from saccade.wire.engine_metrics import SchedulerStats
