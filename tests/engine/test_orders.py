@@ -115,7 +115,7 @@ def assert_same(mine: StepResult, other: StepResult) -> None:
     assert mine.scores.keys() == other.scores.keys()
     pairs = [(mine.scores[row], other.scores[row]) for row in mine.scores]
     for one, two in [*pairs, *zip(mine.prompt_scores, other.prompt_scores, strict=True)]:
-        for name in one.__slots__:
+        for name in one.__struct_fields__:
             np.testing.assert_array_equal(getattr(one, name), getattr(two, name), err_msg=name)
 
 

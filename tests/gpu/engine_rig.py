@@ -70,7 +70,10 @@ class PaddedEager(GraphRunner):
         return self.eager(values, consume)
 
     def obey(
-        self, decision: Decision, values: Mapping[str, Any], consume: Callable[[Mapping[str, torch.Tensor]], Result]
+        self,
+        decision: Decision | None,
+        values: Mapping[str, Any],
+        consume: Callable[[Mapping[str, torch.Tensor]], Result],
     ) -> Result:
         return self.eager(values, consume)
 

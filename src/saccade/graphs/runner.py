@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from threading import Lock, RLock
 from typing import Any, Protocol, TypeVar
 
@@ -26,9 +27,10 @@ from saccade.graphs.stats import GraphStats
 from saccade.graphs.watched import Watched
 
 Result = TypeVar("Result")
+Consume = Callable[[Outputs], Result]
 Progress = Callable[[int, int, GraphKey], None]
 
-NUM_GATE_SIZES = 7
+NUM_TIMED_SIZES = 7
 
 
 class Observer(Protocol):
@@ -58,7 +60,6 @@ class GraphRunner:
         self.selfcheck: float | None = None  # the largest difference that the last verification found
         self.lane = lane or lane_for(phase.arena.device)
         self._graphs: dict[GraphKey, CapturedGraph] = {}
-        self._exact: dict[GraphKey, CapturedGraph] = {}
         self.last: GraphKey | str = ""  # how the last batch was run: the key of its graph, or eagerly
         self._outputs = [buffer for buffer in phase.arena.buffers.values() if buffer.role is Role.OUTPUT]
         self.watched = Watched.of(phase.state) | Watched.of_body(
@@ -72,7 +73,7 @@ class GraphRunner:
 
     @property
     def graphs(self) -> tuple[CapturedGraph, ...]:
-        return (*self._graphs.values(), *self._exact.values())
+        return tuple(self._graphs.values())
 
     def snapshot(self) -> dict[str, Any]:
         """Counters and every graph, as plain data for metrics and pages."""
@@ -111,15 +112,17 @@ class GraphRunner:
         together: there an eager run stops waiting for the host and starts to wait for the device."""
         buckets = self.catalogue.shape.ordered
         last = len(buckets) - 1
-        picked = sorted({round(last * (i / (NUM_GATE_SIZES - 1)) ** 2) for i in range(NUM_GATE_SIZES)})
+        picked = sorted({round(last * (i / (NUM_TIMED_SIZES - 1)) ** 2) for i in range(NUM_TIMED_SIZES)})
         by_rows = {buckets[i][self.phase.rows]: self.example_for(buckets[i]) for i in picked}
+        device = self.phase.arena.device
+        wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
         ways = (lambda rows: self._eager(by_rows[rows]), lambda rows: self._replay_in_bucket(by_rows[rows]))
-        self.catalogue.costs = costs = TierCosts(*measure(ways, list(by_rows), self._wait, num_rounds))
+        self.catalogue.costs = costs = TierCosts(*measure(ways, list(by_rows), wait, num_rounds))
         return costs
 
     def forget_exact(self) -> None:
         """Let go of all graphs of one structure each, and of what was counted on the way to them."""
-        self._exact.clear()
+        self.drop([key for key in self._graphs if key.digest])
         self.catalogue.exact = ExactIndex(self.catalogue.settings)
 
     def capture_exact(self, values: Mapping[str, Any]) -> None:
@@ -144,26 +147,24 @@ class GraphRunner:
         """Capture a graph of one structure alone. Returns the bytes it added to its pool."""
         self.drop(layout.dropped)
         with self._alone:
-            graph = self._exact[layout.key] = self._capture_exact(layout)
+            graph = self._graphs[layout.key] = self._capture_exact(layout)
         return graph.nbytes
 
     def drop(self, keys: Iterable[GraphKey]) -> None:
         """Let go of graphs of one structure each."""
         for key in keys:
-            self._exact.pop(key, None)
+            self._graphs.pop(key, None)
 
     def decide(self, batch: Batch) -> Decision:
         """How a batch is to be run: pure, touches no device."""
         return self.catalogue.decide(batch.sizes, batch.structure)
 
-    def run(self, values: Mapping[str, Any], consume: Callable[[Outputs], Result]) -> Result:
+    def run(self, values: Mapping[str, Any], consume: Consume[Result]) -> Result:
         """Run one batch. `consume` gets views of the valid output rows, which the next replay overwrites: it may
         reduce, scatter or copy them (`copy_out`), but not keep them."""
         return self.obey(None, values, consume)
 
-    def obey(
-        self, decision: Decision | None, values: Mapping[str, Any], consume: Callable[[Outputs], Result]
-    ) -> Result:
+    def obey(self, decision: Decision | None, values: Mapping[str, Any], consume: Consume[Result]) -> Result:
         """Run one batch as it was decided, or (None) as the catalogue decides now; `consume` is that of `run`."""
         with self._alone:
             batch = self.phase.arena.admit(values)
@@ -180,12 +181,7 @@ class GraphRunner:
             return self._hand_over(self._eager(batch, decision.padded_to), batch, consume)
 
     def eager(
-        self,
-        values: Mapping[str, Any],
-        consume: Callable[[Outputs], Result],
-        *,
-        at: Capacity | None = None,
-        poison: bool = False,
+        self, values: Mapping[str, Any], consume: Consume[Result], *, at: Capacity | None = None, poison: bool = False
     ) -> Result:
         """Run one batch without a graph, on the same buffers: unpadded, or padded to a capacity. `poison` fills padded
         rows with NaN: they must not matter."""
@@ -193,23 +189,14 @@ class GraphRunner:
             batch = self.phase.arena.admit(values)
             return self._hand_over(self._eager(batch, at, poison=poison), batch, consume)
 
-    def replay(
-        self,
-        key: GraphKey,
-        batch: Batch,
-        consume: Callable[[Outputs], Result],
-        *,
-        poison: bool = False,
-    ) -> Result:
+    def replay(self, key: GraphKey, batch: Batch, consume: Consume[Result], *, poison: bool = False) -> Result:
         """Replay a graph on a batch that fits it. `poison` is that of `eager`."""
         with self._alone:
             return self._replay(key, batch, consume, poison=poison)
 
-    def _replay(
-        self, key: GraphKey, batch: Batch, consume: Callable[[Outputs], Result], *, poison: bool = False
-    ) -> Result:
+    def _replay(self, key: GraphKey, batch: Batch, consume: Consume[Result], *, poison: bool = False) -> Result:
         self.last = key
-        graph = self._graphs.get(key) or self._exact.get(key)
+        graph = self._graphs.get(key)
         if graph is None:
             raise GraphError(f"no graph is captured for [{key}]")
         arena = self.phase.arena
@@ -286,7 +273,7 @@ class GraphRunner:
         assert bucket is not None, f"{batch.sizes} was made to fit a bucket"
         self.replay(self.catalogue.key(bucket), batch, lambda outputs: None)
 
-    def _hand_over(self, frame: Frame, batch: Batch, consume: Callable[[Outputs], Result]) -> Result:
+    def _hand_over(self, frame: Frame, batch: Batch, consume: Consume[Result]) -> Result:
         arena, names = frame.arena, [buffer.name for buffer in self._outputs]
         num_before = arena.num_views(names)
         result = consume(self._valid_outputs(frame, batch))
@@ -308,10 +295,6 @@ class GraphRunner:
                 view = view.narrow(buffer.axis, 0, batch.sizes[name] + extra)
             outputs[buffer.name] = view
         return outputs
-
-    def _wait(self) -> None:
-        if self.phase.arena.device.type == "cuda":
-            torch.cuda.synchronize(self.phase.arena.device)
 
 
 class _OneUser:
@@ -339,7 +322,7 @@ _RULE = (
 )
 
 
-def _observed(consume: Callable[[Outputs], Result], observer: Observer) -> Callable[[Outputs], Result]:
+def _observed(consume: Consume[Result], observer: Observer) -> Consume[Result]:
     def call(outputs: Outputs) -> Result:
         observer.after(outputs)
         return consume(outputs)

@@ -129,7 +129,7 @@ class Masks:
             matcher.error = NO_TOKEN
         _clear(mask, (self._vocab_size,))
         if item.allowed is not None:
-            mask &= _bits(mask, [token for token in item.allowed if token < self._vocab_size])
+            mask &= allowed_bits(item.allowed, self._vocab_size, self._num_words)
         if matcher.error is None and not mask.any():
             matcher.error = NO_TOKEN
         if matcher.error is not None:
@@ -149,12 +149,11 @@ def _clear(mask: NDArray[np.int32], token_ids: Sequence[int]) -> None:
         bits[token // 32] &= ~np.uint32(1 << token % 32)
 
 
-def _bits(like: NDArray[np.int32], token_ids: Sequence[int]) -> NDArray[np.int32]:
-    """A mask in which only the bits of these tokens are set."""
-    found = np.zeros(like.shape, dtype=np.uint32)
-    ids = np.asarray(token_ids, dtype=np.int64)
-    np.bitwise_or.at(found, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
-    return found.view(np.int32)
+def allowed_bits(token_ids: Sequence[int], vocab_size: int, num_words: int) -> NDArray[np.int32]:
+    """Bit t % 32 of word t // 32 is set for each allowed token t."""
+    bits = np.zeros(num_words * 32, dtype=np.uint8)
+    bits[[token for token in token_ids if token < vocab_size]] = 1
+    return np.packbits(bits.reshape(-1, 32), axis=1, bitorder="little").view("<i4").reshape(-1)
 
 
 def _build_tokenizer(vocabulary: Vocabulary, vocab_size: int, eos_token_ids: frozenset[int]) -> LLTokenizer:

@@ -87,11 +87,6 @@ class Resources:
         for entry in held.entries:
             self.encoder.release(entry)
 
-    def forget_cached(self) -> None:
-        """Forget what nobody owns: it cannot be found again."""
-        self.encoder.clear()
-        self.pool.forget()
-
     def check(self, running: Iterable[Request], detached: Iterable[DetachedResources]) -> None:
         owners = [*(DetachedResources(one.blocks, tuple(one.entries.values())) for one in running), *detached]
         self.pool.check(Counter(block for held in owners for block in held.blocks))

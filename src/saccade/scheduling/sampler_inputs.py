@@ -1,13 +1,11 @@
 """What is done with a step's logits: which requests need a sampler, its inputs, edits and masks of rows. Pure."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from saccade.scheduling.arrays import Running
-from saccade.scheduling.matcher import MaskedRow
+from saccade.scheduling.matcher import MaskedRow, allowed_bits
 from saccade.scheduling.orders import Arrays, Begin, Edit
 from saccade.scheduling.plan import Chunk
 from saccade.wire.sampling_params import SamplingParams
@@ -67,14 +65,14 @@ def edits(chunks: Sequence[Chunk], owners: Sequence[Running], vocab_size: int) -
         if chunk.end - len(owner.prompt.token_ids) < params.min_tokens and params.grammar is None:
             # A checkpoint may name end tokens that it has no row for.
             stops = sorted(t for t in {*owner.request.eos_token_ids, *params.stop_token_ids} if t < vocab_size)
-        bias = params.logit_bias or {}
+        bias, allowed = params.logit_bias or {}, params.allowed_token_ids
         found.append(
             Edit(
                 row,
                 bias_ids=np.asarray(list(bias), dtype=np.int64),
                 biases=np.asarray(list(bias.values()), dtype=np.float32),
                 suppressed_ids=np.asarray(stops, dtype=np.int64),
-                allowed=allowed_bits(params.allowed_token_ids, vocab_size) if params.allowed_token_ids else None,
+                allowed=allowed_bits(allowed, vocab_size, -(-vocab_size // 32)) if allowed else None,
             )
         )
     return tuple(found)
@@ -90,10 +88,3 @@ def masked_rows(chunks: Sequence[Chunk], owners: Sequence[Running]) -> list[Mask
             ends = {*eos, *params.stop_token_ids} if is_early else eos if params.ignore_eos else ()
             rows.append(MaskedRow(row, owner.matcher, tuple(ends), params.allowed_token_ids))
     return rows
-
-
-def allowed_bits(token_ids: Sequence[int], vocab_size: int) -> NDArray[Any]:
-    """Bit t % 32 of word t // 32 is set for each allowed token t."""
-    bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
-    bits[[token for token in token_ids if token < vocab_size]] = 1
-    return np.packbits(bits.reshape(-1, 32), axis=1, bitorder="little").view("<i4").reshape(-1)

@@ -85,12 +85,14 @@ class Scheduler:
 
     def abort(self, request_id: str) -> tuple[Update, ...]:
         """End a request and all its forks, or one fork. There is no news of what ended before."""
-        members = tuple(self._families.get(request_id, {}).values()) or self._find(request_id)
+        one = {request_id: self.live[request_id]} if request_id in self.live else {}
+        members = tuple((self._families.get(request_id) or one).values())
         return tuple(self._end(member, Finish(FinishReason.ABORT)) for member in members)
 
     def stop(self, request_id: str, detail: str | None) -> tuple[Update, ...]:
         """End one request because its text met a stop string, or (None) its grammar's end: tokens cannot show that."""
-        return tuple(self._end(request, Finish(FinishReason.STOP, detail)) for request in self._find(request_id))
+        request = self.live.get(request_id)
+        return () if request is None else (self._end(request, Finish(FinishReason.STOP, detail)),)
 
     def plan(self, now: float) -> Plan:
         """Decide the next step. An empty plan needs no commit."""
@@ -137,7 +139,8 @@ class Scheduler:
         """Empty the prefix cache and the encoder cache. False, and nothing is done, while requests run or wait."""
         if not self.is_idle:
             return False
-        self.resources.forget_cached()
+        self.resources.encoder.clear()
+        self.resources.pool.forget()
         return True
 
     def stats(self) -> SchedulerStats:
@@ -344,10 +347,6 @@ class Scheduler:
             users[-1].held.append(held)
         else:
             self.resources.release(held)
-
-    def _find(self, request_id: str) -> tuple[Request, ...]:
-        request = self.live.get(request_id)
-        return () if request is None else (request,)
 
     def _is_in_flight(self, request: Request) -> bool:
         return any(request in flight.chunks for flight in self._flights)
