@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from saccade.choice.catalogue import Catalogue
 from saccade.choice.costs import Curve, TierCosts
-from saccade.choice.decision import Decision, Reason
 from saccade.choice.exact import MAX_CANDIDATES, MAX_PENDING, ExactIndex, ExactLayout
-from saccade.choice.key import Capacity, GraphKey
+from saccade.choice.key import Capacity, Decision, GraphKey, Reason
 from saccade.choice.shape import Boundary, PhaseShape
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import GraphError

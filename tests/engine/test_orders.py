@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.choice.decision import Decision, Reason
-from saccade.choice.key import Capacity, GraphKey
+from saccade.choice.key import Capacity, Decision, GraphKey, Reason
 from saccade.config import Mode, Tier
 from saccade.errors import GraphError
 from saccade.execution.codec import Codec

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.choice.decision import Reason
+from saccade.choice.key import Reason
 from saccade.config import Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.execution.codec import Codec

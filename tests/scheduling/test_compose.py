@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saccade.choice.decision import Reason
+from saccade.choice.key import Reason
 from saccade.config import Tier
 from saccade.errors import GraphError
 from saccade.inputs.placeholders import Media

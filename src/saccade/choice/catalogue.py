@@ -1,9 +1,8 @@
 """The graphs of a phase, as whoever composes knows them: which there are, and which of them a batch is run in."""
 
 from saccade.choice.costs import TierCosts
-from saccade.choice.decision import Decision, Reason
 from saccade.choice.exact import ExactIndex, ExactLayout, Structure
-from saccade.choice.key import Capacity, GraphKey, structure_digest
+from saccade.choice.key import Capacity, Decision, GraphKey, Reason, structure_digest
 from saccade.choice.shape import PhaseShape
 from saccade.config import GraphSettings, Tier
 from saccade.errors import GraphError

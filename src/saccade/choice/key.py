@@ -1,13 +1,14 @@
-"""Names of graphs. Everything that a capture freezes is a function of the key it is stored under."""
+"""Names of graphs, and decisions for one. What a capture freezes is a function of the key it is stored under."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, TypeVar
 
 import numpy as np
 
-from saccade.config import Mode
+from saccade.config import Mode, Tier
 
 Bucket = TypeVar("Bucket")
 
@@ -52,6 +53,36 @@ class GraphKey:
     def __str__(self) -> str:
         exact = f" exact={self.digest[:12]}" if self.digest else ""
         return f"{self.phase}/{self.mode} {self.capacity}{exact}"
+
+
+class Reason(StrEnum):
+    """Why a batch was run the way it was."""
+
+    EXACT_GRAPH = "its structure has a graph of its own"
+    FITS_BUCKET = "it fits a bucket"
+    GRAPHS_OFF = "graphs are off"
+    TOO_LARGE = "it is larger than every bucket"
+    NOT_CAPTURED = "no graph is captured for it yet"
+    EAGER_FASTER = "a replay measured no faster"
+    OUT_OF_SERVICE = "its graph was found wrong and taken out of service"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How to run one batch, and why: in the graph of `key`; without one eagerly, at the shapes of `padded_to` if given.
+
+    With graphs off the same padded shapes are run, so that switching them off changes no answer by a bit.
+    """
+
+    tier: Tier
+    reason: Reason
+    key: GraphKey | None = None
+    detail: str = ""
+    padded_to: Capacity | None = None
+
+    def __str__(self) -> str:
+        place = f" [{self.key}]" if self.key else ""
+        return f"{self.tier}{place}: {self.reason}" + (f" ({self.detail})" if self.detail else "")
 
 
 def structure_digest(structure: Mapping[str, Sequence[int] | np.ndarray[Any, np.dtype[Any]]]) -> str:

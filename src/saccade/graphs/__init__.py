@@ -9,8 +9,7 @@ result = runner.run(values, copy_out)                                       any 
 """
 
 from saccade.choice.costs import Curve, TierCosts
-from saccade.choice.decision import Decision, Reason
-from saccade.choice.key import Capacity, GraphKey, row_buckets, structure_digest, thinned
+from saccade.choice.key import Capacity, Decision, GraphKey, Reason, row_buckets, structure_digest, thinned
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.graphs.arena import Arena, Batch
 from saccade.graphs.audit import AuditReport, AuditRow, audit

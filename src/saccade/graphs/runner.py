@@ -12,9 +12,8 @@ from torch import Tensor
 
 from saccade.choice.catalogue import Catalogue
 from saccade.choice.costs import TierCosts, measure
-from saccade.choice.decision import Decision
 from saccade.choice.exact import ExactIndex, ExactLayout
-from saccade.choice.key import Capacity, GraphKey
+from saccade.choice.key import Capacity, Decision, GraphKey
 from saccade.config import GraphSettings, Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.graphs.arena import Batch, HostArray

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from saccade.choice.decision import Decision, Reason
+from saccade.choice.key import Decision, Reason
 from saccade.config import Tier
 
 

@@ -11,9 +11,8 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.choice.decision import Decision
 from saccade.choice.exact import ExactLayout
-from saccade.choice.key import GraphKey
+from saccade.choice.key import Decision, GraphKey
 from saccade.inputs.messages import MediaKind
 
 Array = NDArray[Any]
