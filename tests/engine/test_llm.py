@@ -20,7 +20,7 @@ from saccade.errors import ConfigError, RequestError
 from saccade.offline import llm as llm_module
 from saccade.offline.llm_inputs import read_prompt
 from saccade.scheduling import engine as engine_module
-from saccade.scheduling import queue as queue_module
+from saccade.scheduling import request as request_module
 from saccade.scheduling import scheduler as scheduler_module
 from saccade.server.metrics import Facts, Metrics
 from tests.engine.counting import num_opcodes
@@ -335,7 +335,7 @@ def test_more_prompts_than_the_queue_holds_take_turns(made: tiny.Tiny) -> None:
 
 
 def test_the_work_for_a_prompt_does_not_grow_with_the_number_of_prompts(made: tiny.Tiny) -> None:
-    modules = (llm_module, engine_module, queue_module, scheduler_module)
+    modules = (llm_module, engine_module, request_module, scheduler_module)
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     with LLM(made.folder, **SETTINGS, enforce_eager=True) as llm:
         few = num_opcodes(lambda: llm.generate(["The quick"] * 60, params), *modules)

@@ -19,18 +19,14 @@ class Boundary:
     count: str
     longest: int = 0
 
-    def padding_segments(self, padded_rows: int) -> int:
-        """Segments that padded rows need for themselves."""
-        if padded_rows <= 0:
-            return 0
-        return -(-padded_rows // self.longest) if self.longest else 1
-
 
 def misfit(sizes: Mapping[str, int], room: Mapping[str, int], boundaries: Sequence[Boundary]) -> str | None:
     """Why a batch of these sizes does not fit a capacity; None if it does."""
     needed = dict(sizes)
     for boundary in boundaries:
-        needed[boundary.count] += boundary.padding_segments(room[boundary.rows] - sizes[boundary.rows])
+        num_padded = room[boundary.rows] - sizes[boundary.rows]
+        if num_padded > 0:  # padded rows need segments for themselves
+            needed[boundary.count] += -(-num_padded // boundary.longest) if boundary.longest else 1
     for name, size in needed.items():
         if size > room[name]:
             return f"{name}: {size} > {room[name]}"

@@ -168,11 +168,14 @@ class DeviceExecutor:
     @contextmanager
     def in_order(self, runner: GraphRunner) -> Iterator[None]:
         """Vision passes have a stream of their own, which must wait for what is done with their graphs here."""
-        if self.encoder is not None and runner is self.encoder.graphs:
-            with self.encoder.alone():
-                yield
-        else:
+        side = self.encoder.side_stream if self.encoder is not None and runner is self.encoder.graphs else None
+        if side is not None:
+            side.wait()
+        try:
             yield
+        finally:
+            if side is not None:
+                side.join()
 
     def take_trace(self) -> str:
         """How the passes of the newest order were run, the one that failed too; told once. Ranks must agree on it."""

@@ -13,8 +13,8 @@ from torch import Tensor
 from saccade.execution.example_passes import chance_from
 from saccade.execution.state import DeviceState, runs
 from saccade.graphs import Arena, Capacity, Fill, Frame, Phase, metadata, output
+from saccade.scheduling.arrays import FLOATS
 from saccade.scheduling.buckets import head_buckets
-from saccade.scheduling.sampler_inputs import FLOATS
 
 # Where the parameters of examples lie.
 RANGES = {

@@ -10,8 +10,6 @@ Why nothing is read before it is written or overwritten while it is read:
   written when the replay before it, which reads the same rows, is over.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,15 +120,6 @@ class Encoder:
             for kind, shape in (*self._shapes.items(),) * 2:
                 picture = warm_up_picture(kind, shape)
                 self._pixels.patchify([picture], self.graphs.phase.arena.rows("patches", picture.num_rows))
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """For what runs vision passes on the current stream: captures, measurements, verification."""
-        self.side_stream.wait()
-        try:
-            yield
-        finally:
-            self.side_stream.join()
 
     def calibrate(self, num_rounds: int = 0) -> None:
         """Measure eager runs and replays, so that the faster one is chosen; only where there is a choice to make."""

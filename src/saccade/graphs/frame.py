@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saccade.choice.key import Capacity
 from saccade.errors import GraphError
-from saccade.graphs.arena import Arena, Batch, HostArray
+from saccade.graphs.arena import Arena, HostArray
 from saccade.graphs.buffers import DummySegment, Role
 
 Body = Callable[["Frame"], Mapping[str, Tensor] | None]
@@ -109,11 +109,3 @@ def conform(value: Tensor, buffer: Tensor, what: str) -> Tensor:
 
 def call_name(fn: Callable[..., Any]) -> str:
     return getattr(getattr(fn, "func", fn), "__qualname__", type(fn).__name__)
-
-
-def eager_frame(arena: Arena, batch: Batch) -> Frame:
-    """A frame of exactly the batch's size, filled. A batch larger than the arena gets an arena of its own."""
-    if any(batch.sizes[name] > arena.limits[name] for name in arena.limits):
-        arena = Arena(list(arena.buffers.values()), batch.sizes, arena.device)
-    arena.fill(batch, batch.sizes)
-    return Frame(arena, batch.sizes, batch.structure)

@@ -16,10 +16,10 @@ from saccade.choice.exact import ExactIndex, ExactLayout
 from saccade.choice.key import Capacity, Decision, GraphKey
 from saccade.config import GraphSettings, Tier
 from saccade.errors import ConfigError, GraphError
-from saccade.graphs.arena import Batch, HostArray
+from saccade.graphs.arena import Arena, Batch, HostArray
 from saccade.graphs.buffers import Role
 from saccade.graphs.capture import CapturedGraph, capture
-from saccade.graphs.frame import Frame, eager_frame, run_body
+from saccade.graphs.frame import Frame, run_body
 from saccade.graphs.lane import Lane, lane_for
 from saccade.graphs.phase import Outputs, Phase
 from saccade.graphs.stats import GraphStats
@@ -255,14 +255,16 @@ class GraphRunner:
         return self._capture(key, structure, is_warm=True)
 
     def _eager(self, batch: Batch, bucket: Capacity | None = None, *, poison: bool = False) -> Frame:
-        arena = self.phase.arena
+        """Without a bucket at exactly the batch's size; one larger than the arena gets an arena of its own."""
+        arena, structure = self.phase.arena, None
         if bucket is None:
-            frame = eager_frame(arena, batch)
-        else:
-            arena.fill(batch, bucket)
-            if poison:
-                arena.poison(bucket, batch.sizes)
-            frame = Frame(arena, bucket)
+            bucket, structure = batch.sizes, batch.structure
+            if any(bucket[name] > limit for name, limit in arena.limits.sizes):
+                arena = Arena(list(arena.buffers.values()), bucket, arena.device)
+        arena.fill(batch, bucket)
+        if poison:
+            arena.poison(bucket, batch.sizes)
+        frame = Frame(arena, bucket, structure)
         with torch.no_grad():
             run_body(self.phase.body, frame)
         return frame

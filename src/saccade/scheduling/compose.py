@@ -16,13 +16,13 @@ from saccade.inputs.messages import MediaKind
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
 from saccade.models.media import ImageSettings
-from saccade.scheduling.arrays import AnyInts, CacheLayout, Running, decode_values, is_decode, mixed_values, places
+from saccade.scheduling import arrays
+from saccade.scheduling.arrays import AnyInts, CacheLayout, Running
 from saccade.scheduling.geometries import Geometries
 from saccade.scheduling.matcher import Masks, Matcher
 from saccade.scheduling.orders import Arrays, Encode, Pass, Picture, Run, Sample, ScorePrompt, ScoreToken
 from saccade.scheduling.packing import Bins, MediaPart, Shares, default_cost, pack, share_out, split
 from saccade.scheduling.plan import Chunk, EncodeItem, Plan
-from saccade.scheduling.sampler_inputs import edits, masked_rows, needs_sampler, sample_values
 
 # Of images that are sent often, width and height in pixels, and how many of them at once.
 USUAL_SIZES = (
@@ -61,11 +61,11 @@ class Composer:
     def run(self, plan: Plan, running: Mapping[str, Running]) -> tuple[Run, list[Chunk]]:
         """The language passes of a plan, and the chunks whose last rows give tokens, in the order of these."""
         chunks = plan.chunks
-        if is_decode(chunks, running):
-            values = decode_values(chunks, running, self.layout)
+        if arrays.is_decode(chunks, running):
+            values = arrays.decode_values(chunks, running, self.layout)
             passes = [self._pass("decode", values, tokens=len(chunks), requests=len(chunks))]
             return Run(plan.step, tuple(passes), len(chunks), bool(plan.encode)), list(chunks)
-        values = mixed_values(chunks, running, self.layout)
+        values = arrays.mixed_values(chunks, running, self.layout)
         passes = [self._pass("prefill", values, tokens=len(values["ids"]), requests=len(chunks))]
         sampled = [chunk for chunk in chunks if chunk.wants_logits]
         if sampled:
@@ -86,14 +86,14 @@ class Composer:
             for row, owner in enumerate(owners)
             if owner.request.params.logprobs is not None
         )
-        if not any(needs_sampler(owner.request.params) for owner in owners):
+        if not any(arrays.needs_sampler(owner.request.params) for owner in owners):
             return (Sample(step, scores=scores) if scores else None), {}
-        masked = masked_rows(chunks, owners)
+        masked = arrays.masked_rows(chunks, owners)
         orders = Sample(
             step,
-            edits=edits(chunks, owners, self.vocab_size),
+            edits=arrays.edits(chunks, owners, self.vocab_size),
             mask=self._masks.compute(masked) if masked else None,
-            sampler=self._pass("sample", sample_values(chunks, owners), tokens=len(chunks)),
+            sampler=self._pass("sample", arrays.sample_values(chunks, owners), tokens=len(chunks)),
             scores=scores,
         )
         return orders, {chunks[item.row].request_id: item.matcher for item in masked}
@@ -210,7 +210,7 @@ class VisionComposer:
     def _targets(self, parts: Sequence[MediaPart], items: Sequence[EncodeItem]) -> AnyInts:
         """Where the rows of a pass go in the cache."""
         size = self._page_rows
-        found = [places(part.first * part.units, part.rows, items[part.item].pages, size) for part in parts]
+        found = [arrays.places(part.first * part.units, part.rows, items[part.item].pages, size) for part in parts]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
 

@@ -14,26 +14,15 @@ from msgspec.structs import replace
 from saccade.choice.exact import ExactLayout
 from saccade.errors import EngineDeadError, GraphError, RequestError
 from saccade.inputs.placeholders import Prompt, text_prompt
-from saccade.scheduling.arrays import Running
+from saccade.scheduling import executing
+from saccade.scheduling.arrays import Running, begin
 from saccade.scheduling.compose import Composer
-from saccade.scheduling.executing import (
-    ENCODE_FAILED,
-    STEP_FAILED,
-    Encoded,
-    Executor,
-    Lap,
-    ShadowChecks,
-    StepResult,
-    Ticket,
-    WrongReplay,
-    problem,
-)
+from saccade.scheduling.executing import Encoded, Executor, Lap, ShadowChecks, StepResult, Ticket, WrongReplay
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
 from saccade.scheduling.orders import Capture, Drop, WarmUp
 from saccade.scheduling.plan import Chunk, Plan, Results, RowError
 from saccade.scheduling.request import Request, Status
 from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens, spans_of
-from saccade.scheduling.sampler_inputs import begin
 from saccade.scheduling.scheduler import Scheduler
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
@@ -275,10 +264,10 @@ class Engine:
             if sample is not None:
                 self.executor.execute(sample)
         except Exception as error:  # one bad step must not take the others down
-            flight.problem = problem(error, STEP_FAILED)
+            flight.problem = executing.problem(error, executing.STEP_FAILED)
             self.executor.require_device()
         except BaseException:  # interrupted
-            flight.problem = STEP_FAILED
+            flight.problem = executing.STEP_FAILED
             raise
 
     def _begin(self, request_id: str) -> None:
@@ -308,7 +297,7 @@ class Engine:
             try:
                 orders = vision.encode(plan.step, shares, plan.encode, media)
             except Exception as error:
-                encoded = Encoded(problem(error, ENCODE_FAILED))
+                encoded = Encoded(executing.problem(error, executing.ENCODE_FAILED))
             else:
                 encoded = self.executor.execute(orders)
             if encoded.lap is not None:  # whose images share a pass share its time
@@ -328,7 +317,7 @@ class Engine:
             result = None if flight.ticket is None else flight.ticket.wait()
         except Exception as error:
             self.executor.require_device()
-            flight.problem = problem(error, STEP_FAILED)
+            flight.problem = executing.problem(error, executing.STEP_FAILED)
         self._in_flight.popleft()
         if result is None or flight.problem:
             failed = {chunk.request_id: RowError(flight.problem) for chunk in flight.plan.chunks}
