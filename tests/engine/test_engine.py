@@ -507,7 +507,7 @@ class TestSurvival:
         assert engine.scheduler.stats().encoder_usage == 0
         assert ended == {f"r{i}": 1 for i in range(1000)}
         assert len(engine._free_sequences) == executor_of(engine).state.max_sequences
-        assert not engine._pixels.nbytes and not engine._live and not engine._running
+        assert not engine._pixels.nbytes and not engine._live
 
     def test_bad_requests_are_refused_and_lose_nothing(self, loaded: Load) -> None:
         made, model = loaded("llama")

@@ -14,7 +14,7 @@ from saccade.errors import GraphError
 from saccade.execution.codec import Codec
 from saccade.execution.executor import DeviceExecutor, DeviceTicket
 from saccade.scheduling.executing import Encoded, StepResult
-from saccade.scheduling.orders import ORDER_TYPES, Capture, Drop, Encode, Orders, Pass, Run, Sample
+from saccade.scheduling.orders import ORDER_TYPES, Capture, Drop, Encode, Orders, Pass, Run, SampleTokens
 from saccade.scheduling.plan import EncodeItem
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import FinishReason
@@ -76,7 +76,7 @@ def repeat(executor: DeviceExecutor, orders: list[Orders]) -> list[StepResult]:
     results: list[StepResult] = []
     ticket: DeviceTicket | None = None
     for one in orders:
-        if ticket is not None and not isinstance(one, Sample):
+        if ticket is not None and not isinstance(one, SampleTokens):
             results.append(ticket.wait())
             ticket = None
         done = executor.execute(one)
@@ -310,7 +310,7 @@ class TestLayouts:
 
 def test_what_ranks_compare_is_of_the_newest_order_alone(recording: Recording) -> None:
     """Where nobody asks, as with one rank, nothing piles up."""
-    last = next(one for one in reversed(recording.orders) if isinstance(one, Run | Sample))
+    last = next(one for one in reversed(recording.orders) if isinstance(one, Run | SampleTokens))
     passes = last.passes if isinstance(last, Run) else (last.sampler,) if last.sampler is not None else ()
     expected = "; ".join(str(one.decision.key) for one in passes)
     assert recording.executor.take_trace() == expected

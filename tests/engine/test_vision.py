@@ -32,7 +32,7 @@ from saccade.scheduling.arrays import places
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.executing import ENCODE_FAILED, Encoded
 from saccade.scheduling.geometries import Geometries, vision_values
-from saccade.scheduling.orders import Encode, Pass, Picture
+from saccade.scheduling.orders import Encode, Pass, PatchSource
 from saccade.scheduling.plan import EncodeItem
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
@@ -560,7 +560,7 @@ class TestStaging:
         media = [rig.image(rng, 30, 20), rig.image(rng, 9, 9), rig.video(rng, 2, 1, 2), rig.image(rng, 40, 41)]
         pictures, row = [], 0
         for one in media:
-            pictures.append(Picture(0, one.kind, one.pixels, one.plan.size_hw, row, one.plan.num_patches))
+            pictures.append(PatchSource(0, one.kind, one.pixels, one.plan.size_hw, row, one.plan.num_patches))
             row += one.plan.num_patches
         slot = np.full(TABLE_BYTES + max_bytes, 255, dtype=np.uint8)
         written: list[int] = []
@@ -583,7 +583,9 @@ class TestStaging:
     def test_videos_that_are_cut_in_another_way_have_rounds_of_their_own(self, loaded: Load) -> None:
         rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(6)
         media = [rig.image(rng, 30, 20), rig.image(rng, 9, 9), rig.video(rng, 1, 1, 1), rig.image(rng, 9, 9)]
-        pictures = [Picture(i, m.kind, m.pixels, m.plan.size_hw, 0, m.plan.num_patches) for i, m in enumerate(media)]
+        pictures = [
+            PatchSource(i, m.kind, m.pixels, m.plan.size_hw, 0, m.plan.num_patches) for i, m in enumerate(media)
+        ]
         assert rig.videos is not None
         shapes: Shapes = {"image": shape_of(rig.images), "video": replace(shape_of(rig.videos), mean=(0.1, 0.2, 0.3))}
         found = [(shape, len(jobs)) for shape, jobs in rounds(pictures, shapes, 20_000)]
@@ -594,7 +596,7 @@ class TestStaging:
         one = rig.image(rng, 16, 24)
         out = torch.full((60, rig.encoder.spec.patch_values), float("nan"))
         PlainPixels({"image": shape_of(rig.images)}).patchify(
-            [Picture(0, one.kind, one.pixels, one.plan.size_hw, 3, one.plan.num_patches)], out
+            [PatchSource(0, one.kind, one.pixels, one.plan.size_hw, 3, one.plan.num_patches)], out
         )
         assert out[3 : 3 + one.plan.num_patches].isfinite().all() and out[:3].isnan().all()
 

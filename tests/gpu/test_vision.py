@@ -25,7 +25,7 @@ from saccade.kernels import reference
 from saccade.kernels.dispatch import kernels_for
 from saccade.models.vlm import Model
 from saccade.scheduling.compose import VisionComposer
-from saccade.scheduling.orders import Encode, Pass, Picture
+from saccade.scheduling.orders import Encode, Pass, PatchSource
 from saccade.scheduling.plan import EncodeItem
 from tests.gpu.engine_rig import (
     PAGE_ROWS,
@@ -100,20 +100,20 @@ class TestKernels:
 
 
 class TestPixels:
-    def pictures(self, model: Model, sizes: list[tuple[int, int]], seed: int = 0) -> list[Picture]:
+    def pictures(self, model: Model, sizes: list[tuple[int, int]], seed: int = 0) -> list[PatchSource]:
         settings = image_settings(model, max_pixels=2**22)
         made, row = [], 0
         for i, (height, width) in enumerate(sizes):
             plan = plan_image(height, width, settings)
             count = plan.grid_thw[1] * plan.grid_thw[2]
-            made.append(Picture(i, "image", photo(height, width, seed=seed + i).numpy(), plan.size_hw, row, count))
+            made.append(PatchSource(i, "image", photo(height, width, seed=seed + i).numpy(), plan.size_hw, row, count))
             row += count
         return made
 
     def shapes(self, model: Model) -> Shapes:
         return {"image": shape_of(image_settings(model, max_pixels=2**22))}
 
-    def both(self, model: Model, pictures: list[Picture], staged: StagedPixels) -> tuple[Tensor, Tensor]:
+    def both(self, model: Model, pictures: list[PatchSource], staged: StagedPixels) -> tuple[Tensor, Tensor]:
         count = sum(picture.num_rows for picture in pictures)
         ours = torch.full((count, 1536), float("nan"), dtype=BF16, device=DEVICE)
         staged.patchify(pictures, ours)

@@ -13,7 +13,7 @@ from saccade.config import GraphSettings, Tier
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt, text_prompt
 from saccade.inputs.plans import ImagePlan
 from saccade.inputs.positions import Block, mrope_positions, rope_delta
-from saccade.scheduling.arrays import CacheLayout, Running
+from saccade.scheduling.arrays import CacheLayout, LiveRequest
 from saccade.scheduling.compose import Composer, VisionFacts
 from saccade.scheduling.executing import Encoded, StepResult
 from saccade.scheduling.matcher import Matcher
@@ -109,13 +109,13 @@ def running(
     seed: int = 0,
     matcher: Matcher | None = None,
     eos: frozenset[int] = frozenset(),
-) -> Running:
+) -> LiveRequest:
     prompt = prompt if isinstance(prompt, Prompt) else text_prompt(prompt)
     params = params or SamplingParams(temperature=0)
     ids = tuple(prompt.token_ids.tolist())
     request = Request(id=f"r{sequence}", prompt_ids=ids, params=params, eos_token_ids=eos)
     request.output_ids += outputs
-    return Running(request, prompt, sequence, seed, matcher)
+    return LiveRequest(request, prompt, sequence, seed, matcher)
 
 
 def plain(value: Any) -> Any:

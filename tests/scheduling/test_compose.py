@@ -13,11 +13,11 @@ from saccade.config import Tier
 from saccade.errors import GraphError
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import VideoPlan
-from saccade.scheduling.arrays import Running
+from saccade.scheduling.arrays import LiveRequest
 from saccade.scheduling.compose import Composer
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
-from saccade.scheduling.orders import Begin, Encode, Pass, Run, Sample
+from saccade.scheduling.orders import Begin, Encode, Pass, Run, SampleTokens
 from saccade.scheduling.plan import Chunk, EncodeItem, MediaRows, Plan
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.grammar import Grammar
@@ -235,7 +235,7 @@ def tokens_of(words: Any) -> set[int]:
 
 
 class TestSample:
-    def compose(self, *owners: Running) -> tuple[Sample | None, dict[str, Matcher]]:
+    def compose(self, *owners: LiveRequest) -> tuple[SampleTokens | None, dict[str, Matcher]]:
         chunks = [
             Chunk(o.request.id, len(o.prompt) + len(o.request.output_ids) - 1, 1, (1,), wants_logits=True)
             for o in owners
@@ -247,7 +247,7 @@ class TestSample:
 
     def test_scores_alone_need_no_sampler(self) -> None:
         orders, _ = self.compose(running([5], 3), running([5], 4, SamplingParams(temperature=0, logprobs=2)))
-        assert orders is not None and plain(orders) == plain(Sample(7, scores=orders.scores))
+        assert orders is not None and plain(orders) == plain(SampleTokens(7, scores=orders.scores))
         [score] = orders.scores
         assert (score.row, score.sequence, score.num_top) == (1, 4, 2)
 
@@ -465,8 +465,8 @@ def test_whatever_an_engine_plans_composes_to_the_same_orders_twice() -> None:
     assert len(ends) == 40 and all(end.finish and end.finish.reason is FinishReason.LENGTH for end in ends.values())
     assert composer.num_compared == 2 * len(scribe.of(Run))
     assert {phase.phase for run in scribe.of(Run) for phase in run.passes} == {"prefill", "decode", "head"}
-    assert scribe.of(Encode) and scribe.of(Sample) and scribe.of(Begin)
-    steps = [one.step for one in scribe.orders if isinstance(one, Encode | Run | Sample)]
+    assert scribe.of(Encode) and scribe.of(SampleTokens) and scribe.of(Begin)
+    steps = [one.step for one in scribe.orders if isinstance(one, Encode | Run | SampleTokens)]
     assert steps == sorted(steps), "orders are given in the order of the plans"
 
 

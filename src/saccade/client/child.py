@@ -9,7 +9,7 @@ import zmq.asyncio
 
 from saccade.client.spare import Spare
 from saccade.errors import ConfigError
-from saccade.wire.messages import COMMANDS, REPLIES, Command, PromptArrays, Reply, decode_reply, encode
+from saccade.wire.messages import COMMANDS, REPLIES, EngineCommand, EngineReply, PromptArrays, decode_reply, encode
 
 RECONNECT_MS = 20  # the worker's socket appears only when its imports are done
 TERMINATE_S, KILL_S = 3.0, 5.0
@@ -51,12 +51,12 @@ class Child:
         process.is_taken = True
         return child
 
-    def send(self, command: Command, arrays: PromptArrays | None = None) -> None:
+    def send(self, command: EngineCommand, arrays: PromptArrays | None = None) -> None:
         """Never waits. Arrays are not copied: they must not change, as those of a prompt never do."""
         self._commands.send_multipart([encode(command), *(arrays or ())], zmq.NOBLOCK, copy=False)
 
-    async def receive(self) -> Reply:
-        reply: Reply = decode_reply(await self._replies.recv())
+    async def receive(self) -> EngineReply:
+        reply: EngineReply = decode_reply(await self._replies.recv())
         return reply
 
     def hide(self) -> None:

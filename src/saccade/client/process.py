@@ -28,8 +28,9 @@ from saccade.wire.messages import (
     AskStats,
     Close,
     Closed,
-    Command,
     Degraded,
+    EngineCommand,
+    EngineReply,
     Failure,
     Flush,
     Flushed,
@@ -37,7 +38,6 @@ from saccade.wire.messages import (
     PromptArrays,
     Ready,
     Refused,
-    Reply,
     Stage,
     Start,
     StatsReply,
@@ -267,7 +267,7 @@ class AsyncEngine:
         if not self._streams:
             self._is_idle.set()
 
-    def _send(self, command: Command, arrays: PromptArrays | None = None) -> None:
+    def _send(self, command: EngineCommand, arrays: PromptArrays | None = None) -> None:
         if not self._dead.done():
             self._child.send(command, arrays)
 
@@ -284,7 +284,7 @@ class AsyncEngine:
         except Exception as error:  # nobody would hear the engine any more
             self._die(EngineDeadError(f"the engine's messages cannot be read: {type(error).__name__}: {error}"))
 
-    def _hear(self, reply: Reply) -> None:
+    def _hear(self, reply: EngineReply) -> None:
         match reply:
             case Updates(news=news):
                 for item in news:

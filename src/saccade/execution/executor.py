@@ -30,7 +30,7 @@ from saccade.scheduling.arrays import CacheLayout
 from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import USUAL_SIZES, Composer
 from saccade.scheduling.executing import Encoded, StepResult
-from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Orders, Pass, Run, Sample, WarmUp
+from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Orders, Pass, Run, SampleTokens, WarmUp
 from saccade.wire.update import Scores
 
 NUM_TICKETS = 3  # two steps may be in flight
@@ -147,7 +147,7 @@ class DeviceExecutor:
         match orders:
             case Run():
                 return self.run(orders)
-            case Sample():
+            case SampleTokens():
                 self.sample(orders)
             case Encode():
                 return self.encode(orders)
@@ -208,7 +208,7 @@ class DeviceExecutor:
         return ticket
 
     @torch.no_grad()
-    def sample(self, orders: Sample) -> None:
+    def sample(self, orders: SampleTokens) -> None:
         """Obey what follows the passes of the newest run; its ticket has the results."""
         ticket = self._ticket
         assert ticket is not None, "there was no run to sample from"

@@ -16,7 +16,7 @@ from saccade.inputs.messages import MediaKind
 from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column, Job, Shape, banded_jobs, whole_job, write_table
 from saccade.kernels.images import resize_patchify
 from saccade.models.media import ImageSettings, VideoSettings
-from saccade.scheduling.orders import Picture
+from saccade.scheduling.orders import PatchSource
 
 Shapes = Mapping[MediaKind, Shape]  # how pixels are cut, by the kind of media
 
@@ -41,7 +41,7 @@ class StagedPixels:
         self._run = JobKernels(table_XJ, self._staged[TABLE_BYTES:], scratch)
         self._slots = Staging(nbytes, device)
 
-    def patchify(self, pictures: Sequence[Picture], out_PC: Tensor) -> None:
+    def patchify(self, pictures: Sequence[PatchSource], out_PC: Tensor) -> None:
         for shape, jobs in rounds(pictures, self._shapes, self._max_bytes):
             _, slot = self._slots.next_slab()
             used, counts = write_slot(slot, jobs, shape)
@@ -55,7 +55,7 @@ class PlainPixels:
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
 
-    def patchify(self, pictures: Sequence[Picture], out_PC: Tensor) -> None:
+    def patchify(self, pictures: Sequence[PatchSource], out_PC: Tensor) -> None:
         for picture in pictures:
             shape = self._shapes[picture.kind]
             resize_patchify(
@@ -76,7 +76,7 @@ def new_pixels(device: torch.device, shapes: Shapes) -> StagedPixels | PlainPixe
     return StagedPixels(device, shapes) if device.type == "cuda" else PlainPixels(shapes)
 
 
-def rounds(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterator[tuple[Shape, list[Job]]]:
+def rounds(pictures: Sequence[PatchSource], shapes: Shapes, max_bytes: int) -> Iterator[tuple[Shape, list[Job]]]:
     """Jobs that fit one slot, and one scratch buffer, together; all of a round are cut alike."""
     pending: list[Job] = []
     cut: Shape | None = None
@@ -106,7 +106,7 @@ def write_slot(slot: NDArray[np.uint8], jobs: list[Job], shape: Shape) -> tuple[
     return TABLE_BYTES + min(end, len(slot) - TABLE_BYTES), write_table(table, jobs, places, shape)
 
 
-def _jobs(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterator[tuple[Shape, Job]]:
+def _jobs(pictures: Sequence[PatchSource], shapes: Shapes, max_bytes: int) -> Iterator[tuple[Shape, Job]]:
     for picture in pictures:
         shape = shapes[picture.kind]
         job = whole_job(picture.frames, picture.size_hw, picture.out_row, shape)
@@ -126,8 +126,8 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def warm_up_picture(kind: MediaKind, shape: Shape, side_units: int = 1) -> Picture:
+def warm_up_picture(kind: MediaKind, shape: Shape, side_units: int = 1) -> PatchSource:
     """The smallest picture that goes all the way."""
     side = shape.patch * shape.merge * side_units
     frames: Any = np.zeros((shape.temporal_patch, 2 * side, side, 3), dtype=np.uint8)
-    return Picture(0, kind, frames, (side, side), 0, (side // shape.patch) ** 2)
+    return PatchSource(0, kind, frames, (side, side), 0, (side // shape.patch) ** 2)

@@ -39,13 +39,13 @@ from saccade.wire.messages import (
     Close,
     Closed,
     Degraded,
+    EngineReply,
     Failure,
     Flush,
     Flushed,
     News,
     Ready,
     Refused,
-    Reply,
     Start,
     StatsReply,
     Stop,
@@ -63,7 +63,7 @@ COMPILE_POLL_MS = 2
 IDLE_MS = 500  # without a command: what is then done for later requests would keep one waiting for some 50 ms
 ABORTED = Finish(FinishReason.ABORT)
 
-Tell = Callable[[Reply], None]
+Tell = Callable[[EngineReply], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,15 @@ T token rows, R requests, M blocks of a table.
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from saccade.inputs.placeholders import Prompt
+from saccade.scheduling.executing import Lap
 from saccade.scheduling.matcher import MaskedRow, Matcher, allowed_bits
 from saccade.scheduling.orders import Arrays, Begin, Edit
 from saccade.scheduling.plan import Chunk
@@ -30,15 +32,29 @@ FLOATS = {
 }  # with what leaves a padded row alone
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A running request as the device knows it: `sequence` is its row in every per-sequence tensor (0 is padding's)."""
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request that has not ended. While it runs, `sequence` is its row in every per-sequence tensor (row 0 is for
+    padding: it does not run), and `matcher` knows where its output is in the grammar it must follow."""
 
     request: Request
     prompt: Prompt
-    sequence: int
-    seed: int
-    matcher: Matcher | None = None  # where its output is in the grammar it must follow
+    sequence: int = 0
+    seed: int = 0
+    matcher: Matcher | None = None
+    compiled: LLMatcher | None = None  # its grammar
+    started: float | None = None  # when it was first run
+    first_token: float | None = None  # when that came
+    laps: list[Lap] = field(default_factory=list)  # of the vision passes that its images were in
+
+    def timings(self, now: float) -> dict[str, float]:
+        found = {"queue": (now if self.started is None else self.started) - self.request.arrival}
+        if self.started is not None:
+            found["prefill"] = (now if self.first_token is None else self.first_token) - self.started
+        if self.first_token is not None:
+            found["decode"] = now - self.first_token
+        vision = [seconds for lap in self.laps if (seconds := lap.seconds()) is not None]
+        return found | ({"vision": sum(vision)} if vision else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,17 +68,17 @@ class CacheLayout:
     has_limits: bool
 
 
-def is_decode(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> bool:
+def is_decode(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]) -> bool:
     """Whether every request brings the one row of its newest output."""
     return all(
-        chunk.count == 1 and chunk.wants_logits and chunk.start >= len(running[chunk.request_id].prompt.token_ids)
+        chunk.count == 1 and chunk.wants_logits and chunk.start >= len(live[chunk.request_id].prompt.token_ids)
         for chunk in chunks
     )
 
 
-def mixed_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout: CacheLayout) -> dict[str, AnyInts]:
+def mixed_values(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest], layout: CacheLayout) -> dict[str, AnyInts]:
     """The inputs of a prefill pass: prompts and outputs of several requests, packed."""
-    parts = [_rows(chunk, running[chunk.request_id], layout) for chunk in chunks]
+    parts = [_rows(chunk, live[chunk.request_id], layout) for chunk in chunks]
     values = parts[0]
     if len(parts) > 1:
         values = {name: np.concatenate([part[name] for part in parts], axis=-1) for name in values}
@@ -74,9 +90,9 @@ def mixed_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout
     }
 
 
-def decode_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout: CacheLayout) -> dict[str, AnyInts]:
+def decode_values(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest], layout: CacheLayout) -> dict[str, AnyInts]:
     """The inputs of a decode pass; only a few numbers of each request are looked at."""
-    owners = [running[chunk.request_id] for chunk in chunks]
+    owners = [live[chunk.request_id] for chunk in chunks]
     starts = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
     pending = [owner.sequence if c.is_pending_input else -1 for c, owner in zip(chunks, owners, strict=True)]
     ids = [0 if c.is_pending_input else _token(owner, c.start) for c, owner in zip(chunks, owners, strict=True)]
@@ -95,7 +111,7 @@ def decode_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layou
     }
 
 
-def _rows(chunk: Chunk, owner: Running, layout: CacheLayout) -> dict[str, AnyInts]:
+def _rows(chunk: Chunk, owner: LiveRequest, layout: CacheLayout) -> dict[str, AnyInts]:
     num_prompt = len(owner.prompt.token_ids)
     in_prompt = slice(chunk.start, min(chunk.end, num_prompt))
     ids, positions = owner.prompt.token_ids[in_prompt], owner.prompt.positions_3T[:, in_prompt]
@@ -117,7 +133,7 @@ def _rows(chunk: Chunk, owner: Running, layout: CacheLayout) -> dict[str, AnyInt
     return rows
 
 
-def _token(owner: Running, index: int) -> int:
+def _token(owner: LiveRequest, index: int) -> int:
     num_prompt = len(owner.prompt.token_ids)
     return int(owner.prompt.token_ids[index]) if index < num_prompt else owner.request.output_ids[index - num_prompt]
 
@@ -138,7 +154,7 @@ def _sources(chunk: Chunk, page_rows: int) -> AnyInts:
     return sources
 
 
-def _limits(chunk: Chunk, owner: Running, in_prompt: slice) -> AnyInts:
+def _limits(chunk: Chunk, owner: LiveRequest, in_prompt: slice) -> AnyInts:
     limits = np.zeros(chunk.count, dtype=np.int32)
     if owner.prompt.limits_T is not None:
         taken = owner.prompt.limits_T[in_prompt]
@@ -168,7 +184,7 @@ def has_edits(params: SamplingParams) -> bool:
     return bool(params.logit_bias or params.allowed_token_ids or params.min_tokens)
 
 
-def begin(owner: Running) -> Begin | None:
+def begin(owner: LiveRequest) -> Begin | None:
     """Prepare a sequence for its next request: what penalties count is that request's prompt and outputs."""
     if not has_penalties(owner.request.params):
         return None
@@ -176,7 +192,7 @@ def begin(owner: Running) -> Begin | None:
     return Begin(owner.sequence, owner.prompt.token_ids.astype(np.int64), output_ids)
 
 
-def sample_values(chunks: Sequence[Chunk], owners: Sequence[Running]) -> Arrays:
+def sample_values(chunks: Sequence[Chunk], owners: Sequence[LiveRequest]) -> Arrays:
     """The parameters of these rows. A row's noise depends on its request's seed and on how many tokens came before."""
     counters = [chunk.end - len(owner.prompt.token_ids) for chunk, owner in zip(chunks, owners, strict=True)]
     params = [owner.request.params for owner in owners]
@@ -189,7 +205,7 @@ def sample_values(chunks: Sequence[Chunk], owners: Sequence[Running]) -> Arrays:
     }
 
 
-def edits(chunks: Sequence[Chunk], owners: Sequence[Running], vocab_size: int) -> tuple[Edit, ...]:
+def edits(chunks: Sequence[Chunk], owners: Sequence[LiveRequest], vocab_size: int) -> tuple[Edit, ...]:
     """Bias, minimum lengths and allowed tokens, for the few requests that ask for them."""
     found = []
     for row, (chunk, owner) in enumerate(zip(chunks, owners, strict=True)):
@@ -213,7 +229,7 @@ def edits(chunks: Sequence[Chunk], owners: Sequence[Running], vocab_size: int) -
     return tuple(found)
 
 
-def masked_rows(chunks: Sequence[Chunk], owners: Sequence[Running]) -> list[MaskedRow]:
+def masked_rows(chunks: Sequence[Chunk], owners: Sequence[LiveRequest]) -> list[MaskedRow]:
     """The rows whose tokens a grammar chooses. It alone may take an end token early, so ends are left to it."""
     rows = []
     for row, (chunk, owner) in enumerate(zip(chunks, owners, strict=True)):

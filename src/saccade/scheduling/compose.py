@@ -17,10 +17,10 @@ from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
 from saccade.models.media import ImageSettings
 from saccade.scheduling import arrays
-from saccade.scheduling.arrays import AnyInts, CacheLayout, Running
+from saccade.scheduling.arrays import AnyInts, CacheLayout, LiveRequest
 from saccade.scheduling.geometries import Geometries
 from saccade.scheduling.matcher import Masks, Matcher
-from saccade.scheduling.orders import Arrays, Encode, Pass, Picture, Run, Sample, ScorePrompt, ScoreToken
+from saccade.scheduling.orders import Arrays, Encode, Pass, PatchSource, Run, SampleTokens, ScorePrompt, ScoreToken
 from saccade.scheduling.packing import Bins, MediaPart, Shares, default_cost, pack, share_out, split
 from saccade.scheduling.plan import Chunk, EncodeItem, Plan
 
@@ -58,38 +58,38 @@ class Composer:
         self._masks = Masks(vocab_size)
         self.vision = None if vision is None else VisionComposer(vision, layout.page_rows, self.catalogues["vision"])
 
-    def run(self, plan: Plan, running: Mapping[str, Running]) -> tuple[Run, list[Chunk]]:
+    def run(self, plan: Plan, live: Mapping[str, LiveRequest]) -> tuple[Run, list[Chunk]]:
         """The language passes of a plan, and the chunks whose last rows give tokens, in the order of these."""
         chunks = plan.chunks
-        if arrays.is_decode(chunks, running):
-            values = arrays.decode_values(chunks, running, self.layout)
+        if arrays.is_decode(chunks, live):
+            values = arrays.decode_values(chunks, live, self.layout)
             passes = [self._pass("decode", values, tokens=len(chunks), requests=len(chunks))]
             return Run(plan.step, tuple(passes), len(chunks), bool(plan.encode)), list(chunks)
-        values = arrays.mixed_values(chunks, running, self.layout)
+        values = arrays.mixed_values(chunks, live, self.layout)
         passes = [self._pass("prefill", values, tokens=len(values["ids"]), requests=len(chunks))]
         sampled = [chunk for chunk in chunks if chunk.wants_logits]
         if sampled:
             rows = [end - 1 for end, chunk in zip(values["query_start"][1:], chunks, strict=True) if chunk.wants_logits]
-            sequences = [running[chunk.request_id].sequence for chunk in sampled]
+            sequences = [live[chunk.request_id].sequence for chunk in sampled]
             head: Arrays = {"rows": np.asarray(rows), "sequences": np.asarray(sequences, dtype=np.int32)}
             passes.append(self._pass("head", head, tokens=len(sampled)))
-        scored = _prompt_scores(chunks, running)
+        scored = _prompt_scores(chunks, live)
         return Run(plan.step, tuple(passes), len(sampled), bool(plan.encode), scored), sampled
 
     def sample(
-        self, step: int, chunks: Sequence[Chunk], running: Mapping[str, Running]
-    ) -> tuple[Sample | None, dict[str, Matcher]]:
+        self, step: int, chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]
+    ) -> tuple[SampleTokens | None, dict[str, Matcher]]:
         """What follows the passes, and the matchers that wait for their tokens; compose it while the passes run."""
-        owners = [running[chunk.request_id] for chunk in chunks]
+        owners = [live[chunk.request_id] for chunk in chunks]
         scores = tuple(
             ScoreToken(row, owner.sequence, owner.request.params.logprobs)
             for row, owner in enumerate(owners)
             if owner.request.params.logprobs is not None
         )
         if not any(arrays.needs_sampler(owner.request.params) for owner in owners):
-            return (Sample(step, scores=scores) if scores else None), {}
+            return (SampleTokens(step, scores=scores) if scores else None), {}
         masked = arrays.masked_rows(chunks, owners)
-        orders = Sample(
+        orders = SampleTokens(
             step,
             edits=arrays.edits(chunks, owners, self.vocab_size),
             mask=self._masks.compute(masked) if masked else None,
@@ -195,7 +195,7 @@ class VisionComposer:
         counts = {boundary.count: len(values[boundary.name]) - 1 for boundary in boundaries}
         return Capacity.of(units=units, patches=units * self._unit, **counts), structure
 
-    def _pictures(self, parts: Sequence[MediaPart], media: Sequence[Media]) -> list[Picture]:
+    def _pictures(self, parts: Sequence[MediaPart], media: Sequence[Media]) -> list[PatchSource]:
         pictures, row = [], 0
         for part in parts:
             one = media[part.item]
@@ -203,7 +203,7 @@ class VisionComposer:
             if pixels.ndim == 4:
                 step = self._facts.temporal_patch[one.kind]
                 pixels = pixels[part.first * step : (part.first + part.count) * step]
-            pictures.append(Picture(part.item, one.kind, pixels, one.plan.size_hw, row, num_patches))
+            pictures.append(PatchSource(part.item, one.kind, pixels, one.plan.size_hw, row, num_patches))
             row += num_patches
         return pictures
 
@@ -214,12 +214,12 @@ class VisionComposer:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
 
-def _prompt_scores(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> tuple[ScorePrompt, ...]:
+def _prompt_scores(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]) -> tuple[ScorePrompt, ...]:
     """Scores of the prompt tokens that follow the chunks' rows, from the first that is wanted on."""
     found, row = [], 0
     for chunk in chunks:
         if chunk.wants_all_logits:
-            owner = running[chunk.request_id]
+            owner = live[chunk.request_id]
             first = max(chunk.start, owner.request.first_scored_row)
             next_ids = owner.prompt.token_ids[first + 1 : chunk.end + 1]
             num_top = owner.request.params.prompt_logprobs or 0

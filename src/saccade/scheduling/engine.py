@@ -15,9 +15,9 @@ from saccade.choice.exact import ExactLayout
 from saccade.errors import EngineDeadError, GraphError, RequestError
 from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.scheduling import executing
-from saccade.scheduling.arrays import Running, begin
+from saccade.scheduling.arrays import LiveRequest, begin
 from saccade.scheduling.compose import Composer
-from saccade.scheduling.executing import Encoded, Executor, Lap, ShadowChecks, StepResult, Ticket, WrongReplay
+from saccade.scheduling.executing import Encoded, Executor, ShadowChecks, StepResult, Ticket, WrongReplay
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
 from saccade.scheduling.orders import Capture, Drop, WarmUp
 from saccade.scheduling.plan import Chunk, Plan, Results, RowError
@@ -32,28 +32,6 @@ WARM_UP_ID = "warm-up"
 WARM_UP_TOKENS = 300
 WARM_UP_STEPS = 1000
 NO_SCORES: Mapping[str, Scores] = {}
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request that has not ended: its prompt, its grammar, when it was first run and gave its first token, and the
-    vision passes that its images were in."""
-
-    request: Request
-    prompt: Prompt
-    compiled: LLMatcher | None
-    started: float | None = None
-    first_token: float | None = None
-    laps: list[Lap] = field(default_factory=list)
-
-    def timings(self, now: float) -> dict[str, float]:
-        found = {"queue": (now if self.started is None else self.started) - self.request.arrival}
-        if self.started is not None:
-            found["prefill"] = (now if self.first_token is None else self.first_token) - self.started
-        if self.first_token is not None:
-            found["decode"] = now - self.first_token
-        vision = [seconds for lap in self.laps if (seconds := lap.seconds()) is not None]
-        return found | ({"vision": sum(vision)} if vision else {})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,8 +66,7 @@ class Engine:
         self._grammars, self._clock = grammars, clock
         self._seeds = Random(seed)
         self._pixels = PixelAccount()
-        self._live: dict[str, _Live] = {}
-        self._running: dict[str, Running] = {}
+        self._live: dict[str, LiveRequest] = {}
         self._free_sequences = list(range(scheduler.settings.max_num_seqs, 0, -1))
         self._in_flight: deque[_Flight] = deque()
         self._dead: EngineDeadError | None = None
@@ -133,7 +110,7 @@ class Engine:
         ids = self.scheduler.add(request)
         self._pixels.count(prompt, len(ids))
         for member_id in ids:
-            self._live[member_id] = _Live(self.scheduler.live[member_id], prompt, compiled)
+            self._live[member_id] = LiveRequest(self.scheduler.live[member_id], prompt, compiled=compiled)
         return ids
 
     def compile(self, grammar: Grammar) -> Future[LLMatcher]:
@@ -237,7 +214,7 @@ class Engine:
             plan = self.scheduler.plan(self._clock())
             updates += self._told(plan.updates)
             for request_id in plan.preempted:
-                self._release(request_id)
+                self._release(self._live[request_id])
             if plan.chunks:
                 self._launch(plan)
             if self._in_flight and (not plan.chunks or len(self._in_flight) > 1):
@@ -255,12 +232,12 @@ class Engine:
         self._in_flight.append(flight)  # whatever happens, what was planned is accounted for
         try:
             for chunk in plan.chunks:
-                if chunk.request_id not in self._running:
-                    self._begin(chunk.request_id)
+                if not self._live[chunk.request_id].sequence:
+                    self._begin(self._live[chunk.request_id])
             flight.failed = self._encode(plan) if plan.encode else {}
-            orders, flight.sampled = self.composer.run(plan, self._running)
+            orders, flight.sampled = self.composer.run(plan, self._live)
             flight.ticket = self.executor.execute(orders)
-            sample, flight.matchers = self.composer.sample(plan.step, flight.sampled, self._running)
+            sample, flight.matchers = self.composer.sample(plan.step, flight.sampled, self._live)
             if sample is not None:
                 self.executor.execute(sample)
         except Exception as error:  # one bad step must not take the others down
@@ -270,17 +247,15 @@ class Engine:
             flight.problem = executing.STEP_FAILED
             raise
 
-    def _begin(self, request_id: str) -> None:
+    def _begin(self, live: LiveRequest) -> None:
         """Give a request a sequence of the device."""
-        live = self._live[request_id]
-        request, compiled = live.request, live.compiled
+        request = live.request
         if live.started is None:
             live.started = self._clock()
-        seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
-        matcher = None if compiled is None else Matcher(compiled, request.output_ids)
-        owner = Running(request, live.prompt, self._free_sequences.pop(), seed, matcher)
-        self._running[request_id] = owner
-        if (orders := begin(owner)) is not None:
+        live.seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
+        live.matcher = None if live.compiled is None else Matcher(live.compiled, request.output_ids)
+        live.sequence = self._free_sequences.pop()
+        if (orders := begin(live)) is not None:
             self.executor.execute(orders)
 
     def _encode(self, plan: Plan) -> dict[str, str]:
@@ -288,7 +263,7 @@ class Engine:
         blame. Returns what went wrong, by the request that an item is encoded for; the others are not touched by it."""
         vision = self.composer.vision
         assert vision is not None, "this model sees no images"
-        media = [self._running[item.request_id].prompt.media[item.media_idx] for item in plan.encode]
+        media = [self._live[item.request_id].prompt.media[item.media_idx] for item in plan.encode]
         failed: dict[str, str] = {}
         waiting = vision.shares(media)
         while waiting:
@@ -331,9 +306,10 @@ class Engine:
                 if update.finish is None and matcher is not None and matcher.is_complete:
                     # Its grammar allows nothing more: no pass is needed to learn that.
                     updates += self._told(self.scheduler.stop(update.request_id, None))
-        for request_id, owner in list(self._running.items()):
-            if owner.request.status is not Status.RUNNING:  # preempted because it read rows of an image that failed
-                self._release(request_id)
+        if flight.plan.encode:
+            for live in self._live.values():
+                if live.request.status is not Status.RUNNING:  # preempted: it read rows of an image that failed
+                    self._release(live)
         return updates
 
     def _prompt_updates(self, plan: Plan, result: StepResult) -> list[Update]:
@@ -354,17 +330,17 @@ class Engine:
                 live.first_token = self._clock()
             if update.finish is not None:
                 timings = live.timings(self._clock())
-                self._release(name)
+                self._release(live)
                 self._pixels.count(live.prompt, -1)
                 del self._live[name]
             told.append(replace(update, scores=scores.get(name) if update.token_ids else None, timings=timings))
         return told
 
-    def _release(self, request_id: str) -> None:
+    def _release(self, live: LiveRequest) -> None:
         """Free a sequence. Steps in flight may still write its newest token; whoever gets it next writes later."""
-        owner = self._running.pop(request_id, None)
-        if owner is not None:
-            self._free_sequences.append(owner.sequence)
+        if live.sequence:
+            self._free_sequences.append(live.sequence)
+            live.sequence = 0
 
 
 def _results(flight: _Flight, result: StepResult) -> Results:

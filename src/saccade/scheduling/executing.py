@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
 from saccade.errors import SaccadeError
-from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Run, Sample, WarmUp
+from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Run, SampleTokens, WarmUp
 from saccade.wire.update import Scores
 
 ENCODE_FAILED = "an image or video could not be encoded"
@@ -90,8 +90,8 @@ class Executor(Protocol):
         """The bytes that the graph added."""
 
     @overload
-    def execute(self, orders: Begin | Sample | Drop | Calibrate | WarmUp) -> None:
-        """`Sample` is of the newest run, whose ticket has the results."""
+    def execute(self, orders: Begin | SampleTokens | Drop | Calibrate | WarmUp) -> None:
+        """`SampleTokens` is of the newest run, whose ticket has the results."""
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
         """Counters and graphs of each phase, by its name."""

@@ -1,8 +1,8 @@
 """Orders: the device work of a step as plain data. They can be printed, compared, kept and sent to other ranks.
 
-Whoever composes them has decided everything; an executor obeys. What a step asks for comes in this sequence: `Begin`
-for requests with penalties that start, `Encode` for its images, `Run` for its rows, `Sample` where the likeliest token
-of the raw logits is not enough. The others come between steps.
+Whoever composes them decides everything; an executor obeys. The orders of a step come in this sequence: `Begin` for
+requests with penalties that start, `Encode` for its images, `Run` for its rows, `SampleTokens` where argmax of the raw
+logits is not enough. The others come between steps.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picture:
+class PatchSource:
     """An image (H, W, 3) or frames (F, H, W, 3) of an item of the plan, the size they get, and the rows of patches that
     they fill."""
 
@@ -43,7 +43,7 @@ class Pass:
     phase: str
     decision: Decision
     values: Arrays
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[PatchSource, ...] = ()
 
     @property
     def is_padded(self) -> bool:
@@ -119,7 +119,7 @@ class ScoreToken:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sample:
+class SampleTokens:
     """What follows the passes of a step: edited logits, a sampler, log-probabilities of what was taken."""
 
     step: int
@@ -155,5 +155,5 @@ class WarmUp:
     """Compile what runs outside of graphs."""
 
 
-Orders = Begin | Encode | Run | Sample | Capture | Drop | Calibrate | WarmUp
+Orders = Begin | Encode | Run | SampleTokens | Capture | Drop | Calibrate | WarmUp
 ORDER_TYPES: tuple[type[Orders], ...] = get_args(Orders)

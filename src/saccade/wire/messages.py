@@ -92,7 +92,7 @@ class Close(Struct, frozen=True, tag=True):
     """End what runs, then leave."""
 
 
-Command = Start | Add | Abort | Stop | AskStats | Flush | Close
+EngineCommand = Start | Add | Abort | Stop | AskStats | Flush | Close
 
 
 class Stage(Struct, frozen=True, tag=True):
@@ -171,7 +171,7 @@ class Closed(Struct, frozen=True, tag=True):
 
 
 OnStage = Callable[[Stage], None]
-Reply = Stage | Ready | Updates | Refused | StatsReply | Flushed | Degraded | Failure | Closed
+EngineReply = Stage | Ready | Updates | Refused | StatsReply | Flushed | Degraded | Failure | Closed
 
 
 def _describe(value: Any) -> Any:
@@ -186,8 +186,8 @@ def _restore(kind: Any, described: Any) -> npt.NDArray[Any]:
 
 
 encode = msgpack.Encoder(enc_hook=_describe).encode
-decode_command = msgpack.Decoder(Command).decode
-decode_reply = msgpack.Decoder(Reply, dec_hook=_restore).decode
+decode_command = msgpack.Decoder(EngineCommand).decode
+decode_reply = msgpack.Decoder(EngineReply, dec_hook=_restore).decode
 
 
 def pack_prompt(prompt: Prompt) -> tuple[PromptHead, PromptArrays]:
