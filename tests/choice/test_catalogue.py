@@ -35,7 +35,7 @@ def make_catalogue(
     )
     catalogue = Catalogue(shape, GraphSettings(**({"tiers": BOTH, "exact_after": 1} | settings)))  # type: ignore[arg-type]
     for bucket in capacities if captured else ():
-        catalogue.add(catalogue.key(bucket))
+        catalogue.captured.add(catalogue.key(bucket))
     return catalogue
 
 
@@ -87,7 +87,7 @@ class TestCatalogue:
         assert choose(catalogue, 3, 4).reason is Reason.NOT_CAPTURED
         bucket = catalogue.shape.bucket_for(sizes_of(3, 4))
         assert bucket is not None
-        catalogue.add(catalogue.key(bucket))
+        catalogue.captured.add(catalogue.key(bucket))
         assert choose(catalogue, 3, 4).key == catalogue.key(bucket)
         assert choose(catalogue, 9).reason is Reason.NOT_CAPTURED, "the other bucket is not"
 

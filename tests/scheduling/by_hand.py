@@ -49,7 +49,7 @@ def make_catalogue(
     shape = PhaseShape(name=name, rows=rows, buckets=tuple(buckets), limits=buckets[-1], boundaries=boundaries)
     catalogue = Catalogue(shape, GraphSettings(tiers=frozenset({Tier.CAPACITY}), strict=strict))
     for bucket in buckets:
-        catalogue.add(catalogue.key(bucket))
+        catalogue.captured.add(catalogue.key(bucket))
     return catalogue
 
 

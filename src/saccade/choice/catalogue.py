@@ -16,16 +16,12 @@ class Catalogue:
         self.costs: TierCosts | None = None
         self.exact = ExactIndex(settings)
         self.retired: dict[GraphKey, str] = {}  # with the reason
-        self._captured: set[GraphKey] = set()
+        self.captured: set[GraphKey] = set()  # the graphs of buckets
 
     def key(self, capacity: Capacity, structure: Structure | None = None) -> GraphKey:
         """The key of a bucket's graph, or of a graph for one structure alone."""
         digest = structure_digest(structure) if structure is not None else ""
         return GraphKey(self.shape.name, self.settings.mode, capacity, digest)
-
-    def add(self, key: GraphKey) -> None:
-        """The graph of a bucket was captured."""
-        self._captured.add(key)
 
     def retire(self, key: GraphKey, reason: str) -> None:
         """Never replay this graph again. Its batches take another graph of theirs, or run eagerly at the same size."""
@@ -56,7 +52,7 @@ class Catalogue:
         return self.exact.begin(ExactLayout(key, sizes, structure))
 
     def _decide(self, sizes: Capacity, structure: Structure) -> tuple[Decision, GraphKey | None]:
-        """And the key of a graph of this structure alone, where there may be one."""
+        """The decision, and the key of a graph of this structure alone, where there may be one."""
         tiers, rows = self.settings.tiers, self.shape.rows
         exact_key = self.key(sizes, structure) if self.exact.graphs or Tier.EXACT in tiers else None
         if not tiers:
@@ -80,7 +76,7 @@ class Catalogue:
         if exact_key is not None and exact_key in self.exact.graphs:
             options[Tier.EXACT] = exact_key
         bucket = self.shape.bucket_for(sizes)
-        if bucket is not None and (key := self.key(bucket)) in self._captured:
+        if bucket is not None and (key := self.key(bucket)) in self.captured:
             options[Tier.CAPACITY] = key
         if self.retired:
             return {tier: key for tier, key in options.items() if key not in self.retired}

@@ -49,8 +49,8 @@ def measure(
     ways: Sequence[Callable[[int], object]], sizes: Sequence[int], wait: Callable[[], None], num_rounds: int = 0
 ) -> list[Curve]:
     """What every way costs for each size: the median of a few turns. Ways take turns, so that a device whose clock
-    wanders favours none of them. It is part of the start, so it is short: what takes long to run needs few turns to be
-    known. With `num_rounds` there are as many: ranks that measure together must do the same."""
+    wanders favours none of them. This is part of the start, so it must be short: slow runs need few turns. `num_rounds`
+    sets how many turns there are: ranks that measure together must take as many."""
     points: list[list[tuple[int, float]]] = [[] for _ in ways]
     for size in sizes:
         for way in ways:

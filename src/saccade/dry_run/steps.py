@@ -100,7 +100,7 @@ def _pretend_captured(blueprint: Blueprint, vision: VisionComposer | None) -> No
     for catalogue in blueprint.executor.catalogues.values():
         if Tier.CAPACITY in catalogue.settings.tiers:
             for bucket in catalogue.shape.buckets:
-                catalogue.add(catalogue.key(bucket))
+                catalogue.captured.add(catalogue.key(bucket))
     if vision is not None and blueprint.is_cuda:
         for layout in vision.usual_layouts():
             vision.catalogue.exact.add(layout.key, 0)

@@ -1,6 +1,6 @@
 """Made-up inputs of language passes, for warm-ups, captures, timing and verification.
 
-Every input has content that matters, so that one which a graph had frozen shows in what the pass puts out or writes.
+Every input has content that matters, so that a graph which had frozen one would give or write something else.
 """
 
 from collections.abc import Sequence

@@ -127,7 +127,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def warm_up_picture(kind: MediaKind, shape: Shape, side_units: int = 1) -> PatchSource:
-    """The smallest picture that goes all the way."""
+    """The smallest picture that runs through all the code."""
     side = shape.patch * shape.merge * side_units
     frames: Any = np.zeros((shape.temporal_patch, 2 * side, side, 3), dtype=np.uint8)
     return PatchSource(0, kind, frames, (side, side), 0, (side // shape.patch) ** 2)

@@ -1,5 +1,5 @@
 """How large everything of an engine is, from settings and a model alone: what the engine allocates, and what
-`saccade plan` foretells, come from here."""
+`saccade plan` predicts, come from here."""
 
 from saccade.cache.encoder import EncoderIndex
 from saccade.errors import ConfigError

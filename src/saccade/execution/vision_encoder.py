@@ -114,8 +114,8 @@ class Encoder:
         self.side_stream.wait()
 
     def warm_up(self) -> None:
-        """Compile what turns pixels into patches; it runs before the vision graph, not inside it. Twice: what was
-        compiled is launched in another way from then on."""
+        """Compile what turns pixels into patches; it runs before the vision graph, not inside it. It is run twice,
+        because a kernel that was just compiled is launched in another way than later."""
         with self.side_stream.work():
             for kind, shape in (*self._shapes.items(),) * 2:
                 picture = warm_up_picture(kind, shape)
@@ -129,8 +129,8 @@ class Encoder:
 
     @torch.no_grad()
     def capture_layout(self, layout: ExactLayout) -> int:
-        """Capture a graph of one layout. For idle moments: it takes some tens of milliseconds. In the order of vision
-        passes, on whose stream `reserve` left memory for the run that comes before a capture."""
+        """Capture a graph of one layout. For idle moments, since it takes tens of milliseconds. It runs on the stream of
+        vision passes, where `reserve` left memory for the run before a capture."""
         with self.side_stream.work():
             return self.graphs.capture_layout(layout)
 

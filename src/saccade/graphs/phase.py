@@ -26,7 +26,7 @@ class Phase:
     of an ordinary segment: where it is given, examples consist of such, so that what is measured is what will be run.
     `is_repeatable` says that an example gives the same outputs whatever ran before it, as one does that reads nothing
     from caches but what it wrote itself; verification then needs one eager run of it. `set_up` puts what an example
-    needs, or will write, outside the arena into one condition, and `written` copies what it wrote there: verification
+    needs, or will write, outside the arena into a known state, and `written` copies what it wrote there: verification
     looks at that as at outputs. `writes` names what of `state` a pass may change; the audit finds everything else that
     it changes. `nondeterministic` names the kernels whose results differ from run to run: without any, replays are
     compared with eager runs bit for bit, with some, against an estimated error. `volatile_in` and

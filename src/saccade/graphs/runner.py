@@ -104,7 +104,7 @@ class GraphRunner:
             with self._alone:
                 self.phase.arena.fill(self.example_for(bucket), bucket)
                 self._graphs[key] = self._capture(key)
-            self.catalogue.add(key)
+            self.catalogue.captured.add(key)
 
     def calibrate(self, num_rounds: int = 0) -> TierCosts:
         """Time eager runs and replays of a few buckets; from then on the cheaper one is chosen. Small ones lie closer

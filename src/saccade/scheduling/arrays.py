@@ -29,7 +29,7 @@ FLOATS = {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
-}  # with what leaves a padded row alone
+}  # with the value that changes nothing, for padded rows
 
 
 @dataclass(slots=True, eq=False)

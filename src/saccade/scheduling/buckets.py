@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from saccade.choice.key import Capacity, row_buckets, thinned
 from saccade.geometry import GridSpec
 
-FEW_ROWS = 128  # up to here a step takes as long as its weights are read, so that padding costs nothing
+FEW_ROWS = 128  # up to here a step takes as long as reading its weights, so padding costs nothing
 FEW_ROWS_STEP = 16
 WIDE_ROWS, WIDE_STEP, WIDEST_STEP = 6144, 128, 256  # steps up to so many rows, and behind
 MANY_ROWS, MANY_ROWS_STEP = 2048, 512
@@ -50,7 +50,7 @@ def decode_buckets(largest: int) -> tuple[int, ...]:
 
 
 def head_buckets(largest: int) -> tuple[int, ...]:
-    """Powers of two: heads and samplers are bound by weights and vocabulary, so that rows more or less cost nothing."""
+    """Powers of two: heads and samplers are bound by weights and vocabulary, so a few more rows cost nothing."""
     return row_buckets(largest, smallest=1, per_octave=1)
 
 

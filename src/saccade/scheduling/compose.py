@@ -24,7 +24,7 @@ from saccade.scheduling.orders import Arrays, Encode, Pass, PatchSource, Run, Sa
 from saccade.scheduling.packing import Bins, MediaPart, Shares, default_cost, pack, share_out, split
 from saccade.scheduling.plan import Chunk, EncodeItem, Plan
 
-# Of images that are sent often, width and height in pixels, and how many of them at once.
+# Width and height of images that are often sent, and how many come at once.
 USUAL_SIZES = (
     *((side, side) for side in (224, 336, 448, 512, 560, 672, 768, 1024)),
     *((640, 480), (1024, 768), (1280, 720), (720, 1280)),

@@ -50,7 +50,7 @@ class WrongReplay(Protocol):
 
     @property
     def reason(self) -> str:
-        """For anybody."""
+        """A sentence that anybody may see."""
         ...
 
 

@@ -13,7 +13,7 @@ from itertools import zip_longest
 
 Cost = Callable[[int], float]
 
-MAX_COMPARED = 64  # items that one look for the best cut goes through; more are packed a stretch at a time
+MAX_COMPARED = 64  # items compared at once to find the best cut; more are packed in stretches
 PASS_UNITS = 96  # what a pass costs beyond its rows, in rows; measured about 0.9 ms on an H200, 0.01 ms a row
 
 

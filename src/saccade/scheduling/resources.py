@@ -1,4 +1,4 @@
-"""What running requests own: blocks, and holds on encoder entries. The scheduler decides, this does the accounts."""
+"""What running requests own: blocks, and holds on encoder entries. The scheduler decides; this keeps the accounts."""
 
 from collections import Counter
 from collections.abc import Iterable
