@@ -129,8 +129,8 @@ class Encoder:
 
     @torch.no_grad()
     def capture_layout(self, layout: ExactLayout) -> int:
-        """Capture a graph of one layout. It takes tens of milliseconds: for idle moments. It runs on the stream of vision
-        passes, where `reserve` left memory for the run before a capture."""
+        """Capture a graph of one layout. For idle moments: it takes tens of milliseconds. It runs on the stream of
+        vision passes, where `reserve` left memory for the run before a capture."""
         with self.side_stream.work():
             return self.graphs.capture_layout(layout)
 

@@ -6,8 +6,8 @@ every pair of patterns for names, one automaton state per multiple, and, where s
 of their patterns. Each of these has a limit here.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from decimal import Decimal
 from math import isqrt, prod
 from typing import Any
@@ -38,37 +38,25 @@ _CHILDREN = ("items", "additionalProperties", "contains", "not")
 
 def check_schemas(schemas: Sequence[Any], hold: Hold) -> None:
     """Calls `hold(what, count, limit)`, which raises where a limit is passed, for the schemas of a grammar."""
-    counts = _Counts()
+    counts, multiples = Counter[str](), set[int]()
     for depth, value in _walk(list(schemas)):
-        counts.values += 1
-        if isinstance(value, dict):
-            counts.add(value)
+        counts["values"] += 1
         hold("levels", depth, MAX_NESTING)
-        hold("values", counts.values, MAX_VALUES)
-    hold("properties", isqrt(counts.squares), MAX_PROPERTIES)
-    hold("patternProperties", counts.name_patterns, MAX_NAME_PATTERNS)
-    hold("branches", counts.branches, MAX_BRANCHES)
-    hold("states of multipleOf", prod(counts.multiples), MAX_MULTIPLE)
+        hold("values", counts["values"], MAX_VALUES)
+        if isinstance(value, dict):
+            counts["squares"] += _size(value.get("properties"), dict) ** 2
+            counts["name patterns"] += _size(value.get("patternProperties"), dict)
+            counts["branches"] += sum(_size(value.get(key), list) for key in _LISTS)
+            multiple = value.get("multipleOf")
+            if isinstance(multiple, int | float):
+                digits = Decimal(str(multiple)).as_tuple().digits[:20]
+                multiples.add(int("".join(map(str, digits))) or 1)
+    hold("properties", isqrt(counts["squares"]), MAX_PROPERTIES)
+    hold("patternProperties", counts["name patterns"], MAX_NAME_PATTERNS)
+    hold("branches", counts["branches"], MAX_BRANCHES)
+    hold("states of multipleOf", prod(multiples), MAX_MULTIPLE)
     for schema in schemas:
         _Scale(schema, hold).weigh(schema)
-
-
-@dataclass(slots=True)
-class _Counts:
-    values: int = 0
-    squares: int = 0
-    name_patterns: int = 0
-    branches: int = 0
-    multiples: set[int] = field(default_factory=set)
-
-    def add(self, schema: dict[str, Any]) -> None:
-        self.squares += _size(schema.get("properties"), dict) ** 2
-        self.name_patterns += _size(schema.get("patternProperties"), dict)
-        self.branches += sum(_size(schema.get(key), list) for key in _LISTS)
-        multiple = schema.get("multipleOf")
-        if isinstance(multiple, int | float):
-            digits = Decimal(str(multiple)).as_tuple().digits[:20]
-            self.multiples.add(int("".join(map(str, digits))) or 1)
 
 
 class _Scale:
