@@ -301,9 +301,9 @@ class Engine:
             updates = self._prompt_updates(flight.plan, result)
             news = self.scheduler.commit(flight.plan, _results(flight, result))
             updates += self._told(news, {flight.sampled[row].request_id: one for row, one in result.scores.items()})
-            for update in news if flight.matchers else ():
+            for update in news:
                 matcher = flight.matchers.get(update.request_id)
-                if update.finish is None and matcher is not None and matcher.is_complete:
+                if matcher is not None and update.finish is None and matcher.is_complete:
                     # Its grammar allows nothing more: no pass is needed to learn that.
                     updates += self._told(self.scheduler.stop(update.request_id, None))
         if flight.plan.encode:
