@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from saccade.cache import BlockPool, EncoderIndex, PrefixCache, Span
-from saccade.scheduling.plan import Chunk, Plan, Results, RowError
 from saccade.scheduling.request import Request
 from saccade.scheduling.scheduler import Scheduler
+from saccade.scheduling.step_plan import Chunk, Results, RowError, StepPlan
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import FinishReason, Update
@@ -95,7 +95,7 @@ class Device:
     scored: dict[str, set[int]] = field(default_factory=dict)
     poisoned: dict[str, int] = field(default_factory=dict)  # who read garbage, and in which step
 
-    def run(self, plan: Plan, requests: dict[str, Request], failing: Sequence[str] = ()) -> Results:
+    def run(self, plan: StepPlan, requests: dict[str, Request], failing: Sequence[str] = ()) -> Results:
         """The tokens of a plan. Requests in `failing` give an error, and what was encoded for them is garbage."""
         for item in plan.encode:
             span = next(s for s in requests[item.request_id].spans if s.media_idx == item.media_idx)
@@ -171,8 +171,8 @@ class Loop:
     device: Device = field(init=False)
     requests: dict[str, Request] = field(default_factory=dict)
     events: dict[str, list[Update]] = field(default_factory=dict)
-    flights: list[tuple[Plan, Results]] = field(default_factory=list)
-    plans: list[Plan] = field(default_factory=list)
+    flights: list[tuple[StepPlan, Results]] = field(default_factory=list)
+    plans: list[StepPlan] = field(default_factory=list)
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -186,7 +186,7 @@ class Loop:
             self.events[request_id] = []
         self.scheduler.check()
 
-    def launch(self, failing: Sequence[int] = ()) -> Plan:
+    def launch(self, failing: Sequence[int] = ()) -> StepPlan:
         """`failing` picks chunks of the plan that give an error."""
         is_alone = not self.flights
         plan = self.scheduler.plan(self.now)
@@ -211,7 +211,7 @@ class Loop:
         self.take(self.scheduler.abort(request_id))
         self.scheduler.check()
 
-    def step(self, failing: Sequence[int] = ()) -> Plan:
+    def step(self, failing: Sequence[int] = ()) -> StepPlan:
         plan = self.launch(failing)
         while self.flights:
             self.land()
@@ -253,7 +253,7 @@ class Loop:
                 is_part = got == expected[: len(got)] and len(got) < max(len(expected), 1)
                 assert is_part, f"{request_id}: {got} of {expected}"
 
-    def _check_hazards(self, plan: Plan) -> None:
+    def _check_hazards(self, plan: StepPlan) -> None:
         """A new plan must not write what a plan in flight reads for somebody else."""
         size = self.scheduler.resources.pool.block_size
         for older, _ in self.flights:

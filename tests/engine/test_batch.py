@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from saccade.inputs.placeholders import Prompt
 from saccade.scheduling.arrays import CacheLayout, LiveRequest, decode_values, mixed_values, places
-from saccade.scheduling.plan import Chunk, MediaRows
+from saccade.scheduling.step_plan import Chunk, MediaRows
 
 LAYOUT = CacheLayout(block_size=4, max_blocks=12, page_rows=3, has_vision=True, has_limits=True)
 

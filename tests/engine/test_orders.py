@@ -15,7 +15,7 @@ from saccade.execution.codec import Codec
 from saccade.execution.executor import DeviceExecutor, DeviceTicket
 from saccade.scheduling.executing import Encoded, StepResult
 from saccade.scheduling.orders import ORDER_TYPES, Capture, Drop, Encode, Orders, Pass, Run, SampleTokens
-from saccade.scheduling.plan import EncodeItem
+from saccade.scheduling.step_plan import EncodeItem
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import FinishReason
 from tests.engine.conftest import Loaded

@@ -11,9 +11,9 @@ from saccade.cache import Span
 from saccade.errors import CapacityError, ConfigError, RequestError
 from saccade.scheduling import request as request_module
 from saccade.scheduling import request_checks
-from saccade.scheduling.plan import Plan, RowError
 from saccade.scheduling.request import Request, Status
 from saccade.scheduling.scheduler import Scheduler
+from saccade.scheduling.step_plan import RowError, StepPlan
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import Finish, FinishReason, Update
@@ -32,7 +32,7 @@ def outputs(count: int, **more: Any) -> SamplingParams:
     return SamplingParams(ignore_eos=True, max_tokens=count, seed=0, **more)
 
 
-def rows(plan: Plan) -> list[tuple[str, int, int]]:
+def rows(plan: StepPlan) -> list[tuple[str, int, int]]:
     return [(chunk.request_id, chunk.start, chunk.count) for chunk in plan.chunks]
 
 
@@ -92,7 +92,7 @@ class TestPolicy:
         assert len(plan.chunks[0].blocks) == 5
 
     def test_plans_are_plain_data(self) -> None:
-        def plans() -> list[Plan]:
+        def plans() -> list[StepPlan]:
             loop = make_loop()
             span = image(2, 5)
             loop.add(make_request("a", with_images(12, span), spans=(span,), params=outputs(2)))
@@ -495,7 +495,7 @@ class TestPreemption:
         loop.launch()
         loop.abort("a")
         loop.add(make_request("b", text(16), params=outputs(1)))
-        assert loop.launch() == Plan(1)
+        assert loop.launch() == StepPlan(1)
         loop.land()
         assert rows(loop.step()) == [("b", 0, 16)]
         loop.check_ended()

@@ -32,7 +32,7 @@ from saccade.scheduling.packing import (
     share_out,
     split,
 )
-from saccade.scheduling.plan import EncodeItem
+from saccade.scheduling.step_plan import EncodeItem
 from tests.engine.conftest import Loaded
 from tests.engine.rig import executor_of
 from tests.engine.test_packing import images, serving_bins

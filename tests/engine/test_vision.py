@@ -33,7 +33,7 @@ from saccade.scheduling.engine import Engine
 from saccade.scheduling.executing import ENCODE_FAILED, Encoded
 from saccade.scheduling.geometries import Geometries, vision_values
 from saccade.scheduling.orders import Encode, Pass, PatchSource
-from saccade.scheduling.plan import EncodeItem
+from saccade.scheduling.step_plan import EncodeItem
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import FinishReason

@@ -26,7 +26,7 @@ from saccade.kernels.dispatch import kernels_for
 from saccade.models.vlm import Model
 from saccade.scheduling.compose import VisionComposer
 from saccade.scheduling.orders import Encode, Pass, PatchSource
-from saccade.scheduling.plan import EncodeItem
+from saccade.scheduling.step_plan import EncodeItem
 from tests.gpu.engine_rig import (
     PAGE_ROWS,
     Job,

@@ -18,7 +18,7 @@ from saccade.scheduling.compose import Composer
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
 from saccade.scheduling.orders import Begin, Encode, Pass, Run, SampleTokens
-from saccade.scheduling.plan import Chunk, EncodeItem, MediaRows, Plan
+from saccade.scheduling.step_plan import Chunk, EncodeItem, MediaRows, StepPlan
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
@@ -82,7 +82,7 @@ class TestPrefill:
         owner = running(make_prompt([2, image, 3], rng), sequence=5)
         chunk = Chunk("r5", 0, 11, (3, 7, 5), (MediaRows(2, 6, 0, 0, (6, 2)),), wants_logits=True)
         item = EncodeItem("r5", 0, image.digest, 6, (6, 2))
-        orders, sampled = make_composer().run(Plan(4, (item,), (chunk,)), {"r5": owner})
+        orders, sampled = make_composer().run(StepPlan(4, (item,), (chunk,)), {"r5": owner})
         assert (orders.step, orders.num_sampled, orders.waits_for_vision) == (4, 1, True)
         assert sampled == [chunk] and orders.prompt_scores == ()
         prefill, head = orders.passes
@@ -106,7 +106,7 @@ class TestPrefill:
         rng = np.random.default_rng()
         owner = running(make_prompt([3, make_image(2, 3, rng), 8], rng), sequence=2)
         chunk = Chunk("r2", 5, 6, (9, 4, 1), (MediaRows(5, 4, 0, 2, (3, 8)),))
-        orders, sampled = make_composer().run(Plan(1, (), (chunk,)), {"r2": owner})
+        orders, sampled = make_composer().run(StepPlan(1, (), (chunk,)), {"r2": owner})
         [prefill] = orders.passes
         assert (sampled, orders.num_sampled, orders.waits_for_vision) == ([], 0, False)
         assert key_of(prefill) == "prefill/full requests=9 tokens=8"
@@ -135,7 +135,7 @@ class TestPrefill:
             Chunk("r2", 0, 6, (3, 4)),
             Chunk("r3", 3, 1, (5,), wants_logits=True, is_pending_input=True),
         )
-        orders, sampled = make_composer().run(Plan(1, (), chunks), owners)
+        orders, sampled = make_composer().run(StepPlan(1, (), chunks), owners)
         prefill, head = orders.passes
         assert [one.request_id for one in sampled] == ["r1", "r3"] and orders.num_sampled == 2
         later = 4 + owners["r1"].prompt.rope_delta
@@ -167,7 +167,7 @@ class TestPrefill:
             Chunk("r2", 0, 4, (3,), wants_logits=True),
             Chunk("r3", 4, 5, (4, 5, 6), wants_all_logits=True),
         )
-        orders, _ = make_composer().run(Plan(1, (), chunks), owners)
+        orders, _ = make_composer().run(StepPlan(1, (), chunks), owners)
         whole, part = orders.prompt_scores
         assert (whole.row, whole.num_top) == (0, 0)
         assert whole.next_ids.tolist() == owners["r1"].prompt.token_ids[1:].tolist(), "nothing follows the last row"
@@ -188,7 +188,7 @@ class TestDecode:
             Chunk("r1", 4, 1, (3, 5), wants_logits=True),
             Chunk("r6", 7, 1, (6, 1), wants_logits=True),
         )
-        orders, sampled = make_composer().run(Plan(9, (), chunks), owners)
+        orders, sampled = make_composer().run(StepPlan(9, (), chunks), owners)
         [decode] = orders.passes
         assert sampled == list(chunks) and orders.num_sampled == 3
         assert key_of(decode) == "decode/full requests=4 tokens=4"
@@ -208,7 +208,7 @@ class TestDecode:
         """Its token is known, but it may be an image's: only a prefill looks there."""
         rng = np.random.default_rng()
         owner = running(make_prompt([5], rng), sequence=1)
-        orders, _ = make_composer().run(Plan(1, (), (Chunk("r1", 4, 1, (1, 2), wants_logits=True),)), {"r1": owner})
+        orders, _ = make_composer().run(StepPlan(1, (), (Chunk("r1", 4, 1, (1, 2), wants_logits=True),)), {"r1": owner})
         assert [one.phase for one in orders.passes] == ["prefill", "head"]
 
 
@@ -375,7 +375,7 @@ class TestStrictness:
     def test_a_batch_that_no_graph_holds_is_refused_while_it_is_composed(self) -> None:
         rng = np.random.default_rng()
         owner = running(make_prompt([40], rng), sequence=1)
-        plan = Plan(1, (), (Chunk("r1", 0, 33, tuple(range(1, 10))),))
+        plan = StepPlan(1, (), (Chunk("r1", 0, 33, tuple(range(1, 10))),))
         orders, _ = make_composer().run(plan, {"r1": owner})
         assert orders.passes[0].decision.reason is Reason.TOO_LARGE
         with pytest.raises(GraphError, match=r"prefill batch of .*tokens=33 is not replayed.*--graphs-strict"):

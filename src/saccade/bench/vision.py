@@ -31,7 +31,7 @@ from saccade.models.media import ImageSettings
 from saccade.models.vlm import Model
 from saccade.scheduling.compose import VisionComposer
 from saccade.scheduling.packing import MediaPart, padded_rows
-from saccade.scheduling.plan import EncodeItem
+from saccade.scheduling.step_plan import EncodeItem
 
 Report = Callable[[str], None]
 

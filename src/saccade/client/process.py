@@ -39,7 +39,7 @@ from saccade.wire.messages import (
     Ready,
     Refused,
     Stage,
-    Start,
+    StartEngine,
     StatsReply,
     Stop,
     Updates,
@@ -107,7 +107,7 @@ class AsyncEngine:
         folder = await asyncio.to_thread(find_folder, model, revision=chosen.revision, download_dir=chosen.download_dir)
         engine = cls(Child.spawn(spare), report)
         try:
-            start = Start(str(folder.resolve()), chosen, limits or SchedulerSettings())
+            start = StartEngine(str(folder.resolve()), chosen, limits or SchedulerSettings())
             engine._send(start)
             engine._processor = processor or await asyncio.to_thread(
                 Processor.from_folder, folder, chat_template=chosen.chat_template

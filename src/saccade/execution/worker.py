@@ -46,7 +46,7 @@ from saccade.wire.messages import (
     News,
     Ready,
     Refused,
-    Start,
+    StartEngine,
     StatsReply,
     Stop,
     Updates,
@@ -152,7 +152,7 @@ class Worker:
                 self._tell(Flushed(serial, not self._compiling and self._engine.scheduler.forget_cached()))
             case Close():
                 self._close()
-            case Start():
+            case StartEngine():
                 raise ConfigError("the engine was told to start twice")
 
     def _take(self, command: Add, frames: Buffers) -> None:
@@ -257,7 +257,7 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
     built: Built | None = None
     try:
         start = decode_command(commands.recv())
-        assert isinstance(start, Start), f"the first command is {start}"
+        assert isinstance(start, StartEngine), f"the first command is {start}"
         built = _build(start, tell, die)
         engine = built.engine
         gc.collect()
@@ -280,7 +280,7 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
     return 0
 
 
-def _build(start: Start, tell: Tell, die: OnDeath) -> Built:
+def _build(start: StartEngine, tell: Tell, die: OnDeath) -> Built:
     folder = Path(start.folder)
     if sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_BYTES:
         torch.set_num_threads(1)  # on a CPU, threads that wait for each other cost a small model more than they save

@@ -16,8 +16,8 @@ from saccade.inputs.placeholders import Prompt
 from saccade.scheduling.executing import Lap
 from saccade.scheduling.matcher import MaskedRow, Matcher, allowed_bits
 from saccade.scheduling.orders import Arrays, Begin, Edit
-from saccade.scheduling.plan import Chunk
 from saccade.scheduling.request import Request
+from saccade.scheduling.step_plan import Chunk
 from saccade.wire.sampling_params import SamplingParams
 
 AnyInts = NDArray[np.integer[Any]]

@@ -22,7 +22,7 @@ from saccade.scheduling.geometries import Geometries
 from saccade.scheduling.matcher import Masks, Matcher
 from saccade.scheduling.orders import Arrays, Encode, Pass, PatchSource, Run, SampleTokens, ScorePrompt, ScoreToken
 from saccade.scheduling.packing import Bins, MediaPart, Shares, default_cost, pack, share_out, split
-from saccade.scheduling.plan import Chunk, EncodeItem, Plan
+from saccade.scheduling.step_plan import Chunk, EncodeItem, StepPlan
 
 # Width and height of images that are often sent, and how many come at once.
 USUAL_SIZES = (
@@ -58,7 +58,7 @@ class Composer:
         self._masks = Masks(vocab_size)
         self.vision = None if vision is None else VisionComposer(vision, layout.page_rows, self.catalogues["vision"])
 
-    def run(self, plan: Plan, live: Mapping[str, LiveRequest]) -> tuple[Run, list[Chunk]]:
+    def run(self, plan: StepPlan, live: Mapping[str, LiveRequest]) -> tuple[Run, list[Chunk]]:
         """The language passes of a plan, and the chunks whose last rows give tokens, in the order of these."""
         chunks = plan.chunks
         if arrays.is_decode(chunks, live):

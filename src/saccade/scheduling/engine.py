@@ -20,10 +20,10 @@ from saccade.scheduling.compose import Composer
 from saccade.scheduling.executing import Encoded, Executor, ShadowChecks, StepResult, Ticket, WrongReplay
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
 from saccade.scheduling.orders import Capture, Drop, WarmUp
-from saccade.scheduling.plan import Chunk, Plan, Results, RowError
 from saccade.scheduling.request import Request, Status
 from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens, spans_of
 from saccade.scheduling.scheduler import Scheduler
+from saccade.scheduling.step_plan import Chunk, Results, RowError, StepPlan
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import NO_NUMBERS, FinishReason, PromptScores, Scores, Update
@@ -38,7 +38,7 @@ NO_SCORES: Mapping[str, Scores] = {}
 class _Flight:
     """A step on its way, and the `problem` with it if not all of it was launched."""
 
-    plan: Plan
+    plan: StepPlan
     ticket: Ticket | None = None
     sampled: Sequence[Chunk] = ()
     matchers: Mapping[str, Matcher] = field(default_factory=dict)  # of the sampled requests that follow a grammar
@@ -226,7 +226,7 @@ class Engine:
             self.scheduler.check()
         return updates
 
-    def _launch(self, plan: Plan) -> None:
+    def _launch(self, plan: StepPlan) -> None:
         """Compose and execute, a piece at a time: the device works on each while the host composes the next."""
         flight = _Flight(plan=plan)
         self._in_flight.append(flight)  # whatever happens, what was planned is accounted for
@@ -258,7 +258,7 @@ class Engine:
         if (orders := begin(live)) is not None:
             self.executor.execute(orders)
 
-    def _encode(self, plan: Plan) -> dict[str, str]:
+    def _encode(self, plan: StepPlan) -> dict[str, str]:
         """Encode the images of a plan. If a pass fails, each of its parts is run alone: one that fails alone is to
         blame. Returns what went wrong, by the request that an item is encoded for; the others are not touched by it."""
         vision = self.composer.vision
@@ -312,7 +312,7 @@ class Engine:
                     self._release(live)
         return updates
 
-    def _prompt_updates(self, plan: Plan, result: StepResult) -> list[Update]:
+    def _prompt_updates(self, plan: StepPlan, result: StepResult) -> list[Update]:
         scored = [chunk for chunk in plan.chunks if chunk.wants_all_logits]
         return [
             Update(name, prompt_scores=PromptScores(1 + max(chunk.start, live.request.first_scored_row), scores))

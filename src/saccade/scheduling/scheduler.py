@@ -24,10 +24,10 @@ from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex, Entry
 from saccade.cache.prefix import PrefixCache, Span, overlapping
 from saccade.errors import RequestError
-from saccade.scheduling.plan import Chunk, Draft, EncodeItem, Plan, Results, RowError
 from saccade.scheduling.request import Request, RequestQueue, Status
 from saccade.scheduling.request_checks import check_fits, check_queue
 from saccade.scheduling.resources import Resources
+from saccade.scheduling.step_plan import Chunk, Draft, EncodeItem, Results, RowError, StepPlan
 from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.update import Finish, FinishReason, Update
@@ -94,7 +94,7 @@ class Scheduler:
         request = self.live.get(request_id)
         return () if request is None else (self._end(request, Finish(FinishReason.STOP, detail)),)
 
-    def plan(self, now: float) -> Plan:
+    def plan(self, now: float) -> StepPlan:
         """Decide the next step. An empty plan needs no commit."""
         assert len(self._flights) < 2, "two plans are in flight; commit the older one first"
         settings = self.settings
@@ -119,7 +119,7 @@ class Scheduler:
             self._flights.append(draft)
         return draft.plan()
 
-    def commit(self, plan: Plan, results: Results) -> tuple[Update, ...]:
+    def commit(self, plan: StepPlan, results: Results) -> tuple[Update, ...]:
         """Take in what a plan gave: one token for every chunk that wanted logits, or an error for any."""
         if not plan.chunks:
             return ()

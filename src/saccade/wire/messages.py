@@ -47,7 +47,7 @@ class PromptHead(Struct, frozen=True, array_like=True):
     spans: tuple[MediaSpan, ...]
 
 
-class Start(Struct, frozen=True, tag=True):
+class StartEngine(Struct, frozen=True, tag=True):
     """The first command: what to build."""
 
     folder: str
@@ -92,7 +92,7 @@ class Close(Struct, frozen=True, tag=True):
     """End what runs, then leave."""
 
 
-EngineCommand = Start | Add | Abort | Stop | AskStats | Flush | Close
+EngineCommand = StartEngine | Add | Abort | Stop | AskStats | Flush | Close
 
 
 class Stage(Struct, frozen=True, tag=True):

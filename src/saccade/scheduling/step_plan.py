@@ -55,7 +55,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """One step: encode, then run all chunks in one batch. Plans run and are committed in the order of `step`; one
     without chunks has nothing to run, and nothing to commit.
 
@@ -119,8 +119,8 @@ class Draft:
         request.num_planned = end
         request.num_pending += wants_logits
 
-    def plan(self) -> Plan:
-        return Plan(
+    def plan(self) -> StepPlan:
+        return StepPlan(
             step=self.step,
             encode=tuple(self.encode.values()),
             chunks=tuple(self.chunks.values()),
