@@ -8,9 +8,9 @@ import pytest
 import transformers
 
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs import Processor
-from saccade.inputs.chat import ChatTemplate, read_template
-from saccade.inputs.shield import Shield, unused_mark
+from saccade.inputs.chat_template import ChatTemplate, read_template
+from saccade.inputs.processor import Processor
+from saccade.inputs.special_tokens import SpecialTokenGuard, unused_mark
 from tests.inputs.folders import DATA, QWEN_SPECIALS
 from tests.inputs.texts import fuzz_texts
 
@@ -204,7 +204,7 @@ def test_deep_data_is_refused() -> None:
     for _ in range(100):
         value = [value]
     with pytest.raises(RequestError, match="nested deeper"):
-        Shield(QWEN_SPECIALS, "\ufdd0").protect(value)
+        SpecialTokenGuard(QWEN_SPECIALS, "\ufdd0").protect(value)
 
 
 @pytest.mark.parametrize("place", ["content", "part", "tool", "name", "schema", "variable"])

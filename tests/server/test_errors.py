@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from saccade.errors import CapacityError, EngineDeadError, RankGoneError, RequestError
-from saccade.server.errors import to_http
+from saccade.server.http_errors import to_http
 from saccade.server.service import Service
 from saccade.wire.update import NO_NUMBERS, NO_TOKEN
 from tests.server.fake import Caller, FakeEngine, Script, service_for

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from saccade.errors import CapacityError
-from saccade.server.errors import explain
+from saccade.server.http_errors import explain
 from saccade.server.logs import log_to_stderr
 
 FULL = CapacityError("6 requests are running and waiting, which is the limit; try again later", retry_after_s=1)

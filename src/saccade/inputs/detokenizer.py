@@ -13,7 +13,7 @@ from saccade.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Decoder:
+class TokenDecoder:
     """The bytes of every token. `strip_spaces` leading blanks belong to the encoding, not to the text."""
 
     token_text: Callable[[int], str | None]
@@ -25,7 +25,7 @@ class Decoder:
     @classmethod
     def from_definition(
         cls, definition: Any, *, token_text: Callable[[int], str | None], special_ids: frozenset[int]
-    ) -> "Decoder":
+    ) -> "TokenDecoder":
         """`definition` is the "decoder" object of tokenizer.json."""
         steps = {step["type"]: step for step in _steps(definition)}
         if "ByteLevel" in steps:
@@ -55,7 +55,7 @@ class Detokenizer:
     a blank that it begins with is of the text, and not of the encoding.
     """
 
-    def __init__(self, decoder: Decoder, *, skip_special_tokens: bool = True, is_continued: bool = False) -> None:
+    def __init__(self, decoder: TokenDecoder, *, skip_special_tokens: bool = True, is_continued: bool = False) -> None:
         self._decoder = decoder
         self._skip = decoder.special_ids if skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")

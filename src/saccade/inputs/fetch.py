@@ -52,7 +52,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class RemoteAddress:
     """Where a URL leads: all that is needed to ask for it, and nothing that would have to be parsed again."""
 
     scheme: str
@@ -135,7 +135,7 @@ class Fetcher:
             address = following
         raise _failed(f"the URL redirects more than {self.policy.max_redirects} times", param)
 
-    async def _ask(self, address: Address, max_bytes: int, param: str | None) -> bytes | str:
+    async def _ask(self, address: RemoteAddress, max_bytes: int, param: str | None) -> bytes | str:
         """The body, or where to look instead."""
         backend = _Pinned(await self._check(address, param), self._dial)
         if address.scheme == "https" and self._ssl_context is None:
@@ -156,7 +156,7 @@ class Fetcher:
                 raise _failed("the URL was answered with compressed data", param)
             return await _read(response, headers.get(b"content-length", ""), max_bytes, param)
 
-    async def _check(self, address: Address, param: str | None) -> Sequence[str]:
+    async def _check(self, address: RemoteAddress, param: str | None) -> Sequence[str]:
         """The addresses that may be connected to."""
         if not self.policy.is_open:
             hint = "the server does not fetch media (--allow-remote-media, --allowed-media-domains); send a data URL"
@@ -171,7 +171,7 @@ class Fetcher:
         return found
 
 
-def parse_url(text: str, param: str | None = None) -> Address:
+def parse_url(text: str, param: str | None = None) -> RemoteAddress:
     """The only parser of remote URLs: whatever is not plainly a host and a path is refused."""
     match = _URL.fullmatch(text) if len(text) <= MAX_URL_CHARS and _is_plain(text) else None
     if match is None:
@@ -182,7 +182,7 @@ def parse_url(text: str, param: str | None = None) -> Address:
     if not 1 <= port <= 65535:
         raise _invalid("the URL's port must be 1 to 65535", param)
     target = quote(match["target"] or "/", safe="%/?:@!$&'()*+,;=-._~[]|")
-    return Address(scheme, host, port, target if target.startswith("/") else f"/{target}")
+    return RemoteAddress(scheme, host, port, target if target.startswith("/") else f"/{target}")
 
 
 def is_public(text: str) -> bool:
@@ -281,7 +281,7 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _host_header(address: Address) -> str:
+def _host_header(address: RemoteAddress) -> str:
     is_default = address.port == (443 if address.scheme == "https" else 80)
     return _bracketed(address.host) + ("" if is_default else f":{address.port}")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import ConfigError
-from saccade.inputs.folder import read_json, read_optional_json
+from saccade.inputs.checkpoint_files import read_json, read_optional_json
 from saccade.inputs.tokenizer import Tokenizer
 
 MAX_NUMBER = 2**31

@@ -9,7 +9,7 @@ from saccade.inputs.allowance import Allowance
 from saccade.inputs.images import SCRATCH_BYTES, ImageLimits, Measured, measure_image
 from saccade.inputs.messages import MediaRef
 from saccade.inputs.plans import plan_image, plan_video
-from saccade.inputs.shield import Segment
+from saccade.inputs.special_tokens import Segment
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.inputs.videos import measure_frames
 from saccade.models.media import ImageSettings, VideoSettings

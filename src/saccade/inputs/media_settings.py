@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import ConfigError
-from saccade.inputs.folder import read_json, read_optional_json
+from saccade.inputs.checkpoint_files import read_json, read_optional_json
 from saccade.models.media import ImageSettings, MediaDefaults, Placeholders, Resample, Triple, VideoSettings
 from saccade.models.registry import MODEL_TYPES
 

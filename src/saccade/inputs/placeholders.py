@@ -25,7 +25,7 @@ from saccade.inputs.positions import (
     rope_delta,
     text_positions,
 )
-from saccade.inputs.shield import Segment
+from saccade.inputs.special_tokens import Segment
 
 
 @dataclass(frozen=True, slots=True)

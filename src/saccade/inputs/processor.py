@@ -15,7 +15,7 @@ from PIL import Image
 
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
-from saccade.inputs.chat import ChatTemplate, Rendered
+from saccade.inputs.chat_template import ChatTemplate, Rendered
 from saccade.inputs.generation import named_ends
 from saccade.inputs.images import ImageLimits, decode_image, digest_pixels
 from saccade.inputs.measuring import (
@@ -46,8 +46,8 @@ from saccade.inputs.placeholders import (
 )
 from saccade.inputs.plans import ImagePlan, plan_image, plan_video
 from saccade.inputs.positions import Ints
-from saccade.inputs.shield import Segment, plain_segments, special_pattern
 from saccade.inputs.sizing import at_detail, read_details
+from saccade.inputs.special_tokens import Segment, plain_segments, special_pattern
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.inputs.videos import load_video
 from saccade.models.media import ImageSettings, VideoSettings

@@ -9,11 +9,11 @@ from typing import Any
 from saccade.client.stream import Delta
 from saccade.errors import CapacityError, EngineDeadError, RequestError
 from saccade.inputs.placeholders import Prompt
-from saccade.server.errors import HttpError, draining, to_http, too_late
-from saccade.server.exchange import Exchange
-from saccade.server.intake import Job
+from saccade.server.exchange import HttpExchange
+from saccade.server.http_errors import HttpError, draining, to_http, too_late
+from saccade.server.intake import RequestJob
 from saccade.server.metrics import Record
-from saccade.server.service import Phase, Service
+from saccade.server.service import ServerPhase, Service
 from saccade.wire.update import BROKEN, NO_NUMBERS, NO_TOKEN
 
 Piece = tuple[int, Delta]  # which choice, and what it gained
@@ -23,7 +23,7 @@ class Answer:
     """The choices of a job: prompt p's output i is choice p * n + i. Iterate `pieces` once; whoever stops early aborts
     what is left. Outputs that failed raise; the other fields grow as pieces are read."""
 
-    def __init__(self, service: Service, exchange: Exchange, job: Job[Any]) -> None:
+    def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[Any]) -> None:
         self._service, self._exchange, self._job = service, exchange, job
         self._n = job.params.n
         self.num_choices = self._n * len(job.prompts)
@@ -61,7 +61,7 @@ class Answer:
                 error.param = names.get(error.param or "", error.param)
             raise
         except EngineDeadError as error:
-            raise draining() if self._service.phase is Phase.DRAINING else to_http(error, "") from None
+            raise draining() if self._service.phase is ServerPhase.DRAINING else to_http(error, "") from None
         finally:
             if not self._is_refused:
                 self._end()
@@ -138,7 +138,7 @@ class Answer:
             is_sure = delta.stop_reason == NO_NUMBERS
             text = "the engine failed to compute the answer" + ("; the model's numbers are broken" if is_sure else "")
             raise HttpError(500, text, code="engine_error", should_retry=not is_sure)
-        if delta.finish_reason == "abort" and self._service.phase is not Phase.READY:
+        if delta.finish_reason == "abort" and self._service.phase is not ServerPhase.READY:
             raise draining()
 
     def _end(self) -> None:

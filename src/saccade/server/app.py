@@ -11,12 +11,12 @@ from starlette.routing import Route
 from saccade.server.auth import Keys
 from saccade.server.chat import ChatRoute
 from saccade.server.completions import CompletionRoute
-from saccade.server.errors import to_http
-from saccade.server.exchange import ID_HEADER, Exchange
+from saccade.server.exchange import ID_HEADER, HttpExchange
 from saccade.server.gate import Gate
 from saccade.server.generate import GenerateRoute
 from saccade.server.health import HealthRoute
 from saccade.server.home import PageRoute
+from saccade.server.http_errors import to_http
 from saccade.server.openapi import OpenApiRoute
 from saccade.server.ops import OpsRoutes
 from saccade.server.service import Service
@@ -28,7 +28,7 @@ def build_app(service: Service) -> Starlette:
     routes = _routes(service)
     known = {route.path for route in routes}
 
-    def note(path: str, exchange: Exchange) -> None:
+    def note(path: str, exchange: HttpExchange) -> None:
         path = path.removeprefix(settings.root_path)
         service.metrics.note_http(path if path in known else "other", exchange.status or 499)
 
@@ -91,7 +91,7 @@ def _cors(origins: list[str]) -> list[Middleware]:
 
 
 async def _refuse_route(request: Request, error: Exception) -> Response:
-    found = to_http(error, Exchange.of(request).id)
+    found = to_http(error, HttpExchange.of(request).id)
     response = found.response()
     if isinstance(error, HTTPException) and error.headers:
         response.headers.update(error.headers)

@@ -4,7 +4,7 @@ import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
 
-from saccade.server.errors import HttpError
+from saccade.server.http_errors import HttpError
 
 # The page is a file that comes with the package and holds no secrets: whoever loads it types a key into it.
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})

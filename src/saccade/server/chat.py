@@ -14,14 +14,14 @@ from saccade.inputs.placeholders import Prompt
 from saccade.inputs.sizing import read_sizing
 from saccade.models.media import ImageSettings
 from saccade.server.chunks import NULL, ChunkWriter
-from saccade.server.exchange import Exchange
-from saccade.server.intake import Job, Recipe, needs_loading, take_in
+from saccade.server.exchange import HttpExchange
+from saccade.server.intake import Recipe, RequestJob, needs_loading, take_in
 from saccade.server.logprobs import chat_entries
 from saccade.server.protocol import ChatRequest
+from saccade.server.reasoning import Reasoning, ReasoningParser, after_reasoning, ends_in_reasoning
 from saccade.server.reply import Reply
-from saccade.server.sampling import chat_params
+from saccade.server.request_params import chat_params
 from saccade.server.service import Service
-from saccade.server.thoughts import Thought, ThoughtParser, behind_thought, ends_in_thought
 from saccade.server.tools import (
     CallArguments,
     CallStarted,
@@ -35,7 +35,7 @@ from saccade.server.tools import (
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
 
-Event = Thought | ToolEvent
+Event = Reasoning | ToolEvent
 
 
 class ChatRecipe(Recipe[ChatRequest]):
@@ -61,16 +61,16 @@ class ChatRecipe(Recipe[ChatRequest]):
         request.messages = []  # the images are in the prompt now
         return (prompt,)
 
-    def settle(self, job: Job[ChatRequest]) -> None:
+    def settle(self, job: RequestJob[ChatRequest]) -> None:
         """Inside of a reasoning block, structure is for what follows the block."""
         if not self.service.settings.reasoning_parser:
             return
         tokenizer = self.service.engine.processor.tokenizer
         is_continued = bool(job.request.continue_final_message)
-        job.is_thinking = ends_in_thought(job.prompts[0].token_ids.tolist(), tokenizer, is_continued=is_continued)
+        job.is_thinking = ends_in_reasoning(job.prompts[0].token_ids.tolist(), tokenizer, is_continued=is_continued)
         if job.is_thinking and job.params.grammar is not None:
             is_calls = job.request.tool_choice not in (None, "none", "auto")
-            job.params = replace(job.params, grammar=behind_thought(job.params.grammar, is_calls=is_calls))
+            job.params = replace(job.params, grammar=after_reasoning(job.params.grammar, is_calls=is_calls))
 
     def _call_grammar(self, request: ChatRequest) -> Grammar | None:
         """What forces a call where one is asked for."""
@@ -98,7 +98,7 @@ class ChatRoute:
         self._recipe = ChatRecipe(service)
 
     async def create(self, request: Request) -> Response:
-        exchange = Exchange.of(request)
+        exchange = HttpExchange.of(request)
         job = await take_in(self._service, exchange, self._recipe)
         return await ChatReply(self._service, exchange, job).response()
 
@@ -108,7 +108,7 @@ class Choice:
     """One choice as it grows."""
 
     parser: ToolParser | None
-    thoughts: ThoughtParser | None = None
+    thoughts: ReasoningParser | None = None
     reasoning: list[str] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Choice:
         if is_last:
             more, rest = self.thoughts.finish()
             thought, text = thought + more, text + rest
-        return [*([Thought(thought)] if thought else []), *self._read_answer(text, is_last=is_last, is_cut=is_cut)]
+        return [*([Reasoning(thought)] if thought else []), *self._read_answer(text, is_last=is_last, is_cut=is_cut)]
 
     def _read_answer(self, text: str, *, is_last: bool, is_cut: bool) -> list[ToolEvent]:
         if self.parser is None:
@@ -141,9 +141,9 @@ class Choice:
 
 class ChatReply(Reply):
     id_prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
-    job: Job[ChatRequest]
+    job: RequestJob[ChatRequest]
 
-    def __init__(self, service: Service, exchange: Exchange, job: Job[ChatRequest]) -> None:
+    def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> None:
         super().__init__(service, exchange, job)
         is_parallel = job.request.parallel_tool_calls is not False
         # Structure from the first token on leaves no room for a block that the model would open itself.
@@ -152,7 +152,7 @@ class ChatReply(Reply):
         self._choices = [
             Choice(
                 tool_parser(service.tool_style, is_parallel=is_parallel) if may_call(job.request) else None,
-                ThoughtParser(is_open=job.is_thinking) if self._has_thoughts else None,
+                ReasoningParser(is_open=job.is_thinking) if self._has_thoughts else None,
             )
             for _ in range(self.answer.num_choices)
         ]
@@ -161,7 +161,7 @@ class ChatReply(Reply):
         choice = self._choices[index]
         for event in self._shown(choice, delta):
             match event:
-                case Thought(text=text):
+                case Reasoning(text=text):
                     choice.reasoning.append(text)
                 case Content(text=text):
                     choice.text.append(text)
@@ -224,7 +224,7 @@ class ChatReply(Reply):
 
     def _shown(self, choice: Choice, delta: Delta) -> list[Event]:
         events = choice.read(delta)
-        return events if self._shows_thoughts else [event for event in events if not isinstance(event, Thought)]
+        return events if self._shows_thoughts else [event for event in events if not isinstance(event, Reasoning)]
 
     def _scores(self, delta: Delta) -> list[dict[str, Any]] | None:
         if delta.logprobs is None:
@@ -239,7 +239,7 @@ def _named(thought: str | None) -> dict[str, str | None]:
 
 def _delta(event: Event) -> bytes:
     match event:
-        case Thought(text=text):
+        case Reasoning(text=text):
             return b'"delta":' + orjson.dumps(_named(text))
         case Content(text=text):
             return b'"delta":{"content":' + orjson.dumps(text) + b"}"

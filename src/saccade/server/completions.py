@@ -13,12 +13,12 @@ from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
 from saccade.server.chunks import NULL, ChunkWriter
-from saccade.server.exchange import Exchange
-from saccade.server.intake import Job, Recipe, take_in
+from saccade.server.exchange import HttpExchange
+from saccade.server.intake import Recipe, RequestJob, take_in
 from saccade.server.logprobs import CompletionScores, prompt_entries
 from saccade.server.protocol import CompletionRequest
 from saccade.server.reply import Reply
-from saccade.server.sampling import completion_params
+from saccade.server.request_params import completion_params
 from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
 
@@ -66,7 +66,7 @@ class CompletionRoute:
         self._recipe = CompletionRecipe(service)
 
     async def create(self, request: Request) -> Response:
-        exchange = Exchange.of(request)
+        exchange = HttpExchange.of(request)
         job = await take_in(self._service, exchange, self._recipe)
         return await CompletionReply(self._service, exchange, job).response()
 
@@ -84,9 +84,9 @@ class CompletionReply(Reply):
     """With `echo`, the prompt stands before the text."""
 
     id_prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
-    job: Job[CompletionRequest]
+    job: RequestJob[CompletionRequest]
 
-    def __init__(self, service: Service, exchange: Exchange, job: Job[CompletionRequest]) -> None:
+    def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[CompletionRequest]) -> None:
         super().__init__(service, exchange, job)
         self._choices = [Choice() for _ in range(self.answer.num_choices)]
         self._num_top = job.params.logprobs or 0

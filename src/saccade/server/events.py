@@ -8,8 +8,8 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from saccade.server.errors import ClientGoneError, explain
-from saccade.server.exchange import Exchange
+from saccade.server.exchange import HttpExchange
+from saccade.server.http_errors import ClientGoneError, explain
 
 DONE = b"data: [DONE]\n\n"
 TICK_S = 1.0
@@ -17,7 +17,7 @@ PING = b": ping\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-async def event_stream(exchange: Exchange, chunks: AsyncGenerator[bytes, None], *, ping_s: float) -> "EventStream":
+async def event_stream(exchange: HttpExchange, chunks: AsyncGenerator[bytes, None], *, ping_s: float) -> "EventStream":
     """A reply of chunks. What fails before the first of them is raised, so that it gets a status of its own; a first
     chunk that takes long is not waited for."""
     first = asyncio.ensure_future(_first(chunks))
@@ -31,7 +31,7 @@ async def event_stream(exchange: Exchange, chunks: AsyncGenerator[bytes, None], 
 class EventStream(Response):
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: HttpExchange,
         first: "asyncio.Future[bytes]",
         chunks: AsyncGenerator[bytes, None],
         ping_s: float,

@@ -11,14 +11,14 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from saccade.server.errors import ClientGoneError, HttpError
+from saccade.server.http_errors import ClientGoneError, HttpError
 
 ID_HEADER = b"x-request-id"
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _KEY = "saccade.exchange"
 
 
-class Exchange:
+class HttpExchange:
     """A request and its reply. Within `async with`, a client that leaves cancels whatever is done for it, in any phase
     behind the body: the watch begins when the last byte of the body was read.
 
@@ -40,16 +40,16 @@ class Exchange:
         scope[_KEY] = self
 
     @classmethod
-    def of(cls, request: Request) -> "Exchange":
+    def of(cls, request: Request) -> "HttpExchange":
         found = request.scope[_KEY]
-        assert isinstance(found, Exchange)
+        assert isinstance(found, HttpExchange)
         return found
 
     @property
     def has_started(self) -> bool:
         return self.status is not None
 
-    async def __aenter__(self) -> "Exchange":
+    async def __aenter__(self) -> "HttpExchange":
         self._owner = asyncio.current_task()
         return self
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade.server.auth import Keys
-from saccade.server.errors import ClientGoneError, HttpError, explain
-from saccade.server.exchange import Exchange
+from saccade.server.exchange import HttpExchange
+from saccade.server.http_errors import ClientGoneError, HttpError, explain
 
-OnEnd = Callable[[str, Exchange], None]
+OnEnd = Callable[[str, HttpExchange], None]
 
 
 class Gate:
@@ -22,7 +22,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        exchange = Exchange(scope, receive, send)
+        exchange = HttpExchange(scope, receive, send)
         try:
             async with exchange:
                 try:
@@ -35,7 +35,7 @@ class Gate:
         finally:
             self._on_end(scope["path"], exchange)
 
-    def _check(self, scope: Scope, exchange: Exchange) -> None:
+    def _check(self, scope: Scope, exchange: HttpExchange) -> None:
         path = scope["path"].removeprefix(self._root_path) if self._root_path else scope["path"]
         self._keys.check(path, exchange.headers)
         size = sum(len(name) + len(value) for name, value in scope["headers"])
@@ -43,7 +43,7 @@ class Gate:
             text = f"the headers have {size} bytes; the limit is {self._max_header_bytes} (--max-header-bytes)"
             raise HttpError(431, text, code="headers_too_large")
 
-    async def _fail(self, error: Exception, scope: Scope, exchange: Exchange) -> None:
+    async def _fail(self, error: Exception, scope: Scope, exchange: HttpExchange) -> None:
         if isinstance(error, ClientGoneError):
             raise error
         found = explain(error, exchange.id)

@@ -19,11 +19,11 @@ from saccade.inputs.placeholders import Prompt
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.server.answer import Answer
 from saccade.server.events import event_stream
-from saccade.server.exchange import Exchange
-from saccade.server.intake import Job, Recipe, needs_loading, take_in
+from saccade.server.exchange import HttpExchange
+from saccade.server.intake import Recipe, RequestJob, needs_loading, take_in
 from saccade.server.logprobs import likeliest, number, token_text
 from saccade.server.protocol import GenerateParams, GenerateRequest
-from saccade.server.sampling import generate_params
+from saccade.server.request_params import generate_params
 from saccade.server.service import Service
 from saccade.server.structure import structure_param
 from saccade.wire.sampling_params import SamplingParams
@@ -61,7 +61,7 @@ class GenerateRecipe(Recipe[GenerateRequest]):
         media = [(ref.kind, ref.source) for ref in refs]
         return (processor.text(request.text or "", media=media, allowance=allowance),)
 
-    def settle(self, job: Job[GenerateRequest]) -> None:
+    def settle(self, job: RequestJob[GenerateRequest]) -> None:
         if job.request.input_ids is not None:
             job.prompt_param = "input_ids"
 
@@ -90,7 +90,7 @@ class GenerateRoute:
         self._recipe = GenerateRecipe(service)
 
     async def create(self, request: Request) -> Response:
-        exchange = Exchange.of(request)
+        exchange = HttpExchange.of(request)
         job = await take_in(self._service, exchange, self._recipe)
         reply = GenerateReply(self._service, exchange, job)
         if job.request.stream:
@@ -142,7 +142,7 @@ class _Output:
 
 
 class GenerateReply:
-    def __init__(self, service: Service, exchange: Exchange, job: Job[GenerateRequest]) -> None:
+    def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[GenerateRequest]) -> None:
         self._service, self._exchange, self._job = service, exchange, job
         self._answer = Answer(service, exchange, job)
         has_text = job.request.return_text_in_logprobs

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from saccade.errors import CapacityError
 from saccade.inputs.placeholders import text_prompt
-from saccade.server.errors import HttpError
+from saccade.server.http_errors import HttpError
 from saccade.server.ops import json_reply
 from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams

@@ -5,7 +5,7 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from saccade.server.errors import HttpError
+from saccade.server.http_errors import HttpError
 
 _HEADERS = {
     "content-security-policy": "default-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; frame-ancestors 'none'",

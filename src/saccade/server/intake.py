@@ -15,8 +15,8 @@ from saccade.inputs.allowance import Allowance
 from saccade.inputs.messages import MediaRef, find_media
 from saccade.inputs.placeholders import Prompt
 from saccade.server.admission import Place
-from saccade.server.errors import HttpError, too_late
-from saccade.server.exchange import Exchange
+from saccade.server.exchange import HttpExchange
+from saccade.server.http_errors import HttpError, too_late
 from saccade.server.protocol import Wire
 from saccade.server.reading import check_content_type, ignored_header, read_request
 from saccade.server.service import Service
@@ -30,7 +30,7 @@ TIMEOUT_HEADER, TIMINGS_HEADER = b"x-request-timeout", b"x-timings"
 
 
 @dataclass(slots=True)
-class Job(Generic[R]):
+class RequestJob(Generic[R]):
     """A request on its way. `seconds` holds what each stage took. The two params are what errors call the prompt and
     the structure of the output."""
 
@@ -83,11 +83,11 @@ class Recipe(ABC, Generic[R]):
         longest = self.service.max_model_len - 1
         return Allowance(max_tokens=longest, is_count=self.is_count, hold=place.hold, go_on=place.go_on)
 
-    def settle(self, job: Job[R]) -> None:
+    def settle(self, job: RequestJob[R]) -> None:
         """What can be decided only with the prompts at hand."""
 
 
-async def take_in(service: Service, exchange: Exchange, recipe: Recipe[R]) -> Job[R]:
+async def take_in(service: Service, exchange: HttpExchange, recipe: Recipe[R]) -> RequestJob[R]:
     """The job of an exchange. Its place is held until the exchange ends."""
     try:
         return await _take_in(service, exchange, recipe)
@@ -96,7 +96,7 @@ async def take_in(service: Service, exchange: Exchange, recipe: Recipe[R]) -> Jo
         raise
 
 
-async def _take_in(service: Service, exchange: Exchange, recipe: Recipe[R]) -> Job[R]:
+async def _take_in(service: Service, exchange: HttpExchange, recipe: Recipe[R]) -> RequestJob[R]:
     service.check_open()
     check_content_type(exchange.headers)
     place = exchange.exits.enter_context(service.admission.enter())
@@ -118,7 +118,9 @@ async def _take_in(service: Service, exchange: Exchange, recipe: Recipe[R]) -> J
     return job
 
 
-def _read(exchange: Exchange, recipe: Recipe[R], body: bytes, place: Place) -> tuple[Job[R], list[Any] | None]:
+def _read(
+    exchange: HttpExchange, recipe: Recipe[R], body: bytes, place: Place
+) -> tuple[RequestJob[R], list[Any] | None]:
     with place.working():
         begun = monotonic()
         request, ignored = read_request(recipe.request, body)
@@ -130,14 +132,14 @@ def _read(exchange: Exchange, recipe: Recipe[R], body: bytes, place: Place) -> t
         return job, messages
 
 
-def _new_job(exchange: Exchange, recipe: Recipe[R], request: R, ignored: tuple[str, ...]) -> Job[R]:
+def _new_job(exchange: HttpExchange, recipe: Recipe[R], request: R, ignored: tuple[str, ...]) -> RequestJob[R]:
     service = recipe.service
     model = service.check_model(getattr(request, "model", None))
     params = recipe.params(request)
     structure = "" if params.grammar is None else recipe.structure_param(request)
     if params.grammar is not None:
         check_grammar(params.grammar, param=structure)
-    return Job(
+    return RequestJob(
         request,
         params,
         model,
@@ -152,7 +154,7 @@ def _new_job(exchange: Exchange, recipe: Recipe[R], request: R, ignored: tuple[s
     )
 
 
-async def _add_media(recipe: Recipe[R], job: Job[R], messages: list[Any], place: Place) -> None:
+async def _add_media(recipe: Recipe[R], job: RequestJob[R], messages: list[Any], place: Place) -> None:
     service = recipe.service
     begun = monotonic()
     left = None if job.deadline is None else max(job.deadline - begun, 0.0)
@@ -165,12 +167,12 @@ async def _add_media(recipe: Recipe[R], job: Job[R], messages: list[Any], place:
         raise too_late() from None
 
 
-def _work(recipe: Recipe[R], job: Job[R], messages: list[Any], place: Place) -> None:
+def _work(recipe: Recipe[R], job: RequestJob[R], messages: list[Any], place: Place) -> None:
     with place.working():
         _make_prompts(recipe, job, messages, place)
 
 
-def _make_prompts(recipe: Recipe[R], job: Job[R], messages: list[Any] | None, place: Place) -> None:
+def _make_prompts(recipe: Recipe[R], job: RequestJob[R], messages: list[Any] | None, place: Place) -> None:
     begun = monotonic()
     try:
         job.prompts = recipe.prompts(job.request, messages, recipe.allowance(place))
@@ -199,7 +201,7 @@ def _is_inline(ref: MediaRef) -> bool:
     return ref.kind == "image" and isinstance(ref.source, str) and ref.source[:5].lower() == "data:"
 
 
-def _deadline(service: Service, exchange: Exchange, asked: float | None) -> float | None:
+def _deadline(service: Service, exchange: HttpExchange, asked: float | None) -> float | None:
     """A time of the monotonic clock: what the request asks for, within what the server allows."""
     if asked is None and (header := exchange.headers.get(TIMEOUT_HEADER)) is not None:
         asked = _seconds(header)

@@ -7,9 +7,9 @@ from time import monotonic
 
 from saccade.client.process import AsyncEngine
 from saccade.client.spare import Spare
-from saccade.inputs.chat import read_template
+from saccade.inputs.chat_template import read_template
 from saccade.inputs.generation import GenerationDefaults
-from saccade.inputs.media import MediaSettings
+from saccade.inputs.media_loader import MediaSettings
 from saccade.inputs.processor import Processor
 from saccade.models.folder import find_folder
 from saccade.server.service import Service
@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Launch:
     """What to start."""
 
     model: str
@@ -63,7 +63,7 @@ class Stages:
             self._show(f"{stage.name}: {stage.done} of {stage.total}")
 
 
-async def start(service: Service, plan: Plan, stages: Stages) -> AsyncEngine:
+async def start(service: Service, plan: Launch, stages: Stages) -> AsyncEngine:
     """The engine, open for requests. Raises the ConfigError of a model or setting that does not fit."""
     stages.enter("finding the model")
     chosen = plan.engine

@@ -11,12 +11,12 @@ from starlette.responses import Response
 from saccade import __version__
 from saccade.client.process import EngineStats
 from saccade.errors import RequestError, SaccadeError
-from saccade.server.errors import HttpError, draining, engine_dead, starting
-from saccade.server.exchange import Exchange
+from saccade.server.exchange import HttpExchange
+from saccade.server.http_errors import HttpError, draining, engine_dead, starting
 from saccade.server.metrics import CONTENT_TYPE, Facts
 from saccade.server.protocol import AbortRequest
 from saccade.server.reading import check_content_type, read_request
-from saccade.server.service import Phase, Service
+from saccade.server.service import ServerPhase, Service
 from saccade.wire.tensor_parallel import ONE_RANK
 
 STATS_S = 5.0  # for the engine to answer between two steps
@@ -34,7 +34,7 @@ class OpsRoutes:
     async def health(self, request: Request) -> Response:
         """Alive: also while the model is loaded and while requests are drained. 503 only when a restart is needed. An
         engine that found one of its graphs wrong goes on without it, and is degraded."""
-        if self._service.phase is Phase.DEAD:
+        if self._service.phase is ServerPhase.DEAD:
             raise engine_dead(self._service.death)
         if reasons := self._service.degraded:
             return json_reply({"status": "degraded", "reasons": reasons})
@@ -43,11 +43,11 @@ class OpsRoutes:
     async def ready(self, request: Request) -> Response:
         """Whether requests should be sent here now."""
         match self._service.phase:
-            case Phase.STARTING:
+            case ServerPhase.STARTING:
                 raise starting()
-            case Phase.DRAINING:
+            case ServerPhase.DRAINING:
                 raise draining()
-            case Phase.DEAD:
+            case ServerPhase.DEAD:
                 raise engine_dead(self._service.death)
         return json_reply({"status": "ready"})
 
@@ -67,7 +67,7 @@ class OpsRoutes:
     async def graphs(self, request: Request) -> Response:
         stats = await self._stats()
         if stats is None:
-            raise starting() if self._service.phase is Phase.STARTING else engine_dead(self._service.death)
+            raise starting() if self._service.phase is ServerPhase.STARTING else engine_dead(self._service.death)
         ranks = msgspec.to_builtins(self._service.engine.ranks)
         return json_reply({"phases": list(stats.phases.values()), "ranks": ranks})
 
@@ -82,7 +82,7 @@ class OpsRoutes:
             num_pending=service.admission.pending,
             num_refused=service.admission.num_refused,
             time_to_ready_s=service.time_to_ready_s,
-            is_ready=service.phase is Phase.READY,
+            is_ready=service.phase is ServerPhase.READY,
             gpu_ready_bytes=0 if engine is None else engine.gpu_ready_bytes,
             ranks=ONE_RANK if engine is None else engine.ranks,
         )
@@ -105,7 +105,7 @@ class OpsRoutes:
         )
 
     async def abort(self, request: Request) -> Response:
-        exchange = Exchange.of(request)
+        exchange = HttpExchange.of(request)
         check_content_type(exchange.headers)
         body = await exchange.body(limit=SMALL_BODY_BYTES, timeout_s=self._service.settings.body_timeout_s)
         asked, _ = read_request(AbortRequest, body)
@@ -129,7 +129,7 @@ class OpsRoutes:
     def _card(self, name: str) -> dict[str, Any]:
         """Known before the model is loaded, except for how long its context is."""
         service = self._service
-        is_ready = service.phase is Phase.READY
+        is_ready = service.phase is ServerPhase.READY
         processor = service.engine.processor if is_ready else None
         return {
             "id": name,

@@ -156,7 +156,7 @@ class StructuredOutputs(Wire):
     structural_tag: Any = None
 
 
-class Choices(Wire):
+class SamplingFields(Wire):
     """How tokens are chosen and when they end, under the names that OpenAI, vLLM and SGLang share."""
 
     n: Int | None = None
@@ -174,7 +174,7 @@ class Choices(Wire):
     logit_bias: dict[str, Number] | None = None
 
 
-class Sampling(Choices):
+class SamplingRequest(SamplingFields):
     """What chat, completions and their relatives have in common."""
 
     model: str | None = None
@@ -215,7 +215,7 @@ class Sampling(Choices):
     }
 
 
-class ChatRequest(Sampling):
+class ChatRequest(SamplingRequest):
     messages: Messages
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
@@ -230,7 +230,7 @@ class ChatRequest(Sampling):
     include_reasoning: bool | None = None
 
     UNSUPPORTED = {
-        **Sampling.UNSUPPORTED,
+        **SamplingRequest.UNSUPPORTED,
         "chat_template": (None,),
         "functions": (None, []),
         "function_call": (None, "none", "auto"),
@@ -240,15 +240,15 @@ class ChatRequest(Sampling):
     }
 
 
-class CompletionRequest(Sampling):
+class CompletionRequest(SamplingRequest):
     prompt: PromptField
     logprobs: Int | None = None
     echo: bool | None = None
 
-    UNSUPPORTED = {name: allowed for name, allowed in Sampling.UNSUPPORTED.items() if name != "echo"}
+    UNSUPPORTED = {name: allowed for name, allowed in SamplingRequest.UNSUPPORTED.items() if name != "echo"}
 
 
-class GenerateParams(Choices):
+class GenerateParams(SamplingFields):
     """SGLang's sampling_params."""
 
     max_new_tokens: Int | None = None

@@ -8,7 +8,7 @@ import orjson
 from pydantic import ValidationError
 
 from saccade.errors import RequestError
-from saccade.server.errors import HttpError
+from saccade.server.http_errors import HttpError
 from saccade.server.protocol import Wire
 
 Model = TypeVar("Model", bound=Wire)

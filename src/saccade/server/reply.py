@@ -15,8 +15,8 @@ from saccade.inputs.tokenizer import Tokenizer
 from saccade.server.answer import Answer
 from saccade.server.chunks import ChunkWriter
 from saccade.server.events import event_stream
-from saccade.server.exchange import Exchange
-from saccade.server.intake import Job
+from saccade.server.exchange import HttpExchange
+from saccade.server.intake import RequestJob
 from saccade.server.logprobs import prompt_entries
 from saccade.server.protocol import StreamOptions
 from saccade.server.service import Service
@@ -29,7 +29,7 @@ class Reply(ABC):
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
 
-    def __init__(self, service: Service, exchange: Exchange, job: Job[Any]) -> None:
+    def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[Any]) -> None:
         self._service, self._exchange, self.job = service, exchange, job
         self.tokenizer: Tokenizer = service.engine.processor.tokenizer
         self.answer = Answer(service, exchange, job)

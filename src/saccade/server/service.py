@@ -13,12 +13,12 @@ from typing import ParamSpec, TypeVar
 from saccade import __version__
 from saccade.client.process import AsyncEngine
 from saccade.inputs.generation import GenerationDefaults
-from saccade.inputs.media import MediaLoader, MediaSettings
+from saccade.inputs.media_loader import MediaLoader, MediaSettings
 from saccade.server.admission import Admission
-from saccade.server.errors import HttpError, draining, engine_dead, starting
+from saccade.server.http_errors import HttpError, draining, engine_dead, starting
 from saccade.server.metrics import Metrics
-from saccade.server.sampling import SamplingLimits
-from saccade.server.settings import ServerSettings
+from saccade.server.request_params import SamplingLimits
+from saccade.server.server_settings import ServerSettings
 from saccade.server.tools import ToolStyle
 from saccade.wire.engine_settings import SchedulerSettings
 
@@ -29,7 +29,7 @@ MIN_THREADS, MAX_THREADS = 4, 16
 ANY_MODEL = "auto"
 
 
-class Phase(Enum):
+class ServerPhase(Enum):
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
@@ -62,21 +62,21 @@ class Service:
         self._defaults: GenerationDefaults | None = None
         self.eos_token_ids: frozenset[int] = frozenset()
         self.fingerprint = f"saccade-{__version__}"
-        self._phase = Phase.STARTING
+        self._phase = ServerPhase.STARTING
         self._serials = count()
         self._running: dict[str, set[str]] = {}
         self.last_output: float | None = None  # a time of the monotonic clock
 
     @property
-    def phase(self) -> Phase:
-        if self._phase is Phase.READY and self._engine is not None and not self._engine.is_alive:
-            return Phase.DEAD
+    def phase(self) -> ServerPhase:
+        if self._phase is ServerPhase.READY and self._engine is not None and not self._engine.is_alive:
+            return ServerPhase.DEAD
         return self._phase
 
     @property
     def engine(self) -> AsyncEngine:
         """The engine, also while requests are drained; or the reason why there is none."""
-        if self.phase is Phase.DEAD:
+        if self.phase is ServerPhase.DEAD:
             raise engine_dead(self.death)
         if self._engine is None:
             raise starting()
@@ -94,7 +94,7 @@ class Service:
 
     def check_open(self) -> None:
         """Raises unless new requests are taken."""
-        if self.phase is Phase.DRAINING:
+        if self.phase is ServerPhase.DRAINING:
             raise draining()
         _ = self.engine
 
@@ -132,15 +132,15 @@ class Service:
         self.eos_token_ids = defaults.eos_token_ids
         self._defaults = defaults if self.settings.generation_config == "auto" else None
         self.time_to_ready_s = monotonic() - self.begun
-        if self._phase is Phase.STARTING:
-            self._phase = Phase.READY
+        if self._phase is ServerPhase.STARTING:
+            self._phase = ServerPhase.READY
 
     def fail(self) -> None:
-        self._phase = Phase.DEAD
+        self._phase = ServerPhase.DEAD
 
     def drain(self) -> None:
         """No request is taken from now on; those inside go on."""
-        self._phase = Phase.DRAINING
+        self._phase = ServerPhase.DRAINING
 
     async def aclose(self) -> None:
         await self.media.aclose()

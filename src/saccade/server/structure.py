@@ -5,13 +5,13 @@ from typing import Any
 import orjson
 
 from saccade.errors import RequestError
-from saccade.server.protocol import GenerateParams, ResponseFormat, Sampling, StructuredOutputs
+from saccade.server.protocol import GenerateParams, ResponseFormat, SamplingRequest, StructuredOutputs
 from saccade.wire.grammar import Grammar
 
 Asked = list[tuple[str, Grammar]]
 
 
-def chosen_grammar(request: Sampling | GenerateParams) -> Grammar | None:
+def chosen_grammar(request: SamplingRequest | GenerateParams) -> Grammar | None:
     """The grammar a request asks for; two different wishes are an error."""
     asked = _asked(request)
     if len(asked) > 1:
@@ -22,13 +22,13 @@ def chosen_grammar(request: Sampling | GenerateParams) -> Grammar | None:
 
 def structure_param(request: object) -> str | None:
     """The field that asks for structure, None where none does."""
-    asked = _asked(request) if isinstance(request, Sampling | GenerateParams) else []
+    asked = _asked(request) if isinstance(request, SamplingRequest | GenerateParams) else []
     return asked[0][0] if asked else None
 
 
-def _asked(request: Sampling | GenerateParams) -> Asked:
+def _asked(request: SamplingRequest | GenerateParams) -> Asked:
     asked: Asked = []
-    if isinstance(request, Sampling):
+    if isinstance(request, SamplingRequest):
         if request.response_format is not None:
             asked += _from_format(request.response_format)
         if request.structured_outputs is not None:

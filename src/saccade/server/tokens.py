@@ -9,7 +9,7 @@ from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
 from saccade.server.chat import ChatRecipe, sized
-from saccade.server.exchange import Exchange
+from saccade.server.exchange import HttpExchange
 from saccade.server.intake import Recipe, needs_loading, take_in
 from saccade.server.logprobs import token_text
 from saccade.server.ops import json_reply
@@ -91,18 +91,18 @@ class TokenRoutes:
         self._render = RenderRecipe(service)
 
     async def tokenize(self, request: Request) -> Response:
-        job = await take_in(self._service, Exchange.of(request), self._tokenize)
+        job = await take_in(self._service, HttpExchange.of(request), self._tokenize)
         return json_reply(await self._service.in_thread(self._tokens, job.prompts[0], job.request.return_token_strs))
 
     async def detokenize(self, request: Request) -> Response:
-        job = await take_in(self._service, Exchange.of(request), self._detokenize)
+        job = await take_in(self._service, HttpExchange.of(request), self._detokenize)
         tokenizer = self._service.engine.processor.tokenizer
         text = await self._service.in_thread(tokenizer.decode, job.request.tokens, skip_special_tokens=False)
         return json_reply({"prompt": text})
 
     async def render(self, request: Request) -> Response:
         """A chat request as the model would see it; it is checked like one and not run."""
-        job = await take_in(self._service, Exchange.of(request), self._render)
+        job = await take_in(self._service, HttpExchange.of(request), self._render)
         found = await self._service.in_thread(self._rendered, job.prompts[0])
         return json_reply({"model": job.model, **found})
 

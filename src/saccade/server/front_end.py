@@ -16,13 +16,13 @@ from rich.console import Console
 from saccade.client.process import AsyncEngine
 from saccade.client.spare import Spare
 from saccade.errors import ConfigError, SaccadeError
-from saccade.inputs.media import MediaSettings
+from saccade.inputs.media_loader import MediaSettings
 from saccade.server.app import build_app
 from saccade.server.http11 import BoundedProtocol
-from saccade.server.lifecycle import Plan, Stages, drain, start
+from saccade.server.lifecycle import Launch, Stages, drain, start
 from saccade.server.logs import log_to_stderr
+from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
-from saccade.server.settings import ServerSettings
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
@@ -45,7 +45,7 @@ def serve(
     worker is taken over."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     settings = server or ServerSettings()
-    plan = Plan(model, engine or EngineSettings(), limits or SchedulerSettings(), media or MediaSettings(), spare)
+    plan = Launch(model, engine or EngineSettings(), limits or SchedulerSettings(), media or MediaSettings(), spare)
     try:
         with _bound(settings) as listener:
             sys.setswitchinterval(SWITCH_S)
@@ -63,7 +63,7 @@ def serve(
 class _Front:
     """The front end's process: answers from the first moment, takes requests when the engine is ready."""
 
-    def __init__(self, settings: ServerSettings, plan: Plan, console: Console) -> None:
+    def __init__(self, settings: ServerSettings, plan: Launch, console: Console) -> None:
         self._settings, self._plan, self._console = settings, plan, console
         self._service = Service(plan.model, settings, plan.limits, plan.media)
         self._engine: AsyncEngine | None = None

@@ -17,9 +17,9 @@ from typing import Any
 import minijinja
 
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs.folder import read_optional_json, read_text
+from saccade.inputs.checkpoint_files import read_optional_json, read_text
 from saccade.inputs.messages import Conversation, MediaRef, flatten_text, read_messages, wrap_text
-from saccade.inputs.shield import Segment, Shield, unused_mark
+from saccade.inputs.special_tokens import Segment, SpecialTokenGuard, unused_mark
 
 # Steps of the template machine. A turn costs one to three hundred; using up all of it takes about 0.2 s.
 FUEL = 5_000_000
@@ -97,7 +97,7 @@ class ChatTemplate:
         check(context)
         mark = unused_mark([context, self._source])
         end = unused_mark([context, self._source, mark])
-        context = Shield(self._special_tokens, mark).protect(context)
+        context = SpecialTokenGuard(self._special_tokens, mark).protect(context)
         if continue_final_message:
             _end_final_message(context["messages"], end)
         text = self._run(
@@ -107,7 +107,7 @@ class ChatTemplate:
         )
         if continue_final_message:
             text = _cut_final_message(text, end)
-        return Rendered(Shield(self._special_tokens, mark).split(text), conversation.media)
+        return Rendered(SpecialTokenGuard(self._special_tokens, mark).split(text), conversation.media)
 
     def _shape(self, conversation: Conversation) -> list[dict[str, Any]]:
         if not self._takes_parts:
@@ -233,7 +233,7 @@ def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    if ensure_ascii:  # marks (see shield.py) are no part of the text and must stay what they are
+    if ensure_ascii:  # marks (see special_tokens.py) are no part of the text and must stay what they are
         text = _ESCAPED_MARK.sub(lambda match: chr(int(match.group(1), 16)), text)
     return text
 

@@ -21,13 +21,13 @@ _PLACES = Literal["start", "thought", "gap", "answer"]
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class Reasoning:
     """A piece of reasoning."""
 
     text: str
 
 
-class ThoughtParser:
+class ReasoningParser:
     """Parts one output, piece by piece, into reasoning and answer; where the pieces end makes no difference.
 
     Only a block at the beginning counts. `is_open`: it was opened in the prompt; an opening tag that comes nevertheless
@@ -91,7 +91,7 @@ class ThoughtParser:
         return answer
 
 
-def ends_in_thought(token_ids: Sequence[int], tokenizer: Tokenizer, *, is_continued: bool) -> bool:
+def ends_in_reasoning(token_ids: Sequence[int], tokenizer: Tokenizer, *, is_continued: bool) -> bool:
     """Whether a prompt leaves a reasoning block open. A text that is continued may be far inside of one, which is
     looked for behind the last special token: what a user spelled out before is not the model's."""
     if not is_continued:
@@ -102,7 +102,7 @@ def ends_in_thought(token_ids: Sequence[int], tokenizer: Tokenizer, *, is_contin
     return text.rfind(OPEN) > text.rfind(CLOSE)
 
 
-def behind_thought(grammar: Grammar, *, is_calls: bool = False) -> Grammar:
+def after_reasoning(grammar: Grammar, *, is_calls: bool = False) -> Grammar:
     """Any text up to the end of a reasoning block, and then what the grammar says. `is_calls`: it is that of forced
     tool calls, whose rules are known."""
     lines = ["start: thought answer", f'thought[suffix="{CLOSE}"]: /(?s:.*)/']

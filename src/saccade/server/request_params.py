@@ -5,7 +5,7 @@ from typing import Any
 
 from saccade.errors import RequestError
 from saccade.inputs.generation import GenerationDefaults
-from saccade.server.protocol import ChatRequest, CompletionRequest, GenerateParams, GenerateRequest, Sampling
+from saccade.server.protocol import ChatRequest, CompletionRequest, GenerateParams, GenerateRequest, SamplingRequest
 from saccade.server.structure import chosen_grammar
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import MAX_LOGIT_BIAS, SamplingParams
@@ -79,7 +79,7 @@ def generate_params(request: GenerateRequest, limits: SamplingLimits) -> Samplin
     return _checked(fields, _GENERATE_NAMES)
 
 
-def _common(request: Sampling, limits: SamplingLimits) -> dict[str, Any]:
+def _common(request: SamplingRequest, limits: SamplingLimits) -> dict[str, Any]:
     fields = {name: getattr(request, name) for name in _PLAIN} | _suggested(request, limits)
     fields["n"] = _count(request.n, limits)
     fields["stop"] = _stop(request.stop, limits)
@@ -91,14 +91,14 @@ def _common(request: Sampling, limits: SamplingLimits) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _check_empty(request: Sampling, longest: int | None, name: str, *, is_scored: bool = False) -> None:
+def _check_empty(request: SamplingRequest, longest: int | None, name: str, *, is_scored: bool = False) -> None:
     """An answer without tokens is asked for the prompt's scores; without them it would be a mistake."""
     if longest == 0 and not is_scored and request.prompt_logprobs is None:
         text = f"{name} is 0; it must be at least 1, or prompt_logprobs be asked for"
         raise RequestError(text, param=name, code="invalid_value")
 
 
-def _suggested(request: Sampling | GenerateParams, limits: SamplingLimits) -> dict[str, Any]:
+def _suggested(request: SamplingRequest | GenerateParams, limits: SamplingLimits) -> dict[str, Any]:
     """The request's own values, then the checkpoint's."""
     asked = {name: getattr(request, name) for name in _SUGGESTED}
     if limits.defaults is None:

@@ -1,4 +1,4 @@
-"""Keeps special tokens that a user typed from becoming special.
+"""The special-token guard: what a user types never becomes a special token.
 
 A chat template sees the user's real text, because templates look into it (`trim`, `in`, `startswith`, `split`). Before
 rendering, one mark is put into every place of a user's string where a special token is spelled out, and at a border of
@@ -35,7 +35,7 @@ class Segment:
     is_plain: bool = False
 
 
-class Shield:
+class SpecialTokenGuard:
     """Marks special tokens in a request's strings and finds the marked ones again after rendering. One per request."""
 
     def __init__(self, special_tokens: Sequence[str], mark: str) -> None:
