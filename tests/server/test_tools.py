@@ -22,8 +22,8 @@ from saccade.server.tools import (
     ToolEvent,
     ToolParser,
     check_tools,
+    new_tool_parser,
     tool_grammar,
-    tool_parser,
     tool_style,
 )
 from saccade.wire.grammar import Grammar, check_grammar
@@ -143,7 +143,7 @@ def test_without_parallel_calls_the_first_is_all_there_is(style: Any) -> None:
         "hermes": f"Hm. {call('a', {})} {call('b', {})} and so on",
         "llama3_json": '{"name": "a", "parameters": {}}; {"name": "b", "parameters": {}}',
     }
-    content, calls = parse(texts[style], parser=tool_parser(style, is_parallel=False))
+    content, calls = parse(texts[style], parser=new_tool_parser(style, is_parallel=False))
     assert calls == [("a", {})] and content in ("Hm.", "")
 
 

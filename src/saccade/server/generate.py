@@ -1,13 +1,11 @@
 """POST /generate: SGLang's native route. Streamed text is cumulative, as its clients expect."""
 
 import re
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
 import orjson
-from starlette.requests import Request
 from starlette.responses import Response
 
 from saccade.client.output import Logprob, Logprobs
@@ -17,12 +15,11 @@ from saccade.inputs.allowance import Allowance
 from saccade.inputs.messages import read_messages
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.tokenizer import Tokenizer
-from saccade.server.answer import Answer
-from saccade.server.events import event_stream
 from saccade.server.exchange import HttpExchange
-from saccade.server.intake import Recipe, RequestJob, needs_loading, take_in
+from saccade.server.intake import PromptRoute, RequestJob, needs_loading
 from saccade.server.logprobs import likeliest, number, token_text
 from saccade.server.protocol import GenerateParams, GenerateRequest
+from saccade.server.reply import Reply
 from saccade.server.request_params import generate_params
 from saccade.server.service import Service
 from saccade.server.structure import structure_param
@@ -31,16 +28,19 @@ from saccade.wire.sampling_params import SamplingParams
 MAX_SCHEME = 16  # SGLang's clients also send base64 alone, in which no colon occurs
 
 
-class GenerateRecipe(Recipe[GenerateRequest]):
-    request = GenerateRequest
+class GenerateRoute(PromptRoute[GenerateRequest]):
+    kind = GenerateRequest
     prompt_param = "text"
+
+    async def reply(self, exchange: HttpExchange, job: RequestJob[GenerateRequest]) -> Response:
+        return await GenerateReply(self.service, exchange, job).response()
 
     def params(self, request: GenerateRequest) -> SamplingParams:
         if (request.text is None) == (request.input_ids is None):
             raise RequestError("send exactly one of text and input_ids", param="text", code="invalid_value")
         if request.image_data and request.input_ids is not None:
             raise RequestError("images need text with their placeholders", param="image_data", code="invalid_value")
-        return generate_params(request, self.service.limits)
+        return generate_params(request, self.service.settings, self.service.defaults)
 
     def messages(self, request: GenerateRequest) -> list[Any] | None:
         """The images as a message, which is what the media loader knows."""
@@ -84,22 +84,6 @@ def as_message(request: GenerateRequest) -> list[Any]:
     return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}} for url in urls]}]
 
 
-class GenerateRoute:
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._recipe = GenerateRecipe(service)
-
-    async def create(self, request: Request) -> Response:
-        exchange = HttpExchange.of(request)
-        job = await take_in(self._service, exchange, self._recipe)
-        reply = GenerateReply(self._service, exchange, job)
-        if job.request.stream:
-            settings = self._service.settings
-            return await event_stream(exchange, reply.chunks(), ping_s=settings.sse_ping_s)
-        whole = await reply.whole()
-        return Response(await self._service.in_thread(orjson.dumps, whole), media_type="application/json")
-
-
 class _Triples:
     """[log-probability, token id, text]; SGLang leaves the text out unless asked."""
 
@@ -141,50 +125,45 @@ class _Output:
         self.last = delta
 
 
-class GenerateReply:
+class GenerateReply(Reply):
+    job: RequestJob[GenerateRequest]
+
     def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[GenerateRequest]) -> None:
-        self._service, self._exchange, self._job = service, exchange, job
-        self._answer = Answer(service, exchange, job)
-        has_text = job.request.return_text_in_logprobs
-        self._triples = _Triples(service.engine.processor.tokenizer if has_text else None)
+        super().__init__(service, exchange, job)
+        self._triples = _Triples(self.tokenizer if job.request.return_text_in_logprobs else None)
         self._outputs = [_Output(job.params.logprobs or 0, self._triples) for _ in range(job.params.n)]
         self._input_scores = self._write_input(())
 
-    async def whole(self) -> Any:
-        async with aclosing(self._answer.pieces()) as pieces:
-            async for index, delta in pieces:
-                self._take(index, delta)
-        found = [self._body(output) for output in self._outputs]
-        return found[0] if len(found) == 1 else found
-
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        async with aclosing(self._answer.pieces()) as pieces:
-            async for index, delta in pieces:
-                self._take(index, delta)
-                body = self._body(self._outputs[index])
-                yield b"data: " + orjson.dumps(body | ({"index": index} if len(self._outputs) > 1 else {})) + b"\n\n"
-
-    def _take(self, index: int, delta: Delta) -> None:
-        self._outputs[index].take(delta)
+    def take(self, index: int, delta: Delta) -> bytes:
+        output = self._outputs[index]
+        output.take(delta)
         if delta.prompt_logprobs is not None:
             self._input_scores = self._write_input(delta.prompt_logprobs)
+        if not self.job.request.stream:
+            return b""
+        place = {"index": index} if len(self._outputs) > 1 else {}
+        return b"data: " + orjson.dumps(self._body(output) | place) + b"\n\n"
+
+    def body(self) -> Any:
+        found = [self._body(output) for output in self._outputs]
+        return found[0] if len(found) == 1 else found
 
     def _body(self, output: _Output) -> dict[str, Any]:
         delta = output.last
         assert delta is not None, "an output without a piece"
-        usage = self._answer.usage()
+        usage = self.answer.usage()
         meta: dict[str, Any] = {
-            "id": self._job.public_id,
+            "id": self.job.public_id,
             "finish_reason": _finish(delta, self._matched(output)),
             "prompt_tokens": usage["prompt_tokens"],
             "completion_tokens": len(output.token_ids),
             "cached_tokens": delta.num_cached_tokens,
-            "e2e_latency": monotonic() - self._exchange.arrival,
+            "e2e_latency": monotonic() - self.exchange.arrival,
         }
-        if self._job.request.return_logprob:
+        if self.job.request.return_logprob:
             meta |= self._scores(output)
-        if self._job.wants_timings:
-            meta["timings"] = self._answer.timings()
+        if self.job.wants_timings:
+            meta["timings"] = self.answer.timings()
         return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
 
     def _matched(self, output: _Output) -> int | str | None:
@@ -193,17 +172,17 @@ class GenerateReply:
         if output.last.stop_reason is not None or not output.token_ids:
             return output.last.stop_reason
         token = output.token_ids[-1]
-        return token if token in self._service.eos_token_ids else None
+        return token if token in self.service.eos_token_ids else None
 
     def _scores(self, output: _Output) -> dict[str, Any]:
         found = {**self._input_scores, "output_token_logprobs": output.chosen}
-        return found | ({"output_top_logprobs": output.tops} if self._job.params.logprobs else {})
+        return found | ({"output_top_logprobs": output.tops} if self.job.params.logprobs else {})
 
     def _write_input(self, scores: Sequence[Logprobs | None]) -> dict[str, Any]:
-        start = max(self._job.request.logprob_start_len or 0, 0)
-        ids = self._answer.prompt_ids[0].tolist()[start:]
+        start = max(self.job.request.logprob_start_len or 0, 0)
+        ids = self.answer.prompt_ids[0].tolist()[start:]
         found = {"input_token_logprobs": self._triples.chosen(ids, scores[start:])}
-        if count := self._job.params.logprobs:
+        if count := self.job.params.logprobs:
             tops = [None if one is None else self._triples.top(one, count) for one in scores[start:]]
             return found | {"input_top_logprobs": tops}
         return found

@@ -1,18 +1,19 @@
 """Routes for whoever runs the server: the model, its health, its numbers."""
 
 import asyncio
+from importlib.resources import files
 from typing import Any
 
 import msgspec
 import orjson
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from saccade import __version__
 from saccade.client.process import EngineStats
 from saccade.errors import RequestError, SaccadeError
 from saccade.server.exchange import HttpExchange
-from saccade.server.http_errors import HttpError, draining, engine_dead, starting
+from saccade.server.http_errors import HttpError, engine_dead, starting
 from saccade.server.metrics import CONTENT_TYPE, Facts
 from saccade.server.protocol import AbortRequest
 from saccade.server.reading import check_content_type, read_request
@@ -21,6 +22,11 @@ from saccade.wire.tensor_parallel import ONE_RANK
 
 STATS_S = 5.0  # for the engine to answer between two steps
 SMALL_BODY_BYTES = 64 * 1024
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
 
 
 def json_reply(value: Any, status: int = 200) -> Response:
@@ -30,6 +36,14 @@ def json_reply(value: Any, status: int = 200) -> Response:
 class OpsRoutes:
     def __init__(self, service: Service) -> None:
         self._service = service
+        page = files("saccade.server").joinpath("page", "index.html")
+        self._page = page.read_text() if page.is_file() else None
+
+    async def page(self, request: Request) -> Response:
+        """The page that comes with the package; a package without the file has none."""
+        if self._page is None:
+            raise HttpError(404, "this installation has no page", code="unknown_route")
+        return HTMLResponse(self._page, headers=_PAGE_HEADERS)
 
     async def health(self, request: Request) -> Response:
         """Alive: also while the model is loaded and while requests are drained. 503 only when a restart is needed. An
@@ -42,13 +56,7 @@ class OpsRoutes:
 
     async def ready(self, request: Request) -> Response:
         """Whether requests should be sent here now."""
-        match self._service.phase:
-            case ServerPhase.STARTING:
-                raise starting()
-            case ServerPhase.DRAINING:
-                raise draining()
-            case ServerPhase.DEAD:
-                raise engine_dead(self._service.death)
+        self._service.check_open()
         return json_reply({"status": "ready"})
 
     async def models(self, request: Request) -> Response:

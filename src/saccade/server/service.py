@@ -17,7 +17,6 @@ from saccade.inputs.media_loader import MediaLoader, MediaSettings
 from saccade.server.admission import Admission
 from saccade.server.http_errors import HttpError, draining, engine_dead, starting
 from saccade.server.metrics import Metrics
-from saccade.server.request_params import SamplingLimits
 from saccade.server.server_settings import ServerSettings
 from saccade.server.tools import ToolStyle
 from saccade.wire.engine_settings import SchedulerSettings
@@ -59,7 +58,7 @@ class Service:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
         self.tool_style: ToolStyle = "hermes"
         self._engine: AsyncEngine | None = None
-        self._defaults: GenerationDefaults | None = None
+        self.defaults: GenerationDefaults | None = None  # of requests that leave sampling open
         self.eos_token_ids: frozenset[int] = frozenset()
         self.fingerprint = f"saccade-{__version__}"
         self._phase = ServerPhase.STARTING
@@ -99,15 +98,6 @@ class Service:
         _ = self.engine
 
     @property
-    def limits(self) -> SamplingLimits:
-        return SamplingLimits(
-            max_n=self.settings.max_n,
-            max_logprobs=self.settings.max_logprobs,
-            max_stop_strings=self.settings.max_stop_strings,
-            defaults=self._defaults,
-        )
-
-    @property
     def max_model_len(self) -> int:
         return self.engine.limits.max_model_len
 
@@ -130,7 +120,7 @@ class Service:
         self._engine, self.tool_style = engine, tool_style
         self.admission.max_inside = _most_inside(engine.limits)
         self.eos_token_ids = defaults.eos_token_ids
-        self._defaults = defaults if self.settings.generation_config == "auto" else None
+        self.defaults = defaults if self.settings.generation_config == "auto" else None
         self.time_to_ready_s = monotonic() - self.begun
         if self._phase is ServerPhase.STARTING:
             self._phase = ServerPhase.READY

@@ -166,7 +166,7 @@ class LlamaParser:
         return events
 
 
-def tool_parser(style: ToolStyle, *, is_parallel: bool = True) -> ToolParser:
+def new_tool_parser(style: ToolStyle, *, is_parallel: bool = True) -> ToolParser:
     return HermesParser(is_parallel=is_parallel) if style == "hermes" else LlamaParser(is_parallel=is_parallel)
 
 
