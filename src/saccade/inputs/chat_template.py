@@ -112,11 +112,8 @@ class ChatTemplate:
     def _shape(self, conversation: Conversation) -> list[dict[str, Any]]:
         if not self._takes_parts:
             if conversation.media:
-                raise RequestError(
-                    "this model's chat template takes no images or videos; send text",
-                    param=conversation.media[0].param,
-                    code="media_unsupported",
-                )
+                message = "this model's chat template takes no images or videos; send text"
+                raise RequestError(message, param=conversation.media[0].param, code="media_unsupported")
             return flatten_text(conversation.messages)
         return conversation.messages if self._takes_strings else wrap_text(conversation.messages)
 
@@ -130,11 +127,8 @@ class ChatTemplate:
                 code="chat_template_refused",
             ) from None
         except Exception:  # minijinja, and whatever Python code a template reaches
-            raise RequestError(
-                "the model's chat template cannot be rendered with these messages",
-                param="messages",
-                code="chat_template_failed",
-            ) from None
+            message = "the model's chat template cannot be rendered with these messages"
+            raise RequestError(message, param="messages", code="chat_template_failed") from None
 
 
 class _RefusalError(Exception):
@@ -191,18 +185,12 @@ def _check_tools(tools: Any) -> list[Any] | None:
 
 def _check_variables(variables: object) -> dict[str, Any]:
     if not isinstance(variables, Mapping | None):
-        raise RequestError(
-            "chat_template_kwargs must be an object",
-            param="chat_template_kwargs",
-            code="invalid_chat_template_kwargs",
-        )
+        message = "chat_template_kwargs must be an object"
+        raise RequestError(message, param="chat_template_kwargs", code="invalid_chat_template_kwargs")
     taken = sorted(_RESERVED.intersection(variables or {}))
     if taken:
-        raise RequestError(
-            f"chat_template_kwargs may not set {', '.join(taken)}",
-            param="chat_template_kwargs",
-            code="invalid_chat_template_kwargs",
-        )
+        message = f"chat_template_kwargs may not set {', '.join(taken)}"
+        raise RequestError(message, param="chat_template_kwargs", code="invalid_chat_template_kwargs")
     return dict(variables or {})
 
 
@@ -221,11 +209,8 @@ def _end_final_message(messages: list[dict[str, Any]], end: str) -> None:
 def _cut_final_message(text: str, end: str) -> str:
     kept, sign, _ = text.rpartition(end)
     if not sign:
-        raise RequestError(
-            "the model's chat template leaves out the final message, so it cannot be continued",
-            param="continue_final_message",
-            code="chat_template_failed",
-        )
+        message = "the model's chat template leaves out the final message, so it cannot be continued"
+        raise RequestError(message, param="continue_final_message", code="chat_template_failed")
     return kept
 
 

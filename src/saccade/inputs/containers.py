@@ -35,11 +35,8 @@ def decode_video(
     header = read_header(data)
     demuxer = _demuxer(data)
     if header is None and demuxer is None:
-        raise RequestError(
-            "the video format is not known; MP4, MOV, WebM, MKV, AVI, GIF and WebP are accepted",
-            param=param,
-            code="video_unsupported",
-        )
+        message = "the video format is not known; MP4, MOV, WebM, MKV, AVI, GIF and WebP are accepted"
+        raise RequestError(message, param=param, code="video_unsupported")
     if header is not None and header.format not in _ANIMATED:
         return [data], None
     thinned = _Thinned(limits, monotonic() + MAX_DECODE_S, allowance)
@@ -73,12 +70,8 @@ class _Thinned:
     def wants_next(self, height: int, width: int, param: str | None) -> bool:
         """Called before a frame is converted; `add` must follow where it is wanted."""
         if self.num_seen >= MAX_DECODED_FRAMES or monotonic() > self.deadline:
-            raise RequestError(
-                "the video takes too long to decode; send a shorter one, or frames",
-                param=param,
-                code="video_too_long",
-                status=413,
-            )
+            message = "the video takes too long to decode; send a shorter one, or frames"
+            raise RequestError(message, param=param, code="video_too_long", status=413)
         self.num_seen += 1
         self.allowance.go_on()
         if (self.num_seen - 1) % self.step:
@@ -124,11 +117,8 @@ def _read_container(data: bytes, demuxer: str, thinned: _Thinned, limits: ImageL
     try:
         import av
     except ImportError:
-        raise RequestError(
-            "this server cannot read video files (pip install 'saccade[video]'); send frames as data:video/jpeg",
-            param=param,
-            code="video_unsupported",
-        ) from None
+        message = "this server cannot read video files (pip install 'saccade[video]'); send frames as data:video/jpeg"
+        raise RequestError(message, param=param, code="video_unsupported") from None
     with av.open(BytesIO(data), mode="r", format=demuxer) as container:
         if not container.streams.video:
             raise _invalid("the file has no video in it", param)

@@ -122,22 +122,16 @@ def _measure_encoded(data: bytes, limits: ImageLimits, param: str | None) -> Mea
     check_bytes(len(data), limits, param=param)
     header = read_header(data)
     if header is None:
-        raise RequestError(
-            "the image format is not known; JPEG, PNG, WebP, GIF and BMP are accepted",
-            param=param,
-            code="image_unsupported",
-        )
+        message = "the image format is not known; JPEG, PNG, WebP, GIF and BMP are accepted"
+        raise RequestError(message, param=param, code="image_unsupported")
     check_size(header.height, header.width, limits, param=param)
     return Measured(data, header.height, header.width, header)
 
 
 def _measure_array(array: npt.NDArray[Any], limits: ImageLimits, param: str | None) -> Measured:
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
-        raise RequestError(
-            f"an image array must be uint8 of shape (height, width[, 1|3|4]); got {array.dtype} {array.shape}",
-            param=param,
-            code="image_unsupported",
-        )
+        message = f"an image array must be uint8 of shape (height, width[, 1|3|4]); got {array.dtype} {array.shape}"
+        raise RequestError(message, param=param, code="image_unsupported")
     check_size(array.shape[0], array.shape[1], limits, param=param)
     return Measured(array, array.shape[0], array.shape[1])
 
@@ -171,29 +165,18 @@ def digest_pixels(pixels: npt.NDArray[np.uint8], settings: bytes) -> bytes:
 
 def check_bytes(num_bytes: int, limits: ImageLimits, *, param: str | None = None) -> None:
     if num_bytes > limits.max_bytes:
-        raise RequestError(
-            f"the image has {num_bytes} bytes; the limit is {limits.max_bytes}",
-            param=param,
-            code="image_too_large",
-            status=413,
-        )
+        message = f"the image has {num_bytes} bytes; the limit is {limits.max_bytes}"
+        raise RequestError(message, param=param, code="image_too_large", status=413)
 
 
 def check_size(height: int, width: int, limits: ImageLimits, *, param: str | None = None) -> None:
     """Refuses what is too large, too small or too narrow, by the numbers alone."""
     if min(height, width) < max(1, limits.min_side):
-        raise RequestError(
-            f"the image is {width}x{height} pixels; each side must have at least {max(1, limits.min_side)}",
-            param=param,
-            code="image_too_small",
-        )
+        message = f"the image is {width}x{height} pixels; each side must have at least {max(1, limits.min_side)}"
+        raise RequestError(message, param=param, code="image_too_small")
     if height * width > limits.max_pixels:
-        raise RequestError(
-            f"the image is {width}x{height} pixels; the limit is {limits.max_pixels} pixels",
-            param=param,
-            code="image_too_large",
-            status=413,
-        )
+        message = f"the image is {width}x{height} pixels; the limit is {limits.max_pixels} pixels"
+        raise RequestError(message, param=param, code="image_too_large", status=413)
     if max(height, width) > limits.max_aspect * min(height, width):
         raise RequestError(
             f"the image is {width}x{height} pixels; "
@@ -276,11 +259,8 @@ def _to_rgb(image: Image.Image, param: str | None) -> Pixels:
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, image)
     elif image.mode not in _PLAIN_MODES:
-        raise RequestError(
-            "the image's pixel type is not known; 8-bit and 16-bit images are accepted",
-            param=param,
-            code="image_unsupported",
-        )
+        message = "the image's pixel type is not known; 8-bit and 16-bit images are accepted"
+        raise RequestError(message, param=param, code="image_unsupported")
     return np.array(image.convert("RGB"), dtype=np.uint8)
 
 

@@ -135,11 +135,8 @@ class MediaLoader:
         for kind, limit in self._counts.items():
             same = [ref for ref in refs if ref.kind == kind]
             if len(same) > limit:
-                raise RequestError(
-                    f"the request has {len(same)} {kind}s; the limit is {limit} (--limit-mm-per-prompt)",
-                    param=same[limit].param,
-                    code=f"too_many_{kind}s",
-                )
+                message = f"the request has {len(same)} {kind}s; the limit is {limit} (--limit-mm-per-prompt)"
+                raise RequestError(message, param=same[limit].param, code=f"too_many_{kind}s")
 
     async def aclose(self) -> None:
         """No connection is kept between requests; what is left are threads that look up names."""

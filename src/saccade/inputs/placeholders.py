@@ -171,10 +171,8 @@ def _check_places(
     known = [token for token in (settings.image_token_id, settings.video_token_id) if token is not None]
     (places,) = np.nonzero(np.isin(ids, known))
     if ids[places].tolist() != expected:
-        raise RequestError(
-            f"the prompt has {len(places)} placeholder tokens, its images and videos need {len(expected)}",
-            code="media_mismatch",
-        )
+        message = f"the prompt has {len(places)} placeholder tokens, its images and videos need {len(expected)}"
+        raise RequestError(message, code="media_mismatch")
     return places
 
 

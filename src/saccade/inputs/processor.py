@@ -244,11 +244,8 @@ class Processor:
     def _check_count(self, media: Sequence[MediaRef], kind: MediaKind, limit: int) -> None:
         same = [ref for ref in media if ref.kind == kind]
         if len(same) > limit:
-            raise RequestError(
-                f"the request has {len(same)} {kind}s; the limit is {limit}",
-                param=same[limit].param,
-                code="too_many_media",
-            )
+            message = f"the request has {len(same)} {kind}s; the limit is {limit}"
+            raise RequestError(message, param=same[limit].param, code="too_many_media")
 
     def _load(self, item: Sized, settings: ImageSettings | None, allowance: Allowance) -> Media:
         ref = item.ref
@@ -302,11 +299,8 @@ def _fill_sources(rendered: Rendered, media: Sequence[Any]) -> Rendered:
     """Gives each part without a source the next of `media`, all of which must be used."""
     empty = [ref for ref in rendered.media if ref.source is None]
     if len(empty) != len(media):
-        raise RequestError(
-            f"the messages leave {len(empty)} image(s) or video(s) open; {len(media)} were given",
-            param=empty[0].param if empty else "media",
-            code="media_mismatch",
-        )
+        message = f"the messages leave {len(empty)} image(s) or video(s) open; {len(media)} were given"
+        raise RequestError(message, param=empty[0].param if empty else "media", code="media_mismatch")
     given = iter(media)
     filled = tuple(ref if ref.source is not None else replace(ref, source=next(given)) for ref in rendered.media)
     return Rendered(rendered.segments, filled)

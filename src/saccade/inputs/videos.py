@@ -106,23 +106,16 @@ def _check_pixels(num_frames: int, height: int, width: int, limits: ImageLimits,
 
 def check_frames(num_frames: int, limits: ImageLimits, param: str | None = None) -> None:
     if num_frames > limits.max_frames:
-        raise RequestError(
-            f"the video has {num_frames} frames; the limit is {limits.max_frames}: send fewer frames",
-            param=param,
-            code="video_too_long",
-            status=413,
-        )
+        message = f"the video has {num_frames} frames; the limit is {limits.max_frames}: send fewer frames"
+        raise RequestError(message, param=param, code="video_too_long", status=413)
 
 
 def _split_frames(url: str, limits: ImageLimits, param: str | None) -> list[bytes]:
     """Frames of a video/jpeg data URL, whose base64 texts are separated by commas."""
     head, comma, body = url.partition(",")
     if not comma or not head.lower().startswith("data:video/jpeg"):
-        raise RequestError(
-            "a video URL must be a data URL of a file or of JPEG frames (data:video/jpeg;base64,frame,frame,...)",
-            param=param,
-            code="video_unsupported",
-        )
+        message = "a video URL must be a data URL of a file or of JPEG frames (data:video/jpeg;base64,frame,frame,...)"
+        raise RequestError(message, param=param, code="video_unsupported")
     check_frames(body.count(",") + 1, limits, param)
     return [read_data_url(f"{head},{frame}", limits, param=param) for frame in body.split(",")]
 

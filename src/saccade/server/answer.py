@@ -12,7 +12,6 @@ from saccade.inputs.placeholders import Prompt
 from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, draining, to_http, too_late
 from saccade.server.intake import RequestJob
-from saccade.server.metrics import Record
 from saccade.server.service import ServerPhase, Service
 from saccade.wire.update import BROKEN, NO_NUMBERS, NO_TOKEN
 
@@ -39,10 +38,6 @@ class Answer:
         self._is_computed = False  # the prompt
         self._engine_times: dict[str, float] = {}
 
-    @property
-    def num_output_tokens(self) -> int:
-        return sum(self._outputs)
-
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         prompts, self._job.prompts = self._job.prompts, ()  # pixels must not stay here while the engine works
         sources = [self._one(i, prompt) for i, prompt in enumerate(prompts)]
@@ -67,7 +62,7 @@ class Answer:
                 self._end()
 
     def usage(self) -> dict[str, Any]:
-        completion = self.num_output_tokens
+        completion = sum(self._outputs)
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": completion,
@@ -87,10 +82,9 @@ class Answer:
         return {f"{name}_ms": round(value * 1000, 3) for name, value in seconds.items()}
 
     async def _one(self, prompt_idx: int, prompt: Prompt) -> AsyncGenerator[Piece, None]:
-        service, job = self._service, self._job
-        engine_id = service.enlist(job.public_id)
-        try:
-            source = service.engine.generate(
+        job = self._job
+        with self._service.enlisted(job.public_id) as engine_id:
+            source = self._service.engine.generate(
                 engine_id,
                 prompt,
                 job.params,
@@ -102,8 +96,6 @@ class Answer:
             async with aclosing(source):
                 async for delta in source:
                     yield prompt_idx * self._n + delta.index, delta
-        finally:
-            service.dismiss(job.public_id, engine_id)
 
     def _note(self, choice: int, delta: Delta) -> None:
         now = monotonic()
@@ -144,16 +136,13 @@ class Answer:
     def _end(self) -> None:
         reasons = [self._reasons.get(choice, "abort") for choice in range(self.num_choices)]
         self._service.metrics.note_end(
-            Record(
-                finish_reasons=["error" if reason == "deadline" else reason for reason in reasons],
-                num_prompt_tokens=self.num_prompt_tokens,
-                num_output_tokens=self._outputs,
-                n=self._n,
-                max_tokens=self._job.params.max_tokens,
-                total_s=monotonic() - self._exchange.arrival,
-                first_s=self._first_s,
-                timings=self._engine_times,
-            )
+            self._job.params,
+            finish_reasons=["error" if reason == "deadline" else reason for reason in reasons],
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=self._outputs,
+            total_s=monotonic() - self._exchange.arrival,
+            first_s=self._first_s,
+            timings=self._engine_times,
         )
 
 

@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from saccade.client.output import Logprobs
 from saccade.client.stream import Delta
-from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.sizing import read_sizing
@@ -27,11 +26,9 @@ from saccade.server.tools import (
     Content,
     ToolEvent,
     ToolParser,
-    check_tools,
     new_tool_parser,
     tool_grammar,
 )
-from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
 
 Event = Reasoning | ToolEvent
@@ -45,7 +42,9 @@ class ChatRoute(PromptRoute[ChatRequest]):
         return await ChatReply(self.service, exchange, job).response()
 
     def params(self, request: ChatRequest) -> SamplingParams:
-        return chat_params(request, self.service.settings, self.service.defaults, self._call_grammar(request))
+        service, is_parallel = self.service, request.parallel_tool_calls is not False
+        calls = tool_grammar(request.tools, request.tool_choice, style=service.tool_style, is_parallel=is_parallel)
+        return chat_params(request, service.settings, service.defaults, calls)
 
     def messages(self, request: ChatRequest) -> list[Any] | None:
         return request.messages if needs_loading(request.messages) else None
@@ -66,15 +65,6 @@ class ChatRoute(PromptRoute[ChatRequest]):
         if job.is_thinking and job.params.grammar is not None:
             is_calls = job.request.tool_choice not in (None, "none", "auto")
             job.params = replace(job.params, grammar=after_reasoning(job.params.grammar, is_calls=is_calls))
-
-    def _call_grammar(self, request: ChatRequest) -> Grammar | None:
-        """What forces a call where one is asked for."""
-        if request.tools is not None:
-            check_tools(request.tools)
-        elif request.tool_choice not in (None, "none", "auto"):
-            raise RequestError("tool_choice needs tools", param="tool_choice", code="invalid_tools")
-        is_parallel = request.parallel_tool_calls is not False
-        return tool_grammar(request.tools, request.tool_choice, style=self.service.tool_style, is_parallel=is_parallel)
 
 
 def may_call(request: ChatRequest) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 import uvicorn
 from rich.console import Console
@@ -20,7 +21,6 @@ from saccade.inputs.media_loader import MediaSettings
 from saccade.server.app import build_app
 from saccade.server.http11 import BoundedProtocol
 from saccade.server.lifecycle import Launch, Stages, drain, start
-from saccade.server.logs import log_to_stderr
 from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
@@ -31,6 +31,7 @@ BACKLOG = 2048
 SWITCH_S = 0.0005  # threads that decode images hand the interpreter back to the event loop this soon
 
 _log = logging.getLogger(__name__)
+_LOG_LEVELS = (("saccade", logging.INFO), ("uvicorn", logging.WARNING), ("uvicorn.access", logging.INFO))
 
 
 def serve(
@@ -51,10 +52,10 @@ def serve(
             sys.setswitchinterval(SWITCH_S)
             log_to_stderr()
             front = _Front(settings, plan, console)
-            config = front.config(listener)
+            config = front.config()
             _load(config)
             with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-                return runner.run(front.run(uvicorn_config=config, listener=listener))
+                return runner.run(front.run(config, listener))
     except SaccadeError as error:
         console.print(f"saccade: {error}", markup=False)
         return EXIT_CANNOT_START
@@ -70,7 +71,7 @@ class _Front:
         self._started = asyncio.Event()
         self._engine_died = False
 
-    def config(self, listener: socket.socket) -> uvicorn.Config:
+    def config(self) -> uvicorn.Config:
         settings = self._settings
         return uvicorn.Config(
             build_app(self._service),
@@ -90,8 +91,8 @@ class _Front:
             ssl_certfile=settings.ssl_certfile or None,
         )
 
-    async def run(self, uvicorn_config: uvicorn.Config, listener: socket.socket) -> int:
-        http = _HttpServer(uvicorn_config)
+    async def run(self, config: uvicorn.Config, listener: socket.socket) -> int:
+        http = _HttpServer(config)
         self._warn()
         self._say(f"listening on {_address(self._settings, listener)}")
         serving = asyncio.create_task(http.serve(sockets=[listener]))
@@ -144,6 +145,24 @@ class _Front:
             self._say(
                 f"warning: everybody who reaches {self._settings.host} may use this server; set a key (--api-key)"
             )
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is now: while a terminal shows how far a start is, that is not the plain stream."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def log_to_stderr() -> None:
+    """The server's log: plain lines. One is written on the event loop, so it must cost microseconds."""
+    handler = _StderrHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    for name, level in _LOG_LEVELS:
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
 
 
 class _HttpServer(uvicorn.Server):

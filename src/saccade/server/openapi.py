@@ -17,6 +17,7 @@ from saccade.server.protocol import (
     GenerateRequest,
     TokenizeRequest,
     Wire,
+    json_object,
 )
 from saccade.server.service import Service
 
@@ -43,22 +44,14 @@ GETS = {
     "/flush_cache": "Empty the caches of prompts and images, if nothing runs.",
 }
 _REFS = "#/components/schemas/{model}"
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+_ERROR_FIELDS: dict[str, Any] = {
+    "message": {"type": "string"},
+    "type": {"type": "string"},
+    "param": _TEXT_OR_NULL,
+    "code": _TEXT_OR_NULL,
 }
+_ERROR = json_object("error", error=json_object(*_ERROR_FIELDS, **_ERROR_FIELDS))
 
 
 def build_document() -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from enum import Enum
 from hashlib import sha256
 from itertools import count
@@ -154,17 +155,18 @@ class Service:
         """The engine gave tokens."""
         self.last_output = monotonic()
 
-    def enlist(self, public_id: str) -> str:
+    @contextmanager
+    def enlisted(self, public_id: str) -> Iterator[str]:
         """An id for the engine that nobody else has. Clients may use theirs as often as they like."""
         engine_id = f"{next(self._serials)}"
-        self._running.setdefault(public_id, set()).add(engine_id)
-        return engine_id
-
-    def dismiss(self, public_id: str, engine_id: str) -> None:
-        ids = self._running.get(public_id, set())
-        ids.discard(engine_id)
-        if not ids:
-            self._running.pop(public_id, None)
+        ids = self._running.setdefault(public_id, set())
+        ids.add(engine_id)
+        try:
+            yield engine_id
+        finally:
+            ids.discard(engine_id)
+            if not ids:
+                self._running.pop(public_id, None)
 
     def abort(self, public_id: str | None) -> int:
         """Ends a request, or all of them; how many of the engine's requests that were."""

@@ -189,10 +189,14 @@ def tool_grammar(
     tools: Any, tool_choice: Any, *, style: ToolStyle = "hermes", is_parallel: bool = True
 ) -> Grammar | None:
     """What the output must look like: None where the model is free ("none", "auto"), calls of any tools where a call
-    is required, one call of the named tool where one is named."""
-    if tool_choice in (None, "none", "auto"):
+    is required, one call of the named tool where one is named. Raises for tools that are not right in any case."""
+    is_free = tool_choice in (None, "none", "auto")
+    if tools is not None:
+        check_tools(tools)
+    elif not is_free:
+        raise RequestError("tool_choice needs tools", param="tool_choice", code="invalid_tools")
+    if is_free:
         return None
-    check_tools(tools)
     functions = [tool["function"] for tool in tools]
     if tool_choice != "required":
         functions = [_named(functions, tool_choice)]
