@@ -1,8 +1,6 @@
 """`saccade explain`: how a request would be run, decided by the code that would run it."""
 
-import json
 import re
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from saccade.cli.aliases import add_aliases
-from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
+from saccade.cli.model import engine_parser, engine_settings
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.plan import settings_folder
 from saccade.config import Word, setting
 from saccade.errors import ConfigError, RequestError
-from saccade.terminal import Output, print_table
-from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.terminal import Output, print_json, print_table
 
 if TYPE_CHECKING:
     from saccade.dry_run.blueprint import Blueprint
@@ -76,23 +72,17 @@ def new_parser(name: str) -> Parser:
         "replayed and why. Needs neither a GPU nor weights; the engine's own scheduler and runner decide, with the "
         "limits that a GPU has (--device cpu: those of a CPU), or without MODEL those of `saccade serve` here."
     )
-    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
-    for settings in (ExplainSettings, EngineSettings, SchedulerSettings):
-        parser.add_settings(settings)
-    add_aliases(parser)
-    return parser
+    return engine_parser(name, about, ExplainSettings)
 
 
 def run(flags: Namespace) -> int:
     asked = settings_from(flags, ExplainSettings)
-    own = {} if flags.words else BUNDLED_LIMITS
-    engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
+    model, engine, limits = engine_settings(flags)
     from saccade.dry_run.blueprint import draw  # imports torch
     from saccade.dry_run.steps import dry_run, made_up_prompt
     from saccade.inputs.media_settings import read_placeholder_settings
     from saccade.kernels.dispatch import device_named
 
-    model = chosen_model(flags.words)
     folder = settings_folder(model, engine)
     is_cuda = engine.device != "cpu" if flags.words else device_named(engine.device).type == "cuda"
     blueprint = draw(folder, engine, limits, is_cuda=is_cuda)
@@ -104,7 +94,7 @@ def run(flags: Namespace) -> int:
     media = list(zip([*asked.image, *asked.video], plans, strict=True))
     if asked.json:
         data = {"model": model, **_machine(blueprint), **as_data(media, len(prompts[0]), seen)}
-        sys.stdout.write(json.dumps(data, indent=1) + "\n")
+        print_json(data)
     else:
         console = Output()
         console.print(_assumed(blueprint))
