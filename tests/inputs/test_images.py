@@ -13,6 +13,7 @@ from PIL import Image, ImageCms, ImageFilter
 from saccade.errors import RequestError
 from saccade.inputs.headers import read_header
 from saccade.inputs.images import ImageLimits, digest_pixels, load_image
+from saccade.inputs.messages import MediaRef
 
 LIMITS = ImageLimits()
 
@@ -35,8 +36,8 @@ def levels(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> int:
 
 
 def refusal(data: Any, limits: ImageLimits = LIMITS) -> RequestError:
-    with pytest.raises(RequestError) as caught:
-        load_image(data, limits, param="messages[0].content[0]")
+    with pytest.raises(RequestError) as caught, MediaRef("image", data, "messages[0].content[0]").named_in_errors():
+        load_image(data, limits)
     assert caught.value.param == "messages[0].content[0]"
     return caught.value
 

@@ -5,7 +5,8 @@ part of its type, so that a template never sees media data, and its source is co
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,6 +41,15 @@ class MediaRef:
     param: str
     fps: float | None = None
 
+    @contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """Around what is done with the source: whoever does it need not know where it came from."""
+        try:
+            yield
+        except RequestError as error:
+            error.param = error.param or self.param
+            raise
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -62,15 +72,18 @@ def find_media(part: Any, param: str) -> MediaRef | None:
     return _read_media(part, type_, param) if isinstance(type_, str) and type_ in _KIND_OF_TYPE else None
 
 
+def media_parts(messages: Any) -> Iterator[tuple[int, int, MediaRef]]:
+    """The images and videos of messages, each with the numbers of its message and part. What is no message or no media
+    part is for others to judge."""
+    for i, message in enumerate(_listed(messages)):
+        for j, part in enumerate(_listed(message.get("content") if isinstance(message, dict) else None)):
+            if (ref := find_media(part, f"messages[{i}].content[{j}]")) is not None:
+                yield i, j, ref
+
+
 def find_sources(messages: Any) -> list[tuple[int, int, MediaRef]]:
-    """The images and videos that messages name, each with the numbers of its message and part. What is no message or no
-    media part is for others to judge."""
-    return [
-        (i, j, ref)
-        for i, message in enumerate(_listed(messages))
-        for j, part in enumerate(_listed(message.get("content") if isinstance(message, dict) else None))
-        if (ref := find_media(part, f"messages[{i}].content[{j}]")) is not None and ref.source is not None
-    ]
+    """Those of the media parts that name a source."""
+    return [found for found in media_parts(messages) if found[2].source is not None]
 
 
 def with_sources(messages: Any, found: Sequence[tuple[int, int, MediaRef]], sources: Sequence[Any]) -> Any:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from time import perf_counter
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from saccade.errors import ConfigError, RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
 from saccade.inputs.chat_template import ChatTemplate, Rendered
 from saccade.inputs.generation import named_ends
-from saccade.inputs.images import ImageLimits, decode_image, digest_pixels
+from saccade.inputs.images import ImageLimits, Pixels, decode_image, digest_pixels
 from saccade.inputs.measuring import (
     Sized,
     check_pixels,
@@ -25,8 +24,7 @@ from saccade.inputs.measuring import (
     check_text,
     hold_text,
     needed_bytes,
-    size_image,
-    size_video,
+    size_media,
 )
 from saccade.inputs.media_settings import (
     PlaceholderSettings,
@@ -44,7 +42,7 @@ from saccade.inputs.placeholders import (
     place_media,
     text_prompt,
 )
-from saccade.inputs.plans import ImagePlan, plan_image, plan_video
+from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image, plan_video
 from saccade.inputs.positions import Ints
 from saccade.inputs.sizing import at_detail, read_details
 from saccade.inputs.special_tokens import Segment, plain_segments, special_pattern
@@ -135,12 +133,9 @@ class Processor:
         )
         wanted = images or self.images
         details = read_details(messages) if rendered.media else {}
-        sizes = (
-            {} if wanted is None else {ref.param: at_detail(wanted, details.get(ref.param)) for ref in rendered.media}
-        )
-        prompt = self._finish(
-            _fill_sources(rendered, media), has_bos=False, sizes=sizes, allowance=allowance, param="messages"
-        )
+        sizes = {param: at_detail(wanted, detail) for param, detail in details.items()} if wanted is not None else {}
+        filled = _fill_sources(rendered, media)
+        prompt = self._finish(filled, has_bos=False, images=wanted, sizes=sizes, allowance=allowance, param="messages")
         return replace(prompt, is_continued=continue_final_message)
 
     def text(
@@ -160,8 +155,9 @@ class Processor:
         segments: tuple[Segment, ...] = (Segment(prompt),)
         if not refs and self.placeholders is not None:
             segments = _plain_placeholders(prompt, self.tokenizer, self.placeholders)
+        made = Rendered(segments, refs)
         return self._continued(
-            self._finish(Rendered(segments, refs), has_bos=has_bos, allowance=allowance, param="prompt")
+            self._finish(made, has_bos=has_bos, images=self.images, sizes={}, allowance=allowance, param="prompt")
         )
 
     def marker_kinds(self, prompt: str) -> list[MediaKind]:
@@ -188,11 +184,12 @@ class Processor:
         rendered: Rendered,
         *,
         has_bos: bool,
-        sizes: Mapping[str, ImageSettings] = MappingProxyType({}),
+        images: ImageSettings | None,
+        sizes: Mapping[str, ImageSettings],
         allowance: Allowance,
         param: str,
     ) -> Prompt:
-        """`sizes` are the settings of the images that do not have the checkpoint's, by their param."""
+        """`images` are the settings of all images but those that have their own, by their param, in `sizes`."""
         for ref in rendered.media:
             self._check_supported(ref)
         self._check_count(rendered.media, "image", self.limits.max_images)
@@ -204,17 +201,17 @@ class Processor:
         if settings is None:
             prompt = text_prompt(self.tokenizer.encode(rendered.segments, has_bos=has_bos))
         else:
-            media = self._load_all(rendered.media, sizes, allowance, param)
+            by_kind = {"image": images, "video": self.videos}  # none missing: what is not taken was refused above
+            wanted = [(ref, sizes.get(ref.param) or by_kind[ref.kind]) for ref in rendered.media]
+            sized = [size_media(ref, own, self.limits) for ref, own in wanted if own is not None]
+            media = self._load_all(sized, allowance, param)
             segments = expand_text(rendered.segments, [item.plan for item in media], settings)
             prompt = place_media(self.tokenizer.encode(segments, has_bos=has_bos), media, settings)
         allowance.check_tokens(len(prompt), "prompt has", param)
         return prompt
 
-    def _load_all(
-        self, refs: Sequence[MediaRef], sizes: Mapping[str, ImageSettings], allowance: Allowance, param: str
-    ) -> list[Media]:
+    def _load_all(self, sized: Sequence[Sized], allowance: Allowance, param: str) -> list[Media]:
         """Nothing is decoded before all of it was measured and found to fit."""
-        sized = [self._size(ref, sizes.get(ref.param)) for ref in refs]
         check_pixels(sized, self.limits)
         num_tokens = sum(item.num_tokens for item in sized)
         allowance.check_tokens(num_tokens, "the images and videos alone have", param)
@@ -222,18 +219,10 @@ class Processor:
         media: list[Media] = []
         for item in sized:
             allowance.go_on()
-            media.append(self._load(item, sizes.get(item.ref.param), allowance))
+            media.append(self._load(item, allowance))
             num_tokens += media[-1].plan.num_tokens - item.num_tokens
             allowance.check_tokens(num_tokens, "the images and videos alone have", param)
         return media
-
-    def _size(self, ref: MediaRef, settings: ImageSettings | None) -> Sized:
-        if ref.kind == "video":
-            assert self.videos is not None, "checked before"
-            return size_video(ref, self.videos, self.limits)
-        settings = settings or self.images
-        assert settings is not None, "checked before"
-        return size_image(ref, settings, self.limits)
 
     def _check_supported(self, ref: MediaRef) -> None:
         if self.images is None:
@@ -247,46 +236,40 @@ class Processor:
             message = f"the request has {len(same)} {kind}s; the limit is {limit}"
             raise RequestError(message, param=same[limit].param, code="too_many_media")
 
-    def _load(self, item: Sized, settings: ImageSettings | None, allowance: Allowance) -> Media:
-        ref = item.ref
-        if item.image is None:
-            return self._load_video(ref, allowance)
-        settings = settings or self.images
-        assert settings is not None, "checked before"
-        begun = perf_counter()
-        pixels = decode_image(item.image, param=ref.param)
+    def _load(self, item: Sized, allowance: Allowance) -> Media:
+        """The digest names the settings without their bounds, and the size that the bounds come to: at the same size,
+        the same pixels have the same features. Times of a video are in the prompt's text or positions, not in the
+        features, so that they are no part of it."""
+        ref, settings, begun = item.ref, item.settings, perf_counter()
+        pixels, plan = self._decode(item, allowance)
         decode_s = perf_counter() - begun
-        plan = plan_image(pixels.shape[0], pixels.shape[1], settings)
-        self._check_plan(plan, settings, ref)
-        # Not the bounds but what they come to: at the same size, the same pixels have the same features.
+        if isinstance(plan, ImagePlan):
+            self._check_plan(plan, settings, ref)
+        else:
+            pixels = pixels[list(plan.frames)]
+            pixels.flags.writeable = False
         name = settings.fingerprint + repr(plan.size_hw).encode()
-        return Media("image", pixels, plan, digest_pixels(pixels, name), decode_s)
+        return Media(ref.kind, pixels, plan, digest_pixels(pixels, name), decode_s)
 
-    def _check_plan(self, plan: ImagePlan, settings: ImageSettings, ref: MediaRef) -> None:
+    def _decode(self, item: Sized, allowance: Allowance) -> tuple[Pixels, ImagePlan | VideoPlan]:
+        ref, settings = item.ref, item.settings
+        if isinstance(settings, ImageSettings):
+            assert item.image is not None, "images are measured"
+            with ref.named_in_errors():
+                pixels = decode_image(item.image)
+            return pixels, plan_image(pixels.shape[0], pixels.shape[1], settings)
+        with ref.named_in_errors():
+            frames, fps = load_video(ref.source, self.limits, allowance)
+        return frames, plan_video(frames.shape[0], frames.shape[1], frames.shape[2], fps or ref.fps, settings)
+
+    def _check_plan(self, plan: ImagePlan, settings: ImageSettings | VideoSettings, ref: MediaRef) -> None:
         """A lower bound of the request's own can round an image up to more than the engine has memory for."""
         assert self.images is not None, "checked before"
         height, width = plan.size_hw
         if settings.min_pixels > self.images.min_pixels and height * width > self.images.max_pixels:
-            raise RequestError(
-                f"the image would be resized to {width}x{height} pixels; "
-                f"the limit is {self.images.max_pixels} pixels: ask for fewer (mm_processor_kwargs.min_pixels)",
-                param=ref.param,
-                code="image_too_large",
-            )
-
-    def _load_video(self, ref: MediaRef, allowance: Allowance) -> Media:
-        assert self.videos is not None, "checked before"
-        begun = perf_counter()
-        frames, fps = load_video(ref.source, self.limits, param=ref.param, allowance=allowance)
-        decode_s = perf_counter() - begun
-        fps = fps or ref.fps
-        plan = plan_video(frames.shape[0], frames.shape[1], frames.shape[2], fps, self.videos)
-        pixels = frames[list(plan.frames)]
-        pixels.flags.writeable = False
-        # The times are in the prompt's text or positions, not in the features: they are no part of the digest. The size
-        # is: it follows from how many frames were sent, and the last may have been repeated.
-        name = self.videos.fingerprint + repr(plan.size_hw).encode()
-        return Media("video", pixels, plan, digest_pixels(pixels, name), decode_s)
+            message = f"the image would be resized to {width}x{height} pixels; the limit is {self.images.max_pixels} "
+            message += "pixels: ask for fewer (mm_processor_kwargs.min_pixels)"
+            raise RequestError(message, param=ref.param, code="image_too_large")
 
 
 def _picture() -> bytes:
