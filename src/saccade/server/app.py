@@ -18,7 +18,6 @@ from saccade.server.exchange import ID_HEADER, HttpExchange
 from saccade.server.generate import GenerateRoute
 from saccade.server.health import HealthRoute
 from saccade.server.http_errors import ClientGoneError, HttpError, explain, to_http
-from saccade.server.openapi import OpenApiRoute
 from saccade.server.ops import OpsRoutes
 from saccade.server.service import Service
 from saccade.server.tokens import DetokenizeRoute, RenderRoute, TokenizeRoute
@@ -115,7 +114,7 @@ def _routes(service: Service) -> list[Route]:
         Route("/server_info", ops.server_info),
         Route("/abort_request", ops.abort, methods=["POST"]),
         Route("/flush_cache", ops.flush_cache, methods=["GET", "POST"]),
-        Route("/openapi.json", OpenApiRoute(service).show),
+        Route("/openapi.json", ops.openapi),
         Route("/", ops.page),
     ]
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -14,7 +15,6 @@ from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.messages import read_messages
 from saccade.inputs.placeholders import Prompt
-from saccade.inputs.tokenizer import Tokenizer
 from saccade.server.exchange import HttpExchange
 from saccade.server.intake import PromptRoute, RequestJob, needs_loading
 from saccade.server.logprobs import likeliest, number, token_text
@@ -25,6 +25,7 @@ from saccade.server.service import Service
 from saccade.server.structure import structure_param
 from saccade.wire.sampling_params import SamplingParams
 
+Triple = list[Any]  # [log-probability, token id, text]; SGLang leaves the text out unless asked
 MAX_SCHEME = 16  # SGLang's clients also send base64 alone, in which no colon occurs
 
 
@@ -84,45 +85,15 @@ def as_message(request: GenerateRequest) -> list[Any]:
     return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}} for url in urls]}]
 
 
-class _Triples:
-    """[log-probability, token id, text]; SGLang leaves the text out unless asked."""
-
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self._tokenizer = tokenizer
-
-    def chosen(self, token_ids: Sequence[int], scores: Sequence[Logprobs | None]) -> list[list[Any]]:
-        return [
-            self._triple(None if found is None else found[token], token)
-            for token, found in zip(token_ids, scores, strict=False)
-        ]
-
-    def top(self, scores: Logprobs, count: int) -> list[list[Any]]:
-        return [self._triple(score, token) for token, score in likeliest(scores, count)]
-
-    def _triple(self, score: Logprob | None, token: int) -> list[Any]:
-        text = None if self._tokenizer is None else token_text(self._tokenizer, token)
-        return [None if score is None else number(score), token, text]
-
-
+@dataclass(slots=True)
 class _Output:
     """One output as it grows. Every streamed chunk has all of it, so that nothing is made anew for a chunk."""
 
-    def __init__(self, num_top: int, triples: _Triples) -> None:
-        self._num_top, self._triples = num_top, triples
-        self.text = ""
-        self.token_ids: list[int] = []
-        self.chosen: list[list[Any]] = []
-        self.tops: list[list[list[Any]]] = []
-        self.last: Delta | None = None
-
-    def take(self, delta: Delta) -> None:
-        scores = delta.logprobs or ()
-        self.text += delta.text
-        self.token_ids += delta.token_ids
-        self.chosen += self._triples.chosen(delta.token_ids, scores)
-        if self._num_top:
-            self.tops += [self._triples.top(found, self._num_top) for found in scores]
-        self.last = delta
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    chosen: list[Triple] = field(default_factory=list)
+    tops: list[list[Triple] | None] = field(default_factory=list)
+    last: Delta | None = None
 
 
 class GenerateReply(Reply):
@@ -130,13 +101,16 @@ class GenerateReply(Reply):
 
     def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[GenerateRequest]) -> None:
         super().__init__(service, exchange, job)
-        self._triples = _Triples(self.tokenizer if job.request.return_text_in_logprobs else None)
-        self._outputs = [_Output(job.params.logprobs or 0, self._triples) for _ in range(job.params.n)]
+        self._outputs = [_Output() for _ in range(job.params.n)]
         self._input_scores = self._write_input(())
 
     def take(self, index: int, delta: Delta) -> bytes:
-        output = self._outputs[index]
-        output.take(delta)
+        output, scores = self._outputs[index], delta.logprobs or ()
+        output.text += delta.text
+        output.token_ids += delta.token_ids
+        output.chosen += self._chosen(delta.token_ids, scores)
+        output.tops += self._tops(scores)
+        output.last = delta
         if delta.prompt_logprobs is not None:
             self._input_scores = self._write_input(delta.prompt_logprobs)
         if not self.job.request.stream:
@@ -181,11 +155,23 @@ class GenerateReply(Reply):
     def _write_input(self, scores: Sequence[Logprobs | None]) -> dict[str, Any]:
         start = max(self.job.request.logprob_start_len or 0, 0)
         ids = self.answer.prompt_ids[0].tolist()[start:]
-        found = {"input_token_logprobs": self._triples.chosen(ids, scores[start:])}
-        if count := self.job.params.logprobs:
-            tops = [None if one is None else self._triples.top(one, count) for one in scores[start:]]
-            return found | {"input_top_logprobs": tops}
-        return found
+        found = {"input_token_logprobs": self._chosen(ids, scores[start:])}
+        return found | ({"input_top_logprobs": self._tops(scores[start:])} if self.job.params.logprobs else {})
+
+    def _chosen(self, token_ids: Sequence[int], scores: Sequence[Logprobs | None]) -> list[Triple]:
+        pairs = zip(token_ids, scores, strict=False)
+        return [self._triple(None if found is None else found[token], token) for token, found in pairs]
+
+    def _tops(self, scores: Sequence[Logprobs | None]) -> list[list[Triple] | None]:
+        count = self.job.params.logprobs
+        if not count:
+            return []
+        found = [None if one is None else likeliest(one, count) for one in scores]
+        return [None if top is None else [self._triple(score, token) for token, score in top] for top in found]
+
+    def _triple(self, score: Logprob | None, token: int) -> Triple:
+        text = token_text(self.tokenizer, token) if self.job.request.return_text_in_logprobs else None
+        return [None if score is None else number(score), token, text]
 
 
 def _finish(delta: Delta, matched: int | str | None) -> dict[str, Any] | None:

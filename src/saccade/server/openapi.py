@@ -1,14 +1,12 @@
 """GET /openapi.json, from the same models that check requests."""
 
+from functools import cache
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
-from starlette.requests import Request
-from starlette.responses import Response
 
 from saccade import __version__
 from saccade.server.auth import ADMIN_PATHS, OPEN_PATHS
-from saccade.server.ops import json_reply
 from saccade.server.protocol import (
     AbortRequest,
     ChatRequest,
@@ -19,7 +17,6 @@ from saccade.server.protocol import (
     Wire,
     json_object,
 )
-from saccade.server.service import Service
 
 POSTS: dict[str, tuple[type[Wire], str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
@@ -54,6 +51,7 @@ _ERROR_FIELDS: dict[str, Any] = {
 _ERROR = json_object("error", error=json_object(*_ERROR_FIELDS, **_ERROR_FIELDS))
 
 
+@cache
 def build_document() -> dict[str, Any]:
     kinds = sorted({kind for kind, _ in POSTS.values()}, key=lambda kind: kind.__name__)
     _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_REFS)
@@ -74,19 +72,6 @@ def build_document() -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
-
-
-class OpenApiRoute:
-    """The document is made when it is first asked for."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._document: dict[str, Any] | None = None
-
-    async def show(self, request: Request) -> Response:
-        if self._document is None:
-            self._document = await self._service.in_thread(build_document)
-        return json_reply(self._document)
 
 
 def _post(path: str, kind: type[Wire], text: str) -> dict[str, Any]:

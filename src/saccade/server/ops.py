@@ -15,6 +15,7 @@ from saccade.errors import RequestError, SaccadeError
 from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, engine_dead, starting
 from saccade.server.metrics import CONTENT_TYPE, Facts
+from saccade.server.openapi import build_document
 from saccade.server.protocol import AbortRequest
 from saccade.server.reading import check_content_type, read_request
 from saccade.server.service import ServerPhase, Service
@@ -58,6 +59,9 @@ class OpsRoutes:
         """Whether requests should be sent here now."""
         self._service.check_open()
         return json_reply({"status": "ready"})
+
+    async def openapi(self, request: Request) -> Response:
+        return json_reply(await self._service.in_thread(build_document))
 
     async def models(self, request: Request) -> Response:
         cards = [self._card(name) for name in self._service.names]

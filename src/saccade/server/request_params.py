@@ -1,5 +1,6 @@
 """From a request's fields to what the engine samples by."""
 
+from dataclasses import fields as fields_of
 from typing import Any
 
 from saccade.errors import RequestError
@@ -10,11 +11,7 @@ from saccade.server.structure import chosen_grammar
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 
-_PLAIN = (
-    "presence_penalty", "frequency_penalty", "min_tokens", "seed", "stop_token_ids", "ignore_eos",
-    "include_stop_str_in_output", "skip_special_tokens", "allowed_token_ids",
-)  # fmt: skip
-_SUGGESTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SUGGESTED = tuple(field.name for field in fields_of(GenerationDefaults) if field.name != "eos_token_ids")
 COMPLETION_TOKENS, GENERATE_TOKENS = 16, 128
 _GENERATE_NAMES = {
     "max_tokens": "max_new_tokens",
@@ -75,18 +72,18 @@ def generate_params(request: GenerateRequest, settings: ServerSettings, defaults
 
 def _common(request: SamplingRequest | GenerateParams, settings: ServerSettings, defaults: Defaults) -> dict[str, Any]:
     """The request's own values; where it is silent, the checkpoint's, else those of `SamplingParams`."""
-    fields = {name: getattr(request, name, None) for name in (*_PLAIN, *_SUGGESTED)}
+    values: dict[str, Any] = {field.name: getattr(request, field.name, None) for field in fields_of(SamplingParams)}
     if defaults is not None:
-        fields |= {name: getattr(defaults, name) for name in _SUGGESTED if fields[name] is None}
-    fields["n"] = _count(request.n, settings)
-    fields["stop"] = _stop(request.stop, settings)
-    fields["logit_bias"] = _biases(request.logit_bias)
+        values |= {name: getattr(defaults, name) for name in _SUGGESTED if values[name] is None}
+    values["n"] = _count(request.n, settings)
+    values["stop"] = _stop(request.stop, settings)
+    values["logit_bias"] = _biases(request.logit_bias)
     if isinstance(request, SamplingRequest):
-        fields["prompt_logprobs"] = _logprobs("prompt_logprobs", request.prompt_logprobs, settings)
-    fields["grammar"] = chosen_grammar(request)
+        values["prompt_logprobs"] = _logprobs("prompt_logprobs", request.prompt_logprobs, settings)
+    values["grammar"] = chosen_grammar(request)
     if isinstance(request, SamplingRequest) and request.stream and request.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs", code="invalid_value")
-    return {name: value for name, value in fields.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _check_empty(request: SamplingRequest, longest: int | None, name: str, *, is_scored: bool = False) -> None:
