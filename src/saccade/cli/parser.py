@@ -45,10 +45,8 @@ class Parser(ArgumentParser):
         return group
 
     def add_settings(self, settings: type[Any], **defaults: Any) -> None:
-        """One flag a field: `--max-model-len` for `max_model_len`, with the field's type, default and help.
-
-        `defaults` are this command's own. A field that another settings class has brought already shares its flag.
-        """
+        """One flag a field: `--max-model-len` for `max_model_len`, with the field's type, default and help. `defaults`
+        are this command's own. A field that another settings class has brought already shares its flag."""
         group = self.new_group(name_of(settings), first_sentence(settings.__doc__ or ""))
         types = get_type_hints(settings, include_extras=True)
         for field in fields(settings):

@@ -62,23 +62,10 @@ class ChatTemplate:
         """`special_tokens` are kept plain in user text; `named_tokens` are variables such as bos_token."""
         self._special_tokens = tuple(special_tokens)
         self._named_tokens = dict(named_tokens or {})
-        self._source = source
+        self.source = source
         self._takes_parts = _PARTS_LOOP.search(source) is not None
         self._takes_strings = not self._takes_parts or _STRING_TEST.search(source) is not None
         self._environment = _compile(_GENERATION_TAG.sub("", source), fuel)
-
-    @classmethod
-    def from_folder(
-        cls,
-        folder: Path,
-        *,
-        file: str = "",
-        special_tokens: Sequence[str] = (),
-        named_tokens: Mapping[str, str] | None = None,
-    ) -> "ChatTemplate | None":
-        """The template of a `file`, or the checkpoint's; None where it brings none."""
-        source = read_template(folder, file)
-        return cls(source, special_tokens=special_tokens, named_tokens=named_tokens) if source else None
 
     def render(
         self,
@@ -95,19 +82,17 @@ class ChatTemplate:
         conversation = read_messages(messages)
         context = {"messages": self._shape(conversation), "tools": _check_tools(tools), **_check_variables(variables)}
         check(context)
-        mark = unused_mark([context, self._source])
-        end = unused_mark([context, self._source, mark])
-        context = SpecialTokenGuard(self._special_tokens, mark).protect(context)
+        mark = unused_mark([context, self.source])
+        end = unused_mark([context, self.source, mark])
+        guard = SpecialTokenGuard(self._special_tokens, mark)
+        context = guard.protect(context)
         if continue_final_message:
             _end_final_message(context["messages"], end)
-        text = self._run(
-            context
-            | self._named_tokens
-            | {"add_generation_prompt": add_generation_prompt and not continue_final_message}
-        )
+        has_prompt = add_generation_prompt and not continue_final_message
+        text = self._run(context | self._named_tokens | {"add_generation_prompt": has_prompt})
         if continue_final_message:
             text = _cut_final_message(text, end)
-        return Rendered(SpecialTokenGuard(self._special_tokens, mark).split(text), conversation.media)
+        return Rendered(guard.split(text), conversation.media)
 
     def _shape(self, conversation: Conversation) -> list[dict[str, Any]]:
         if not self._takes_parts:
@@ -121,11 +106,9 @@ class ChatTemplate:
         try:
             return self._environment.render_template(_NAME, **context)
         except _RefusalError:
-            raise RequestError(
-                "the model's chat template refuses these messages; check the order of roles and the kinds of content",
-                param="messages",
-                code="chat_template_refused",
-            ) from None
+            message = "the model's chat template refuses these messages; check the order of roles and "
+            message += "the kinds of content"
+            raise RequestError(message, param="messages", code="chat_template_refused") from None
         except Exception:  # minijinja, and whatever Python code a template reaches
             message = "the model's chat template cannot be rendered with these messages"
             raise RequestError(message, param="messages", code="chat_template_failed") from None
@@ -141,9 +124,8 @@ def read_template(folder: Path, file: str = "") -> str | None:
     if file:
         path = Path(file).expanduser()
         if not path.is_file():
-            raise ConfigError(
-                f"chat_template is {file}, which is not a file; give one with a template (--chat-template)"
-            )
+            met = f"chat_template is {file}, which is not a file"
+            raise ConfigError(f"{met}; give one with a template (--chat-template)")
         return read_text(path)
     if (folder / "chat_template.jinja").is_file():
         return read_text(folder / "chat_template.jinja")
@@ -166,7 +148,7 @@ def _compile(source: str, fuel: int) -> minijinja.Environment:
         auto_escape_callback=lambda name: False,
         pycompat=True,
         filters={"tojson": _to_json},
-        globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
+        globals={"raise_exception": _raise_exception, "strftime_now": lambda pattern: datetime.now().strftime(pattern)},
     )
     try:
         environment.add_template(_NAME, source)
@@ -184,13 +166,11 @@ def _check_tools(tools: Any) -> list[Any] | None:
 
 
 def _check_variables(variables: object) -> dict[str, Any]:
+    name, code = "chat_template_kwargs", "invalid_chat_template_kwargs"
     if not isinstance(variables, Mapping | None):
-        message = "chat_template_kwargs must be an object"
-        raise RequestError(message, param="chat_template_kwargs", code="invalid_chat_template_kwargs")
-    taken = sorted(_RESERVED.intersection(variables or {}))
-    if taken:
-        message = f"chat_template_kwargs may not set {', '.join(taken)}"
-        raise RequestError(message, param="chat_template_kwargs", code="invalid_chat_template_kwargs")
+        raise RequestError(f"{name} must be an object", param=name, code=code)
+    if taken := sorted(_RESERVED.intersection(variables or {})):
+        raise RequestError(f"{name} may not set {', '.join(taken)}", param=name, code=code)
     return dict(variables or {})
 
 
@@ -225,7 +205,3 @@ def _to_json(
 
 def _raise_exception(message: str) -> None:
     raise _RefusalError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

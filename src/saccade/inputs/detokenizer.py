@@ -49,11 +49,8 @@ class TokenDecoder:
 
 
 class Detokenizer:
-    """The text of one growing sequence: `push` gives what each id adds, `flush` what is left at the end.
-
-    The pieces put together are the text of all ids. A sequence that `is_continued` goes on in a text that came before:
-    a blank that it begins with is of the text, and not of the encoding.
-    """
+    """The text of one growing sequence: `push` gives what each id adds, `flush` what is left at the end. A sequence
+    that `is_continued` goes on in a text that came before: a blank at its beginning belongs to the text."""
 
     def __init__(self, decoder: TokenDecoder, *, skip_special_tokens: bool = True, is_continued: bool = False) -> None:
         self._decoder = decoder

@@ -38,16 +38,12 @@ _PLAIN_MODES = frozenset({"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
-    """Largest and smallest image or video that is decoded, and how many of each a prompt may have.
-
-    The aspect limit is the one of Qwen's own processors. A video counts its frames as they arrive, before sampling.
-    `max_request_pixels` is for the images of a prompt together.
-    """
+    """The largest image or video that is decoded, and how many of each a prompt may have. The aspect limit is that of
+    Qwen's own processors. A video counts its frames as they arrive; `max_request_pixels` is for all images together."""
 
     max_bytes: int = 32 * 2**20
     max_pixels: int = 64 * 2**20
     max_aspect: float = 200.0
-    min_side: int = 1
     max_frames: int = 768
     max_video_pixels: int = 256 * 2**20
     max_images: int = 128
@@ -57,10 +53,8 @@ class ImageLimits:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredImage:
-    """An image that is not decoded yet, whose size is known and within the limits.
-
-    The size is the one before EXIF turns it: neither its area nor its number of tokens depends on that.
-    """
+    """An image that is not decoded yet. Its size is within the limits; it is the one before EXIF turns the image, which
+    changes neither the area nor the number of tokens."""
 
     source: bytes | npt.NDArray[Any] | Image.Image
     height: int
@@ -78,11 +72,8 @@ def load_image(source: ImageSource | object, limits: ImageLimits) -> Pixels:
 
 
 def measure_image(source: ImageSource | object, limits: ImageLimits) -> MeasuredImage:
-    """The size of an image given in any accepted form; no decoder sees it.
-
-    A string is a data URL and nothing else, so that text of a request can never open a file; files are given as
-    `pathlib.Path`. Remote addresses are fetched elsewhere.
-    """
+    """The size of an image given in any accepted form; no decoder sees it. A string is a data URL and nothing else, so
+    that text of a request can never open a file: files are given as `pathlib.Path`."""
     if isinstance(source, str):
         return _measure_encoded(read_data_url(source, limits), limits)
     if isinstance(source, bytes | bytearray | memoryview):
@@ -151,11 +142,8 @@ def read_data_url(url: str, limits: ImageLimits) -> bytes:
 
 
 def digest_pixels(pixels: npt.NDArray[np.uint8], settings: bytes) -> bytes:
-    """A 256-bit name of an image or video: its shape, its values and the settings that will process it.
-
-    Shape and settings come first and at fixed width, so that two inputs that differ in any of them cannot hash the same
-    bytes.
-    """
+    """A 256-bit name of an image or video: its shape, its values and the settings that will process it. Shape and
+    settings come first, with their lengths, so that inputs that differ in any of them never hash the same bytes."""
     name = hashlib.sha256()
     name.update(len(settings).to_bytes(8, "little") + settings)
     name.update(np.asarray([pixels.ndim, *pixels.shape], dtype="<i8").tobytes())
@@ -171,8 +159,8 @@ def check_bytes(num_bytes: int, limits: ImageLimits) -> None:
 
 def check_size(height: int, width: int, limits: ImageLimits) -> None:
     """Refuses what is too large, too small or too narrow, by the numbers alone."""
-    if min(height, width) < max(1, limits.min_side):
-        message = f"the image is {width}x{height} pixels; each side must have at least {max(1, limits.min_side)}"
+    if min(height, width) < 1:
+        message = f"the image is {width}x{height} pixels; each side must have at least 1"
         raise RequestError(message, code="image_too_small")
     if height * width > limits.max_pixels:
         message = f"the image is {width}x{height} pixels; the limit is {limits.max_pixels} pixels"

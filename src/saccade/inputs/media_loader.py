@@ -46,16 +46,12 @@ class MediaSettings:
     max_video_frames: int = setting(768, "most frames of a video; longer video files are thinned")
 
     def __post_init__(self) -> None:
-        for name in ("max_image_bytes", "max_request_pixels", "max_fetch_bytes", "max_video_frames"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}; it must be at least 1 (--{name.replace('_', '-')})"
-                )
+        for name, low in _LOWEST.items():
+            if getattr(self, name) < low:
+                raise _refuse(name, getattr(self, name), f"it must be at least {low}")
         for name in ("image_fetch_timeout_s", "video_fetch_timeout_s"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0 (--{name.replace('_', '-')})")
-        if self.max_redirects < 0:
-            raise ConfigError(f"max_redirects is {self.max_redirects}; it must be at least 0 (--max-redirects)")
+                raise _refuse(name, getattr(self, name), "it must be above 0")
         if self.allowed_local_media_path and not Path(self.allowed_local_media_path).is_dir():
             raise ConfigError(f"{self.allowed_local_media_path!r} is not a folder (--allowed-local-media-path)")
         self.counts()
@@ -67,8 +63,9 @@ class MediaSettings:
         except ValueError:
             given = None
         if not isinstance(given, dict) or not all(_is_count(k, v) for k, v in given.items()):
-            message = f'limit_mm_per_prompt is {self.limit_mm_per_prompt!r}; give such as {{"image": 16, "video": 0}}'
-            raise ConfigError(f"{message} (--limit-mm-per-prompt)")
+            raise _refuse(
+                "limit_mm_per_prompt", repr(self.limit_mm_per_prompt), 'give such as {"image": 16, "video": 0}'
+            )
         merged = DEFAULT_LIMITS | given
         return {"image": merged["image"], "video": merged["video"]}
 
@@ -84,11 +81,22 @@ class MediaSettings:
         )
 
 
-class MediaLoader:
-    """Reads the media of requests; one for a server, used by any number of tasks.
+_LOWEST = {
+    "max_image_bytes": 1,
+    "max_request_pixels": 1,
+    "max_fetch_bytes": 1,
+    "max_video_frames": 1,
+    "max_redirects": 0,
+}
 
-    What is cancelled stops at once: downloads of a request end together, and leave no connection behind.
-    """
+
+def _refuse(name: str, value: object, allowed: str) -> ConfigError:
+    return ConfigError(f"{name} is {value}; {allowed} (--{name.replace('_', '-')})")
+
+
+class MediaLoader:
+    """Reads the media of requests; one for a server, used by any number of tasks. What is cancelled stops at once:
+    downloads of a request end together, and leave no connection behind."""
 
     def __init__(self, settings: MediaSettings, *, fetcher: Fetcher | None = None) -> None:
         self.settings = settings
@@ -104,12 +112,9 @@ class MediaLoader:
         self._room = asyncio.Semaphore(MAX_FETCHES)
 
     async def resolve(self, messages: Any, hold: Hold = lambda num_bytes: None) -> Any:
-        """A copy of the messages in which every image or video part holds bytes, or a list of frames as bytes.
-
-        What is no message or no media part is left as it is, for the processor to judge. A source that stands in
-        several parts is read once. `hold` is told of the bytes of each as they have come, and raises where they are too
-        many.
-        """
+        """A copy of the messages in which every image or video part holds bytes, or a list of frames as bytes. A source
+        that stands in several parts is read once. `hold` hears of the bytes of each when they are there, and raises
+        where they are too many."""
         found = find_sources(messages)
         refs = [ref for _, _, ref in found]
         self.check_counts(refs)

@@ -31,10 +31,8 @@ _KEPT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 
 @dataclass(frozen=True, slots=True)
 class MediaRef:
-    """An image or video that a message asks for. `source` is None where it is handed over beside the messages.
-
-    `fps` is the rate of a video's frames, where the part tells it.
-    """
+    """An image or video that a message asks for. `source` is None where it is handed over beside the messages, `fps`
+    where the part does not tell the rate of a video's frames."""
 
     kind: MediaKind
     source: Any

@@ -28,11 +28,9 @@ class ImagePlan:
 
 @dataclass(frozen=True, slots=True)
 class VideoPlan:
-    """What a video will be sampled and resized to.
-
-    `frames` are indices into the given frames, filled up to a multiple of the temporal patch with the last one.
-    `timestamps` holds seconds for every step of grid_thw[0]; `second_per_grid` the mean step.
-    """
+    """What a video will be sampled and resized to. `frames` are indices into the given frames, filled up to a multiple
+    of the temporal patch with the last one. `timestamps` are seconds for every step of grid_thw[0], `second_per_grid`
+    is the mean step."""
 
     frames: tuple[int, ...]
     size_hw: tuple[int, int]

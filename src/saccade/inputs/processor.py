@@ -14,7 +14,7 @@ from PIL import Image
 
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
-from saccade.inputs.chat_template import ChatTemplate, Rendered
+from saccade.inputs.chat_template import ChatTemplate, Rendered, read_template
 from saccade.inputs.generation import named_ends
 from saccade.inputs.images import ImageLimits, Pixels, decode_image, digest_pixels
 from saccade.inputs.measuring import (
@@ -80,16 +80,11 @@ class Processor:
         placeholders = read_placeholder_settings(folder)
         protected = (*_placeholder_ids(placeholders), *named_ends(folder))
         tokenizer = Tokenizer.from_folder(folder, protected=protected)
-        named = {name: tokenizer.named_token(name) for name in _VARIABLES}
-        template = ChatTemplate.from_folder(
-            folder,
-            file=chat_template,
-            special_tokens=tokenizer.special_tokens,
-            named_tokens={name: text for name, text in named.items() if text is not None},
-        )
+        named = {name: text for name in _VARIABLES if (text := tokenizer.named_token(name)) is not None}
+        source, specials = read_template(folder, chat_template), tokenizer.special_tokens
         return cls(
             tokenizer,
-            template=template,
+            template=ChatTemplate(source, special_tokens=specials, named_tokens=named) if source else None,
             images=read_image_settings(folder),
             videos=read_video_settings(folder),
             placeholders=placeholders,
@@ -146,10 +141,8 @@ class Processor:
         has_bos: bool = True,
         allowance: Allowance = ANYTHING,
     ) -> Prompt:
-        """The prompt of raw text, in which whoever wrote it may use special tokens. `media` are (kind, source) pairs.
-
-        Without media, a placeholder token in the text is text.
-        """
+        """The prompt of raw text, in which whoever wrote it may use special tokens. `media` are (kind, source) pairs;
+        without them, a placeholder token in the text is text."""
         check_text(prompt, self.tokenizer, allowance, "prompt")
         refs = tuple(_check_kind(kind, source, f"media[{i}]") for i, (kind, source) in enumerate(media))
         segments: tuple[Segment, ...] = (Segment(prompt),)

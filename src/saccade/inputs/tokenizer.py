@@ -191,10 +191,8 @@ def _flags(token: tokenizers.AddedToken) -> tuple[Any, ...]:
 
 
 def _runs(segments: Sequence[Segment], specials: re.Pattern[str]) -> list[tuple[str, bool]]:
-    """The text as long runs (text, is_plain).
-
-    A plain run is ordinary text around what a user spelled out; it ends where a special token of the template stands.
-    """
+    """The text as long runs (text, is_plain). A plain run is ordinary text around what a user spelled out; it ends
+    where a special token of the template stands."""
     atoms = groupby(_atoms(segments, specials), key=itemgetter(1))
     return [("".join(text for text, _ in group), is_plain) for is_plain, group in atoms]
 

@@ -19,11 +19,9 @@ _KEY = "saccade.exchange"
 
 
 class HttpExchange:
-    """A request and its reply. Within `async with`, a client that leaves cancels whatever is done for it, in any phase
-    behind the body: the watch begins when the last byte of the body was read.
-
-    What an endpoint enters into `exits` ends with the exchange, behind the last byte of a stream.
-    """
+    """A request and its reply. Within `async with`, a client that leaves cancels whatever is done for it once the last
+    byte of the body was read. What an endpoint enters into `exits` ends with the exchange, behind the last byte of a
+    stream."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.arrival = monotonic()

@@ -1,7 +1,5 @@
-"""From a body to a job for the engine: read, checked, its media fetched and decoded, its prompts tokenized.
-
-Everything that takes long runs in worker threads, in one go where nothing has to be fetched.
-"""
+"""From a body to a job for the engine: read, checked, its media fetched and decoded, its prompts tokenized. All that
+takes long runs in worker threads, in one go where nothing has to be fetched."""
 
 import asyncio
 from abc import ABC, abstractmethod

@@ -7,7 +7,6 @@ from time import monotonic
 
 from saccade.client.process import AsyncEngine
 from saccade.client.spare import Spare
-from saccade.inputs.chat_template import read_template
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_loader import MediaSettings
 from saccade.inputs.processor import Processor
@@ -71,7 +70,6 @@ async def start(service: Service, plan: Launch, stages: Stages) -> AsyncEngine:
         find_folder, plan.model, revision=chosen.revision, download_dir=chosen.download_dir
     )
     stages.enter("reading tokenizer and template")
-    template = await asyncio.to_thread(read_template, folder, chosen.chat_template)
     processor = await asyncio.to_thread(
         Processor.from_folder, folder, limits=plan.media.limits(), chat_template=chosen.chat_template
     )
@@ -83,6 +81,7 @@ async def start(service: Service, plan: Launch, stages: Stages) -> AsyncEngine:
         folder, found, plan.limits, processor=processor, report=stages.note, spare=plan.spare
     )
     stages.enter("")
+    template = None if processor.template is None else processor.template.source
     config = await asyncio.to_thread((folder / "config.json").read_bytes)
     configuration = config + repr((chosen, engine.limits, template)).encode()
     service.open(engine, defaults, tool_style(template), configuration=configuration)
