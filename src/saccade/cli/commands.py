@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 
@@ -24,35 +23,23 @@ Made by `saccade help --markdown`. Every flag is also a key of the file of `--co
 `--max-model-len 8k` is `max-model-len: 8k` there and `SACCADE_MAX_MODEL_LEN=8k` here. Flags win over the file, the file
 over the environment. Integers may end in k, m, g (1000) or K, M, G (1024).
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command: what it does in a line, and the module that has `new_parser(name)` and `run(flags)`."""
-
-    about: str
-    module: str
-
-    def load(self) -> ModuleType:
-        return import_module(f"saccade.cli.{self.module}")
-
-
+# What each does in a line, and the module that has its `new_parser(name)` and `run(flags)`.
 COMMANDS = {
-    "serve": Command("serve a model behind the OpenAI API", "serve"),
-    "run": Command("ask a model once, with images", "run"),
-    "verify": Command("every graph against an eager run, in sequences that break stale ones", "verify"),
-    "audit": Command("what graphs froze: captures with other inputs, compared node by node", "verify"),
-    "replay": Command("a pass that a shadow check found wrong, again with its graph and without", "replay"),
-    "eval": Command("questions with known answers: accuracy, and what was taken for what", "evaluate"),
-    "bench serve": Command("load a server: time to first token, throughput, goodput", "bench"),
-    "bench offline": Command("prefill and decode of a model: eager and graphs, beside their limits", "bench"),
-    "bench vision": Command("vision tower by image size: eager, capacity and exact graphs", "bench"),
-    "bench graphs": Command("a made-up prefill: eager, piecewise and full graphs, by tokens", "bench"),
-    "bench allreduce": Command("sums over ranks by rows: each algorithm, in a graph and out of one", "bench"),
-    "bench startup": Command("how long a server takes until it is ready, and on what", "bench"),
-    "plan": Command("what a model needs on a GPU, and what is left for requests", "plan"),
-    "explain": Command("how a request would be run: tokens, buckets, padding, graphs", "explain"),
-    "doctor": Command("check the machine and a model, and say what to fix", "doctor"),
+    "serve": ("serve a model behind the OpenAI API", "serve"),
+    "run": ("ask a model once, with images", "run"),
+    "verify": ("every graph against an eager run, in sequences that break stale ones", "verify"),
+    "audit": ("what graphs froze: captures with other inputs, compared node by node", "verify"),
+    "replay": ("a pass that a shadow check found wrong, again with its graph and without", "replay"),
+    "eval": ("questions with known answers: accuracy, and what was taken for what", "evaluate"),
+    "bench serve": ("load a server: time to first token, throughput, goodput", "bench"),
+    "bench offline": ("prefill and decode of a model: eager and graphs, beside their limits", "bench"),
+    "bench vision": ("vision tower by image size: eager, capacity and exact graphs", "bench"),
+    "bench graphs": ("a made-up prefill: eager, piecewise and full graphs, by tokens", "bench"),
+    "bench allreduce": ("sums over ranks by rows: each algorithm, in a graph and out of one", "bench"),
+    "bench startup": ("how long a server takes until it is ready, and on what", "bench"),
+    "plan": ("what a model needs on a GPU, and what is left for requests", "plan"),
+    "explain": ("how a request would be run: tokens, buckets, padding, graphs", "explain"),
+    "doctor": ("check the machine and a model, and say what to fix", "doctor"),
 }
 
 
@@ -91,7 +78,7 @@ def dispatch(words: list[str]) -> int:
     if name == "bench":
         sys.stdout.write(overview("bench "))
         return 0
-    module = COMMANDS[name].load()
+    module = _module(name)
     flags = module.new_parser(name).read(rest)
     for note in flags.notes:
         warn(note)
@@ -126,14 +113,18 @@ def show_help(words: Sequence[str]) -> int:
     return 0
 
 
+def _module(name: str) -> ModuleType:
+    return import_module(f"saccade.cli.{COMMANDS[name][1]}")
+
+
 def new_parser(name: str) -> Parser:
-    parser: Parser = COMMANDS[name].load().new_parser(name)
+    parser: Parser = _module(name).new_parser(name)
     return parser
 
 
 def _markdown(name: str) -> str:
     """A command in the reference, from the settings themselves."""
-    about, parser = COMMANDS[name].about, new_parser(name)
+    about, parser = COMMANDS[name][0], new_parser(name)
     actions = [action for group in parser.groups for action in group.shown_actions if action.dest != "help"]
     lines = [f"## saccade {name}", "", f"{about[0].upper()}{about[1:]}: `{parser.usage}`", ""]
     lines += ["| flag | meaning |", "|---|---|"]
@@ -146,7 +137,7 @@ def _markdown(name: str) -> str:
 
 def overview(prefix: str) -> str:
     width = max(map(len, COMMANDS))
-    shown = {name: command.about for name, command in COMMANDS.items() if name.startswith(prefix)}
+    shown = {name: about for name, (about, _) in COMMANDS.items() if name.startswith(prefix)}
     lines = [filled(f"{name:<{width}}  {about}", "  ", " " * (width + 4)) for name, about in shown.items()]
     return "\n".join(
         [

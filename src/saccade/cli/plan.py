@@ -89,7 +89,8 @@ def _show(console: Console, model: str, plans: "Sequence[MemoryPlan]", rooms: "l
     table = Table("GPU", "GiB", "KV GiB", "KV tokens", f"requests of {plan.max_model_len:,} tokens", "kernels")
     for gpu, room in rooms:
         if room.fits:
-            figures = (f"{room.kv_bytes / GIB:.1f}", f"{room.kv_tokens:,}", _requests(room))
+            count = f"{room.longest_requests:.0f} {CAPPED}" if room.is_capped else f"{room.longest_requests:.1f}"
+            figures = (f"{room.kv_bytes / GIB:.1f}", f"{room.kv_tokens:,}", count)
         else:
             figures = ("-", "-", f"does not fit: {room.missing_bytes / GIB:.1f} GiB missing")
         table.add_row(gpu.name, f"{gpu.gib:.1f}", *figures, _kernels(gpu))
@@ -123,10 +124,6 @@ def _show_parts(console: Console, plans: "Sequence[MemoryPlan]") -> None:
 
 def _named(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
-
-
-def _requests(room: "Room") -> str:
-    return f"{room.longest_requests:.0f} {CAPPED}" if room.is_capped else f"{room.longest_requests:.1f}"
 
 
 def _kernels(gpu: "GPU") -> str:

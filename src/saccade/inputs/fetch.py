@@ -163,7 +163,8 @@ class Fetcher:
             raise _refused(hint)
         if not self.policy.allows(address.host):
             raise _refused("the URL's host is not among those allowed (--allowed-media-domains)")
-        found = [address.host] if _is_literal(address.host) else await self._resolve(address.host, address.port)
+        is_literal = ":" in address.host or address.host.replace(".", "").isdecimal()
+        found = [address.host] if is_literal else await self._resolve(address.host, address.port)
         if not found:
             raise _failed("the URL's host has no address")
         if not all(map(is_public, found)):
@@ -173,7 +174,8 @@ class Fetcher:
 
 def parse_url(text: str) -> RemoteAddress:
     """The only parser of remote URLs: whatever is not plainly a host and a path is refused."""
-    match = _URL.fullmatch(text) if len(text) <= MAX_URL_CHARS and _is_plain(text) else None
+    is_plain = len(text) <= MAX_URL_CHARS and not any(char <= " " or char in "\\\x7f" for char in text)
+    match = _URL.fullmatch(text) if is_plain else None
     if match is None:
         raise _invalid("the URL must be https://host[:port]/path or http://host[:port]/path")
     scheme = match["scheme"].lower()
@@ -251,10 +253,6 @@ async def _read(response: httpcore2.Response, length: str, max_bytes: int) -> by
     return b"".join(parts)
 
 
-def _is_plain(text: str) -> bool:
-    return "\\" not in text and not any(char <= " " or char == "\x7f" for char in text)
-
-
 def _read_host(six: str | None, name: str | None) -> str:
     """A host in lower case. What ends in a number is an address, and only its usual spelling is taken."""
     plain = (name or "").lower().rstrip(".")
@@ -264,10 +262,6 @@ def _read_host(six: str | None, name: str | None) -> str:
         return str(ipaddress.IPv4Address(plain)) if _NUMBER.fullmatch(plain.rpartition(".")[2]) else plain
     except ValueError:
         raise _invalid("the URL's host is not an address") from None
-
-
-def _is_literal(host: str) -> bool:
-    return ":" in host or host.replace(".", "").isdecimal()
 
 
 def _bracketed(host: str) -> str:

@@ -63,9 +63,8 @@ class MediaSettings:
         except ValueError:
             given = None
         if not isinstance(given, dict) or not all(_is_count(k, v) for k, v in given.items()):
-            raise _refuse(
-                "limit_mm_per_prompt", repr(self.limit_mm_per_prompt), 'give such as {"image": 16, "video": 0}'
-            )
+            met = repr(self.limit_mm_per_prompt)
+            raise _refuse("limit_mm_per_prompt", met, 'give such as {"image": 16, "video": 0}')
         merged = DEFAULT_LIMITS | given
         return {"image": merged["image"], "video": merged["video"]}
 
@@ -81,13 +80,8 @@ class MediaSettings:
         )
 
 
-_LOWEST = {
-    "max_image_bytes": 1,
-    "max_request_pixels": 1,
-    "max_fetch_bytes": 1,
-    "max_video_frames": 1,
-    "max_redirects": 0,
-}
+_COUNTS = ("max_image_bytes", "max_request_pixels", "max_fetch_bytes", "max_video_frames")
+_LOWEST = {**dict.fromkeys(_COUNTS, 1), "max_redirects": 0}
 
 
 def _refuse(name: str, value: object, allowed: str) -> ConfigError:

@@ -85,18 +85,25 @@ def find_sources(messages: Any) -> list[tuple[int, int, MediaRef]]:
 
 
 def with_sources(messages: Any, found: Sequence[tuple[int, int, MediaRef]], sources: Sequence[Any]) -> Any:
-    """A copy of the messages with other sources for what `find_sources` found."""
+    """A copy of the messages with other sources for what `find_sources` found; what else the parts say stays."""
     copied = list(messages) if isinstance(messages, list | tuple) else messages
     for (i, j, ref), source in zip(found, sources, strict=True):
         if copied[i] is messages[i]:
             copied[i] = messages[i] | {"content": list(messages[i]["content"])}
-        copied[i]["content"][j] = _filled(messages[i]["content"][j], ref, source)
+        part, key = messages[i]["content"][j], ref.param.rpartition(".")[2]
+        said = part[key] if isinstance(part[key], dict) else {}
+        copied[i]["content"][j] = part | {key: said | {"url": source}}
     return copied
 
 
 def flatten_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages whose content is one string, for templates that know no parts."""
-    return [message | {"content": _joined(message["content"])} for message in messages]
+    return [
+        message
+        if isinstance(message["content"], str)
+        else message | {"content": "\n".join(part["text"] for part in message["content"] if part["type"] == "text")}
+        for message in messages
+    ]
 
 
 def wrap_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -111,13 +118,6 @@ def wrap_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
-
-
-def _filled(part: dict[str, Any], ref: MediaRef, source: Any) -> dict[str, Any]:
-    """The part with its source in place of what named it; what else it says stays."""
-    key = ref.param.rpartition(".")[2]
-    said = part[key] if isinstance(part[key], dict) else {}
-    return part | {key: said | {"url": source}}
 
 
 def _read_message(message: Any, param: str, media: list[MediaRef]) -> dict[str, Any]:
@@ -214,12 +214,6 @@ def _read_tool_call(call: dict[str, Any], param: str) -> dict[str, Any]:
             raise _wrong("arguments must be a JSON object", f"{param}.function.arguments") from None
         arguments = parsed if isinstance(parsed, dict) else arguments
     return call | {"function": function | {"arguments": arguments}}
-
-
-def _joined(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(part["text"] for part in content if part["type"] == "text")
 
 
 def _wrong(message: str, param: str) -> RequestError:

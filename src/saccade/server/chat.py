@@ -20,15 +20,7 @@ from saccade.server.reasoning import Reasoning, ReasoningParser, after_reasoning
 from saccade.server.reply import OpenAIReply, ReplyChoice
 from saccade.server.request_params import chat_params
 from saccade.server.service import Service
-from saccade.server.tools import (
-    CallArguments,
-    CallStarted,
-    Content,
-    ToolEvent,
-    ToolParser,
-    new_tool_parser,
-    tool_grammar,
-)
+from saccade.server.tools import Content, ToolCall, ToolEvent, ToolParser, new_tool_parser, tool_grammar
 from saccade.wire.sampling_params import SamplingParams
 
 Event = Reasoning | ToolEvent
@@ -137,11 +129,9 @@ class ChatReply(OpenAIReply[ChatChoice]):
                     choice.reasoning.append(text)
                 case Content(text=text):
                     choice.text.append(text)
-                case CallStarted(id=call_id, name=name):
-                    function = {"name": name, "arguments": ""}
+                case ToolCall(id=call_id, name=name, arguments=arguments):
+                    function = {"name": name, "arguments": arguments}
                     choice.calls.append({"id": call_id, "type": "function", "function": function})
-                case CallArguments(text=text):
-                    choice.calls[-1]["function"]["arguments"] += text
 
     def fields(self, index: int, choice: ChatChoice) -> dict[str, Any]:
         text, reasoning = "".join(choice.text), "".join(choice.reasoning)
@@ -159,7 +149,7 @@ class ChatReply(OpenAIReply[ChatChoice]):
         return b'"delta":{"role":"assistant","content":""}', more
 
     def values(self, index: int, delta: Delta) -> list[bytes]:
-        values = [_delta(event) for event in self._shown(self.choices[index], delta)]
+        values = [value for event in self._shown(self.choices[index], delta) for value in _deltas(event)]
         if not values and (delta.logprobs or self.job.request.return_token_ids):
             return [b'"delta":{"content":""}']
         return values
@@ -181,15 +171,15 @@ def _named(reasoning: str | None) -> dict[str, str | None]:
     return {"reasoning": reasoning, "reasoning_content": reasoning}
 
 
-def _delta(event: Event) -> bytes:
+def _deltas(event: Event) -> list[bytes]:
+    """A call takes two chunks: its name, then its arguments."""
     match event:
         case Reasoning(text=text):
-            return b'"delta":' + orjson.dumps(_named(text))
+            found: list[dict[str, Any]] = [_named(text)]
         case Content(text=text):
-            return b'"delta":{"content":' + orjson.dumps(text) + b"}"
-        case CallStarted(index=index, id=call_id, name=name):
-            function = {"name": name, "arguments": ""}
-            call: dict[str, Any] = {"index": index, "id": call_id, "type": "function", "function": function}
-        case CallArguments(index=index, text=text):
-            call = {"index": index, "function": {"arguments": text}}
-    return b'"delta":{"tool_calls":[' + orjson.dumps(call) + b"]}"
+            found = [{"content": text}]
+        case ToolCall(index=index, id=call_id, name=name, arguments=arguments):
+            begun = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+            calls = [begun, {"index": index, "function": {"arguments": arguments}}]
+            found = [{"tool_calls": [call]} for call in calls]
+    return [b'"delta":' + orjson.dumps(delta) for delta in found]

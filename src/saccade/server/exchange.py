@@ -26,7 +26,8 @@ class HttpExchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.arrival = monotonic()
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
-        self.id = _request_id(self.headers)
+        given = self.headers.get(ID_HEADER, b"")
+        self.id = given.decode() if _SANE_ID.fullmatch(given) else uuid4().hex
         self.exits = AsyncExitStack()
         self.extra_headers: list[tuple[bytes, bytes]] = [(ID_HEADER, self.id.encode())]
         self.status: int | None = None
@@ -85,7 +86,8 @@ class HttpExchange:
 
     async def body(self, *, limit: int, timeout_s: float, hold: Callable[[int], None] = lambda size: None) -> bytes:
         """The body, refused as soon as it is known to be too long. `hold` is told of every part that came."""
-        _check_length(int(_digits(self.headers.get(b"content-length"))), limit)
+        length = self.headers.get(b"content-length", b"")
+        _check_length(int(length) if length.isdigit() and len(length) < 20 else 0, limit)
         parts: list[bytes] = []
         size, is_more = 0, True
         try:
@@ -111,15 +113,6 @@ class HttpExchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.leave()
-
-
-def _request_id(headers: Mapping[bytes, bytes]) -> str:
-    given = headers.get(ID_HEADER, b"")
-    return given.decode() if _SANE_ID.fullmatch(given) else uuid4().hex
-
-
-def _digits(value: bytes | None) -> bytes:
-    return value if value is not None and value.isdigit() and len(value) < 20 else b"0"
 
 
 def _check_length(size: int, limit: int) -> None:

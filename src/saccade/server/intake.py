@@ -139,7 +139,7 @@ class PromptRoute(ABC, Generic[R]):
             request,
             params,
             model,
-            _first(request, ("request_id", "rid")) or exchange.id,
+            _given_id(request) or exchange.id,
             deadline=_deadline(self.service, exchange, getattr(request, "timeout", None)),
             cache_salt=getattr(request, "cache_salt", None),
             priority=getattr(request, "priority", None) or 0,
@@ -191,24 +191,20 @@ def _is_inline(ref: MediaRef) -> bool:
 
 def _deadline(service: Service, exchange: HttpExchange, asked: float | None) -> float | None:
     """A time of the monotonic clock: what the request asks for, within what the server allows."""
-    if asked is None and (header := exchange.headers.get(TIMEOUT_HEADER)) is not None:
-        asked = _seconds(header)
+    header = exchange.headers.get(TIMEOUT_HEADER)
+    if asked is None and header is not None:
+        try:
+            asked = float(header)
+        except ValueError:
+            asked = 0.0
+        if not 0 < asked <= 10**6:
+            raise HttpError(400, "the header X-Request-Timeout must be a number of seconds", code="invalid_value")
     limits = [value for value in (asked, service.settings.request_timeout_s) if value]
     return exchange.arrival + min(limits) if limits else None
 
 
-def _seconds(header: bytes) -> float:
-    try:
-        value = float(header)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 10**6:
-        raise HttpError(400, "the header X-Request-Timeout must be a number of seconds", code="invalid_value")
-    return value
-
-
-def _first(request: Wire, names: Sequence[str]) -> str | None:
-    found = [value for name in names if (value := getattr(request, name, None)) is not None]
-    if len(set(found)) > 1:
-        raise RequestError(f"{' and '.join(names)} differ; send one of them", param=names[1])
-    return found[0] if found else None
+def _given_id(request: Wire) -> str | None:
+    first, second = getattr(request, "request_id", None), getattr(request, "rid", None)
+    if first and second and first != second:
+        raise RequestError("request_id and rid differ; send one of them", param="rid")
+    return first or second

@@ -55,7 +55,11 @@ _ERROR = json_object("error", error=json_object(*_ERROR_FIELDS, **_ERROR_FIELDS)
 def build_document() -> dict[str, Any]:
     kinds = sorted({kind for kind, _ in POSTS.values()}, key=lambda kind: kind.__name__)
     _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_REFS)
-    paths: dict[str, Any] = {path: {"post": _post(path, kind, text)} for path, (kind, text) in POSTS.items()}
+    paths: dict[str, Any] = {}
+    for path, (kind, text) in POSTS.items():
+        schema = {"$ref": _REFS.format(model=kind.__name__)}
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
+        paths[path] = {"post": {**_operation(path, text), "requestBody": body}}
     paths |= {path: {"get": _operation(path, text)} for path, text in GETS.items()}
     paths["/v1/models/{name}"] = {
         "get": {
@@ -72,12 +76,6 @@ def build_document() -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
-
-
-def _post(path: str, kind: type[Wire], text: str) -> dict[str, Any]:
-    schema = {"$ref": _REFS.format(model=kind.__name__)}
-    body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return {**_operation(path, text), "requestBody": body}
 
 
 def _operation(path: str, text: str) -> dict[str, Any]:

@@ -142,7 +142,15 @@ class OpsRoutes:
         """Known before the model is loaded, except for how long its context is."""
         service = self._service
         is_ready = service.phase is ServerPhase.READY
-        processor = service.engine.processor if is_ready else None
+        capabilities = []
+        if is_ready:
+            processor = service.engine.processor
+            found = {
+                "completion": True,
+                "chat": processor.template is not None,
+                "multimodal": processor.images is not None,
+            }
+            capabilities = [name for name, has_it in found.items() if has_it]
         return {
             "id": name,
             "object": "model",
@@ -151,7 +159,7 @@ class OpsRoutes:
             "root": service.names[0],
             "parent": None,
             "max_model_len": service.max_model_len if is_ready else None,
-            "capabilities": _capabilities(processor),
+            "capabilities": capabilities,
             "permission": [],
         }
 
@@ -161,10 +169,3 @@ class OpsRoutes:
                 return await self._service.engine.stats()
         except (HttpError, SaccadeError, TimeoutError):
             return None
-
-
-def _capabilities(processor: Any) -> list[str]:
-    if processor is None:
-        return []
-    found = ["completion"] + (["chat"] if processor.template is not None else [])
-    return found + (["multimodal"] if processor.images is not None else [])

@@ -4,10 +4,9 @@ Two ways to write a call are known, and each parser says which text is a call:
 - Hermes (Qwen): `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, any number of them, around them text.
 - Llama 3: the whole text is `{"name": "f", "parameters": {...}}`, or several of these with `;` between.
 
-Text that may be the beginning of a call is held back; a call is told of when it is complete, with its name and then its
-arguments. What looked like a call and is not valid JSON with a name and an object of arguments is given back as text,
-to the letter; only where the length limit cut it off behind its name, the arguments are told of as far as they came.
-Nothing is ever evaluated.
+Text that may be the beginning of a call is held back; a call is told of when it is complete. What looked like a call
+and is not valid JSON with a name and an object of arguments is given back as text, to the letter; only where the length
+limit cut it off behind its name, the arguments are told of as far as they came. Nothing is ever evaluated.
 """
 
 import json
@@ -39,23 +38,16 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class CallStarted:
-    """Call `index` of the message begins."""
+class ToolCall:
+    """Call `index` of the message; its arguments are a JSON text."""
 
     index: int
     id: str
     name: str
+    arguments: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    """The next piece of call `index`'s arguments, a JSON text when put together."""
-
-    index: int
-    text: str
-
-
-ToolEvent = Content | CallStarted | CallArguments
+ToolEvent = Content | ToolCall
 
 
 def new_call_id() -> str:
@@ -82,7 +74,7 @@ class ToolParser(ABC):
         if index and not self._is_parallel:
             return []
         self.num_calls += 1
-        return [CallStarted(index, self._new_id(), name), CallArguments(index, arguments)]
+        return [ToolCall(index, self._new_id(), name, arguments)]
 
 
 class HermesParser(ToolParser):
