@@ -135,18 +135,14 @@ def _frames(container: Any, stream: Any) -> Iterator[Any]:
     """A video that breaks off gives the frames before the break."""
     import av
 
-    decoded = container.decode(stream)
     seen = False
-    while True:
-        try:
-            yield next(decoded)
-        except StopIteration:
-            return
-        except av.error.FFmpegError:
-            if not seen:
-                raise
-            return
-        seen = True
+    try:
+        for frame in container.decode(stream):
+            yield frame
+            seen = True
+    except av.error.FFmpegError:
+        if not seen:
+            raise
 
 
 def _demuxer(data: bytes) -> str | None:

@@ -86,14 +86,10 @@ def _steps(definition: Any) -> list[dict[str, Any]]:
     return [definition]
 
 
-def _byte_of_char() -> dict[str, int]:
-    """GPT-2's printable alphabet for bytes: printable Latin-1 stands for itself, the others follow from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF_CHAR = _byte_of_char()
+# GPT-2's printable alphabet for bytes: printable Latin-1 stands for itself, the others follow from U+0100.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF_CHAR = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
 
 
 def _from_byte_level(token: str) -> bytes:

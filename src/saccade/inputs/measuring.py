@@ -70,7 +70,7 @@ def needed_bytes(media: Sequence[Sized]) -> int:
     )
 
 
-def check_talk(messages: Any, allowance: Allowance) -> None:
+def check_messages(messages: Any, allowance: Allowance) -> None:
     """Refuses lists that are too long, before they are read. Every message has a token at least."""
     if allowance.max_tokens is None or not isinstance(messages, list | tuple):
         return

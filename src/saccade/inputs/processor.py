@@ -19,8 +19,8 @@ from saccade.inputs.generation import named_ends
 from saccade.inputs.images import ImageLimits, Pixels, decode_image, digest_pixels
 from saccade.inputs.measuring import (
     Sized,
+    check_messages,
     check_pixels,
-    check_talk,
     check_text,
     hold_text,
     needed_bytes,
@@ -117,7 +117,7 @@ class Processor:
         are the checkpoint's settings with other bounds (see `read_sizing`)."""
         if self.template is None:
             raise ConfigError("the checkpoint has no chat template; use a text prompt or add chat_template.jinja")
-        check_talk(messages, allowance)
+        check_messages(messages, allowance)
         rendered = self.template.render(
             messages,
             tools=tools,

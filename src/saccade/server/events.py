@@ -20,7 +20,7 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 async def event_stream(exchange: HttpExchange, chunks: AsyncGenerator[bytes, None], *, ping_s: float) -> "EventStream":
     """A reply of chunks. What fails before the first of them is raised, so that it gets a status of its own; a first
     chunk that takes long is not waited for."""
-    first = asyncio.ensure_future(_first(chunks))
+    first = asyncio.ensure_future(anext(chunks))
     exchange.exits.push_async_callback(_end, first, chunks)
     await asyncio.wait({first}, timeout=ping_s or None)
     if first.done():
@@ -82,10 +82,6 @@ class EventStream(Response):
                 await self._send_chunk(send, PING)
                 silence = 0.0
             await asyncio.sleep(max(self._ping_s - silence, min(self._ping_s, TICK_S)))
-
-
-async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(chunks)
 
 
 async def _end(first: "asyncio.Future[bytes]", chunks: AsyncGenerator[bytes, None]) -> None:

@@ -93,7 +93,9 @@ class _Front:
 
     async def run(self, config: uvicorn.Config, listener: socket.socket) -> int:
         http = _HttpServer(config)
-        self._warn()
+        if not self._settings.is_local and not self._settings.api_key:
+            who = f"everybody who reaches {self._settings.host}"
+            self._say(f"warning: {who} may use this server; set a key (--api-key)")
         self._say(f"listening on {_address(self._settings, listener)}")
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         starting = asyncio.create_task(self._start(listener))
@@ -139,12 +141,6 @@ class _Front:
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)
-
-    def _warn(self) -> None:
-        if not self._settings.is_local and not self._settings.api_key:
-            self._say(
-                f"warning: everybody who reaches {self._settings.host} may use this server; set a key (--api-key)"
-            )
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):

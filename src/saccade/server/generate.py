@@ -128,7 +128,7 @@ class GenerateReply(Reply):
         usage = self.answer.usage()
         meta: dict[str, Any] = {
             "id": self.job.public_id,
-            "finish_reason": _finish(delta, self._matched(output)),
+            "finish_reason": self._finish(output, delta),
             "prompt_tokens": usage["prompt_tokens"],
             "completion_tokens": len(output.token_ids),
             "cached_tokens": delta.num_cached_tokens,
@@ -140,13 +140,19 @@ class GenerateReply(Reply):
             meta["timings"] = self.answer.timings()
         return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
 
-    def _matched(self, output: _Output) -> int | str | None:
-        """What ended the text: a stop token or string, or the model's own end token."""
-        assert output.last is not None, "an output without a piece"
-        if output.last.stop_reason is not None or not output.token_ids:
-            return output.last.stop_reason
-        token = output.token_ids[-1]
-        return token if token in self.service.eos_token_ids else None
+    def _finish(self, output: _Output, delta: Delta) -> dict[str, Any] | None:
+        """What ended the text, if anything did: of a stop the token or string, or the model's own end token."""
+        match delta.finish_reason:
+            case None:
+                return None
+            case "length":
+                return {"type": "length", "length": delta.num_output_tokens}
+            case "stop":
+                end = output.token_ids[-1] if output.token_ids else None
+                own = end if end in self.service.eos_token_ids else None
+                return {"type": "stop", "matched": own if delta.stop_reason is None else delta.stop_reason}
+            case reason:
+                return {"type": reason}
 
     def _scores(self, output: _Output) -> dict[str, Any]:
         found = {**self._input_scores, "output_token_logprobs": output.chosen}
@@ -172,15 +178,3 @@ class GenerateReply(Reply):
     def _triple(self, score: Logprob | None, token: int) -> Triple:
         text = token_text(self.tokenizer, token) if self.job.request.return_text_in_logprobs else None
         return [None if score is None else number(score), token, text]
-
-
-def _finish(delta: Delta, matched: int | str | None) -> dict[str, Any] | None:
-    match delta.finish_reason:
-        case None:
-            return None
-        case "length":
-            return {"type": "length", "length": delta.num_output_tokens}
-        case "stop":
-            return {"type": "stop", "matched": matched}
-        case reason:
-            return {"type": reason}

@@ -41,14 +41,12 @@ class Stages:
         """The first stage began at a time of the monotonic clock. What is shown takes the place of what was."""
         self._say, self._show = say, show
         self._name, self._since = first, since
-        self.seconds: dict[str, float] = {}
 
     def enter(self, name: str) -> None:
         if name == self._name:
             return
         now = monotonic()
         if self._name:
-            self.seconds[self._name] = self.seconds.get(self._name, 0.0) + now - self._since
             self._say(f"{self._name}: {now - self._since:.2f} s")
         self._name, self._since = name, now
         self._show(name)

@@ -145,12 +145,8 @@ class OpsRoutes:
         capabilities = []
         if is_ready:
             processor = service.engine.processor
-            found = {
-                "completion": True,
-                "chat": processor.template is not None,
-                "multimodal": processor.images is not None,
-            }
-            capabilities = [name for name, has_it in found.items() if has_it]
+            found = {"completion": True, "chat": processor.template, "multimodal": processor.images}
+            capabilities = [name for name, what in found.items() if what is not None]
         return {
             "id": name,
             "object": "model",

@@ -17,7 +17,7 @@ from saccade.wire.grammar import JSON_OPTIONS, Grammar
 
 OPEN, CLOSE = "<think>", "</think>"
 TAIL_TOKENS = 32  # of a prompt; an opening tag and the white space behind it are a few
-_PLACES = Literal["start", "thought", "gap", "answer"]
+_PLACES = Literal["start", "reasoning", "gap", "answer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,39 +47,39 @@ class ReasoningParser:
         self._held += text
         if self._place == "start" and not self._begin():
             return "", ""
-        thought = self._think() if self._place == "thought" else ""
-        return thought, self._answer()
+        reasoning = self._reason() if self._place == "reasoning" else ""
+        return reasoning, self._answer()
 
     def finish(self) -> tuple[str, str]:
         """What was held back."""
         held, self._held = self._held, ""
-        is_thought = self._place == "thought" or (self._place == "start" and self._is_open)
-        if not self._has_begun and is_thought:
+        is_reasoning = self._place == "reasoning" or (self._place == "start" and self._is_open)
+        if not self._has_begun and is_reasoning:
             held = held.lstrip("\n")
-        return (held, "") if is_thought else ("", held)
+        return (held, "") if is_reasoning else ("", held)
 
     def _begin(self) -> bool:
         """Whether it is known what the text begins with."""
         begin = self._held.lstrip()
         if begin.startswith(OPEN):
-            self._held, self._place = begin.removeprefix(OPEN), "thought"
+            self._held, self._place = begin.removeprefix(OPEN), "reasoning"
         elif OPEN.startswith(begin):
             return False
         else:
-            self._place = "thought" if self._is_open else "answer"
+            self._place = "reasoning" if self._is_open else "answer"
         return True
 
-    def _think(self) -> str:
-        thought, tag, behind = self._held.partition(CLOSE)
+    def _reason(self) -> str:
+        reasoning, tag, behind = self._held.partition(CLOSE)
         if tag:
             self._held, self._place = behind, "gap"
-            thought = thought.rstrip("\n")
+            reasoning = reasoning.rstrip("\n")
         else:
-            thought, self._held = split_undecided(thought, [CLOSE], "\n")
+            reasoning, self._held = split_undecided(reasoning, [CLOSE], "\n")
         if not self._has_begun:
-            thought = thought.lstrip("\n")
-            self._has_begun = bool(thought)
-        return thought
+            reasoning = reasoning.lstrip("\n")
+            self._has_begun = bool(reasoning)
+        return reasoning
 
     def _answer(self) -> str:
         if self._place == "gap":
