@@ -42,18 +42,13 @@ class ExplainSettings:
     json: bool = setting(False, "print JSON")
 
     def __post_init__(self) -> None:
-        for name, low in (("prompt_tokens", 1), ("batch", 1)):
-            if getattr(self, name) < low:
-                flag = name.replace("_", "-")
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {low} (--{flag})")
+        for name in ("prompt_tokens", "batch"):
+            if (met := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} is {met}; it must be at least 1 (--{name.replace('_', '-')})")
         self.videos()
         for text in self.image:
             if not _SIZE.fullmatch(text) and not Path(text).expanduser().is_file():
                 raise ConfigError(f"image is {text!r}; write WIDTHxHEIGHT, or name a file that is there (--image)")
-
-    def images(self) -> list[tuple[int, int]]:
-        """(width, height) of each, within what a server takes."""
-        return [_image_size(text) for text in self.image]
 
     def videos(self) -> list[tuple[int, int, int, float | None]]:
         """(frames, width, height, frames a second) of each."""
@@ -93,8 +88,7 @@ def run(flags: Namespace) -> int:
     seen = dry_run(blueprint, prompts)
     media = list(zip([*asked.image, *asked.video], plans, strict=True))
     if asked.json:
-        data = {"model": model, **_machine(blueprint), **as_data(media, len(prompts[0]), seen)}
-        print_json(data)
+        print_json({"model": model, **as_data(blueprint, media, len(prompts[0]), seen)})
     else:
         console = Output()
         console.print(_assumed(blueprint))
@@ -102,8 +96,14 @@ def run(flags: Namespace) -> int:
     return 0
 
 
-def as_data(media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "DryRun") -> dict[str, Any]:
+def as_data(
+    blueprint: "Blueprint", media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "DryRun"
+) -> dict[str, Any]:
+    """What decides, the kind of device and the limits of an engine there; and what was decided."""
+    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "encoder_budget_tokens")
     return {
+        "device": "cuda" if blueprint.is_cuda else "cpu",
+        "limits": {name: getattr(blueprint.limits, name) for name in names},
         "media": [
             {"given": text, "resized": plan.size_hw[::-1], "grid_thw": plan.grid_thw, "tokens": plan.num_tokens}
             for text, plan in media
@@ -111,13 +111,6 @@ def as_data(media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "DryRun")
         "prompt_tokens": num_tokens,
         "steps": [[{**asdict(one), "padding": one.padding} for one in step] for step in seen.steps],
     }
-
-
-def _machine(blueprint: "Blueprint") -> dict[str, Any]:
-    """What decides: the kind of device, and the limits of an engine there."""
-    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "encoder_budget_tokens")
-    limits = {name: getattr(blueprint.limits, name) for name in names}
-    return {"device": "cuda" if blueprint.is_cuda else "cpu", "limits": limits}
 
 
 def _assumed(blueprint: "Blueprint") -> str:
@@ -154,7 +147,7 @@ def _plans(
         raise ConfigError("this model takes no videos (--video)")
     found: list[ImagePlan | VideoPlan] = []
     if images is not None:
-        found += [plan_image(height, width, images) for width, height in asked.images()]
+        found += [plan_image(height, width, images) for width, height in map(_image_size, asked.image)]
     if videos is not None:
         found += [plan_video(frames, high, wide, fps, videos) for frames, wide, high, fps in asked.videos()]
     return found

@@ -54,8 +54,8 @@ def check_pixels(media: Sequence[Sized], limits: ImageLimits) -> None:
     for item in media:
         total += item.num_pixels
         if limit is not None and total > limit:
-            message = f"the images of the request have {total} pixels and more; the limit is {limit}"
-            message += " (--max-request-pixels)"
+            met = f"the images of the request have {total} pixels and more"
+            message = f"{met}; the limit is {limit} (--max-request-pixels)"
             raise RequestError(message, param=item.ref.param, code="image_too_large", status=413)
 
 
@@ -63,11 +63,8 @@ def needed_bytes(media: Sequence[Sized]) -> int:
     """Memory for all images: their pixels, what the largest needs while it is decoded, and what data URLs hold."""
     urls = [item.image.source for item in media if item.image is not None and isinstance(item.ref.source, str)]
     pixels = [item.num_pixels for item in media]
-    return (
-        sum(len(data) for data in urls if isinstance(data, bytes))
-        + PIXEL_BYTES * sum(pixels)
-        + SCRATCH_BYTES * max(pixels, default=0)
-    )
+    encoded = sum(len(data) for data in urls if isinstance(data, bytes))
+    return encoded + PIXEL_BYTES * sum(pixels) + SCRATCH_BYTES * max(pixels, default=0)
 
 
 def check_messages(messages: Any, allowance: Allowance) -> None:

@@ -283,11 +283,9 @@ def _fill_sources(rendered: Rendered, media: Sequence[Any]) -> Rendered:
 
 
 def _check_kind(kind: str, source: Any, param: str) -> MediaRef:
-    if kind == "image":
-        return MediaRef("image", source, param)
-    if kind == "video":
-        return MediaRef("video", source, param)
-    raise RequestError(f"{param}: the kind must be image or video", param=param, code="media_unsupported")
+    if kind not in ("image", "video"):
+        raise RequestError(f"{param}: the kind must be image or video", param=param, code="media_unsupported")
+    return MediaRef("image" if kind == "image" else "video", source, param)
 
 
 def _token_ids(given: Any) -> Ints:
