@@ -73,10 +73,6 @@ class FetchPolicy:
     domains: frozenset[str] = frozenset()
     max_redirects: int = 3
 
-    @property
-    def is_open(self) -> bool:
-        return self.allows_all or bool(self.domains)
-
     def allows(self, host: str) -> bool:
         if not self.domains:
             return self.allows_all
@@ -158,7 +154,7 @@ class Fetcher:
 
     async def _check(self, address: RemoteAddress) -> Sequence[str]:
         """The addresses that may be connected to."""
-        if not self.policy.is_open:
+        if not self.policy.allows_all and not self.policy.domains:
             hint = "the server does not fetch media (--allow-remote-media, --allowed-media-domains); send a data URL"
             raise _refused(hint)
         if not self.policy.allows(address.host):
