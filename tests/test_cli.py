@@ -168,7 +168,7 @@ def test_what_cannot_be_asked_does_not_end_a_conversation(
     asked: list[list[str]] = []
     stream = cli_run._stream
 
-    def noted(llm: Any, messages: list[dict[str, Any]], params: Any) -> tuple[str, str]:
+    def noted(llm: Any, messages: list[dict[str, Any]], params: Any) -> tuple[str, bool]:
         asked.append([message["role"] for message in messages])
         return stream(llm, messages, params)
 

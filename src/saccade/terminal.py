@@ -1,10 +1,12 @@
 """What people see on a terminal, and what is left of it where there is none, or a narrow one."""
 
 import io
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -26,6 +28,10 @@ class Output(Console):
 def warn(text: str) -> None:
     """A plain line beside a command's output."""
     sys.stderr.write(f"warning: {text}\n")
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
 def discard_output() -> None:

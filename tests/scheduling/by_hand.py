@@ -12,7 +12,7 @@ from saccade.choice.shape import Boundary, PhaseShape
 from saccade.config import GraphSettings, Tier
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt, text_prompt
 from saccade.inputs.plans import ImagePlan
-from saccade.inputs.positions import Block, mrope_positions, rope_delta
+from saccade.inputs.positions import FeatureRows, mrope_positions, rope_delta
 from saccade.scheduling.arrays import CacheLayout, LiveRequest
 from saccade.scheduling.compose import Composer, VisionFacts
 from saccade.scheduling.executing import Encoded, StepResult
@@ -82,13 +82,13 @@ def make_prompt(parts: Sequence[int | Media], rng: np.random.Generator) -> Promp
     """Random text of these lengths, with images between."""
     ids: list[int] = []
     spans: list[MediaSpan] = []
-    blocks: list[Block] = []
+    blocks: list[FeatureRows] = []
     media = tuple(part for part in parts if isinstance(part, Media))
     for part in parts:
         if isinstance(part, Media):
             _, height, width = part.plan.grid_thw
             count = part.plan.num_tokens
-            blocks.append(Block(len(ids), (1, height // 2, width // 2)))
+            blocks.append(FeatureRows(len(ids), (1, height // 2, width // 2)))
             spans.append(MediaSpan(len(spans), "image", len(ids), count, 0, part.digest, part.plan.grid_thw))
             ids += [IMAGE] * count
         else:

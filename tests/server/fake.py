@@ -11,12 +11,12 @@ from saccade.client.process import EngineStats
 from saccade.client.stream import Delta
 from saccade.errors import EngineDeadError
 from saccade.inputs.generation import GenerationDefaults
-from saccade.inputs.media import MediaSettings
+from saccade.inputs.media_loader import MediaSettings
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.server.app import build_app
+from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
-from saccade.server.settings import ServerSettings
 from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams

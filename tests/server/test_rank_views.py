@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from saccade.inputs.media import MediaSettings
-from saccade.server import run
-from saccade.server.lifecycle import Plan
-from saccade.server.settings import ServerSettings
+from saccade.inputs.media_loader import MediaSettings
+from saccade.server import front_end
+from saccade.server.lifecycle import Launch
+from saccade.server.server_settings import ServerSettings
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Ready, decode_reply, encode
 from saccade.wire.tensor_parallel import ONE_RANK, AllReduceChoice, RankShare, TensorParallel
@@ -111,13 +111,13 @@ def test_a_start_says_how_ranks_sum_up(engine: FakeEngine, monkeypatch: pytest.M
         return engine
 
     def said() -> str:
-        front = run._Front(ServerSettings(), plan, Console(file=(file := io.StringIO()), width=200))
+        front = front_end._Front(ServerSettings(), plan, Console(file=(file := io.StringIO()), width=200))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             asyncio.run(front._start(listener))
         return file.getvalue()
 
-    monkeypatch.setattr(run, "start", start)
-    plan = Plan("m", EngineSettings(), SchedulerSettings(), MediaSettings(), None)
+    monkeypatch.setattr(front_end, "start", start)
+    plan = Launch("m", EngineSettings(), SchedulerSettings(), MediaSettings(), None)
     assert "rank" not in said() and "ready on" in said()
     engine.ranks = TWO
     assert TWO.summary() in said()

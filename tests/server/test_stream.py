@@ -12,7 +12,7 @@ from tokenizers import decoders, models
 from saccade.client.output import Logprob
 from saccade.client.stream import RequestStream
 from saccade.execution.worker import gpu_bytes_in_use
-from saccade.inputs.chat import ChatTemplate
+from saccade.inputs.chat_template import ChatTemplate
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.tokenizer import Tokenizer

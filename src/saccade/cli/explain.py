@@ -1,8 +1,6 @@
 """`saccade explain`: how a request would be run, decided by the code that would run it."""
 
-import json
 import re
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from saccade.cli.aliases import add_aliases
-from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
+from saccade.cli.model import engine_parser, engine_settings
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.plan import settings_folder
 from saccade.config import Word, setting
 from saccade.errors import ConfigError, RequestError
-from saccade.terminal import Output, print_table
-from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.terminal import Output, print_json, print_table
 
 if TYPE_CHECKING:
     from saccade.dry_run.blueprint import Blueprint
@@ -46,18 +42,13 @@ class ExplainSettings:
     json: bool = setting(False, "print JSON")
 
     def __post_init__(self) -> None:
-        for name, low in (("prompt_tokens", 1), ("batch", 1)):
-            if getattr(self, name) < low:
-                flag = name.replace("_", "-")
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {low} (--{flag})")
+        for name in ("prompt_tokens", "batch"):
+            if (met := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} is {met}; it must be at least 1 (--{name.replace('_', '-')})")
         self.videos()
         for text in self.image:
             if not _SIZE.fullmatch(text) and not Path(text).expanduser().is_file():
                 raise ConfigError(f"image is {text!r}; write WIDTHxHEIGHT, or name a file that is there (--image)")
-
-    def images(self) -> list[tuple[int, int]]:
-        """(width, height) of each, within what a server takes."""
-        return [_image_size(text) for text in self.image]
 
     def videos(self) -> list[tuple[int, int, int, float | None]]:
         """(frames, width, height, frames a second) of each."""
@@ -76,23 +67,17 @@ def new_parser(name: str) -> Parser:
         "replayed and why. Needs neither a GPU nor weights; the engine's own scheduler and runner decide, with the "
         "limits that a GPU has (--device cpu: those of a CPU), or without MODEL those of `saccade serve` here."
     )
-    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
-    for settings in (ExplainSettings, EngineSettings, SchedulerSettings):
-        parser.add_settings(settings)
-    add_aliases(parser)
-    return parser
+    return engine_parser(name, about, ExplainSettings)
 
 
 def run(flags: Namespace) -> int:
     asked = settings_from(flags, ExplainSettings)
-    own = {} if flags.words else BUNDLED_LIMITS
-    engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
+    model, engine, limits = engine_settings(flags)
     from saccade.dry_run.blueprint import draw  # imports torch
     from saccade.dry_run.steps import dry_run, made_up_prompt
     from saccade.inputs.media_settings import read_placeholder_settings
     from saccade.kernels.dispatch import device_named
 
-    model = chosen_model(flags.words)
     folder = settings_folder(model, engine)
     is_cuda = engine.device != "cpu" if flags.words else device_named(engine.device).type == "cuda"
     blueprint = draw(folder, engine, limits, is_cuda=is_cuda)
@@ -103,8 +88,7 @@ def run(flags: Namespace) -> int:
     seen = dry_run(blueprint, prompts)
     media = list(zip([*asked.image, *asked.video], plans, strict=True))
     if asked.json:
-        data = {"model": model, **_machine(blueprint), **as_data(media, len(prompts[0]), seen)}
-        sys.stdout.write(json.dumps(data, indent=1) + "\n")
+        print_json({"model": model, **as_data(blueprint, media, len(prompts[0]), seen)})
     else:
         console = Output()
         console.print(_assumed(blueprint))
@@ -112,8 +96,14 @@ def run(flags: Namespace) -> int:
     return 0
 
 
-def as_data(media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "DryRun") -> dict[str, Any]:
+def as_data(
+    blueprint: "Blueprint", media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "DryRun"
+) -> dict[str, Any]:
+    """What decides, the kind of device and the limits of an engine there; and what was decided."""
+    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "encoder_budget_tokens")
     return {
+        "device": "cuda" if blueprint.is_cuda else "cpu",
+        "limits": {name: getattr(blueprint.limits, name) for name in names},
         "media": [
             {"given": text, "resized": plan.size_hw[::-1], "grid_thw": plan.grid_thw, "tokens": plan.num_tokens}
             for text, plan in media
@@ -121,13 +111,6 @@ def as_data(media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "DryRun")
         "prompt_tokens": num_tokens,
         "steps": [[{**asdict(one), "padding": one.padding} for one in step] for step in seen.steps],
     }
-
-
-def _machine(blueprint: "Blueprint") -> dict[str, Any]:
-    """What decides: the kind of device, and the limits of an engine there."""
-    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "encoder_budget_tokens")
-    limits = {name: getattr(blueprint.limits, name) for name in names}
-    return {"device": "cuda" if blueprint.is_cuda else "cpu", "limits": limits}
 
 
 def _assumed(blueprint: "Blueprint") -> str:
@@ -164,7 +147,7 @@ def _plans(
         raise ConfigError("this model takes no videos (--video)")
     found: list[ImagePlan | VideoPlan] = []
     if images is not None:
-        found += [plan_image(height, width, images) for width, height in asked.images()]
+        found += [plan_image(height, width, images) for width, height in map(_image_size, asked.image)]
     if videos is not None:
         found += [plan_video(frames, high, wide, fps, videos) for frames, wide, high, fps in asked.videos()]
     return found

@@ -1,10 +1,15 @@
-"""Which model a command is about."""
+"""Which model a command is about, and how it is run."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from saccade.cli.aliases import add_aliases
+from saccade.cli.parser import Parser, settings_from
 from saccade.errors import ConfigError
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 MODEL_WORD = "[MODEL]"
 # Where nothing else was chosen, the bundled model gets what a CPU can do soon after the start: graphs recorded there
@@ -16,6 +21,22 @@ BUNDLED_LIMITS = {
     "encoder_budget_tokens": 256,
     "encoder_cache_tokens": 2048,
 }
+
+
+def engine_parser(name: str, about: str, *settings: type[Any]) -> Parser:
+    """The parser of a command that runs a model: its own settings, the engine's, and flags of other engines."""
+    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
+    for one in (*settings, EngineSettings, SchedulerSettings):
+        parser.add_settings(one)
+    add_aliases(parser)
+    return parser
+
+
+def engine_settings(flags: Namespace) -> tuple[str, EngineSettings, SchedulerSettings]:
+    """The model that was named, or the bundled one with limits of its own, and how it is run."""
+    own = {} if flags.words else BUNDLED_LIMITS
+    engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
+    return chosen_model(flags.words), engine, limits
 
 
 def chosen_model(words: Sequence[str]) -> str:

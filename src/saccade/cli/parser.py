@@ -45,26 +45,24 @@ class Parser(ArgumentParser):
         return group
 
     def add_settings(self, settings: type[Any], **defaults: Any) -> None:
-        """One flag a field: `--max-model-len` for `max_model_len`, with the field's type, default and help.
-
-        `defaults` are this command's own. A field that another settings class has brought already shares its flag.
-        """
+        """One flag a field: `--max-model-len` for `max_model_len`, with the field's type, default and help. `defaults`
+        are this command's own. A field that another settings class has brought already shares its flag."""
         group = self.new_group(name_of(settings), first_sentence(settings.__doc__ or ""))
         types = get_type_hints(settings, include_extras=True)
         for field in fields(settings):
             if field.name not in self.kinds:
                 self._add_field(group, field, types[field.name], defaults.get(field.name, field.default))
 
-    def add_foreign(self, group: Group, *flags: str, sets: bool = True, **how: Any) -> None:
+    def add_foreign(self, flag: str, *, sets: bool = True, **how: Any) -> None:
         """A flag of another engine. One that `sets` nothing is never suggested for a flag that is unknown."""
-        group.add(*flags, help=SUPPRESS, **how)
-        self._foreign.update(flags)
+        self.add_argument(flag, default=SUPPRESS, help=SUPPRESS, **how)
+        self._foreign.add(flag)
         if not sets:
-            self._unsuggested.update(flags)
+            self._unsuggested.add(flag)
 
     def read(self, argv: Sequence[str]) -> Namespace:
         """Every setting by its name, from wherever it comes; `words` holds what stood without a flag, `chosen` the
-        names of those that are not defaults, `notes` what the user should be told."""
+        names of those that are not defaults, `notes` what the user should be told, `command` the command's name."""
         before, rest = _split(argv)
         given, extras = self.parse_known_args(before)
         for extra in extras:
@@ -83,7 +81,8 @@ class Parser(ArgumentParser):
             words = [values["model"]]
         if len(words) > self.max_words:
             self.error(f"unexpected {words[self.max_words]!r}; usage: {self.usage}")
-        return Namespace(**{**values, "words": words, "chosen": frozenset(chosen), "notes": tuple(notes)})
+        read = {"command": self.name, "words": words, "chosen": frozenset(chosen), "notes": tuple(notes)}
+        return Namespace(**{**values, **read})
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see `saccade {self.name} --help`)")

@@ -4,6 +4,7 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,10 @@ def run(flags: Namespace) -> int:
 
     params = SamplingParams(max_tokens=answer.max_tokens, temperature=answer.temperature)
     with llm:
-        return _ask(llm, first, params) if first else _talk(llm, content, params)
+        if not first:
+            return _talk(llm, content, params)
+        _, is_right = _stream(llm, [{"role": "user", "content": first}], params)
+        return 0 if is_right else EXIT_FAILED
 
 
 def parts_of(prompt: str) -> list[Part]:
@@ -105,20 +109,11 @@ def _part(kind: str, path: str) -> Part:
 
 
 def _load(model: str, flags: Namespace) -> "LLM":
-    from dataclasses import asdict
-
     from saccade import LLM  # imports torch
 
     chosen = {**asdict(settings_from(flags, EngineSettings)), **asdict(settings_from(flags, SchedulerSettings))}
     with Console(stderr=True).status(f"loading {model}"):
         return LLM(model, **chosen)
-
-
-def _ask(llm: "LLM", content: list[Part], params: "SamplingParams") -> int:
-    _, error = _stream(llm, [{"role": "user", "content": content}], params)
-    if error:
-        sys.stderr.write(f"saccade: {error}\n")
-    return EXIT_FAILED if error else 0
 
 
 def _talk(llm: "LLM", content: list[Part], params: "SamplingParams") -> int:
@@ -128,13 +123,11 @@ def _talk(llm: "LLM", content: list[Part], params: "SamplingParams") -> int:
     for line in _lines():
         try:
             asked = [*messages, {"role": "user", "content": content + parts_of(line)}]
-            text, error = _stream(llm, asked, params)
+            text, _ = _stream(llm, asked, params)
         except (ConfigError, RequestError) as refused:
             sys.stderr.write(f"saccade: {refused}\n")
             continue
         messages, content = [*asked, {"role": "assistant", "content": text}], []
-        if error:
-            sys.stderr.write(f"saccade: {error}\n")
     return 0
 
 
@@ -148,8 +141,8 @@ def _lines() -> Iterator[str]:
             yield line
 
 
-def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams") -> tuple[str, str]:
-    """Write an answer as it comes. Returns it, and what went wrong."""
+def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams") -> tuple[str, bool]:
+    """Write an answer as it comes, and what went wrong. Returns it, and whether nothing did."""
     from saccade.client.output import OutputStream
 
     engine, tokenizer = llm.engine, llm.processor.tokenizer
@@ -161,5 +154,7 @@ def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams"
             sys.stdout.write(text)
             sys.stdout.flush()
     sys.stdout.write("\n")
-    output = stream.output
-    return output.text, str(output.stop_reason) if output.finish_reason == "error" else ""
+    is_right = stream.output.finish_reason != "error"
+    if not is_right:
+        sys.stderr.write(f"saccade: {stream.output.stop_reason}\n")
+    return stream.output.text, is_right

@@ -1,24 +1,20 @@
-"""`saccade verify`: every graph against an eager run, and the audit of what graphs froze."""
+"""`saccade verify`: every graph against an eager run, and then `saccade audit`: what graphs froze."""
 
-import json
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from saccade.cli.aliases import add_aliases
-from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
+from saccade.cli.model import engine_parser, engine_settings
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
 from saccade.errors import ConfigError
-from saccade.terminal import Output, print_table, progress_bar, stages
-from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.terminal import Output, print_json, print_table, progress_bar, stages
 
 if TYPE_CHECKING:
     from saccade.execution.executor import DeviceExecutor
@@ -36,40 +32,42 @@ class VerifySettings:
     json: bool = setting(False, "print JSON")
 
 
-def new_parser(name: str) -> Parser:
-    about = (
+ABOUT = {
+    "verify": (
         "Replay every graph of a model and compare it bit for bit with an eager run: equal totals with other "
         "boundaries and back, small-large-small, poisoned padding, shuffled order over all buckets, other image "
         "shapes, videos, repeated images. Then audit the graphs, as `saccade audit` does."
-    )
-    return checking_parser(name, about)
+    ),
+    "audit": (
+        "Capture every graph of a model again with other inputs and compare the captures node by node: kernels, grids, "
+        "arguments, copies, fills. What differs is a host value that was frozen; the finding names node and argument. "
+        "It needs no reference output, and finds what no replay shows."
+    ),
+}
 
 
-def checking_parser(name: str, about: str) -> Parser:
-    """The parser of a command that checks the graphs of a model."""
-    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
-    for settings in (VerifySettings, EngineSettings, SchedulerSettings):
-        parser.add_settings(settings)
-    add_aliases(parser)
-    return parser
+def new_parser(name: str) -> Parser:
+    return engine_parser(name, ABOUT[name], VerifySettings)
 
 
 def run(flags: Namespace) -> int:
     asked, console = settings_from(flags, VerifySettings), Console(stderr=True)
     from saccade.execution.verification import audit_graphs, verify_graphs  # imports torch
 
+    report: VerifyReport | None = None
     with loaded_executor(flags, console) as executor:
-        with shown_progress(console, "verifying") as hear:
-            report = verify_graphs(executor, is_short=asked.short, progress=hear)
+        if flags.command == "verify":
+            with shown_progress(console, "verifying") as hear:
+                report = verify_graphs(executor, is_short=asked.short, progress=hear)
         with shown_progress(console, "auditing") as hear:
             audited = audit_graphs(executor, is_short=asked.short, progress=hear)
-    is_right = report.is_right and audited.is_right
+    is_right = audited.is_right and (report is None or report.is_right)
     if asked.json:
-        rows = [{**asdict(row), "right": row.is_right} for row in report.rows]
-        data = {"right": is_right, "rows": rows, "audit": audit_data(audited)}
-        sys.stdout.write(json.dumps(data, indent=1) + "\n")
+        audit = {"right": audited.is_right, "nodes": audited.num_nodes, "rows": _rows_data(audited)}
+        print_json(audit if report is None else {"right": is_right, "rows": _rows_data(report), "audit": audit})
     else:
-        show(Output(), report)
+        if report is not None:
+            show(Output(), report)
         show_audit(Output(), audited)
     return 0 if is_right else EXIT_WRONG
 
@@ -77,19 +75,16 @@ def run(flags: Namespace) -> int:
 @contextmanager
 def loaded_executor(flags: Namespace, console: Console) -> "Iterator[DeviceExecutor]":
     """The passes of the chosen model. Nothing is checked yet: what is wrong belongs into the report."""
-    own = {} if flags.words else BUNDLED_LIMITS
-    engine = replace(settings_from(flags, EngineSettings, own), verify="off")
+    model, engine, limits = engine_settings(flags)
     if engine.tensor_parallel_size > 1:
         raise ConfigError(
             "graphs of several ranks are checked by all of them together, before they serve: take "
             "`saccade serve --verify full`, or leave out --tensor-parallel-size"
         )
-    chosen = {**asdict(engine), **asdict(settings_from(flags, SchedulerSettings, own))}
     from saccade import LLM  # imports torch
 
-    model = chosen_model(flags.words)
     with stages(console, f"loading {model}"):
-        llm = LLM(model, **chosen)
+        llm = LLM(model, **(asdict(engine) | asdict(limits) | {"verify": "off"}))
     with llm:
         yield llm.executor
 
@@ -112,9 +107,8 @@ def shown_progress(console: Console, verb: str) -> Iterator[OnGraph]:
     console.print(f"{verb} took {monotonic() - started:.1f} s", highlight=False)
 
 
-def audit_data(report: "AuditReport") -> dict[str, object]:
-    rows = [{**asdict(row), "right": row.is_right} for row in report.rows]
-    return {"right": report.is_right, "nodes": report.num_nodes, "rows": rows}
+def _rows_data(report: "AuditReport | VerifyReport") -> list[dict[str, object]]:
+    return [{**asdict(row), "right": row.is_right} for row in report.rows]
 
 
 def show_audit(console: Console, report: "AuditReport") -> None:

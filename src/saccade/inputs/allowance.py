@@ -16,13 +16,10 @@ class StopWorkError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """Without one, everything is allowed.
-
-    A prompt may have `max_tokens`; where they are only counted (`is_count`), refused is what is sure to have more by
-    the length of its text alone. `hold` hears of memory before it is used, and raises an error for the client where
-    there is none; `go_on` is called between two pieces of work, and raises a StopWorkError where nobody waits. Both are
-    called in the thread that works.
-    """
+    """A prompt may have `max_tokens`; where tokens are only counted (`is_count`), only a text that is sure to have more
+    is refused. `hold` hears of memory before it is used, and raises an error for the client where there is none;
+    `go_on` is called between two pieces of work, and raises a StopWorkError where nobody waits. Both are called in the
+    thread that works."""
 
     max_tokens: int | None = None
     is_count: bool = False

@@ -13,7 +13,7 @@ from saccade.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Decoder:
+class TokenDecoder:
     """The bytes of every token. `strip_spaces` leading blanks belong to the encoding, not to the text."""
 
     token_text: Callable[[int], str | None]
@@ -25,7 +25,7 @@ class Decoder:
     @classmethod
     def from_definition(
         cls, definition: Any, *, token_text: Callable[[int], str | None], special_ids: frozenset[int]
-    ) -> "Decoder":
+    ) -> "TokenDecoder":
         """`definition` is the "decoder" object of tokenizer.json."""
         steps = {step["type"]: step for step in _steps(definition)}
         if "ByteLevel" in steps:
@@ -49,13 +49,10 @@ class Decoder:
 
 
 class Detokenizer:
-    """The text of one growing sequence: `push` gives what each id adds, `flush` what is left at the end.
+    """The text of one growing sequence: `push` gives what each id adds, `flush` what is left at the end. A sequence
+    that `is_continued` goes on in a text that came before: a blank at its beginning belongs to the text."""
 
-    The pieces put together are the text of all ids. A sequence that `is_continued` goes on in a text that came before:
-    a blank that it begins with is of the text, and not of the encoding.
-    """
-
-    def __init__(self, decoder: Decoder, *, skip_special_tokens: bool = True, is_continued: bool = False) -> None:
+    def __init__(self, decoder: TokenDecoder, *, skip_special_tokens: bool = True, is_continued: bool = False) -> None:
         self._decoder = decoder
         self._skip = decoder.special_ids if skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -89,14 +86,10 @@ def _steps(definition: Any) -> list[dict[str, Any]]:
     return [definition]
 
 
-def _byte_of_char() -> dict[str, int]:
-    """GPT-2's printable alphabet for bytes: printable Latin-1 stands for itself, the others follow from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF_CHAR = _byte_of_char()
+# GPT-2's printable alphabet for bytes: printable Latin-1 stands for itself, the others follow from U+0100.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF_CHAR = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
 
 
 def _from_byte_level(token: str) -> bytes:

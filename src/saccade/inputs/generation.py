@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import ConfigError
-from saccade.inputs.folder import read_json, read_optional_json
+from saccade.inputs.checkpoint_files import read_json, read_optional_json
 from saccade.inputs.tokenizer import Tokenizer
 
 MAX_NUMBER = 2**31
@@ -13,12 +13,9 @@ MAX_NUMBER = 2**31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """Sampling values of generation_config.json; None where the checkpoint has no opinion.
-
-    `do_sample: false` reads as temperature 0. `eos_token_ids` never lacks a token that config.json or
-    generation_config.json names; where neither does it is the tokenizer's, for a model that nothing stops runs to the
-    length limit.
-    """
+    """Sampling values of generation_config.json; None where the checkpoint has no opinion. `do_sample: false` reads as
+    temperature 0. `eos_token_ids` are all that config.json and generation_config.json name, else the tokenizer's: a
+    model that nothing stops runs to the length limit."""
 
     eos_token_ids: frozenset[int]
     temperature: float | None = None

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 
 def split_undecided(text: str, markers: Sequence[str], blanks: str | None = "") -> tuple[str, str]:
-    """What is certain of a text that contains no marker, and the end of it that may be the beginning of one.
-
-    With `blanks`, these characters before a marker belong to it, as in `str.rstrip`; None stands for all white space.
-    """
+    """What is certain of a text that contains no marker, and the end of it that may be the beginning of one. Characters
+    of `blanks` before a marker belong to it, as in `str.rstrip`; None stands for all white space."""
     longest = min(max(map(len, markers), default=1) - 1, len(text))
     starts = (len(text) - count for count in range(longest, 0, -1))
     at = next((at for at in starts if any(marker.startswith(text[at:]) for marker in markers)), len(text))

@@ -6,10 +6,10 @@ from typing import Any
 
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.images import SCRATCH_BYTES, ImageLimits, Measured, measure_image
+from saccade.inputs.images import SCRATCH_BYTES, ImageLimits, MeasuredImage, measure_image
 from saccade.inputs.messages import MediaRef
 from saccade.inputs.plans import plan_image, plan_video
-from saccade.inputs.shield import Segment
+from saccade.inputs.special_tokens import Segment
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.inputs.videos import measure_frames
 from saccade.models.media import ImageSettings, VideoSettings
@@ -25,7 +25,8 @@ class Sized:
     """An image or video that is not decoded yet. What only a decoder can tell, as of a video file, counts nothing."""
 
     ref: MediaRef
-    image: Measured | None = None
+    settings: ImageSettings | VideoSettings
+    image: MeasuredImage | None = None
     num_tokens: int = 0
 
     @property
@@ -33,18 +34,18 @@ class Sized:
         return 0 if self.image is None else self.image.num_pixels
 
 
-def size_image(ref: MediaRef, settings: ImageSettings, limits: ImageLimits) -> Sized:
-    """Exact: no turn by EXIF changes the number of tokens, as all rules of size treat both sides alike."""
-    image = measure_image(ref.source, limits, param=ref.param)
-    return Sized(ref, image, plan_image(image.height, image.width, settings).num_tokens)
-
-
-def size_video(ref: MediaRef, settings: VideoSettings, limits: ImageLimits) -> Sized:
-    found = measure_frames(ref.source, limits, param=ref.param)
+def size_media(ref: MediaRef, settings: ImageSettings | VideoSettings, limits: ImageLimits) -> Sized:
+    """Exact for images: no turn by EXIF changes the number of tokens, as all rules of size treat both sides alike."""
+    if isinstance(settings, ImageSettings):
+        with ref.named_in_errors():
+            image = measure_image(ref.source, limits)
+        return Sized(ref, settings, image, plan_image(image.height, image.width, settings).num_tokens)
+    with ref.named_in_errors():
+        found = measure_frames(ref.source, limits)
     if found is None:
-        return Sized(ref)
+        return Sized(ref, settings)
     num_frames, height, width, fps = found
-    return Sized(ref, None, plan_video(num_frames, height, width, fps or ref.fps, settings).num_tokens)
+    return Sized(ref, settings, None, plan_video(num_frames, height, width, fps or ref.fps, settings).num_tokens)
 
 
 def check_pixels(media: Sequence[Sized], limits: ImageLimits) -> None:
@@ -53,26 +54,20 @@ def check_pixels(media: Sequence[Sized], limits: ImageLimits) -> None:
     for item in media:
         total += item.num_pixels
         if limit is not None and total > limit:
-            raise RequestError(
-                f"the images of the request have {total} pixels and more; the limit is {limit} (--max-request-pixels)",
-                param=item.ref.param,
-                code="image_too_large",
-                status=413,
-            )
+            met = f"the images of the request have {total} pixels and more"
+            message = f"{met}; the limit is {limit} (--max-request-pixels)"
+            raise RequestError(message, param=item.ref.param, code="image_too_large", status=413)
 
 
 def needed_bytes(media: Sequence[Sized]) -> int:
     """Memory for all images: their pixels, what the largest needs while it is decoded, and what data URLs hold."""
     urls = [item.image.source for item in media if item.image is not None and isinstance(item.ref.source, str)]
     pixels = [item.num_pixels for item in media]
-    return (
-        sum(len(data) for data in urls if isinstance(data, bytes))
-        + PIXEL_BYTES * sum(pixels)
-        + SCRATCH_BYTES * max(pixels, default=0)
-    )
+    encoded = sum(len(data) for data in urls if isinstance(data, bytes))
+    return encoded + PIXEL_BYTES * sum(pixels) + SCRATCH_BYTES * max(pixels, default=0)
 
 
-def check_talk(messages: Any, allowance: Allowance) -> None:
+def check_messages(messages: Any, allowance: Allowance) -> None:
     """Refuses lists that are too long, before they are read. Every message has a token at least."""
     if allowance.max_tokens is None or not isinstance(messages, list | tuple):
         return

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import ConfigError
-from saccade.inputs.folder import read_json, read_optional_json
+from saccade.inputs.checkpoint_files import read_json, read_optional_json
 from saccade.models.media import ImageSettings, MediaDefaults, Placeholders, Resample, Triple, VideoSettings
 from saccade.models.registry import MODEL_TYPES
 
@@ -135,7 +135,7 @@ def _fixed_fields(base: dict[str, Any], raw: dict[str, Any], folder: Path, defau
     """A tower of one image size: its patch comes from the model's configuration, not from the processor's."""
     config = _model_config(folder)
     return base | {
-        "patch": _need_count(config["vision_config"], "patch_size", folder),
+        "patch": _count(config["vision_config"], "patch_size", None, folder),
         "fixed_size": _height_width(raw.get("size"), folder) or default.fixed_size,
         "merge": _merge(config, folder),
     }
@@ -164,9 +164,9 @@ def _merge(config: dict[str, Any], folder: Path) -> int:
     """The side of the square of patches that becomes one token: named, or what pooling to a number of tokens needs."""
     vision = config["vision_config"]
     if "mm_tokens_per_image" not in config:
-        return _need_count(vision, "spatial_merge_size", folder)
-    per_side = isqrt(_need_count(config, "mm_tokens_per_image", folder))
-    return _need_count(vision, "image_size", folder) // _need_count(vision, "patch_size", folder) // per_side
+        return _count(vision, "spatial_merge_size", None, folder)
+    per_side = isqrt(_count(config, "mm_tokens_per_image", None, folder))
+    return _count(vision, "image_size", None, folder) // _count(vision, "patch_size", None, folder) // per_side
 
 
 def _token_id(config: dict[str, Any], folder: Path, *names: str) -> int:
@@ -183,24 +183,20 @@ def _triple(values: Any, folder: Path, *, is_divisor: bool = False) -> Triple:
     return (float(values[0]), float(values[1]), float(values[2]))
 
 
-def _need_count(raw: Mapping[str, Any], name: str, folder: Path) -> int:
-    if raw.get(name) is None:
-        raise ConfigError(f"{folder}: {name} is missing")
-    return _count(raw, name, 1, folder)
-
-
-def _count(raw: Mapping[str, Any], name: str, default: int, folder: Path) -> int:
+def _count(raw: Mapping[str, Any], name: str, default: int | None, folder: Path) -> int:
     value = _get(raw, name, default)
+    if value is None:
+        raise ConfigError(f"{folder}: {name} is missing")
     if not _is_finite(value) or value != int(value) or not 1 <= value <= MAX_COUNT:
         raise ConfigError(f"{folder}: {name} is {value!r:.200}; a whole number from 1 to {MAX_COUNT} is needed")
     return int(value)
 
 
 def _positive(raw: Mapping[str, Any], name: str, default: float | None, folder: Path) -> float | None:
-    value = _get(raw, name, default)
+    value: float | None = _get(raw, name, default)
     if value is not None and not (_is_finite(value) and value > 0):
         raise ConfigError(f"{folder}: {name} is {value!r:.200}; a number above 0 is needed")
-    return None if value is None else value
+    return value
 
 
 def _is_finite(value: Any) -> bool:

@@ -5,7 +5,8 @@ part of its type, so that a template never sees media data, and its source is co
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,15 +31,22 @@ _KEPT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 
 @dataclass(frozen=True, slots=True)
 class MediaRef:
-    """An image or video that a message asks for. `source` is None where it is handed over beside the messages.
-
-    `fps` is the rate of a video's frames, where the part tells it.
-    """
+    """An image or video that a message asks for. `source` is None where it is handed over beside the messages, `fps`
+    where the part does not tell the rate of a video's frames."""
 
     kind: MediaKind
     source: Any
     param: str
     fps: float | None = None
+
+    @contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """Around what is done with the source: whoever does it need not know where it came from."""
+        try:
+            yield
+        except RequestError as error:
+            error.param = error.param or self.param
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +70,40 @@ def find_media(part: Any, param: str) -> MediaRef | None:
     return _read_media(part, type_, param) if isinstance(type_, str) and type_ in _KIND_OF_TYPE else None
 
 
+def media_parts(messages: Any) -> Iterator[tuple[int, int, MediaRef]]:
+    """The images and videos of messages, each with the numbers of its message and part. What is no message or no media
+    part is for others to judge."""
+    for i, message in enumerate(_listed(messages)):
+        for j, part in enumerate(_listed(message.get("content") if isinstance(message, dict) else None)):
+            if (ref := find_media(part, f"messages[{i}].content[{j}]")) is not None:
+                yield i, j, ref
+
+
 def find_sources(messages: Any) -> list[tuple[int, int, MediaRef]]:
-    """The images and videos that messages name, each with the numbers of its message and part. What is no message or no
-    media part is for others to judge."""
-    return [
-        (i, j, ref)
-        for i, message in enumerate(_listed(messages))
-        for j, part in enumerate(_listed(message.get("content") if isinstance(message, dict) else None))
-        if (ref := find_media(part, f"messages[{i}].content[{j}]")) is not None and ref.source is not None
-    ]
+    """Those of the media parts that name a source."""
+    return [found for found in media_parts(messages) if found[2].source is not None]
 
 
 def with_sources(messages: Any, found: Sequence[tuple[int, int, MediaRef]], sources: Sequence[Any]) -> Any:
-    """A copy of the messages with other sources for what `find_sources` found."""
+    """A copy of the messages with other sources for what `find_sources` found; what else the parts say stays."""
     copied = list(messages) if isinstance(messages, list | tuple) else messages
     for (i, j, ref), source in zip(found, sources, strict=True):
         if copied[i] is messages[i]:
             copied[i] = messages[i] | {"content": list(messages[i]["content"])}
-        copied[i]["content"][j] = _filled(messages[i]["content"][j], ref, source)
+        part, key = messages[i]["content"][j], ref.param.rpartition(".")[2]
+        said = part[key] if isinstance(part[key], dict) else {}
+        copied[i]["content"][j] = part | {key: said | {"url": source}}
     return copied
 
 
 def flatten_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages whose content is one string, for templates that know no parts."""
-    return [message | {"content": _joined(message["content"])} for message in messages]
+    return [
+        message
+        if isinstance(message["content"], str)
+        else message | {"content": "\n".join(part["text"] for part in message["content"] if part["type"] == "text")}
+        for message in messages
+    ]
 
 
 def wrap_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -100,13 +118,6 @@ def wrap_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
-
-
-def _filled(part: dict[str, Any], ref: MediaRef, source: Any) -> dict[str, Any]:
-    """The part with its source in place of what named it; what else it says stays."""
-    key = ref.param.rpartition(".")[2]
-    said = part[key] if isinstance(part[key], dict) else {}
-    return part | {key: said | {"url": source}}
 
 
 def _read_message(message: Any, param: str, media: list[MediaRef]) -> dict[str, Any]:
@@ -203,12 +214,6 @@ def _read_tool_call(call: dict[str, Any], param: str) -> dict[str, Any]:
             raise _wrong("arguments must be a JSON object", f"{param}.function.arguments") from None
         arguments = parsed if isinstance(parsed, dict) else arguments
     return call | {"function": function | {"arguments": arguments}}
-
-
-def _joined(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(part["text"] for part in content if part["type"] == "text")
 
 
 def _wrong(message: str, param: str) -> RequestError:

@@ -7,7 +7,7 @@ is repeated for its feature rows. Placeholders are counted against the media bef
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from saccade.inputs.media_settings import PlaceholderSettings
 from saccade.inputs.messages import MediaKind
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.positions import (
-    Block,
+    FeatureRows,
     Ints,
     bidirectional_limits,
     mrope_positions,
@@ -25,7 +25,7 @@ from saccade.inputs.positions import (
     rope_delta,
     text_positions,
 )
-from saccade.inputs.shield import Segment
+from saccade.inputs.special_tokens import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +113,12 @@ def expand_text(
 def place_media(token_ids: Sequence[int], media: Sequence[Media], settings: PlaceholderSettings) -> Prompt:
     """Repeats every placeholder for its feature rows and lays out spans and positions."""
     ids = np.asarray(token_ids, dtype=np.int32)
-    chunks = [chunk for index, item in enumerate(media) for chunk in _chunks(index, item, settings)]
-    places = _check_places(ids, chunks, media, settings)
+    blocks = [block for index, item in enumerate(media) for block in _blocks(index, item, settings)]
+    places = _check_places(ids, blocks, media, settings)
     counts = np.ones(len(ids), dtype=np.int64)
-    counts[places] = [chunk.length for chunk in chunks]
+    counts[places] = [block.length for block in blocks]
     offsets = (np.cumsum(counts) - counts)[places].tolist()
-    blocks = [Block(offset, chunk.grid_thw, chunk.interval) for offset, chunk in zip(offsets, chunks, strict=True)]
+    blocks = [replace(block, offset=offset) for offset, block in zip(offsets, blocks, strict=True)]
     total = int(counts.sum())
     positions = mrope_positions(total, blocks) if settings.is_mrope else text_positions(total)
     limits = bidirectional_limits(total, blocks) if settings.is_bidirectional else None
@@ -128,61 +128,44 @@ def place_media(token_ids: Sequence[int], media: Sequence[Media], settings: Plac
         rope_delta=rope_delta(positions),
         limits_T=None if limits is None else _frozen(limits),
         media=tuple(media),
-        spans=tuple(_span(offset, chunk, media) for offset, chunk in zip(offsets, chunks, strict=True)),
+        spans=tuple(_span(block, media[block.media_idx]) for block in blocks),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """The feature rows that one placeholder token stands for; the grid is in merged units."""
-
-    media_idx: int
-    feature_offset: int
-    grid_thw: tuple[int, int, int]
-    interval: float
-
-    @property
-    def length(self) -> int:
-        return self.grid_thw[0] * self.grid_thw[1] * self.grid_thw[2]
-
-
-def _chunks(media_idx: int, media: Media, settings: PlaceholderSettings) -> Iterator[_Chunk]:
+def _blocks(media_idx: int, media: Media, settings: PlaceholderSettings) -> Iterator[FeatureRows]:
+    """What each placeholder token of a media stands for; offsets are not known yet."""
     frames, height, width = media.plan.grid_thw
     grid = (frames, height // settings.merge, width // settings.merge)
     if isinstance(media.plan, VideoPlan) and settings.has_timestamps:
         rows = grid[1] * grid[2]
         for frame in range(frames):
-            yield _Chunk(media_idx, frame * rows, (1, grid[1], grid[2]), 1.0)
+            yield FeatureRows(0, (1, grid[1], grid[2]), 1.0, media_idx, frame * rows)
         return
     interval = 1.0
     if isinstance(media.plan, VideoPlan) and settings.tokens_per_second is not None:
         interval = settings.tokens_per_second * media.plan.second_per_grid
-    yield _Chunk(media_idx, 0, grid, interval)
+    yield FeatureRows(0, grid, interval, media_idx)
 
 
 def _check_places(
-    ids: Ints, chunks: Sequence[_Chunk], media: Sequence[Media], settings: PlaceholderSettings
+    ids: Ints, blocks: Sequence[FeatureRows], media: Sequence[Media], settings: PlaceholderSettings
 ) -> npt.NDArray[np.intp]:
-    """Where the placeholder tokens are. They must be those of the chunks, one by one."""
+    """Where the placeholder tokens are. They must be those of the blocks, one by one."""
     expected = [
-        settings.image_token_id if media[chunk.media_idx].kind == "image" else settings.video_token_id
-        for chunk in chunks
+        settings.image_token_id if media[block.media_idx].kind == "image" else settings.video_token_id
+        for block in blocks
     ]
     known = [token for token in (settings.image_token_id, settings.video_token_id) if token is not None]
     (places,) = np.nonzero(np.isin(ids, known))
     if ids[places].tolist() != expected:
-        raise RequestError(
-            f"the prompt has {len(places)} placeholder tokens, its images and videos need {len(expected)}",
-            code="media_mismatch",
-        )
+        message = f"the prompt has {len(places)} placeholder tokens, its images and videos need {len(expected)}"
+        raise RequestError(message, code="media_mismatch")
     return places
 
 
-def _span(offset: int, chunk: _Chunk, media: Sequence[Media]) -> MediaSpan:
-    item = media[chunk.media_idx]
-    return MediaSpan(
-        chunk.media_idx, item.kind, offset, chunk.length, chunk.feature_offset, item.digest, item.plan.grid_thw
-    )
+def _span(block: FeatureRows, media: Media) -> MediaSpan:
+    place = (block.offset, block.length, block.feature_offset)
+    return MediaSpan(block.media_idx, media.kind, *place, media.digest, media.plan.grid_thw)
 
 
 def _markers(segment: Segment, settings: PlaceholderSettings) -> Iterator[tuple[re.Match[str], MediaKind]]:

@@ -28,11 +28,9 @@ class ImagePlan:
 
 @dataclass(frozen=True, slots=True)
 class VideoPlan:
-    """What a video will be sampled and resized to.
-
-    `frames` are indices into the given frames, filled up to a multiple of the temporal patch with the last one.
-    `timestamps` holds seconds for every step of grid_thw[0]; `second_per_grid` the mean step.
-    """
+    """What a video will be sampled and resized to. `frames` are indices into the given frames, filled up to a multiple
+    of the temporal patch with the last one. `timestamps` are seconds for every step of grid_thw[0], `second_per_grid`
+    is the mean step."""
 
     frames: tuple[int, ...]
     size_hw: tuple[int, int]
@@ -96,10 +94,8 @@ def sample_frames(num_frames: int, fps: float, settings: VideoSettings) -> tuple
     """Indices of the frames to keep, in order."""
     if not settings.is_sampled:
         if num_frames > settings.max_frames:
-            raise RequestError(
-                f"the video has {num_frames} frames; the limit is {settings.max_frames}: send fewer frames",
-                code="video_too_long",
-            )
+            message = f"the video has {num_frames} frames; the limit is {settings.max_frames}: send fewer frames"
+            raise RequestError(message, code="video_too_long")
         return tuple(range(num_frames))
     if settings.budget == "video":
         return _sample_evenly(num_frames, fps, settings)
@@ -175,7 +171,5 @@ def _timestamps(frames: tuple[int, ...], fps: float, unit: int) -> tuple[float, 
 
 def _check_aspect(height: int, width: int) -> None:
     if max(height, width) / min(height, width) > MAX_ASPECT:
-        raise RequestError(
-            f"the image is {width}x{height} pixels; the longer side may be at most {MAX_ASPECT} times the shorter",
-            code="image_aspect_ratio",
-        )
+        message = f"the image is {width}x{height} pixels; the longer side may be at most {MAX_ASPECT} times the shorter"
+        raise RequestError(message, code="image_aspect_ratio")

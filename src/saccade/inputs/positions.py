@@ -10,12 +10,15 @@ Ints = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """A run of feature rows at `offset`: a grid in merged units, its time steps `interval` positions apart."""
+class FeatureRows:
+    """Feature rows at `offset` of a prompt: a grid in merged units, its time steps `interval` positions apart. They are
+    those of media[media_idx] from `feature_offset` on."""
 
     offset: int
     grid_thw: tuple[int, int, int]
     interval: float = 1.0
+    media_idx: int = 0
+    feature_offset: int = 0
 
     @property
     def length(self) -> int:
@@ -27,7 +30,7 @@ def text_positions(num_tokens: int) -> Ints:
     return np.tile(np.arange(num_tokens, dtype=np.int32), (3, 1))
 
 
-def mrope_positions(num_tokens: int, blocks: Sequence[Block]) -> Ints:
+def mrope_positions(num_tokens: int, blocks: Sequence[FeatureRows]) -> Ints:
     """Time, row and column of every token. Blocks are in order and do not overlap.
 
     Text counts on in all three rows. A block's rows and columns start at the position it is met at, and what follows
@@ -59,7 +62,7 @@ def output_shift(positions_3T: Ints) -> int:
     return int(positions_3T.max()) - int(positions_3T[1:].max()) if positions_3T.size else 0
 
 
-def bidirectional_limits(num_tokens: int, blocks: Sequence[Block]) -> Ints:
+def bidirectional_limits(num_tokens: int, blocks: Sequence[FeatureRows]) -> Ints:
     """For each row the key index its sight goes up to: the end of its own image, 0 for text (causal alone)."""
     limits = np.zeros(num_tokens, dtype=np.int32)
     for block in blocks:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from saccade.errors import RequestError
-from saccade.inputs.messages import find_media
+from saccade.inputs.messages import media_parts
 from saccade.models.media import ImageSettings
 
 KWARGS = "mm_processor_kwargs"
@@ -45,12 +45,9 @@ def read_sizing(kwargs: Any, settings: ImageSettings | None, *, max_tokens: int 
 def read_details(messages: Any) -> dict[str, str]:
     """What the images of a message list say about their `detail`, by the name that their errors have."""
     found = {}
-    for i, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, dict) else None
-        for j, part in enumerate(content if isinstance(content, list | tuple) else ()):
-            ref = find_media(part, f"messages[{i}].content[{j}]")
-            if ref is not None and ref.kind == "image" and (detail := _read_detail(part, ref.param)) is not None:
-                found[ref.param] = detail
+    for i, j, ref in media_parts(messages):
+        if ref.kind == "image" and (detail := _read_detail(messages[i]["content"][j], ref.param)) is not None:
+            found[ref.param] = detail
     return found
 
 

@@ -1,8 +1,8 @@
 """A checkpoint's tokenizer, through the `tokenizers` package alone.
 
-`encode` takes segments (see shield.py). Text without plain segments goes to the tokenizer whole, so its ids are those
-of transformers. Where a user spelled out a special token, the ordinary text around it is encoded by a twin that does
-not recognise special tokens, and the rest as before; the twin is made the first time it is needed.
+`encode` takes segments (see special_tokens.py). Text without plain segments goes to the tokenizer whole, so its ids are
+those of transformers. Where a user spelled out a special token, a twin that knows no special tokens encodes the
+ordinary text around it. The twin is made the first time it is needed.
 """
 
 import json
@@ -18,9 +18,9 @@ from typing import Any
 import tokenizers
 
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs.detokenizer import Decoder, Detokenizer
-from saccade.inputs.folder import read_optional_json, read_text
-from saccade.inputs.shield import Segment, check_unicode, special_pattern
+from saccade.inputs.checkpoint_files import read_optional_json, read_text
+from saccade.inputs.detokenizer import Detokenizer, TokenDecoder
+from saccade.inputs.special_tokens import Segment, check_unicode, special_pattern
 
 MAX_TOKENIZER_BYTES = 256 * 2**20
 # A vocabulary of short tokens still swallows blanks beside some of them, or puts unknown characters into one.
@@ -52,7 +52,7 @@ class Tokenizer:
         self.special_tokens = tuple(specials.values())
         self._special_pattern = special_pattern(self.special_tokens)
         self._bos_ids = self._find_bos()
-        self.decoder = Decoder.from_definition(
+        self.decoder = TokenDecoder.from_definition(
             json.loads(self._main.decoder.__getstate__()) if self._main.decoder else None,
             token_text=self._main.id_to_token,
             special_ids=self.special_ids,
@@ -191,10 +191,8 @@ def _flags(token: tokenizers.AddedToken) -> tuple[Any, ...]:
 
 
 def _runs(segments: Sequence[Segment], specials: re.Pattern[str]) -> list[tuple[str, bool]]:
-    """The text as long runs (text, is_plain).
-
-    A plain run is ordinary text around what a user spelled out; it ends where a special token of the template stands.
-    """
+    """The text as long runs (text, is_plain). A plain run is ordinary text around what a user spelled out; it ends
+    where a special token of the template stands."""
     atoms = groupby(_atoms(segments, specials), key=itemgetter(1))
     return [("".join(text for text, _ in group), is_plain) for is_plain, group in atoms]
 

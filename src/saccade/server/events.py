@@ -8,8 +8,8 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from saccade.server.errors import ClientGoneError, explain
-from saccade.server.exchange import Exchange
+from saccade.server.exchange import HttpExchange
+from saccade.server.http_errors import ClientGoneError, explain
 
 DONE = b"data: [DONE]\n\n"
 TICK_S = 1.0
@@ -17,10 +17,10 @@ PING = b": ping\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-async def event_stream(exchange: Exchange, chunks: AsyncGenerator[bytes, None], *, ping_s: float) -> "EventStream":
+async def event_stream(exchange: HttpExchange, chunks: AsyncGenerator[bytes, None], *, ping_s: float) -> "EventStream":
     """A reply of chunks. What fails before the first of them is raised, so that it gets a status of its own; a first
     chunk that takes long is not waited for."""
-    first = asyncio.ensure_future(_first(chunks))
+    first = asyncio.ensure_future(anext(chunks))
     exchange.exits.push_async_callback(_end, first, chunks)
     await asyncio.wait({first}, timeout=ping_s or None)
     if first.done():
@@ -31,7 +31,7 @@ async def event_stream(exchange: Exchange, chunks: AsyncGenerator[bytes, None], 
 class EventStream(Response):
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: HttpExchange,
         first: "asyncio.Future[bytes]",
         chunks: AsyncGenerator[bytes, None],
         ping_s: float,
@@ -82,10 +82,6 @@ class EventStream(Response):
                 await self._send_chunk(send, PING)
                 silence = 0.0
             await asyncio.sleep(max(self._ping_s - silence, min(self._ping_s, TICK_S)))
-
-
-async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(chunks)
 
 
 async def _end(first: "asyncio.Future[bytes]", chunks: AsyncGenerator[bytes, None]) -> None:

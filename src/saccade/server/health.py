@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from saccade.errors import CapacityError
 from saccade.inputs.placeholders import text_prompt
-from saccade.server.errors import HttpError
+from saccade.server.http_errors import HttpError
 from saccade.server.ops import json_reply
 from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
@@ -55,8 +55,7 @@ class HealthRoute:
     async def _decode_one(self) -> None:
         service = self._service
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-        engine_id = service.enlist(PROBE)
-        try:
+        with service.enlisted(PROBE) as engine_id:
             source = service.engine.generate(engine_id, text_prompt([0]), params, priority=PRIORITY, cache_salt=PROBE)
             with suppress(CapacityError):  # then others wait for tokens, and theirs count
                 async with aclosing(source):
@@ -65,8 +64,6 @@ class HealthRoute:
                             raise _unhealthy("the engine failed to compute a token")
                         if delta.token_ids:
                             service.note_output()
-        finally:
-            service.dismiss(PROBE, engine_id)
 
     def _has_output_since(self, moment: float) -> bool:
         last = self._service.last_output

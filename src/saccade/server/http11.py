@@ -7,7 +7,7 @@ import orjson
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from saccade.server.errors import HttpError
+from saccade.server.http_errors import HttpError
 
 LOOKS = 8  # at a client, in the time that it has
 _HOP_HEADERS = frozenset({b"upgrade", b"http2-settings", b"connection"})

@@ -7,9 +7,8 @@ from time import monotonic
 
 from saccade.client.process import AsyncEngine
 from saccade.client.spare import Spare
-from saccade.inputs.chat import read_template
 from saccade.inputs.generation import GenerationDefaults
-from saccade.inputs.media import MediaSettings
+from saccade.inputs.media_loader import MediaSettings
 from saccade.inputs.processor import Processor
 from saccade.models.folder import find_folder
 from saccade.server.service import Service
@@ -25,7 +24,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Launch:
     """What to start."""
 
     model: str
@@ -42,14 +41,12 @@ class Stages:
         """The first stage began at a time of the monotonic clock. What is shown takes the place of what was."""
         self._say, self._show = say, show
         self._name, self._since = first, since
-        self.seconds: dict[str, float] = {}
 
     def enter(self, name: str) -> None:
         if name == self._name:
             return
         now = monotonic()
         if self._name:
-            self.seconds[self._name] = self.seconds.get(self._name, 0.0) + now - self._since
             self._say(f"{self._name}: {now - self._since:.2f} s")
         self._name, self._since = name, now
         self._show(name)
@@ -63,7 +60,7 @@ class Stages:
             self._show(f"{stage.name}: {stage.done} of {stage.total}")
 
 
-async def start(service: Service, plan: Plan, stages: Stages) -> AsyncEngine:
+async def start(service: Service, plan: Launch, stages: Stages) -> AsyncEngine:
     """The engine, open for requests. Raises the ConfigError of a model or setting that does not fit."""
     stages.enter("finding the model")
     chosen = plan.engine
@@ -71,7 +68,6 @@ async def start(service: Service, plan: Plan, stages: Stages) -> AsyncEngine:
         find_folder, plan.model, revision=chosen.revision, download_dir=chosen.download_dir
     )
     stages.enter("reading tokenizer and template")
-    template = await asyncio.to_thread(read_template, folder, chosen.chat_template)
     processor = await asyncio.to_thread(
         Processor.from_folder, folder, limits=plan.media.limits(), chat_template=chosen.chat_template
     )
@@ -83,6 +79,7 @@ async def start(service: Service, plan: Plan, stages: Stages) -> AsyncEngine:
         folder, found, plan.limits, processor=processor, report=stages.note, spare=plan.spare
     )
     stages.enter("")
+    template = None if processor.template is None else processor.template.source
     config = await asyncio.to_thread((folder / "config.json").read_bytes)
     configuration = config + repr((chosen, engine.limits, template)).encode()
     service.open(engine, defaults, tool_style(template), configuration=configuration)

@@ -55,11 +55,8 @@ def prompt_entries(tokenizer: Tokenizer, scores: Iterable[Logprobs | None]) -> l
 
 
 class CompletionScores:
-    """logprobs of a text completion: parallel lists over its tokens, with offsets into its text.
-
-    A token that holds a part of a character begins where the character does; one that is not in the text, where it
-    would be.
-    """
+    """logprobs of a text completion: parallel lists over its tokens, with offsets into its text. A token that holds
+    part of a character begins where the character does; one that is not in the text, where it would be."""
 
     def __init__(
         self, tokenizer: Tokenizer, num_top: int, *, skip_special_tokens: bool = True, is_continued: bool = False

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from enum import Enum
 from hashlib import sha256
 from itertools import count
@@ -13,12 +14,11 @@ from typing import ParamSpec, TypeVar
 from saccade import __version__
 from saccade.client.process import AsyncEngine
 from saccade.inputs.generation import GenerationDefaults
-from saccade.inputs.media import MediaLoader, MediaSettings
+from saccade.inputs.media_loader import MediaLoader, MediaSettings
 from saccade.server.admission import Admission
-from saccade.server.errors import HttpError, draining, engine_dead, starting
+from saccade.server.http_errors import HttpError, draining, engine_dead, starting
 from saccade.server.metrics import Metrics
-from saccade.server.sampling import SamplingLimits
-from saccade.server.settings import ServerSettings
+from saccade.server.server_settings import ServerSettings
 from saccade.server.tools import ToolStyle
 from saccade.wire.engine_settings import SchedulerSettings
 
@@ -29,7 +29,7 @@ MIN_THREADS, MAX_THREADS = 4, 16
 ANY_MODEL = "auto"
 
 
-class Phase(Enum):
+class ServerPhase(Enum):
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
@@ -59,24 +59,24 @@ class Service:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
         self.tool_style: ToolStyle = "hermes"
         self._engine: AsyncEngine | None = None
-        self._defaults: GenerationDefaults | None = None
+        self.defaults: GenerationDefaults | None = None  # of requests that leave sampling open
         self.eos_token_ids: frozenset[int] = frozenset()
         self.fingerprint = f"saccade-{__version__}"
-        self._phase = Phase.STARTING
+        self._phase = ServerPhase.STARTING
         self._serials = count()
         self._running: dict[str, set[str]] = {}
         self.last_output: float | None = None  # a time of the monotonic clock
 
     @property
-    def phase(self) -> Phase:
-        if self._phase is Phase.READY and self._engine is not None and not self._engine.is_alive:
-            return Phase.DEAD
+    def phase(self) -> ServerPhase:
+        if self._phase is ServerPhase.READY and self._engine is not None and not self._engine.is_alive:
+            return ServerPhase.DEAD
         return self._phase
 
     @property
     def engine(self) -> AsyncEngine:
         """The engine, also while requests are drained; or the reason why there is none."""
-        if self.phase is Phase.DEAD:
+        if self.phase is ServerPhase.DEAD:
             raise engine_dead(self.death)
         if self._engine is None:
             raise starting()
@@ -94,18 +94,9 @@ class Service:
 
     def check_open(self) -> None:
         """Raises unless new requests are taken."""
-        if self.phase is Phase.DRAINING:
+        if self.phase is ServerPhase.DRAINING:
             raise draining()
         _ = self.engine
-
-    @property
-    def limits(self) -> SamplingLimits:
-        return SamplingLimits(
-            max_n=self.settings.max_n,
-            max_logprobs=self.settings.max_logprobs,
-            max_stop_strings=self.settings.max_stop_strings,
-            defaults=self._defaults,
-        )
 
     @property
     def max_model_len(self) -> int:
@@ -130,17 +121,17 @@ class Service:
         self._engine, self.tool_style = engine, tool_style
         self.admission.max_inside = _most_inside(engine.limits)
         self.eos_token_ids = defaults.eos_token_ids
-        self._defaults = defaults if self.settings.generation_config == "auto" else None
+        self.defaults = defaults if self.settings.generation_config == "auto" else None
         self.time_to_ready_s = monotonic() - self.begun
-        if self._phase is Phase.STARTING:
-            self._phase = Phase.READY
+        if self._phase is ServerPhase.STARTING:
+            self._phase = ServerPhase.READY
 
     def fail(self) -> None:
-        self._phase = Phase.DEAD
+        self._phase = ServerPhase.DEAD
 
     def drain(self) -> None:
         """No request is taken from now on; those inside go on."""
-        self._phase = Phase.DRAINING
+        self._phase = ServerPhase.DRAINING
 
     async def aclose(self) -> None:
         await self.media.aclose()
@@ -164,17 +155,18 @@ class Service:
         """The engine gave tokens."""
         self.last_output = monotonic()
 
-    def enlist(self, public_id: str) -> str:
+    @contextmanager
+    def enlisted(self, public_id: str) -> Iterator[str]:
         """An id for the engine that nobody else has. Clients may use theirs as often as they like."""
         engine_id = f"{next(self._serials)}"
-        self._running.setdefault(public_id, set()).add(engine_id)
-        return engine_id
-
-    def dismiss(self, public_id: str, engine_id: str) -> None:
-        ids = self._running.get(public_id, set())
-        ids.discard(engine_id)
-        if not ids:
-            self._running.pop(public_id, None)
+        ids = self._running.setdefault(public_id, set())
+        ids.add(engine_id)
+        try:
+            yield engine_id
+        finally:
+            ids.discard(engine_id)
+            if not ids:
+                self._running.pop(public_id, None)
 
     def abort(self, public_id: str | None) -> int:
         """Ends a request, or all of them; how many of the engine's requests that were."""

@@ -4,17 +4,17 @@ Two ways to write a call are known, and each parser says which text is a call:
 - Hermes (Qwen): `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, any number of them, around them text.
 - Llama 3: the whole text is `{"name": "f", "parameters": {...}}`, or several of these with `;` between.
 
-Text that may be the beginning of a call is held back; a call is told of when it is complete, with its name and then its
-arguments. What looked like a call and is not valid JSON with a name and an object of arguments is given back as text,
-to the letter; only where the length limit cut it off behind its name, the arguments are told of as far as they came.
-Nothing is ever evaluated.
+Text that may be the beginning of a call is held back; a call is told of when it is complete. What looked like a call
+and is not valid JSON with a name and an object of arguments is given back as text, to the letter; only where the length
+limit cut it off behind its name, the arguments are told of as far as they came. Nothing is ever evaluated.
 """
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from uuid import uuid4
 
 from saccade.errors import RequestError
@@ -38,50 +38,50 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class CallStarted:
-    """Call `index` of the message begins."""
+class ToolCall:
+    """Call `index` of the message; its arguments are a JSON text."""
 
     index: int
     id: str
     name: str
+    arguments: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    """The next piece of call `index`'s arguments, a JSON text when put together."""
-
-    index: int
-    text: str
-
-
-ToolEvent = Content | CallStarted | CallArguments
-
-
-class ToolParser(Protocol):
-    """One for each output. `num_calls` is how many calls were told of so far."""
-
-    num_calls: int
-
-    def push(self, text: str) -> list[ToolEvent]: ...
-
-    def finish(self, *, is_cut: bool = False) -> list[ToolEvent]:
-        """The text has ended; `is_cut`: by the length limit, in the middle of whatever it was."""
-        ...
+ToolEvent = Content | ToolCall
 
 
 def new_call_id() -> str:
     return f"call_{uuid4().hex[:24]}"
 
 
-class HermesParser:
-    """Calls between tags. White space beside a call belongs to the format, not to the text."""
+class ToolParser(ABC):
+    """One for each output. Without `is_parallel` nothing behind the first call is told of."""
 
     def __init__(self, *, is_parallel: bool = True, new_id: Callable[[], str] = new_call_id) -> None:
-        """Without `is_parallel` nothing behind the first call is told of."""
-        self.num_calls = 0
+        self.num_calls = 0  # told of so far
         self._is_parallel, self._new_id = is_parallel, new_id
-        self._held = ""  # text that may turn out to be blank before a call, or the beginning of its tag
-        self._call: _OpenCall | None = None
+        self._held = ""
+
+    @abstractmethod
+    def push(self, text: str) -> list[ToolEvent]: ...
+
+    @abstractmethod
+    def finish(self, *, is_cut: bool = False) -> list[ToolEvent]:
+        """The text has ended; `is_cut`: by the length limit, in the middle of whatever it was."""
+
+    def _tell(self, name: str, arguments: str) -> list[ToolEvent]:
+        index = self.num_calls
+        if index and not self._is_parallel:
+            return []
+        self.num_calls += 1
+        return [ToolCall(index, self._new_id(), name, arguments)]
+
+
+class HermesParser(ToolParser):
+    """Calls between tags. White space beside a call belongs to the format, not to the text: `_held` is what may turn
+    out to be blank before a call, or the beginning of its tag."""
+
+    _call: "_OpenCall | None" = None
 
     def push(self, text: str) -> list[ToolEvent]:
         events: list[ToolEvent] = []
@@ -127,46 +127,35 @@ class HermesParser:
         found = _read_call(text, ("arguments", "parameters")) or (_read_cut(text, CLOSE) if is_cut else None)
         if found is None:
             self._say(whole, events)
-        elif self._is_parallel or not self.num_calls:
-            events += _events(self.num_calls, self._new_id(), *found)
-            self.num_calls += 1
+        else:
+            events += self._tell(*found)
 
     def _say(self, text: str, events: list[ToolEvent]) -> None:
         if text and (self._is_parallel or not self.num_calls):
             events.append(Content(text))
 
 
-class LlamaParser:
+class LlamaParser(ToolParser):
     """A text that begins like an object is held back to its end, when it is known whether all of it is calls."""
 
-    def __init__(self, *, is_parallel: bool = True, new_id: Callable[[], str] = new_call_id) -> None:
-        self.num_calls = 0
-        self._is_parallel, self._new_id = is_parallel, new_id
-        self._held: list[str] = []
-        self._is_object: bool | None = None  # not known before the first character that is not blank
+    _is_object: bool | None = None  # not known before the first character that is not blank
 
     def push(self, text: str) -> list[ToolEvent]:
-        self._held.append(text)
+        self._held += text
         if self._is_object is None and text.strip():
             self._is_object = text.lstrip().startswith("{")
-        if self._is_object is not False:
-            return []
-        text, self._held = "".join(self._held), []
-        return [Content(text)] if text else []
+        return self._give_back() if self._is_object is False else []
 
     def finish(self, *, is_cut: bool = False) -> list[ToolEvent]:
-        text, self._held = "".join(self._held), []
-        calls = _read_calls(text, is_cut=is_cut)
-        if not calls:
-            return [Content(text)] if text else []
-        events: list[ToolEvent] = []
-        for found in calls if self._is_parallel else calls[:1]:
-            events += _events(self.num_calls, self._new_id(), *found)
-            self.num_calls += 1
-        return events
+        calls = _read_calls(self._held, is_cut=is_cut)
+        return [event for call in calls for event in self._tell(*call)] if calls else self._give_back()
+
+    def _give_back(self) -> list[ToolEvent]:
+        text, self._held = self._held, ""
+        return [Content(text)] if text else []
 
 
-def tool_parser(style: ToolStyle, *, is_parallel: bool = True) -> ToolParser:
+def new_tool_parser(style: ToolStyle, *, is_parallel: bool = True) -> ToolParser:
     return HermesParser(is_parallel=is_parallel) if style == "hermes" else LlamaParser(is_parallel=is_parallel)
 
 
@@ -189,10 +178,14 @@ def tool_grammar(
     tools: Any, tool_choice: Any, *, style: ToolStyle = "hermes", is_parallel: bool = True
 ) -> Grammar | None:
     """What the output must look like: None where the model is free ("none", "auto"), calls of any tools where a call
-    is required, one call of the named tool where one is named."""
-    if tool_choice in (None, "none", "auto"):
+    is required, one call of the named tool where one is named. Raises for tools that are not right in any case."""
+    is_free = tool_choice in (None, "none", "auto")
+    if tools is not None:
+        check_tools(tools)
+    elif not is_free:
+        raise RequestError("tool_choice needs tools", param="tool_choice", code="invalid_tools")
+    if is_free:
         return None
-    check_tools(tools)
     functions = [tool["function"] for tool in tools]
     if tool_choice != "required":
         functions = [_named(functions, tool_choice)]
@@ -281,10 +274,6 @@ def _call_of(call: Any, keys: Sequence[str]) -> tuple[str, str] | None:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-def _events(index: int, call_id: str, name: str, arguments: str) -> list[ToolEvent]:
-    return [CallStarted(index, call_id, name), CallArguments(index, arguments)]
 
 
 def _check_tool(tool: Any, param: str) -> str:

@@ -17,9 +17,9 @@ from typing import Any
 import minijinja
 
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs.folder import read_optional_json, read_text
+from saccade.inputs.checkpoint_files import read_optional_json, read_text
 from saccade.inputs.messages import Conversation, MediaRef, flatten_text, read_messages, wrap_text
-from saccade.inputs.shield import Segment, Shield, unused_mark
+from saccade.inputs.special_tokens import Segment, SpecialTokenGuard, unused_mark
 
 # Steps of the template machine. A turn costs one to three hundred; using up all of it takes about 0.2 s.
 FUEL = 5_000_000
@@ -62,23 +62,10 @@ class ChatTemplate:
         """`special_tokens` are kept plain in user text; `named_tokens` are variables such as bos_token."""
         self._special_tokens = tuple(special_tokens)
         self._named_tokens = dict(named_tokens or {})
-        self._source = source
+        self.source = source
         self._takes_parts = _PARTS_LOOP.search(source) is not None
         self._takes_strings = not self._takes_parts or _STRING_TEST.search(source) is not None
         self._environment = _compile(_GENERATION_TAG.sub("", source), fuel)
-
-    @classmethod
-    def from_folder(
-        cls,
-        folder: Path,
-        *,
-        file: str = "",
-        special_tokens: Sequence[str] = (),
-        named_tokens: Mapping[str, str] | None = None,
-    ) -> "ChatTemplate | None":
-        """The template of a `file`, or the checkpoint's; None where it brings none."""
-        source = read_template(folder, file)
-        return cls(source, special_tokens=special_tokens, named_tokens=named_tokens) if source else None
 
     def render(
         self,
@@ -95,28 +82,23 @@ class ChatTemplate:
         conversation = read_messages(messages)
         context = {"messages": self._shape(conversation), "tools": _check_tools(tools), **_check_variables(variables)}
         check(context)
-        mark = unused_mark([context, self._source])
-        end = unused_mark([context, self._source, mark])
-        context = Shield(self._special_tokens, mark).protect(context)
+        mark = unused_mark([context, self.source])
+        end = unused_mark([context, self.source, mark])
+        guard = SpecialTokenGuard(self._special_tokens, mark)
+        context = guard.protect(context)
         if continue_final_message:
             _end_final_message(context["messages"], end)
-        text = self._run(
-            context
-            | self._named_tokens
-            | {"add_generation_prompt": add_generation_prompt and not continue_final_message}
-        )
+        has_prompt = add_generation_prompt and not continue_final_message
+        text = self._run(context | self._named_tokens | {"add_generation_prompt": has_prompt})
         if continue_final_message:
             text = _cut_final_message(text, end)
-        return Rendered(Shield(self._special_tokens, mark).split(text), conversation.media)
+        return Rendered(guard.split(text), conversation.media)
 
     def _shape(self, conversation: Conversation) -> list[dict[str, Any]]:
         if not self._takes_parts:
             if conversation.media:
-                raise RequestError(
-                    "this model's chat template takes no images or videos; send text",
-                    param=conversation.media[0].param,
-                    code="media_unsupported",
-                )
+                message = "this model's chat template takes no images or videos; send text"
+                raise RequestError(message, param=conversation.media[0].param, code="media_unsupported")
             return flatten_text(conversation.messages)
         return conversation.messages if self._takes_strings else wrap_text(conversation.messages)
 
@@ -124,17 +106,12 @@ class ChatTemplate:
         try:
             return self._environment.render_template(_NAME, **context)
         except _RefusalError:
-            raise RequestError(
-                "the model's chat template refuses these messages; check the order of roles and the kinds of content",
-                param="messages",
-                code="chat_template_refused",
-            ) from None
+            message = "the model's chat template refuses these messages; check the order of roles and "
+            message += "the kinds of content"
+            raise RequestError(message, param="messages", code="chat_template_refused") from None
         except Exception:  # minijinja, and whatever Python code a template reaches
-            raise RequestError(
-                "the model's chat template cannot be rendered with these messages",
-                param="messages",
-                code="chat_template_failed",
-            ) from None
+            message = "the model's chat template cannot be rendered with these messages"
+            raise RequestError(message, param="messages", code="chat_template_failed") from None
 
 
 class _RefusalError(Exception):
@@ -147,9 +124,8 @@ def read_template(folder: Path, file: str = "") -> str | None:
     if file:
         path = Path(file).expanduser()
         if not path.is_file():
-            raise ConfigError(
-                f"chat_template is {file}, which is not a file; give one with a template (--chat-template)"
-            )
+            met = f"chat_template is {file}, which is not a file"
+            raise ConfigError(f"{met}; give one with a template (--chat-template)")
         return read_text(path)
     if (folder / "chat_template.jinja").is_file():
         return read_text(folder / "chat_template.jinja")
@@ -172,7 +148,7 @@ def _compile(source: str, fuel: int) -> minijinja.Environment:
         auto_escape_callback=lambda name: False,
         pycompat=True,
         filters={"tojson": _to_json},
-        globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
+        globals={"raise_exception": _raise_exception, "strftime_now": lambda pattern: datetime.now().strftime(pattern)},
     )
     try:
         environment.add_template(_NAME, source)
@@ -190,19 +166,11 @@ def _check_tools(tools: Any) -> list[Any] | None:
 
 
 def _check_variables(variables: object) -> dict[str, Any]:
+    name, code = "chat_template_kwargs", "invalid_chat_template_kwargs"
     if not isinstance(variables, Mapping | None):
-        raise RequestError(
-            "chat_template_kwargs must be an object",
-            param="chat_template_kwargs",
-            code="invalid_chat_template_kwargs",
-        )
-    taken = sorted(_RESERVED.intersection(variables or {}))
-    if taken:
-        raise RequestError(
-            f"chat_template_kwargs may not set {', '.join(taken)}",
-            param="chat_template_kwargs",
-            code="invalid_chat_template_kwargs",
-        )
+        raise RequestError(f"{name} must be an object", param=name, code=code)
+    if taken := sorted(_RESERVED.intersection(variables or {})):
+        raise RequestError(f"{name} may not set {', '.join(taken)}", param=name, code=code)
     return dict(variables or {})
 
 
@@ -221,11 +189,8 @@ def _end_final_message(messages: list[dict[str, Any]], end: str) -> None:
 def _cut_final_message(text: str, end: str) -> str:
     kept, sign, _ = text.rpartition(end)
     if not sign:
-        raise RequestError(
-            "the model's chat template leaves out the final message, so it cannot be continued",
-            param="continue_final_message",
-            code="chat_template_failed",
-        )
+        message = "the model's chat template leaves out the final message, so it cannot be continued"
+        raise RequestError(message, param="continue_final_message", code="chat_template_failed")
     return kept
 
 
@@ -233,14 +198,10 @@ def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    if ensure_ascii:  # marks (see shield.py) are no part of the text and must stay what they are
+    if ensure_ascii:  # marks (see special_tokens.py) are no part of the text and must stay what they are
         text = _ESCAPED_MARK.sub(lambda match: chr(int(match.group(1), 16)), text)
     return text
 
 
 def _raise_exception(message: str) -> None:
     raise _RefusalError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

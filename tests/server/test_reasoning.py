@@ -13,8 +13,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.processor import Processor
-from saccade.server.settings import ServerSettings
-from saccade.server.thoughts import ThoughtParser, behind_thought, ends_in_thought
+from saccade.server.reasoning import ReasoningParser, after_reasoning, ends_in_reasoning
+from saccade.server.server_settings import ServerSettings
 from saccade.server.tools import tool_grammar
 from saccade.wire.grammar import Grammar, check_grammar, parser_limits, to_llguidance
 from tests.inputs.folders import write_qwen
@@ -92,7 +92,7 @@ def test_cuts_make_no_difference(is_open: bool) -> None:
     random = Random(5)
     for _ in range(4000):
         text = "".join(random.choices(PIECES, k=random.randint(0, 9)))
-        parser, found = ThoughtParser(is_open=is_open), [("", "")]
+        parser, found = ReasoningParser(is_open=is_open), [("", "")]
         at = 0
         while at < len(text):
             size = random.randint(1, 6)
@@ -104,7 +104,7 @@ def test_cuts_make_no_difference(is_open: bool) -> None:
 
 
 def test_reasoning_is_given_out_as_it_comes() -> None:
-    parser = ThoughtParser(is_open=True)
+    parser = ReasoningParser(is_open=True)
     assert parser.push("\nfirst ") == ("first ", "") and parser.push("2 < 3\n") == ("2 < 3", "")
     assert parser.push("so</th") == ("\nso", "") and parser.push("ink>\n") == ("", "")
     assert parser.push("\nyes") == ("", "yes") and parser.push("</think>") == ("", "</think>")
@@ -160,7 +160,7 @@ def test_a_continued_message_may_be_inside_a_block(serve: Serve, processor: Proc
     assert (found["reasoning_content"], found["content"]) == ("so", "yes")
     behind = [{"role": "user", "content": "<think>"}, {"role": "assistant", "content": "<think>a</think>b"}]
     assert message(caller, messages=behind, **go_on)["content"] == "so</think>yes"
-    assert not ends_in_thought([], processor.tokenizer, is_continued=True)
+    assert not ends_in_reasoning([], processor.tokenizer, is_continued=True)
 
 
 def test_calls_come_behind_reasoning_and_not_from_it(serve: Serve) -> None:
@@ -274,9 +274,9 @@ def test_forced_calls_of_every_style_can_follow_reasoning() -> None:
         for choice in ("required", {"type": "function", "function": {"name": "add"}}):
             grammar = tool_grammar(TOOLS, choice, style=style)
             assert grammar is not None
-            check_grammar(behind_thought(grammar, is_calls=True))
+            check_grammar(after_reasoning(grammar, is_calls=True))
     with pytest.raises(RequestError):
-        behind_thought(Grammar("lark", 'start: "x"'))
+        after_reasoning(Grammar("lark", 'start: "x"'))
 
 
 def test_the_qwen3_template_closes_the_block_on_demand(tmp_path: Path) -> None:
@@ -286,4 +286,4 @@ def test_the_qwen3_template_closes_the_block_on_demand(tmp_path: Path) -> None:
     made = Processor.from_folder(folder)
     for variables in (None, {"enable_thinking": False}, {"enable_thinking": True}):
         prompt = made.chat(HELLO, variables=variables)
-        assert not ends_in_thought(prompt.token_ids.tolist(), made.tokenizer, is_continued=False)
+        assert not ends_in_reasoning(prompt.token_ids.tolist(), made.tokenizer, is_continued=False)

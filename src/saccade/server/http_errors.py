@@ -2,7 +2,7 @@
 
 Texts come from this project alone. What another library said about a request goes to the log, never to a client. Two
 exceptions help clients with what they wrote themselves, and hold nothing else: one bounded, printable line of
-llguidance about a grammar (see `engine.grammar.broken`), and pydantic's names of types and limits (see `reading`).
+llguidance about a grammar (see `wire.grammar`), and pydantic's names of types and limits (see `reading`).
 """
 
 import logging

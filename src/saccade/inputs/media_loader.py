@@ -46,16 +46,12 @@ class MediaSettings:
     max_video_frames: int = setting(768, "most frames of a video; longer video files are thinned")
 
     def __post_init__(self) -> None:
-        for name in ("max_image_bytes", "max_request_pixels", "max_fetch_bytes", "max_video_frames"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}; it must be at least 1 (--{name.replace('_', '-')})"
-                )
+        for name, low in _LOWEST.items():
+            if getattr(self, name) < low:
+                raise _refuse(name, getattr(self, name), f"it must be at least {low}")
         for name in ("image_fetch_timeout_s", "video_fetch_timeout_s"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0 (--{name.replace('_', '-')})")
-        if self.max_redirects < 0:
-            raise ConfigError(f"max_redirects is {self.max_redirects}; it must be at least 0 (--max-redirects)")
+                raise _refuse(name, getattr(self, name), "it must be above 0")
         if self.allowed_local_media_path and not Path(self.allowed_local_media_path).is_dir():
             raise ConfigError(f"{self.allowed_local_media_path!r} is not a folder (--allowed-local-media-path)")
         self.counts()
@@ -67,8 +63,8 @@ class MediaSettings:
         except ValueError:
             given = None
         if not isinstance(given, dict) or not all(_is_count(k, v) for k, v in given.items()):
-            message = f'limit_mm_per_prompt is {self.limit_mm_per_prompt!r}; give such as {{"image": 16, "video": 0}}'
-            raise ConfigError(f"{message} (--limit-mm-per-prompt)")
+            met = repr(self.limit_mm_per_prompt)
+            raise _refuse("limit_mm_per_prompt", met, 'give such as {"image": 16, "video": 0}')
         merged = DEFAULT_LIMITS | given
         return {"image": merged["image"], "video": merged["video"]}
 
@@ -84,11 +80,17 @@ class MediaSettings:
         )
 
 
-class MediaLoader:
-    """Reads the media of requests; one for a server, used by any number of tasks.
+_COUNTS = ("max_image_bytes", "max_request_pixels", "max_fetch_bytes", "max_video_frames")
+_LOWEST = {**dict.fromkeys(_COUNTS, 1), "max_redirects": 0}
 
-    What is cancelled stops at once: downloads of a request end together, and leave no connection behind.
-    """
+
+def _refuse(name: str, value: object, allowed: str) -> ConfigError:
+    return ConfigError(f"{name} is {value}; {allowed} (--{name.replace('_', '-')})")
+
+
+class MediaLoader:
+    """Reads the media of requests; one for a server, used by any number of tasks. What is cancelled stops at once:
+    downloads of a request end together, and leave no connection behind."""
 
     def __init__(self, settings: MediaSettings, *, fetcher: Fetcher | None = None) -> None:
         self.settings = settings
@@ -104,42 +106,36 @@ class MediaLoader:
         self._room = asyncio.Semaphore(MAX_FETCHES)
 
     async def resolve(self, messages: Any, hold: Hold = lambda num_bytes: None) -> Any:
-        """A copy of the messages in which every image or video part holds bytes, or a list of frames as bytes.
-
-        What is no message or no media part is left as it is, for the processor to judge. A source that stands in
-        several parts is read once. `hold` is told of the bytes of each as they have come, and raises where they are too
-        many.
-        """
+        """A copy of the messages in which every image or video part holds bytes, or a list of frames as bytes. A source
+        that stands in several parts is read once. `hold` hears of the bytes of each when they are there, and raises
+        where they are too many."""
         found = find_sources(messages)
         refs = [ref for _, _, ref in found]
         self.check_counts(refs)
         return with_sources(messages, found, await self._load_all(refs, hold))
 
-    async def load(self, kind: MediaKind, source: Any, *, param: str | None = None) -> bytes | list[bytes]:
+    async def load(self, kind: MediaKind, source: Any) -> bytes | list[bytes]:
         """The bytes of one image or video; of a video also a list of frames."""
         if isinstance(source, bytes | bytearray | memoryview):
             return bytes(source)
         if not isinstance(source, str):
-            raise RequestError("an image or video must be a URL", param=param, code="invalid_messages")
+            raise RequestError("an image or video must be a URL", code="invalid_messages")
         scheme = source[:8].lower()
         if scheme.startswith("data:"):
-            return await self._decode(kind, source, param)
+            return await self._decode(kind, source)
         if scheme.startswith("file:"):
-            return await asyncio.to_thread(self._read_file, source, self._max_bytes(kind), param)
+            return await asyncio.to_thread(self._read_file, source, self._max_bytes(kind))
         if scheme.startswith(("http:", "https:")):
-            return await self._fetch(kind, source, param)
+            return await self._fetch(kind, source)
         message = "a URL must begin with data:, https:, http: or file:"
-        raise RequestError(message, param=param, code="media_invalid_url")
+        raise RequestError(message, code="media_invalid_url")
 
     def check_counts(self, refs: Sequence[MediaRef]) -> None:
         for kind, limit in self._counts.items():
             same = [ref for ref in refs if ref.kind == kind]
             if len(same) > limit:
-                raise RequestError(
-                    f"the request has {len(same)} {kind}s; the limit is {limit} (--limit-mm-per-prompt)",
-                    param=same[limit].param,
-                    code=f"too_many_{kind}s",
-                )
+                message = f"the request has {len(same)} {kind}s; the limit is {limit} (--limit-mm-per-prompt)"
+                raise RequestError(message, param=same[limit].param, code=f"too_many_{kind}s")
 
     async def aclose(self) -> None:
         """No connection is kept between requests; what is left are threads that look up names."""
@@ -160,37 +156,35 @@ class MediaLoader:
         return [tasks[_key(ref)].result() for ref in refs]
 
     async def _load_held(self, ref: MediaRef, hold: Hold) -> bytes | list[bytes]:
-        data = await self.load(ref.kind, ref.source, param=ref.param)
+        with ref.named_in_errors():
+            data = await self.load(ref.kind, ref.source)
         hold(len(data) if isinstance(data, bytes) else sum(map(len, data)))
         return data
 
-    async def _decode(self, kind: MediaKind, url: str, param: str | None) -> bytes | list[bytes]:
-        read = _read_frames if kind == "video" and url[:16].lower().startswith("data:video/jpeg") else _read_data
+    async def _decode(self, kind: MediaKind, url: str) -> bytes | list[bytes]:
+        read = _read_frames if kind == "video" and url[:16].lower().startswith("data:video/jpeg") else read_data_url
         limits = replace(self._limits, max_bytes=self._max_bytes(kind))
         if len(url) // 4 * 3 > 2 * limits.max_bytes:
-            raise too_large(f"the {kind}", limits.max_bytes, param, code=f"{kind}_too_large")
+            raise too_large(f"the {kind}", limits.max_bytes, code=f"{kind}_too_large")
         if len(url) <= INLINE_CHARS:
-            return read(url, limits, param)
-        return await asyncio.to_thread(read, url, limits, param)
+            return read(url, limits)
+        return await asyncio.to_thread(read, url, limits)
 
-    async def _fetch(self, kind: MediaKind, url: str, param: str | None) -> bytes:
+    async def _fetch(self, kind: MediaKind, url: str) -> bytes:
         settings = self.settings
         timeout_s = settings.image_fetch_timeout_s if kind == "image" else settings.video_fetch_timeout_s
         max_bytes = min(self._max_bytes(kind), settings.max_fetch_bytes)
         async with self._room:
-            return await self._fetcher.fetch(url, max_bytes=max_bytes, timeout_s=timeout_s, param=param)
+            return await self._fetcher.fetch(url, max_bytes=max_bytes, timeout_s=timeout_s)
 
     def _max_bytes(self, kind: MediaKind) -> int:
         return self.settings.max_image_bytes if kind == "image" else self.settings.max_fetch_bytes
 
-    def _read_file(self, url: str, max_bytes: int, param: str | None) -> bytes:
+    def _read_file(self, url: str, max_bytes: int) -> bytes:
         """A regular file whose real path is below the folder. Neither paths nor reasons are told: both would say
         what exists."""
-        refused = RequestError(
-            "the file is not among those that requests may read (--allowed-local-media-path)",
-            param=param,
-            code="media_not_allowed",
-        )
+        message = "the file is not among those that requests may read (--allowed-local-media-path)"
+        refused = RequestError(message, code="media_not_allowed")
         try:
             if self._root is None:
                 raise refused
@@ -205,7 +199,7 @@ class MediaLoader:
         except (OSError, ValueError):
             raise refused from None
         if len(data) > max_bytes:
-            raise too_large("the file", max_bytes, param)
+            raise too_large("the file", max_bytes)
         return data
 
 
@@ -213,16 +207,12 @@ def _key(ref: MediaRef) -> tuple[MediaKind, Any]:
     return ref.kind, ref.source if isinstance(ref.source, str | bytes) else id(ref.source)
 
 
-def _read_data(url: str, limits: ImageLimits, param: str | None) -> bytes:
-    return read_data_url(url, limits, param=param)
-
-
-def _read_frames(url: str, limits: ImageLimits, param: str | None) -> list[bytes]:
+def _read_frames(url: str, limits: ImageLimits) -> list[bytes]:
     head, _, body = url.partition(",")
-    check_frames(body.count(",") + 1, limits, param)
+    check_frames(body.count(",") + 1, limits)
     if len(body) * 3 // 4 > limits.max_bytes + 4 * limits.max_frames:
-        raise too_large("the video", limits.max_bytes, param)
-    return [read_data_url(f"{head},{frame}", limits, param=param) for frame in body.split(",")]
+        raise too_large("the video", limits.max_bytes)
+    return [read_data_url(f"{head},{frame}", limits) for frame in body.split(",")]
 
 
 def _file_path(url: str) -> bytes:

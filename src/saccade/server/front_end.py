@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 import uvicorn
 from rich.console import Console
@@ -16,13 +17,12 @@ from rich.console import Console
 from saccade.client.process import AsyncEngine
 from saccade.client.spare import Spare
 from saccade.errors import ConfigError, SaccadeError
-from saccade.inputs.media import MediaSettings
+from saccade.inputs.media_loader import MediaSettings
 from saccade.server.app import build_app
 from saccade.server.http11 import BoundedProtocol
-from saccade.server.lifecycle import Plan, Stages, drain, start
-from saccade.server.logs import log_to_stderr
+from saccade.server.lifecycle import Launch, Stages, drain, start
+from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
-from saccade.server.settings import ServerSettings
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
@@ -31,6 +31,7 @@ BACKLOG = 2048
 SWITCH_S = 0.0005  # threads that decode images hand the interpreter back to the event loop this soon
 
 _log = logging.getLogger(__name__)
+_LOG_LEVELS = (("saccade", logging.INFO), ("uvicorn", logging.WARNING), ("uvicorn.access", logging.INFO))
 
 
 def serve(
@@ -45,16 +46,16 @@ def serve(
     worker is taken over."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     settings = server or ServerSettings()
-    plan = Plan(model, engine or EngineSettings(), limits or SchedulerSettings(), media or MediaSettings(), spare)
+    plan = Launch(model, engine or EngineSettings(), limits or SchedulerSettings(), media or MediaSettings(), spare)
     try:
         with _bound(settings) as listener:
             sys.setswitchinterval(SWITCH_S)
             log_to_stderr()
             front = _Front(settings, plan, console)
-            config = front.config(listener)
+            config = front.config()
             _load(config)
             with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-                return runner.run(front.run(uvicorn_config=config, listener=listener))
+                return runner.run(front.run(config, listener))
     except SaccadeError as error:
         console.print(f"saccade: {error}", markup=False)
         return EXIT_CANNOT_START
@@ -63,14 +64,14 @@ def serve(
 class _Front:
     """The front end's process: answers from the first moment, takes requests when the engine is ready."""
 
-    def __init__(self, settings: ServerSettings, plan: Plan, console: Console) -> None:
+    def __init__(self, settings: ServerSettings, plan: Launch, console: Console) -> None:
         self._settings, self._plan, self._console = settings, plan, console
         self._service = Service(plan.model, settings, plan.limits, plan.media)
         self._engine: AsyncEngine | None = None
         self._started = asyncio.Event()
         self._engine_died = False
 
-    def config(self, listener: socket.socket) -> uvicorn.Config:
+    def config(self) -> uvicorn.Config:
         settings = self._settings
         return uvicorn.Config(
             build_app(self._service),
@@ -90,9 +91,11 @@ class _Front:
             ssl_certfile=settings.ssl_certfile or None,
         )
 
-    async def run(self, uvicorn_config: uvicorn.Config, listener: socket.socket) -> int:
-        http = _HttpServer(uvicorn_config)
-        self._warn()
+    async def run(self, config: uvicorn.Config, listener: socket.socket) -> int:
+        http = _HttpServer(config)
+        if not self._settings.is_local and not self._settings.api_key:
+            who = f"everybody who reaches {self._settings.host}"
+            self._say(f"warning: {who} may use this server; set a key (--api-key)")
         self._say(f"listening on {_address(self._settings, listener)}")
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         starting = asyncio.create_task(self._start(listener))
@@ -139,11 +142,23 @@ class _Front:
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)
 
-    def _warn(self) -> None:
-        if not self._settings.is_local and not self._settings.api_key:
-            self._say(
-                f"warning: everybody who reaches {self._settings.host} may use this server; set a key (--api-key)"
-            )
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is now: while a terminal shows how far a start is, that is not the plain stream."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def log_to_stderr() -> None:
+    """The server's log: plain lines. One is written on the event loop, so it must cost microseconds."""
+    handler = _StderrHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    for name, level in _LOG_LEVELS:
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
 
 
 class _HttpServer(uvicorn.Server):

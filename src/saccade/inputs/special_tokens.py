@@ -1,4 +1,4 @@
-"""Keeps special tokens that a user typed from becoming special.
+"""The special-token guard: what a user types never becomes a special token.
 
 A chat template sees the user's real text, because templates look into it (`trim`, `in`, `startswith`, `split`). Before
 rendering, one mark is put into every place of a user's string where a special token is spelled out, and at a border of
@@ -18,6 +18,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from saccade.errors import RequestError
@@ -35,7 +36,7 @@ class Segment:
     is_plain: bool = False
 
 
-class Shield:
+class SpecialTokenGuard:
     """Marks special tokens in a request's strings and finds the marked ones again after rendering. One per request."""
 
     def __init__(self, special_tokens: Sequence[str], mark: str) -> None:
@@ -68,7 +69,7 @@ class Shield:
         text = "".join(pieces)
         if len(pieces) == 1:
             return (Segment(text),)
-        marks = _offsets(pieces)
+        marks = list(accumulate(map(len, pieces[:-1])))  # where the marks stood, as offsets into the text
         matches = self._tokens.finditer(text)
         return plain_segments(text, (match for match in matches if _is_marked(match, marks)))
 
@@ -78,8 +79,10 @@ class Shield:
         if not core:
             return text
         before, _, after = text.partition(core)
-        head = self._mark if self._could_end_token(core) or core in self._all else ""
-        tail = self._mark if self._could_begin_token(core) else ""
+        sizes = range(1, min(len(core), self._longest - 1) + 1)
+        ends_token = core in self._all or any(core[:size] + "\0" in self._all for size in sizes)
+        begins_token = any("\0" + core[-size:] in self._all for size in sizes)
+        head, tail = self._mark * ends_token, self._mark * begins_token
         return before + head + self._protect_inside(core) + tail + after
 
     def _protect_key(self, key: object) -> str:
@@ -89,14 +92,6 @@ class Shield:
 
     def _protect_inside(self, text: str) -> str:
         return self._tokens.sub(lambda match: match.group()[0] + self._mark + match.group()[1:], text)
-
-    def _could_begin_token(self, text: str) -> bool:
-        longest = min(len(text), self._longest - 1)
-        return any("\0" + text[-size:] in self._all for size in range(1, longest + 1))
-
-    def _could_end_token(self, text: str) -> bool:
-        longest = min(len(text), self._longest - 1)
-        return any(text[:size] + "\0" in self._all for size in range(1, longest + 1))
 
 
 def special_pattern(special_tokens: Iterable[str]) -> re.Pattern[str]:
@@ -131,15 +126,6 @@ def unused_mark(values: Iterable[Any]) -> str:
         if repr(mark)[1:-1] not in text:
             return mark
     raise RequestError("the request uses every Unicode noncharacter; send text", code="invalid_request")
-
-
-def _offsets(pieces: list[str]) -> list[int]:
-    """Where the marks stood, as offsets into the text without them."""
-    offsets, at = [], 0
-    for piece in pieces[:-1]:
-        at += len(piece)
-        offsets.append(at)
-    return offsets
 
 
 def _is_marked(match: re.Match[str], marks: list[int]) -> bool:

@@ -17,17 +17,17 @@ from saccade.wire.grammar import JSON_OPTIONS, Grammar
 
 OPEN, CLOSE = "<think>", "</think>"
 TAIL_TOKENS = 32  # of a prompt; an opening tag and the white space behind it are a few
-_PLACES = Literal["start", "thought", "gap", "answer"]
+_PLACES = Literal["start", "reasoning", "gap", "answer"]
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class Reasoning:
     """A piece of reasoning."""
 
     text: str
 
 
-class ThoughtParser:
+class ReasoningParser:
     """Parts one output, piece by piece, into reasoning and answer; where the pieces end makes no difference.
 
     Only a block at the beginning counts. `is_open`: it was opened in the prompt; an opening tag that comes nevertheless
@@ -47,39 +47,39 @@ class ThoughtParser:
         self._held += text
         if self._place == "start" and not self._begin():
             return "", ""
-        thought = self._think() if self._place == "thought" else ""
-        return thought, self._answer()
+        reasoning = self._reason() if self._place == "reasoning" else ""
+        return reasoning, self._answer()
 
     def finish(self) -> tuple[str, str]:
         """What was held back."""
         held, self._held = self._held, ""
-        is_thought = self._place == "thought" or (self._place == "start" and self._is_open)
-        if not self._has_begun and is_thought:
+        is_reasoning = self._place == "reasoning" or (self._place == "start" and self._is_open)
+        if not self._has_begun and is_reasoning:
             held = held.lstrip("\n")
-        return (held, "") if is_thought else ("", held)
+        return (held, "") if is_reasoning else ("", held)
 
     def _begin(self) -> bool:
         """Whether it is known what the text begins with."""
         begin = self._held.lstrip()
         if begin.startswith(OPEN):
-            self._held, self._place = begin.removeprefix(OPEN), "thought"
+            self._held, self._place = begin.removeprefix(OPEN), "reasoning"
         elif OPEN.startswith(begin):
             return False
         else:
-            self._place = "thought" if self._is_open else "answer"
+            self._place = "reasoning" if self._is_open else "answer"
         return True
 
-    def _think(self) -> str:
-        thought, tag, behind = self._held.partition(CLOSE)
+    def _reason(self) -> str:
+        reasoning, tag, behind = self._held.partition(CLOSE)
         if tag:
             self._held, self._place = behind, "gap"
-            thought = thought.rstrip("\n")
+            reasoning = reasoning.rstrip("\n")
         else:
-            thought, self._held = split_undecided(thought, [CLOSE], "\n")
+            reasoning, self._held = split_undecided(reasoning, [CLOSE], "\n")
         if not self._has_begun:
-            thought = thought.lstrip("\n")
-            self._has_begun = bool(thought)
-        return thought
+            reasoning = reasoning.lstrip("\n")
+            self._has_begun = bool(reasoning)
+        return reasoning
 
     def _answer(self) -> str:
         if self._place == "gap":
@@ -91,7 +91,7 @@ class ThoughtParser:
         return answer
 
 
-def ends_in_thought(token_ids: Sequence[int], tokenizer: Tokenizer, *, is_continued: bool) -> bool:
+def ends_in_reasoning(token_ids: Sequence[int], tokenizer: Tokenizer, *, is_continued: bool) -> bool:
     """Whether a prompt leaves a reasoning block open. A text that is continued may be far inside of one, which is
     looked for behind the last special token: what a user spelled out before is not the model's."""
     if not is_continued:
@@ -102,7 +102,7 @@ def ends_in_thought(token_ids: Sequence[int], tokenizer: Tokenizer, *, is_contin
     return text.rfind(OPEN) > text.rfind(CLOSE)
 
 
-def behind_thought(grammar: Grammar, *, is_calls: bool = False) -> Grammar:
+def after_reasoning(grammar: Grammar, *, is_calls: bool = False) -> Grammar:
     """Any text up to the end of a reasoning block, and then what the grammar says. `is_calls`: it is that of forced
     tool calls, whose rules are known."""
     lines = ["start: thought answer", f'thought[suffix="{CLOSE}"]: /(?s:.*)/']

@@ -8,8 +8,6 @@ from saccade.config import setting
 from saccade.errors import ConfigError
 from saccade.wire.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 
-METRICS_STYLES = ("own", "vllm", "sglang")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
@@ -100,7 +98,7 @@ class ServerSettings:
 
 
 _WORDS = {
-    "metrics_style": METRICS_STYLES,
+    "metrics_style": ("own", "vllm", "sglang"),
     "generation_config": ("auto", "none", "vllm"),
     "reasoning_parser": ("", "qwen3"),
 }
@@ -116,12 +114,10 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_prompts": (1, 4096),
     "max_stop_strings": (1, MAX_STOP_STRINGS),
     "max_logprobs": (0, MAX_LOGPROBS),
-    "request_timeout_s": (0, 10**6),
-    "body_timeout_s": (0, 10**6),
     "keep_alive_s": (1, 10**6),
-    "sse_ping_s": (0, 10**6),
-    "shutdown_timeout_s": (0, 10**6),
-    "dead_engine_s": (0, 10**6),
+    **dict.fromkeys(
+        ("request_timeout_s", "body_timeout_s", "sse_ping_s", "shutdown_timeout_s", "dead_engine_s"), (0, 10**6)
+    ),
 }
 
 

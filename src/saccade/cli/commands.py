@@ -2,12 +2,11 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 
 from saccade import __version__
-from saccade.cli.groups import filled
+from saccade.cli.groups import filled, flag_names
 from saccade.cli.parser import Parser, did_you_mean
 from saccade.errors import SaccadeError
 from saccade.terminal import discard_output, warn
@@ -18,34 +17,29 @@ DESCRIPTION = (
     "Serves vision-language models: every forward pass is a CUDA-graph replay, and every replay the right one."
 )
 
+MARKDOWN_HEAD = """# Command line
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command: what it does in a line, and the module that has `new_parser(name)` and `run(flags)`."""
-
-    about: str
-    module: str
-
-    def load(self) -> ModuleType:
-        return import_module(f"saccade.cli.{self.module}")
-
-
+Made by `saccade help --markdown`. Every flag is also a key of the file of `--config` and an environment variable:
+`--max-model-len 8k` is `max-model-len: 8k` there and `SACCADE_MAX_MODEL_LEN=8k` here. Flags win over the file, the file
+over the environment. Integers may end in k, m, g (1000) or K, M, G (1024).
+"""
+# What each does in a line, and the module that has its `new_parser(name)` and `run(flags)`.
 COMMANDS = {
-    "serve": Command("serve a model behind the OpenAI API", "serve"),
-    "run": Command("ask a model once, with images", "run"),
-    "verify": Command("every graph against an eager run, in sequences that break stale ones", "verify"),
-    "audit": Command("what graphs froze: captures with other inputs, compared node by node", "audit"),
-    "replay": Command("a pass that a shadow check found wrong, again with its graph and without", "replay"),
-    "eval": Command("questions with known answers: accuracy, and what was taken for what", "evaluate"),
-    "bench serve": Command("load a server: time to first token, throughput, goodput", "bench_serve"),
-    "bench offline": Command("prefill and decode of a model: eager and graphs, beside their limits", "bench_offline"),
-    "bench vision": Command("vision tower by image size: eager, capacity and exact graphs", "bench_vision"),
-    "bench graphs": Command("a made-up prefill: eager, piecewise and full graphs, by tokens", "bench_graphs"),
-    "bench allreduce": Command("sums over ranks by rows: each algorithm, in a graph and out of one", "bench_allreduce"),
-    "bench startup": Command("how long a server takes until it is ready, and on what", "bench_startup"),
-    "plan": Command("what a model needs on a GPU, and what is left for requests", "plan"),
-    "explain": Command("how a request would be run: tokens, buckets, padding, graphs", "explain"),
-    "doctor": Command("check the machine and a model, and say what to fix", "doctor"),
+    "serve": ("serve a model behind the OpenAI API", "serve"),
+    "run": ("ask a model once, with images", "run"),
+    "verify": ("every graph against an eager run, in sequences that break stale ones", "verify"),
+    "audit": ("what graphs froze: captures with other inputs, compared node by node", "verify"),
+    "replay": ("a pass that a shadow check found wrong, again with its graph and without", "replay"),
+    "eval": ("questions with known answers: accuracy, and what was taken for what", "evaluate"),
+    "bench serve": ("load a server: time to first token, throughput, goodput", "bench"),
+    "bench offline": ("prefill and decode of a model: eager and graphs, beside their limits", "bench"),
+    "bench vision": ("vision tower by image size: eager, capacity and exact graphs", "bench"),
+    "bench graphs": ("a made-up prefill: eager, piecewise and full graphs, by tokens", "bench"),
+    "bench allreduce": ("sums over ranks by rows: each algorithm, in a graph and out of one", "bench"),
+    "bench startup": ("how long a server takes until it is ready, and on what", "bench"),
+    "plan": ("what a model needs on a GPU, and what is left for requests", "plan"),
+    "explain": ("how a request would be run: tokens, buckets, padding, graphs", "explain"),
+    "doctor": ("check the machine and a model, and say what to fix", "doctor"),
 }
 
 
@@ -84,7 +78,7 @@ def dispatch(words: list[str]) -> int:
     if name == "bench":
         sys.stdout.write(overview("bench "))
         return 0
-    module = COMMANDS[name].load()
+    module = _module(name)
     flags = module.new_parser(name).read(rest)
     for note in flags.notes:
         warn(note)
@@ -110,9 +104,7 @@ def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def show_help(words: Sequence[str]) -> int:
     if words[:1] == ["--markdown"]:
-        from saccade.cli.markdown import reference
-
-        sys.stdout.write(reference({name: (command.about, new_parser(name)) for name, command in COMMANDS.items()}))
+        sys.stdout.write("\n".join([MARKDOWN_HEAD, *map(_markdown, COMMANDS)]))
         return 0
     if words and not words[0].startswith("-"):
         name, rest = find_command(words)
@@ -121,14 +113,31 @@ def show_help(words: Sequence[str]) -> int:
     return 0
 
 
+def _module(name: str) -> ModuleType:
+    return import_module(f"saccade.cli.{COMMANDS[name][1]}")
+
+
 def new_parser(name: str) -> Parser:
-    parser: Parser = COMMANDS[name].load().new_parser(name)
+    parser: Parser = _module(name).new_parser(name)
     return parser
+
+
+def _markdown(name: str) -> str:
+    """A command in the reference, from the settings themselves."""
+    about, parser = COMMANDS[name][0], new_parser(name)
+    actions = [action for group in parser.groups for action in group.shown_actions if action.dest != "help"]
+    lines = [f"## saccade {name}", "", f"{about[0].upper()}{about[1:]}: `{parser.usage}`", ""]
+    lines += ["| flag | meaning |", "|---|---|"]
+    for action in actions:
+        names = ", ".join(f"`{flag}`" for flag in flag_names(action))
+        text = (action.help or "").replace("%%", "%").replace("|", chr(92) + "|")
+        lines.append(f"| {names} | {text} |")
+    return "\n".join([*lines, ""])
 
 
 def overview(prefix: str) -> str:
     width = max(map(len, COMMANDS))
-    shown = {name: command.about for name, command in COMMANDS.items() if name.startswith(prefix)}
+    shown = {name: about for name, (about, _) in COMMANDS.items() if name.startswith(prefix)}
     lines = [filled(f"{name:<{width}}  {about}", "  ", " " * (width + 4)) for name, about in shown.items()]
     return "\n".join(
         [
