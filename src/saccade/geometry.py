@@ -5,7 +5,6 @@ functions run over packed patches at once; their cost does not depend on how man
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,53 +33,22 @@ class GridSpec(Protocol):
     def grid_side(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
-    """Every input of a `VisionStep` but the patches. Fields are as there; None where the tower has no such part."""
-
-    positions_P2: Ints
-    cu_seqlens_S1: Ints
-    max_segment: int
-    grid_indices_4P: Ints | None = None
-    grid_weights_4P: Floats | None = None
-    window_order_U: Ints | None = None
-    window_inverse_U: Ints | None = None
-    window_cu_seqlens_W1: Ints | None = None
-    max_window: int = 0
-
-
-def geometry(spec: GridSpec, grids: Sequence[Grid], *, num_rows: int | None = None) -> Geometry:
-    """The geometry of packed media, padded to `num_rows` patches where given.
-
-    Padded rows are frames and windows of their own, no longer than the longest allowed, and read position 0 with
-    weight 0.
-    """
+def geometry(spec: GridSpec, grids: Sequence[Grid]) -> dict[str, NDArray[Any]]:
+    """Positions, taps and boundaries of packed media, as far as the tower has such parts."""
     grids_I3 = np.asarray(grids, dtype=np.int64).reshape(-1, 3)
     _check(spec, grids_I3)
-    num_patches = int(grids_I3.prod(axis=1).sum())
-    num_rows = num_patches if num_rows is None else num_rows
-    padding = num_rows - num_patches
-    assert padding >= 0 and num_rows % spec.unit == 0, f"{num_patches} patches in {num_rows} rows"
-
     frame_sizes = np.repeat(grids_I3[:, 1] * grids_I3[:, 2], grids_I3[:, 0])
-    max_segment = max(int(frame_sizes.max(initial=0)), padding, 1)
-    positions_P2 = _pad(patch_positions(grids_I3, spec.merge), padding)
-    arrays: dict[str, Any] = {}
+    found: dict[str, NDArray[Any]] = {
+        "cu_seqlens": _boundaries(frame_sizes),
+        "positions": patch_positions(grids_I3, spec.merge),
+    }
     if spec.grid_side:
-        indices_4P, weights_4P = grid_taps(grids_I3, spec.merge, spec.grid_side)
-        arrays |= {"grid_indices_4P": _pad(indices_4P.T, padding).T.copy()}
-        arrays |= {"grid_weights_4P": _pad(weights_4P.T, padding).T.copy()}
+        found["grid_indices"], found["grid_weights"] = grid_taps(grids_I3, spec.merge, spec.grid_side)
     if spec.window:
         order_U, sizes = window_order(grids_I3, spec.merge, spec.window)
-        max_window = spec.window * spec.window * spec.unit
-        tail = np.arange(len(order_U), num_rows // spec.unit)
-        order_U = np.concatenate([order_U, tail])
-        sizes = np.concatenate([sizes * spec.unit, _chunks(padding, max_window)])
-        arrays |= {"window_order_U": order_U.astype(np.int32), "max_window": max_window}
-        arrays |= {"window_inverse_U": np.argsort(order_U).astype(np.int32)}
-        arrays |= {"window_cu_seqlens_W1": _boundaries(sizes)}
-    boundaries = _boundaries(np.concatenate([frame_sizes, _chunks(padding, max_segment)]))
-    return Geometry(positions_P2=positions_P2, cu_seqlens_S1=boundaries, max_segment=max_segment, **arrays)
+        found["window_order"], found["window_inverse"] = order_U.astype(np.int32), np.argsort(order_U).astype(np.int32)
+        found["window_cu_seqlens"] = _boundaries(sizes * spec.unit)
+    return found
 
 
 def patch_positions(grids_I3: NDArray[np.int64], merge: int) -> Ints:
@@ -140,13 +108,5 @@ def _places(sizes_I: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(sizes_I.sum()) - np.repeat(np.cumsum(sizes_I) - sizes_I, sizes_I)
 
 
-def _chunks(total: int, largest: int) -> NDArray[np.int64]:
-    return np.asarray([largest] * (total // largest) + [total % largest] * (total % largest > 0), dtype=np.int64)
-
-
 def _boundaries(sizes: NDArray[np.int64]) -> Ints:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-
-
-def _pad(array: Any, rows: int) -> Any:
-    return np.concatenate([array, np.zeros((rows, *array.shape[1:]), dtype=array.dtype)])

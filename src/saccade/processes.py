@@ -1,13 +1,31 @@
-"""How a process ends with its parent, and how the end of a process is told."""
+"""How a process of an engine is started, ends with its parent, and is told to have ended."""
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 
 EXIT_FAILED, EXIT_ORPHANED = 3, 4
 PR_SET_PDEATHSIG = 1
+
+
+def start_python(
+    module: str, *words: str, environment: Mapping[str, str], fds: Sequence[int] = ()
+) -> "subprocess.Popen[bytes]":
+    """A module as a process, whose standard input is a pipe from here and which inherits the files `fds`. Nothing is
+    imported from the working directory (-P). It has a session of its own: Ctrl-C reaches the front end, which decides
+    what becomes of the requests."""
+    return subprocess.Popen(
+        (sys.executable, "-P", "-m", module, *words),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        env=environment,
+        pass_fds=fds,
+    )
 
 
 def end_with_parent() -> None:

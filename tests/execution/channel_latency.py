@@ -5,6 +5,7 @@
 
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ def main(num_ranks: int) -> None:
         "prefill of 8192 rows": tuple(np.zeros(8192, np.int64) for _ in range(16)),
         "pixels": (np.zeros(64 * 10**6, np.uint8),),
     }
-    with RankProcesses(plan, lambda error: print(error)) as ranks:
+    with closing(RankProcesses(plan, lambda error: print(error))) as ranks:
         ranks.wait_ready()
         print(f"{num_ranks} ranks; microseconds, median (95th percentile)")
         for name, arrays in sizes.items():

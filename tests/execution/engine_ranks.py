@@ -5,7 +5,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from saccade.execution.build import BuiltExecutor, build_executor
 from saccade.execution.follower import Follower
 from saccade.execution.rank_messages import OrderOutcome, RankStart
 from saccade.execution.rank_processes import RankPlan, RankProcesses
-from saccade.execution.ranked import RankedExecutor
+from saccade.execution.ranks import RankedExecutor
 from saccade.execution.sizes import encoder_index_for
 from saccade.layers.connect import connect
 from saccade.layers.parallel import Groups
@@ -113,9 +113,9 @@ def started(num_ranks: int) -> Iterator[Ranks]:
         answer_s=BOUND_S,
     )
     torch.set_num_threads(1)
-    with RankProcesses(plan, lambda error: None) as processes:
+    with closing(RankProcesses(plan, lambda error: None)) as processes:
         store = Path(processes.store)
-        groups = connect(rank=0, size=num_ranks, store=store, device=CPU, check=lambda: processes.wait_gone(0))
+        groups = connect(rank=0, size=num_ranks, store=store, device=CPU, check=processes.check)
         try:
             processes.wait_ready()
             yield Ranks(processes, groups)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
+import torch.distributed as dist
+
 from saccade.config import Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.execution import build, verification
@@ -19,6 +21,12 @@ from saccade.scheduling.orders import Orders, Run
 
 def fails_before_it_connects(start: RankStart) -> NoReturn:
     raise RuntimeError("no such device")
+
+
+def is_killed_before_it_connects(start: RankStart) -> Follower:
+    """It has met the other rank, which waits for its address from then on."""
+    vars(dist)["init_process_group"] = lambda *args, **how: os.kill(os.getpid(), signal.SIGKILL)
+    return follow(start)
 
 
 def fails_while_it_loads(start: RankStart) -> Follower:

@@ -14,6 +14,7 @@ from saccade.wire.update import FinishReason, Update
 from tests.engine.rig import Answer, finish, image_settings, random_prompt, run
 from tests.execution.alike import assert_alike
 from tests.execution.engine_ranks import Build, Ranks, build, engine_of, started
+from tests.execution.test_rank_processes import behind
 from tests.models import tiny
 
 FAMILIES = {
@@ -53,7 +54,7 @@ def test_two_ranks_answer_as_one_does(two: Ranks, name: str, tmp_path: Path) -> 
         assert_alike(found[key], right)
     for phase, snapshot in ours.phase_snapshots().items():
         assert sum(snapshot["replays"].values()) > 0, f"no {phase} pass was replayed: {snapshot}"
-    assert two.processes.behind() == {}, "both are done"
+    assert behind(two.processes) == {}, "both are done"
 
 
 def ask(engine: Engine, prompts: dict[str, Prompt]) -> dict[str, Answer]:

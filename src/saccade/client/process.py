@@ -6,8 +6,7 @@ every request that waits for it ends with an EngineDeadError at once.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.models.folder import find_folder
 from saccade.processes import describe_exit
-from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import (
     Abort,
@@ -46,25 +44,12 @@ from saccade.wire.messages import (
     pack_prompt,
 )
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.tensor_parallel import TensorParallel
-
-__all__ = ["AsyncEngine", "Delta", "EngineStats", "Stage"]
 
 CLOSE_S = 5.0  # for a worker that was told to leave
 PULSE_S = 5.0  # between two looks at a worker
 LAST_WORDS_S = 0.5  # for what a worker said before it ended to be read
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """The scheduler's numbers, each phase's counters and graphs by its name, and the device's memory in use (0 on a
-    CPU)."""
-
-    scheduler: SchedulerStats
-    phases: Mapping[str, Mapping[str, Any]]
-    gpu_bytes: int = 0
 
 
 class AsyncEngine:
@@ -105,7 +90,7 @@ class AsyncEngine:
         same ConfigError."""
         chosen = settings or EngineSettings()
         folder = await asyncio.to_thread(find_folder, model, revision=chosen.revision, download_dir=chosen.download_dir)
-        engine = cls(Child.spawn(spare), report)
+        engine = cls(Child(spare), report)
         try:
             start = Start(str(folder.resolve()), chosen, limits or SchedulerSettings())
             engine._send(start)
@@ -117,7 +102,7 @@ class AsyncEngine:
                 raise engine._dead.result()
             engine._tasks.append(asyncio.create_task(engine._feel_pulse(start.settings.watchdog_timeout_s)))
         except BaseException:
-            engine._child.kill()
+            engine._child.process.kill()
             await engine.aclose()
             raise
         return engine
@@ -134,27 +119,14 @@ class AsyncEngine:
         return self._processor
 
     @property
+    def ready(self) -> Ready:
+        """What was found at the start."""
+        return self._ready.result()
+
+    @property
     def limits(self) -> SchedulerSettings:
         """The limits asked for, lowered to what the model allows."""
-        return self._ready.result().limits
-
-    @property
-    def kv_cache_tokens(self) -> int:
-        return self._ready.result().kv_cache_tokens
-
-    @property
-    def block_size(self) -> int:
-        return self._ready.result().block_size
-
-    @property
-    def gpu_ready_bytes(self) -> int:
-        """The device's memory in use when the engine got ready; 0 on a CPU."""
-        return self._ready.result().gpu_bytes
-
-    @property
-    def ranks(self) -> TensorParallel:
-        """How many processes share the model, what each holds and how they sum up."""
-        return self._ready.result().ranks
+        return self.ready.limits
 
     @property
     def pid(self) -> int:
@@ -209,14 +181,15 @@ class AsyncEngine:
         if stream is not None:
             self._send(Abort(stream.serial))
 
-    async def stats(self) -> EngineStats:
-        stats: EngineStats = await self._ask(AskStats)
+    async def stats(self) -> StatsReply:
+        """The scheduler's numbers, each phase's counters and graphs by its name, and the device's memory in use."""
+        stats: StatsReply = await self._ask(AskStats)
         return stats
 
     async def flush_cache(self) -> bool:
         """Empty the caches of prompts and images. False, and nothing is done, while requests run or wait."""
-        is_done: bool = await self._ask(Flush)
-        return is_done
+        flushed: Flushed = await self._ask(Flush)
+        return flushed.is_done
 
     async def _ask(self, question: type[AskStats] | type[Flush]) -> Any:
         """The worker's answer to a question of its own, which comes between two steps."""
@@ -293,16 +266,11 @@ class AsyncEngine:
             case Refused(serial=serial):
                 if serial in self._streams:
                     self._streams[serial].fail(_exception(reply))
-            case StatsReply(serial=serial):
-                self._answer(serial, EngineStats(reply.scheduler, reply.phases, reply.gpu_bytes))
-            case Flushed(serial=serial):
-                self._answer(serial, reply.is_done)
+            case StatsReply(serial=serial) | Flushed(serial=serial):
+                if serial in self._asked and not self._asked[serial].done():
+                    self._asked[serial].set_result(reply)
             case _:
                 self._hear_of_engine(reply)
-
-    def _answer(self, serial: int, found: Any) -> None:
-        if serial in self._asked and not self._asked[serial].done():
-            self._asked[serial].set_result(found)
 
     def _hear_of_engine(self, reply: Stage | Ready | Degraded | Failure | Closed) -> None:
         match reply:
@@ -352,7 +320,7 @@ class AsyncEngine:
             if not asked.done():
                 asked.set_exception(_dead_error(error))
         if not self._is_closing:
-            self._child.kill()
+            self._child.process.kill()
 
 
 async def _wait_first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from saccade.client.output import Logprobs, OutputStream, place_prompt_scores
+from saccade.client.output import Logprobs, RequestOutputs
 from saccade.errors import SaccadeError
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.tokenizer import Tokenizer
@@ -48,25 +48,14 @@ class RequestStream:
         self, serial: int, request_id: str, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer
     ) -> None:
         self.serial, self.request_id = serial, request_id
-        self._prompt_ids = prompt.token_ids
-        self._outputs = [
-            OutputStream(
-                index,
-                tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens, is_continued=prompt.is_continued),
-                params,
-            )
-            for index in range(params.n)
-        ]
-        self._prompt_logprobs: list[Logprobs | None] | None = None
-        if params.prompt_logprobs is not None:
-            self._prompt_logprobs = [None] * len(prompt)
+        self._outputs = RequestOutputs(prompt, params, tokenizer)
         self._inbox: list[News] = []
         self._error: SaccadeError | None = None
         self._wake = asyncio.Event()
 
     @property
     def is_done(self) -> bool:
-        return all(output.output.finish_reason is not None for output in self._outputs)
+        return self._outputs.is_done
 
     @property
     def is_failed(self) -> bool:
@@ -96,34 +85,27 @@ class RequestStream:
     def read(self, news: list[News]) -> Iterator[tuple[Delta, str | None]]:
         """Deltas, each with the stop string that it met and that the engine does not know of."""
         for item in news:
-            output = self._outputs[item.index]
-            update = item.to_update()
-            if update.prompt_scores is not None and self._prompt_logprobs is not None:
-                place_prompt_scores(self._prompt_logprobs, self._prompt_ids, update.prompt_scores)
-            is_news = bool(update.token_ids) or update.finish is not None
-            if not is_news or output.output.finish_reason is not None:
-                continue
-            start = len(output.output.token_ids)
-            text, stop = output.take(update)
-            yield self._delta(item, output, text, start), stop if update.finish is None else None
+            start = len(self._outputs.streams[item.index].output.token_ids)
+            taken = self._outputs.take(item.index, item.to_update())
+            if taken is not None:
+                yield self._delta(item, taken[0], start), taken[1]
 
-    def _delta(self, news: News, stream: OutputStream, text: str, start: int) -> Delta:
+    def _delta(self, news: News, text: str, start: int) -> Delta:
         """Tokens from `start` on. Behind a stop string there are none, though the engine may have sent some."""
-        output = stream.output
-        is_last = output.finish_reason is not None
-        has_scores = self._prompt_logprobs is not None and is_last and news.index == 0
+        output, prompt_logprobs = self._outputs.streams[news.index].output, self._outputs.prompt_logprobs
+        has_scores = prompt_logprobs is not None and output.finish_reason is not None and news.index == 0
         return Delta(
             request_id=self.request_id,
             index=news.index,
             token_ids=tuple(output.token_ids[start:]),
             text=text,
             logprobs=None if output.logprobs is None else tuple(output.logprobs[start : len(output.token_ids)]),
-            num_prompt_tokens=len(self._prompt_ids),
+            num_prompt_tokens=len(self._outputs.prompt_ids),
             num_cached_tokens=news.num_cached_tokens,
             num_output_tokens=len(output.token_ids),
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
-            prompt_logprobs=tuple(self._prompt_logprobs or ()) if has_scores else None,
+            prompt_logprobs=tuple(prompt_logprobs or ()) if has_scores else None,
             timings=news.timings,
         )
 

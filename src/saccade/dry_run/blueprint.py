@@ -19,6 +19,7 @@ from saccade.errors import ConfigError
 from saccade.execution.assembly import new_executor
 from saccade.execution.build import affordable
 from saccade.execution.executor import DeviceExecutor
+from saccade.execution.ranks import check_division
 from saccade.execution.sizes import executor_settings_for, state_sizes_for
 from saccade.execution.state import StateSizes
 from saccade.graphs import Frame, GraphRunner
@@ -147,10 +148,8 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _can_be_divided(spec: ModelSpec, size: int, encoder_mode: EncoderMode) -> bool:
-    group = Groups.imagined(0, size).language
-    place = Placement(kernels=kernels_for("cpu", torch.float32), device=META, dtype=torch.float32, group=group)
     try:
-        Model(place, spec, encoder_mode=encoder_mode)
+        check_division(spec, size, encoder_mode)
     except ConfigError:
         return False
     return True

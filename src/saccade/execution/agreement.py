@@ -1,6 +1,5 @@
 """Whether all ranks did the same with every message. Ranks that did not must not go on: a collective would hang."""
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from saccade.execution.rank_messages import OrderOutcome
@@ -24,7 +23,6 @@ class Agreement:
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._steps: dict[int, _Step] = {}
-        self._kept: deque[int] = deque()
         self._open: set[int] = set()  # messages that some rank has answered, and some have not
 
     def note(self, rank: int, sequence: int, outcome: OrderOutcome, now: float) -> str | None:
@@ -78,9 +76,8 @@ class Agreement:
 
     def _begin(self, sequence: int) -> _Step:
         self._steps[sequence] = step = _Step()
-        self._kept.append(sequence)
-        if len(self._kept) > MAX_KEPT:
-            oldest = self._kept.popleft()
+        if len(self._steps) > MAX_KEPT:
+            oldest = next(iter(self._steps))
             missing = sorted(set(range(self._num_ranks)) - set(self._steps.pop(oldest).outcomes))
             assert not missing, f"rank {missing[0]} has not said what it did in step {oldest}"
         return step

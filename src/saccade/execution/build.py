@@ -8,15 +8,23 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from saccade.config import shadow_folder
 from saccade.errors import ConfigError
 from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
-from saccade.execution.rank_processes import OnDeath
-from saccade.execution.ranked import CALIBRATION_ROUNDS, RankedExecutor
-from saccade.execution.ranks import Ranks, check_ranks, describe_ranks, reserve_exchange, share_of, start_ranks
+from saccade.execution.rank_processes import OnDeath, RankProcesses
+from saccade.execution.ranks import (
+    CALIBRATION_ROUNDS,
+    RankedExecutor,
+    check_ranks,
+    describe_ranks,
+    reserve_exchange,
+    share_of,
+    start_ranks,
+)
 from saccade.execution.shadow import Shadow
 from saccade.execution.shadow_file import Origin
 from saccade.execution.sizes import (
@@ -46,7 +54,7 @@ from saccade.scheduling.orders import Calibrate
 from saccade.scheduling.scheduler import Scheduler
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import OnStage, Stage
-from saccade.wire.tensor_parallel import TensorParallel
+from saccade.wire.tensor_parallel import RankShare, TensorParallel
 
 MOST_RECORDED_BYTES = 256 * 10**6
 
@@ -61,7 +69,7 @@ class Built:
     executor: DeviceExecutor
     groups: Groups
     tensor_parallel: TensorParallel
-    ranks: Ranks | None = None
+    ranks: RankProcesses | None = None
 
     def close(self) -> None:
         """End the other ranks, and watch no more replays."""
@@ -94,16 +102,26 @@ def build_engine(
     of the engine cannot go on."""
     folder, device = Path(folder), device_named(settings.device)
     eos = GenerationDefaults.from_folder(folder).eos_token_ids
-    vocab_size = read_spec(Config.read(folder / "config.json"))[1].decoder.vocab_size
-    grammars = GrammarCompiler(processor.tokenizer, vocab_size, eos)  # its thread has work meanwhile
-    ranks = start_ranks(folder, settings, limits, device, on_death) if settings.tensor_parallel_size > 1 else None
-    groups = Groups()
+    _, spec = read_spec(Config.read(folder / "config.json"))
+    grammars = GrammarCompiler(processor.tokenizer, spec.decoder.vocab_size, eos)  # its thread has work meanwhile
+    size, ranks, groups = settings.tensor_parallel_size, None, Groups()
+    if size > 1:
+        device = torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+        ranks = start_ranks(folder, spec, settings, limits, device, on_death)
     try:
         if ranks is not None:
-            device, size = ranks.device, settings.tensor_parallel_size
-            groups = connect(rank=0, size=size, store=Path(ranks.store), device=device, check=ranks.require)
+            groups = connect(
+                rank=0,
+                size=size,
+                store=Path(ranks.store),
+                device=device,
+                connect_s=settings.watchdog_timeout_s,
+                check=ranks.check,
+            )
         part = build_executor(folder, settings, limits, device=device, groups=groups, report=report)
-        held = [share_of(part.executor), *([] if ranks is None else ranks.wait_ready())]
+        held = [share_of(part.executor)]
+        if ranks is not None:
+            held += [msgspec.convert(facts, RankShare) for facts in ranks.wait_ready()]
         engine = _finish(folder, part, ranks, report, eos_token_ids=eos, seed=settings.seed, grammars=grammars)
         return Built(engine, part.executor, groups, describe_ranks(part.executor.state.model, groups, held), ranks)
     except BaseException as error:
@@ -115,7 +133,9 @@ def build_engine(
         raise reason from None if reason is error else error
 
 
-def _finish(folder: Path, part: BuiltExecutor, ranks: Ranks | None, report: OnStage, **of_engine: Any) -> Engine:
+def _finish(
+    folder: Path, part: BuiltExecutor, ranks: RankProcesses | None, report: OnStage, **of_engine: Any
+) -> Engine:
     """An engine around an executor, warmed up."""
     executor, settings, limits = part.executor, part.settings, part.limits
     model = executor.state.model
@@ -125,7 +145,7 @@ def _finish(folder: Path, part: BuiltExecutor, ranks: Ranks | None, report: OnSt
         limits,
         encoder_index_for(settings, limits),
         fingerprint=fingerprint,
-        ordered=None if ranks is None else RankedExecutor(executor, ranks.processes),
+        ordered=None if ranks is None else RankedExecutor(executor, ranks),
         **of_engine,
     )
     report(Stage("warming up"))

@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,32 +24,69 @@ import numpy as np
 from msgspec import msgpack
 
 from saccade.errors import ConfigError, SaccadeError
-from saccade.execution.codec import Bytes, Codec, Packed, aligned
+from saccade.execution.codec import Bytes, Codec, aligned
 from saccade.execution.rank_messages import Done, Heard, OrderOutcome, RankReply
-from saccade.execution.ring import Ring
 
 CAPACITY_BYTES = 128 * 2**20
 MAX_OUTSTANDING = 128  # messages; their notices and replies always fit into the buffers of a socket
 MAX_REPLY_BYTES = 2**16
 POLL_S = 0.02  # another thread may have read the reply that this one waits for
 
-_NOTICE = struct.Struct("<BQQQQ")  # kind, sequence number, offset, bytes, bytes with those of parts to come
+_NOTICE = struct.Struct("<BQQQ")  # kind, sequence number, offset, bytes
 
 
 class _Kind(IntEnum):
-    MESSAGE, PART, PING, CLOSE = range(4)
+    MESSAGE, PING, CLOSE = range(3)
 
 
 class ReaderGoneError(SaccadeError):
-    def __init__(self, rank: int) -> None:
-        super().__init__(f"rank {rank} has closed its end of the channel")
-        self.rank = rank
+    """A rank has closed its end of the channel."""
 
 
 class ReaderBehindError(SaccadeError):
-    def __init__(self, rank: int, num_messages: int, wait_s: float) -> None:
-        super().__init__(f"rank {rank} is {num_messages} messages behind and has not made room for {wait_s:g} s")
-        self.rank = rank
+    """A rank has not made room for new messages in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSpan:
+    """The bytes of a message that a reader may still read."""
+
+    sequence: int
+    start: int
+    end: int
+    sent_at: float
+
+
+class Ring:
+    """Which bytes of the memory are free. Spans are taken and given back in the same order.
+
+    When none is taken the next one begins at 0, so that usually only the first pages are touched: they stay in the
+    processor's cache, and the rest costs no memory.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.spans: deque[MessageSpan] = deque()
+
+    def find(self, num_bytes: int) -> int | None:
+        """Where `num_bytes` would fit; None while they do not. With no span taken anything fits: the memory grows."""
+        size = aligned(num_bytes)
+        if not self.spans:
+            return 0
+        oldest, newest = self.spans[0], self.spans[-1]
+        if newest.start < oldest.start:  # the newest are at the front again
+            return newest.end if size <= oldest.start - newest.end else None
+        if size <= self.capacity - newest.end:
+            return newest.end
+        return 0 if size <= oldest.start else None
+
+    def take(self, sequence: int, start: int, num_bytes: int, now: float) -> None:
+        self.spans.append(MessageSpan(sequence, start, start + aligned(num_bytes), now))
+
+    def give_back(self, sequence: int) -> None:
+        """Give back all spans up to this one."""
+        while self.spans and self.spans[0].sequence <= sequence:
+            self.spans.popleft()
 
 
 @dataclass(slots=True)
@@ -81,8 +119,7 @@ class Sender:
         self._codec, self._on_reply = codec, on_reply
         self._ring = Ring(aligned(capacity_bytes))
         self.memory_fd = os.memfd_create("saccade-orders")
-        os.ftruncate(self.memory_fd, self._ring.capacity)
-        self._memory = np.frombuffer(mmap.mmap(self.memory_fd, self._ring.capacity), np.uint8)
+        self._map_memory()
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(num_readers)]
         self.reader_sockets = {rank: theirs for rank, (_, theirs) in enumerate(pairs, 1)}
         self._readers = {rank: _Reader(rank, ours, monotonic()) for rank, (ours, _) in enumerate(pairs, 1)}
@@ -112,17 +149,15 @@ class Sender:
             self._memory = np.empty(0, np.uint8)  # the last reference to the mapping
 
     def send(self, message: object, *, timeout_s: float) -> int:
-        """The message's sequence number. Waits for room, not for the readers to read: arrays are copied.
-
-        Numbers only grow. A message that is larger than the memory goes in parts, which have numbers too.
-        """
+        """The message's sequence number. Waits for room, not for the readers to read: arrays are copied. For a message
+        that is larger than the memory it waits until all others were read."""
         packed = self._codec.pack(message)
-        deadline = monotonic() + timeout_s
+        start = self._wait_for_room(packed.num_bytes, timeout_s)
         if packed.num_bytes > self._ring.capacity:
-            return self._send_parts(packed, deadline, timeout_s)
-        start = self._wait_for_room(packed.num_bytes, deadline, timeout_s)
+            self._ring.capacity = aligned(packed.num_bytes)
+            self._map_memory()
         packed.write(self._memory[start : start + packed.num_bytes])
-        return self._announce(_Kind.MESSAGE, start, packed.num_bytes, packed.num_bytes)
+        return self._announce(start, packed.num_bytes)
 
     def collect(self) -> None:
         """Read the replies that are there."""
@@ -168,26 +203,20 @@ class Sender:
                 is_idle = reader.acknowledged == self._sequence and reader.pinged_at is None
                 if is_idle and not reader.is_gone and now - reader.heard_at > after_s:
                     reader.pinged_at = now
-                    self._notify(reader, _NOTICE.pack(_Kind.PING, 0, 0, 0, 0))
+                    self._notify(reader, _Kind.PING)
 
     def tell_to_close(self) -> None:
         """Tell readers to close, after everything that was sent."""
         with self._lock:
             for reader in self._readers.values():
-                self._notify(reader, _NOTICE.pack(_Kind.CLOSE, 0, 0, 0, 0))
+                self._notify(reader, _Kind.CLOSE)
 
-    def _send_parts(self, packed: Packed, deadline: float, timeout_s: float) -> int:
-        whole = np.empty(packed.num_bytes, np.uint8)
-        packed.write(whole)
-        size = max(1, self._ring.capacity // 2)
-        for first in range(0, len(whole), size):
-            part = whole[first : first + size]
-            start = self._wait_for_room(len(part), deadline, timeout_s)
-            self._memory[start : start + len(part)] = part
-            sequence = self._announce(_Kind.PART, start, len(part), len(whole) - first)
-        return sequence
+    def _map_memory(self) -> None:
+        os.ftruncate(self.memory_fd, self._ring.capacity)
+        self._memory = np.frombuffer(mmap.mmap(self.memory_fd, self._ring.capacity), np.uint8)
 
-    def _wait_for_room(self, num_bytes: int, deadline: float, timeout_s: float) -> int:
+    def _wait_for_room(self, num_bytes: int, timeout_s: float) -> int:
+        deadline = monotonic() + timeout_s
         while True:
             with self._lock:
                 self._collect()
@@ -197,27 +226,29 @@ class Sender:
                     return start
             if monotonic() > deadline:
                 slowest = min(self._readers.values(), key=lambda reader: reader.acknowledged)
-                raise ReaderBehindError(slowest.rank, self._sequence - slowest.acknowledged, timeout_s)
+                count = self._sequence - slowest.acknowledged
+                raise ReaderBehindError(
+                    f"rank {slowest.rank} is {count} messages behind and has not made room for {timeout_s:g} s"
+                )
             self._poll.poll(POLL_S * 1000)
 
-    def _announce(self, kind: _Kind, start: int, num_bytes: int, num_left: int) -> int:
+    def _announce(self, start: int, num_bytes: int) -> int:
         with self._lock:
             self._sequence += 1
             self._ring.take(self._sequence, start, num_bytes, monotonic())
-            notice = _NOTICE.pack(kind, self._sequence, start, num_bytes, num_left)
             for reader in self._readers.values():
-                self._notify(reader, notice)
+                self._notify(reader, _Kind.MESSAGE, self._sequence, start, num_bytes)
             self._check_nobody_is_gone()
             return self._sequence
 
     def _check_nobody_is_gone(self) -> None:
         for rank in self.gone():
-            raise ReaderGoneError(rank)
+            raise ReaderGoneError(f"rank {rank} has closed its end of the channel")
 
-    def _notify(self, reader: _Reader, notice: bytes) -> None:
+    def _notify(self, reader: _Reader, kind: _Kind, sequence: int = 0, start: int = 0, num_bytes: int = 0) -> None:
         if not reader.is_gone:
             try:
-                reader.socket.send(notice)
+                reader.socket.send(_NOTICE.pack(kind, sequence, start, num_bytes))
             except (BrokenPipeError, ConnectionResetError):
                 self._lose(reader)
 
@@ -226,7 +257,7 @@ class Sender:
             while not reader.is_gone and (data := self._receive(reader)) is not None:
                 reply: RankReply = _decode_reply(data)
                 reader.heard_at, reader.pinged_at = monotonic(), None
-                if isinstance(reply, Done | Heard) and reply.sequence:
+                if isinstance(reply, Done):
                     assert reply.sequence == reader.acknowledged + 1, f"rank {reader.rank} skipped: {reply}"
                     reader.acknowledged = reply.sequence
                 self._on_reply(reader.rank, reply)
@@ -252,46 +283,30 @@ class Sender:
         self._poll.unregister(reader.socket)
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A packed message and its number. The bytes are valid until the message is acknowledged."""
-
-    sequence: int
-    packed: Bytes
-
-
 class Receiver:
     """The reading end, of one thread."""
 
     def __init__(self, socket_fd: int, memory_fd: int) -> None:
         os.set_inheritable(socket_fd, False)
-        self._socket = socket.socket(fileno=socket_fd)
-        self._memory = np.frombuffer(mmap.mmap(memory_fd, 0, prot=mmap.PROT_READ), np.uint8)
-        os.close(memory_fd)
+        os.set_inheritable(memory_fd, False)
+        self._socket, self._file = socket.socket(fileno=socket_fd), os.fdopen(memory_fd, "rb", buffering=0)
+        self._memory = self._map_memory()
 
-    def receive(self) -> Received | None:
-        """Waits for the next message; None when there is none to come. Answers pings meanwhile."""
-        whole = np.empty(0, np.uint8)
+    def receive(self) -> tuple[int, Bytes] | None:
+        """Waits for the next message: its sequence number, and its bytes, which are valid until a reply says that it is
+        done. None when there is none to come. Answers pings meanwhile."""
         while notice := self._next_notice():
-            kind, sequence, start, num_bytes, num_left = _NOTICE.unpack(notice)
-            found = self._memory[start : start + num_bytes]
+            kind, sequence, start, num_bytes = _NOTICE.unpack(notice)
             match kind:
                 case _Kind.MESSAGE:
-                    return Received(sequence, found)
-                case _Kind.PART:
-                    whole = whole if len(whole) else np.empty(num_left, np.uint8)
-                    whole[len(whole) - num_left :][:num_bytes] = found
-                    if num_bytes == num_left:
-                        return Received(sequence, whole)
-                    self.reply(Heard(sequence))
+                    if start + num_bytes > len(self._memory):  # it has grown
+                        self._memory = self._map_memory()
+                    return sequence, self._memory[start : start + num_bytes]
                 case _Kind.PING:
                     self.reply(Heard())
                 case _Kind.CLOSE:
                     return None
         return None
-
-    def acknowledge(self, sequence: int, outcome: OrderOutcome) -> None:
-        self.reply(Done(sequence, outcome))
 
     def reply(self, reply: RankReply) -> None:
         """Hardly ever waits. If nobody listens any more, `receive` will say so."""
@@ -301,6 +316,10 @@ class Receiver:
 
     def close(self) -> None:
         self._socket.close()
+        self._file.close()
+
+    def _map_memory(self) -> Bytes:
+        return np.frombuffer(mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)
 
     def _next_notice(self) -> bytes:
         """Empty when the other side is gone. Sleeps at once: to look for a while first made others wait for a core."""

@@ -41,12 +41,13 @@ class Follower:
         return msgspec.to_builtins(share_of(self._executor))
 
     def execute(self, order: Orders) -> OrderOutcome:
+        error = ""
         try:
             self._executor.execute(order)
-        except Exception as error:
+        except Exception as raised:
             traceback.print_exc()
-            return OrderOutcome(digest=self._executor.take_trace(), error=describe(error))
-        return OrderOutcome(digest=self._executor.take_trace())
+            error = describe(raised)
+        return OrderOutcome(digest=self._executor.take_trace(), error=error)
 
     def close(self) -> None:
         self._groups.close()

@@ -11,14 +11,22 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module
-from typing import TextIO
+from typing import Any, TextIO
 
 import msgspec
 
 from saccade.errors import ConfigError, SaccadeError
 from saccade.execution.channel import Receiver
 from saccade.execution.codec import Codec
-from saccade.execution.rank_messages import NotStarted, RankExecutor, RankReady, RankStart, attempt, describe
+from saccade.execution.rank_messages import (
+    Done,
+    NotStarted,
+    OrderOutcome,
+    RankExecutor,
+    RankReady,
+    RankStart,
+    describe,
+)
 from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, end_with_input, end_with_parent
 
 
@@ -35,7 +43,7 @@ def main() -> int:
     sys.stderr = _Marked(sys.stderr, f"rank {start.rank}: ")
     receiver = Receiver(start.socket_fd, start.memory_fd)
     try:
-        executor = find_factory(start.factory)(start)
+        executor = _find_factory(start.factory)(start)
         receiver.reply(RankReady(executor.facts))
     except Exception as error:
         if not isinstance(error, SaccadeError):
@@ -52,15 +60,20 @@ def serve(receiver: Receiver, executor: RankExecutor) -> None:
     """Returns when rank 0 says so, or is gone."""
     codec = Codec(*executor.order_types)
     while (received := receiver.receive()) is not None:
-        packed = received.packed
-        outcome, error = attempt(lambda packed: executor.execute(codec.unpack(packed)), packed)
-        if error is not None:
-            traceback.print_exception(error)
-        receiver.acknowledge(received.sequence, outcome)
+        sequence, packed = received
+        receiver.reply(Done(sequence, attempt(lambda packed: executor.execute(codec.unpack(packed)), packed)))
 
 
-def find_factory(path: str) -> Callable[[RankStart], RankExecutor]:
-    """By its import path: package.module:function."""
+def attempt(execute: Callable[[Any], OrderOutcome | None], order: Any) -> OrderOutcome:
+    """What became of an order. An error is part of the outcome: whether it is fatal is for rank 0 to say."""
+    try:
+        return execute(order) or OrderOutcome()
+    except Exception as error:
+        traceback.print_exc()
+        return OrderOutcome(error=describe(error))
+
+
+def _find_factory(path: str) -> Callable[[RankStart], RankExecutor]:
     module, _, name = path.partition(":")
     factory: Callable[[RankStart], RankExecutor] = getattr(import_module(module), name)
     return factory

@@ -1,6 +1,5 @@
 """What the ranks of an engine say to each other beside orders: how a rank starts, and what it did with an order."""
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -24,7 +23,7 @@ class RankStart(Struct, frozen=True, kw_only=True):
     @property
     def store(self) -> str:
         """The file of a torch.distributed.FileStore, the same for all ranks."""
-        return store_path(self.store_fd)
+        return f"/proc/self/fd/{self.store_fd}"
 
 
 class OrderOutcome(Struct, frozen=True, kw_only=True):
@@ -44,15 +43,14 @@ class OrderOutcome(Struct, frozen=True, kw_only=True):
 
 
 class RankExecutor(Protocol):
-    """What a rank's factory makes: `factory(start: RankStart) -> RankExecutor`."""
+    """What a rank's factory makes: `factory(start: RankStart) -> RankExecutor`. `order_types` are those that rank 0
+    sends, in the same order as there; `facts`, told to rank 0 with "ready", are anything that JSON can say."""
 
     @property
-    def order_types(self) -> tuple[type, ...]:
-        """The types that rank 0 sends, in the same order as there."""
+    def order_types(self) -> tuple[type, ...]: ...
 
     @property
-    def facts(self) -> Any:
-        """Told to rank 0 with "ready": anything that JSON can say."""
+    def facts(self) -> Any: ...
 
     def execute(self, order: Any) -> OrderOutcome | None:
         """The arrays of an order are only valid until this returns."""
@@ -72,9 +70,7 @@ class NotStarted(Struct, frozen=True, tag=True):
 
 
 class Heard(Struct, frozen=True, tag=True):
-    """A ping was heard (0), or a part of a message was taken."""
-
-    sequence: int = 0
+    """A ping was heard."""
 
 
 class Done(Struct, frozen=True, tag=True):
@@ -85,18 +81,6 @@ class Done(Struct, frozen=True, tag=True):
 
 
 RankReply = RankReady | NotStarted | Heard | Done
-
-
-def store_path(fd: int) -> str:
-    return f"/proc/self/fd/{fd}"
-
-
-def attempt(execute: Callable[[Any], OrderOutcome | None], order: Any) -> tuple[OrderOutcome, Exception | None]:
-    """What became of an order. An error is part of the outcome: whether it is fatal is for rank 0 to say."""
-    try:
-        return execute(order) or OrderOutcome(), None
-    except Exception as error:
-        return OrderOutcome(error=describe(error)), error
 
 
 def describe(error: BaseException) -> str:

@@ -22,9 +22,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.shadow_file import Kept, Origin, write_file
+from saccade.execution.shadow_file import Origin, ShadowFile, context_of, current_versions, digest_of, write_file
 from saccade.execution.shadow_passes import (
     PassArrays,
+    Slab,
     Writers,
     put_back,
     results_of,
@@ -32,7 +33,6 @@ from saccade.execution.shadow_passes import (
     written_keys,
     written_rows,
 )
-from saccade.execution.shadow_slab import Slab
 from saccade.graphs import Batch, GraphKey, GraphRunner
 from saccade.graphs.compare import OutputDifference, Tensors, bit_differences
 
@@ -108,10 +108,6 @@ class Shadow:
         for phase in self._executor.phases:
             phase.observer = None
         self._records.clear()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(slab.nbytes for slab in self._slabs.values())
 
     @property
     def has_records(self) -> bool:
@@ -232,21 +228,26 @@ class Shadow:
     def _condemn(self, record: ReplayRecord, differences: list[OutputDifference], right: Tensors) -> Mismatch:
         self.count(record.key.phase, "different")
         assert record.cached is not None, "it was compared"
-        kept = Kept(
+        digest = digest_of({**record.inputs, **record.reads}, record.arrays)
+        file = ShadowFile(
+            origin=self._origin,
             key=record.key,
             arrays=record.arrays,
             inputs=record.inputs,
             reads=record.reads,
+            cached=context_of(self._executor.state, record.arrays),
             replayed={**record.results, **record.cached},
             eager=right,
             most_bytes=self.slab_for(record.runner).most_bytes,
+            digest=digest,
+            versions=current_versions(record.runner.phase.arena.device),
         )
-        path = write_file(self._origin, self._executor.state, kept)
-        record.runner.catalogue.retire(record.key, f"a shadow check found it wrong (digest {kept.digest})")
+        path = write_file(file)
+        record.runner.catalogue.retire(record.key, f"a shadow check found it wrong (digest {digest})")
         for other in self._records:  # they may have read what the wrong graph wrote and the check wrote anew
             self.count(other.key.phase, "overwritten")
         self._records.clear()
-        return Mismatch(key=record.key, digest=kept.digest, differences=tuple(differences), path=path)
+        return Mismatch(key=record.key, digest=digest, differences=tuple(differences), path=path)
 
     @contextmanager
     def _stream_of(self, runner: GraphRunner) -> Iterator[None]:

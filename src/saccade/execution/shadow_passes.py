@@ -1,12 +1,14 @@
-"""What a pass of an engine read, wrote and gave: how it is looked at, and how it is put back for another run.
+"""What a pass of an engine read, wrote and gave: how it is looked at, copied, and put back for another run.
 
 What a pass reads besides its inputs is of two kinds. Newest tokens, logits and rows of the prefill's output are
 overwritten by the next step: phases name them in `volatile_in`. Keys, values and rows of images stay where they are
 until their place is given away: `Writers` knows whether it was.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from math import prod
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +22,8 @@ from saccade.graphs.runner import Result
 from saccade.scheduling.arrays import AnyInts, places
 
 PassArrays = Mapping[str, AnyInts]
+
+ALIGNMENT_BYTES = 256
 
 
 class Writers:
@@ -128,3 +132,58 @@ def run_eagerly(
     if "targets" in values:
         values = {**values, "targets": np.zeros_like(values["targets"])}
     return runner.eager(values, consume, at=None if like.digest else like.capacity)
+
+
+class Owner(Protocol):
+    """Whose copies lie in a slab. It is lost when newer ones took their place."""
+
+    is_lost: bool
+
+
+class Slab:
+    """A ring of bytes on the device: the oldest copies make room for new ones.
+
+    All copies into one slab are queued on one stream, so that none is overwritten by an older one.
+    """
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self._bytes = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self._regions: deque[tuple[int, int, Owner]] = deque()  # the oldest first
+        self._cursor = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._bytes.nbytes
+
+    @property
+    def most_bytes(self) -> int:
+        """Of one result: of a larger one, rows from all over it are kept."""
+        return self.nbytes // 4
+
+    def copy(self, owner: Owner, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """Queue copies of these tensors; None where the slab has no room for all that is this owner's."""
+        sizes = {name: -(-_nbytes(tensor) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for name, tensor in tensors.items()}
+        start = self._reserve(owner, sum(sizes.values()))
+        if start is None:
+            return None
+        copies = {}
+        for name, tensor in tensors.items():
+            room = self._bytes[start : start + _nbytes(tensor)].view(tensor.dtype).view(tensor.shape)
+            copies[name] = room.copy_(tensor, non_blocking=True)
+            start += sizes[name]
+        return copies
+
+    def _reserve(self, owner: Owner, nbytes: int) -> int | None:
+        if nbytes > self.nbytes:
+            return None
+        start = self._cursor if self._cursor + nbytes <= self.nbytes else 0
+        stop = start + nbytes
+        while any(begin < stop and start < end for begin, end, _ in self._regions):
+            self._regions.popleft()[2].is_lost = True
+        self._regions.append((start, stop, owner))
+        self._cursor = stop
+        return None if owner.is_lost else start
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return prod(tensor.shape) * tensor.itemsize

@@ -56,17 +56,7 @@ _BOUNDARIES = ("cu_seqlens", "window_cu_seqlens")
 
 
 def _geometry(spec: GridSpec, *grids: Grid) -> dict[str, Any]:
-    places = geometry(spec, grids)
-    values = {
-        "cu_seqlens": places.cu_seqlens_S1,
-        "positions": places.positions_P2,
-        "grid_indices": places.grid_indices_4P,
-        "grid_weights": places.grid_weights_4P,
-        "window_order": places.window_order_U,
-        "window_inverse": places.window_inverse_U,
-        "window_cu_seqlens": places.window_cu_seqlens_W1,
-    }
-    found = {name: value for name, value in values.items() if value is not None}
+    found = geometry(spec, grids)
     for value in found.values():
         value.flags.writeable = False
     return found

@@ -12,9 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from saccade.client.process import EngineStats
 from saccade.wire.engine_metrics import PREFIX, encoder_metric, graph_metrics, rank_metrics, scheduler_metrics
 from saccade.wire.engine_metrics import Metric as EngineMetric
+from saccade.wire.messages import StatsReply
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -78,7 +78,7 @@ class Record:
 class Facts:
     """What the front end knows at a scrape."""
 
-    stats: EngineStats | None
+    stats: StatsReply | None
     kv_cache_tokens: int
     block_size: int
     num_pending: int
