@@ -31,6 +31,10 @@ class Add:
     values: npt.NDArray[np.int64]
 
 
+def digest_of(values: npt.NDArray[np.int64]) -> str:
+    return f"the sum of {len(values)} is {values.sum()}"
+
+
 class FakeExecutor:
     order_types = (Do, Add)
 
@@ -41,7 +45,7 @@ class FakeExecutor:
     def execute(self, order: Do | Add) -> OrderOutcome | None:
         match order:
             case Add(values=values):
-                return OrderOutcome(digest=f"sum of {len(values)}", value=int(values.sum()))
+                return OrderOutcome(digest=digest_of(values))
             case Do(rank=rank) if rank in (0, self._start.rank):
                 return self._do(order)
         return None
@@ -58,12 +62,12 @@ class FakeExecutor:
             "fail": _fail,
             "fail otherwise": _fail_otherwise,
             "say": lambda order: OrderOutcome(digest=order.text),
-            "answer much": lambda order: OrderOutcome(value="x" * 10**6),
+            "answer much": lambda order: OrderOutcome(digest="x" * 10**6),
             "log": lambda order: print(order.text, file=sys.stderr),
             "kill": lambda order: os.kill(os.getpid(), signal.SIGKILL),
             "exit": lambda order: sys.exit(7),
-            "environment": lambda order: OrderOutcome(value=os.environ.get(order.text)),
-            "read store": lambda order: OrderOutcome(value=Path(self._start.store).read_text()),
+            "environment": lambda order: OrderOutcome(digest=os.environ[order.text]),
+            "read store": lambda order: OrderOutcome(digest=Path(self._start.store).read_text()),
         }
         return actions[order.what](order)
 

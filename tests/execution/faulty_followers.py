@@ -47,7 +47,7 @@ def is_killed_while_it_captures(start: RankStart) -> Follower:
 
 
 def fails_while_it_verifies(start: RankStart) -> Follower:
-    vars(verification)["_verify_grids"] = vars(verification)["_verify"] = fail(MemoryError("too little memory"))
+    vars(verification)["verify"] = fail(MemoryError("too little memory"))
     return follow(start)
 
 

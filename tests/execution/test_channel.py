@@ -423,11 +423,11 @@ def test_replies_arrive_in_order_and_too_long_ones_become_errors() -> None:
         found.sender.send(Blob(np.zeros(1)), timeout_s=BOUND_S)
         received = receiver.receive()
         assert received is not None
-        receiver.reply(Done(received[0], OrderOutcome(value="x" * 10**6)))
+        receiver.reply(Done(received[0], OrderOutcome(digest="x" * 10**6)))
         found.wait_until(lambda: len(found.replies) == 2)
         (_, ready), (_, done) = found.replies
         assert ready == RankReady({"tokens": 5})
-        assert isinstance(done, Done) and "the most is 65536" in done.outcome.error and done.outcome.value is None
+        assert isinstance(done, Done) and "the most is 65536" in done.outcome.error and not done.outcome.digest
         with pytest.raises(SaccadeError, match="the most is 65536"):
             receiver.reply(RankReady("x" * 10**6))
 

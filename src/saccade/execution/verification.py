@@ -7,7 +7,7 @@ and must not run while requests do.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,9 +57,10 @@ def verify_graphs(
         count.enter(runner.phase.name)
         encoder = executor.encoder
         with _unseen(runner), executor.in_order(runner):
-            found = [*_verify(runner, count, is_short)]
+            chosen = _chosen(runner, is_short)
+            found = [*verify(runner, buckets=chosen, same_shape=True, on_graph=count.one).rows]
             if encoder is not None and runner is encoder.graphs:
-                found += _verify_grids(encoder, count, is_short)
+                found += _verify_grids(encoder, count, chosen)
         runner.selfcheck = max((row.difference for row in found), default=None)
         rows += found
     return VerifyReport(tuple(rows))
@@ -153,10 +154,6 @@ def audit_graphs(
     return AuditReport(tuple(rows))
 
 
-def _verify(runner: GraphRunner, count: _Count, is_short: bool) -> tuple[Row, ...]:
-    return verify(runner, buckets=_chosen(runner, is_short), same_shape=True, on_graph=count.one).rows
-
-
 def _chosen(runner: GraphRunner, is_short: bool) -> list[Capacity]:
     captured = [graph.key.capacity for graph in runner.graphs if not graph.key.digest]
     return sample(runner) if is_short and captured else captured
@@ -171,11 +168,10 @@ def sample(runner: GraphRunner) -> list[Capacity]:
     return list(dict.fromkeys((quick[0], quick[-1])))
 
 
-def _verify_grids(encoder: Encoder, count: _Count, is_short: bool) -> Iterator[Row]:
+def _verify_grids(encoder: Encoder, count: _Count, chosen: Sequence[Capacity]) -> Iterator[Row]:
     """Equal rows and frames, but other heights and widths (so other positions and windows); videos; images twice."""
     runner = encoder.graphs
     rng = torch.Generator().manual_seed(1)
-    chosen = _chosen(runner, is_short)
     for graph in runner.graphs:
         if graph.key.digest or graph.key.capacity not in chosen:
             continue
