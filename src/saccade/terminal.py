@@ -24,7 +24,6 @@ class Output(Console):
 
 
 def warn(text: str) -> None:
-    """A plain line beside a command's output."""
     sys.stderr.write(f"warning: {text}\n")
 
 

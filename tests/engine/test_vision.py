@@ -19,7 +19,6 @@ from saccade.execution.executor import ExecutorSettings
 from saccade.execution.pixels import PlainPixels, Shapes, SlotRing, rounds, shape_of, write_slot
 from saccade.execution.state import StateSizes
 from saccade.execution.vision_encoder import MAX_VIEWS, Encoder
-from saccade.geometry import geometry
 from saccade.graphs import Reason
 from saccade.inputs.media_settings import read_placeholder_settings
 from saccade.inputs.placeholders import Media, Prompt, place_media
@@ -31,7 +30,7 @@ from saccade.models.vlm import Model
 from saccade.scheduling.arrays import places
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.executing import ENCODE_FAILED, Encoded
-from saccade.scheduling.geometries import Geometries, vision_values
+from saccade.scheduling.geometries import Geometries, geometry, vision_values
 from saccade.scheduling.orders import Encode, Pass, Picture
 from saccade.scheduling.plan import EncodeItem
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings

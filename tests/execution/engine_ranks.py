@@ -80,8 +80,8 @@ def build(order: Build, groups: Groups = ONE_RANK) -> BuiltExecutor:
 def engine_of(part: BuiltExecutor, processes: RankProcesses | None = None) -> Engine:
     return new_engine(
         part.executor,
-        part.limits,
-        encoder_index_for(part.settings, part.limits),
+        part.resolved.limits,
+        encoder_index_for(part.resolved.settings, part.resolved.limits),
         fingerprint=b"tiny",
         ordered=None if processes is None else RankedExecutor(part.executor, processes),
     )

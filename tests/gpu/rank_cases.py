@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.geometry import Grid
 from saccade.graphs.lane import lane_for
 from saccade.graphs.nodes import Recording
 from saccade.kernels.dispatch import Kernels
@@ -22,6 +21,7 @@ from saccade.layers.parallel import Groups, ParallelGroup
 from saccade.layers.step import Step, VisionStep
 from saccade.models.vlm import EncoderMode, Model
 from saccade.models.weights import load_model
+from saccade.scheduling.geometries import Grid
 from tests.models import steps
 from tests.models.packing import Engine, Request, text_positions
 

@@ -20,13 +20,13 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from saccade.geometry import Grid
 from saccade.kernels.dispatch import kernels_for
 from saccade.layers.layer import Placement
 from saccade.layers.moe import MoE
 from saccade.layers.spec import MoESpec
 from saccade.models.dummy import fill_with_noise
 from saccade.models.vlm import Model
+from saccade.scheduling.geometries import Grid
 from tests.models.memory import model_of
 from tests.models.packing import Engine, Request, text_positions
 from tests.models.prompts import image_limits

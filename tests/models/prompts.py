@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.geometry import Grid
 from saccade.models.vlm import Model
+from saccade.scheduling.geometries import Grid
 from tests.models import tiny
 from tests.models.packing import Request, text_positions
 from tests.models.steps import vision_step

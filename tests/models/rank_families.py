@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.geometry import Grid
 from saccade.graphs.recorded import RecordedLane
 from saccade.layers.parallel import Groups
 from saccade.layers.step import VisionStep
 from saccade.models.vlm import EncoderMode, Model
 from saccade.models.weights import load_model
+from saccade.scheduling.geometries import Grid
 from tests.models import steps
 from tests.models.packing import Engine, Request, text_positions
 

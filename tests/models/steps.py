@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.geometry import Grid, geometry
 from saccade.layers.step import VisionStep
 from saccade.models.spec import VisionSpec
+from saccade.scheduling.geometries import Grid, geometry
 
 SUFFIXES = {"positions": "P2", "cu_seqlens": "S1", "window_cu_seqlens": "W1"}
 

@@ -126,12 +126,12 @@ def as_data(media: "Sequence[tuple[str, Any]]", num_tokens: int, steps: "list[li
 def _machine(blueprint: "Blueprint") -> dict[str, Any]:
     """What decides: the kind of device, and the limits of an engine there."""
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "encoder_budget_tokens")
-    limits = {name: getattr(blueprint.limits, name) for name in names}
+    limits = {name: getattr(blueprint.resolved.limits, name) for name in names}
     return {"device": "cuda" if blueprint.is_cuda else "cpu", "limits": limits}
 
 
 def _assumed(blueprint: "Blueprint") -> str:
-    limits = blueprint.limits
+    limits = blueprint.resolved.limits
     device = "a GPU (--device cpu: a CPU)" if blueprint.is_cuda else "a CPU (--device cuda: a GPU)"
     return (
         f"on {device}: {limits.max_model_len:,} tokens a request, {limits.max_num_seqs:,} requests at a time, "

@@ -120,7 +120,6 @@ class AsyncEngine:
 
     @property
     def ready(self) -> Ready:
-        """What was found at the start."""
         return self._ready.result()
 
     @property
@@ -134,7 +133,6 @@ class AsyncEngine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests can be answered."""
         return self._ready.done() and not self._dead.done() and not self._is_closing
 
     @property

@@ -17,13 +17,10 @@ from torch.utils._pytree import tree_leaves
 
 from saccade.errors import ConfigError
 from saccade.execution.assembly import new_executor
-from saccade.execution.build import affordable
+from saccade.execution.build import Resolved, resolve
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.ranks import check_division
-from saccade.execution.sizes import executor_settings_for, state_sizes_for
-from saccade.execution.state import StateSizes
 from saccade.graphs import Frame, GraphRunner
-from saccade.inputs.media_settings import read_image_settings, read_video_settings
 from saccade.kernels.dispatch import kernels_for
 from saccade.kernels.sampling import sampling_for
 from saccade.kernels.table import KernelTable
@@ -48,9 +45,7 @@ class Blueprint:
 
     model: Model
     executor: DeviceExecutor
-    sizes: StateSizes
-    settings: EngineSettings
-    limits: SchedulerSettings
+    resolved: Resolved
     is_cuda: bool
     live: "LiveBytes"
 
@@ -64,31 +59,18 @@ def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, i
     live = LiveBytes()
     place = Placement(kernels=_counted(kernels_for("cpu", dtype), live), device=META, dtype=dtype)
     model = _model_of_rank(0, place, spec, settings)
-    settings = affordable(settings, model, is_cuda=is_cuda)
-    limits = limits.resolved(is_cuda=is_cuda, max_position=spec.max_position)
-    sizes = state_sizes_for(settings, limits, is_cuda=is_cuda)
-    images, videos = read_image_settings(folder), read_video_settings(folder)
-    own = executor_settings_for(settings, limits, images, videos, spec.vision, is_cuda=is_cuda)
-    return Blueprint(
-        model=model,
-        executor=new_executor(model, sizes, own, _counted(sampling_for("cpu"), live)),
-        sizes=sizes,
-        settings=settings,
-        limits=limits,
-        is_cuda=is_cuda,
-        live=live,
-    )
+    resolved = resolve(folder, settings, limits, model, is_cuda=is_cuda)
+    executor = new_executor(model, resolved.sizes, resolved.executor, _counted(sampling_for("cpu"), live))
+    return Blueprint(model=model, executor=executor, resolved=resolved, is_cuda=is_cuda, live=live)
 
 
 def models_of_ranks(blueprint: Blueprint) -> Iterator[Model]:
-    """The share of the model that each rank holds."""
     yield blueprint.model
-    for rank in range(1, blueprint.settings.tensor_parallel_size):
-        yield _model_of_rank(rank, blueprint.model.place, blueprint.model.spec, blueprint.settings)
+    for rank in range(1, blueprint.resolved.settings.tensor_parallel_size):
+        yield _model_of_rank(rank, blueprint.model.place, blueprint.model.spec, blueprint.resolved.settings)
 
 
 def dividing_sizes(spec: ModelSpec, encoder_mode: EncoderMode) -> list[int]:
-    """The tensor-parallel sizes that this model can be divided into."""
     return [size for size in range(1, MOST_RANKS + 1) if _can_be_divided(spec, size, encoder_mode)]
 
 

@@ -48,13 +48,13 @@ class ExplainedPass:
 def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> list[list[ExplainedPass]]:
     """The passes of every step, in order, when these requests arrive together, until each has answered with a second
     token."""
-    limits, sizes = blueprint.limits, blueprint.sizes
+    limits, sizes = blueprint.resolved.limits, blueprint.resolved.sizes
     blocks = sum(-(-(len(prompt) + NUM_OUTPUTS) // sizes.block_size) + 1 for prompt in prompts)
     notes = _Notes()
     engine = new_engine(
         blueprint.executor,
         limits,
-        encoder_index_for(blueprint.settings, limits),
+        encoder_index_for(blueprint.resolved.settings, limits),
         num_blocks=max(blocks, -(-limits.max_model_len // sizes.block_size)) + 1,
         ordered=notes,
     )

@@ -80,13 +80,24 @@ class Built:
         self.groups.close()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """Settings as they hold for one model on one kind of device, and all sizes that follow from them but that of the
+    KV cache."""
+
+    settings: EngineSettings
+    limits: SchedulerSettings
+    executor: ExecutorSettings
+    sizes: StateSizes
+    shadow_bytes: Mapping[str, int]
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltExecutor:
     """One rank's executor, with graphs that are captured and checked, and the settings it came to."""
 
     executor: DeviceExecutor
-    settings: EngineSettings
-    limits: SchedulerSettings
+    resolved: Resolved
 
 
 def build_engine(
@@ -137,8 +148,8 @@ def _finish(
     folder: Path, part: BuiltExecutor, ranks: RankProcesses | None, report: OnStage, **of_engine: Any
 ) -> Engine:
     """An engine around an executor, warmed up."""
-    executor, settings, limits = part.executor, part.settings, part.limits
-    model = executor.state.model
+    executor, resolved = part.executor, part.resolved
+    settings, limits, model = resolved.settings, resolved.limits, executor.state.model
     fingerprint = _fingerprint(folder, model) if settings.enable_prefix_caching else None
     engine = new_engine(
         executor,
@@ -149,14 +160,12 @@ def _finish(
         **of_engine,
     )
     report(Stage("warming up"))
-    is_cuda = model.place.device.type == "cuda"
-    if is_cuda:  # elsewhere a replay is a twin for tests, and speed is none of its virtues
+    if model.place.device.type == "cuda":  # elsewhere a replay is a twin for tests, and speed is none of its virtues
         engine.executor.execute(Calibrate(CALIBRATION_ROUNDS if ranks is not None else 0))
         engine.capture_usual()
     engine.warm_up()
     if settings.shadow:
-        shadow_bytes = shadow_bytes_for(settings, is_cuda=is_cuda, has_vision=model.spec.vision is not None)
-        engine.shadow = _new_shadow(executor, engine.scheduler, folder, settings, shadow_bytes)
+        engine.shadow = _new_shadow(executor, engine.scheduler, folder, resolved)
     report(Stage("ready"))
     return engine
 
@@ -185,50 +194,52 @@ def build_executor(
         encoder_mode=settings.mm_encoder_tp_mode,  # type: ignore[arg-type]
         progress=lambda done, total, name: report(Stage("loading weights", done, total, name)),
     )
-    settings = affordable(settings, model, is_cuda=is_cuda)
-    limits = _resolved(limits, model, is_cuda=is_cuda)
-    images, videos = read_image_settings(folder), read_video_settings(folder)
-    own = executor_settings_for(settings, limits, images, videos, model.spec.vision, is_cuda=is_cuda)
-    sizes = state_sizes_for(settings, limits, is_cuda=is_cuda)
-    model.reserve(**largest_passes(model, own, sizes))
+    resolved = resolve(folder, settings, limits, model, is_cuda=is_cuda)
+    if resolved.limits.max_num_batched_tokens < limits.max_num_batched_tokens:
+        log.warning(
+            "a step on a CPU has at most %d rows, not %d: longer prompts take several (--max-num-batched-tokens)",
+            resolved.limits.max_num_batched_tokens,
+            limits.max_num_batched_tokens,
+        )
+    model.reserve(**largest_passes(model, resolved.executor, resolved.sizes))
     report(Stage("compiling kernels"))
     model.place.kernels.compile(device, model.place.dtype)
     report(Stage("measuring memory"))
-    shadow_bytes = shadow_bytes_for(settings, is_cuda=is_cuda, has_vision=model.spec.vision is not None)
-    num_blocks = _num_blocks(model, settings, limits, sizes, own, sum(shadow_bytes.values()))
-    sizes = replace(sizes, num_blocks=groups.language.agree(num_blocks))
+    sizes = replace(resolved.sizes, num_blocks=groups.language.agree(_num_blocks(model, resolved)))
     report(Stage("capturing graphs"))
-    executor = new_executor(model, sizes, own)
+    executor = new_executor(model, sizes, resolved.executor)
     executor.capture(lambda done, total, key: report(Stage("capturing graphs", done, total, str(key))))
-    _verify(executor, settings, groups, report)
+    _verify(executor, resolved.settings, groups, report)
     executor.reserve()
     check_ranks(executor, groups)
-    return BuiltExecutor(executor, settings, limits)
+    return BuiltExecutor(executor, resolved)
 
 
-def _new_shadow(
-    executor: DeviceExecutor,
-    scheduler: Scheduler,
-    folder: str | Path,
-    settings: EngineSettings,
-    slab_bytes: Mapping[str, int],
-) -> Shadow:
+def resolve(
+    folder: Path, settings: EngineSettings, limits: SchedulerSettings, model: Model, *, is_cuda: bool
+) -> Resolved:
+    """Graphs recorded on a CPU hold every temporary and save no time: there only small models get them unasked."""
+    is_large = not is_cuda and model.parameter_bytes() > MOST_RECORDED_BYTES
+    if is_large and not settings.graphs:
+        settings = replace(settings, enforce_eager=True)
+    limits = limits.resolved(is_cuda=is_cuda, max_position=model.spec.max_position)
+    images, videos, vision = read_image_settings(folder), read_video_settings(folder), model.spec.vision
+    return Resolved(
+        settings=settings,
+        limits=limits,
+        executor=executor_settings_for(settings, limits, images, videos, vision, is_cuda=is_cuda),
+        sizes=state_sizes_for(settings, limits, is_cuda=is_cuda),
+        shadow_bytes=shadow_bytes_for(settings, is_cuda=is_cuda, has_vision=vision is not None),
+    )
+
+
+def _new_shadow(executor: DeviceExecutor, scheduler: Scheduler, folder: Path, resolved: Resolved) -> Shadow:
     """Shadow checks that know how to build the same engine again."""
+    settings = resolved.settings
     kept_in = Path(settings.shadow_dir).expanduser() if settings.shadow_dir else shadow_folder()
     same = replace(settings, kv_cache_tokens=scheduler.resources.pool.num_tokens)
-    origin = Origin(model=str(Path(folder).resolve()), settings=same, limits=scheduler.settings, folder=kept_in)
-    return Shadow(executor, settings.shadow, origin, slab_bytes=slab_bytes)
-
-
-def _resolved(asked: SchedulerSettings, model: Model, *, is_cuda: bool) -> SchedulerSettings:
-    limits = asked.resolved(is_cuda=is_cuda, max_position=model.spec.max_position)
-    if limits.max_num_batched_tokens < asked.max_num_batched_tokens:
-        log.warning(
-            "a step on a CPU has at most %d rows, not %d: longer prompts take several (--max-num-batched-tokens)",
-            limits.max_num_batched_tokens,
-            asked.max_num_batched_tokens,
-        )
-    return limits
+    origin = Origin(model=str(folder.resolve()), settings=same, limits=scheduler.settings, folder=kept_in)
+    return Shadow(executor, settings.shadow, origin, slab_bytes=resolved.shadow_bytes)
 
 
 def _verify(executor: DeviceExecutor, settings: EngineSettings, groups: Groups, report: OnStage) -> None:
@@ -243,54 +254,40 @@ def _verify(executor: DeviceExecutor, settings: EngineSettings, groups: Groups, 
         torch.cuda.empty_cache()  # of eager runs that will not come again
 
 
-def _num_blocks(
-    model: Model,
-    settings: EngineSettings,
-    limits: SchedulerSettings,
-    sizes: StateSizes,
-    executor_settings: ExecutorSettings,
-    shadow_bytes: int,
-) -> int:
+def _num_blocks(model: Model, resolved: Resolved) -> int:
     """Blocks of the KV cache, block 0 (padding's) included: as asked for, or all that memory leaves."""
+    settings, longest, block_size = resolved.settings, resolved.limits.max_model_len, resolved.sizes.block_size
     if settings.kv_cache_tokens or model.place.device.type != "cuda":
-        num_blocks = wanted_blocks(settings, limits, sizes.block_size)
+        num_blocks = wanted_blocks(settings, resolved.limits, block_size)
     else:
-        num_blocks = _measured_blocks(model, settings, sizes, executor_settings, shadow_bytes)
-    if (num_blocks - 1) * sizes.block_size < limits.max_model_len:
+        num_blocks = _measured_blocks(model, resolved)
+    if (num_blocks - 1) * block_size < longest:
         raise ConfigError(
-            f"the KV cache holds {(num_blocks - 1) * sizes.block_size} tokens; a request may have "
-            f"{limits.max_model_len} (lower --max-model-len, or raise --kv-cache-tokens or --gpu-memory-utilization)"
+            f"the KV cache holds {(num_blocks - 1) * block_size} tokens; a request may have {longest} (lower "
+            "--max-model-len, or raise --kv-cache-tokens or --gpu-memory-utilization)"
         )
     return num_blocks
 
 
-def _measured_blocks(
-    model: Model, settings: EngineSettings, sizes: StateSizes, executor_settings: ExecutorSettings, shadow_bytes: int
-) -> int:
+def _measured_blocks(model: Model, resolved: Resolved) -> int:
     """Build everything but the cache once, with the largest graph of each phase, and see what it takes."""
-    device = model.place.device
+    device, sizes = model.place.device, resolved.sizes
     before = _free_bytes(device)
     bytes_per_block = block_bytes(model, sizes.block_size)
-    trial = new_executor(model, sizes, executor_settings)
+    trial = new_executor(model, sizes, resolved.executor)
     trial.capture(largest_only=True)
     needed = before - _free_bytes(device) - sizes.num_blocks * bytes_per_block + trial.reserve()
     del trial
     gc.collect()
     _, total = torch.cuda.mem_get_info(device)
-    free = _free_bytes(device) - total * (1 - settings.gpu_memory_utilization)
-    return blocks_that_fit(free, needed + shadow_bytes, bytes_per_block)
+    free = _free_bytes(device) - total * (1 - resolved.settings.gpu_memory_utilization)
+    return blocks_that_fit(free, needed + sum(resolved.shadow_bytes.values()), bytes_per_block)
 
 
 def _free_bytes(device: torch.device) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
-
-
-def affordable(settings: EngineSettings, model: Model, *, is_cuda: bool) -> EngineSettings:
-    """Graphs recorded on a CPU hold every temporary and save no time: only small models get them unasked."""
-    is_large = not is_cuda and model.parameter_bytes() > MOST_RECORDED_BYTES
-    return replace(settings, enforce_eager=True) if is_large and not settings.graphs else settings
 
 
 def _dtype(settings: EngineSettings, device: torch.device) -> torch.dtype | None:
@@ -301,7 +298,7 @@ def _dtype(settings: EngineSettings, device: torch.device) -> torch.dtype | None
     return DTYPES[settings.dtype]
 
 
-def _fingerprint(folder: str | Path, model: Model) -> bytes:
+def _fingerprint(folder: Path, model: Model) -> bytes:
     """Names everything besides tokens that keys and values depend on."""
-    named = f"{Path(folder).resolve()} {model.place.dtype} {model.spec}"
+    named = f"{folder.resolve()} {model.place.dtype} {model.spec}"
     return blake2b(named.encode(), digest_size=32).digest()

@@ -48,45 +48,12 @@ class ReaderBehindError(SaccadeError):
 
 
 @dataclass(frozen=True, slots=True)
-class MessageSpan:
-    """The bytes of a message that a reader may still read."""
+class _Sent:
+    """A message whose bytes a reader may still read."""
 
     sequence: int
-    start: int
     end: int
     sent_at: float
-
-
-class Ring:
-    """Which bytes of the memory are free. Spans are taken and given back in the same order.
-
-    When none is taken the next one begins at 0, so that usually only the first pages are touched: they stay in the
-    processor's cache, and the rest costs no memory.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.spans: deque[MessageSpan] = deque()
-
-    def find(self, num_bytes: int) -> int | None:
-        """Where `num_bytes` would fit; None while they do not. With no span taken anything fits: the memory grows."""
-        size = aligned(num_bytes)
-        if not self.spans:
-            return 0
-        oldest, newest = self.spans[0], self.spans[-1]
-        if newest.start < oldest.start:  # the newest are at the front again
-            return newest.end if size <= oldest.start - newest.end else None
-        if size <= self.capacity - newest.end:
-            return newest.end
-        return 0 if size <= oldest.start else None
-
-    def take(self, sequence: int, start: int, num_bytes: int, now: float) -> None:
-        self.spans.append(MessageSpan(sequence, start, start + aligned(num_bytes), now))
-
-    def give_back(self, sequence: int) -> None:
-        """Give back all spans up to this one."""
-        while self.spans and self.spans[0].sequence <= sequence:
-            self.spans.popleft()
 
 
 @dataclass(slots=True)
@@ -102,7 +69,8 @@ class _Reader:
 class Sender:
     """The writing end, of rank 0. Readers are ranks 1 to `num_readers`.
 
-    One thread sends; any thread may collect, ping and ask. `on_reply(rank, reply)` hears each reply once, in the thread
+    Messages lie one behind the other. When all were read the next one begins at 0, so that usually only the first pages
+    are touched: they stay in the processor's cache, and the rest costs no memory. One thread sends; any thread may collect, ping and ask. `on_reply(rank, reply)` hears each reply once, in the thread
     that happened to read it, and must not call the sender.
     """
 
@@ -117,7 +85,8 @@ class Sender:
         if sys.platform != "linux":
             raise ConfigError(f"several ranks need Linux; this is {sys.platform} (--tensor-parallel-size 1)")
         self._codec, self._on_reply = codec, on_reply
-        self._ring = Ring(aligned(capacity_bytes))
+        self._capacity = aligned(capacity_bytes)
+        self._sent: deque[_Sent] = deque()
         self.memory_fd = os.memfd_create("saccade-orders")
         self._map_memory()
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(num_readers)]
@@ -149,18 +118,16 @@ class Sender:
             self._memory = np.empty(0, np.uint8)  # the last reference to the mapping
 
     def send(self, message: object, *, timeout_s: float) -> int:
-        """The message's sequence number. Waits for room, not for the readers to read: arrays are copied. For a message
-        that is larger than the memory it waits until all others were read."""
+        """The message's sequence number. Waits for room, not for the readers to read: arrays are copied."""
         packed = self._codec.pack(message)
         start = self._wait_for_room(packed.num_bytes, timeout_s)
-        if packed.num_bytes > self._ring.capacity:
-            self._ring.capacity = aligned(packed.num_bytes)
+        if packed.num_bytes > self._capacity:
+            self._capacity = aligned(packed.num_bytes)
             self._map_memory()
         packed.write(self._memory[start : start + packed.num_bytes])
         return self._announce(start, packed.num_bytes)
 
     def collect(self) -> None:
-        """Read the replies that are there."""
         with self._lock:
             self._collect()
 
@@ -190,7 +157,7 @@ class Sender:
         """For how long a rank has owed an answer and given none; 0 when it owes none."""
         with self._lock:
             reader = self._readers[rank]
-            owed = [span.sent_at for span in self._ring.spans if span.sequence > reader.acknowledged][:1]
+            owed = [one.sent_at for one in self._sent if one.sequence > reader.acknowledged][:1]
             if reader.pinged_at is not None:
                 owed.append(reader.pinged_at)
             return max(0.0, now - max(reader.heard_at, min(owed))) if owed else 0.0
@@ -216,8 +183,8 @@ class Sender:
                 self._notify(reader, _Kind.CLOSE)
 
     def _map_memory(self) -> None:
-        os.ftruncate(self.memory_fd, self._ring.capacity)
-        self._memory = np.frombuffer(mmap.mmap(self.memory_fd, self._ring.capacity), np.uint8)
+        os.ftruncate(self.memory_fd, self._capacity)
+        self._memory = np.frombuffer(mmap.mmap(self.memory_fd, self._capacity), np.uint8)
 
     def _wait_for_room(self, num_bytes: int, timeout_s: float) -> int:
         deadline = monotonic() + timeout_s
@@ -225,8 +192,10 @@ class Sender:
             with self._lock:
                 self._collect()
                 self._check_nobody_is_gone()
-                start = self._ring.find(num_bytes) if len(self._ring.spans) < MAX_OUTSTANDING else None
-                if start is not None:
+                if not self._sent:  # whatever its size: the memory grows
+                    return 0
+                start = self._sent[-1].end
+                if start + num_bytes <= self._capacity and len(self._sent) < MAX_OUTSTANDING:
                     return start
             if monotonic() > deadline:
                 slowest = min(self._readers.values(), key=lambda reader: reader.acknowledged)
@@ -239,7 +208,7 @@ class Sender:
     def _announce(self, start: int, num_bytes: int) -> int:
         with self._lock:
             self._sequence += 1
-            self._ring.take(self._sequence, start, num_bytes, monotonic())
+            self._sent.append(_Sent(self._sequence, start + aligned(num_bytes), monotonic()))
             for reader in self._readers.values():
                 self._notify(reader, _Kind.MESSAGE, self._sequence, start, num_bytes)
             self._check_nobody_is_gone()
@@ -265,7 +234,8 @@ class Sender:
                     assert reply.sequence == reader.acknowledged + 1, f"rank {reader.rank} skipped: {reply}"
                     reader.acknowledged = reply.sequence
                 self._on_reply(reader.rank, reply)
-        self._ring.give_back(min(reader.acknowledged for reader in self._readers.values()))
+        while self._sent and self.is_done(self._sent[0].sequence):
+            self._sent.popleft()
 
     def _receive(self, reader: _Reader) -> bytes | None:
         """None when there is nothing now, or never again."""

@@ -37,7 +37,6 @@ class Follower:
 
     @property
     def facts(self) -> Any:
-        """What this rank holds."""
         return msgspec.to_builtins(share_of(self._executor))
 
     def execute(self, order: Orders) -> OrderOutcome:

@@ -42,7 +42,6 @@ class RankedExecutor:
         self._number = 0  # of the newest order
 
     def execute(self, orders: Orders) -> Any:
-        """What rank 0 got from it."""
         self._number = number = self._processes.send(orders)
         error = ""
         try:
@@ -66,7 +65,6 @@ class RankedExecutor:
 
 
 def share_of(executor: DeviceExecutor) -> RankShare:
-    """What the rank of this executor holds."""
     model = executor.state.model
     return RankShare(
         rank=model.place.group.rank, weights_bytes=model.parameter_bytes(), num_blocks=executor.state.num_blocks
@@ -115,7 +113,6 @@ def check_division(spec: ModelSpec, size: int, encoder_mode: str) -> None:
 
 
 def devices_for(size: int, device: torch.device) -> tuple[int, ...]:
-    """The device of each rank."""
     if device.type != "cuda":
         return tuple(range(size))
     count, first = torch.cuda.device_count(), device.index or 0

@@ -70,11 +70,6 @@ class ShadowFile:
     digest: str  # of all inputs
     versions: Mapping[str, str]
 
-    @property
-    def path(self) -> Path | None:
-        folder = self.origin.folder
-        return None if folder is None else folder / f"{self.key.phase}-{self.digest}{SUFFIX}"
-
 
 def digest_of(tensors: Tensors, arrays: PassArrays | None = None) -> str:
     """Names, types, shapes and bits."""
@@ -106,11 +101,13 @@ def context_of(state: DeviceState, arrays: PassArrays) -> dict[str, Tensor]:
 
 def write_file(file: ShadowFile) -> Path | None:
     """The file's path; None where it could not be written. The oldest files make room."""
-    if (path := file.path) is None:
+    folder = file.origin.folder
+    if folder is None:
         return None
+    path = folder / f"{file.key.phase}-{file.digest}{SUFFIX}"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files = sorted(path.parent.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime)
         for old in files[: max(0, len(files) - MAX_FILES + 1)]:
             old.unlink()
         groups = {"array": _tensors(file.arrays)} | {name: getattr(file, field) for name, field in GROUPS.items()}
@@ -213,7 +210,6 @@ def replay_file(executor: DeviceExecutor, file: ShadowFile) -> Replayed:
 
 
 def _find(executor: DeviceExecutor, file: ShadowFile) -> tuple[GraphRunner, Batch]:
-    """The runner that has a graph of this key, and the batch."""
     runners = {runner.phase.name: runner for runner in executor.phases}
     runner = runners.get(file.key.phase)
     if runner is None:

@@ -64,7 +64,6 @@ class Writers:
         return int(max(by_block[full].max(initial=0), self._slots[partial].max(initial=0)))
 
     def own_rows(self, arrays: PassArrays, number: int) -> AnyInts:
-        """Which rows of a vision pass still lie where it put them."""
         return np.flatnonzero(self._rows[arrays["targets"]] == number)
 
 
@@ -76,7 +75,6 @@ def context_slots(arrays: PassArrays, block_size: int) -> AnyInts:
 
 
 def source_rows(arrays: PassArrays) -> AnyInts:
-    """The rows of the encoder cache that a pass reads."""
     return np.unique(arrays["sources"][arrays["sources"] >= 0])
 
 
@@ -108,7 +106,6 @@ def written_keys(state: DeviceState, arrays: PassArrays, most_bytes: int) -> dic
 
 
 def written_rows(state: DeviceState, arrays: PassArrays, own: AnyInts) -> dict[str, Tensor]:
-    """Rows of images that a pass wrote, as the cache has them now."""
     assert state.vision_rows is not None, "a vision pass wrote there"
     targets = torch.from_numpy(np.asarray(arrays["targets"], dtype=np.int64)[own])
     return {"rows of the cache": state.vision_rows.index_select(1, targets.to(state.vision_rows.device))}

@@ -16,7 +16,6 @@ import torch
 from saccade.errors import GraphError
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.vision_encoder import Encoder
-from saccade.geometry import Grid
 from saccade.graphs import (
     AuditReport,
     AuditRow,
@@ -34,7 +33,7 @@ from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.graphs.node_differences import PERHAPS
 from saccade.graphs.stats import GraphStats
 from saccade.layers.parallel import ALONE, ParallelGroup
-from saccade.scheduling.geometries import vision_values
+from saccade.scheduling.geometries import Grid, vision_values
 
 log = logging.getLogger(__name__)
 
