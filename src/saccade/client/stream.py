@@ -20,8 +20,8 @@ class Delta(Struct, frozen=True, kw_only=True):
     `stop_reason` is the stop token or string that was met, or the message of an error. `num_output_tokens` counts the
     whole output so far. `prompt_logprobs` come with the last delta of output 0. `timings` are the engine's seconds by
     stage, with the last delta of every output: queue, prefill (first step to first token), decode, and, where images
-    or videos of the request were encoded, vision: the passes that they were in, a part of prefill's time (see
-    `execution.stopwatch`). What was found in the cache was not encoded.
+    or videos of the request were encoded and not found in the cache, vision: the passes that they were in, a part of
+    prefill's time.
     """
 
     request_id: str

@@ -53,7 +53,7 @@ from saccade.scheduling.matcher import GrammarCompiler
 from saccade.scheduling.orders import Calibrate
 from saccade.scheduling.scheduler import Scheduler
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
-from saccade.wire.messages import OnStage, Stage
+from saccade.wire.messages import OnStage, Stage, Start
 from saccade.wire.tensor_parallel import RankShare, TensorParallel
 
 MOST_RECORDED_BYTES = 256 * 10**6
@@ -118,7 +118,7 @@ def build_engine(
     size, ranks, groups = settings.tensor_parallel_size, None, Groups()
     if size > 1:
         device = torch.device("cuda", device.index or 0) if device.type == "cuda" else device
-        ranks = start_ranks(folder, spec, settings, limits, device, on_death)
+        ranks = start_ranks(Start(str(folder), settings, limits), spec, device, on_death)
     try:
         if ranks is not None:
             groups = connect(

@@ -70,7 +70,9 @@ class Sender:
     """The writing end, of rank 0. Readers are ranks 1 to `num_readers`.
 
     Messages lie one behind the other. When all were read the next one begins at 0, so that usually only the first pages
-    are touched: they stay in the processor's cache, and the rest costs no memory. One thread sends; any thread may collect, ping and ask. `on_reply(rank, reply)` hears each reply once, in the thread
+    are touched: they stay in the processor's cache, and the rest costs no memory.
+
+    One thread sends; any thread may collect, ping and ask. `on_reply(rank, reply)` hears each reply once, in the thread
     that happened to read it, and must not call the sender.
     """
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import torch
-from msgspec import Struct
 
 from saccade.execution.build import build_executor
 from saccade.execution.executor import DeviceExecutor
@@ -17,16 +16,7 @@ from saccade.kernels.packages import import_packages
 from saccade.layers.connect import connect
 from saccade.layers.parallel import Groups
 from saccade.scheduling.orders import ORDER_TYPES, Orders
-from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
-
-
-class FollowerSettings(Struct, frozen=True, kw_only=True):
-    """What a rank needs to know to build what rank 0 builds."""
-
-    folder: str
-    settings: EngineSettings
-    limits: SchedulerSettings
-    num_threads: int
+from saccade.wire.messages import Start
 
 
 class Follower:
@@ -53,8 +43,8 @@ class Follower:
 
 
 def follow(start: RankStart) -> Follower:
-    given = msgspec.convert(start.settings, FollowerSettings)
-    torch.set_num_threads(given.num_threads)
+    given = msgspec.convert(start.settings["engine"], Start)
+    torch.set_num_threads(start.settings["num_threads"])
     device = device_named(given.settings.device)
     if device.type == "cuda":
         device = torch.device("cuda", start.device)

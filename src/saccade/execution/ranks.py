@@ -3,7 +3,6 @@ other."""
 
 from collections.abc import Sequence
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,7 +24,7 @@ from saccade.layers.parallel import Groups, ParallelGroup
 from saccade.models.spec import ModelSpec
 from saccade.models.vlm import Model
 from saccade.scheduling.orders import ORDER_TYPES, Orders
-from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.messages import Start
 from saccade.wire.tensor_parallel import RankShare, TensorParallel
 
 FACTORY = "saccade.execution.follower:follow"
@@ -76,28 +75,15 @@ def describe_ranks(model: Model, groups: Groups, held: Sequence[RankShare]) -> T
     return msgspec.convert({**groups.language.describe(), **encoder, "held": msgspec.to_builtins(held)}, TensorParallel)
 
 
-def start_ranks(
-    folder: Path,
-    spec: ModelSpec,
-    settings: EngineSettings,
-    limits: SchedulerSettings,
-    device: torch.device,
-    on_death: OnDeath,
-) -> RankProcesses:
+def start_ranks(engine: Start, spec: ModelSpec, device: torch.device, on_death: OnDeath) -> RankProcesses:
     """Start the other ranks. They begin to build at once, and rank 0 must too: ranks wait for each other on the way."""
-    size = settings.tensor_parallel_size
+    settings, size = engine.settings, engine.settings.tensor_parallel_size
     check_division(spec, size, settings.mm_encoder_tp_mode)  # before processes are started that would all say so
-    given = {
-        "folder": str(folder),
-        "settings": msgspec.to_builtins(settings),
-        "limits": msgspec.to_builtins(limits),
-        "num_threads": torch.get_num_threads(),
-    }
     plan = RankPlan(
         num_ranks=size,
         factory=FACTORY,
         order_types=ORDER_TYPES,
-        settings=given,
+        settings={"engine": msgspec.to_builtins(engine), "num_threads": torch.get_num_threads()},
         devices=devices_for(size, device),
         answer_s=settings.watchdog_timeout_s * ANSWER_SHARE,
     )

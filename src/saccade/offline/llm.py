@@ -3,7 +3,6 @@
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from itertools import count
 from pathlib import Path
@@ -177,13 +176,11 @@ class LLM:
                 return
 
     def _finish(self, batch: _Batch, progress: bool) -> None:
-        with ExitStack() as stack:
-            bar = stack.enter_context(progress_bar(Console(stderr=True))) if progress else None
-            task = bar.add_task("generating", total=len(batch.requests)) if bar else None
+        with progress_bar(Console(stderr=True) if progress else None) as bar:
+            task = bar.add_task("generating", total=len(batch.requests))
             while self.engine.has_work:
                 self._step(batch)
-                if bar and task is not None:
-                    bar.update(task, completed=batch.num_finished)
+                bar.update(task, completed=batch.num_finished)
 
     def _step(self, batch: _Batch) -> None:
         for update in self.engine.step():
