@@ -1,4 +1,4 @@
-"""How a process of an engine is started, ends with its parent, and is told to have ended."""
+"""Starting a process of an engine, ending it with its parent, and saying how it ended."""
 
 import ctypes
 import os

@@ -199,7 +199,7 @@ def find_gpu(name: str) -> GPU:
 
 
 def _runs_eagerly(runner: GraphRunner) -> bool:
-    """At times, or at least before a layout gets a graph of its own."""
+    """Whether some passes run without a graph, at least until their layout has one of its own."""
     settings = runner.settings
     return Tier.EXACT in settings.tiers or not (settings.strict or settings.tiers)
 

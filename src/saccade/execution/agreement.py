@@ -41,8 +41,7 @@ class Agreement:
         return next((why for other in others if (why := _difference(sequence, step.outcomes, other))), None)
 
     def stuck(self, now: float, limit_s: float) -> str | None:
-        """Says so if one rank failed at a message and another has not ended it for so long: it waits in a
-        collective."""
+        """A message at which one rank failed, and in which another still waits in a collective `limit_s` later."""
         for sequence, step in self._open.items():
             if step.failed_at is not None and now - step.failed_at > limit_s:
                 failed = next(rank for rank, outcome in step.outcomes.items() if outcome.error)
@@ -53,8 +52,8 @@ class Agreement:
         return None
 
     def waiting(self, now: float, limit_s: float) -> str | None:
-        """A message that another rank has ended and rank 0 has not for so long, if there is a limit: it waits for what
-        the other one did not do."""
+        """A message that another rank has ended and rank 0 has not `limit_s` later (0: no limit): it waits for what the
+        other one did not do."""
         for sequence, step in self._open.items() if limit_s else ():
             if 0 not in step.outcomes and now - step.ended_at > limit_s:
                 rank, outcome = next(iter(step.outcomes.items()))

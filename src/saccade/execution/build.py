@@ -160,7 +160,7 @@ def _finish(
         **of_engine,
     )
     report(Stage("warming up"))
-    if model.place.device.type == "cuda":  # elsewhere a replay is a twin for tests, and speed is none of its virtues
+    if model.place.device.type == "cuda":  # elsewhere a replay is a twin for tests, and no faster
         engine.executor.execute(Calibrate(CALIBRATION_ROUNDS if ranks is not None else 0))
         engine.capture_usual()
     engine.warm_up()

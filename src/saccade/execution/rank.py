@@ -40,7 +40,7 @@ def main() -> int:
         return EXIT_ORPHANED
     end_with_input()
     os.set_inheritable(start.store_fd, False)
-    sys.stderr = _Marked(sys.stderr, f"rank {start.rank}: ")
+    sys.stderr = _Prefixed(sys.stderr, f"rank {start.rank}: ")
     receiver = Receiver(start.socket_fd, start.memory_fd)
     try:
         executor = _find_factory(start.factory)(start)
@@ -79,17 +79,17 @@ def _find_factory(path: str) -> Callable[[RankStart], RankExecutor]:
     return factory
 
 
-class _Marked(io.TextIOBase):
-    """Begins every line with a mark, so that the output of several processes can be told apart."""
+class _Prefixed(io.TextIOBase):
+    """Begins every line with a prefix, so that the output of several processes can be told apart."""
 
-    def __init__(self, target: TextIO, mark: str) -> None:
-        self._target, self._mark = target, mark
+    def __init__(self, target: TextIO, prefix: str) -> None:
+        self._target, self._prefix = target, prefix
         self._rest = ""
 
     def write(self, text: str) -> int:
         *lines, self._rest = (self._rest + text).split("\n")
         if lines:
-            self._target.write("".join(f"{self._mark}{line}\n" for line in lines))
+            self._target.write("".join(f"{self._prefix}{line}\n" for line in lines))
             self._target.flush()
         return len(text)
 

@@ -70,7 +70,7 @@ class Mismatch:
 
     @property
     def reason(self) -> str:
-        """For anybody: without the path."""
+        """What everybody may read: it does not name the file."""
         more = f" (and {len(self.differences) - 1} more results)" if self.differences[1:] else ""
         return (
             f"graph [{self.key}] is out of service: it gave something else than an eager run of inputs {self.digest}: "
@@ -312,7 +312,7 @@ class _Watcher:
 
 
 class StoppedError(Exception):
-    """Somebody wants something of the engine."""
+    """A command waits for the engine."""
 
 
 class _Interruptible(TorchDispatchMode):

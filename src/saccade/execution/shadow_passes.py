@@ -154,7 +154,7 @@ class Slab:
 
     @property
     def most_bytes(self) -> int:
-        """Of one result: of a larger one, rows from all over it are kept."""
+        """The most that is kept of one result; of a larger one, rows from all over it."""
         return self.nbytes // 4
 
     def copy(self, owner: Owner, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:

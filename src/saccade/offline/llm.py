@@ -71,7 +71,7 @@ class LLM:
 
     @property
     def executor(self) -> DeviceExecutor:
-        """The passes and graphs, for who looks at them without requests."""
+        """Passes and graphs, for code that runs them without requests."""
         return self._open.executor
 
     @property
@@ -150,7 +150,7 @@ class LLM:
                 log.warning("a graph could not be captured: %s: %s", type(error).__name__, error)
 
     def _check_shadow(self) -> None:
-        """Check some of the replays that were kept: there is nobody to do it while this thread is elsewhere."""
+        """Check some of the replays that were kept: nothing checks them between calls."""
         for _ in range(MAX_CHECKS):
             found = self.engine.check_shadow() if self.engine.can_check else None
             if found is not None:
