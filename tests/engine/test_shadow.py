@@ -15,7 +15,7 @@ from saccade.config import Mode
 from saccade.errors import ConfigError, GraphError
 from saccade.execution.shadow import MAX_RECORDS, Mismatch, Shadow
 from saccade.execution.shadow_file import MAX_FILES, Origin, digest_of, read_file
-from saccade.execution.shadow_passes import Slab, context_slots
+from saccade.execution.shadow_passes import Slab, TooLargeError, context_slots
 from saccade.graphs import Capacity, CapturedGraph, GraphKey, GraphRunner
 from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.scheduling.engine import Engine
@@ -361,13 +361,13 @@ def test_a_slab_never_hands_out_what_is_still_in_use() -> None:
         holder = Holder()
         tensors = {str(i): torch.randn(int(rng.integers(1, 900))) for i in range(rng.integers(1, 4))}
         copies = slab.copy(holder, tensors)
-        assert copies is not None
         kept.append((holder, tensors, copies))
         kept = [one for one in kept if not one[0].is_lost]
         for _, given, found in kept:
             assert all(torch.equal(found[name], given[name]) for name in given)
     assert len(kept) > 1
-    assert slab.copy(Holder(), {"x": torch.zeros(64 * 256 // 4 + 1)}) is None
+    with pytest.raises(TooLargeError):
+        slab.copy(Holder(), {"x": torch.zeros(64 * 256 // 4 + 1)})
 
 
 def test_the_share_is_kept_and_rare_graphs_get_their_turn(loaded: Load) -> None:

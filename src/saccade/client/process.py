@@ -211,7 +211,7 @@ class AsyncEngine:
 
     def _leave(self, stream: RequestStream) -> None:
         del self._by_id[stream.request_id], self._streams[stream.serial]
-        if not stream.is_done and not stream.is_failed:
+        if not stream.is_done and stream.error is None:
             self._send(messages.Abort(stream.serial))
         if not self._streams:
             self._is_idle.set()

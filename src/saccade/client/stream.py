@@ -50,16 +50,12 @@ class RequestStream:
         self.serial, self.request_id = serial, request_id
         self._outputs = RequestOutputs(prompt, params, tokenizer)
         self._inbox: list[News] = []
-        self._error: SaccadeError | None = None
+        self.error: SaccadeError | None = None
         self._wake = asyncio.Event()
 
     @property
     def is_done(self) -> bool:
         return self._outputs.is_done
-
-    @property
-    def is_failed(self) -> bool:
-        return self._error is not None
 
     def put(self, news: News) -> None:
         if self._inbox and _is_plain(news) and _is_plain(self._inbox[-1]) and news.index == self._inbox[-1].index:
@@ -69,14 +65,14 @@ class RequestStream:
 
     def fail(self, error: SaccadeError) -> None:
         """Ends the request behind the news that came before."""
-        self._error = self._error or error
+        self.error = self.error or error
         self._wake.set()
 
     async def receive(self) -> list[News]:
         """What came since the last call, at least one; or raises what the request failed with."""
         while not self._inbox:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             self._wake.clear()
             await self._wake.wait()
         news, self._inbox = self._inbox, []

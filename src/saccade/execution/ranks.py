@@ -102,14 +102,14 @@ def devices_for(size: int, device: torch.device) -> tuple[int, ...]:
     if device.type != "cuda":
         return tuple(range(size))
     count, first = torch.cuda.device_count(), device.index or 0
+    if first + size <= count:
+        return tuple(range(first, first + size))
     if allows_shared_gpu():
-        return tuple(range(first, first + size)) if first + size <= count else (first,) * size
-    if first + size > count:
-        raise ConfigError(
-            f"{size} ranks need {size} GPUs, from cuda:{first} on; this machine has {count} "
-            "(--tensor-parallel-size, --device)"
-        )
-    return tuple(range(first, first + size))
+        return (first,) * size
+    raise ConfigError(
+        f"{size} ranks need {size} GPUs, from cuda:{first} on; this machine has {count} "
+        "(--tensor-parallel-size, --device)"
+    )
 
 
 def largest_passes(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> dict[str, int]:

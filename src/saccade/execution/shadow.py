@@ -26,6 +26,7 @@ from saccade.execution.shadow_file import Origin, ShadowFile, context_of, curren
 from saccade.execution.shadow_passes import (
     PassArrays,
     Slab,
+    TooLargeError,
     Writers,
     put_back,
     results_of,
@@ -272,43 +273,33 @@ class _Watcher:
     def before(self, batch: Batch, key: GraphKey | None) -> None:
         self._open = None
         number = self._shadow.writers.note(batch.arrays)
-        if key is not None and self._shadow.wants(key):
-            with self._counting_failures():
-                self._open = self._begin(batch, key, number)
+        if key is None or not self._shadow.wants(key):
+            return
+        with self._counting_failures():
+            arrays = {name: np.array(array) for name, array in batch.arrays.items()}
+            record = ReplayRecord(runner=self._runner, key=key, number=number, arrays=arrays)
+            reads = self._runner.phase.volatile_in(arrays)
+            copies = self._shadow.slab_for(self._runner).copy(record, {**batch.tensors, **reads})
+            record.inputs = {name: copies[name] for name in batch.tensors}
+            record.reads = {name: copies[name] for name in reads}
+            self._open = record
 
     def after(self, outputs: Tensors) -> None:
         record, self._open = self._open, None
-        if record is not None:
-            with self._counting_failures():
-                self._end(record, outputs)
-
-    def _begin(self, batch: Batch, key: GraphKey, number: int) -> ReplayRecord | None:
-        arrays = {name: np.array(array) for name, array in batch.arrays.items()}
-        record = ReplayRecord(runner=self._runner, key=key, number=number, arrays=arrays)
-        reads = self._runner.phase.volatile_in(arrays)
-        copies = self._shadow.slab_for(self._runner).copy(record, {**batch.tensors, **reads})
-        if copies is None:
-            self._shadow.count(key.phase, "too_large")
-            return None
-        record.inputs = {name: copies[name] for name in batch.tensors}
-        record.reads = {name: copies[name] for name in reads}
-        return record
-
-    def _end(self, record: ReplayRecord, outputs: Tensors) -> None:
-        slab = self._shadow.slab_for(self._runner)
-        results = slab.copy(record, results_of(self._runner.phase, record.arrays, outputs, slab.most_bytes))
-        if results is None:
-            self._shadow.count(record.key.phase, "too_large")
-        else:
-            record.results = results
+        if record is None:
+            return
+        with self._counting_failures():
+            slab = self._shadow.slab_for(self._runner)
+            found = results_of(self._runner.phase, record.arrays, outputs, slab.most_bytes)
+            record.results = slab.copy(record, found)
             self._shadow.keep(record)
 
     @contextmanager
     def _counting_failures(self) -> Iterator[None]:
         try:
             yield
-        except Exception:
-            self._shadow.count(self._runner.phase.name, "failed")
+        except Exception as error:
+            self._shadow.count(self._runner.phase.name, "too_large" if isinstance(error, TooLargeError) else "failed")
 
 
 class StoppedError(Exception):

@@ -131,6 +131,10 @@ def run_eagerly(
     return runner.eager(values, consume, at=None if like.digest else like.capacity)
 
 
+class TooLargeError(Exception):
+    """A slab has no room for all that is one owner's."""
+
+
 class Owner(Protocol):
     """Whose copies lie in a slab. It is lost when newer ones took their place."""
 
@@ -157,12 +161,10 @@ class Slab:
         """The most that is kept of one result; of a larger one, rows from all over it."""
         return self.nbytes // 4
 
-    def copy(self, owner: Owner, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """Queue copies of these tensors; None where the slab has no room for all that is this owner's."""
+    def copy(self, owner: Owner, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Queue copies of these tensors."""
         sizes = {name: -(-_nbytes(tensor) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for name, tensor in tensors.items()}
         start = self._reserve(owner, sum(sizes.values()))
-        if start is None:
-            return None
         copies = {}
         for name, tensor in tensors.items():
             room = self._bytes[start : start + _nbytes(tensor)].view(tensor.dtype).view(tensor.shape)
@@ -170,16 +172,18 @@ class Slab:
             start += sizes[name]
         return copies
 
-    def _reserve(self, owner: Owner, nbytes: int) -> int | None:
+    def _reserve(self, owner: Owner, nbytes: int) -> int:
         if nbytes > self.nbytes:
-            return None
+            raise TooLargeError
         start = self._cursor if self._cursor + nbytes <= self.nbytes else 0
         stop = start + nbytes
         while any(begin < stop and start < end for begin, end, _ in self._regions):
             self._regions.popleft()[2].is_lost = True
         self._regions.append((start, stop, owner))
         self._cursor = stop
-        return None if owner.is_lost else start
+        if owner.is_lost:
+            raise TooLargeError
+        return start
 
 
 def _nbytes(tensor: Tensor) -> int:
