@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from saccade.execution.rank_messages import OrderOutcome, RankStart
+from saccade.execution.rank_messages import OrderOutcome, RankExecutor, RankStart
 from saccade.execution.rank_processes import RankPlan, RankProcesses
 
 PAUSES_S = (0.0, 0.005)
@@ -24,18 +24,8 @@ class Timed:
     arrays: tuple[npt.NDArray[Any], ...]
 
 
-class Idle:
-    order_types = (Timed,)
-    facts = None
-
-    def execute(self, order: Timed) -> OrderOutcome:
-        return OrderOutcome()
-
-    def close(self) -> None: ...
-
-
-def make(start: RankStart) -> Idle:
-    return Idle()
+def make(start: RankStart) -> RankExecutor:
+    return RankExecutor(order_types=(Timed,), execute=lambda order: None)
 
 
 def main(num_ranks: int) -> None:

@@ -14,8 +14,8 @@ import torch
 
 from saccade.execution.assembly import new_engine
 from saccade.execution.build import BuiltExecutor, build_executor
-from saccade.execution.follower import Follower
-from saccade.execution.rank_messages import OrderOutcome, RankStart
+from saccade.execution.executor import DeviceExecutor
+from saccade.execution.rank_messages import OrderOutcome, RankExecutor, RankStart
 from saccade.execution.rank_processes import RankPlan, RankProcesses
 from saccade.execution.ranks import RankedExecutor
 from saccade.execution.sizes import encoder_index_for
@@ -44,30 +44,32 @@ class Build:
     verify: str
 
 
+ALL_ORDERS = (Build, *ORDER_TYPES)
+
+
 class Builder:
     """A rank that builds an executor whenever it is told to, and obeys with the newest."""
 
-    order_types = (Build, *ORDER_TYPES)
-    facts = None
-
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
-        self._follower: Follower | None = None
+        self._executor: DeviceExecutor | None = None
 
-    def execute(self, order: Any) -> OrderOutcome:
+    def execute(self, order: Any) -> None:
         if isinstance(order, Build):
-            self._follower = Follower(build(order, self._groups).executor, self._groups)
-            return OrderOutcome()
-        assert self._follower is not None, "the first order is to build"
-        return self._follower.execute(order)
+            self._executor = build(order, self._groups).executor
+        else:
+            assert self._executor is not None, "the first order is to build"
+            self._executor.execute(order)
 
-    def close(self) -> None:
-        self._groups.close()
+    def take_digest(self) -> str:
+        return "" if self._executor is None else self._executor.take_trace()
 
 
-def make(start: RankStart) -> Builder:
+def make(start: RankStart) -> RankExecutor:
     torch.set_num_threads(1)
-    return Builder(connect(rank=start.rank, size=start.num_ranks, store=Path(start.store), device=CPU))
+    groups = connect(rank=start.rank, size=start.num_ranks, store=Path(start.store), device=CPU)
+    made = Builder(groups)
+    return RankExecutor(order_types=ALL_ORDERS, execute=made.execute, take_digest=made.take_digest, close=groups.close)
 
 
 def build(order: Build, groups: Groups = ONE_RANK) -> BuiltExecutor:
@@ -107,7 +109,7 @@ def started(num_ranks: int) -> Iterator[Ranks]:
     plan = RankPlan(
         num_ranks=num_ranks,
         factory=f"{__name__}:make",
-        order_types=Builder.order_types,
+        order_types=ALL_ORDERS,
         environment={"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"},
         start_s=BOUND_S,
         answer_s=BOUND_S,

@@ -23,7 +23,6 @@ from saccade.errors import ConfigError, EngineDeadError, RankGoneError, SaccadeE
 from saccade.execution import rank_processes
 from saccade.execution.agreement import MAX_LATE, Agreement
 from saccade.execution.channel import Sender
-from saccade.execution.rank import attempt
 from saccade.execution.rank_messages import OrderOutcome, RankStart
 from saccade.execution.rank_processes import RankPlan, RankProcesses
 from saccade.processes import EXIT_ORPHANED
@@ -162,10 +161,7 @@ def test_rank_0_can_ask_who_is_behind_without_waiting(tmp_path: Path) -> None:
 
 def test_the_same_error_everywhere_is_an_answer_like_any_other(capfd: pytest.CaptureFixture[str]) -> None:
     with running() as (ranks, deaths):
-        outcome = attempt(FakeExecutor.__new__(FakeExecutor)._do, Do("fail", text="too long"))
-        assert outcome.error == "RequestError: too long"
-        capfd.readouterr()  # of this process
-        do(ranks, Do("fail", text="too long"), outcome)
+        do(ranks, Do("fail", text="too long"), OrderOutcome(error="RequestError: too long"))
         do(ranks, Add(np.arange(4)))  # the ranks go on
         do(ranks, Do("log", text="two\nlines"))
         assert not deaths.errors

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, TextIO
+from typing import TextIO
 
 import msgspec
 
@@ -61,16 +61,13 @@ def serve(receiver: Receiver, executor: RankExecutor) -> None:
     codec = Codec(*executor.order_types)
     while (received := receiver.receive()) is not None:
         sequence, packed = received
-        receiver.reply(Done(sequence, attempt(lambda packed: executor.execute(codec.unpack(packed)), packed)))
-
-
-def attempt(execute: Callable[[Any], OrderOutcome | None], order: Any) -> OrderOutcome:
-    """What became of an order. An error is part of the outcome: whether it is fatal is for rank 0 to say."""
-    try:
-        return execute(order) or OrderOutcome()
-    except Exception as error:
-        traceback.print_exc()
-        return OrderOutcome(error=describe(error))
+        error = ""
+        try:
+            executor.execute(codec.unpack(packed))
+        except Exception as raised:  # whether it is fatal is for rank 0 to say
+            traceback.print_exc()
+            error = describe(raised)
+        receiver.reply(Done(sequence, OrderOutcome(digest=executor.take_digest(), error=error)))
 
 
 def _find_factory(path: str) -> Callable[[RankStart], RankExecutor]:

@@ -1,6 +1,8 @@
 """What the ranks of an engine say to each other beside orders: how a rank starts, and what it did with an order."""
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from msgspec import Struct
 
@@ -38,20 +40,17 @@ class OrderOutcome(Struct, frozen=True, kw_only=True):
         return self.error.partition(":")[0]
 
 
-class RankExecutor(Protocol):
-    """What a rank's factory makes: `factory(start: RankStart) -> RankExecutor`. `order_types` are those that rank 0
-    sends, in the same order as there; `facts`, told to rank 0 with "ready", are anything that JSON can say."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExecutor:
+    """What a rank's factory makes of a RankStart. `order_types` are those that rank 0 sends, in the same sequence. The
+    arrays of an order are only valid until `execute` returns; `take_digest` then says what was done, also after an
+    error. `facts`, told to rank 0 with "ready", are anything that JSON can say."""
 
-    @property
-    def order_types(self) -> tuple[type, ...]: ...
-
-    @property
-    def facts(self) -> Any: ...
-
-    def execute(self, order: Any) -> OrderOutcome | None:
-        """The arrays of an order are only valid until this returns."""
-
-    def close(self) -> None: ...
+    order_types: tuple[type, ...]
+    execute: Callable[[Any], Any]
+    take_digest: Callable[[], str] = lambda: ""
+    facts: Any = None
+    close: Callable[[], None] = lambda: None
 
 
 class RankReady(Struct, frozen=True, tag=True):
