@@ -37,7 +37,13 @@ def end_with_parent() -> None:
 def end_with_input() -> None:
     """End this process when its standard input closes, of which the parent holds the other end. Nobody else may read it
     from now on."""
-    threading.Thread(target=_wait_for_end_of_input, daemon=True).start()
+
+    def wait_for_end() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(EXIT_ORPHANED)
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
 
 
 def describe_exit(code: int) -> str:
@@ -48,9 +54,3 @@ def describe_exit(code: int) -> str:
         return f"was ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"was ended by signal {-code}"
-
-
-def _wait_for_end_of_input() -> None:
-    while os.read(0, 1):
-        pass
-    os._exit(EXIT_ORPHANED)

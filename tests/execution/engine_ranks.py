@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from saccade.execution.assembly import new_engine
-from saccade.execution.build import BuiltExecutor, build_executor
+from saccade.execution.build import Resolved, build_executor
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.rank_messages import OrderOutcome, RankExecutor, RankStart
 from saccade.execution.rank_processes import RankPlan, RankProcesses
@@ -56,7 +56,7 @@ class Builder:
 
     def execute(self, order: Any) -> None:
         if isinstance(order, Build):
-            self._executor = build(order, self._groups).executor
+            self._executor, _ = build(order, self._groups)
         else:
             assert self._executor is not None, "the first order is to build"
             self._executor.execute(order)
@@ -72,20 +72,20 @@ def make(start: RankStart) -> RankExecutor:
     return RankExecutor(order_types=ALL_ORDERS, execute=made.execute, take_digest=made.take_digest, close=groups.close)
 
 
-def build(order: Build, groups: Groups = ONE_RANK) -> BuiltExecutor:
+def build(order: Build, groups: Groups = ONE_RANK) -> tuple[DeviceExecutor, Resolved]:
     settings = EngineSettings(
         device="cpu", block_size=8, kv_cache_tokens=192, encoder_cache_tokens=128, verify=order.verify
     )
     return build_executor(Path(order.folder), settings, LIMITS, device=CPU, groups=groups)
 
 
-def engine_of(part: BuiltExecutor, processes: RankProcesses | None = None) -> Engine:
+def engine_of(executor: DeviceExecutor, resolved: Resolved, processes: RankProcesses | None = None) -> Engine:
     return new_engine(
-        part.executor,
-        part.resolved.limits,
-        encoder_index_for(part.resolved.settings, part.resolved.limits),
+        executor,
+        resolved.limits,
+        encoder_index_for(resolved.settings, resolved.limits),
         fingerprint=b"tiny",
-        ordered=None if processes is None else RankedExecutor(part.executor, processes),
+        ordered=None if processes is None else RankedExecutor(executor, processes),
     )
 
 
@@ -97,10 +97,10 @@ class Ranks:
     def engine(self, folder: Path, verify: str = "off") -> Engine:
         order = Build(str(folder), verify)
         number = self.processes.send(order)
-        part = build(order, self.groups)
+        executor, resolved = build(order, self.groups)
         self.processes.record(number, OrderOutcome())
         self.processes.wait(number, BOUND_S)
-        return engine_of(part, self.processes)
+        return engine_of(executor, resolved, self.processes)
 
 
 @contextmanager

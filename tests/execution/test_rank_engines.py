@@ -48,7 +48,7 @@ def test_two_ranks_answer_as_one_does(two: Ranks, name: str, tmp_path: Path) -> 
     rng = np.random.default_rng()
     prompts = {f"r{i}": random_prompt(made, rng, num_images=i % 3 if name in tiny.VISION else 0) for i in range(5)}
     prompts["long"] = text_prompt(rng.integers(3, 99, 60).tolist())
-    ours, alone = two.engine(tmp_path, FAMILIES[name]), engine_of(build(Build(str(tmp_path), "off")))
+    ours, alone = two.engine(tmp_path, FAMILIES[name]), engine_of(*build(Build(str(tmp_path), "off")))
     found, expected = (ask(engine, prompts) for engine in (ours, alone))
     for key, right in expected.items():
         assert_alike(found[key], right)

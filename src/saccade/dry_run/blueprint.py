@@ -5,7 +5,7 @@ what is built: sizes for `saccade plan`, buckets and decisions for `saccade expl
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,16 +58,10 @@ def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, i
     dtype = _dtype(settings, config, is_cuda=is_cuda)
     live = LiveBytes()
     place = Placement(kernels=_counted(kernels_for("cpu", dtype), live), device=META, dtype=dtype)
-    model = _model_of_rank(0, place, spec, settings)
+    model = model_of_rank(0, place, spec, settings)
     resolved = resolve(folder, settings, limits, model, is_cuda=is_cuda)
     executor = new_executor(model, resolved.sizes, resolved.executor, _counted(sampling_for("cpu"), live))
     return Blueprint(model=model, executor=executor, resolved=resolved, is_cuda=is_cuda, live=live)
-
-
-def models_of_ranks(blueprint: Blueprint) -> Iterator[Model]:
-    yield blueprint.model
-    for rank in range(1, blueprint.resolved.settings.tensor_parallel_size):
-        yield _model_of_rank(rank, blueprint.model.place, blueprint.model.spec, blueprint.resolved.settings)
 
 
 def dividing_sizes(spec: ModelSpec, encoder_mode: EncoderMode) -> list[int]:
@@ -137,7 +131,7 @@ def _can_be_divided(spec: ModelSpec, size: int, encoder_mode: EncoderMode) -> bo
     return True
 
 
-def _model_of_rank(rank: int, place: Placement, spec: ModelSpec, settings: EngineSettings) -> Model:
+def model_of_rank(rank: int, place: Placement, spec: ModelSpec, settings: EngineSettings) -> Model:
     group = Groups.imagined(rank, settings.tensor_parallel_size).language
     return Model(replace(place, group=group), spec, encoder_mode=settings.mm_encoder_tp_mode)  # type: ignore[arg-type]
 

@@ -7,7 +7,7 @@ from math import inf
 from torch import Tensor
 
 from saccade.config import Tier
-from saccade.dry_run.blueprint import Blueprint, models_of_ranks, peak_bytes
+from saccade.dry_run.blueprint import Blueprint, model_of_rank, peak_bytes
 from saccade.errors import ConfigError
 from saccade.execution.ranks import largest_passes
 from saccade.execution.sizes import HEADROOM_BYTES, block_bytes, blocks_that_fit, wanted_blocks
@@ -90,14 +90,15 @@ class Room:
 
 def plan_ranks(blueprint: Blueprint) -> list[MemoryPlan]:
     """What each rank holds. All have the same buffers and graphs; their shares of the weights differ."""
-    first = plan_memory(blueprint)
-    if blueprint.resolved.settings.tensor_parallel_size == 1:
+    first, model, resolved = plan_memory(blueprint), blueprint.model, blueprint.resolved
+    settings = resolved.settings
+    if settings.tensor_parallel_size == 1:
         return [first]
-    largest = largest_passes(blueprint.model, blueprint.executor.settings, blueprint.resolved.sizes)
-    exchange = sum(blueprint.model.exchanged_bytes(**largest))
+    exchange = sum(model.exchanged_bytes(**largest_passes(model, resolved.executor, resolved.sizes)))
+    ranks = range(settings.tensor_parallel_size)
     return [
-        replace(first, weights=model.parameter_bytes(), padding=_padding_bytes(model), exchange=exchange)
-        for model in models_of_ranks(blueprint)
+        replace(first, weights=held.parameter_bytes(), padding=_padding_bytes(held), exchange=exchange)
+        for held in (model_of_rank(rank, model.place, model.spec, settings) for rank in ranks)
     ]
 
 

@@ -92,14 +92,6 @@ class Resolved:
     shadow_bytes: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltExecutor:
-    """One rank's executor, with graphs that are captured and checked, and the settings it came to."""
-
-    executor: DeviceExecutor
-    resolved: Resolved
-
-
 def build_engine(
     folder: str | Path,
     settings: EngineSettings,
@@ -129,12 +121,13 @@ def build_engine(
                 connect_s=settings.watchdog_timeout_s,
                 check=ranks.check,
             )
-        part = build_executor(folder, settings, limits, device=device, groups=groups, report=report)
-        held = [share_of(part.executor)]
+        executor, resolved = build_executor(folder, settings, limits, device=device, groups=groups, report=report)
+        held = [share_of(executor)]
         if ranks is not None:
             held += [msgspec.convert(facts, RankShare) for facts in ranks.wait_ready()]
-        engine = _finish(folder, part, ranks, report, eos_token_ids=eos, seed=settings.seed, grammars=grammars)
-        return Built(engine, part.executor, groups, describe_ranks(part.executor.state.model, groups, held), ranks)
+        of_engine = {"eos_token_ids": eos, "seed": settings.seed, "grammars": grammars}
+        engine = _finish(folder, executor, resolved, ranks, report, **of_engine)
+        return Built(engine, executor, groups, describe_ranks(executor.state.model, groups, held), ranks)
     except BaseException as error:
         if ranks is None:
             raise
@@ -145,10 +138,14 @@ def build_engine(
 
 
 def _finish(
-    folder: Path, part: BuiltExecutor, ranks: RankProcesses | None, report: OnStage, **of_engine: Any
+    folder: Path,
+    executor: DeviceExecutor,
+    resolved: Resolved,
+    ranks: RankProcesses | None,
+    report: OnStage,
+    **of_engine: Any,
 ) -> Engine:
     """An engine around an executor, warmed up."""
-    executor, resolved = part.executor, part.resolved
     settings, limits, model = resolved.settings, resolved.limits, executor.state.model
     fingerprint = _fingerprint(folder, model) if settings.enable_prefix_caching else None
     engine = new_engine(
@@ -178,8 +175,8 @@ def build_executor(
     device: torch.device,
     groups: Groups = ONE_RANK,
     report: OnStage = lambda stage: None,
-) -> BuiltExecutor:
-    """What every rank builds, all of them in step: weights, buffers and graphs, checked."""
+) -> tuple[DeviceExecutor, Resolved]:
+    """What every rank builds, all of them in step: weights, buffers and graphs, checked; and the settings that hold."""
     is_cuda = device.type == "cuda"
     if is_cuda:
         report(Stage("opening the device"))
@@ -212,7 +209,7 @@ def build_executor(
     _verify(executor, resolved.settings, groups, report)
     executor.reserve()
     check_ranks(executor, groups)
-    return BuiltExecutor(executor, resolved)
+    return executor, resolved
 
 
 def resolve(

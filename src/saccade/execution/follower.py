@@ -24,7 +24,7 @@ def follow(start: RankStart) -> RankExecutor:
         torch.cuda.set_device(device)
     import_packages()
     groups = connect(rank=start.rank, size=start.num_ranks, store=Path(start.store), device=device)
-    executor = build_executor(Path(given.folder), given.settings, given.limits, device=device, groups=groups).executor
+    executor, _ = build_executor(Path(given.folder), given.settings, given.limits, device=device, groups=groups)
     return RankExecutor(
         order_types=ORDER_TYPES,
         execute=executor.execute,

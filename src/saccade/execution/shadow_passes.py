@@ -7,7 +7,6 @@ until their place is given away: `Writers` knows whether it was.
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,7 +79,7 @@ def source_rows(arrays: PassArrays) -> AnyInts:
 
 def every_nth(view: Tensor, axis: int, most_bytes: int) -> Tensor:
     """Rows from all over a tensor, as many as take no more than so many bytes."""
-    step = max(1, -(-view.numel() * view.itemsize // most_bytes))
+    step = max(1, -(-view.nbytes // most_bytes))
     return view[(slice(None),) * axis + (slice(None, None, step),)]
 
 
@@ -163,11 +162,11 @@ class Slab:
 
     def copy(self, owner: Owner, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Queue copies of these tensors."""
-        sizes = {name: -(-_nbytes(tensor) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for name, tensor in tensors.items()}
+        sizes = {name: -(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for name, tensor in tensors.items()}
         start = self._reserve(owner, sum(sizes.values()))
         copies = {}
         for name, tensor in tensors.items():
-            room = self._bytes[start : start + _nbytes(tensor)].view(tensor.dtype).view(tensor.shape)
+            room = self._bytes[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             copies[name] = room.copy_(tensor, non_blocking=True)
             start += sizes[name]
         return copies
@@ -184,7 +183,3 @@ class Slab:
         if owner.is_lost:
             raise TooLargeError
         return start
-
-
-def _nbytes(tensor: Tensor) -> int:
-    return prod(tensor.shape) * tensor.itemsize
