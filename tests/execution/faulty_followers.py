@@ -12,8 +12,8 @@ import torch.distributed as dist
 from saccade.config import Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.execution import build, verification
+from saccade.execution.build import follow
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.follower import follow
 from saccade.execution.rank_messages import RankExecutor, RankStart
 from saccade.graphs import GraphRunner
 from saccade.graphs.recorded import RecordedPiece

@@ -15,6 +15,7 @@ from saccade.config import shadow_folder
 from saccade.errors import ConfigError
 from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
+from saccade.execution.rank_messages import RankExecutor, RankStart
 from saccade.execution.rank_processes import OnDeath, RankProcesses
 from saccade.execution.ranks import (
     CALIBRATION_ROUNDS,
@@ -42,6 +43,7 @@ from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_settings import read_image_settings, read_video_settings
 from saccade.inputs.processor import Processor
 from saccade.kernels.dispatch import device_named, open_device
+from saccade.kernels.packages import import_packages
 from saccade.layers.connect import connect
 from saccade.layers.parallel import Groups
 from saccade.models.config import Config
@@ -50,7 +52,7 @@ from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, ONE_RANK, load_model
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import GrammarCompiler
-from saccade.scheduling.orders import Calibrate
+from saccade.scheduling.orders import ORDER_TYPES, Calibrate
 from saccade.scheduling.scheduler import Scheduler
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import OnStage, Stage, Start
@@ -210,6 +212,26 @@ def build_executor(
     executor.reserve()
     check_ranks(executor, groups)
     return executor, resolved
+
+
+def follow(start: RankStart) -> RankExecutor:
+    """A rank beside the first builds the same executor for its own share of the model, and obeys what it is sent."""
+    given = msgspec.convert(start.settings["engine"], Start)
+    torch.set_num_threads(start.settings["num_threads"])
+    device = device_named(given.settings.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", start.device)
+        torch.cuda.set_device(device)
+    import_packages()
+    groups = connect(rank=start.rank, size=start.num_ranks, store=Path(start.store), device=device)
+    executor, _ = build_executor(Path(given.folder), given.settings, given.limits, device=device, groups=groups)
+    return RankExecutor(
+        order_types=ORDER_TYPES,
+        execute=executor.execute,
+        take_digest=executor.take_trace,
+        facts=msgspec.to_builtins(share_of(executor)),
+        close=groups.close,
+    )
 
 
 def resolve(

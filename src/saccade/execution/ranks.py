@@ -27,7 +27,7 @@ from saccade.scheduling.orders import ORDER_TYPES, Orders
 from saccade.wire.messages import Start
 from saccade.wire.tensor_parallel import RankShare, TensorParallel
 
-FACTORY = "saccade.execution.follower:follow"
+FACTORY = "saccade.execution.build:follow"
 CALIBRATION_ROUNDS = 5  # ranks that measure together must do it equally often
 ANSWER_SHARE = 0.8  # of the watchdog's time: rank 0 names the rank that hangs before the front end gives up on rank 0
 
