@@ -56,7 +56,7 @@ def verify_graphs(
         count.enter(runner.phase.name)
         encoder = executor.encoder
         with _unseen(runner), executor.in_order(runner):
-            chosen = _chosen(runner, is_short)
+            chosen = chosen_buckets(runner, is_short=is_short)
             found = [*verify(runner, buckets=chosen, same_shape=True, on_graph=count.one).rows]
             if encoder is not None and runner is encoder.graphs:
                 found += _verify_grids(encoder, count, chosen)
@@ -73,7 +73,9 @@ class _Count:
         self._progress = progress
         self._phase, self._done, self._total = "", 0, 0
         for runner in executor.phases:
-            self._total += len(_chosen(runner, is_short)) * (2 if twice and runner is executor.vision else 1)
+            self._total += len(chosen_buckets(runner, is_short=is_short)) * (
+                2 if twice and runner is executor.vision else 1
+            )
 
     def enter(self, phase: str) -> None:
         self._phase = phase
@@ -149,19 +151,16 @@ def audit_graphs(
             continue
         count.enter(runner.phase.name)
         with _unseen(runner), executor.in_order(runner):
-            rows += audit(runner, buckets=_chosen(runner, is_short), on_graph=count.one).rows
+            rows += audit(runner, buckets=chosen_buckets(runner, is_short=is_short), on_graph=count.one).rows
     return AuditReport(tuple(rows))
 
 
-def _chosen(runner: GraphRunner, is_short: bool) -> list[Capacity]:
-    captured = [graph.key.capacity for graph in runner.graphs if not graph.key.digest]
-    return sample(runner) if is_short and captured else captured
-
-
-def sample(runner: GraphRunner) -> list[Capacity]:
-    """The smallest bucket and the largest that is still quick to run."""
+def chosen_buckets(runner: GraphRunner, *, is_short: bool) -> list[Capacity]:
+    """All that were captured; of the short form the smallest, and the largest that is still quick to run."""
     rows = runner.phase.rows
     captured = [graph.key.capacity for graph in runner.graphs if not graph.key.digest]
+    if not is_short or not captured:
+        return captured
     ordered = sorted(captured, key=lambda bucket: (bucket[rows], sum(bucket.values())))
     quick = [bucket for bucket in ordered if bucket[rows] <= SHORT_ROWS.get(runner.phase.name, 64)] or ordered[:1]
     return list(dict.fromkeys((quick[0], quick[-1])))
