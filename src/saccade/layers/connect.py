@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
-from torch.distributed.distributed_c10d import _set_pg_timeout, _world
+from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout, _world
 
 from saccade.config import allows_shared_gpu, use_loopback
 from saccade.errors import ConfigError
@@ -21,6 +21,7 @@ from saccade.kernels.gloo_collectives import GlooCollectives
 from saccade.layers.parallel import Groups, ParallelGroup
 
 POLL_S = 0.02
+LEAST_CONNECT_S = 10.0  # however short the watchdog's time: a busy machine takes seconds
 
 
 def connect(
@@ -50,7 +51,7 @@ def connect(
     meeting = FileStore(str(store), size)
     meeting.set_timeout(limit)
     _meet(meeting, rank, size, timeout_s, check)
-    soon = timedelta(seconds=min(connect_s or timeout_s, timeout_s))
+    soon = timedelta(seconds=min(max(connect_s, LEAST_CONNECT_S) if connect_s else timeout_s, timeout_s))
     meeting.set_timeout(soon)
     try:
         dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=soon)
@@ -61,7 +62,6 @@ def connect(
             dist.destroy_process_group()
         _world.group_count = 0  # groups are named by it: the next ranks, new processes, begin to count at 0
         raise
-    meeting.set_timeout(limit)
     language, vision = (ParallelGroup(rank=rank, size=size, collectives=one, control=control) for one in made)
     return Groups(language=language, vision=vision)
 
@@ -125,11 +125,14 @@ def _places(device: torch.device, control: Control) -> list[dict[str, Any]]:
 
 
 def _new_group(backend: str, limit: timedelta, soon: timedelta) -> dist.ProcessGroup:
-    """Connected within `soon`; exchanges may then take up to `limit`."""
+    """Connected within `soon`; exchanges, and what ranks look for in their store, may then take up to `limit`."""
+    store = _get_default_store()
+    store.set_timeout(soon)
     found = dist.new_group(backend=backend, timeout=soon)
     assert isinstance(found, dist.ProcessGroup), found
     if soon != limit:
         _set_pg_timeout(limit, found)
+    store.set_timeout(limit)
     return found
 
 
