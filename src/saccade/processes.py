@@ -1,13 +1,31 @@
-"""How a process ends with its parent, and how the end of a process is told."""
+"""Starting a process of an engine, ending it with its parent, and saying how it ended."""
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 
 EXIT_FAILED, EXIT_ORPHANED = 3, 4
 PR_SET_PDEATHSIG = 1
+
+
+def start_python(
+    module: str, *words: str, environment: Mapping[str, str], fds: Sequence[int] = ()
+) -> "subprocess.Popen[bytes]":
+    """A module as a process, whose standard input is a pipe from here and which inherits the files `fds`. Nothing is
+    imported from the working directory (-P). It has a session of its own: Ctrl-C reaches the front end, which decides
+    what becomes of the requests."""
+    return subprocess.Popen(
+        (sys.executable, "-P", "-m", module, *words),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        env=environment,
+        pass_fds=fds,
+    )
 
 
 def end_with_parent() -> None:
@@ -19,7 +37,13 @@ def end_with_parent() -> None:
 def end_with_input() -> None:
     """End this process when its standard input closes, of which the parent holds the other end. Nobody else may read it
     from now on."""
-    threading.Thread(target=_wait_for_end_of_input, daemon=True).start()
+
+    def wait_for_end() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(EXIT_ORPHANED)
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
 
 
 def describe_exit(code: int) -> str:
@@ -30,9 +54,3 @@ def describe_exit(code: int) -> str:
         return f"was ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"was ended by signal {-code}"
-
-
-def _wait_for_end_of_input() -> None:
-    while os.read(0, 1):
-        pass
-    os._exit(EXIT_ORPHANED)

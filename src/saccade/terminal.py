@@ -26,7 +26,6 @@ class Output(Console):
 
 
 def warn(text: str) -> None:
-    """A plain line beside a command's output."""
     sys.stderr.write(f"warning: {text}\n")
 
 
@@ -65,7 +64,7 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def _is_readable(console: Console, table: Table) -> bool:
-    """Whether it needs no more than there is, or at least keeps its words whole in cells of more than a few letters."""
+    """Whether the table fits, or can be folded without breaking words where the console is wide enough for cells."""
     wide = console.options.update(width=WIDEST)
     needed = Measurement.get(console, wide, table)
     return needed.maximum <= console.width or (console.width >= NARROW and needed.minimum <= console.width)

@@ -214,12 +214,12 @@ def test_a_plan_says_what_each_rank_allocates(made: tiny.Tiny, mode: str) -> Non
     plans = plan_ranks(draw(made.folder, settings, limits, is_cuda=False))
     for rank, plan in enumerate(plans):
         groups = Groups.imagined(rank, 2)
-        part = build_executor(made.folder, settings, limits, device=torch.device("cpu"), groups=groups)
-        state = part.executor.state
+        executor, _ = build_executor(made.folder, settings, limits, device=torch.device("cpu"), groups=groups)
+        state = executor.state
         assert plan.weights == state.model.parameter_bytes()
         homes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _weights(state.model)}
         assert plan.weights + plan.padding == sum(homes.values())
-        assert plan.arenas == {phase.phase.name: phase.phase.arena.nbytes for phase in part.executor.phases}
+        assert plan.arenas == {phase.phase.name: phase.phase.arena.nbytes for phase in executor.phases}
         room = room_on(plan, 2**32, 0.9)
         assert room.num_blocks == state.num_blocks
         assert room.kv_bytes == sum(keys.nbytes + values.nbytes for keys, values in state.caches)

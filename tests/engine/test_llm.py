@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from saccade import LLM, SamplingParams
 from saccade.choice.exact import ExactLayout
-from saccade.client.process import EngineStats
 from saccade.errors import ConfigError, RequestError
 from saccade.offline import llm as llm_module
 from saccade.offline.llm_inputs import read_prompt
@@ -23,6 +22,7 @@ from saccade.scheduling import engine as engine_module
 from saccade.scheduling import request as request_module
 from saccade.scheduling import scheduler as scheduler_module
 from saccade.server.metrics import Facts, Metrics
+from saccade.wire.messages import StatsReply
 from tests.engine.counting import num_opcodes
 from tests.engine.rig import executor_of, oracle_tokens
 from tests.models import tiny
@@ -98,7 +98,7 @@ def test_metrics_are_those_of_a_server(llm: LLM, picture: Image.Image) -> None:
     engine = llm.engine
     phases = {runner.phase.name: runner.snapshot() for runner in executor_of(engine).phases}
     facts = Facts(
-        stats=EngineStats(engine.scheduler.stats(), phases),
+        stats=StatsReply(0, engine.scheduler.stats(), phases),
         kv_cache_tokens=1,
         block_size=1,
         num_pending=0,

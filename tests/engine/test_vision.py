@@ -18,7 +18,6 @@ from saccade.execution.executor import ExecutorSettings
 from saccade.execution.pixels import PlainPixels, Shapes, rounds, shape_of, write_slot
 from saccade.execution.state import StateSizes
 from saccade.execution.vision_encoder import Encoder
-from saccade.geometry import geometry
 from saccade.graphs import Reason
 from saccade.graphs.staging import NUM_STAGING_SLABS, Staging
 from saccade.inputs.media_settings import read_placeholder_settings
@@ -31,7 +30,7 @@ from saccade.models.vlm import Model
 from saccade.scheduling.arrays import places
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.executing import ENCODE_FAILED, Encoded
-from saccade.scheduling.geometries import Geometries, vision_values
+from saccade.scheduling.geometries import Geometries, geometry, vision_values
 from saccade.scheduling.orders import Encode, Pass, PatchSource
 from saccade.scheduling.step_plan import EncodeItem
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
@@ -164,7 +163,7 @@ def alone(rig: Rig, media: Media, model: Model | None = None) -> Tensor:
         merge=settings.merge,
         resample=settings.resample,
     )
-    return tower(vision_step(geometry(spec, [media.plan.grid_thw]), patches))
+    return tower(vision_step(spec, [media.plan.grid_thw], patches))
 
 
 def check(rig: Rig, media: Sequence[Media], what: object = "") -> None:
@@ -610,12 +609,10 @@ def test_remembered_geometry_is_that_of_all_grids_at_once(loaded: Load, family: 
     for _ in range(20):
         shapes = rng.integers(1, 6, (int(rng.integers(1, 5)), 3))
         grids = [(int(t), int(h) * spec.merge, int(w) * spec.merge) for t, h, w in shapes]
-        places_ = geometry(spec, grids)
-        found = remembered.packed(grids)
+        at_once, found = geometry(spec, grids), remembered.packed(grids)
+        assert found.keys() == at_once.keys()
         for name, value in found.items():
-            suffix = {"positions": "P2", "cu_seqlens": "S1", "window_cu_seqlens": "W1"}.get(name)
-            suffix = suffix or ("4P" if name.startswith("grid") else "U")
-            np.testing.assert_array_equal(value, getattr(places_, f"{name}_{suffix}"), err_msg=name)
+            np.testing.assert_array_equal(value, at_once[name], err_msg=name)
 
 
 def test_examples_have_windows_as_pictures_do(loaded: Load) -> None:
@@ -626,8 +623,8 @@ def test_examples_have_windows_as_pictures_do(loaded: Load) -> None:
     for lengths, grids in (((36,), [(1, 6, 6)]), ((6, 7), [(1, 2, 3), (1, 1, 7)])):
         made = phase.example(lengths, torch.Generator().manual_seed(0))
         picture = geometry(spec, [(frames, h * spec.merge, w * spec.merge) for frames, h, w in grids])
-        np.testing.assert_array_equal(made["window_cu_seqlens"], picture.window_cu_seqlens_W1)
-        np.testing.assert_array_equal(made["window_order"], picture.window_order_U)
+        np.testing.assert_array_equal(made["window_cu_seqlens"], picture["window_cu_seqlens"])
+        np.testing.assert_array_equal(made["window_order"], picture["window_order"])
         assert len(made["patches"]) == sum(lengths) * spec.unit
     squares = phase.example((36,), torch.Generator().manual_seed(0))["window_order"]
     assert sorted(squares) == list(range(36)) != list(squares)

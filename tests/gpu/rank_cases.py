@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.geometry import Grid, geometry
 from saccade.graphs.lane import lane_for
 from saccade.graphs.nodes import Recording
 from saccade.kernels.dispatch import Kernels
@@ -22,6 +21,7 @@ from saccade.layers.parallel import Groups, ParallelGroup
 from saccade.layers.step import Step, VisionStep
 from saccade.models.vlm import EncoderMode, Model
 from saccade.models.weights import load_model
+from saccade.scheduling.geometries import Grid
 from tests.models import steps
 from tests.models.packing import Engine, Request, text_positions
 
@@ -273,7 +273,7 @@ def vision_step(model: Model, seed: int) -> tuple[VisionStep, int]:
     patches = torch.zeros(NUM_PATCHES, spec.patch_values, device=DEVICE, dtype=model.place.dtype)
     content = torch.randn(count, spec.patch_values, generator=_seeded(seed), device=DEVICE)
     patches[:count] = content.to(torch.bfloat16)
-    return steps.vision_step(geometry(spec, GRIDS, num_rows=NUM_PATCHES), patches), count // spec.unit
+    return steps.vision_step(spec, GRIDS, patches), count // spec.unit
 
 
 def tower(groups: Groups, name: str) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from saccade.geometry import geometry
 from saccade.layers.step import Step, VisionStep
 from tests.models import tiny
 from tests.models.conftest import Loaded
@@ -117,7 +116,7 @@ def _vision_step(spec: Any, grids: Any, num_rows: int, seed: int) -> VisionStep:
     patches = torch.full((num_rows, spec.patch_values), float("nan"))
     real = tiny.pixels(grids, spec.patch_values, seed)
     patches[: len(real)] = real
-    step = vision_step(geometry(spec, grids, num_rows=num_rows), patches)
+    step = vision_step(spec, grids, patches)
     grown: dict[str, Any] = {
         name: torch.cat([value, value[-1:].expand(24 - len(value))])
         for name in ("cu_seqlens_S1", "window_cu_seqlens_W1")

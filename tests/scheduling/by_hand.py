@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from saccade.config import GraphSettings, Tier
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt, text_prompt
 from saccade.inputs.plans import ImagePlan
 from saccade.inputs.positions import FeatureRows, mrope_positions, rope_delta
+from saccade.models.spec import VisionSpec
 from saccade.scheduling.arrays import CacheLayout, LiveRequest
 from saccade.scheduling.compose import Composer, VisionFacts
 from saccade.scheduling.executing import Encoded, StepResult
@@ -66,7 +67,7 @@ def make_composer(*, strict: bool = False) -> Composer:
         "head": make_catalogue("head", "tokens", rows, strict=strict),
         "sample": make_catalogue("sample", "tokens", rows, strict=strict),
     }
-    facts = VisionFacts(spec=Grid(), temporal_patch={"image": 2, "video": 2})
+    facts = VisionFacts(spec=cast(VisionSpec, Grid()), temporal_patch={"image": 2, "video": 2})
     return Composer(LAYOUT, catalogues, vocab_size=VOCABULARY, vision=facts)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from saccade.inputs.media_loader import MediaSettings
@@ -35,7 +36,7 @@ TWO = TensorParallel(
 
 
 def test_graphs_and_metrics_know_the_ranks(engine: FakeEngine) -> None:
-    engine.ranks = TWO
+    engine.ready = structs.replace(engine.ready, ranks=TWO)
     caller = Caller(service_for(engine))
     shown = asyncio.run(caller.get("/graphs")).json["ranks"]
     assert (shown["size"], shown["backend"], shown["reason"]) == (2, TWO.backend, TWO.reason)
@@ -119,5 +120,5 @@ def test_a_start_says_how_ranks_sum_up(engine: FakeEngine, monkeypatch: pytest.M
     monkeypatch.setattr(front_end, "start", start)
     plan = Launch("m", EngineSettings(), SchedulerSettings(), MediaSettings(), None)
     assert "rank" not in said() and "ready on" in said()
-    engine.ranks = TWO
+    engine.ready = structs.replace(engine.ready, ranks=TWO)
     assert TWO.summary() in said()

@@ -19,7 +19,7 @@ from saccade.terminal import Output, print_json, print_table
 
 if TYPE_CHECKING:
     from saccade.dry_run.blueprint import Blueprint
-    from saccade.dry_run.steps import DryRun
+    from saccade.dry_run.steps import ExplainedPass
     from saccade.inputs.plans import ImagePlan, VideoPlan
     from saccade.models.media import ImageSettings, VideoSettings
 
@@ -85,36 +85,36 @@ def run(flags: Namespace) -> int:
     placeholders = read_placeholder_settings(folder)
     names = [str(index) for index in range(asked.batch)]
     prompts = [made_up_prompt(plans, asked.prompt_tokens, placeholders, name) for name in names]
-    seen = dry_run(blueprint, prompts)
+    steps = dry_run(blueprint, prompts)
     media = list(zip([*asked.image, *asked.video], plans, strict=True))
     if asked.json:
-        print_json({"model": model, **as_data(blueprint, media, len(prompts[0]), seen)})
+        print_json({"model": model, **as_data(blueprint, media, len(prompts[0]), steps)})
     else:
         console = Output()
         console.print(_assumed(blueprint))
-        _show(console, media, len(prompts[0]), seen)
+        _show(console, media, len(prompts[0]), steps)
     return 0
 
 
 def as_data(
-    blueprint: "Blueprint", media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "DryRun"
+    blueprint: "Blueprint", media: "Sequence[tuple[str, Any]]", num_tokens: int, steps: "list[list[ExplainedPass]]"
 ) -> dict[str, Any]:
     """What decides, the kind of device and the limits of an engine there; and what was decided."""
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "encoder_budget_tokens")
     return {
         "device": "cuda" if blueprint.is_cuda else "cpu",
-        "limits": {name: getattr(blueprint.limits, name) for name in names},
+        "limits": {name: getattr(blueprint.resolved.limits, name) for name in names},
         "media": [
             {"given": text, "resized": plan.size_hw[::-1], "grid_thw": plan.grid_thw, "tokens": plan.num_tokens}
             for text, plan in media
         ],
         "prompt_tokens": num_tokens,
-        "steps": [[{**asdict(one), "padding": one.padding} for one in step] for step in seen.steps],
+        "steps": [[{**asdict(one), "padding": one.padding} for one in step] for step in steps],
     }
 
 
 def _assumed(blueprint: "Blueprint") -> str:
-    limits = blueprint.limits
+    limits = blueprint.resolved.limits
     device = "a GPU (--device cpu: a CPU)" if blueprint.is_cuda else "a CPU (--device cuda: a GPU)"
     return (
         f"on {device}: {limits.max_model_len:,} tokens a request, {limits.max_num_seqs:,} requests at a time, "
@@ -153,7 +153,9 @@ def _plans(
     return found
 
 
-def _show(console: Console, media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "DryRun") -> None:
+def _show(
+    console: Console, media: "Sequence[tuple[str, Any]]", num_tokens: int, steps: "list[list[ExplainedPass]]"
+) -> None:
     for text, plan in media:
         width, height = plan.size_hw[1], plan.size_hw[0]
         frames = f", {plan.grid_thw[0]} steps in time" if plan.grid_thw[0] > 1 else ""
@@ -162,12 +164,12 @@ def _show(console: Console, media: "Sequence[tuple[str, Any]]", num_tokens: int,
         )
     console.print(f"a prompt has {num_tokens} tokens")
     table = Table("step", "phase", "content", "rows", "bucket", "padding", "tier", "why")
-    for number, step in enumerate(seen.steps[:MAX_STEPS_SHOWN], start=1):
+    for number, step in enumerate(steps[:MAX_STEPS_SHOWN], start=1):
         for one in step:
             padding = f"{one.padding:.1%}" if one.graph else "-"
             figures = (f"{one.rows:,}", f"{one.bucket_rows:,}" if one.graph else "-", padding)
             table.add_row(str(number), one.phase, one.content, *figures, one.tier.value, one.reason)
     print_table(console, table)
-    left = len(seen.steps) - MAX_STEPS_SHOWN
+    left = len(steps) - MAX_STEPS_SHOWN
     if left > 0:
         console.print(f"and {left} more steps (--json shows all)")

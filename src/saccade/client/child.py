@@ -13,6 +13,7 @@ from saccade.wire.messages import COMMANDS, REPLIES, EngineCommand, EngineReply,
 
 RECONNECT_MS = 20  # the worker's socket appears only when its imports are done
 TERMINATE_S, KILL_S = 3.0, 5.0
+POLL_S = 0.05
 
 
 class Child:
@@ -22,10 +23,19 @@ class Child:
     nobody else can connect, and a parent that is killed leaves nothing behind (see `Spare`).
     """
 
-    def __init__(self, process: Spare) -> None:
-        """Takes the process over."""
-        self.process = process
-        self.folder = folder = process.folder
+    def __init__(self, spare: Spare | None = None) -> None:
+        """Takes a spare over, or starts a process."""
+        worker = spare or Spare()
+        self.process, self.folder = worker.process, worker.folder
+        try:
+            _check_length(self.folder)
+            self._open_sockets()
+        except BaseException:
+            with worker:
+                raise
+        worker.is_taken = True
+
+    def _open_sockets(self) -> None:
         self._context = zmq.asyncio.Context()
         self._replies = self._context.socket(zmq.PULL)
         # Not one of asyncio's: an abort must go out from where nothing can be awaited.
@@ -35,21 +45,8 @@ class Child:
             # Sending never waits: the worker takes commands between steps and refuses what is too much.
             socket.set_hwm(0)
         self._commands.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        self._replies.bind(f"ipc://{folder / REPLIES}")
-        self._commands.connect(f"ipc://{folder / COMMANDS}")
-
-    @classmethod
-    def spawn(cls, spare: Spare | None = None) -> "Child":
-        """With a spare, that one; a new process otherwise."""
-        process = spare or Spare()
-        try:
-            _check_length(process.folder)
-            child = cls(process)
-        except BaseException:
-            with process:
-                raise
-        process.is_taken = True
-        return child
+        self._replies.bind(f"ipc://{self.folder / REPLIES}")
+        self._commands.connect(f"ipc://{self.folder / COMMANDS}")
 
     def send(self, command: EngineCommand, arrays: PromptArrays | None = None) -> None:
         """Never waits. Arrays are not copied: they must not change, as those of a prompt never do."""
@@ -63,12 +60,11 @@ class Child:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     async def wait(self) -> int:
-        """The exit code; that of a signal is negative."""
-        return await self.process.wait()
-
-    def kill(self) -> None:
-        if self.process.exit_code is None:
-            self.process.kill()
+        """The exit code; that of a signal is negative. Looks now and then, so that a wait that is given up leaves no
+        thread behind."""
+        while (code := self.process.poll()) is None:
+            await asyncio.sleep(POLL_S)
+        return code
 
     async def close(self, wait_s: float) -> None:
         """Wait for the process to leave, then ask it to, then force it; clean up in any case."""
@@ -79,19 +75,17 @@ class Child:
                     self.process.kill()
                     await self._has_left(KILL_S)
         finally:
-            self.kill()
-            self._clean_up()
-
-    def _clean_up(self) -> None:
-        self.process.close_input()
-        self._replies.close()
-        self._commands.close()
-        self._context.term()
-        self.hide()
+            self.process.kill()
+            assert self.process.stdin is not None, "it is a pipe"
+            self.process.stdin.close()
+            self._replies.close()
+            self._commands.close()
+            self._context.term()
+            self.hide()
 
     async def _has_left(self, wait_s: float) -> bool:
         try:
-            await asyncio.wait_for(self.process.wait(), wait_s)
+            await asyncio.wait_for(self.wait(), wait_s)
         except TimeoutError:
             return False
         return True

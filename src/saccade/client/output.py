@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 
 from saccade.inputs.detokenizer import Detokenizer
 from saccade.inputs.markers import split_undecided
+from saccade.inputs.placeholders import Prompt
 from saccade.inputs.positions import Ints
+from saccade.inputs.tokenizer import Tokenizer
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import Finish, FinishReason, PromptScores, Scores, Update
 
@@ -43,6 +45,33 @@ class RequestOutput:
     @property
     def finished(self) -> bool:
         return all(output.finish_reason is not None for output in self.outputs)
+
+
+class RequestOutputs:
+    """Builds the `n` outputs of a request as its updates come."""
+
+    def __init__(self, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        how = {"skip_special_tokens": params.skip_special_tokens, "is_continued": prompt.is_continued}
+        self.prompt_ids = prompt.token_ids
+        self.streams = [OutputStream(i, tokenizer.detokenizer(**how), params) for i in range(params.n)]
+        has_scores = params.prompt_logprobs is not None
+        self.prompt_logprobs: list[Logprobs | None] | None = [None] * len(prompt) if has_scores else None
+
+    @property
+    def is_done(self) -> bool:
+        return all(stream.output.finish_reason is not None for stream in self.streams)
+
+    def take(self, index: int, update: Update) -> tuple[str, str | None] | None:
+        """The text that an update adds to an output, and the stop string that it met and that the engine does not know
+        of. None where it adds nothing: it has scores of the prompt alone, or the output had ended."""
+        if update.prompt_scores is not None and self.prompt_logprobs is not None:
+            place_prompt_scores(self.prompt_logprobs, self.prompt_ids, update.prompt_scores)
+        stream = self.streams[index]
+        is_news = bool(update.token_ids) or update.finish is not None
+        if not is_news or stream.output.finish_reason is not None:
+            return None
+        text, stop = stream.take(update)
+        return text, stop if update.finish is None else None
 
 
 class OutputStream:

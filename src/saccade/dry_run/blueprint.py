@@ -5,7 +5,7 @@ what is built: sizes for `saccade plan`, buckets and decisions for `saccade expl
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,12 +17,10 @@ from torch.utils._pytree import tree_leaves
 
 from saccade.errors import ConfigError
 from saccade.execution.assembly import new_executor
-from saccade.execution.build import affordable
+from saccade.execution.build import Resolved, resolve
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.sizes import executor_settings_for, state_sizes_for
-from saccade.execution.state import StateSizes
+from saccade.execution.ranks import check_division
 from saccade.graphs import Frame, GraphRunner
-from saccade.inputs.media_settings import read_image_settings, read_video_settings
 from saccade.kernels.dispatch import kernels_for
 from saccade.kernels.sampling import sampling_for
 from saccade.kernels.table import KernelTable
@@ -47,9 +45,7 @@ class Blueprint:
 
     model: Model
     executor: DeviceExecutor
-    sizes: StateSizes
-    settings: EngineSettings
-    limits: SchedulerSettings
+    resolved: Resolved
     is_cuda: bool
     live: "LiveBytes"
 
@@ -62,32 +58,13 @@ def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, i
     dtype = _dtype(settings, config, is_cuda=is_cuda)
     live = LiveBytes()
     place = Placement(kernels=_counted(kernels_for("cpu", dtype), live), device=META, dtype=dtype)
-    model = _model_of_rank(0, place, spec, settings)
-    settings = affordable(settings, model, is_cuda=is_cuda)
-    limits = limits.resolved(is_cuda=is_cuda, max_position=spec.max_position)
-    sizes = state_sizes_for(settings, limits, is_cuda=is_cuda)
-    images, videos = read_image_settings(folder), read_video_settings(folder)
-    own = executor_settings_for(settings, limits, images, videos, spec.vision, is_cuda=is_cuda)
-    return Blueprint(
-        model=model,
-        executor=new_executor(model, sizes, own, _counted(sampling_for("cpu"), live)),
-        sizes=sizes,
-        settings=settings,
-        limits=limits,
-        is_cuda=is_cuda,
-        live=live,
-    )
-
-
-def models_of_ranks(blueprint: Blueprint) -> Iterator[Model]:
-    """The share of the model that each rank holds."""
-    yield blueprint.model
-    for rank in range(1, blueprint.settings.tensor_parallel_size):
-        yield _model_of_rank(rank, blueprint.model.place, blueprint.model.spec, blueprint.settings)
+    model = model_of_rank(0, place, spec, settings)
+    resolved = resolve(folder, settings, limits, model, is_cuda=is_cuda)
+    executor = new_executor(model, resolved.sizes, resolved.executor, _counted(sampling_for("cpu"), live))
+    return Blueprint(model=model, executor=executor, resolved=resolved, is_cuda=is_cuda, live=live)
 
 
 def dividing_sizes(spec: ModelSpec, encoder_mode: EncoderMode) -> list[int]:
-    """The tensor-parallel sizes that this model can be divided into."""
     return [size for size in range(1, MOST_RANKS + 1) if _can_be_divided(spec, size, encoder_mode)]
 
 
@@ -147,16 +124,14 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _can_be_divided(spec: ModelSpec, size: int, encoder_mode: EncoderMode) -> bool:
-    group = Groups.imagined(0, size).language
-    place = Placement(kernels=kernels_for("cpu", torch.float32), device=META, dtype=torch.float32, group=group)
     try:
-        Model(place, spec, encoder_mode=encoder_mode)
+        check_division(spec, size, encoder_mode)
     except ConfigError:
         return False
     return True
 
 
-def _model_of_rank(rank: int, place: Placement, spec: ModelSpec, settings: EngineSettings) -> Model:
+def model_of_rank(rank: int, place: Placement, spec: ModelSpec, settings: EngineSettings) -> Model:
     group = Groups.imagined(rank, settings.tensor_parallel_size).language
     return Model(replace(place, group=group), spec, encoder_mode=settings.mm_encoder_tp_mode)  # type: ignore[arg-type]
 

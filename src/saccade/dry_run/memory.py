@@ -7,10 +7,10 @@ from math import inf
 from torch import Tensor
 
 from saccade.config import Tier
-from saccade.dry_run.blueprint import Blueprint, models_of_ranks, peak_bytes
+from saccade.dry_run.blueprint import Blueprint, model_of_rank, peak_bytes
 from saccade.errors import ConfigError
-from saccade.execution.ranks import exchange_bytes
-from saccade.execution.sizes import HEADROOM_BYTES, block_bytes, blocks_that_fit, shadow_bytes_for, wanted_blocks
+from saccade.execution.ranks import largest_passes
+from saccade.execution.sizes import HEADROOM_BYTES, block_bytes, blocks_that_fit, wanted_blocks
 from saccade.graphs import GraphRunner
 from saccade.models.vlm import Model
 
@@ -90,21 +90,23 @@ class Room:
 
 def plan_ranks(blueprint: Blueprint) -> list[MemoryPlan]:
     """What each rank holds. All have the same buffers and graphs; their shares of the weights differ."""
-    first = plan_memory(blueprint)
-    if blueprint.settings.tensor_parallel_size == 1:
+    first, model, resolved = plan_memory(blueprint), blueprint.model, blueprint.resolved
+    settings = resolved.settings
+    if settings.tensor_parallel_size == 1:
         return [first]
-    exchange = exchange_bytes(blueprint.model, blueprint.executor.settings, blueprint.sizes)
+    exchange = sum(model.exchanged_bytes(**largest_passes(model, resolved.executor, resolved.sizes)))
+    ranks = range(settings.tensor_parallel_size)
     return [
-        replace(first, weights=model.parameter_bytes(), padding=_padding_bytes(model), exchange=exchange)
-        for model in models_of_ranks(blueprint)
+        replace(first, weights=held.parameter_bytes(), padding=_padding_bytes(held), exchange=exchange)
+        for held in (model_of_rank(rank, model.place, model.spec, settings) for rank in ranks)
     ]
 
 
 def plan_memory(blueprint: Blueprint) -> MemoryPlan:
-    executor = blueprint.executor
-    state = executor.state
+    executor, resolved = blueprint.executor, blueprint.resolved
+    settings, limits, block_size = resolved.settings, resolved.limits, resolved.sizes.block_size
+    state, copies = executor.state, sum(resolved.shadow_bytes.values())
     captured = [phase for phase in executor.phases if phase.settings.tiers]
-    settings = blueprint.settings
     measured = blueprint.is_cuda and not settings.kv_cache_tokens
     peaks = {phase.phase.name: peak_bytes(blueprint, phase) for phase in executor.phases}
     vision = peaks.pop("vision", 0)
@@ -117,20 +119,14 @@ def plan_memory(blueprint: Blueprint) -> MemoryPlan:
         language_temporaries=max(peaks.values()),
         vision_temporaries=vision,
         eager_vision=vision if may_be_eager else 0,
-        shadow=_shadow_bytes(blueprint, max(peaks.values())),
+        shadow=copies + max(peaks.values()) if copies else 0,
         num_graphs=sum(_num_graphs(phase, is_cuda=blueprint.is_cuda) for phase in captured),
-        block_bytes=block_bytes(blueprint.model, blueprint.sizes.block_size),
-        block_size=blueprint.sizes.block_size,
-        max_model_len=blueprint.limits.max_model_len,
-        max_num_seqs=blueprint.limits.max_num_seqs,
-        wanted_blocks=None if measured else wanted_blocks(settings, blueprint.limits, blueprint.sizes.block_size),
+        block_bytes=block_bytes(blueprint.model, block_size),
+        block_size=block_size,
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        wanted_blocks=None if measured else wanted_blocks(settings, limits, block_size),
     )
-
-
-def _shadow_bytes(blueprint: Blueprint, eager: int) -> int:
-    has_vision = blueprint.model.spec.vision is not None
-    copies = sum(shadow_bytes_for(blueprint.settings, is_cuda=blueprint.is_cuda, has_vision=has_vision).values())
-    return copies + eager if copies else 0
 
 
 def least_room(plans: Sequence[MemoryPlan], total_bytes: int, utilization: float) -> Room:
@@ -140,7 +136,6 @@ def least_room(plans: Sequence[MemoryPlan], total_bytes: int, utilization: float
 
 
 def room_on(plan: MemoryPlan, total_bytes: int, utilization: float) -> Room:
-    """The KV cache that fits on a GPU of this size."""
     usable = int(total_bytes * utilization)
     left = usable - CONTEXT_BYTES - plan.weights
     possible = blocks_that_fit(left, plan.needed, plan.block_bytes)
@@ -205,7 +200,7 @@ def find_gpu(name: str) -> GPU:
 
 
 def _runs_eagerly(runner: GraphRunner) -> bool:
-    """At times, or at least before a layout gets a graph of its own."""
+    """Whether some passes run without a graph, at least until their layout has one of its own."""
     settings = runner.settings
     return Tier.EXACT in settings.tiers or not (settings.strict or settings.tiers)
 

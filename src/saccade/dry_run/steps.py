@@ -5,7 +5,7 @@ explain` can say how a batch would be run, without a GPU and without weights.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,22 +45,16 @@ class ExplainedPass:
         return (self.bucket_rows - self.rows) / self.rows if self.rows else 0.0
 
 
-@dataclass(slots=True)
-class DryRun:
-    """The passes of every step, in order."""
-
-    steps: list[list[ExplainedPass]] = field(default_factory=list)
-
-
-def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> DryRun:
-    """What happens when these requests arrive together, until each has answered with a second token."""
-    limits, sizes = blueprint.limits, blueprint.sizes
+def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> list[list[ExplainedPass]]:
+    """The passes of every step, in order, when these requests arrive together, until each has answered with a second
+    token."""
+    limits, sizes = blueprint.resolved.limits, blueprint.resolved.sizes
     blocks = sum(-(-(len(prompt) + NUM_OUTPUTS) // sizes.block_size) + 1 for prompt in prompts)
     notes = _Notes()
     engine = new_engine(
         blueprint.executor,
         limits,
-        encoder_index_for(blueprint.settings, limits),
+        encoder_index_for(blueprint.resolved.settings, limits),
         num_blocks=max(blocks, -(-limits.max_model_len // sizes.block_size)) + 1,
         ordered=notes,
     )
@@ -72,7 +66,7 @@ def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> DryRun:
             break
         for update in engine.step():
             assert update.finish is None or update.finish.reason == "length", f"a request of a dry run failed: {update}"
-    return notes.seen
+    return notes.steps
 
 
 def made_up_prompt(
@@ -110,7 +104,7 @@ class _Notes:
     """An executor that notes its orders and answers every request with token 0."""
 
     def __init__(self) -> None:
-        self.seen = DryRun()
+        self.steps: list[list[ExplainedPass]] = []
         self._vision: list[ExplainedPass] = []
 
     def execute(self, orders: Orders) -> Any:
@@ -131,7 +125,7 @@ class _Notes:
 
     def _run(self, orders: Run) -> Ticket:
         passes = [_explained(one, _content(one)) for one in orders.passes]
-        self.seen.steps.append([*self._vision, *passes])
+        self.steps.append([*self._vision, *passes])
         self._vision = []
         count = orders.num_sampled
         return _Done(StepResult([0] * count, [False] * count))

@@ -3,23 +3,23 @@
 import os
 import select
 import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic, sleep
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import msgspec
 
 from saccade.config import worker_environment
 from saccade.errors import ConfigError, EngineDeadError, RankGoneError, SaccadeError
 from saccade.execution.agreement import Agreement
-from saccade.execution.channel import CAPACITY_BYTES, ReaderBehindError, ReaderGoneError, Sender
+from saccade.execution.channel import ReaderBehindError, ReaderGoneError, Sender
 from saccade.execution.codec import Codec
-from saccade.execution.rank_messages import Done, NotStarted, OrderOutcome, RankReady, RankReply, RankStart, store_path
-from saccade.processes import describe_exit
+from saccade.execution.rank_messages import Done, NotStarted, OrderOutcome, RankReady, RankReply, RankStart
+from saccade.processes import describe_exit, start_python
 
 MODULE = "saccade.execution.rank"
 TICK_S = 0.25  # between two looks at ranks; the end of one is noticed at once
@@ -28,6 +28,7 @@ STUCK_S = 30.0  # after a rank failed, for the others to end the step
 ROOM_S = 300.0  # for a slow rank to make room for orders, where nothing else limits its time
 EXIT_S = 10.0  # for a process to be gone that has closed its end, was told to leave, or was killed
 VERDICT_S = 2 * EXIT_S  # for the watching thread to find out why
+GONE_S = 3.0  # for a rank to be seen to be gone after an exchange with it failed
 POLL_S = 0.02
 
 OnDeath = Callable[[SaccadeError], None]
@@ -45,7 +46,6 @@ class RankPlan:
     environment: Mapping[str, str] = field(default_factory=dict)  # added to that of this process
     start_s: float = 1800.0  # for executors to be made
     answer_s: float = 300.0  # without an answer, until a rank counts as hung (--watchdog-timeout-s); 0: never
-    capacity_bytes: int = CAPACITY_BYTES
 
 
 class RankProcesses:
@@ -62,9 +62,7 @@ class RankProcesses:
         """Returns when the processes run; `wait_ready` waits for their executors."""
         assert plan.num_ranks > 1, "one rank needs no others"
         self._plan, self._on_death = plan, on_death
-        self._sender = Sender(
-            Codec(*plan.order_types), plan.num_ranks - 1, self._hear, capacity_bytes=plan.capacity_bytes
-        )
+        self._sender = Sender(Codec(*plan.order_types), plan.num_ranks - 1, self._hear)
         self._store_fd = os.memfd_create("saccade-store")
         self._agreement, self._noting = Agreement(plan.num_ranks), threading.Lock()
         self._facts: dict[int, Any] = {}
@@ -79,16 +77,10 @@ class RankProcesses:
         self._watcher.start()
         self._has_started.wait()
         try:
-            self._check()
+            self.check()
         except SaccadeError:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     @property
     def store(self) -> str:
@@ -97,7 +89,7 @@ class RankProcesses:
         It stays open as long as this process lives: a FileStore opens it again when it is collected, however late, and
         would write into another file that has its number by then.
         """
-        return store_path(self._store_fd)
+        return f"/proc/self/fd/{self._store_fd}"
 
     @property
     def pids(self) -> dict[int, int]:
@@ -110,14 +102,14 @@ class RankProcesses:
     def wait_ready(self) -> tuple[Any, ...]:
         """The facts that ranks 1 and up tell when their executors are made."""
         while not self._are_ready:
-            self._check()
+            self.check()
             self._sender.wait(POLL_S)
-        self._check()
+        self.check()
         return tuple(self._facts[rank] for rank in sorted(self._facts))
 
     def send(self, order: object) -> int:
         """The order's number, by which rank 0 records what it did. Waits only where a rank is far behind."""
-        self._check()
+        self.check()
         assert self._are_ready, "orders are for ranks that are ready"
         try:
             return self._sender.send(order, timeout_s=self._plan.answer_s or ROOM_S)
@@ -126,43 +118,38 @@ class RankProcesses:
 
     def record(self, number: int, outcome: OrderOutcome) -> None:
         """Record what rank 0 did with an order; every order must be recorded, in any sequence."""
-        self._check()
+        self.check()
         with self._noting:
             why = self._agreement.note(0, number, outcome, monotonic())
         if why is not None:
             self._suspect(why)
 
-    def behind(self) -> dict[int, int]:
-        """How many orders each rank still has to finish; ranks that are done are left out. Never waits."""
-        self._sender.collect()
-        self._check()
-        return self._sender.behind()
-
-    def wait(self, number: int, timeout_s: float) -> tuple[OrderOutcome, ...]:
-        """What ranks 1 and up did with an order, or a TimeoutError. Outcomes are kept for 512 orders."""
+    def wait(self, number: int, timeout_s: float) -> None:
+        """Returns when ranks 1 and up have ended an order; else raises a TimeoutError."""
         deadline = monotonic() + timeout_s
         self._sender.collect()
-        while True:
-            self._check()
-            with self._noting:
-                answers = self._agreement.answers(number)
-            if answers is not None:
-                return answers
+        while not self._sender.is_done(number):
+            self.check()
             if monotonic() > deadline:
                 behind = ", ".join(map(str, self._sender.behind()))
                 raise TimeoutError(f"step {number} was not ended in {timeout_s:g} s by rank {behind}")
             self._sender.wait(deadline - monotonic())
+        self.check()
 
-    def wait_gone(self, timeout_s: float) -> None:
-        """Raises the reason if a rank is gone or goes within this time."""
+    def explain(self, error: BaseException) -> BaseException:
+        """Why rank 0 failed while it built. An error of our own speaks for itself; any other, or one that was caused by
+        such, may have its reason in a rank that is gone, which is found out a moment later."""
+        root = error.__cause__ or error
+        if isinstance(root, SaccadeError) or not isinstance(root, Exception):
+            return error
         self._wake()
-        self._is_dead.wait(timeout_s)
-        self._check_alive()
+        self._is_dead.wait(GONE_S)
+        return self._error or error
 
     def settle(self, number: int) -> None:
         """Returns when all ranks have answered an order in which rank 0 failed, and have failed alike. Raises what is
         wrong with which rank else."""
-        self._check()
+        self.check()
         try:
             self.wait(number, self._stuck_s + VERDICT_S)
         except TimeoutError as error:
@@ -180,7 +167,8 @@ class RankProcesses:
             os.close(self._wake_fd)
             self._wake_fd = -1
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises the reason if the ranks cannot go on."""
         self._check_alive()
         if self._is_closing.is_set():
             raise EngineDeadError("the ranks were closed")
@@ -244,9 +232,30 @@ class RankProcesses:
     def _start_all(self) -> None:
         try:
             for rank, end in self._sender.reader_sockets.items():
-                self._processes[rank] = _start(self._plan, rank, end.fileno(), self._sender.memory_fd, self._store_fd)
+                self._processes[rank] = self._start(rank, end.fileno())
         finally:
             self._sender.release_reader_ends()
+
+    def _start(self, rank: int, socket_fd: int) -> "subprocess.Popen[bytes]":
+        plan, memory_fd, store_fd = self._plan, self._sender.memory_fd, self._store_fd
+        start = RankStart(
+            rank=rank,
+            num_ranks=plan.num_ranks,
+            device=plan.devices[rank] if plan.devices else rank,
+            factory=plan.factory,
+            settings=dict(plan.settings),
+            parent_pid=os.getpid(),
+            socket_fd=socket_fd,
+            memory_fd=memory_fd,
+            store_fd=store_fd,
+        )
+        environment = worker_environment() | dict(plan.environment)
+        process = start_python(MODULE, environment=environment, fds=(socket_fd, memory_fd, store_fd))
+        assert process.stdin is not None, "it is a pipe"
+        with suppress(BrokenPipeError):  # it ended at once, which the watching thread will see
+            process.stdin.write(msgspec.json.encode(start) + b"\n")
+            process.stdin.flush()
+        return process
 
     def _wait_for_news(self) -> None:
         """Until a rank is gone, somebody calls, or it is time to look again. Replies are left to others."""
@@ -330,35 +339,3 @@ class RankProcesses:
         deadline = monotonic() + timeout_s
         while len(self._exit_codes()) < len(self._processes) and monotonic() < deadline:
             sleep(POLL_S)
-
-
-def _start(plan: RankPlan, rank: int, socket_fd: int, memory_fd: int, store_fd: int) -> "subprocess.Popen[bytes]":
-    start = RankStart(
-        rank=rank,
-        num_ranks=plan.num_ranks,
-        device=plan.devices[rank] if plan.devices else rank,
-        store_fd=store_fd,
-        factory=plan.factory,
-        settings=dict(plan.settings),
-        parent_pid=os.getpid(),
-        socket_fd=socket_fd,
-        memory_fd=memory_fd,
-    )
-    line = msgspec.json.encode(start) + b"\n"
-    # -P: what lies in the working directory is not imported. A session of its own: Ctrl-C reaches the front end, which
-    # decides what becomes of the requests.
-    process = subprocess.Popen(
-        (sys.executable, "-P", "-m", MODULE),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-        env=worker_environment() | dict(plan.environment),
-        pass_fds=(socket_fd, memory_fd, store_fd),
-    )
-    assert process.stdin is not None, "it is a pipe"
-    try:
-        process.stdin.write(line)
-        process.stdin.flush()
-    except BrokenPipeError:  # it ended at once, which the watching thread will see
-        pass
-    return process

@@ -22,9 +22,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.shadow_file import Kept, Origin, write_file
+from saccade.execution.shadow_file import Origin, ShadowFile, context_of, current_versions, digest_of, write_file
 from saccade.execution.shadow_passes import (
     PassArrays,
+    Slab,
+    TooLargeError,
     Writers,
     put_back,
     results_of,
@@ -32,7 +34,6 @@ from saccade.execution.shadow_passes import (
     written_keys,
     written_rows,
 )
-from saccade.execution.shadow_slab import Slab
 from saccade.graphs import Batch, GraphKey, GraphRunner
 from saccade.graphs.compare import OutputDifference, Tensors, bit_differences
 
@@ -70,7 +71,7 @@ class Mismatch:
 
     @property
     def reason(self) -> str:
-        """For anybody: without the path."""
+        """What everybody may read: it does not name the file."""
         more = f" (and {len(self.differences) - 1} more results)" if self.differences[1:] else ""
         return (
             f"graph [{self.key}] is out of service: it gave something else than an eager run of inputs {self.digest}: "
@@ -108,10 +109,6 @@ class Shadow:
         for phase in self._executor.phases:
             phase.observer = None
         self._records.clear()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(slab.nbytes for slab in self._slabs.values())
 
     @property
     def has_records(self) -> bool:
@@ -232,21 +229,26 @@ class Shadow:
     def _condemn(self, record: ReplayRecord, differences: list[OutputDifference], right: Tensors) -> Mismatch:
         self.count(record.key.phase, "different")
         assert record.cached is not None, "it was compared"
-        kept = Kept(
+        digest = digest_of({**record.inputs, **record.reads}, record.arrays)
+        file = ShadowFile(
+            origin=self._origin,
             key=record.key,
             arrays=record.arrays,
             inputs=record.inputs,
             reads=record.reads,
+            cached=context_of(self._executor.state, record.arrays),
             replayed={**record.results, **record.cached},
             eager=right,
             most_bytes=self.slab_for(record.runner).most_bytes,
+            digest=digest,
+            versions=current_versions(record.runner.phase.arena.device),
         )
-        path = write_file(self._origin, self._executor.state, kept)
-        record.runner.catalogue.retire(record.key, f"a shadow check found it wrong (digest {kept.digest})")
+        path = write_file(file)
+        record.runner.catalogue.retire(record.key, f"a shadow check found it wrong (digest {digest})")
         for other in self._records:  # they may have read what the wrong graph wrote and the check wrote anew
             self.count(other.key.phase, "overwritten")
         self._records.clear()
-        return Mismatch(key=record.key, digest=kept.digest, differences=tuple(differences), path=path)
+        return Mismatch(key=record.key, digest=digest, differences=tuple(differences), path=path)
 
     @contextmanager
     def _stream_of(self, runner: GraphRunner) -> Iterator[None]:
@@ -271,47 +273,37 @@ class _Watcher:
     def before(self, batch: Batch, key: GraphKey | None) -> None:
         self._open = None
         number = self._shadow.writers.note(batch.arrays)
-        if key is not None and self._shadow.wants(key):
-            with self._counting_failures():
-                self._open = self._begin(batch, key, number)
+        if key is None or not self._shadow.wants(key):
+            return
+        with self._counting_failures():
+            arrays = {name: np.array(array) for name, array in batch.arrays.items()}
+            record = ReplayRecord(runner=self._runner, key=key, number=number, arrays=arrays)
+            reads = self._runner.phase.volatile_in(arrays)
+            copies = self._shadow.slab_for(self._runner).copy(record, {**batch.tensors, **reads})
+            record.inputs = {name: copies[name] for name in batch.tensors}
+            record.reads = {name: copies[name] for name in reads}
+            self._open = record
 
     def after(self, outputs: Tensors) -> None:
         record, self._open = self._open, None
-        if record is not None:
-            with self._counting_failures():
-                self._end(record, outputs)
-
-    def _begin(self, batch: Batch, key: GraphKey, number: int) -> ReplayRecord | None:
-        arrays = {name: np.array(array) for name, array in batch.arrays.items()}
-        record = ReplayRecord(runner=self._runner, key=key, number=number, arrays=arrays)
-        reads = self._runner.phase.volatile_in(arrays)
-        copies = self._shadow.slab_for(self._runner).copy(record, {**batch.tensors, **reads})
-        if copies is None:
-            self._shadow.count(key.phase, "too_large")
-            return None
-        record.inputs = {name: copies[name] for name in batch.tensors}
-        record.reads = {name: copies[name] for name in reads}
-        return record
-
-    def _end(self, record: ReplayRecord, outputs: Tensors) -> None:
-        slab = self._shadow.slab_for(self._runner)
-        results = slab.copy(record, results_of(self._runner.phase, record.arrays, outputs, slab.most_bytes))
-        if results is None:
-            self._shadow.count(record.key.phase, "too_large")
-        else:
-            record.results = results
+        if record is None:
+            return
+        with self._counting_failures():
+            slab = self._shadow.slab_for(self._runner)
+            found = results_of(self._runner.phase, record.arrays, outputs, slab.most_bytes)
+            record.results = slab.copy(record, found)
             self._shadow.keep(record)
 
     @contextmanager
     def _counting_failures(self) -> Iterator[None]:
         try:
             yield
-        except Exception:
-            self._shadow.count(self._runner.phase.name, "failed")
+        except Exception as error:
+            self._shadow.count(self._runner.phase.name, "too_large" if isinstance(error, TooLargeError) else "failed")
 
 
 class StoppedError(Exception):
-    """Somebody wants something of the engine."""
+    """A command waits for the engine."""
 
 
 class _Interruptible(TorchDispatchMode):

@@ -1,12 +1,13 @@
-"""What a pass of an engine read, wrote and gave: how it is looked at, and how it is put back for another run.
+"""What a pass of an engine read, wrote and gave: how it is looked at, copied, and put back for another run.
 
 What a pass reads besides its inputs is of two kinds. Newest tokens, logits and rows of the prefill's output are
 overwritten by the next step: phases name them in `volatile_in`. Keys, values and rows of images stay where they are
 until their place is given away: `Writers` knows whether it was.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from saccade.graphs.runner import Result
 from saccade.scheduling.arrays import AnyInts, places
 
 PassArrays = Mapping[str, AnyInts]
+
+ALIGNMENT_BYTES = 256
 
 
 class Writers:
@@ -60,7 +63,6 @@ class Writers:
         return int(max(by_block[full].max(initial=0), self._slots[partial].max(initial=0)))
 
     def own_rows(self, arrays: PassArrays, number: int) -> AnyInts:
-        """Which rows of a vision pass still lie where it put them."""
         return np.flatnonzero(self._rows[arrays["targets"]] == number)
 
 
@@ -72,13 +74,12 @@ def context_slots(arrays: PassArrays, block_size: int) -> AnyInts:
 
 
 def source_rows(arrays: PassArrays) -> AnyInts:
-    """The rows of the encoder cache that a pass reads."""
     return np.unique(arrays["sources"][arrays["sources"] >= 0])
 
 
 def every_nth(view: Tensor, axis: int, most_bytes: int) -> Tensor:
     """Rows from all over a tensor, as many as take no more than so many bytes."""
-    step = max(1, -(-view.numel() * view.itemsize // most_bytes))
+    step = max(1, -(-view.nbytes // most_bytes))
     return view[(slice(None),) * axis + (slice(None, None, step),)]
 
 
@@ -104,7 +105,6 @@ def written_keys(state: DeviceState, arrays: PassArrays, most_bytes: int) -> dic
 
 
 def written_rows(state: DeviceState, arrays: PassArrays, own: AnyInts) -> dict[str, Tensor]:
-    """Rows of images that a pass wrote, as the cache has them now."""
     assert state.vision_rows is not None, "a vision pass wrote there"
     targets = torch.from_numpy(np.asarray(arrays["targets"], dtype=np.int64)[own])
     return {"rows of the cache": state.vision_rows.index_select(1, targets.to(state.vision_rows.device))}
@@ -128,3 +128,58 @@ def run_eagerly(
     if "targets" in values:
         values = {**values, "targets": np.zeros_like(values["targets"])}
     return runner.eager(values, consume, at=None if like.digest else like.capacity)
+
+
+class TooLargeError(Exception):
+    """A slab has no room for all that is one owner's."""
+
+
+class Owner(Protocol):
+    """Whose copies lie in a slab. It is lost when newer ones took their place."""
+
+    is_lost: bool
+
+
+class Slab:
+    """A ring of bytes on the device: the oldest copies make room for new ones.
+
+    All copies into one slab are queued on one stream, so that none is overwritten by an older one.
+    """
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self._bytes = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self._regions: deque[tuple[int, int, Owner]] = deque()  # the oldest first
+        self._cursor = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._bytes.nbytes
+
+    @property
+    def most_bytes(self) -> int:
+        """The most that is kept of one result; of a larger one, rows from all over it."""
+        return self.nbytes // 4
+
+    def copy(self, owner: Owner, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Queue copies of these tensors."""
+        sizes = {name: -(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for name, tensor in tensors.items()}
+        start = self._reserve(owner, sum(sizes.values()))
+        copies = {}
+        for name, tensor in tensors.items():
+            room = self._bytes[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            copies[name] = room.copy_(tensor, non_blocking=True)
+            start += sizes[name]
+        return copies
+
+    def _reserve(self, owner: Owner, nbytes: int) -> int:
+        if nbytes > self.nbytes:
+            raise TooLargeError
+        start = self._cursor if self._cursor + nbytes <= self.nbytes else 0
+        stop = start + nbytes
+        while any(begin < stop and start < end for begin, end, _ in self._regions):
+            self._regions.popleft()[2].is_lost = True
+        self._regions.append((start, stop, owner))
+        self._cursor = stop
+        if owner.is_lost:
+            raise TooLargeError
+        return start

@@ -7,7 +7,7 @@ and must not run while requests do.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,6 @@ import torch
 from saccade.errors import GraphError
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.vision_encoder import Encoder
-from saccade.geometry import Grid
 from saccade.graphs import (
     AuditReport,
     AuditRow,
@@ -34,7 +33,7 @@ from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.graphs.node_differences import PERHAPS
 from saccade.graphs.stats import GraphStats
 from saccade.layers.parallel import ALONE, ParallelGroup
-from saccade.scheduling.geometries import vision_values
+from saccade.scheduling.geometries import Grid, vision_values
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +56,10 @@ def verify_graphs(
         count.enter(runner.phase.name)
         encoder = executor.encoder
         with _unseen(runner), executor.in_order(runner):
-            found = [*_verify(runner, count, is_short)]
+            chosen = chosen_buckets(runner, is_short=is_short)
+            found = [*verify(runner, buckets=chosen, same_shape=True, on_graph=count.one).rows]
             if encoder is not None and runner is encoder.graphs:
-                found += _verify_grids(encoder, count, is_short)
+                found += _verify_grids(encoder, count, chosen)
         runner.selfcheck = max((row.difference for row in found), default=None)
         rows += found
     return VerifyReport(tuple(rows))
@@ -73,7 +73,9 @@ class _Count:
         self._progress = progress
         self._phase, self._done, self._total = "", 0, 0
         for runner in executor.phases:
-            self._total += len(_chosen(runner, is_short)) * (2 if twice and runner is executor.vision else 1)
+            self._total += len(chosen_buckets(runner, is_short=is_short)) * (
+                2 if twice and runner is executor.vision else 1
+            )
 
     def enter(self, phase: str) -> None:
         self._phase = phase
@@ -149,33 +151,25 @@ def audit_graphs(
             continue
         count.enter(runner.phase.name)
         with _unseen(runner), executor.in_order(runner):
-            rows += audit(runner, buckets=_chosen(runner, is_short), on_graph=count.one).rows
+            rows += audit(runner, buckets=chosen_buckets(runner, is_short=is_short), on_graph=count.one).rows
     return AuditReport(tuple(rows))
 
 
-def _verify(runner: GraphRunner, count: _Count, is_short: bool) -> tuple[Row, ...]:
-    return verify(runner, buckets=_chosen(runner, is_short), same_shape=True, on_graph=count.one).rows
-
-
-def _chosen(runner: GraphRunner, is_short: bool) -> list[Capacity]:
-    captured = [graph.key.capacity for graph in runner.graphs if not graph.key.digest]
-    return sample(runner) if is_short and captured else captured
-
-
-def sample(runner: GraphRunner) -> list[Capacity]:
-    """The smallest bucket and the largest that is still quick to run."""
+def chosen_buckets(runner: GraphRunner, *, is_short: bool) -> list[Capacity]:
+    """All that were captured; of the short form the smallest, and the largest that is still quick to run."""
     rows = runner.phase.rows
     captured = [graph.key.capacity for graph in runner.graphs if not graph.key.digest]
+    if not is_short or not captured:
+        return captured
     ordered = sorted(captured, key=lambda bucket: (bucket[rows], sum(bucket.values())))
     quick = [bucket for bucket in ordered if bucket[rows] <= SHORT_ROWS.get(runner.phase.name, 64)] or ordered[:1]
     return list(dict.fromkeys((quick[0], quick[-1])))
 
 
-def _verify_grids(encoder: Encoder, count: _Count, is_short: bool) -> Iterator[Row]:
+def _verify_grids(encoder: Encoder, count: _Count, chosen: Sequence[Capacity]) -> Iterator[Row]:
     """Equal rows and frames, but other heights and widths (so other positions and windows); videos; images twice."""
     runner = encoder.graphs
     rng = torch.Generator().manual_seed(1)
-    chosen = _chosen(runner, is_short)
     for graph in runner.graphs:
         if graph.key.digest or graph.key.capacity not in chosen:
             continue

@@ -29,31 +29,7 @@ from saccade.processes import EXIT_FAILED, end_with_input, end_with_parent
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import refusal
 from saccade.scheduling.request import Request
-from saccade.wire.messages import (
-    COMMANDS,
-    REPLIES,
-    Abort,
-    Add,
-    AskStats,
-    Buffers,
-    Close,
-    Closed,
-    Degraded,
-    EngineReply,
-    Failure,
-    Flush,
-    Flushed,
-    News,
-    Ready,
-    Refused,
-    StartEngine,
-    StatsReply,
-    Stop,
-    Updates,
-    decode_command,
-    encode,
-    unpack_prompt,
-)
+from saccade.wire import messages
 from saccade.wire.update import Finish, FinishReason, Update
 
 LINGER_MS = 2000  # for the last words to get out
@@ -63,7 +39,7 @@ COMPILE_POLL_MS = 2
 IDLE_MS = 500  # without a command: what is then done for later requests would keep one waiting for some 50 ms
 ABORTED = Finish(FinishReason.ABORT)
 
-Tell = Callable[[EngineReply], None]
+Tell = Callable[[messages.EngineReply], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +55,8 @@ class _Member:
 class _Compiling:
     """A request that waits for its grammar."""
 
-    command: Add
-    frames: Buffers
+    command: messages.Add
+    frames: messages.Buffers
     grammar: Future[LLMatcher]
 
 
@@ -92,7 +68,7 @@ class Worker:
         self._members: dict[str, _Member] = {}
         self._ids: dict[tuple[int, int], str] = {}
         self._compiling: dict[int, _Compiling] = {}
-        self._news: list[News] = []
+        self._news: list[messages.News] = []
         self._is_open = True
 
     def run(self) -> None:
@@ -102,7 +78,7 @@ class Worker:
             if self._engine.has_work:
                 self._note(self._engine.step())
             if self._news:
-                self._tell(Updates(self._news))
+                self._tell(messages.Updates(self._news))
                 self._news = []
 
     def _take_commands(self) -> None:
@@ -133,29 +109,29 @@ class Worker:
         if isinstance(found, Exception):
             traceback.print_exception(found)
         elif found is not None:
-            self._tell(Degraded(found.reason, str(found)))
+            self._tell(messages.Degraded(found.reason, str(found)))
 
-    def _obey(self, frames: Buffers) -> None:
-        match decode_command(frames[0]):
-            case Add() as command:
+    def _obey(self, frames: messages.Buffers) -> None:
+        match messages.decode_command(frames[0]):
+            case messages.Add() as command:
                 self._take(command, frames[1:])
-            case Abort(serial=serial):
+            case messages.Abort(serial=serial):
                 self._forget(serial)
                 self._note(self._engine.abort(str(serial)))
-            case Stop(serial=serial, index=index, stop=stop):
+            case messages.Stop(serial=serial, index=index, stop=stop):
                 if (serial, index) in self._ids:
                     self._note(self._engine.stop(self._ids[serial, index], stop))
-            case AskStats(serial=serial):
+            case messages.AskStats(serial=serial):
                 phases = self._engine.phase_snapshots()
-                self._tell(StatsReply(serial, self._engine.scheduler.stats(), phases, gpu_bytes_in_use()))
-            case Flush(serial=serial):
-                self._tell(Flushed(serial, not self._compiling and self._engine.scheduler.forget_cached()))
-            case Close():
+                self._tell(messages.StatsReply(serial, self._engine.scheduler.stats(), phases, gpu_bytes_in_use()))
+            case messages.Flush(serial=serial):
+                self._tell(messages.Flushed(serial, not self._compiling and self._engine.scheduler.forget_cached()))
+            case messages.Close():
                 self._close()
-            case StartEngine():
+            case messages.StartEngine():
                 raise ConfigError("the engine was told to start twice")
 
-    def _take(self, command: Add, frames: Buffers) -> None:
+    def _take(self, command: messages.Add, frames: messages.Buffers) -> None:
         """A request whose grammar has to be compiled first is overtaken by others meanwhile."""
         grammar = command.params.grammar
         if grammar is None:
@@ -188,13 +164,13 @@ class Worker:
                 assert waiting.command.params.grammar is not None, "it waits for one"
                 self._engine.forget_grammar(waiting.command.params.grammar, waiting.grammar)
             many = range(waiting.command.params.n)
-            self._news += [News(str(serial), finish=ended, serial=serial, index=index) for index in many]
+            self._news += [messages.News(str(serial), finish=ended, serial=serial, index=index) for index in many]
 
-    def _add(self, command: Add, frames: Buffers, compiled: LLMatcher | None = None) -> None:
+    def _add(self, command: messages.Add, frames: messages.Buffers, compiled: LLMatcher | None = None) -> None:
         try:
             ids = self._engine.add(
                 str(command.serial),
-                unpack_prompt(command.prompt, frames),
+                messages.unpack_prompt(command.prompt, frames),
                 command.params,
                 priority=command.priority,
                 deadline=command.deadline,
@@ -214,7 +190,7 @@ class Worker:
             member = self._members[update.request_id]
             cached = member.request.num_cached_tokens
             self._news.append(
-                News(*astuple(update), serial=member.serial, index=member.index, num_cached_tokens=cached)
+                messages.News(*astuple(update), serial=member.serial, index=member.index, num_cached_tokens=cached)
             )
             if update.finish is not None:
                 del self._members[update.request_id], self._ids[member.serial, member.index]
@@ -235,19 +211,19 @@ def main(folder: Path) -> int:
     commands, replies, last_words = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
     for socket in (commands, replies, last_words):
         socket.set_hwm(0)  # the scheduler limits what is queued; a step must never wait for a slow reader
-    commands.bind(f"ipc://{folder / COMMANDS}")
+    commands.bind(f"ipc://{folder / messages.COMMANDS}")
     for socket in (replies, last_words):
         socket.linger = LINGER_MS
-        socket.connect(f"ipc://{folder / REPLIES}")
+        socket.connect(f"ipc://{folder / messages.REPLIES}")
     import_packages()  # while the parent reads the model's files
 
     def die(error: SaccadeError) -> None:
-        last_words.send(encode(_failure(error)))
+        last_words.send(messages.encode(_failure(error)))
         sleep(LINGER_MS / 1000)  # whoever hears it ends this process
         os._exit(EXIT_FAILED)
 
     try:
-        return _serve(commands, lambda reply: replies.send(encode(reply)), die)
+        return _serve(commands, lambda reply: replies.send(messages.encode(reply)), die)
     finally:
         gc.unfreeze()
         context.destroy()
@@ -256,23 +232,23 @@ def main(folder: Path) -> int:
 def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
     built: Built | None = None
     try:
-        start = decode_command(commands.recv())
-        assert isinstance(start, StartEngine), f"the first command is {start}"
+        start = messages.decode_command(commands.recv())
+        assert isinstance(start, messages.StartEngine), f"the first command is {start}"
         built = _build(start, tell, die)
         engine = built.engine
         gc.collect()
         gc.freeze()  # what stays for good need not be looked at again while requests run
         pool = engine.scheduler.resources.pool
         limits = engine.scheduler.settings
-        tell(Ready(limits, pool.num_tokens, pool.block_size, gpu_bytes_in_use(), built.tensor_parallel))
+        tell(messages.Ready(limits, pool.num_tokens, pool.block_size, gpu_bytes_in_use(), built.tensor_parallel))
         Worker(engine, commands, tell).run()
-        tell(Closed())
+        tell(messages.Closed())
     except SaccadeError as error:
         tell(_failure(error))
         return EXIT_FAILED
     except Exception as error:
         traceback.print_exc()
-        tell(Failure(f"{type(error).__name__}: {error}"))
+        tell(messages.Failure(f"{type(error).__name__}: {error}"))
         return EXIT_FAILED
     finally:
         if built is not None:
@@ -280,7 +256,7 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
     return 0
 
 
-def _build(start: StartEngine, tell: Tell, die: OnDeath) -> Built:
+def _build(start: messages.StartEngine, tell: Tell, die: OnDeath) -> Built:
     folder = Path(start.folder)
     if sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_BYTES:
         torch.set_num_threads(1)  # on a CPU, threads that wait for each other cost a small model more than they save
@@ -303,17 +279,19 @@ def gpu_bytes_in_use() -> int:
     return total - free
 
 
-def _failure(error: SaccadeError) -> Failure:
-    return Failure(str(error), is_config=isinstance(error, ConfigError), is_rank_gone=isinstance(error, RankGoneError))
+def _failure(error: SaccadeError) -> messages.Failure:
+    return messages.Failure(
+        str(error), is_config=isinstance(error, ConfigError), is_rank_gone=isinstance(error, RankGoneError)
+    )
 
 
-def _refusal(serial: int, error: Exception) -> Refused:
+def _refusal(serial: int, error: Exception) -> messages.Refused:
     if isinstance(error, RequestError):
-        return Refused(serial, "request", str(error), error.param, error.code)
+        return messages.Refused(serial, "request", str(error), error.param, error.code)
     if isinstance(error, CapacityError):
-        return Refused(serial, "capacity", str(error), retry_after_s=error.retry_after_s)
+        return messages.Refused(serial, "capacity", str(error), retry_after_s=error.retry_after_s)
     traceback.print_exception(error)
-    return Refused(serial, "internal", f"the engine could not take the request in: {type(error).__name__}")
+    return messages.Refused(serial, "internal", f"the engine could not take the request in: {type(error).__name__}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
+from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout, _world
 
 from saccade.config import allows_shared_gpu, use_loopback
 from saccade.errors import ConfigError
@@ -20,6 +21,7 @@ from saccade.kernels.gloo_collectives import GlooCollectives
 from saccade.layers.parallel import Groups, ParallelGroup
 
 POLL_S = 0.02
+LEAST_CONNECT_S = 10.0  # however short the watchdog's time: a busy machine takes seconds
 
 
 def connect(
@@ -29,13 +31,15 @@ def connect(
     store: Path,
     device: torch.device,
     timeout_s: float = 600.0,
+    connect_s: float = 0.0,
     check: Callable[[], None] = lambda: None,
 ) -> Groups:
     """Meet the other ranks of this machine and open the communicators.
 
     `store` is a file in a private folder that all ranks name and none has written yet. A rank that waits longer than
     `timeout_s` for another one, here or on the host later, raises a RuntimeError. `check` is called again and again
-    until all are here: it raises if one will not come. A process is in one such group.
+    until all are here: it raises if one will not come. From then on they wait `connect_s` for each other's connections,
+    where that is less and not 0. A process is in one such group.
     """
     if size == 1:
         return Groups()
@@ -47,13 +51,16 @@ def connect(
     meeting = FileStore(str(store), size)
     meeting.set_timeout(limit)
     _meet(meeting, rank, size, timeout_s, check)
+    soon = timedelta(seconds=min(max(connect_s, LEAST_CONNECT_S) if connect_s else timeout_s, timeout_s))
+    meeting.set_timeout(soon)
     try:
-        dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=limit)
-        control = Control(_new_group("gloo", limit))
-        made = [_new_collectives(device, control, limit) for _ in range(2)]
+        dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=soon)
+        control = Control(_new_group("gloo", limit, soon))
+        made = [_new_collectives(device, control, limit, soon) for _ in range(2)]
     except BaseException:
         if dist.is_initialized():
             dist.destroy_process_group()
+        _world.group_count = 0  # groups are named by it: the next ranks, new processes, begin to count at 0
         raise
     language, vision = (ParallelGroup(rank=rank, size=size, collectives=one, control=control) for one in made)
     return Groups(language=language, vision=vision)
@@ -74,9 +81,9 @@ def _here(rank: int) -> str:
     return f"rank {rank} is here"
 
 
-def _new_collectives(device: torch.device, control: Control, limit: timedelta) -> Collectives:
+def _new_collectives(device: torch.device, control: Control, limit: timedelta, soon: timedelta) -> Collectives:
     if device.type == "cpu":
-        return GlooCollectives(_new_group("gloo", limit))
+        return GlooCollectives(_new_group("gloo", limit, soon))
     from saccade.kernels.nccl_collectives import NcclCollectives
     from saccade.kernels.symmetric_collectives import SymmetricCollectives
 
@@ -84,12 +91,12 @@ def _new_collectives(device: torch.device, control: Control, limit: timedelta) -
     check_devices(places, may_share=allows_shared_gpu())
     reason = _first(control, refusal(places[dist.get_rank()], places, torch.cuda.can_device_access_peer))
     if not reason:
-        made = SymmetricCollectives(_new_group("gloo", limit), device, control)
+        made = SymmetricCollectives(_new_group("gloo", limit, soon), device, control)
         if not (reason := _first(control, made.refusal())):
             return made
     if _num_gpus(places) < len(places):
         raise ConfigError(f"{reason}, and ranks that share a GPU have nothing else; give each a GPU of its own")
-    return NcclCollectives(_new_group("nccl", limit), device, reason)
+    return NcclCollectives(_new_group("nccl", limit, limit), device, reason)
 
 
 def _first(control: Control, reason: str) -> str:
@@ -109,16 +116,23 @@ def nccl_beside(group: ParallelGroup, device: torch.device) -> Collectives | Non
         return None
     from saccade.kernels.nccl_collectives import NcclCollectives
 
-    return NcclCollectives(_new_group("nccl", timedelta(minutes=10)), device, "to compare")
+    limit = timedelta(minutes=10)
+    return NcclCollectives(_new_group("nccl", limit, limit), device, "to compare")
 
 
 def _places(device: torch.device, control: Control) -> list[dict[str, Any]]:
     return [json.loads(each) for each in control.gather(json.dumps(_place(device)).encode())]
 
 
-def _new_group(backend: str, limit: timedelta) -> dist.ProcessGroup:
-    found = dist.new_group(backend=backend, timeout=limit)
+def _new_group(backend: str, limit: timedelta, soon: timedelta) -> dist.ProcessGroup:
+    """Connected within `soon`; exchanges, and what ranks look for in their store, may then take up to `limit`."""
+    store = _get_default_store()
+    store.set_timeout(soon)
+    found = dist.new_group(backend=backend, timeout=soon)
     assert isinstance(found, dist.ProcessGroup), found
+    if soon != limit:
+        _set_pg_timeout(limit, found)
+    store.set_timeout(limit)
     return found
 
 

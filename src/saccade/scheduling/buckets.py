@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from saccade.choice.key import Capacity, row_buckets, thinned
-from saccade.geometry import GridSpec
+from saccade.models.spec import VisionSpec
 
 FEW_ROWS = 128  # up to here a step takes as long as reading its weights, so padding costs nothing
 FEW_ROWS_STEP = 16
@@ -66,7 +66,7 @@ def vision_buckets(max_units: int) -> tuple[int, ...]:
     return tuple(sorted({min(round(n * 49 / 48), max_units) for n in chosen} | {max_units}))
 
 
-def vision_capacity(spec: GridSpec, units: int, *, has_shares: bool = False) -> Capacity:
+def vision_capacity(spec: VisionSpec, units: int, *, has_shares: bool = False) -> Capacity:
     """Where ranks have images of their own, `share` counts the rows of the largest share."""
     frames = min(MAX_FRAMES, max(FEWEST_FRAMES, units // UNITS_PER_FRAME), units)
     sizes = {"units": units, "patches": units * spec.unit, "frames": frames + 1}
@@ -77,7 +77,7 @@ def vision_capacity(spec: GridSpec, units: int, *, has_shares: bool = False) -> 
     return Capacity.of(sizes)
 
 
-def longest_window(spec: GridSpec) -> int:
+def longest_window(spec: VisionSpec) -> int:
     return spec.window * spec.window * spec.unit
 
 

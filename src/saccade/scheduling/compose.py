@@ -11,11 +11,11 @@ from saccade.choice.exact import ExactLayout
 from saccade.choice.key import Capacity
 from saccade.config import Tier
 from saccade.errors import GraphError
-from saccade.geometry import GridSpec
 from saccade.inputs.messages import MediaKind
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
 from saccade.models.media import ImageSettings
+from saccade.models.spec import VisionSpec
 from saccade.scheduling import arrays
 from saccade.scheduling.arrays import AnyInts, CacheLayout, LiveRequest
 from saccade.scheduling.geometries import Geometries
@@ -36,7 +36,7 @@ USUAL_COUNTS = (1, 2, 3, 4)
 class VisionFacts:
     """What composing needs to know of a vision tower, and of how its pixels become patches."""
 
-    spec: GridSpec
+    spec: VisionSpec
     temporal_patch: Mapping[MediaKind, int]  # frames of a patch, by the kind of media
     images: ImageSettings | None = None
     num_ranks: int = 1  # that encode images of their own

@@ -125,8 +125,8 @@ class _Front:
             self._service.fail()
             raise
         self._started.set()
-        if self._engine.ranks.size > 1:
-            self._say(self._engine.ranks.summary())
+        if self._engine.ready.ranks.size > 1:
+            self._say(self._engine.ready.ranks.summary())
         total = self._service.time_to_ready_s or 0.0
         self._say(f"ready on {_address(self._settings, listener)} after {total:.2f} s")
 

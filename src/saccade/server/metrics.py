@@ -12,9 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from saccade.client.process import EngineStats
 from saccade.wire.engine_metrics import PREFIX, own_metrics, scheduler_metrics
 from saccade.wire.engine_metrics import Metric as EngineMetric
+from saccade.wire.messages import StatsReply
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
 
@@ -65,7 +65,7 @@ _PREFIXES = {"own": (PREFIX, "vllm:"), "vllm": ("vllm:",), "sglang": ("sglang:",
 class Facts:
     """What the front end knows at a scrape."""
 
-    stats: EngineStats | None
+    stats: StatsReply | None
     kv_cache_tokens: int
     block_size: int
     num_pending: int

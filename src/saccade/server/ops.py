@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from saccade import __version__
-from saccade.client.process import EngineStats
 from saccade.errors import RequestError, SaccadeError
 from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, engine_dead, starting
@@ -19,6 +18,7 @@ from saccade.server.openapi import build_document
 from saccade.server.protocol import AbortRequest
 from saccade.server.reading import check_content_type, read_request
 from saccade.server.service import ServerPhase, Service
+from saccade.wire.messages import StatsReply
 from saccade.wire.tensor_parallel import ONE_RANK
 
 STATS_S = 5.0  # for the engine to answer between two steps
@@ -80,23 +80,23 @@ class OpsRoutes:
         stats = await self._stats()
         if stats is None:
             raise starting() if self._service.phase is ServerPhase.STARTING else engine_dead(self._service.death)
-        ranks = msgspec.to_builtins(self._service.engine.ranks)
+        ranks = msgspec.to_builtins(self._service.engine.ready.ranks)
         return json_reply({"phases": list(stats.phases.values()), "ranks": ranks})
 
     async def metrics(self, request: Request) -> Response:
         service = self._service
         stats = await self._stats()
-        engine = None if stats is None else service.engine
+        ready = None if stats is None else service.engine.ready
         facts = Facts(
             stats=stats,
-            kv_cache_tokens=0 if engine is None else engine.kv_cache_tokens,
-            block_size=0 if engine is None else engine.block_size,
+            kv_cache_tokens=0 if ready is None else ready.kv_cache_tokens,
+            block_size=0 if ready is None else ready.block_size,
             num_pending=service.admission.pending,
             num_refused=service.admission.num_refused,
             time_to_ready_s=service.time_to_ready_s,
             is_ready=service.phase is ServerPhase.READY,
-            gpu_ready_bytes=0 if engine is None else engine.gpu_ready_bytes,
-            ranks=ONE_RANK if engine is None else engine.ranks,
+            gpu_ready_bytes=0 if ready is None else ready.gpu_bytes,
+            ranks=ONE_RANK if ready is None else ready.ranks,
         )
         # Not among the threads that prepare requests: a scrape must not wait for those.
         return Response(await asyncio.to_thread(service.metrics.scrape, facts), media_type=CONTENT_TYPE)
@@ -110,7 +110,7 @@ class OpsRoutes:
                 "phase": service.phase.value,
                 "time_to_ready_s": service.time_to_ready_s,
                 "max_model_len": service.max_model_len,
-                "kv_cache_tokens": service.engine.kv_cache_tokens,
+                "kv_cache_tokens": service.engine.ready.kv_cache_tokens,
                 "requests": {"inside": service.admission.inside, "pending": service.admission.pending},
                 "tasks": len(asyncio.all_tasks()),
             }
@@ -159,7 +159,7 @@ class OpsRoutes:
             "permission": [],
         }
 
-    async def _stats(self) -> EngineStats | None:
+    async def _stats(self) -> StatsReply | None:
         try:
             async with asyncio.timeout(STATS_S):
                 return await self._service.engine.stats()
