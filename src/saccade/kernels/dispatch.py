@@ -11,7 +11,6 @@ from saccade.config import use_private_kernel_cache
 from saccade.errors import ConfigError
 from saccade.kernels import reference
 from saccade.kernels.backends import AttentionBackend, AttentionDispatch
-from saccade.kernels.cpu_attention import CpuAttention
 from saccade.kernels.table import KernelTable
 
 _HOPPER = (9, 0)
@@ -36,7 +35,6 @@ class Kernels(KernelTable):
     qk_norm_rotary_store = staticmethod(reference.qk_norm_rotary_store)
     varlen_attention = staticmethod(reference.varlen_attention)
     paged_attention = staticmethod(reference.paged_attention)
-    cache_shape = staticmethod(reference.cache_shape)
     rotate_packed = staticmethod(reference.rotate_packed)
     add_positions = staticmethod(reference.add_positions)
     scatter_rows = staticmethod(reference.scatter_rows)
@@ -73,7 +71,7 @@ def kernels_for(device: torch.device | str, dtype: torch.dtype) -> Kernels:
     """The kernels for tensors of this device and dtype. Importing flash-attn-4 takes seconds; do it once."""
     device = torch.device(device)
     if device.type == "cpu":
-        return _cpu_kernels()
+        return Kernels("reference", {}, dict.fromkeys(Kernels.kernel_names(), "the device is a CPU"))
     if device.type != "cuda":
         raise ConfigError(f"there are no kernels for device {device}; allowed: cpu, cuda")
     return _cuda_kernels(torch.cuda.get_device_capability(device), dtype)
@@ -93,12 +91,6 @@ def open_device(device: torch.device, dtype: torch.dtype) -> None:
         kernels_for(device, dtype)
 
 
-def _cpu_kernels() -> Kernels:
-    """The oracles, but for attention, which does only the work that is there."""
-    reasons = dict.fromkeys(Kernels.kernel_names(), "the device is a CPU")
-    return _with_attention(Kernels("reference", {}, reasons), AttentionDispatch(CpuAttention()))
-
-
 def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
     """Triton for all, then faster products and attention where this GPU, dtype and installation allow it."""
     use_private_kernel_cache()
@@ -108,8 +100,14 @@ def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
     kernels = _with_products(Kernels("triton", functions, reasons), capability, dtype)
     backends, missing = _attention_backends(capability, dtype)
     chosen = AttentionDispatch(*backends)
-    kernels = replace(kernels, name="+".join([kernels.name, *(b.name for b in backends[:-1])]))
-    return _with_attention(kernels, chosen, missing or "the first that supports a call takes it")
+    attention = {name: getattr(chosen, name) for name in ("varlen_attention", "paged_attention")}
+    reason = missing or "the first that supports a call takes it"
+    return replace(
+        kernels,
+        name="+".join([kernels.name, *(b.name for b in backends[:-1])]),
+        functions={**kernels.functions, **attention},
+        reasons=kernels.reasons | dict.fromkeys(attention, reason),
+    )
 
 
 def _attention_backends(capability: tuple[int, int], dtype: torch.dtype) -> tuple[list[AttentionBackend], str]:
@@ -126,12 +124,6 @@ def _attention_backends(capability: tuple[int, int], dtype: torch.dtype) -> tupl
             return [found, triton], "; ".join(missing)
         missing.append(found)
     return [triton], "; ".join(missing)
-
-
-def _with_attention(kernels: Kernels, chosen: AttentionDispatch, reason: str = "") -> Kernels:
-    functions = {name: getattr(chosen, name) for name in ("varlen_attention", "paged_attention", "cache_shape")}
-    reasons = kernels.reasons | (dict.fromkeys(functions, reason) if reason else {})
-    return replace(kernels, functions={**kernels.functions, **functions}, reasons=reasons)
 
 
 def _with_products(kernels: Kernels, capability: tuple[int, int], dtype: torch.dtype) -> Kernels:

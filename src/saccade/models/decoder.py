@@ -86,7 +86,7 @@ class Decoder(Layer):
     def new_caches(self, num_blocks: int, block_size: int) -> list[Cache]:
         """One (keys, values) pair per layer, for the heads of this rank."""
         heads = self.layers[0].attention.qkv
-        shape = self.place.kernels.cache_shape(num_blocks, block_size, heads.num_kv_heads, heads.head_dim)
+        shape = num_blocks, block_size, heads.num_kv_heads, heads.head_dim
         return [(self.place.parameter(*shape), self.place.parameter(*shape)) for _ in self.layers]
 
 
