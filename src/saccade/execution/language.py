@@ -203,6 +203,6 @@ def _tokens(model: Model, state: DeviceState, hidden_ND: Tensor, sequences_N: Te
     """Logits to where samplers and scores find them; the likeliest tokens to the sequences they continue."""
     logits_NV = model.logits(hidden_ND)
     state.logits[: logits_NV.shape[0]].copy_(logits_NV)
-    ids_N = state.sampling.greedy(logits_NV)
+    ids_N, is_bad_N = state.sampling.greedy(logits_NV)
     state.newest_ids[sequences_N] = ids_N
-    return {"next_ids": ids_N, "is_bad": state.sampling.has_nan(logits_NV)}
+    return {"next_ids": ids_N, "is_bad": is_bad_N}

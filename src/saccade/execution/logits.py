@@ -35,7 +35,7 @@ class Logits:
     def begin(self, orders: Begin) -> None:
         """Count the tokens of another request."""
         sampling, seen = self._state.sampling, self._state.seen
-        sampling.forget(seen, self._to_device(np.asarray([orders.sequence])))
+        seen[orders.sequence].zero_()
         for ids, note in ((orders.prompt_ids, sampling.mark_prompt), (orders.output_ids, sampling.count_tokens)):
             if len(ids):
                 sequence = self._to_device(np.full(len(ids), orders.sequence))

@@ -33,7 +33,7 @@ def sample_phase(state: DeviceState) -> Phase:
         sequences_N = frame["sequences"]
         penalties = (frame[f"{name}_penalty"] for name in ("repetition", "presence", "frequency"))
         state.sampling.penalise(logits_NV, state.seen, sequences_N, *penalties)
-        ids_N = state.sampling.sample(
+        ids_N, _ = state.sampling.sample(
             logits_NV,
             frame["temperature"],
             frame["top_k"],

@@ -20,13 +20,11 @@ class Sampling(KernelTable):
     """
 
     greedy = staticmethod(reference_sampling.greedy)
-    has_nan = staticmethod(reference_sampling.has_nan)
     sample = staticmethod(reference_sampling.sample)
     logprobs = staticmethod(reference_sampling.logprobs)
     penalise = staticmethod(reference_sampling.penalise)
     mark_prompt = staticmethod(reference_sampling.mark_prompt)
     count_tokens = staticmethod(reference_sampling.count_tokens)
-    forget = staticmethod(reference_sampling.forget)
     apply_bias = staticmethod(reference_sampling.apply_bias)
     suppress = staticmethod(reference_sampling.suppress)
     allow_only = staticmethod(reference_sampling.allow_only)
