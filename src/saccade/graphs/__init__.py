@@ -10,32 +10,18 @@ result = runner.run(values, copy_out)                                       any 
 
 from saccade.choice.decision import Decision, Reason
 from saccade.choice.gate import Curve, Gate
-from saccade.choice.key import Capacity, GraphKey, row_buckets, structure_digest, thinned
+from saccade.choice.key import Capacity, GraphKey, row_buckets, structure_digest
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.graphs.arena import Arena, Batch
 from saccade.graphs.audit import AuditReport, AuditRow, audit
-from saccade.graphs.buffers import (
-    Buffer,
-    DummySegment,
-    Fill,
-    OwnIndex,
-    Padding,
-    RepeatLast,
-    Role,
-    boundaries,
-    bridge,
-    metadata,
-    output,
-    rows,
-)
+from saccade.graphs.buffers import Buffer, Fill, OwnIndex, RepeatLast, boundaries, bridge, metadata, output, rows
 from saccade.graphs.capture import CapturedGraph, capture
 from saccade.graphs.example_layouts import Values
 from saccade.graphs.frame import Body, Frame, run_body
-from saccade.graphs.lane import CudaLane, Lane, lane_for
+from saccade.graphs.lane import lane_for
 from saccade.graphs.phase import Phase, copy_out
 from saccade.graphs.recorded import RecordedLane
 from saccade.graphs.runner import GraphRunner
-from saccade.graphs.stats import GraphStats
 from saccade.graphs.verify import Known, Row, VerifyReport, verify, verify_batches
 from saccade.graphs.watched import Watched
 
@@ -48,27 +34,21 @@ __all__ = [
     "Buffer",
     "Capacity",
     "CapturedGraph",
-    "CudaLane",
     "Curve",
     "Decision",
-    "DummySegment",
     "Fill",
     "Frame",
     "Gate",
     "GraphKey",
     "GraphRunner",
     "GraphSettings",
-    "GraphStats",
     "Known",
-    "Lane",
     "Mode",
     "OwnIndex",
-    "Padding",
     "Phase",
     "Reason",
     "RecordedLane",
     "RepeatLast",
-    "Role",
     "Row",
     "Tier",
     "Values",
@@ -86,7 +66,6 @@ __all__ = [
     "rows",
     "run_body",
     "structure_digest",
-    "thinned",
     "verify",
     "verify_batches",
 ]
