@@ -225,7 +225,7 @@ def _works(executor: DeviceExecutor, settings: OfflineBenchSettings, rates: Rate
     spec, itemsize = model.spec.decoder, model.place.dtype.itemsize
 
     def last_token(outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return outputs["trunk"], model.logits(model.finish(outputs["trunk"][-1:])).argmax(dim=-1)
+        return outputs["trunk"], model.decoder.logits(model.decoder.finish(outputs["trunk"][-1:])).argmax(dim=-1)
 
     def next_tokens(outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return state.logits[: outputs["next_ids"].shape[0]].clone(), outputs["next_ids"]

@@ -47,7 +47,7 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
     )
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        return {"trunk": model.trunk(_step(model, state, frame, max_query=frame.capacity["tokens"]))}
+        return {"trunk": model.decoder.trunk(_step(model, state, frame, max_query=frame.capacity["tokens"]))}
 
     return Phase(
         name="prefill",
@@ -83,7 +83,7 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
     )
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        hidden_TD = model.body(_step(model, state, frame, max_query=1))
+        hidden_TD = model.decoder.body(_step(model, state, frame, max_query=1))
         return _tokens(model, state, hidden_TD, frame["sequences"])
 
     def set_up(values: Mapping[str, Any]) -> None:
@@ -120,7 +120,7 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
     )
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        return _tokens(model, state, model.finish(trunk_TD[frame["rows"]]), frame["sequences"])
+        return _tokens(model, state, model.decoder.finish(trunk_TD[frame["rows"]]), frame["sequences"])
 
     def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
         count = sum(lengths)
@@ -201,7 +201,7 @@ def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> 
 
 def _tokens(model: Model, state: DeviceState, hidden_ND: Tensor, sequences_N: Tensor) -> dict[str, Tensor]:
     """Logits to where samplers and scores find them; the likeliest tokens to the sequences they continue."""
-    logits_NV = model.logits(hidden_ND)
+    logits_NV = model.decoder.logits(hidden_ND)
     state.logits[: logits_NV.shape[0]].copy_(logits_NV)
     ids_N, is_bad_N = state.sampling.greedy(logits_NV)
     state.newest_ids[sequences_N] = ids_N

@@ -76,7 +76,7 @@ class Logits:
         for start in range(0, len(orders.next_ids), MAX_SCORED_ROWS):
             ids = orders.next_ids[start : start + MAX_SCORED_ROWS]
             first = orders.row + start
-            logits_NV = model.logits(model.finish(self._trunk_TD[first : first + len(ids)]))
+            logits_NV = model.decoder.logits(model.decoder.finish(self._trunk_TD[first : first + len(ids)]))
             parts.append(self._scores(logits_NV, self._to_device(ids), orders.num_top))
         return parts
 

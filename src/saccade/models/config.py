@@ -102,6 +102,11 @@ class Config:
         """An object inside this one."""
         return Config(self.need(key, dict), f"{self.where}: {key}")
 
+    @property
+    def text(self) -> "Config":
+        """The object of the decoder; some configs are written flat."""
+        return self.sub("text_config") if self.has("text_config") else self
+
     def activation(self, key: str) -> str:
         name = self.need(key, str)
         if name not in ACTIVATIONS:
