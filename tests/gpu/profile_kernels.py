@@ -12,7 +12,7 @@ import torch
 
 from saccade.kernels.dispatch import Kernels, kernels_for
 from saccade.kernels.fused_images import JobKernels
-from saccade.kernels.image_jobs import MAX_JOBS, Column, Shape, whole_job, write_table
+from saccade.kernels.image_jobs import MAX_JOBS, Column, PatchSettings, whole_job, write_table
 from saccade.kernels.sampling import Sampling, sampling_for
 from tests.gpu.test_kernels import BF16, cuda, every_attention
 from tests.gpu.test_sampling import GEMMA, QWEN, normal
@@ -118,7 +118,7 @@ def vision_work(kernels: Kernels) -> Iterator[Work]:
 
 def image_work() -> Iterator[Work]:
     """Pixels lie on the device already; the table of a job is written once."""
-    shape = Shape(mean=(0.5,) * 3, std=(0.5,) * 3, patch=16, temporal_patch=2, merge=2, resample="bicubic")
+    shape = PatchSettings(mean=(0.5,) * 3, std=(0.5,) * 3, patch=16, temporal_patch=2, merge=2, resample="bicubic")
     for height, width in ((560, 560), (1080, 1920)):
         pixels = photo(height, width, seed=10)
         new = (height * 3 // 4 // 32 * 32, width * 3 // 4 // 32 * 32)

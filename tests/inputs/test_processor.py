@@ -126,16 +126,7 @@ def check_positions(prompt: Prompt, expected: Any, family: str) -> None:
 
 
 def patches_of(media: Media, settings: ImageSettings | VideoSettings) -> torch.Tensor:
-    return resize_patchify(
-        torch.from_numpy(media.pixels.copy()),
-        media.plan.size_hw,
-        mean=settings.mean,
-        std=settings.std,
-        patch=settings.patch,
-        temporal_patch=settings.temporal_patch,
-        merge=settings.merge,
-        resample=settings.resample,
-    )
+    return resize_patchify(torch.from_numpy(media.pixels.copy()), media.plan.size_hw, settings)
 
 
 def pixel_levels(found: torch.Tensor, expected: torch.Tensor, std: tuple[float, float, float]) -> float:

@@ -149,11 +149,12 @@ def test_paged_attention(
 
 def test_many_images_at_once(compilers: dict[str, Compiler]) -> None:
     from saccade.kernels import fused_images
-    from saccade.kernels.image_jobs import MAX_JOBS, Column, Shape
+    from saccade.kernels.image_jobs import MAX_JOBS, Column, PatchSettings, Resample
 
     table, bytes_ = torch.zeros(len(Column), MAX_JOBS, dtype=torch.int32), torch.zeros(8, dtype=torch.uint8)
-    for patch, temporal, merge, resample in ((16, 2, 2, "bicubic"), (14, 1, 4, "bilinear")):
-        shape = Shape(
+    cases: list[tuple[int, int, int, Resample]] = [(16, 2, 2, "bicubic"), (14, 1, 4, "bilinear")]
+    for patch, temporal, merge, resample in cases:
+        shape = PatchSettings(
             mean=(0.5,) * 3, std=(0.5,) * 3, patch=patch, temporal_patch=temporal, merge=merge, resample=resample
         )
         out = bf16(4, 3 * temporal * patch * patch)

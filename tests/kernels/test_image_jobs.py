@@ -7,10 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.kernels.image_jobs import BEYOND, MAX_JOBS, Column, Job, Shape, banded_jobs, filter_numbers, write_table
+from saccade.kernels.image_jobs import (
+    BEYOND,
+    MAX_JOBS,
+    Column,
+    Job,
+    PatchSettings,
+    banded_jobs,
+    filter_numbers,
+    write_table,
+)
 from tests.kernels.test_launch import Kernel
 
-SHAPE = Shape(mean=(0.5,) * 3, std=(0.5,) * 3, patch=4, temporal_patch=2, merge=2, resample="bicubic")
+SHAPE = PatchSettings(mean=(0.5,) * 3, std=(0.5,) * 3, patch=4, temporal_patch=2, merge=2, resample="bicubic")
 
 
 def random_jobs(rng: np.random.Generator, count: int) -> list[Job]:

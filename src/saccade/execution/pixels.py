@@ -11,13 +11,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.inputs.messages import MediaKind
-from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column, Job, Shape, banded_jobs, whole_job, write_table
+from saccade.kernels.image_jobs import (
+    MAX_JOBS,
+    TABLE_BYTES,
+    Column,
+    Job,
+    PatchSettings,
+    banded_jobs,
+    whole_job,
+    write_table,
+)
 from saccade.kernels.images import resize_patchify
-from saccade.models.media import ImageSettings, VideoSettings
 from saccade.scheduling.orders import Picture
 
 SlotT = TypeVar("SlotT")
-Shapes = Mapping[MediaKind, Shape]  # how pixels are cut, by the kind of media
+Shapes = Mapping[MediaKind, PatchSettings]  # how pixels are cut, by the kind of media
 
 NUM_SLOTS = 3  # the host may fill one while two are on their way
 SLOT_BYTES = 32 * 2**20  # pixels of one copy; larger media come in bands, one after the other
@@ -96,28 +104,19 @@ class PlainPixels:
 
     def patchify(self, pictures: Sequence[Picture], out_PC: Tensor) -> None:
         for picture in pictures:
-            shape = self._shapes[picture.kind]
-            resize_patchify(
-                torch.from_numpy(np.array(picture.pixels)),  # pixels are read-only, which torch has no notion of
-                picture.size_hw,
-                mean=shape.mean,
-                std=shape.std,
-                patch=shape.patch,
-                temporal_patch=shape.temporal_patch,
-                merge=shape.merge,
-                resample=shape.resample,
-                out=out_PC[picture.out_row : picture.out_row + picture.num_rows],
-            )
+            pixels = torch.from_numpy(np.array(picture.pixels))  # read-only ones, which torch has no notion of
+            out = out_PC[picture.out_row : picture.out_row + picture.num_rows]
+            resize_patchify(pixels, picture.size_hw, self._shapes[picture.kind], out)
 
 
 def new_pixels(device: torch.device, shapes: Shapes) -> Patchifier:
     return StagedPixels(device, shapes) if device.type == "cuda" else PlainPixels(shapes)
 
 
-def rounds(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterator[tuple[Shape, list[Job]]]:
+def rounds(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterator[tuple[PatchSettings, list[Job]]]:
     """Jobs that fit one slot, and one scratch buffer, together; all of a round are cut alike."""
     pending: list[Job] = []
-    cut: Shape | None = None
+    cut: PatchSettings | None = None
     pixels = scratch = 0
     for shape, job in _jobs(pictures, shapes, max_bytes):
         nbytes = _aligned(job.nbytes)
@@ -132,7 +131,7 @@ def rounds(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Itera
         yield cut, pending
 
 
-def write_slot(slot: NDArray[np.uint8], jobs: list[Job], shape: Shape) -> tuple[int, tuple[int, int, int]]:
+def write_slot(slot: NDArray[np.uint8], jobs: list[Job], shape: PatchSettings) -> tuple[int, tuple[int, int, int]]:
     """The table and, behind it, the pixels of a round. Returns the bytes used, and the counts of the table."""
     places, end = [], 0
     for job in jobs:
@@ -144,7 +143,7 @@ def write_slot(slot: NDArray[np.uint8], jobs: list[Job], shape: Shape) -> tuple[
     return TABLE_BYTES + min(end, len(slot) - TABLE_BYTES), write_table(table, jobs, places, shape)
 
 
-def _jobs(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterator[tuple[Shape, Job]]:
+def _jobs(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterator[tuple[PatchSettings, Job]]:
     for picture in pictures:
         shape = shapes[picture.kind]
         job = whole_job(picture.frames, picture.size_hw, picture.out_row, shape)
@@ -156,22 +155,11 @@ def _jobs(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterat
                 yield shape, band
 
 
-def shape_of(settings: ImageSettings | VideoSettings) -> Shape:
-    return Shape(
-        mean=settings.mean,
-        std=settings.std,
-        patch=settings.patch,
-        temporal_patch=settings.temporal_patch,
-        merge=settings.merge,
-        resample=settings.resample,
-    )
-
-
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def warm_up_picture(kind: MediaKind, shape: Shape, side_units: int = 1) -> Picture:
+def warm_up_picture(kind: MediaKind, shape: PatchSettings, side_units: int = 1) -> Picture:
     """The smallest picture that goes all the way."""
     side = shape.patch * shape.merge * side_units
     frames: Any = np.zeros((shape.temporal_patch, 2 * side, side, 3), dtype=np.uint8)

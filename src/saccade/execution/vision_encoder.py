@@ -22,13 +22,12 @@ from torch import Tensor
 from saccade.choice.exact import ExactLayout
 from saccade.config import GraphSettings, Tier
 from saccade.execution.lap import DeviceLap
-from saccade.execution.pixels import new_pixels, shape_of, warm_up_picture
+from saccade.execution.pixels import Shapes, new_pixels, warm_up_picture
 from saccade.execution.side_stream import SideStream
 from saccade.execution.state import DeviceState
 from saccade.execution.vision_phase import vision_phase
 from saccade.graphs import GraphRunner, lane_for
 from saccade.inputs.messages import MediaKind
-from saccade.kernels.image_jobs import Shape
 from saccade.models.media import ImageSettings, VideoSettings
 from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import VisionFacts
@@ -195,14 +194,11 @@ def _shared(graphs: GraphSettings) -> GraphSettings:
     return replace(graphs, tiers=frozenset({Tier.CAPACITY}) if graphs.tiers else frozenset())
 
 
-def _shapes(settings: EncoderSettings) -> dict[MediaKind, Shape]:
+def _shapes(settings: EncoderSettings) -> Shapes:
     """How pixels are cut into patches, by the kind of media."""
-    found: dict[MediaKind, Shape] = {}
-    if settings.images is not None:
-        found["image"] = shape_of(settings.images)
-    if settings.videos is not None:
-        found["video"] = shape_of(settings.videos)
-    return found
+    kinds: tuple[tuple[MediaKind, ImageSettings | VideoSettings | None], ...]
+    kinds = ("image", settings.images), ("video", settings.videos)
+    return {kind: given.alone() for kind, given in kinds if given is not None}
 
 
 def largest_frame(*media: ImageSettings | VideoSettings | None) -> int:

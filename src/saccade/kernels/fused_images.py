@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from saccade.kernels.image_jobs import MAX_JOBS, Shape
+from saccade.kernels.image_jobs import MAX_JOBS, PatchSettings
 from saccade.kernels.launch import KeptLaunch
 from saccade.kernels.triton_images import job_patches_kernel, job_rows_kernel
 
@@ -19,7 +19,7 @@ class JobKernels:
         self._pixels, self._scratch = pixels, scratch
         self._rows, self._patches = KeptLaunch(job_rows_kernel), KeptLaunch(job_patches_kernel)
 
-    def __call__(self, out_PC: Tensor, shape: Shape, counts: tuple[int, int, int]) -> None:
+    def __call__(self, out_PC: Tensor, shape: PatchSettings, counts: tuple[int, int, int]) -> None:
         """`counts` is what `image_jobs.write_table` returned."""
         num_lines, num_patches, widest = counts
         num_columns = 3 * shape.temporal_patch * shape.patch * shape.patch

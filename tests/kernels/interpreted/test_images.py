@@ -1,6 +1,5 @@
 """The Triton resize against the plain one, which is torch's own for bytes."""
 
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,16 @@ import torch
 
 from saccade.errors import RequestError
 from saccade.kernels import fused_images, images
-from saccade.kernels.image_jobs import MAX_JOBS, Column, Job, Shape, banded_jobs, whole_job, write_table
+from saccade.kernels.image_jobs import (
+    MAX_JOBS,
+    Column,
+    Job,
+    PatchSettings,
+    Resample,
+    banded_jobs,
+    whole_job,
+    write_table,
+)
 from tests.kernels.cases import photo
 
 SETTINGS: dict[str, Any] = {"mean": (0.48, 0.45, 0.4), "std": (0.27, 0.26, 0.28)}
@@ -17,12 +25,12 @@ ONE_LEVEL = 1.01 / 255 / 0.26
 
 
 SHAPES = {
-    "qwen": Shape(**SETTINGS, patch=4, temporal_patch=2, merge=2, resample="bicubic"),
-    "gemma": Shape(**SETTINGS, patch=7, temporal_patch=1, merge=1, resample="bilinear"),
+    "qwen": PatchSettings(**SETTINGS, patch=4, temporal_patch=2, merge=2, resample="bicubic"),
+    "gemma": PatchSettings(**SETTINGS, patch=7, temporal_patch=1, merge=1, resample="bilinear"),
 }
 
 
-def run_jobs(jobs: list[Job], shape: Shape, out: torch.Tensor) -> None:
+def run_jobs(jobs: list[Job], shape: PatchSettings, out: torch.Tensor) -> None:
     """As the engine does it: pixels one after the other in one buffer behind their table."""
     data = np.concatenate([np.ascontiguousarray(job.frames).ravel() for job in jobs])
     places = np.cumsum([0, *(job.nbytes for job in jobs)])[:-1].tolist()
@@ -44,9 +52,9 @@ def run_jobs(jobs: list[Job], shape: Shape, out: torch.Tensor) -> None:
         ((32, 32), (32, 32), 16, 2),
     ],
 )
-def test_one_image(old: tuple[int, int], new: tuple[int, int], patch: int, merge: int, resample: str) -> None:
+def test_one_image(old: tuple[int, int], new: tuple[int, int], patch: int, merge: int, resample: Resample) -> None:
     pixels = photo(*old, seed=1)
-    shape = Shape(**SETTINGS, patch=patch, merge=merge, temporal_patch=2, resample=resample)
+    shape = PatchSettings(**SETTINGS, patch=patch, merge=merge, temporal_patch=2, resample=resample)
     expected = plain(pixels, new, shape)
     out = torch.full_like(expected, float("nan"))
     run_jobs([whole_job(pixels.numpy()[None], new, 0, shape)], shape, out)
@@ -56,7 +64,7 @@ def test_one_image(old: tuple[int, int], new: tuple[int, int], patch: int, merge
 def test_a_video_into_rows_of_a_wider_buffer() -> None:
     video = torch.stack([photo(36, 30, seed=s) for s in range(3)])
     arena = torch.full((20, 3 * 2 * 256 + 8), float("nan"))
-    shape = Shape(**SETTINGS, patch=16, merge=2, temporal_patch=2, resample="bicubic")
+    shape = PatchSettings(**SETTINGS, patch=16, merge=2, temporal_patch=2, resample="bicubic")
     run_jobs([whole_job(video.numpy(), (32, 32), 2, shape)], shape, arena[:, :1536])
     check(arena[2:10, :1536], plain(video, (32, 32), shape))
     assert torch.isnan(arena[:2]).all()
@@ -64,8 +72,8 @@ def test_a_video_into_rows_of_a_wider_buffer() -> None:
     assert torch.isnan(arena[:, 1536:]).all()
 
 
-def plain(pixels: torch.Tensor, size_hw: tuple[int, int], shape: Shape) -> torch.Tensor:
-    return images.resize_patchify(pixels, size_hw, **{f.name: getattr(shape, f.name) for f in fields(shape)})
+def plain(pixels: torch.Tensor, size_hw: tuple[int, int], shape: PatchSettings) -> torch.Tensor:
+    return images.resize_patchify(pixels, size_hw, shape)
 
 
 def check(ours: torch.Tensor, theirs: torch.Tensor) -> None:
