@@ -148,7 +148,7 @@ def sums(groups: Groups, algorithm: str, dtype: torch.dtype) -> None:
     """Every algorithm, out of place and in place, eagerly and in a graph that is replayed with other data."""
     group = groups.language
     assert isinstance(group.collectives, SymmetricCollectives)
-    by = partial(group.collectives.all_reduce_by, algorithm)
+    by = partial(group.collectives.all_reduce, algorithm=algorithm)
     for seed, shape in enumerate([(1, 4096), (7, 4096), (333, 1152), (3, 5), (2048, 4096)]):
         x, kept = brought(group.rank, shape, dtype, seed), brought(group.rank, shape, dtype, seed)
         right = total(group.size, shape, dtype, seed)

@@ -125,7 +125,7 @@ def choices(groups: Groups) -> None:
 def sums(groups: Groups, algorithm: str) -> None:
     group = reserved(groups)
     assert group.collectives is not None
-    by = partial(group.collectives.all_reduce_by, algorithm)
+    by = partial(group.collectives.all_reduce, algorithm=algorithm)
     for seed, (dtype, shape) in enumerate((d, s) for d in DTYPES for s in SHAPES):
         if dtype is torch.float16 and algorithm != "gather":
             continue

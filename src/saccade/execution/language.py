@@ -164,7 +164,7 @@ def _row_buffers(model: Model) -> list[Buffer]:
     ]
     if model.spec.vision is not None:
         buffers.append(metadata("sources", ("tokens",), padding=Fill(-1)))
-    if model.spec.media is not None and model.spec.media.sees_whole_image:
+    if model.spec.sees_whole_image:
         buffers.append(metadata("limits", ("tokens",)))
     return buffers
 

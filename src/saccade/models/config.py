@@ -71,10 +71,9 @@ class Config:
     def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE) -> int:
         """A count that something is made of."""
         value = self.need(key, int) if default is None else self.get(key, default)
-        return self._within(key, value, least, most)
-
-    def token(self, key: str) -> int:
-        return self._within(key, self.need(key, int), 0, MAX_INTEGER)
+        if not least <= value <= most:
+            raise ConfigError(f"{self.where}: {key} is {value}; allowed are {least} to {most}")
+        return value
 
     def positive(self, key: str) -> float:
         """A finite number above 0."""
@@ -89,11 +88,6 @@ class Config:
         if not all(type(value) is int and 0 <= value <= MAX_SIZE for value in values):
             raise ConfigError(f"{self.where}: {key} is {_shown(values)}; a list of integers from 0 on is needed")
         return tuple(values)
-
-    def _within(self, key: str, value: int, least: int, most: int) -> int:
-        if not least <= value <= most:
-            raise ConfigError(f"{self.where}: {key} is {value}; allowed are {least} to {most}")
-        return value
 
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
@@ -125,7 +119,6 @@ class Rope:
     base: float
     scaling: LinearScaling | Llama3Scaling | None
     sections: tuple[int, ...]
-    is_interleaved: bool
 
     @classmethod
     def read(cls, config: Config, *, default_base: float = 10000.0) -> "Rope":
@@ -145,7 +138,7 @@ class Rope:
         sections = rope.ints("mrope_section")
         if len(sections) not in (0, 3):
             raise ConfigError(f"{rope.where}: mrope_section is {list(sections)}; three counts are needed")
-        return cls(base, scaling, sections, rope.get("mrope_interleaved", False))
+        return cls(base, scaling, sections)
 
     def spec(self, width: int, axes: tuple[int, ...] | None = None) -> RotarySpec:
         return RotarySpec(width=width, base=self.base, axes=axes or plain_axes(width), scaling=self.scaling)

@@ -8,7 +8,7 @@ from typing import Any
 from saccade.models.config import Config
 from saccade.models.media import MediaDefaults
 from saccade.models.rename import Renames
-from saccade.models.spec import DecoderSpec, MediaSpec, ModelSpec, VisionSpec
+from saccade.models.spec import DecoderSpec, ModelSpec, VisionSpec
 
 Table = Mapping[str, Any]
 
@@ -43,29 +43,24 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """`decoder` and `vision` read a whole config.json in which nothing is left out. `tokens` are the keys of it that
-    the fields of a `MediaSpec` are read from. Text models have no `vision`, `tokens` and `media`."""
+    """`decoder` and `vision` read a whole config.json in which nothing is left out. Text models have no `vision` and no
+    `media`."""
 
     architecture: str
     model_type: str
     defaults: Defaults
     decoder: Callable[[Config], DecoderSpec]
     vision: Callable[[Config], VisionSpec] | None = None
-    tokens: Mapping[str, str] = field(default_factory=dict)
     renames: Renames
     media: MediaDefaults | None = None
 
     def spec(self, config: Config) -> ModelSpec:
         """The model that a config.json describes."""
         config = Config(self.defaults.complete(config.values), config.where)
-        media = None
-        if self.media is not None:
-            tokens: dict[str, Any] = {name: config.token(key) for name, key in self.tokens.items()}
-            media = MediaSpec(**tokens, sees_whole_image=self.media.placeholders.is_bidirectional)
         return ModelSpec(
             architecture=self.architecture,
             decoder=self.decoder(config),
             max_position=config.text.size("max_position_embeddings"),
             vision=self.vision(config) if self.vision else None,
-            media=media,
+            sees_whole_image=self.media is not None and self.media.placeholders.is_bidirectional,
         )

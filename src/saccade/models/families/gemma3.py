@@ -61,7 +61,7 @@ def read_text(config: Config) -> DecoderSpec:
     # The activation has a name of its own here; a hidden_act beside it counts for nothing.
     plain = read_decoder(
         Config(dict(config.values) | {"hidden_act": config.need("hidden_activation", str)}, config.where),
-        rope=Rope(1.0, None, (), False),
+        rope=Rope(1.0, None, ()),
     )
     norm = replace(plain.norm, offset=1.0)
     attention = replace(
@@ -198,24 +198,13 @@ FAMILY = Family(
         vision=SIGLIP,
         top={
             "mm_tokens_per_image": 256,
-            "boi_token_index": 255_999,
-            "eoi_token_index": 256_000,
             "image_token_index": 262_144,
             "tie_word_embeddings": True,
         },
-        aliases={
-            "image_token_id": "image_token_index",
-            "boi_token_id": "boi_token_index",
-            "eoi_token_id": "eoi_token_index",
-        },
+        aliases={"image_token_id": "image_token_index"},
     ),
     decoder=read_multimodal,
     vision=read_vision,
-    tokens={
-        "image_token_id": "image_token_index",
-        "start_token_id": "boi_token_index",
-        "end_token_id": "eoi_token_index",
-    },
     media=MEDIA,
     renames=Renames(
         VISION_PREFIXES + TEXT_PREFIXES,

@@ -102,7 +102,6 @@ FAMILY = Family(
     ),
     decoder=read_text,
     vision=read_vision,
-    tokens=qwen3_vl.TOKENS,
     media=MediaDefaults(image=qwen3_vl.IMAGE, video=VIDEO, placeholders=PLACEHOLDERS),
     renames=Renames(
         qwen3_vl.VISION_PREFIXES + TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES + qwen3_vl.VISION_RULES + RULES

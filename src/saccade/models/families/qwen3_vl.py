@@ -24,18 +24,7 @@ from saccade.models.rename import (
 )
 from saccade.models.spec import DecoderSpec, VisionSpec
 
-TOKENS = {
-    "image_token_id": "image_token_id",
-    "video_token_id": "video_token_id",
-    "start_token_id": "vision_start_token_id",
-    "end_token_id": "vision_end_token_id",
-}
-TOKEN_IDS = {
-    "image_token_id": 151_655,
-    "video_token_id": 151_656,
-    "vision_start_token_id": 151_652,
-    "vision_end_token_id": 151_653,
-}
+TOKEN_IDS = {"image_token_id": 151_655, "video_token_id": 151_656}
 TOWER = {
     "num_heads": 16,
     "in_channels": 3,
@@ -167,7 +156,6 @@ FAMILY = Family(
     ),
     decoder=read_text,
     vision=read_vision,
-    tokens=TOKENS,
     media=MEDIA,
     renames=Renames(VISION_PREFIXES + TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES + VISION_RULES + RULES),
 )
@@ -192,7 +180,6 @@ MOE_FAMILY = Family(
     ),
     decoder=read_moe_text,
     vision=read_vision,
-    tokens=TOKENS,
     media=MEDIA,
     renames=Renames(FAMILY.renames.prefixes, FAMILY.renames.rules + ROUTER_RULES + FUSED_EXPERT_RULES),
 )
