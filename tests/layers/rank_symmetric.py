@@ -76,7 +76,7 @@ class Timed(SymmetricCollectives):
 
     def _measure(self, nbytes: int) -> dict[str, float]:
         step = [SMALLEST_BYTES, 4 * SMALLEST_BYTES, 16 * SMALLEST_BYTES].index(nbytes)
-        return {name: TIMES[name][step] * (-1 if self._rank else 1) for name in self.algorithms}
+        return {name: TIMES[name][step] * (-1 if self._group.rank() else 1) for name in self.algorithms}
 
 
 def new_group(groups: Groups) -> ParallelGroup:

@@ -23,9 +23,9 @@ from saccade.graphs import (
     Capacity,
     GraphRunner,
     Known,
-    Row,
     Values,
     VerifyReport,
+    VerifyRow,
     audit,
     verify,
     verify_batches,
@@ -49,7 +49,7 @@ def verify_graphs(
 ) -> VerifyReport:
     """A row for every phase, bucket and sequence. Without graphs there are none. `progress` hears the phase, how
     many graphs are done and how many there are, before the first and after each."""
-    rows: list[Row] = []
+    rows: list[VerifyRow] = []
     count = _Count(executor, is_short, progress)
     for runner in executor.phases:
         if not runner.settings.tiers:
@@ -153,7 +153,7 @@ def audit_graphs(
     return AuditReport(tuple(rows))
 
 
-def _verify(runner: GraphRunner, count: _Count, is_short: bool) -> tuple[Row, ...]:
+def _verify(runner: GraphRunner, count: _Count, is_short: bool) -> tuple[VerifyRow, ...]:
     return verify(runner, buckets=_chosen(runner, is_short), same_shape=True, on_graph=count.one).rows
 
 
@@ -171,7 +171,7 @@ def sample(runner: GraphRunner) -> list[Capacity]:
     return list(dict.fromkeys((quick[0], quick[-1])))
 
 
-def _verify_grids(encoder: Encoder, count: _Count, is_short: bool) -> Iterator[Row]:
+def _verify_grids(encoder: Encoder, count: _Count, is_short: bool) -> Iterator[VerifyRow]:
     """Equal rows and frames, but other heights and widths (so other positions and windows); videos; images twice."""
     runner = encoder.graphs
     rng = torch.Generator().manual_seed(1)

@@ -22,7 +22,7 @@ from saccade.graphs.lane import lane_for
 from saccade.graphs.phase import Phase, copy_out
 from saccade.graphs.recorded import RecordedLane
 from saccade.graphs.runner import GraphRunner
-from saccade.graphs.verify import Known, Row, VerifyReport, verify, verify_batches
+from saccade.graphs.verify import Known, VerifyReport, VerifyRow, verify, verify_batches
 from saccade.graphs.watched import Watched
 
 __all__ = [
@@ -49,10 +49,10 @@ __all__ = [
     "Reason",
     "RecordedLane",
     "RepeatLast",
-    "Row",
     "Tier",
     "Values",
     "VerifyReport",
+    "VerifyRow",
     "Watched",
     "audit",
     "boundaries",

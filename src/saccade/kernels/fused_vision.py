@@ -45,7 +45,6 @@ def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) 
 
 
 def add_positions(x_PD: Tensor, table_GD: Tensor, indices_4P: Tensor, weights_4P: Tensor) -> Tensor:
-    """See `reference_vision.add_positions`."""
     x_PD, indices_4P, weights_4P = x_PD.contiguous(), indices_4P.contiguous(), weights_4P.contiguous()
     num_rows, width = x_PD.shape
     y_PD = torch.empty_like(x_PD)
@@ -88,7 +87,6 @@ def place_rows(embeds_TD: Tensor, rows_LED: Tensor, sources_T: Tensor) -> tuple[
 
 
 def scatter_rows(rows_LUD: Tensor, targets_U: Tensor, out_LED: Tensor) -> None:
-    """See `reference_vision.scatter_rows`."""
     num_levels, num_units, width = rows_LUD.shape
     assert rows_LUD.stride()[1:] == out_LED.stride()[1:] == (width, 1), (rows_LUD.stride(), out_LED.stride())
     if num_units == 0:

@@ -38,7 +38,7 @@ class SymmetricCollectives(Collectives):
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
         self.choices: tuple[AlgorithmChoice, ...] = (AlgorithmChoice("one_shot"),)
         self._group, self._device, self._control = group, device, control
-        self._name, self._rank, self._size = group.group_name, group.rank(), group.size()
+        self._name, self._size = group.group_name, group.size()
         self._handle: Any = None
         self._timings: dict[int, dict[str, float]] = {}
 
