@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from saccade.cache.encoder import EncoderIndex
+from saccade.choice.decision import Reason
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.execution.assembly import new_engine, new_executor
@@ -20,7 +21,6 @@ from saccade.execution.pixels import PlainPixels, Shapes, SlotRing, rounds, writ
 from saccade.execution.state import StateSizes
 from saccade.execution.vision_encoder import MAX_VIEWS, Encoder
 from saccade.geometry import geometry
-from saccade.graphs import Reason
 from saccade.inputs.media_settings import read_placeholder_settings
 from saccade.inputs.placeholders import Media, Prompt, place_media
 from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image

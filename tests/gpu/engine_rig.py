@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from saccade.cache.encoder import EncoderIndex
+from saccade.choice.decision import Decision
 from saccade.config import Mode
 from saccade.execution import assembly
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import StateSizes
-from saccade.graphs import Capacity, Decision, GraphRunner, Phase
+from saccade.graphs import Capacity, GraphRunner, Phase
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.media_settings import PlaceholderSettings
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt

@@ -18,13 +18,13 @@ from saccade.graphs import (
     Phase,
     Watched,
     bridge,
-    capture,
     copy_out,
     lane_for,
     output,
     rows,
-    run_body,
 )
+from saccade.graphs.capture import capture
+from saccade.graphs.frame import run_body
 from tests.graphs import toy
 
 CAPACITY = Capacity.of(tokens=16, segments=4)

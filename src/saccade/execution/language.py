@@ -13,18 +13,7 @@ from torch import Tensor
 
 from saccade.execution.example_passes import example_prompts, example_rows
 from saccade.execution.state import TOKEN_STATE, DeviceState, runs
-from saccade.graphs import (
-    Arena,
-    Buffer,
-    Capacity,
-    Fill,
-    Frame,
-    Phase,
-    boundaries,
-    bridge,
-    metadata,
-    output,
-)
+from saccade.graphs import Arena, Buffer, Capacity, Fill, Frame, Phase, boundaries, bridge, metadata, output
 from saccade.layers.step import Step
 from saccade.models.vlm import Model
 from saccade.scheduling.buckets import decode_buckets, head_buckets, prefill_buckets

@@ -16,18 +16,7 @@ import torch
 from torch import Tensor
 
 from saccade.execution.state import DeviceState
-from saccade.graphs import (
-    Arena,
-    Buffer,
-    Frame,
-    OwnIndex,
-    Phase,
-    Watched,
-    boundaries,
-    metadata,
-    output,
-    rows,
-)
+from saccade.graphs import Arena, Buffer, Frame, OwnIndex, Phase, Watched, boundaries, metadata, output, rows
 from saccade.layers.layer import EXCHANGE_MEMORY
 from saccade.layers.step import VisionStep
 from saccade.models.spec import VisionSpec

@@ -8,19 +8,15 @@ assert verify(runner).is_right                                              repl
 result = runner.run(values, copy_out)                                       any boundaries, one graph
 """
 
-from saccade.choice.decision import Decision, Reason
-from saccade.choice.gate import Curve, Gate
-from saccade.choice.key import Capacity, GraphKey, row_buckets, structure_digest
+from saccade.choice.key import Capacity, GraphKey
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.graphs.arena import Arena, Batch
 from saccade.graphs.audit import AuditReport, AuditRow, audit
 from saccade.graphs.buffers import Buffer, Fill, OwnIndex, RepeatLast, boundaries, bridge, metadata, output, rows
-from saccade.graphs.capture import CapturedGraph, capture
 from saccade.graphs.example_layouts import Values
-from saccade.graphs.frame import Body, Frame, run_body
+from saccade.graphs.frame import Body, Frame
 from saccade.graphs.lane import lane_for
 from saccade.graphs.phase import Phase, copy_out
-from saccade.graphs.recorded import RecordedLane
 from saccade.graphs.runner import GraphRunner
 from saccade.graphs.verify import Known, VerifyReport, VerifyRow, verify, verify_batches
 from saccade.graphs.watched import Watched
@@ -33,12 +29,8 @@ __all__ = [
     "Body",
     "Buffer",
     "Capacity",
-    "CapturedGraph",
-    "Curve",
-    "Decision",
     "Fill",
     "Frame",
-    "Gate",
     "GraphKey",
     "GraphRunner",
     "GraphSettings",
@@ -46,8 +38,6 @@ __all__ = [
     "Mode",
     "OwnIndex",
     "Phase",
-    "Reason",
-    "RecordedLane",
     "RepeatLast",
     "Tier",
     "Values",
@@ -57,15 +47,11 @@ __all__ = [
     "audit",
     "boundaries",
     "bridge",
-    "capture",
     "copy_out",
     "lane_for",
     "metadata",
     "output",
-    "row_buckets",
     "rows",
-    "run_body",
-    "structure_digest",
     "verify",
     "verify_batches",
 ]

@@ -131,7 +131,6 @@ def _combine(partial: Tensor, lse: Tensor, out: Tensor) -> None:
         num_rows * num_heads,
         D=head_width,
         SPLITS=splits,
-        SPLITS_BLOCK=splits,
         D_BLOCK=triton.next_power_of_2(head_width),
         num_warps=2,
         **overlapping(out),

@@ -43,7 +43,7 @@ class Decoder(Layer):
 
     def body(self, step: Step) -> Tensor:
         """Hidden states after the final norm. Writes the keys and values of the step's rows to its caches."""
-        return self._finish(*self._attend(step))
+        return self.finish(*self._attend(step))
 
     def trunk(self, step: Step) -> Tensor:
         """The body up to the last attention. What is left, `finish`, is a matter of each row alone: a prompt has one
@@ -51,9 +51,9 @@ class Decoder(Layer):
         x_TD, residual_TD = self._attend(step)
         return x_TD + residual_TD
 
-    def finish(self, trunk_ND: Tensor) -> Tensor:
+    def finish(self, trunk_ND: Tensor, residual_ND: Tensor | None = None) -> Tensor:
         """Rows of a trunk to hidden states after the final norm."""
-        return self._finish(trunk_ND, None)
+        return self.norm.carry(*self.layers[-1].feed(trunk_ND, residual_ND))[0]
 
     def _attend(self, step: Step) -> tuple[Tensor, Tensor]:
         rotations = [rotary(step.positions_3T) for rotary in self.rotaries]
@@ -68,9 +68,6 @@ class Decoder(Layer):
             x_TD, residual_TD = self.layers[i].attend(x_TD, residual_TD, cos_TK, sin_TK, step, step.caches[i])
         assert residual_TD is not None, "a decoder has layers"
         return x_TD, residual_TD
-
-    def _finish(self, x_ND: Tensor, residual_ND: Tensor | None) -> Tensor:
-        return self.norm.carry(*self.layers[-1].feed(x_ND, residual_ND))[0]
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Scores of all tokens in float32."""
