@@ -25,7 +25,7 @@ from saccade.inputs.media_settings import read_placeholder_settings
 from saccade.inputs.placeholders import Media, Prompt, place_media
 from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image
 from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column
-from saccade.kernels.images import resize_patchify
+from saccade.kernels.reference_images import resize_patchify
 from saccade.models.media import ImageSettings, VideoSettings
 from saccade.models.vlm import Model
 from saccade.scheduling.arrays import places
@@ -546,7 +546,7 @@ class TestStaging:
             table = slot[:TABLE_BYTES].view(np.int32).reshape(len(Column), MAX_JOBS)
             for i, job in enumerate(jobs):
                 at = TABLE_BYTES + int(table[Column.PIXELS_AT, i])
-                np.testing.assert_array_equal(slot[at : at + job.nbytes], job.frames.ravel())
+                np.testing.assert_array_equal(slot[at : at + job.frames.nbytes], job.frames.ravel())
                 written += range(job.out_row, job.out_row + job.num_patches(shape))
             assert patches == sum(job.num_patches(shape) for job in jobs)
             assert lines == sum(job.frames.shape[0] * job.frames.shape[1] for job in jobs)

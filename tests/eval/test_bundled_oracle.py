@@ -13,7 +13,7 @@ from saccade import LLM, SamplingParams
 from saccade.eval.run import make_examples
 from saccade.eval.settings import EvalSettings
 from saccade.inputs.placeholders import Prompt
-from saccade.kernels.images import resize_patchify
+from saccade.kernels.reference_images import resize_patchify
 from tests.eval.test_bundled import SIZES
 
 TASKS = ("shapes", "words", "pairs", "motion", "text")

@@ -10,10 +10,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from saccade.kernels.dispatch import Kernels, kernels_for
+from saccade.kernels.dispatch import Kernels, SamplingKernels, kernels_for, sampling_for
 from saccade.kernels.fused_images import JobKernels
 from saccade.kernels.image_jobs import MAX_JOBS, Column, PatchSettings, whole_job, write_table
-from saccade.kernels.sampling import Sampling, sampling_for
 from tests.gpu.test_kernels import BF16, cuda, every_attention
 from tests.gpu.test_sampling import GEMMA, QWEN, normal
 from tests.kernels.cases import boundaries, paged_case, photo, qkv_slices, rotary_tables
@@ -158,7 +157,7 @@ def attention_work() -> Iterator[Work]:
             )
 
 
-def sampling_work(sampling: Sampling) -> Iterator[Work]:
+def sampling_work(sampling: SamplingKernels) -> Iterator[Work]:
     """Bytes as if every logit were read once."""
     for count, vocabulary in ((1, QWEN), (64, QWEN), (256, QWEN), (256, GEMMA)):
         logits = normal(count, vocabulary, seed=9)

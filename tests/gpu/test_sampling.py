@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels import reference_sampling as reference
-from saccade.kernels.sampling import Sampling, sampling_for
+from saccade.kernels.dispatch import SamplingKernels, sampling_for
 from tests.kernels.sampling_cases import INF, NAN, SETTINGS, Rows, poisoned, repeated, rows_of
 from tests.kernels.test_sampling import check_chi_square
 
@@ -13,7 +13,7 @@ QWEN, GEMMA = 151_936, 262_144
 
 
 @pytest.fixture(scope="module")
-def sampling() -> Sampling:
+def sampling() -> SamplingKernels:
     return sampling_for("cuda")
 
 
@@ -58,7 +58,7 @@ def test_equal_logits_are_kept_together() -> None:
     assert torch.equal(kept, rows.logits >= expected[:, None])
 
 
-def test_a_token_depends_on_its_own_row_only(sampling: Sampling) -> None:
+def test_a_token_depends_on_its_own_row_only(sampling: SamplingKernels) -> None:
     """Bit for bit: alone, among 255 others, and beside poisoned rows."""
     rows = rows_of((SETTINGS * 20)[:256], QWEN, seed=3).to("cuda")
     together, _ = sampling.sample(*rows.inputs)
@@ -72,7 +72,9 @@ def test_a_token_depends_on_its_own_row_only(sampling: Sampling) -> None:
 
 
 @pytest.mark.parametrize("setting", [(1.0, 0, 1.0, 0.0), (0.7, 40, 1.0, 0.0), (1.2, 0, 0.9, 0.0), (1.0, 30, 0.8, 0.01)])
-def test_draws_from_the_distribution_it_promises(sampling: Sampling, setting: tuple[float, int, float, float]) -> None:
+def test_draws_from_the_distribution_it_promises(
+    sampling: SamplingKernels, setting: tuple[float, int, float, float]
+) -> None:
     logits = torch.randn(211, generator=torch.Generator().manual_seed(4)) * 1.5
     rows = repeated(logits, setting, 50_000, seed=5)
     _, floor = reference.sample(*rows.take([0]).inputs)
@@ -85,7 +87,7 @@ def test_draws_from_the_distribution_it_promises(sampling: Sampling, setting: tu
     assert (ids == reference.sample(*rows.inputs)[0]).double().mean() > 0.999
 
 
-def test_greedy_and_broken_rows(sampling: Sampling) -> None:
+def test_greedy_and_broken_rows(sampling: SamplingKernels) -> None:
     logits = normal(64, QWEN, seed=6).bfloat16().float()
     logits[3, 70_000] = NAN
     logits[4] = -INF
@@ -97,7 +99,7 @@ def test_greedy_and_broken_rows(sampling: Sampling) -> None:
 
 @pytest.mark.parametrize("vocabulary", [QWEN, GEMMA])
 @pytest.mark.parametrize("k", [0, 5, 20])
-def test_logprobs(sampling: Sampling, vocabulary: int, k: int) -> None:
+def test_logprobs(sampling: SamplingKernels, vocabulary: int, k: int) -> None:
     logits = normal(9, vocabulary + 64, seed=7)[:, :vocabulary]
     logits[2] = logits[2].bfloat16().float()
     ids = torch.randint(0, vocabulary, (9,), device="cuda")
@@ -110,7 +112,7 @@ def test_logprobs(sampling: Sampling, vocabulary: int, k: int) -> None:
     torch.testing.assert_close(top, expected[3], rtol=0, atol=1e-4)
 
 
-def test_edits_and_their_state(sampling: Sampling) -> None:
+def test_edits_and_their_state(sampling: SamplingKernels) -> None:
     generator = torch.Generator().manual_seed(8)
     ids = torch.randint(0, 3000, (9000,), generator=generator, dtype=torch.int32) * 50
     slots = torch.randint(1, 33, (9000,), generator=generator, dtype=torch.int32)
@@ -129,7 +131,7 @@ def test_edits_and_their_state(sampling: Sampling) -> None:
 
 
 def edited(
-    sampling: Sampling, ids: Tensor, slots: Tensor, is_real: Tensor, logits: Tensor, *rest: Tensor
+    sampling: SamplingKernels, ids: Tensor, slots: Tensor, is_real: Tensor, logits: Tensor, *rest: Tensor
 ) -> list[Tensor]:
     *rates, bias_ids, bias, allowed = rest
     seen = torch.zeros(33, QWEN, dtype=torch.int32, device=logits.device)
@@ -143,7 +145,7 @@ def edited(
     return [seen, logits]
 
 
-def test_a_captured_step_follows_its_parameters(sampling: Sampling) -> None:
+def test_a_captured_step_follows_its_parameters(sampling: SamplingKernels) -> None:
     """Capture with one set of rows, replay with others: bit-equal to running them eagerly, and no host wait inside."""
     cases = [rows_of((SETTINGS * 5)[first : first + 48], QWEN, seed=first).to("cuda") for first in (1, 7, 12)]
     static = Rows(*(x.clone() for x in cases[0].inputs))

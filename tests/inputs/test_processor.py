@@ -16,7 +16,7 @@ from PIL import Image
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs import ImageLimits, Processor, Prompt, Video, load_image
 from saccade.inputs.placeholders import Media, place_media
-from saccade.kernels.images import resize_patchify
+from saccade.kernels.reference_images import resize_patchify
 from saccade.models.media import ImageSettings, VideoSettings
 from tests.inputs import oracles
 from tests.inputs.folders import write_qwen

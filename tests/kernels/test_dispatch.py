@@ -13,9 +13,7 @@ from saccade.config import KEEPS_ATTENTION, KERNEL_CACHES
 from saccade.errors import ConfigError
 from saccade.kernels import dispatch, reference
 from saccade.kernels.backends import AttentionDispatch, PackedCall, PagedCall
-from saccade.kernels.dispatch import Kernels, device_named, kernels_for
-from saccade.kernels.sampling import Sampling
-from saccade.kernels.table import KernelTable
+from saccade.kernels.dispatch import Kernels, KernelTable, SamplingKernels, device_named, kernels_for
 
 FUNCTIONS = Kernels.kernel_names()
 
@@ -68,7 +66,7 @@ def test_without_flash_attention_the_reason_is_recorded(
     assert reason in found["varlen_attention"][1]
 
 
-@pytest.mark.parametrize("table", [Kernels, Sampling])
+@pytest.mark.parametrize("table", [Kernels, SamplingKernels])
 def test_every_implementation_has_the_signature_of_its_oracle(table: type[KernelTable]) -> None:
     """mypy checks calls against the oracle; this checks that what is called takes and returns the same."""
     pytest.importorskip("triton")
@@ -127,7 +125,7 @@ def test_segments_of_one_tile_go_to_triton(longest: int, taken_by: str) -> None:
 
 def flash_and_triton() -> AttentionDispatch:
     adapters = pytest.importorskip("saccade.kernels.adapters")
-    attention = pytest.importorskip("saccade.kernels.attention")
+    attention = pytest.importorskip("saccade.kernels.fused_attention")
     return AttentionDispatch(adapters.FlashAttention(lambda: None), attention.TritonAttention())
 
 

@@ -10,7 +10,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from saccade.errors import ConfigError
 from saccade.kernels.image_jobs import PatchSettings, Resample
-from saccade.kernels.images import resize_patchify
+from saccade.kernels.reference_images import resize_patchify
 from tests.kernels.cases import patches_to_frames, photo
 
 PLAIN = PatchSettings(

@@ -17,7 +17,7 @@ from transformers import (
 from saccade.errors import ConfigError
 from saccade.graphs.recorded import RecordedLane
 from saccade.kernels import reference_sampling as sampling
-from saccade.kernels.sampling import sampling_for
+from saccade.kernels.dispatch import sampling_for
 from tests.kernels.sampling_cases import (
     INF,
     NAN,

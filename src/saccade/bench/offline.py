@@ -25,8 +25,7 @@ from saccade.config import Mode
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import DeviceState, StateSizes, new_state
 from saccade.graphs import Batch, GraphRunner, copy_out
-from saccade.kernels.dispatch import device_named
-from saccade.kernels.sampling import sampling_for
+from saccade.kernels.dispatch import device_named, sampling_for
 from saccade.models.vlm import Model
 
 Values = Mapping[str, Any]

@@ -23,9 +23,7 @@ from saccade.execution.sizes import executor_settings_for, state_sizes_for
 from saccade.execution.state import StateSizes
 from saccade.graphs import Frame, GraphRunner
 from saccade.inputs.media_settings import read_image_settings, read_video_settings
-from saccade.kernels.dispatch import kernels_for
-from saccade.kernels.sampling import sampling_for
-from saccade.kernels.table import KernelTable
+from saccade.kernels.dispatch import KernelTable, kernels_for, sampling_for
 from saccade.layers.layer import Placement
 from saccade.layers.parallel import Groups
 from saccade.models.config import Config

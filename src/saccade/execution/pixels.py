@@ -15,13 +15,13 @@ from saccade.kernels.image_jobs import (
     MAX_JOBS,
     TABLE_BYTES,
     Column,
-    Job,
+    ImageJob,
     PatchSettings,
     banded_jobs,
     whole_job,
     write_table,
 )
-from saccade.kernels.images import resize_patchify
+from saccade.kernels.reference_images import resize_patchify
 from saccade.scheduling.orders import Picture
 
 SlotT = TypeVar("SlotT")
@@ -113,13 +113,15 @@ def new_pixels(device: torch.device, shapes: Shapes) -> Patchifier:
     return StagedPixels(device, shapes) if device.type == "cuda" else PlainPixels(shapes)
 
 
-def rounds(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterator[tuple[PatchSettings, list[Job]]]:
+def rounds(
+    pictures: Sequence[Picture], shapes: Shapes, max_bytes: int
+) -> Iterator[tuple[PatchSettings, list[ImageJob]]]:
     """Jobs that fit one slot, and one scratch buffer, together; all of a round are cut alike."""
-    pending: list[Job] = []
+    pending: list[ImageJob] = []
     cut: PatchSettings | None = None
     pixels = scratch = 0
     for shape, job in _jobs(pictures, shapes, max_bytes):
-        nbytes = _aligned(job.nbytes)
+        nbytes = _aligned(job.frames.nbytes)
         is_full = pixels + nbytes > max_bytes or scratch + job.scratch_bytes > max_bytes or len(pending) == MAX_JOBS
         if pending and cut is not None and (is_full or shape != cut):
             yield cut, pending
@@ -131,23 +133,23 @@ def rounds(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Itera
         yield cut, pending
 
 
-def write_slot(slot: NDArray[np.uint8], jobs: list[Job], shape: PatchSettings) -> tuple[int, tuple[int, int, int]]:
+def write_slot(slot: NDArray[np.uint8], jobs: list[ImageJob], shape: PatchSettings) -> tuple[int, tuple[int, int, int]]:
     """The table and, behind it, the pixels of a round. Returns the bytes used, and the counts of the table."""
     places, end = [], 0
     for job in jobs:
         places.append(end)
         start = TABLE_BYTES + end
-        slot[start : start + job.nbytes].reshape(job.frames.shape)[...] = job.frames
-        end += _aligned(job.nbytes)
+        slot[start : start + job.frames.nbytes].reshape(job.frames.shape)[...] = job.frames
+        end += _aligned(job.frames.nbytes)
     table = slot[:TABLE_BYTES].view(np.int32).reshape(len(Column), MAX_JOBS)
     return TABLE_BYTES + min(end, len(slot) - TABLE_BYTES), write_table(table, jobs, places, shape)
 
 
-def _jobs(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterator[tuple[PatchSettings, Job]]:
+def _jobs(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterator[tuple[PatchSettings, ImageJob]]:
     for picture in pictures:
         shape = shapes[picture.kind]
         job = whole_job(picture.frames, picture.size_hw, picture.out_row, shape)
-        if max(_aligned(job.nbytes), job.scratch_bytes) <= max_bytes:
+        if max(_aligned(job.frames.nbytes), job.scratch_bytes) <= max_bytes:
             yield shape, job
         else:
             limit = max_bytes - ALIGNMENT_BYTES

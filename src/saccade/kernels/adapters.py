@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.kernels.attention import SHORT_SEGMENT, choose_splits
 from saccade.kernels.backends import AttendPacked, AttendPaged, PackedCall, PagedCall
+from saccade.kernels.fused_attention import SHORT_SEGMENT, choose_splits
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -52,12 +52,7 @@ class FlashAttention:
         if call.has_limits or splits >= 4 or not _fits(call):
             return None
         window = (None, None) if call.window is None else (call.window - 1, 0)
-        options = {
-            "max_seqlen_q": call.max_query,
-            "max_seqlen_k": call.max_keys,
-            "causal": True,
-            "window_size": window,
-        }
+        bounds = {"max_seqlen_q": call.max_query, "max_seqlen_k": call.max_keys, "causal": True, "window_size": window}
 
         def attend(
             q: Tensor,
@@ -67,8 +62,8 @@ class FlashAttention:
             scale: float,
         ) -> Tensor:
             starts, lengths, tables = requests
-            bounds = {"cu_seqlens_q": starts, "seqused_k": lengths, "page_table": tables}
-            return _first(self.function(q, *caches, **bounds, softmax_scale=scale, **options))
+            where = {"cu_seqlens_q": starts, "seqused_k": lengths, "page_table": tables}
+            return _first(self.function(q, *caches, **where, softmax_scale=scale, **bounds))
 
         return attend
 

@@ -44,10 +44,7 @@ class PagedCall(NamedTuple):
 # Of queries, keys, values, the starts of segments, and the scale.
 AttendPacked = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 # Of queries, both caches, the requests (starts of their queries, numbers of their keys, block tables), limits, scale.
-AttendPaged = Callable[
-    [Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor], Tensor | None, float],
-    Tensor,
-]
+AttendPaged = Callable[[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor], Tensor | None, float], Tensor]
 
 
 class AttentionBackend(Protocol):

@@ -2,19 +2,43 @@
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 
 from saccade.config import use_private_kernel_cache
 from saccade.errors import ConfigError
-from saccade.kernels import reference
+from saccade.kernels import reference, reference_sampling
 from saccade.kernels.backends import AttentionBackend, AttentionDispatch
-from saccade.kernels.table import KernelTable
 
 _HOPPER = (9, 0)
 _HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """Kernels by name. Each has the signature of its oracle, so mypy checks every call of one.
+
+    The static methods of a subclass are its oracles, in plain torch; `functions` take the place of some or all.
+    """
+
+    name: str
+    functions: Mapping[str, Callable[..., Any]]
+
+    def __post_init__(self) -> None:
+        unknown = self.functions.keys() - set(self.kernel_names())
+        assert not unknown, f"{type(self).__name__} has no kernel called {', '.join(sorted(unknown))}"
+        vars(self).update(self.functions)
+
+    @classmethod
+    def kernel_names(cls) -> list[str]:
+        return [name for name, value in vars(cls).items() if isinstance(value, staticmethod)]
+
+    def replacing(self, **functions: Callable[..., Any]) -> Self:
+        """The same kernels but for these."""
+        return replace(self, functions={**self.functions, **functions})
 
 
 @dataclass(frozen=True)
@@ -112,8 +136,8 @@ def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
 
 def _attention_backends(capability: tuple[int, int], dtype: torch.dtype) -> tuple[list[AttentionBackend], str]:
     """Best first, Triton last; and why a better one is missing."""
-    adapters, attention = (importlib.import_module(f"saccade.kernels.{name}") for name in ("adapters", "attention"))
-    triton = attention.TritonAttention()
+    adapters, fused = (importlib.import_module(f"saccade.kernels.{name}") for name in ("adapters", "fused_attention"))
+    triton = fused.TritonAttention()
     missing: list[str] = []
     for refusal, load in (
         (adapters.flash_refusal, adapters.load_flash_attention),
@@ -150,3 +174,34 @@ def _origin(function: Callable[..., object]) -> str:
     """`reference`, `fused`, or the name of what it is a method of."""
     owner = getattr(function, "__self__", None)
     return function.__module__.rpartition(".")[-1] if owner is None else getattr(owner, "name", type(owner).__name__)
+
+
+@dataclass(frozen=True)
+class SamplingKernels(KernelTable):
+    """The sampling functions of one device.
+
+    Penalties keep one tensor: `seen_SV`, int32, a row of zeros per slot of a running request. Its sign bit says that
+    a token is in the prompt, the rest counts its outputs. An entry of both kinds is one load, and both are set by
+    atomics. On a GPU the last dimension of every tensor must be contiguous.
+    """
+
+    greedy = staticmethod(reference_sampling.greedy)
+    sample = staticmethod(reference_sampling.sample)
+    logprobs = staticmethod(reference_sampling.logprobs)
+    penalise = staticmethod(reference_sampling.penalise)
+    mark_prompt = staticmethod(reference_sampling.mark_prompt)
+    count_tokens = staticmethod(reference_sampling.count_tokens)
+    apply_bias = staticmethod(reference_sampling.apply_bias)
+    suppress = staticmethod(reference_sampling.suppress)
+    allow_only = staticmethod(reference_sampling.allow_only)
+
+
+def sampling_for(device: torch.device | str) -> SamplingKernels:
+    """Plain torch on a CPU, Triton on a GPU."""
+    device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"there is no sampling for device {device}; allowed: cpu, cuda")
+    if device.type == "cpu":
+        return SamplingKernels("reference", {})
+    module = importlib.import_module("saccade.kernels.fused_sampling")
+    return SamplingKernels("triton", {name: getattr(module, name) for name in SamplingKernels.kernel_names()})

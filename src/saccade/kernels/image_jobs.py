@@ -76,7 +76,7 @@ class PatchSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ImageJob:
     """`frames` (F, rows, old width, 3) hold source rows from `band_start` on; the patches go to rows from `out_row` on,
     `patches_per_step` of them a time step, the first being number `first_patch` of its step."""
 
@@ -87,10 +87,6 @@ class Job:
     band_start: int = 0
     first_patch: int = 0
     patches_per_step: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.frames.nbytes
 
     @property
     def num_lines(self) -> int:
@@ -105,14 +101,16 @@ class Job:
         return -(-int(self.frames.shape[0]) // shape.temporal_patch) * self.patches_per_step
 
 
-def whole_job(frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int, shape: PatchSettings) -> Job:
+def whole_job(frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int, shape: PatchSettings) -> ImageJob:
     per_step = (size_hw[0] // shape.patch) * (size_hw[1] // shape.patch)
-    return Job(frames=frames, old_height=frames.shape[1], size_hw=size_hw, out_row=out_row, patches_per_step=per_step)
+    return ImageJob(
+        frames=frames, old_height=frames.shape[1], size_hw=size_hw, out_row=out_row, patches_per_step=per_step
+    )
 
 
 def banded_jobs(
     frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int, shape: PatchSettings, max_bytes: int
-) -> Iterator[Job]:
+) -> Iterator[ImageJob]:
     """Jobs of at most `max_bytes` each (pixels, and scratch) that together do what one job would."""
     num_frames, old_height, old_width, _ = frames.shape
     side = shape.patch * shape.merge
@@ -133,7 +131,7 @@ def banded_jobs(
                 )
             low, high = source_rows(start * side, stop * side, old_height, size_hw[0], shape.resample)
             first_patch = start * per_unit_row
-            yield Job(
+            yield ImageJob(
                 frames=chosen[:, low:high],
                 old_height=old_height,
                 size_hw=size_hw,
@@ -154,7 +152,7 @@ def source_rows(start: int, stop: int, old: int, new: int, resample: str) -> tup
 
 
 def write_table(
-    table: NDArray[np.int32], jobs: list[Job], places: list[int], shape: PatchSettings
+    table: NDArray[np.int32], jobs: list[ImageJob], places: list[int], shape: PatchSettings
 ) -> tuple[int, int, int]:
     """Fill a table (columns, MAX_JOBS) for jobs whose pixels lie at these bytes of the buffer.
 
@@ -204,7 +202,7 @@ def _last_fit(start: int, count: int, old: int, new: int, side: int, resample: s
     return low
 
 
-def _columns(job: Job, starts: tuple[int, int, int, int], resample: str) -> bytes:
+def _columns(job: ImageJob, starts: tuple[int, int, int, int], resample: str) -> bytes:
     """What the table says of a job."""
     line, patch, place, scratch = starts
     num_frames, band_rows, old_width, _ = job.frames.shape

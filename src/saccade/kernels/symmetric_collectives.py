@@ -81,7 +81,9 @@ class SymmetricCollectives(Collectives):
             return x.clone() if out is None else out
         algorithm = algorithm or (self.taken(x.nbytes) if x.dtype in SUMMED else "gather")
         if algorithm == "gather":
-            total = self._everyone(x).sum(0, dtype=x.dtype)
+            everyone = x.new_empty(self._size, *x.shape)
+            self._copy_from_all(x, everyone.unbind(0))
+            total = everyone.sum(0, dtype=x.dtype)
             return total if out is None else out.copy_(total)
         staged = self._stage(x)
         is_direct = out is not None and _can_be_written(out, staged)
@@ -133,11 +135,6 @@ class SymmetricCollectives(Collectives):
             home = self.memory[: x.nbytes].view(x.dtype).view(x.shape)
             home.copy_(x.clone() if _overlaps(x, self.memory) else x)
         return self.memory[:nbytes].view(x.dtype)
-
-    def _everyone(self, x: Tensor) -> Tensor:
-        found = x.new_empty(self._size, *x.shape)
-        self._copy_from_all(x, found.unbind(0))
-        return found
 
     def _copy_from_all(self, x: Tensor, targets: Sequence[Tensor]) -> None:
         """Between two barriers: nobody reads what is not written yet, nor writes again what is still being read."""

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: PLR0913, PLR0915
-"""Device code of `saccade.kernels.attention`: packed segments and paged keys, one online softmax.
+"""Device code of `saccade.kernels.fused_attention`: packed segments and paged keys, one online softmax.
 
 Grids are functions of capacities. A program reads its boundaries from device memory and leaves at once when
 its tile lies outside them. Loads are masked by those boundaries, so no value from outside takes part.

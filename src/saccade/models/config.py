@@ -171,11 +171,8 @@ def read_decoder(
         qkv_bias=has_bias,
         out_bias=has_bias,
     )
-    mlp = MLPSpec(
-        width=config.size("intermediate_size"),
-        activation=config.activation("hidden_act"),
-        bias=config.get("mlp_bias", False),
-    )
+    inner, activation = config.size("intermediate_size"), config.activation("hidden_act")
+    mlp = MLPSpec(width=inner, activation=activation, bias=config.get("mlp_bias", False))
     windows = windows or [None] * config.size("num_hidden_layers", most=MAX_LAYERS)
     return DecoderSpec(
         vocab_size=config.size("vocab_size"),

@@ -95,7 +95,11 @@ class DecoderLayer(Layer):
         self.attention = Attention(place, spec.width, spec.attention, layer.window)
         self.attention_post_norm = new_norm(place, spec.width, spec.norm) if spec.post_norms else None
         self.mlp_norm = new_norm(place, spec.width, spec.norm)
-        self.mlp = _new_feed_forward(place, spec.width, layer)
+        self.mlp: GatedMLP | PlainMLP | MoE
+        if isinstance(layer.mlp, MoESpec):
+            self.mlp = MoE(place, spec.width, layer.mlp)
+        else:
+            self.mlp = new_mlp(place, spec.width, layer.mlp)
         self.mlp_post_norm = new_norm(place, spec.width, spec.norm) if spec.post_norms else None
 
     def attend(
@@ -119,9 +123,3 @@ class DecoderLayer(Layer):
         if self.mlp_post_norm is not None:
             x_TD = self.mlp_post_norm(x_TD)
         return x_TD, residual_TD
-
-
-def _new_feed_forward(place: Placement, width: int, layer: LayerSpec) -> GatedMLP | PlainMLP | MoE:
-    if isinstance(layer.mlp, MoESpec):
-        return MoE(place, width, layer.mlp)
-    return new_mlp(place, width, layer.mlp)

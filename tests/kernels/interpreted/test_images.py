@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from saccade.errors import RequestError
-from saccade.kernels import fused_images, images
+from saccade.kernels import fused_images, reference_images
 from saccade.kernels.image_jobs import (
     MAX_JOBS,
     Column,
-    Job,
+    ImageJob,
     PatchSettings,
     Resample,
     banded_jobs,
@@ -30,10 +30,10 @@ SHAPES = {
 }
 
 
-def run_jobs(jobs: list[Job], shape: PatchSettings, out: torch.Tensor) -> None:
+def run_jobs(jobs: list[ImageJob], shape: PatchSettings, out: torch.Tensor) -> None:
     """As the engine does it: pixels one after the other in one buffer behind their table."""
     data = np.concatenate([np.ascontiguousarray(job.frames).ravel() for job in jobs])
-    places = np.cumsum([0, *(job.nbytes for job in jobs)])[:-1].tolist()
+    places = np.cumsum([0, *(job.frames.nbytes for job in jobs)])[:-1].tolist()
     table = np.full((len(Column), MAX_JOBS), -7, dtype=np.int32)
     counts = write_table(table, jobs, places, shape)
     scratch = torch.full((sum(job.scratch_bytes for job in jobs) + 3,), 255, dtype=torch.uint8)
@@ -73,7 +73,7 @@ def test_a_video_into_rows_of_a_wider_buffer() -> None:
 
 
 def plain(pixels: torch.Tensor, size_hw: tuple[int, int], shape: PatchSettings) -> torch.Tensor:
-    return images.resize_patchify(pixels, size_hw, shape)
+    return reference_images.resize_patchify(pixels, size_hw, shape)
 
 
 def check(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -109,11 +109,11 @@ def test_bands_give_what_the_whole_gives() -> None:
     num_rows = whole.num_patches(shape) + 2
     expected, out = (torch.full((num_rows, 3 * 2 * 16), float("nan")) for _ in range(2))
     run_jobs([whole], shape, expected)
-    most = max(whole.nbytes, whole.scratch_bytes) // frames * min(frames, 2)
+    most = max(whole.frames.nbytes, whole.scratch_bytes) // frames * min(frames, 2)
     jobs = list(banded_jobs(pixels, new, 1, shape, most * 2 // 3))
     assert len(jobs) > -(-frames // 2)
     for job in jobs:
-        assert max(job.nbytes, job.scratch_bytes) <= most * 2 // 3
+        assert max(job.frames.nbytes, job.scratch_bytes) <= most * 2 // 3
         run_jobs([job], shape, out)
     torch.testing.assert_close(out, expected, equal_nan=True, rtol=0, atol=0)
 

@@ -64,11 +64,7 @@ def read_text(config: Config) -> DecoderSpec:
         rope=Rope(1.0, None, ()),
     )
     norm = replace(plain.norm, offset=1.0)
-    attention = replace(
-        plain.attention,
-        scale=config.positive("query_pre_attn_scalar") ** -0.5,
-        norm=norm,
-    )
+    attention = replace(plain.attention, scale=config.positive("query_pre_attn_scalar") ** -0.5, norm=norm)
     windows, mlp = _windows(config), plain.layers[0].mlp
     local, whole = _ropes(config)
     return replace(
@@ -89,12 +85,8 @@ def read_vision(config: Config) -> VisionSpec:
     side = vision.size("image_size") // patch
     merge = _merge(config, side)
     norm = NormSpec(kind="layer", eps=vision.need("layer_norm_eps", float))
-    mlp = MLPSpec(
-        width=vision.size("intermediate_size"),
-        activation=vision.activation("hidden_act"),
-        gated=False,
-        bias=True,
-    )
+    inner, activation = vision.size("intermediate_size"), vision.activation("hidden_act")
+    mlp = MLPSpec(width=inner, activation=activation, gated=False, bias=True)
     num_heads = vision.size("num_attention_heads")
     return VisionSpec(
         block=VisionBlockSpec(width=width, num_heads=num_heads, norm=norm, mlp=mlp),
@@ -196,11 +188,7 @@ FAMILY = Family(
     defaults=Defaults(
         text=TEXT,
         vision=SIGLIP,
-        top={
-            "mm_tokens_per_image": 256,
-            "image_token_index": 262_144,
-            "tie_word_embeddings": True,
-        },
+        top={"mm_tokens_per_image": 256, "image_token_index": 262_144, "tie_word_embeddings": True},
         aliases={"image_token_id": "image_token_index"},
     ),
     decoder=read_multimodal,

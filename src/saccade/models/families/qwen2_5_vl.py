@@ -8,7 +8,7 @@ from saccade.models.config import MAX_LAYERS, Config, Rope, read_decoder, read_w
 from saccade.models.families import qwen2, qwen3_vl
 from saccade.models.family import Defaults, Family
 from saccade.models.media import CLIP_MEAN, CLIP_STD, MediaDefaults
-from saccade.models.rename import DECODER_RULES, PRE_NORM_RULES, TEXT_PREFIXES, Renames, one
+from saccade.models.rename import Renames, one
 from saccade.models.spec import DecoderSpec, VisionSpec
 
 
@@ -104,6 +104,6 @@ FAMILY = Family(
     vision=read_vision,
     media=MediaDefaults(image=qwen3_vl.IMAGE, video=VIDEO, placeholders=PLACEHOLDERS),
     renames=Renames(
-        qwen3_vl.VISION_PREFIXES + TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES + qwen3_vl.VISION_RULES + RULES
+        qwen3_vl.VISION_PREFIXES + qwen3_vl.TEXT.prefixes, qwen3_vl.TEXT.rules + qwen3_vl.VISION_RULES + RULES
     ),
 )

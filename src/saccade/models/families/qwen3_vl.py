@@ -8,30 +8,16 @@ from dataclasses import replace
 
 from saccade.layers.spec import MergerSpec, MLPSpec, NormSpec, VisionBlockSpec, interleaved_axes
 from saccade.models.config import MAX_LAYERS, Config, Rope, read_decoder, read_moe, with_qk_norm
-from saccade.models.families import qwen2
+from saccade.models.families import llama, qwen2
 from saccade.models.families.qwen3 import MOE_ALIASES, MOE_TEXT
 from saccade.models.family import Defaults, Family
 from saccade.models.media import CLIP_MEAN, CLIP_STD, HALF, ImageSettings, MediaDefaults, Placeholders, VideoSettings
-from saccade.models.rename import (
-    DECODER_RULES,
-    FUSED_EXPERT_RULES,
-    PRE_NORM_RULES,
-    ROUTER_RULES,
-    TEXT_PREFIXES,
-    Renames,
-    Rule,
-    one,
-)
+from saccade.models.rename import FUSED_EXPERT_RULES, ROUTER_RULES, Renames, Rule, one
 from saccade.models.spec import DecoderSpec, VisionSpec
 
+TEXT = llama.FAMILY.renames
 TOKEN_IDS = {"image_token_id": 151_655, "video_token_id": 151_656}
-TOWER = {
-    "num_heads": 16,
-    "in_channels": 3,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "out_hidden_size": 3584,
-}
+TOWER = {"num_heads": 16, "in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584}
 _TOWER = TOWER | {
     "depth": 27,
     "hidden_size": 1152,
@@ -63,12 +49,8 @@ def read_vision(whole: Config) -> VisionSpec:
     width, merge = config.size("hidden_size"), config.size("spatial_merge_size")
     norm = NormSpec(kind="layer", eps=1e-6)
     merger = MergerSpec(unit=merge * merge, out_width=config.size("out_hidden_size"), norm=norm)
-    mlp = MLPSpec(
-        width=config.size("intermediate_size"),
-        activation=config.activation("hidden_act"),
-        gated=False,
-        bias=True,
-    )
+    inner, activation = config.size("intermediate_size"), config.activation("hidden_act")
+    mlp = MLPSpec(width=inner, activation=activation, gated=False, bias=True)
     return VisionSpec(
         block=VisionBlockSpec(width=width, num_heads=config.size("num_heads"), norm=norm, mlp=mlp),
         depth=config.size("depth", most=MAX_LAYERS),
@@ -157,7 +139,7 @@ FAMILY = Family(
     decoder=read_text,
     vision=read_vision,
     media=MEDIA,
-    renames=Renames(VISION_PREFIXES + TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES + VISION_RULES + RULES),
+    renames=Renames(VISION_PREFIXES + TEXT.prefixes, TEXT.rules + VISION_RULES + RULES),
 )
 
 MOE_FAMILY = Family(

@@ -96,7 +96,18 @@ class TritonAttention:
                 **overlapping(q),
             )
             if splits > 1:
-                _combine(partial, lse, out)
+                num_items = call.num_rows * call.num_heads
+                combine_kernel[(num_items,)](
+                    partial,
+                    lse,
+                    out,
+                    num_items,
+                    D=call.head_width,
+                    SPLITS=splits,
+                    D_BLOCK=triton.next_power_of_2(call.head_width),
+                    num_warps=2,
+                    **overlapping(out),
+                )
             return out
 
         return attend
@@ -120,21 +131,6 @@ def _paged_tile(num_items: int, head_width: int, dtype: torch.dtype) -> tuple[in
         return 16, 32
     largest = 128 if head_width <= 128 else 64
     return max(16, min(largest, triton.next_power_of_2(num_items))), 64 if head_width <= 128 else 32
-
-
-def _combine(partial: Tensor, lse: Tensor, out: Tensor) -> None:
-    splits, num_rows, num_heads, head_width = partial.shape
-    combine_kernel[(num_rows * num_heads,)](
-        partial,
-        lse,
-        out,
-        num_rows * num_heads,
-        D=head_width,
-        SPLITS=splits,
-        D_BLOCK=triton.next_power_of_2(head_width),
-        num_warps=2,
-        **overlapping(out),
-    )
 
 
 def _common(call: PackedCall | PagedCall) -> dict[str, Any]:
