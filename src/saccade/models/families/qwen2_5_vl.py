@@ -104,6 +104,7 @@ FAMILY = Family(
     vision=read_vision,
     media=MediaDefaults(image=qwen3_vl.IMAGE, video=VIDEO, placeholders=PLACEHOLDERS),
     renames=Renames(
-        qwen3_vl.VISION_PREFIXES + qwen3_vl.TEXT.prefixes, qwen3_vl.TEXT.rules + qwen3_vl.VISION_RULES + RULES
+        qwen3_vl.VISION_PREFIXES + qwen3_vl.TEXT_RENAMES.prefixes,
+        qwen3_vl.TEXT_RENAMES.rules + qwen3_vl.VISION_RULES + RULES,
     ),
 )

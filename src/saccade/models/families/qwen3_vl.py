@@ -15,7 +15,7 @@ from saccade.models.media import CLIP_MEAN, CLIP_STD, HALF, ImageSettings, Media
 from saccade.models.rename import FUSED_EXPERT_RULES, ROUTER_RULES, Renames, Rule, one
 from saccade.models.spec import DecoderSpec, VisionSpec
 
-TEXT = llama.FAMILY.renames
+TEXT_RENAMES = llama.FAMILY.renames
 TOKEN_IDS = {"image_token_id": 151_655, "video_token_id": 151_656}
 TOWER = {"num_heads": 16, "in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584}
 _TOWER = TOWER | {
@@ -139,7 +139,7 @@ FAMILY = Family(
     decoder=read_text,
     vision=read_vision,
     media=MEDIA,
-    renames=Renames(VISION_PREFIXES + TEXT.prefixes, TEXT.rules + VISION_RULES + RULES),
+    renames=Renames(VISION_PREFIXES + TEXT_RENAMES.prefixes, TEXT_RENAMES.rules + VISION_RULES + RULES),
 )
 
 MOE_FAMILY = Family(
