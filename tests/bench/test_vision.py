@@ -52,7 +52,7 @@ QWEN3_VL_8B = {
 
 def test_the_limit_of_one_image_of_the_benchmark() -> None:
     """1296 patches through 27 blocks, four mergers of 324 units, and attention of 1296 patches to each other."""
-    limit = vision_limit(read_vision(Config(QWEN3_VL_8B)), [(1, 36, 36)], 2, H200)
+    limit = vision_limit(read_vision(Config({"vision_config": QWEN3_VL_8B})), [(1, 36, 36)], 2, H200)
     products = 2 * 1296 * (27 * (4 * 1152**2 + 2 * 1152 * 4304) + 1536 * 1152)
     products += 2 * 324 * 4 * (4608 * 4608 + 4608 * 4096)
     attention = 27 * 4 * 1152 * 1296**2
@@ -79,7 +79,7 @@ def test_windows_see_less(tmp_path: Path) -> None:
 
 def tiny_vision(folder: Path) -> Config:
     made = tiny.make("qwen2_5_vl", folder)
-    return Config(json.loads((made.folder / "config.json").read_text())["vision_config"])
+    return Config.read(made.folder / "config.json")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """An engine around a tiny checkpoint, and the same answers from transformers."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from saccade.inputs.images import digest_pixels
 from saccade.inputs.media_settings import read_image_settings, read_placeholder_settings
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import plan_image
-from saccade.kernels.images import resize_patchify
+from saccade.kernels.reference_images import resize_patchify
 from saccade.models.media import ImageSettings
 from saccade.models.vlm import Model
 from saccade.scheduling.engine import Engine
@@ -160,20 +160,11 @@ def oracle_inputs(tiny: Tiny, prompt: Prompt) -> dict[str, Any]:
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     if not prompt.media:
         return inputs
-    settings = image_settings(tiny.folder)
     is_gemma = "gemma" in tiny.name
+    settings = image_settings(tiny.folder)
+    settings = replace(settings, merge=1) if is_gemma else settings
     patches = [
-        resize_patchify(
-            torch.from_numpy(media.pixels.copy()),
-            media.plan.size_hw,
-            mean=settings.mean,
-            std=settings.std,
-            patch=settings.patch,
-            temporal_patch=settings.temporal_patch,
-            merge=1 if is_gemma else settings.merge,
-            resample=settings.resample,
-        )
-        for media in prompt.media
+        resize_patchify(torch.from_numpy(media.pixels.copy()), media.plan.size_hw, settings) for media in prompt.media
     ]
     types = torch.from_numpy((prompt.token_ids == IMAGE).astype(np.int64))[None]
     if is_gemma:

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from saccade.cache import BlockPool, EncoderIndex, PrefixCache, Span
+from saccade.cache.blocks import BlockPool
+from saccade.cache.encoder import EncoderIndex
+from saccade.cache.prefix import PrefixCache, Span
 from saccade.scheduling.request import Request
 from saccade.scheduling.scheduler import Scheduler
 from saccade.scheduling.step_plan import Chunk, Results, RowError, StepPlan

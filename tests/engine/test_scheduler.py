@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from saccade.cache import Span
+from saccade.cache.prefix import Span
 from saccade.errors import CapacityError, ConfigError, RequestError
 from saccade.scheduling import request as request_module
 from saccade.scheduling import request_checks

@@ -16,7 +16,8 @@ from saccade.errors import ConfigError, GraphError
 from saccade.execution.shadow import MAX_RECORDS, Mismatch, Shadow
 from saccade.execution.shadow_file import MAX_FILES, Origin, digest_of, read_file
 from saccade.execution.shadow_passes import Slab, TooLargeError, context_slots
-from saccade.graphs import Capacity, CapturedGraph, GraphKey, GraphRunner
+from saccade.graphs import Capacity, GraphKey, GraphRunner
+from saccade.graphs.capture import CapturedGraph
 from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.scheduling.engine import Engine
 from saccade.wire.engine_metrics import engine_metrics

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from saccade.cache.encoder import EncoderIndex
+from saccade.choice.key import Reason
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.executor import ExecutorSettings
-from saccade.execution.pixels import PlainPixels, Shapes, rounds, shape_of, write_slot
+from saccade.execution.pixels import PlainPixels, Shapes, rounds, write_slot
 from saccade.execution.state import StateSizes
 from saccade.execution.vision_encoder import Encoder
-from saccade.graphs import Reason
 from saccade.graphs.staging import NUM_STAGING_SLABS, Staging
 from saccade.inputs.media_settings import read_placeholder_settings
 from saccade.inputs.placeholders import Media, Prompt, place_media
 from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image
 from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column
-from saccade.kernels.images import resize_patchify
+from saccade.kernels.reference_images import resize_patchify
 from saccade.models.media import ImageSettings, VideoSettings
 from saccade.models.vlm import Model
 from saccade.scheduling.arrays import places
@@ -153,16 +153,7 @@ def alone(rig: Rig, media: Media, model: Model | None = None) -> Tensor:
     assert spec is not None and tower is not None
     settings = rig.images if media.kind == "image" else rig.videos
     assert settings is not None
-    patches = resize_patchify(
-        torch.from_numpy(media.pixels.copy()),
-        media.plan.size_hw,
-        mean=settings.mean,
-        std=settings.std,
-        patch=settings.patch,
-        temporal_patch=settings.temporal_patch,
-        merge=settings.merge,
-        resample=settings.resample,
-    )
+    patches = resize_patchify(torch.from_numpy(media.pixels.copy()), media.plan.size_hw, settings)
     return tower(vision_step(spec, [media.plan.grid_thw], patches))
 
 
@@ -564,15 +555,15 @@ class TestStaging:
         slot = np.full(TABLE_BYTES + max_bytes, 255, dtype=np.uint8)
         written: list[int] = []
         assert rig.videos is not None
-        shapes: Shapes = {"image": shape_of(rig.images), "video": shape_of(rig.videos)}
+        shapes: Shapes = {"image": rig.images.alone(), "video": rig.videos.alone()}
         for shape, jobs in rounds(pictures, shapes, max_bytes):
-            assert shape == shape_of(rig.images) and len(jobs) <= MAX_JOBS
+            assert shape == rig.images.alone() and len(jobs) <= MAX_JOBS
             used, (lines, patches, widest) = write_slot(slot, jobs, shape)
             assert used <= len(slot) and sum(job.scratch_bytes for job in jobs) <= max_bytes
             table = slot[:TABLE_BYTES].view(np.int32).reshape(len(Column), MAX_JOBS)
             for i, job in enumerate(jobs):
                 at = TABLE_BYTES + int(table[Column.PIXELS_AT, i])
-                np.testing.assert_array_equal(slot[at : at + job.nbytes], job.frames.ravel())
+                np.testing.assert_array_equal(slot[at : at + job.frames.nbytes], job.frames.ravel())
                 written += range(job.out_row, job.out_row + job.num_patches(shape))
             assert patches == sum(job.num_patches(shape) for job in jobs)
             assert lines == sum(job.frames.shape[0] * job.frames.shape[1] for job in jobs)
@@ -586,7 +577,7 @@ class TestStaging:
             PatchSource(i, m.kind, m.pixels, m.plan.size_hw, 0, m.plan.num_patches) for i, m in enumerate(media)
         ]
         assert rig.videos is not None
-        shapes: Shapes = {"image": shape_of(rig.images), "video": replace(shape_of(rig.videos), mean=(0.1, 0.2, 0.3))}
+        shapes: Shapes = {"image": rig.images.alone(), "video": replace(rig.videos.alone(), mean=(0.1, 0.2, 0.3))}
         found = [(shape, len(jobs)) for shape, jobs in rounds(pictures, shapes, 20_000)]
         assert found == [(shapes["image"], 2), (shapes["video"], 1), (shapes["image"], 1)]
 
@@ -594,7 +585,7 @@ class TestStaging:
         rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(5)
         one = rig.image(rng, 16, 24)
         out = torch.full((60, rig.encoder.spec.patch_values), float("nan"))
-        PlainPixels({"image": shape_of(rig.images)}).patchify(
+        PlainPixels({"image": rig.images.alone()}).patchify(
             [PatchSource(0, one.kind, one.pixels, one.plan.size_hw, 3, one.plan.num_patches)], out
         )
         assert out[3 : 3 + one.plan.num_patches].isfinite().all() and out[:3].isnan().all()

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from saccade.graphs import Frame, GraphRunner, run_body
+from saccade.graphs import Frame, GraphRunner
+from saccade.graphs.frame import run_body
 from saccade.models.config import Config
 from saccade.models.registry import read_spec
 from saccade.models.weights import load_model

@@ -293,8 +293,7 @@ def our_hidden(model: Model, case: Case, positions_3T: Tensor) -> tuple[Tensor, 
         step = vision_step(model.spec.vision, case.grids, patches.to(DEVICE).bfloat16())
         rows_LUD = model.encode(step)[:, : -padding // model.spec.vision.unit]
     embeds_TD, deepstack_LTD = model.embed(case.ids_T.to(DEVICE), rows_LUD, sources_T)
-    sees_whole = model.spec.media is not None and model.spec.media.sees_whole_image
-    limits_T = image_limits(case.is_image_T) if sees_whole else None
+    limits_T = image_limits(case.is_image_T) if model.spec.sees_whole_image else None
     asked = Request(embeds_TD, positions_3T, deepstack_LTD, limits_T)
     engine = Engine(model, num_blocks=asked.length // BLOCK + 8, block_size=BLOCK, poison=False)
     first = engine.run([(asked, FIRST_CHUNK)], padding=10)

@@ -20,13 +20,13 @@ from saccade.graphs import (
     GraphRunner,
     Phase,
     boundaries,
-    capture,
     copy_out,
     lane_for,
     output,
     rows,
-    run_body,
 )
+from saccade.graphs.capture import capture
+from saccade.graphs.frame import run_body
 from tests.graphs import toy
 from tests.graphs.mutations import Mutations
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.choice.exact import ExactLayout
 from saccade.config import Tier
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.pixels import PlainPixels, Shapes, StagedPixels, shape_of
+from saccade.execution.pixels import PlainPixels, Shapes, StagedPixels
 from saccade.execution.side_stream import SideStream
 from saccade.execution.verification import check_graphs
 from saccade.execution.vision_encoder import Encoder, EncoderSettings
@@ -111,7 +111,7 @@ class TestPixels:
         return made
 
     def shapes(self, model: Model) -> Shapes:
-        return {"image": shape_of(image_settings(model, max_pixels=2**22))}
+        return {"image": image_settings(model, max_pixels=2**22).alone()}
 
     def both(self, model: Model, pictures: list[PatchSource], staged: StagedPixels) -> tuple[Tensor, Tensor]:
         count = sum(picture.num_rows for picture in pictures)

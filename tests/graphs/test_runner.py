@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.choice.costs import measure
+from saccade.choice.costs import Curve, TierCosts, measure
 from saccade.choice.exact import ExactLayout
+from saccade.choice.key import Reason
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
-from saccade.graphs import Batch, Capacity, CapturedGraph, Curve, GraphKey, GraphRunner, Reason, TierCosts, copy_out
+from saccade.graphs import Batch, Capacity, GraphKey, GraphRunner, copy_out
+from saccade.graphs.capture import CapturedGraph
 from saccade.graphs.phase import Outputs
 from tests.graphs import toy
 

@@ -71,8 +71,7 @@ def request(model: Model, prompt: Prompt, positions_3T: Tensor) -> Request:
     sources_T[is_image] = torch.arange(num_images)
     sources_T[is_video] = torch.arange(int(is_video.sum())) + num_images
     embeds_TD, deepstack_LTD = model.embed(prompt.ids_T, rows_LUD, sources_T)
-    media = model.spec.media
-    limits_T = image_limits(is_image) if media and media.sees_whole_image else None
+    limits_T = image_limits(is_image) if model.spec.sees_whole_image else None
     return Request(embeds_TD, positions_3T, deepstack_LTD, limits_T)
 
 

@@ -132,7 +132,7 @@ def text_logits(model: Model, ids_T: Tensor, step: Any) -> Tensor:
     """From tokens to logits, so that embedding, decoder and head all pass; padding is three rows of token 0."""
     padded_T = torch.cat([ids_T, torch.zeros(3, dtype=ids_T.dtype)])
     step.embeds_TD.copy_(model.embed(padded_T)[0])
-    return model.logits(model.body(step))[:-3]
+    return model.decoder.logits(model.decoder.body(step))[:-3]
 
 
 def check_text(groups: Groups, name: str) -> None:

@@ -29,8 +29,8 @@ VISION = {
     "temporal_patch_size": 2,
     "spatial_merge_size": 2,
 }
-QWEN3 = read_qwen3(Config(VISION | {"num_position_embeddings": 2304}))
-QWEN2_5 = read_qwen2_5(Config(VISION | {"window_size": 112}))
+QWEN3 = read_qwen3(Config({"vision_config": VISION | {"num_position_embeddings": 2304}}))
+QWEN2_5 = read_qwen2_5(Config({"vision_config": VISION | {"window_size": 112}}))
 
 
 def random_grids(seed: int) -> list[Grid]:

@@ -65,7 +65,7 @@ class Bench:
         told = {"device": name, "backend": said["backend"], "torch": torch.__version__}
         self._tell({"environment": told})
         sums: dict[str, Sum] = {
-            each: partial(self._collectives.all_reduce_by, each) for each in self._collectives.algorithms
+            each: partial(self._collectives.all_reduce, algorithm=each) for each in self._collectives.algorithms
         }
         if nccl := nccl_beside(self._group, self._device):
             sums["nccl"] = nccl.all_reduce

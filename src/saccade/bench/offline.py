@@ -25,8 +25,7 @@ from saccade.config import Mode
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import DeviceState, StateSizes, new_state
 from saccade.graphs import Batch, GraphRunner, copy_out
-from saccade.kernels.dispatch import device_named
-from saccade.kernels.sampling import sampling_for
+from saccade.kernels.dispatch import device_named, sampling_for
 from saccade.models.vlm import Model
 
 Values = Mapping[str, Any]
@@ -225,7 +224,7 @@ def _works(executor: DeviceExecutor, settings: OfflineBenchSettings, rates: Rate
     spec, itemsize = model.spec.decoder, model.place.dtype.itemsize
 
     def last_token(outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return outputs["trunk"], model.logits(model.finish(outputs["trunk"][-1:])).argmax(dim=-1)
+        return outputs["trunk"], model.decoder.logits(model.decoder.finish(outputs["trunk"][-1:])).argmax(dim=-1)
 
     def next_tokens(outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return state.logits[: outputs["next_ids"].shape[0]].clone(), outputs["next_ids"]

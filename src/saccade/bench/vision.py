@@ -25,8 +25,7 @@ from saccade.execution.vision_encoder import Encoder, EncoderSettings
 from saccade.inputs.media_settings import read_image_settings
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
-from saccade.kernels.dispatch import device_named
-from saccade.kernels.sampling import sampling_for
+from saccade.kernels.dispatch import device_named, sampling_for
 from saccade.models.media import ImageSettings
 from saccade.models.vlm import Model
 from saccade.scheduling.compose import VisionComposer

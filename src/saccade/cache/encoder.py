@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from saccade.errors import ConfigError
 
@@ -19,7 +19,7 @@ class Entry:
     key: MediaKey
     num_rows: int
     pages: tuple[int, ...]
-    num_holds: int = field(default=0)
+    num_holds: int = 0
 
 
 class EncoderIndex:

@@ -21,9 +21,7 @@ from saccade.execution.build import Resolved, resolve
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.ranks import check_division
 from saccade.graphs import Frame, GraphRunner
-from saccade.kernels.dispatch import kernels_for
-from saccade.kernels.sampling import sampling_for
-from saccade.kernels.table import KernelTable
+from saccade.kernels.dispatch import KernelTable, kernels_for, sampling_for
 from saccade.layers.layer import Placement
 from saccade.layers.parallel import Groups
 from saccade.models.config import Config

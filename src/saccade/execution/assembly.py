@@ -7,7 +7,7 @@ from saccade.cache.encoder import EncoderIndex
 from saccade.cache.prefix import PrefixCache
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import StateSizes, new_state
-from saccade.kernels.sampling import Sampling, sampling_for
+from saccade.kernels.dispatch import SamplingKernels, sampling_for
 from saccade.models.vlm import Model
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.executing import Executor
@@ -16,7 +16,7 @@ from saccade.wire.engine_settings import SchedulerSettings
 
 
 def new_executor(
-    model: Model, sizes: StateSizes, settings: ExecutorSettings, sampling: Sampling | None = None
+    model: Model, sizes: StateSizes, settings: ExecutorSettings, sampling: SamplingKernels | None = None
 ) -> DeviceExecutor:
     """An executor with all its buffers; no graph is captured yet."""
     return DeviceExecutor(new_state(model, sampling or sampling_for(model.place.device), sizes), settings)

@@ -32,7 +32,7 @@ def example_prompts(model: Model, state: DeviceState, lengths: tuple[int, ...], 
     }
     if state.vision_rows is not None:  # row 0 takes padding
         values["sources"] = _some(chance, SHARE_SEEN, chance.integers(1, state.vision_rows.shape[1], count))
-    if model.spec.media is not None and model.spec.media.sees_whole_image:
+    if model.spec.sees_whole_image:
         values["limits"] = np.concatenate([_limits(n, chance) for n in lengths])
     return values
 

@@ -111,13 +111,13 @@ class DeviceExecutor:
     def composer(self) -> Composer:
         """Composes for executors like this one, with the graphs that this one has."""
         spec, state = self._model.spec, self.state
-        media, encoder = spec.media, self.encoder
+        encoder = self.encoder
         layout = CacheLayout(
             block_size=state.block_size,
             max_blocks=state.max_blocks,
             page_rows=self.settings.page_rows,
             has_vision=encoder is not None,
-            has_limits=media is not None and media.sees_whole_image,
+            has_limits=spec.sees_whole_image,
         )
         vision = None if encoder is None else encoder.facts
         return Composer(layout, self.catalogues, vocab_size=state.logits.shape[1], vision=vision)

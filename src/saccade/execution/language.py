@@ -28,7 +28,7 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
     ]
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        return {"trunk": model.trunk(_step(model, state, frame, max_query=frame.capacity["tokens"]))}
+        return {"trunk": model.decoder.trunk(_step(model, state, frame, max_query=frame.capacity["tokens"]))}
 
     return Phase(
         name="prefill",
@@ -55,7 +55,7 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
     ]
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        hidden_TD = model.body(_step(model, state, frame, max_query=1))
+        hidden_TD = model.decoder.body(_step(model, state, frame, max_query=1))
         return _tokens(model, state, hidden_TD, frame["sequences"])
 
     def set_up(values: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
     limits = {"tokens": state.max_sequences}
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        return _tokens(model, state, model.finish(trunk_TD[frame["rows"]]), frame["sequences"])
+        return _tokens(model, state, model.decoder.finish(trunk_TD[frame["rows"]]), frame["sequences"])
 
     def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
         count = sum(lengths)
@@ -127,7 +127,7 @@ def _row_buffers(model: Model) -> list[Buffer]:
     ]
     if model.spec.vision is not None:
         buffers.append(metadata("sources", ("tokens",), padding=Fill(-1)))
-    if model.spec.media is not None and model.spec.media.sees_whole_image:
+    if model.spec.sees_whole_image:
         buffers.append(metadata("limits", ("tokens",)))
     return buffers
 
@@ -180,8 +180,8 @@ def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> 
 
 def _tokens(model: Model, state: DeviceState, hidden_ND: Tensor, sequences_N: Tensor) -> dict[str, Tensor]:
     """Logits to where samplers and scores find them; the likeliest tokens to the sequences they continue."""
-    logits_NV = model.logits(hidden_ND)
+    logits_NV = model.decoder.logits(hidden_ND)
     state.logits[: logits_NV.shape[0]].copy_(logits_NV)
-    ids_N = state.sampling.greedy(logits_NV)
+    ids_N, is_bad_N = state.sampling.greedy(logits_NV)
     state.newest_ids[sequences_N] = ids_N
-    return {"next_ids": ids_N, "is_bad": state.sampling.has_nan(logits_NV)}
+    return {"next_ids": ids_N, "is_bad": is_bad_N}

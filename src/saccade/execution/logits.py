@@ -36,7 +36,7 @@ class Logits:
     def begin(self, orders: Begin) -> None:
         """Count the tokens of another request."""
         sampling, seen = self._state.sampling, self._state.seen
-        sampling.forget(seen, self._to_device(np.asarray([orders.sequence])))
+        seen[orders.sequence].zero_()
         for ids, note in ((orders.prompt_ids, sampling.mark_prompt), (orders.output_ids, sampling.count_tokens)):
             if len(ids):
                 sequence = self._to_device(np.full(len(ids), orders.sequence))
@@ -77,7 +77,7 @@ class Logits:
         for start in range(0, len(orders.next_ids), MAX_SCORED_ROWS):
             ids = orders.next_ids[start : start + MAX_SCORED_ROWS]
             first = orders.row + start
-            logits_NV = model.logits(model.finish(self._trunk_TD[first : first + len(ids)]))
+            logits_NV = model.decoder.logits(model.decoder.finish(self._trunk_TD[first : first + len(ids)]))
             parts.append(self._scores(logits_NV, self._to_device(ids), orders.num_top))
         return parts
 

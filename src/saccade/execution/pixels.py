@@ -3,7 +3,6 @@ memory, and from there by two kernels into the arena. Nothing is allocated after
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,20 @@ from torch import Tensor
 
 from saccade.graphs.staging import Staging
 from saccade.inputs.messages import MediaKind
-from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column, Job, Shape, banded_jobs, whole_job, write_table
-from saccade.kernels.images import resize_patchify
-from saccade.models.media import ImageSettings, VideoSettings
+from saccade.kernels.image_jobs import (
+    MAX_JOBS,
+    TABLE_BYTES,
+    Column,
+    ImageJob,
+    PatchSettings,
+    banded_jobs,
+    whole_job,
+    write_table,
+)
+from saccade.kernels.reference_images import resize_patchify
 from saccade.scheduling.orders import PatchSource
 
-Shapes = Mapping[MediaKind, Shape]  # how pixels are cut, by the kind of media
+Shapes = Mapping[MediaKind, PatchSettings]  # how pixels are cut, by the kind of media
 
 SLOT_BYTES = 32 * 2**20  # pixels of one copy; larger media come in bands, one after the other
 ALIGNMENT_BYTES = 16
@@ -57,18 +64,9 @@ class PlainPixels:
 
     def patchify(self, pictures: Sequence[PatchSource], out_PC: Tensor) -> None:
         for picture in pictures:
-            shape = self._shapes[picture.kind]
-            resize_patchify(
-                torch.from_numpy(np.array(picture.pixels)),  # pixels are read-only, which torch has no notion of
-                picture.size_hw,
-                mean=shape.mean,
-                std=shape.std,
-                patch=shape.patch,
-                temporal_patch=shape.temporal_patch,
-                merge=shape.merge,
-                resample=shape.resample,
-                out=out_PC[picture.out_row : picture.out_row + picture.num_rows],
-            )
+            pixels = torch.from_numpy(np.array(picture.pixels))  # read-only ones, which torch has no notion of
+            out = out_PC[picture.out_row : picture.out_row + picture.num_rows]
+            resize_patchify(pixels, picture.size_hw, self._shapes[picture.kind], out)
 
 
 def new_pixels(device: torch.device, shapes: Shapes) -> StagedPixels | PlainPixels:
@@ -76,13 +74,15 @@ def new_pixels(device: torch.device, shapes: Shapes) -> StagedPixels | PlainPixe
     return StagedPixels(device, shapes) if device.type == "cuda" else PlainPixels(shapes)
 
 
-def rounds(pictures: Sequence[PatchSource], shapes: Shapes, max_bytes: int) -> Iterator[tuple[Shape, list[Job]]]:
+def rounds(
+    pictures: Sequence[PatchSource], shapes: Shapes, max_bytes: int
+) -> Iterator[tuple[PatchSettings, list[ImageJob]]]:
     """Jobs that fit one slot, and one scratch buffer, together; all of a round are cut alike."""
-    pending: list[Job] = []
-    cut: Shape | None = None
+    pending: list[ImageJob] = []
+    cut: PatchSettings | None = None
     pixels = scratch = 0
     for shape, job in _jobs(pictures, shapes, max_bytes):
-        nbytes = _aligned(job.nbytes)
+        nbytes = _aligned(job.frames.nbytes)
         is_full = pixels + nbytes > max_bytes or scratch + job.scratch_bytes > max_bytes or len(pending) == MAX_JOBS
         if pending and cut is not None and (is_full or shape != cut):
             yield cut, pending
@@ -94,23 +94,23 @@ def rounds(pictures: Sequence[PatchSource], shapes: Shapes, max_bytes: int) -> I
         yield cut, pending
 
 
-def write_slot(slot: NDArray[np.uint8], jobs: list[Job], shape: Shape) -> tuple[int, tuple[int, int, int]]:
+def write_slot(slot: NDArray[np.uint8], jobs: list[ImageJob], shape: PatchSettings) -> tuple[int, tuple[int, int, int]]:
     """The table and, behind it, the pixels of a round. Returns the bytes used, and the counts of the table."""
     places, end = [], 0
     for job in jobs:
         places.append(end)
         start = TABLE_BYTES + end
-        slot[start : start + job.nbytes].reshape(job.frames.shape)[...] = job.frames
-        end += _aligned(job.nbytes)
+        slot[start : start + job.frames.nbytes].reshape(job.frames.shape)[...] = job.frames
+        end += _aligned(job.frames.nbytes)
     table = slot[:TABLE_BYTES].view(np.int32).reshape(len(Column), MAX_JOBS)
     return TABLE_BYTES + min(end, len(slot) - TABLE_BYTES), write_table(table, jobs, places, shape)
 
 
-def _jobs(pictures: Sequence[PatchSource], shapes: Shapes, max_bytes: int) -> Iterator[tuple[Shape, Job]]:
+def _jobs(pictures: Sequence[PatchSource], shapes: Shapes, max_bytes: int) -> Iterator[tuple[PatchSettings, ImageJob]]:
     for picture in pictures:
         shape = shapes[picture.kind]
         job = whole_job(picture.frames, picture.size_hw, picture.out_row, shape)
-        if max(_aligned(job.nbytes), job.scratch_bytes) <= max_bytes:
+        if max(_aligned(job.frames.nbytes), job.scratch_bytes) <= max_bytes:
             yield shape, job
         else:
             limit = max_bytes - ALIGNMENT_BYTES
@@ -118,15 +118,11 @@ def _jobs(pictures: Sequence[PatchSource], shapes: Shapes, max_bytes: int) -> It
                 yield shape, band
 
 
-def shape_of(settings: ImageSettings | VideoSettings) -> Shape:
-    return Shape(**{one.name: getattr(settings, one.name) for one in fields(Shape)})
-
-
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def warm_up_picture(kind: MediaKind, shape: Shape, side_units: int = 1) -> PatchSource:
+def warm_up_picture(kind: MediaKind, shape: PatchSettings, side_units: int = 1) -> PatchSource:
     """The smallest picture that runs through all the code."""
     side = shape.patch * shape.merge * side_units
     frames: Any = np.zeros((shape.temporal_patch, 2 * side, side, 3), dtype=np.uint8)

@@ -45,7 +45,7 @@ def sample_phase(state: DeviceState) -> Phase:
         penalties = (frame[f"{name}_penalty"] for name in ("repetition", "presence", "frequency"))
         state.sampling.penalise(logits_NV, state.seen, sequences_N, *penalties)
         names = ("temperature", "top_k", "top_p", "min_p", "seeds", "counters")
-        ids_N = state.sampling.sample(logits_NV, *(frame[name] for name in names))
+        ids_N, _ = state.sampling.sample(logits_NV, *(frame[name] for name in names))
         state.sampling.count_tokens(state.seen, sequences_N, ids_N, sequences_N > 0)
         state.newest_ids[sequences_N] = ids_N
         return {"next_ids": ids_N}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.graphs import Watched
-from saccade.kernels.sampling import Sampling
+from saccade.kernels.dispatch import SamplingKernels
 from saccade.layers.layer import EXCHANGE_MEMORY, Layer
 from saccade.layers.step import Cache
 from saccade.models.vlm import Model
@@ -32,7 +32,7 @@ class DeviceState:
     logits: Tensor  # (N, V) float32: of the last head or decode pass
     edited: Tensor  # (N, V) float32: a copy of them for the sampler to change
     seen: Tensor  # (sequences, V) int32: the tokens of prompts and outputs, for penalties
-    sampling: Sampling
+    sampling: SamplingKernels
     max_blocks: int  # of one request
 
     @property
@@ -141,7 +141,7 @@ def runs(tensor: Tensor, rows: NDArray[np.integer[Any]], name: str) -> dict[str,
     return {f"{name} {first}": tensor.narrow(0, first, n) for first, n in zip(firsts, lengths, strict=True)}
 
 
-def new_state(model: Model, sampling: Sampling, sizes: StateSizes) -> DeviceState:
+def new_state(model: Model, sampling: SamplingKernels, sizes: StateSizes) -> DeviceState:
     place, spec = model.place, model.spec
     logits = (sizes.max_sequences, spec.decoder.vocab_size)
     vision_rows = None

@@ -22,9 +22,9 @@ from saccade.graphs import (
     Capacity,
     GraphRunner,
     Known,
-    Row,
     Values,
     VerifyReport,
+    VerifyRow,
     audit,
     verify,
     verify_batches,
@@ -48,7 +48,7 @@ def verify_graphs(
 ) -> VerifyReport:
     """A row for every phase, bucket and sequence. Without graphs there are none. `progress` hears the phase, how
     many graphs are done and how many there are, before the first and after each."""
-    rows: list[Row] = []
+    rows: list[VerifyRow] = []
     count = _Count(executor, is_short, progress)
     for runner in executor.phases:
         if not runner.settings.tiers:
@@ -166,7 +166,7 @@ def chosen_buckets(runner: GraphRunner, *, is_short: bool) -> list[Capacity]:
     return list(dict.fromkeys((quick[0], quick[-1])))
 
 
-def _verify_grids(encoder: Encoder, count: _Count, chosen: Sequence[Capacity]) -> Iterator[Row]:
+def _verify_grids(encoder: Encoder, count: _Count, chosen: Sequence[Capacity]) -> Iterator[VerifyRow]:
     """Equal rows and frames, but other heights and widths (so other positions and windows); videos; images twice."""
     runner = encoder.graphs
     rng = torch.Generator().manual_seed(1)

@@ -17,7 +17,7 @@ import torch
 
 from saccade.choice.exact import ExactLayout
 from saccade.config import GraphSettings, Tier
-from saccade.execution.pixels import new_pixels, shape_of, warm_up_picture
+from saccade.execution.pixels import new_pixels, warm_up_picture
 from saccade.execution.side_stream import DeviceLap, SideStream, now
 from saccade.execution.state import DeviceState
 from saccade.execution.vision_phase import vision_phase
@@ -57,7 +57,7 @@ class Encoder:
         self.graphs = GraphRunner(phase, graphs, lane_for(model.place.device))
         kinds: dict[MediaKind, ImageSettings | VideoSettings | None]
         kinds = {"image": settings.images, "video": settings.videos}
-        self._shapes = {kind: shape_of(one) for kind, one in kinds.items() if one is not None}
+        self._shapes = {kind: one.alone() for kind, one in kinds.items() if one is not None}
         self._pixels = new_pixels(model.place.device, self._shapes)
         assert state.vision_rows is not None, "a model with a tower has rows for its images"
         self._longest = min(state.max_keys, state.vision_rows.shape[1] - settings.page_rows)

@@ -182,19 +182,16 @@ def _undeclared(nodes: Sequence[Node], memory: MemoryMap) -> list[str]:
         f"undeclared: node {i} ({node.name}) has {argument} = {what} in memory that is neither a buffer, nor declared "
         "state, nor made in the graph: what it holds is frozen"
         for i, node in enumerate(nodes)
-        for argument, what in (*_undeclared_touches(node, memory), *_undeclared_words(node, memory))
+        for argument, what in _undeclared_arguments(node, memory)
     ]
     return found[:MAX_FINDINGS]
 
 
-def _undeclared_touches(node: Node, memory: MemoryMap) -> Iterator[tuple[str, str]]:
+def _undeclared_arguments(node: Node, memory: MemoryMap) -> Iterator[tuple[str, str]]:
+    """Of raw arguments only those that are one word: a larger one may have stray addresses in bytes nobody sets."""
     for argument, touch in node.touches.items():
         if touch.address and memory.find(touch.address) is None:
             yield argument, touch.layout
-
-
-def _undeclared_words(node: Node, memory: MemoryMap) -> Iterator[tuple[str, str]]:
-    """Of raw arguments only those that are one word: a larger one may have stray addresses in bytes nobody sets."""
     if node.name == "fill" or HAS_OWN_MEMORY.search(node.name):
         return
     for argument, data in node.raw.items():

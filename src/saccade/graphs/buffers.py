@@ -70,10 +70,9 @@ class Buffer:
         object.__setattr__(self, "dimension", (name, int(extra or 0)) if name else None)
         if sum(isinstance(size, str) for size in self.shape) > 1:
             raise ConfigError(f"buffer {self.name!r} varies in several axes of {self.shape}; at most one may")
-        if isinstance(self.padding, DummySegment) and (self.role is not Role.METADATA or len(self.shape) != 1):
-            raise ConfigError(f"buffer {self.name!r} holds boundaries: declare it one-dimensional metadata")
-        if isinstance(self.padding, OwnIndex) and (self.role is not Role.METADATA or len(self.shape) != 1):
-            raise ConfigError(f"buffer {self.name!r} holds a permutation: declare it one-dimensional metadata")
+        what = {DummySegment: "boundaries", OwnIndex: "a permutation"}.get(type(self.padding))
+        if what and (self.role is not Role.METADATA or len(self.shape) != 1):
+            raise ConfigError(f"buffer {self.name!r} holds {what}: declare it one-dimensional metadata")
 
     def sized(self, capacity: Mapping[str, int]) -> tuple[int, ...]:
         """The shape at a capacity."""

@@ -12,14 +12,15 @@ from saccade.errors import AddressError
 from saccade.graphs.arena import Arena, HostArray
 from saccade.graphs.frame import Body, Frame, run_body
 from saccade.graphs.lane import Lane
-from saccade.graphs.piecewise import Tape, TapeStep
+from saccade.graphs.nodes import Recording
+from saccade.graphs.piecewise import Tape
 from saccade.graphs.watched import Watched
 
 
 class CapturedGraph:
     """Pieces to replay and calls to make, in order, with all they touch kept alive."""
 
-    def __init__(self, key: GraphKey, steps: Sequence[TapeStep], frame: Frame, state: Mapping[str, Tensor]) -> None:
+    def __init__(self, key: GraphKey, steps: Sequence[Recording], frame: Frame, state: Mapping[str, Tensor]) -> None:
         self.key = key
         self.frame = frame
         self.capture_s = 0.0
@@ -31,10 +32,6 @@ class CapturedGraph:
         self._state = Watched.of(state)
         self._pointers = self._arena.pointers()
         self._marks = self._state.marks()
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.steps)
 
     def replay(self) -> None:
         """Run the graph on what its buffers hold now. Refused if any of them has moved since the capture.

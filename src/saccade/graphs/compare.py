@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from saccade.graphs.recorded import EMPTY, is_fresh, storages_of
+
 Tensors = Mapping[str, Tensor]
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -124,12 +126,11 @@ class _LastPlaceNoise(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func._schema.is_mutable or func.overloadpacket in _GIVES_NO_NUMBERS:
+        if func._schema.is_mutable or func.overloadpacket in (*EMPTY, torch.ops.aten.clone):
             return result
-        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        given = storages_of((args, kwargs))
         for leaf in tree_leaves(result):
-            is_fresh = isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in given
-            if is_fresh and leaf.is_floating_point() and leaf.numel():
+            if is_fresh(leaf, given) and leaf.is_floating_point() and leaf.numel():
                 if func.overloadpacket in _PRODUCTS:
                     self._move_sums(leaf, *args[-2:])
                 self._move(leaf)
@@ -154,11 +155,3 @@ class _LastPlaceNoise(TorchDispatchMode):
 
 
 _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm)
-_GIVES_NO_NUMBERS = (
-    torch.ops.aten.empty,
-    torch.ops.aten.empty_like,
-    torch.ops.aten.empty_strided,
-    torch.ops.aten.new_empty,
-    torch.ops.aten.new_empty_strided,
-    torch.ops.aten.clone,
-)

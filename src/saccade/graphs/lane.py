@@ -4,8 +4,8 @@ import gc
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Protocol
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -18,57 +18,11 @@ SMALL_BYTES = 2**20
 NUM_SMALL = 16  # that a body has at the same time
 
 
-class Lane(Protocol):
-    """One sequence of executions that share a memory pool: its graphs never run at the same time."""
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Held by the thread that runs or captures one of its graphs."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Memory reserved; its growth from `begin` to the last `end` is what a graph's temporaries hold."""
-        ...
-
-    def session(self) -> AbstractContextManager[None]:
-        """Where warm-ups and captures run."""
-        ...
-
-    def keeping_nodes(self) -> AbstractContextManager[None]:
-        """Pieces recorded in here can tell their nodes; they are for reading, not for replays."""
-        ...
-
-    def memory(self) -> list[tuple[int, int]]:
-        """The addresses that are the lane's own, where temporaries lie: first of each range, and first behind it."""
-        ...
-
-    def device_memory(self) -> list[tuple[int, int]]:
-        """All memory of the device that tensors lie in, where that can be told."""
-        ...
-
-    def reserve_small(self) -> None:
-        """Hold memory for small temporaries, so that a capture while requests are served takes none."""
-        ...
-
-    def begin(self) -> None:
-        """Start to record a piece."""
-        ...
-
-    def end(self) -> Recording | None:
-        """Finish the piece; None if nothing was recorded."""
-        ...
-
-    def abandon(self) -> None:
-        """Drop a piece whose recording failed."""
-        ...
-
-
 class CudaLane:
     """CUDA graphs that share one pool. All of them are captured on, and must be replayed on, one stream at a time."""
 
     def __init__(self, device: torch.device) -> None:
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # held by the thread that runs or captures one of its graphs
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
@@ -78,10 +32,12 @@ class CudaLane:
 
     @property
     def nbytes(self) -> int:
+        """Memory reserved; its growth from `begin` to the last `end` is what a graph's temporaries hold."""
         return torch.cuda.memory_reserved(self._device)
 
     @contextmanager
     def session(self) -> Iterator[None]:
+        """Where warm-ups and captures run."""
         # A collection inside a capture could free CUDA memory or events, which a capture does not allow.
         was_enabled = gc.isenabled()
         gc.disable()
@@ -95,7 +51,8 @@ class CudaLane:
                 gc.enable()
 
     def reserve_small(self) -> None:
-        """By a capture that has many at the same time: a pool keeps what it once had."""
+        """Hold memory for small temporaries, so that a capture while requests are served takes none: by a capture that
+        has many at the same time, since a pool keeps what it once had."""
         with torch.no_grad(), self.session():
             self.begin()
             try:
@@ -108,6 +65,7 @@ class CudaLane:
 
     @contextmanager
     def keeping_nodes(self) -> Iterator[None]:
+        """Pieces recorded in here can tell their nodes; they are for reading, not for replays."""
         self._keeps_nodes = True
         try:
             yield
@@ -115,16 +73,20 @@ class CudaLane:
             self._keeps_nodes = False
 
     def memory(self) -> list[tuple[int, int]]:
+        """The addresses that are the lane's own, where temporaries lie: first of each range, and first behind it."""
         return [_range(each) for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) == self._pool]
 
     def device_memory(self) -> list[tuple[int, int]]:
+        """All memory of the device that tensors lie in."""
         return [_range(each) for each in torch.cuda.memory_snapshot()]
 
     def begin(self) -> None:
+        """Start to record a piece."""
         self._graph = torch.cuda.CUDAGraph(keep_graph=self._keeps_nodes)
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
     def end(self) -> Recording | None:
+        """Finish the piece; None if nothing was recorded."""
         graph, self._graph = self._graph, None
         assert graph is not None, "end() without begin()"
         with warnings.catch_warnings(record=True) as caught:
@@ -135,6 +97,7 @@ class CudaLane:
         return None if is_empty else CudaPiece(graph)
 
     def abandon(self) -> None:
+        """Drop a piece whose recording failed."""
         graph, self._graph = self._graph, None
         if graph is not None:
             with warnings.catch_warnings():
@@ -145,6 +108,9 @@ class CudaLane:
 
 def _range(segment: dict[str, Any]) -> tuple[int, int]:
     return segment["address"], segment["address"] + segment["total_size"]
+
+
+Lane = CudaLane | RecordedLane
 
 
 def lane_for(device: torch.device) -> Lane:

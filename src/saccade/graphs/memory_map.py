@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -11,17 +10,6 @@ from saccade.graphs.lane import Lane
 
 TEMPORARY = "a temporary"
 DEEPEST = 64  # ranges that begin inside another one: the metadata of a batch lies in one storage
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """Somewhere in a named piece of memory."""
-
-    name: str
-    offset: int
-
-    def __str__(self) -> str:
-        return f"{self.name}+{self.offset}" if self.offset else self.name
 
 
 class MemoryMap:
@@ -41,13 +29,13 @@ class MemoryMap:
         in_use = any(start <= address < stop for start, stop in self._device_memory)
         return in_use and self.find(address) is None
 
-    def find(self, address: int) -> Location | None:
-        """None if nothing declared lies there."""
+    def find(self, address: int) -> str | None:
+        """What lies there, and how many bytes behind its beginning; None if nothing declared does."""
         last = bisect_right(self._starts, address) - 1
         for at in range(last, max(last - DEEPEST, -1), -1):
             if address < self._stops[at]:
-                name = self._names[at]
-                return Location(name, 0 if name == TEMPORARY else address - self._starts[at])
+                name, offset = self._names[at], address - self._starts[at]
+                return f"{name}+{offset}" if offset and name != TEMPORARY else name
         return None
 
 

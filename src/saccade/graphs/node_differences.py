@@ -11,9 +11,7 @@ from saccade.graphs.nodes import Node
 WORD = 8
 # torch's own kernels take structs with bytes that nobody sets: what looks frozen there may be a leftover after all.
 TORCH_KERNEL, PERHAPS = "_ZN2at", "perhaps "
-CASTING = (
-    "WithCast"  # its kernels take a byte for the type, three that nobody sets, and four for the size of an element
-)
+CASTING = "WithCast"  # its kernels take a byte for the type, three that nobody sets, four for the size of an element
 MAX_DIMENSIONS = 64
 
 # A word of an argument: kernel, argument, how many dimensions it describes (structs begin with that), and which word.
@@ -76,16 +74,14 @@ def _arguments(node: Node, memory: MemoryMap) -> dict[str, str]:
     """The arguments that are not raw, in a form that can be compared: addresses by name."""
     found = {name: str(value) for name, value in node.values.items()}
     for argument, touch in node.touches.items():
-        place = memory.find(touch.address)
-        found[argument] = f"{place if place else 'undeclared memory'} {touch.layout}"
+        found[argument] = f"{memory.find(touch.address) or 'undeclared memory'} {touch.layout}"
     return found
 
 
 def words(data: bytes, memory: MemoryMap) -> Iterator[str]:
     whole = len(data) // WORD * WORD
     for (word,) in struct.iter_unpack("<Q", data[:whole]):
-        place = memory.find(word)
-        yield str(place) if place else f"{word:#x}"
+        yield memory.find(word) or f"{word:#x}"
     if rest := data[whole:]:
         yield f"{int.from_bytes(rest, 'little'):#x}"
 

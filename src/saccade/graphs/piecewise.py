@@ -29,14 +29,11 @@ class OutsideCall:
         return [describe(f"call {call_name(self.fn)}", {"args": self.args, **self.bridged, "into": self.into})]
 
 
-TapeStep = Recording | OutsideCall
-
-
 class Tape:
     """Records a body as pieces and the calls between them."""
 
     def __init__(self, lane: Lane, arena: Arena, state: Mapping[str, Tensor]) -> None:
-        self.steps: list[TapeStep] = []
+        self.steps: list[Recording] = []
         self._lane = lane
         self._arena = arena
         self._state_storages = {t.untyped_storage().data_ptr() for t in state.values()}

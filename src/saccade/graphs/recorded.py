@@ -22,10 +22,12 @@ from saccade.errors import CaptureError
 from saccade.graphs.nodes import Node, Recording, describe
 
 aten = torch.ops.aten
+# Operations that leave memory as it is.
+EMPTY = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided)
 
 
 class RecordedLane:
-    """Records on the CPU. Same interface as `CudaLane`."""
+    """Records on the CPU, with the interface of `CudaLane`."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -53,6 +55,7 @@ class RecordedLane:
         return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in self._pool.storages]
 
     def device_memory(self) -> list[tuple[int, int]]:
+        """Nobody can tell."""
         return []
 
     def reserve_small(self) -> None:
@@ -140,12 +143,12 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         _refuse_host_reads(func, args, kwargs)
         result = func(*args, **kwargs)
-        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        given = storages_of((args, kwargs))
         moved: dict[int, UntypedStorage] = {}
-        result = tree_map(lambda leaf: self._pooled(leaf, moved) if _is_fresh(leaf, given) else leaf, result)
-        fresh = tuple(leaf if _is_fresh(leaf, given) else None for leaf in tree_leaves(result))
+        result = tree_map(lambda leaf: self._pooled(leaf, moved) if is_fresh(leaf, given) else leaf, result)
+        fresh = tuple(leaf if is_fresh(leaf, given) else None for leaf in tree_leaves(result))
         does_nothing = not func._schema.is_mutable and not any(t is not None for t in fresh)  # a view, already made
-        if not does_nothing and func.overloadpacket not in _LEAVES_MEMORY_AS_IT_IS:
+        if not does_nothing and func.overloadpacket not in EMPTY:
             self.operations.append(_Operation(func, args, kwargs, fresh))
         return result
 
@@ -166,17 +169,13 @@ def _as_bytes(storage: UntypedStorage, nbytes: int) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))
 
 
-def _is_fresh(leaf: Any, given: set[int]) -> bool:
+def storages_of(values: Any) -> set[int]:
+    return {t.untyped_storage().data_ptr() for t in tree_leaves(values) if isinstance(t, Tensor)}
+
+
+def is_fresh(leaf: Any, given: set[int]) -> bool:
+    """Whether a result is a tensor with memory of its own, none of the given storages."""
     return isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in given
-
-
-_LEAVES_MEMORY_AS_IT_IS = (
-    aten.empty,
-    aten.empty_like,
-    aten.empty_strided,
-    aten.new_empty,
-    aten.new_empty_strided,
-)
 
 
 def _refuse_host_reads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -71,7 +71,8 @@ class Watched(Mapping[str, Tensor]):
                 *map(len, self._counted),
             ]
         except (AttributeError, KeyError, IndexError):
-            return [*map(_address, self._places), *map(_identity, self._joints), *map(len, self._counted)]
+            addresses = (t.data_ptr() if isinstance(t, Tensor) else 0 for t in map(_found, self._places))
+            return [*addresses, *(id(_found(place)) for place in self._joints), *map(len, self._counted)]
 
     def changes(self, before: Sequence[int]) -> list[str]:
         """What is not as it was when `marks` gave these."""
@@ -125,17 +126,11 @@ def _is_empty(cell: Any) -> bool:
     return False
 
 
-def _address(place: Home) -> int:
-    """0 where the tensor is gone."""
-    try:
-        tensor = place[0][place[1]]
-    except (KeyError, IndexError):
-        return 0
-    return tensor.data_ptr() if isinstance(tensor, Tensor) else 0
+_GONE = object()
 
 
-def _identity(place: Home) -> int:
+def _found(place: Home) -> Any:
     try:
-        return id(place[0][place[1]])
+        return place[0][place[1]]
     except (KeyError, IndexError):
-        return 0
+        return _GONE

@@ -11,7 +11,8 @@ from typing import Any
 
 from saccade.errors import ConfigError
 from saccade.inputs.checkpoint_files import read_json, read_optional_json
-from saccade.models.media import ImageSettings, MediaDefaults, Placeholders, Resample, Triple, VideoSettings
+from saccade.kernels.image_jobs import Resample, Triple
+from saccade.models.media import ImageSettings, MediaDefaults, Placeholders, VideoSettings
 from saccade.models.registry import MODEL_TYPES
 
 MAX_COUNT = 2**40

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.kernels import reference
-from saccade.kernels.attention import SHORT_SEGMENT, choose_splits
-from saccade.kernels.backends import LaunchPlan, PackedCall, PagedCall
+from saccade.kernels.backends import AttendPacked, AttendPaged, PackedCall, PagedCall
+from saccade.kernels.fused_attention import SHORT_SEGMENT, choose_splits
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -34,42 +33,39 @@ class FlashAttention:
 
     function: Callable[..., Any]
     name = "flash-attn-4"
-    cache_shape = staticmethod(reference.cache_shape)
 
-    def plan_packed(self, call: PackedCall) -> LaunchPlan | None:
+    def packed(self, call: PackedCall) -> AttendPacked | None:
         if call.max_seqlen <= SHORT_SEGMENT or not _fits(call):
             return None
-        return LaunchPlan({"max_seqlen_q": call.max_seqlen, "max_seqlen_k": call.max_seqlen, "causal": call.causal})
+        options = {"max_seqlen_q": call.max_seqlen, "max_seqlen_k": call.max_seqlen, "causal": call.causal}
 
-    def attend_packed(
-        self, plan: LaunchPlan, buffers: list[Tensor], q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float
-    ) -> Tensor:
-        bounds = {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
-        return _first(self.function(q, k, v, **bounds, softmax_scale=scale, **plan.options))
+        def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Tensor:
+            bounds = {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
+            return _first(self.function(q, k, v, **bounds, softmax_scale=scale, **options))
 
-    def plan_paged(self, call: PagedCall) -> LaunchPlan | None:
+        return attend
+
+    def paged(self, call: PagedCall) -> AttendPaged | None:
         """None for a decode step of few requests over long contexts: one program per key head leaves the GPU idle."""
         reach = call.max_keys if call.window is None else min(call.max_keys, call.window)
         splits = choose_splits(call.num_requests * call.num_groups, reach) if call.max_query == 1 else 1
         if call.has_limits or splits >= 4 or not _fits(call):
             return None
         window = (None, None) if call.window is None else (call.window - 1, 0)
-        options = {"max_seqlen_q": call.max_query, "max_seqlen_k": call.max_keys, "causal": True}
-        return LaunchPlan({**options, "window_size": window})
+        bounds = {"max_seqlen_q": call.max_query, "max_seqlen_k": call.max_keys, "causal": True, "window_size": window}
 
-    def attend_paged(
-        self,
-        plan: LaunchPlan,
-        buffers: list[Tensor],
-        q: Tensor,
-        caches: tuple[Tensor, Tensor],
-        requests: tuple[Tensor, Tensor, Tensor],
-        limits: Tensor | None,
-        scale: float,
-    ) -> Tensor:
-        starts, lengths, tables = requests
-        bounds = {"cu_seqlens_q": starts, "seqused_k": lengths, "page_table": tables}
-        return _first(self.function(q, *caches, **bounds, softmax_scale=scale, **plan.options))
+        def attend(
+            q: Tensor,
+            caches: tuple[Tensor, Tensor],
+            requests: tuple[Tensor, Tensor, Tensor],
+            limits: Tensor | None,
+            scale: float,
+        ) -> Tensor:
+            starts, lengths, tables = requests
+            where = {"cu_seqlens_q": starts, "seqused_k": lengths, "page_table": tables}
+            return _first(self.function(q, *caches, **where, softmax_scale=scale, **bounds))
+
+        return attend
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,33 +79,28 @@ class TorchVarlen:
     function: Callable[..., Any]
     accepts: frozenset[str]
     name = "torch varlen"
-    cache_shape = staticmethod(reference.cache_shape)
 
-    def plan_packed(self, call: PackedCall) -> LaunchPlan | None:
+    def packed(self, call: PackedCall) -> AttendPacked | None:
         if call.max_seqlen <= SHORT_SEGMENT:
             return None
         options: dict[str, Any] = {"max_q": call.max_seqlen, "max_k": call.max_seqlen}
         if call.causal:
             options |= {"window_size": (-1, 0)} if "window_size" in self.accepts else {"is_causal": True}
-        if call.num_heads > call.num_groups and "enable_gqa" in self.accepts:
-            options["enable_gqa"] = True
-        return LaunchPlan(options)
+        share = call.num_heads // call.num_groups
+        if share > 1 and "enable_gqa" in self.accepts:
+            options["enable_gqa"], share = True, 1
 
-    def attend_packed(
-        self, plan: LaunchPlan, buffers: list[Tensor], q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float
-    ) -> Tensor:
-        share = q.shape[1] // k.shape[1]
-        if share > 1 and "enable_gqa" not in self.accepts:
-            k, v = (x.repeat_interleave(share, dim=1) for x in (k, v))
-        if "scale" in self.accepts:
-            return _first(self.function(q, k, v, starts, starts, scale=scale, **plan.options))
-        return _first(self.function(q * (scale * math.sqrt(q.shape[-1])), k, v, starts, starts, **plan.options))
+        def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Tensor:
+            if share > 1:
+                k, v = (x.repeat_interleave(share, dim=1) for x in (k, v))
+            if "scale" in self.accepts:
+                return _first(self.function(q, k, v, starts, starts, scale=scale, **options))
+            return _first(self.function(q * (scale * math.sqrt(q.shape[-1])), k, v, starts, starts, **options))
 
-    def plan_paged(self, call: PagedCall) -> None:
+        return attend
+
+    def paged(self, call: PagedCall) -> None:
         """Not supported."""
-
-    def attend_paged(self, *args: Any) -> Tensor:
-        raise AssertionError("torch varlen reads no pages")
 
 
 def _fits(call: PackedCall | PagedCall) -> bool:

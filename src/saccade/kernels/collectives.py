@@ -7,9 +7,10 @@ its address is in every graph. `gloo_collectives`, `symmetric_collectives` and `
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,43 +22,40 @@ from saccade.errors import AddressError
 INT64_MAX = 2**63 - 1
 
 
-class Collectives(Protocol):
+class Collectives(ABC):
     """Sums and joins over one communicator, which serves one stream."""
 
     memory: Tensor
 
     @property
+    @abstractmethod
     def algorithms(self) -> tuple[str, ...]:
         """The ways to make a sum, known once there is room."""
-        ...
 
     def taken(self, nbytes: int) -> str:
         """The algorithm that `all_reduce` takes for a tensor of so many bytes."""
-        ...
+        return self.algorithms[0]
 
+    @abstractmethod
     def reserve(self, nbytes: int) -> None:
         """Make room for the largest tensor that a rank will bring. Comes once, before any capture."""
-        ...
 
     def staging(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
         """Where a sum over the ranks likes to find its input: it then copies nothing. None where it does not matter."""
-        ...
+        return None
 
-    def all_reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The sum over the ranks, in a new tensor or in `out`, which may be x itself."""
-        ...
+    @abstractmethod
+    def all_reduce(self, x: Tensor, out: Tensor | None = None, *, algorithm: str = "") -> Tensor:
+        """The sum over the ranks, in a new tensor or in `out`, which may be x itself; by one of the algorithms, or by
+        the quickest for the size."""
 
-    def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The same by one of the algorithms; `all_reduce` takes the quickest for the size."""
-        ...
-
+    @abstractmethod
     def all_gather(self, x: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
         """The ranks' tensors, joined along an axis in the order of the ranks; in `out` where given."""
-        ...
 
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """What is in use, and why; plain values."""
-        ...
 
 
 class Control:
@@ -99,29 +97,29 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AlgorithmChoice:
     """An algorithm for tensors of up to so many bytes; None is for all that are larger."""
 
     algorithm: str
     up_to_bytes: int | None = None
 
 
-def fastest(timings: Mapping[int, Mapping[str, float]]) -> tuple[Choice, ...]:
+def fastest(timings: Mapping[int, Mapping[str, float]]) -> tuple[AlgorithmChoice, ...]:
     """From microseconds by bytes and algorithm to what to take: the quickest at the next larger size that was measured,
     and above all of them the quickest at the largest."""
     sizes = sorted(timings)
     best = [min(timings[size], key=lambda name: timings[size][name]) for size in sizes]
-    found: list[Choice] = []
+    found: list[AlgorithmChoice] = []
     for i, (size, name) in enumerate(zip(sizes, best, strict=True)):
         is_last = all(later == name for later in best[i:])
         if is_last:
-            return (*found, Choice(name))
+            return (*found, AlgorithmChoice(name))
         if best[i + 1] != name:
-            found.append(Choice(name, size))
+            found.append(AlgorithmChoice(name, size))
     return tuple(found)
 
 
-def choose(choices: Sequence[Choice], nbytes: int) -> str:
+def choose(choices: Sequence[AlgorithmChoice], nbytes: int) -> str:
     """A matter of size alone: a graph and an eager pass take the same algorithm."""
     return next(c.algorithm for c in choices if c.up_to_bytes is None or nbytes <= c.up_to_bytes)
 

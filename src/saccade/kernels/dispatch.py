@@ -2,20 +2,43 @@
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 
 from saccade.config import use_private_kernel_cache
 from saccade.errors import ConfigError
-from saccade.kernels import reference
+from saccade.kernels import reference, reference_sampling
 from saccade.kernels.backends import AttentionBackend, AttentionDispatch
-from saccade.kernels.cpu_attention import CpuAttention
-from saccade.kernels.table import KernelTable
 
 _HOPPER = (9, 0)
 _HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """Kernels by name. Each has the signature of its oracle, so mypy checks every call of one.
+
+    The static methods of a subclass are its oracles, in plain torch; `functions` take the place of some or all.
+    """
+
+    name: str
+    functions: Mapping[str, Callable[..., Any]]
+
+    def __post_init__(self) -> None:
+        unknown = self.functions.keys() - set(self.kernel_names())
+        assert not unknown, f"{type(self).__name__} has no kernel called {', '.join(sorted(unknown))}"
+        vars(self).update(self.functions)
+
+    @classmethod
+    def kernel_names(cls) -> list[str]:
+        return [name for name, value in vars(cls).items() if isinstance(value, staticmethod)]
+
+    def replacing(self, **functions: Callable[..., Any]) -> Self:
+        """The same kernels but for these."""
+        return replace(self, functions={**self.functions, **functions})
 
 
 @dataclass(frozen=True)
@@ -36,7 +59,6 @@ class Kernels(KernelTable):
     qk_norm_rotary_store = staticmethod(reference.qk_norm_rotary_store)
     varlen_attention = staticmethod(reference.varlen_attention)
     paged_attention = staticmethod(reference.paged_attention)
-    cache_shape = staticmethod(reference.cache_shape)
     rotate_packed = staticmethod(reference.rotate_packed)
     add_positions = staticmethod(reference.add_positions)
     scatter_rows = staticmethod(reference.scatter_rows)
@@ -73,7 +95,7 @@ def kernels_for(device: torch.device | str, dtype: torch.dtype) -> Kernels:
     """The kernels for tensors of this device and dtype. Importing flash-attn-4 takes seconds; do it once."""
     device = torch.device(device)
     if device.type == "cpu":
-        return _cpu_kernels()
+        return Kernels("reference", {}, dict.fromkeys(Kernels.kernel_names(), "the device is a CPU"))
     if device.type != "cuda":
         raise ConfigError(f"there are no kernels for device {device}; allowed: cpu, cuda")
     return _cuda_kernels(torch.cuda.get_device_capability(device), dtype)
@@ -93,12 +115,6 @@ def open_device(device: torch.device, dtype: torch.dtype) -> None:
         kernels_for(device, dtype)
 
 
-def _cpu_kernels() -> Kernels:
-    """The oracles, but for attention, which does only the work that is there."""
-    reasons = dict.fromkeys(Kernels.kernel_names(), "the device is a CPU")
-    return _with_attention(Kernels("reference", {}, reasons), AttentionDispatch(CpuAttention()))
-
-
 def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
     """Triton for all, then faster products and attention where this GPU, dtype and installation allow it."""
     use_private_kernel_cache()
@@ -108,14 +124,20 @@ def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
     kernels = _with_products(Kernels("triton", functions, reasons), capability, dtype)
     backends, missing = _attention_backends(capability, dtype)
     chosen = AttentionDispatch(*backends)
-    kernels = replace(kernels, name="+".join([kernels.name, *(b.name for b in backends[:-1])]))
-    return _with_attention(kernels, chosen, missing or "the first that supports a call takes it")
+    attention = {name: getattr(chosen, name) for name in ("varlen_attention", "paged_attention")}
+    reason = missing or "the first that supports a call takes it"
+    return replace(
+        kernels,
+        name="+".join([kernels.name, *(b.name for b in backends[:-1])]),
+        functions={**kernels.functions, **attention},
+        reasons=kernels.reasons | dict.fromkeys(attention, reason),
+    )
 
 
 def _attention_backends(capability: tuple[int, int], dtype: torch.dtype) -> tuple[list[AttentionBackend], str]:
     """Best first, Triton last; and why a better one is missing."""
-    adapters, attention = (importlib.import_module(f"saccade.kernels.{name}") for name in ("adapters", "attention"))
-    triton = attention.TritonAttention()
+    adapters, fused = (importlib.import_module(f"saccade.kernels.{name}") for name in ("adapters", "fused_attention"))
+    triton = fused.TritonAttention()
     missing: list[str] = []
     for refusal, load in (
         (adapters.flash_refusal, adapters.load_flash_attention),
@@ -126,12 +148,6 @@ def _attention_backends(capability: tuple[int, int], dtype: torch.dtype) -> tupl
             return [found, triton], "; ".join(missing)
         missing.append(found)
     return [triton], "; ".join(missing)
-
-
-def _with_attention(kernels: Kernels, chosen: AttentionDispatch, reason: str = "") -> Kernels:
-    functions = {name: getattr(chosen, name) for name in ("varlen_attention", "paged_attention", "cache_shape")}
-    reasons = kernels.reasons | (dict.fromkeys(functions, reason) if reason else {})
-    return replace(kernels, functions={**kernels.functions, **functions}, reasons=reasons)
 
 
 def _with_products(kernels: Kernels, capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
@@ -158,3 +174,34 @@ def _origin(function: Callable[..., object]) -> str:
     """`reference`, `fused`, or the name of what it is a method of."""
     owner = getattr(function, "__self__", None)
     return function.__module__.rpartition(".")[-1] if owner is None else getattr(owner, "name", type(owner).__name__)
+
+
+@dataclass(frozen=True)
+class SamplingKernels(KernelTable):
+    """The sampling functions of one device.
+
+    Penalties keep one tensor: `seen_SV`, int32, a row of zeros per slot of a running request. Its sign bit says that
+    a token is in the prompt, the rest counts its outputs. An entry of both kinds is one load, and both are set by
+    atomics. On a GPU the last dimension of every tensor must be contiguous.
+    """
+
+    greedy = staticmethod(reference_sampling.greedy)
+    sample = staticmethod(reference_sampling.sample)
+    logprobs = staticmethod(reference_sampling.logprobs)
+    penalise = staticmethod(reference_sampling.penalise)
+    mark_prompt = staticmethod(reference_sampling.mark_prompt)
+    count_tokens = staticmethod(reference_sampling.count_tokens)
+    apply_bias = staticmethod(reference_sampling.apply_bias)
+    suppress = staticmethod(reference_sampling.suppress)
+    allow_only = staticmethod(reference_sampling.allow_only)
+
+
+def sampling_for(device: torch.device | str) -> SamplingKernels:
+    """Plain torch on a CPU, Triton on a GPU."""
+    device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"there is no sampling for device {device}; allowed: cpu, cuda")
+    if device.type == "cpu":
+        return SamplingKernels("reference", {})
+    module = importlib.import_module("saccade.kernels.fused_sampling")
+    return SamplingKernels("triton", {name: getattr(module, name) for name in SamplingKernels.kernel_names()})

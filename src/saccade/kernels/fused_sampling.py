@@ -8,7 +8,6 @@ import triton
 from torch import Tensor
 
 from saccade.errors import ConfigError
-from saccade.kernels.reference_sampling import forget
 from saccade.kernels.triton_logits import (
     allow_kernel,
     bias_kernel,
@@ -19,21 +18,6 @@ from saccade.kernels.triton_logits import (
 )
 from saccade.kernels.triton_sampling import choose_kernel, greedy_kernel, pick_kernel, scan_kernel
 
-__all__ = [
-    "allow_only",
-    "apply_bias",
-    "count_tokens",
-    "forget",
-    "greedy",
-    "has_nan",
-    "logprobs",
-    "mark_prompt",
-    "penalise",
-    "sample",
-    "sample_with_floor",
-    "suppress",
-]
-
 MOST_LOGPROBS = 20
 _TILE = 128
 _CHUNK = 32 * _TILE  # 16 KiB of logits a program, of which three or more fit a multiprocessor's registers
@@ -42,28 +26,21 @@ _STRETCH = 2048  # columns of one program of the edits
 _BLOCK = 256
 
 
-def greedy(logits_NV: Tensor, *, out_N: Tensor | None = None, bad_N: Tensor | None = None) -> Tensor:
-    """See `reference_sampling.greedy`."""
+def greedy(logits_NV: Tensor) -> tuple[Tensor, Tensor]:
     num_rows, vocabulary = logits_NV.shape
-    out_N, bad_N = _outputs(logits_NV, out_N, bad_N)
+    ids_N = torch.empty(num_rows, dtype=torch.int64, device=logits_NV.device)
+    is_bad_N = torch.empty(num_rows, dtype=torch.bool, device=logits_NV.device)
     if num_rows == 0:
-        return out_N
+        return ids_N, is_bad_N
     num_chunks = triton.cdiv(vocabulary, _CHUNK)
     scores, ids, nans = _per_chunk(logits_NV, torch.float32, torch.int32, torch.int32)
     greedy_kernel[(num_rows, num_chunks)](
         logits_NV, scores, ids, nans, vocabulary, logits_NV.stride(0), CHUNK=_CHUNK, num_warps=8
     )
     pick_kernel[(num_rows,)](
-        scores, ids, nans, out_N, _bytes(bad_N), num_chunks, CHUNKS=triton.next_power_of_2(num_chunks), num_warps=1
+        scores, ids, nans, ids_N, _bytes(is_bad_N), num_chunks, CHUNKS=triton.next_power_of_2(num_chunks), num_warps=1
     )
-    return out_N
-
-
-def has_nan(logits_NV: Tensor) -> Tensor:
-    """See `reference_sampling.has_nan`; `greedy` and `sample` tell the same for nothing."""
-    bad_N = torch.empty(logits_NV.shape[0], dtype=torch.bool, device=logits_NV.device)
-    greedy(logits_NV, bad_N=bad_N)
-    return bad_N
+    return ids_N, is_bad_N
 
 
 def penalise(
@@ -74,7 +51,6 @@ def penalise(
     presence_N: Tensor,
     frequency_N: Tensor,
 ) -> None:
-    """See `reference_sampling.penalise`."""
     num_rows, vocabulary = logits_NV.shape
     if num_rows == 0:
         return
@@ -95,27 +71,22 @@ def penalise(
 
 
 def mark_prompt(seen_SV: Tensor, slots_T: Tensor, ids_T: Tensor, is_real_T: Tensor) -> None:
-    """See `reference_sampling.mark_prompt`."""
     _note(seen_SV, slots_T, ids_T, is_real_T, marks=True)
 
 
 def count_tokens(seen_SV: Tensor, slots_N: Tensor, ids_N: Tensor, is_real_N: Tensor) -> None:
-    """See `reference_sampling.count_tokens`."""
     _note(seen_SV, slots_N, ids_N, is_real_N, marks=False)
 
 
 def apply_bias(logits_NV: Tensor, ids_NK: Tensor, values_NK: Tensor) -> None:
-    """See `reference_sampling.apply_bias`."""
     _edit_listed(logits_NV, ids_NK, values_NK, adds=True)
 
 
 def suppress(logits_NV: Tensor, ids_NK: Tensor, is_active_N: Tensor) -> None:
-    """See `reference_sampling.suppress`."""
     _edit_listed(logits_NV, ids_NK, _bytes(is_active_N), adds=False)
 
 
 def allow_only(logits_NV: Tensor, allowed_NW: Tensor) -> None:
-    """See `reference_sampling.allow_only`."""
     num_rows, vocabulary = logits_NV.shape
     if num_rows == 0:
         return
@@ -124,7 +95,7 @@ def allow_only(logits_NV: Tensor, allowed_NW: Tensor) -> None:
     allow_kernel[grid](logits_NV, allowed_NW, vocabulary, *strides, CHUNK=_STRETCH, num_warps=8)
 
 
-def sample(  # noqa: PLR0913
+def sample(
     logits_NV: Tensor,
     temperature_N: Tensor,
     top_k_N: Tensor,
@@ -132,38 +103,16 @@ def sample(  # noqa: PLR0913
     min_p_N: Tensor,
     seeds_N: Tensor,
     counters_N: Tensor,
-    *,
-    out_N: Tensor | None = None,
-    bad_N: Tensor | None = None,
-) -> Tensor:
-    """See `reference_sampling.sample`."""
-    return sample_with_floor(
-        logits_NV, temperature_N, top_k_N, top_p_N, min_p_N, seeds_N, counters_N, out_N=out_N, bad_N=bad_N
-    )[0]  # fmt: skip
-
-
-def sample_with_floor(  # noqa: PLR0913
-    logits_NV: Tensor,
-    temperature_N: Tensor,
-    top_k_N: Tensor,
-    top_p_N: Tensor,
-    min_p_N: Tensor,
-    seeds_N: Tensor,
-    counters_N: Tensor,
-    *,
-    out_N: Tensor | None = None,
-    bad_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See `reference_sampling.sample_with_floor`."""
     num_rows, vocabulary = logits_NV.shape
     device = logits_NV.device
-    out_N, bad_N = _outputs(logits_NV, out_N, bad_N)
+    ids_N = torch.empty(num_rows, dtype=torch.int64, device=device)
     floor_N = torch.empty(num_rows, dtype=torch.float32, device=device)
     if num_rows == 0:
-        return out_N, floor_N
+        return ids_N, floor_N
     num_chunks, num_tiles = triton.cdiv(vocabulary, _CHUNK), triton.cdiv(vocabulary, _TILE)
     parameters = (temperature_N, top_k_N, top_p_N, min_p_N, seeds_N, counters_N)
-    partial = _per_chunk(logits_NV, torch.float32, torch.int32, torch.int32)
+    partial = _per_chunk(logits_NV, torch.float32, torch.int32)
     peaks, masses = torch.empty((2, num_rows, num_tiles), dtype=torch.float32, device=device)
     hits = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=device)
     sizes = (vocabulary, logits_NV.stride(0), num_tiles)
@@ -177,8 +126,7 @@ def sample_with_floor(  # noqa: PLR0913
         peaks,
         masses,
         hits,
-        out_N,
-        _bytes(bad_N),
+        ids_N,
         floor_N,
         *sizes,
         num_chunks,
@@ -188,11 +136,10 @@ def sample_with_floor(  # noqa: PLR0913
         GROUP=_GROUP,
         num_warps=8,
     )
-    return out_N, floor_N
+    return ids_N, floor_N
 
 
 def logprobs(logits_NV: Tensor, ids_N: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `reference_sampling.logprobs`."""
     num_rows, vocabulary = logits_NV.shape
     k = min(k, vocabulary)
     if not 0 <= k <= MOST_LOGPROBS:
@@ -264,13 +211,6 @@ def _edit_listed(logits_NV: Tensor, ids_NK: Tensor, values: Tensor, *, adds: boo
         BLOCK=_BLOCK,
         num_warps=4,
     )
-
-
-def _outputs(logits_NV: Tensor, out_N: Tensor | None, bad_N: Tensor | None) -> tuple[Tensor, Tensor]:
-    num_rows, device = logits_NV.shape[0], logits_NV.device
-    if out_N is None:
-        out_N = torch.empty(num_rows, dtype=torch.int64, device=device)
-    return out_N, torch.empty(num_rows, dtype=torch.bool, device=device) if bad_N is None else bad_N
 
 
 def _per_chunk(logits_NV: Tensor, *dtypes: torch.dtype) -> list[Tensor]:

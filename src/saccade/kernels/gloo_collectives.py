@@ -8,7 +8,6 @@ Gloo itself ends a process that gets more than it waits for, and leaves the othe
 first tell each other how much they bring.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,36 +15,27 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
 from saccade.errors import GraphError
-from saccade.kernels.collectives import check_room
+from saccade.kernels.collectives import Collectives, check_room
 
 _LIBRARY = torch.library.Library("saccade", "FRAGMENT")
 _LIBRARY.define("all_reduce(Tensor x, Tensor(a!) memory, str group) -> Tensor")
 _LIBRARY.define("all_gather(Tensor x, Tensor(a!) memory, str group, int dim) -> Tensor")
 
 
-class GlooCollectives:
+class GlooCollectives(Collectives):
     algorithms = ("gloo",)
 
     def __init__(self, group: ProcessGroup) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8)
         self._name, self._size = group.group_name, group.size()
 
-    def taken(self, nbytes: int) -> str:
-        return "gloo"
-
     def reserve(self, nbytes: int) -> None:
         self.memory = torch.zeros(self._size * nbytes, dtype=torch.uint8)
 
-    def staging(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        return None
-
-    def all_reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def all_reduce(self, x: Tensor, out: Tensor | None = None, *, algorithm: str = "") -> Tensor:
         check_room(x.nbytes, self.memory.numel() // self._size)
         found: Tensor = torch.ops.saccade.all_reduce(x, self.memory, self._name)
         return found if out is None else out.copy_(found)
-
-    def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:
-        return self.all_reduce(x, out)
 
     def all_gather(self, x: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
         check_room(x.nbytes, self.memory.numel() // self._size)

@@ -8,15 +8,19 @@ import functools
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from saccade.errors import RequestError
-from saccade.kernels.images import RESAMPLING
 
+Resample = Literal["bilinear", "bicubic"]
+Triple = tuple[float, float, float]
+
+RESAMPLING: dict[str, float] = {"bilinear": 1.0, "bicubic": 2.0}  # filter and its reach, in pixels of the coarser image
 MAX_JOBS = 64  # of one launch; a program finds its job by comparing with all starts
 BEYOND = 2**31 - 1
 MARGIN_ROWS = 1  # the device finds the first source row in float32
@@ -55,19 +59,24 @@ assert _COLUMNS.size == 4 * len(Column)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """How a kind of media is cut: the same for all jobs of a launch."""
+class PatchSettings:
+    """How pixels are cut into patches: the same for all jobs of a launch. `merge` is the side of the square of patches
+    that become one token and lie together in patch order."""
 
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
     patch: int
     temporal_patch: int
     merge: int
-    resample: str
+    mean: Triple
+    std: Triple
+    resample: Resample
+
+    def alone(self) -> "PatchSettings":
+        """Without what a kind of media adds to them."""
+        return PatchSettings(**{field.name: getattr(self, field.name) for field in fields(PatchSettings)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ImageJob:
     """`frames` (F, rows, old width, 3) hold source rows from `band_start` on; the patches go to rows from `out_row` on,
     `patches_per_step` of them a time step, the first being number `first_patch` of its step."""
 
@@ -80,10 +89,6 @@ class Job:
     patches_per_step: int
 
     @property
-    def nbytes(self) -> int:
-        return self.frames.nbytes
-
-    @property
     def num_lines(self) -> int:
         num_frames, band_rows = self.frames.shape[:2]
         return int(num_frames * band_rows)
@@ -92,18 +97,20 @@ class Job:
     def scratch_bytes(self) -> int:
         return self.num_lines * self.size_hw[1] * 3
 
-    def num_patches(self, shape: Shape) -> int:
+    def num_patches(self, shape: PatchSettings) -> int:
         return -(-int(self.frames.shape[0]) // shape.temporal_patch) * self.patches_per_step
 
 
-def whole_job(frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int, shape: Shape) -> Job:
+def whole_job(frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int, shape: PatchSettings) -> ImageJob:
     per_step = (size_hw[0] // shape.patch) * (size_hw[1] // shape.patch)
-    return Job(frames=frames, old_height=frames.shape[1], size_hw=size_hw, out_row=out_row, patches_per_step=per_step)
+    return ImageJob(
+        frames=frames, old_height=frames.shape[1], size_hw=size_hw, out_row=out_row, patches_per_step=per_step
+    )
 
 
 def banded_jobs(
-    frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int, shape: Shape, max_bytes: int
-) -> Iterator[Job]:
+    frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int, shape: PatchSettings, max_bytes: int
+) -> Iterator[ImageJob]:
     """Jobs of at most `max_bytes` each (pixels, and scratch) that together do what one job would."""
     num_frames, old_height, old_width, _ = frames.shape
     side = shape.patch * shape.merge
@@ -124,7 +131,7 @@ def banded_jobs(
                 )
             low, high = source_rows(start * side, stop * side, old_height, size_hw[0], shape.resample)
             first_patch = start * per_unit_row
-            yield Job(
+            yield ImageJob(
                 frames=chosen[:, low:high],
                 old_height=old_height,
                 size_hw=size_hw,
@@ -144,7 +151,9 @@ def source_rows(start: int, stop: int, old: int, new: int, resample: str) -> tup
     return max(low, 0), min(high, old)
 
 
-def write_table(table: NDArray[np.int32], jobs: list[Job], places: list[int], shape: Shape) -> tuple[int, int, int]:
+def write_table(
+    table: NDArray[np.int32], jobs: list[ImageJob], places: list[int], shape: PatchSettings
+) -> tuple[int, int, int]:
     """Fill a table (columns, MAX_JOBS) for jobs whose pixels lie at these bytes of the buffer.
 
     Returns how many lines, patches and columns of the widest target there are.
@@ -193,7 +202,7 @@ def _last_fit(start: int, count: int, old: int, new: int, side: int, resample: s
     return low
 
 
-def _columns(job: Job, starts: tuple[int, int, int, int], resample: str) -> bytes:
+def _columns(job: ImageJob, starts: tuple[int, int, int, int], resample: str) -> bytes:
     """What the table says of a job."""
     line, patch, place, scratch = starts
     num_frames, band_rows, old_width, _ = job.frames.shape

@@ -40,11 +40,6 @@ class KeptLaunch:
         self._kept: dict[Hashable, tuple[Any, list[Any]]] = {}
         self._can_keep = self._current.stream is not None
 
-    @property
-    def is_direct(self) -> bool:
-        """Whether a launch was kept and none was refused."""
-        return self._can_keep and bool(self._kept)
-
     def __call__(self, key: Hashable, grid: tuple[int, int], *args: Any, **constants: Any) -> None:
         device = self._current.device()
         kept = self._kept.get((device, key))

@@ -1,6 +1,5 @@
 """Sums and joins through NCCL, for GPUs that cannot read each other's memory. NCCL keeps buffers of its own."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,8 +7,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from saccade.kernels.collectives import Collectives
 
-class NcclCollectives:
+
+class NcclCollectives(Collectives):
     algorithms = ("nccl",)
 
     def __init__(self, group: ProcessGroup, device: torch.device, reason: str) -> None:
@@ -18,25 +19,16 @@ class NcclCollectives:
         # NCCL connects at the first call, which no capture can hold.
         dist.all_reduce(torch.zeros(1, device=device), group=group)
 
-    def taken(self, nbytes: int) -> str:
-        return "nccl"
-
     def reserve(self, nbytes: int) -> None:
-        pass
+        """Nothing to do."""
 
-    def staging(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        return None
-
-    def all_reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def all_reduce(self, x: Tensor, out: Tensor | None = None, *, algorithm: str = "") -> Tensor:
         total = x.clone(memory_format=torch.contiguous_format) if out is None or not out.is_contiguous() else out
         if total is out and out is not x:
             out.copy_(x)
         if total.numel():
             dist.all_reduce(total, group=self._group)
         return total if out is None or total is out else out.copy_(total)
-
-    def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:
-        return self.all_reduce(x, out)
 
     def all_gather(self, x: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
         size = self._group.size()

@@ -19,7 +19,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-_HOPPER = (9, 0)
+from saccade.kernels.dispatch import is_hopper
+
 _ON: dict[str, Any] = {"OVERLAPS": True, "launch_pdl": True}
 _OFF: dict[str, Any] = {"OVERLAPS": False}
 
@@ -39,4 +40,4 @@ def overlapping(x: Tensor) -> dict[str, Any]:
 
 @lru_cache
 def _can_overlap(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _HOPPER
+    return device.type == "cuda" and is_hopper(device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from saccade.kernels.reference_attention import cache_shape, paged_attention, varlen_attention
+from saccade.kernels.reference_attention import paged_attention, varlen_attention
 from saccade.kernels.reference_vision import (
     activate,
     activated_linear,
@@ -26,7 +26,6 @@ __all__ = [
     "add_layer_norm",
     "add_positions",
     "add_rms_norm",
-    "cache_shape",
     "gated_activation",
     "gated_linear",
     "layer_norm",

@@ -4,8 +4,8 @@ N rows, V tokens of the vocabulary, S slots of requests, K listed tokens of a ro
 is a tensor with one value per row, nothing is read on the host, and a row never looks at another, so a step can be
 recorded once and replayed, and padded rows may hold anything.
 
-NaN counts as -inf wherever a token is chosen: a broken row yields a valid token, and `has_nan` says so. +inf counts as
-the largest float.
+NaN counts as -inf wherever a token is chosen: a broken row yields a valid token, and `greedy` tells of it. +inf counts
+as the largest float.
 
 The order of a sampling step is: bias, suppressed tokens, allowed tokens, penalties (each edits the logits in place),
 then `sample`: temperature, min-p, top-k, top-p. Log-probabilities read the raw logits, before all of this.
@@ -19,14 +19,11 @@ LEAST_TEMPERATURE = 1e-5  # below it a row is greedy: logits / temperature would
 _LOW = 0xFFFFFFFF
 
 
-def greedy(logits_NV: Tensor, *, out_N: Tensor | None = None, bad_N: Tensor | None = None) -> Tensor:
-    """The largest logit's token, the lowest of equals. `bad_N` (bool) receives `has_nan` from the same pass."""
-    return _deliver(_cleaned(logits_NV).argmax(dim=1), logits_NV, out_N, bad_N)
-
-
-def has_nan(logits_NV: Tensor) -> Tensor:
-    """Rows no token should be taken from: any NaN, or nothing but -inf."""
-    return torch.isnan(logits_NV).any(dim=1) | (logits_NV == float("-inf")).all(dim=1)
+def greedy(logits_NV: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest logit's token, the lowest of equals; and the rows that no token should be taken from: any NaN, or
+    nothing but -inf."""
+    is_bad_N = torch.isnan(logits_NV).any(dim=1) | (logits_NV == float("-inf")).all(dim=1)
+    return _cleaned(logits_NV).argmax(dim=1), is_bad_N
 
 
 def penalise(
@@ -66,11 +63,6 @@ def count_tokens(seen_SV: Tensor, slots_N: Tensor, ids_N: Tensor, is_real_N: Ten
     seen_SV.view(-1).index_add_(0, places, is_real_N.to(seen_SV.dtype))
 
 
-def forget(seen_SV: Tensor, slots_R: Tensor) -> None:
-    """Empties slots for their next request."""
-    seen_SV.index_fill_(0, slots_R.long(), 0)
-
-
 def apply_bias(logits_NV: Tensor, ids_NK: Tensor, values_NK: Tensor) -> None:
     """Adds values to the listed tokens' logits, in place. An id of -1 is padding; the others of a row differ."""
     values = torch.where(ids_NK >= 0, values_NK, 0.0)
@@ -91,7 +83,7 @@ def allow_only(logits_NV: Tensor, allowed_NW: Tensor) -> None:
     logits_NV.masked_fill_(bits == 0, float("-inf"))
 
 
-def sample(  # noqa: PLR0913
+def sample(
     logits_NV: Tensor,
     temperature_N: Tensor,
     top_k_N: Tensor,
@@ -99,11 +91,9 @@ def sample(  # noqa: PLR0913
     min_p_N: Tensor,
     seeds_N: Tensor,
     counters_N: Tensor,
-    *,
-    out_N: Tensor | None = None,
-    bad_N: Tensor | None = None,
-) -> Tensor:
-    """One token a row, drawn from softmax(logits / temperature) over the tokens that min-p, top-k and top-p keep.
+) -> tuple[Tensor, Tensor]:
+    """One token a row, drawn from softmax(logits / temperature) over the tokens that min-p, top-k and top-p keep; and
+    the smallest logit each row keeps (-inf where it keeps all): the kept tokens are those with logits >= floor.
 
     min-p keeps tokens at least min_p times as likely as the likeliest; top-k the k largest of these; top-p the fewest
     of what is left that hold at least that share of its probability. Tokens equal to the last one kept are kept too,
@@ -111,26 +101,8 @@ def sample(  # noqa: PLR0913
     is greedy.
 
     The draw is the largest of logit / temperature + Gumbel noise, and the noise is a function of (seed, counter,
-    token) alone: neither row, batch size nor the other tokens change it. As bad_N, see `greedy`.
+    token) alone: neither row, batch size nor the other tokens change it.
     """
-    return sample_with_floor(
-        logits_NV, temperature_N, top_k_N, top_p_N, min_p_N, seeds_N, counters_N, out_N=out_N, bad_N=bad_N
-    )[0]  # fmt: skip
-
-
-def sample_with_floor(  # noqa: PLR0913
-    logits_NV: Tensor,
-    temperature_N: Tensor,
-    top_k_N: Tensor,
-    top_p_N: Tensor,
-    min_p_N: Tensor,
-    seeds_N: Tensor,
-    counters_N: Tensor,
-    *,
-    out_N: Tensor | None = None,
-    bad_N: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`sample`, and the smallest logit each row keeps (-inf where it keeps all): the kept set is logits >= floor."""
     x_NV = _cleaned(logits_NV)
     is_drawn_N = temperature_N >= LEAST_TEMPERATURE
     inverse_N1 = (1.0 / torch.where(is_drawn_N, temperature_N, 1.0))[:, None]
@@ -138,8 +110,7 @@ def sample_with_floor(  # noqa: PLR0913
     floor_N = torch.where(is_drawn_N, floor_N, float("-inf"))
     noisy = x_NV * inverse_N1 + gumbel(seeds_N, counters_N, x_NV.shape[1])
     scores = torch.where(is_drawn_N[:, None], noisy, x_NV)
-    ids = torch.where(x_NV >= floor_N[:, None], scores, float("-inf")).argmax(dim=1)
-    return _deliver(ids, logits_NV, out_N, bad_N), floor_N
+    return torch.where(x_NV >= floor_N[:, None], scores, float("-inf")).argmax(dim=1), floor_N
 
 
 def logprobs(logits_NV: Tensor, ids_N: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -219,9 +190,3 @@ def _cleaned(x: Tensor) -> Tensor:
 def _places(seen_SV: Tensor, slots: Tensor, ids: Tensor, is_real: Tensor) -> Tensor:
     """Flat positions in `seen`; those of padding are valid but mean nothing."""
     return torch.where(is_real, slots.long() * seen_SV.shape[1] + ids.long(), 0)
-
-
-def _deliver(ids_N: Tensor, logits_NV: Tensor, out_N: Tensor | None, bad_N: Tensor | None) -> Tensor:
-    if bad_N is not None:
-        bad_N.copy_(has_nan(logits_NV))
-    return ids_N if out_N is None else out_N.copy_(ids_N)

@@ -23,7 +23,7 @@ import torch.distributed._symmetric_memory as symmetric
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from saccade.kernels.collectives import Choice, Control, check_room, choose, fastest
+from saccade.kernels.collectives import AlgorithmChoice, Collectives, Control, check_room, choose, fastest
 
 ALIGNED_BYTES = 16  # kernels move as much at once
 SUMMED = (torch.bfloat16, torch.float32)  # what torch's kernels add up
@@ -33,12 +33,12 @@ NUM_SUMS = 8  # in the graph that is timed
 ops = torch.ops.symm_mem
 
 
-class SymmetricCollectives:
+class SymmetricCollectives(Collectives):
     def __init__(self, group: ProcessGroup, device: torch.device, control: Control) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
-        self.choices: tuple[Choice, ...] = (Choice("one_shot"),)
+        self.choices: tuple[AlgorithmChoice, ...] = (AlgorithmChoice("one_shot"),)
         self._group, self._device, self._control = group, device, control
-        self._name, self._rank, self._size = group.group_name, group.rank(), group.size()
+        self._name, self._size = group.group_name, group.size()
         self._handle: Any = None
         self._timings: dict[int, dict[str, float]] = {}
 
@@ -76,16 +76,14 @@ class SymmetricCollectives:
         check_room(_aligned(nbytes), self.memory.numel())
         return self.memory[:nbytes].view(dtype).view(*shape)
 
-    def all_reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        name = self.taken(x.nbytes) if x.dtype in SUMMED else "gather"
-        return self.all_reduce_by(name, x, out)
-
-    def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The sum by one algorithm of the table above, whatever is the quickest."""
+    def all_reduce(self, x: Tensor, out: Tensor | None = None, *, algorithm: str = "") -> Tensor:
         if not x.numel():
             return x.clone() if out is None else out
+        algorithm = algorithm or (self.taken(x.nbytes) if x.dtype in SUMMED else "gather")
         if algorithm == "gather":
-            total = self._everyone(x).sum(0, dtype=x.dtype)
+            everyone = x.new_empty(self._size, *x.shape)
+            self._copy_from_all(x, everyone.unbind(0))
+            total = everyone.sum(0, dtype=x.dtype)
             return total if out is None else out.copy_(total)
         staged = self._stage(x)
         is_direct = out is not None and _can_be_written(out, staged)
@@ -137,11 +135,6 @@ class SymmetricCollectives:
             home = self.memory[: x.nbytes].view(x.dtype).view(x.shape)
             home.copy_(x.clone() if _overlaps(x, self.memory) else x)
         return self.memory[:nbytes].view(x.dtype)
-
-    def _everyone(self, x: Tensor) -> Tensor:
-        found = x.new_empty(self._size, *x.shape)
-        self._copy_from_all(x, found.unbind(0))
-        return found
 
     def _copy_from_all(self, x: Tensor, targets: Sequence[Tensor]) -> None:
         """Between two barriers: nobody reads what is not written yet, nor writes again what is still being read."""

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: PLR0913, PLR0915
-"""Device code of `saccade.kernels.attention`: packed segments and paged keys, one online softmax.
+"""Device code of `saccade.kernels.fused_attention`: packed segments and paged keys, one online softmax.
 
 Grids are functions of capacities. A program reads its boundaries from device memory and leaves at once when
 its tile lies outside them. Loads are masked by those boundaries, so no value from outside takes part.
@@ -212,21 +212,18 @@ def combine_kernel(
     num_items,
     D: tl.constexpr,
     SPLITS: tl.constexpr,
-    SPLITS_BLOCK: tl.constexpr,
     D_BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Joins the partial softmaxes of one (row, head): weights are 2 ** (lse - largest lse)."""
+    """Joins the partial softmaxes of one (row, head): weights are 2 ** (lse - largest lse). SPLITS is a power of 2."""
     await_inputs(OVERLAPS)
     item = tl.program_id(0).to(tl.int64)
-    splits = tl.arange(0, SPLITS_BLOCK)
     columns = tl.arange(0, D_BLOCK)
-    places = splits * num_items + item
-    lse = tl.load(lse_ptr + places, mask=splits < SPLITS, other=float("-inf"))
+    places = tl.arange(0, SPLITS) * num_items + item
+    lse = tl.load(lse_ptr + places)
     peak = tl.max(lse, axis=0)
     weights = tl.exp2(lse - tl.where(peak == float("-inf"), 0.0, peak))
-    mask = (splits < SPLITS)[:, None] & (columns < D)[None, :]
-    parts = tl.load(partial_ptr + places[:, None] * D + columns[None, :], mask=mask, other=0.0)
+    parts = tl.load(partial_ptr + places[:, None] * D + columns[None, :], mask=(columns < D)[None, :], other=0.0)
     mass = tl.sum(weights, axis=0)
     out = tl.sum(parts * weights[:, None], axis=0) / tl.where(mass == 0.0, 1.0, mass)
     tl.store(o_ptr + item * D + columns, out.to(o_ptr.dtype.element_ty), mask=columns < D)

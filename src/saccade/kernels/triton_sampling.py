@@ -53,9 +53,12 @@ def greedy_kernel(
 def pick_kernel(scores_ptr, ids_ptr, has_nan_ptr, out_ptr, bad_ptr, num_chunks, CHUNKS: tl.constexpr):
     """Program (row): the best of its chunks."""
     row = tl.program_id(0).to(tl.int64)
-    score, token, has_nan = _best_chunk(scores_ptr, ids_ptr, has_nan_ptr, row, num_chunks, CHUNKS)
+    score, token = _best_chunk(scores_ptr, ids_ptr, row, num_chunks, CHUNKS)
+    chunks = tl.arange(0, CHUNKS)
+    nans = tl.load(has_nan_ptr + row * num_chunks + chunks, mask=chunks < num_chunks, other=0)
+    is_bad = (tl.max(nans, axis=0) != 0) | (score == float("-inf"))
     tl.store(out_ptr + row, token.to(out_ptr.dtype.element_ty))
-    tl.store(bad_ptr + row, (has_nan | (score == float("-inf"))).to(bad_ptr.dtype.element_ty))
+    tl.store(bad_ptr + row, is_bad.to(bad_ptr.dtype.element_ty))
 
 
 @triton.jit
@@ -69,7 +72,6 @@ def scan_kernel(
     counters_ptr,
     scores_ptr,
     ids_ptr,
-    has_nan_ptr,
     peaks_ptr,
     masses_ptr,
     vocabulary,
@@ -90,13 +92,12 @@ def scan_kernel(
     if (temperature >= LEAST_TEMPERATURE) & (has_k | has_p | has_min):
         peaks_ptr += row * num_tiles
         masses_ptr += row * num_tiles
-        has_nan = _scan_tiles(logits_ptr, peaks_ptr, masses_ptr, chunk, vocabulary, num_tiles, temperature, TILES, TILE)
+        _scan_tiles(logits_ptr, peaks_ptr, masses_ptr, chunk, vocabulary, num_tiles, temperature, TILES, TILE)
     else:
         seed, counter = tl.load(seeds_ptr + row), tl.load(counters_ptr + row)
-        score, token, has_nan = _scan_scores(logits_ptr, chunk, vocabulary, temperature, seed, counter, TILES * TILE)
+        score, token = _scan_scores(logits_ptr, chunk, vocabulary, temperature, seed, counter, TILES * TILE)
         tl.store(scores_ptr + place, score)
         tl.store(ids_ptr + place, token)
-    tl.store(has_nan_ptr + place, has_nan)
 
 
 @triton.jit
@@ -110,12 +111,10 @@ def choose_kernel(
     counters_ptr,
     scores_ptr,
     ids_ptr,
-    has_nan_ptr,
     peaks_ptr,
     masses_ptr,
     hits_ptr,
     out_ptr,
-    bad_ptr,
     floor_ptr,
     vocabulary,
     row_stride,
@@ -130,7 +129,7 @@ def choose_kernel(
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     has_k, has_p, has_min = _filters(row, top_k_ptr, top_p_ptr, min_p_ptr, vocabulary)
-    score, token, has_nan = _best_chunk(scores_ptr, ids_ptr, has_nan_ptr, row, num_chunks, CHUNKS)
+    score, token = _best_chunk(scores_ptr, ids_ptr, row, num_chunks, CHUNKS)
     floor = tl.full([], float("-inf"), tl.float32)
     if (temperature >= LEAST_TEMPERATURE) & (has_k | has_p | has_min):
         logits_ptr += row * row_stride
@@ -157,7 +156,6 @@ def choose_kernel(
         seed, counter = tl.load(seeds_ptr + row), tl.load(counters_ptr + row)
         token = _draw(logits_ptr, hits_ptr, num_hits, vocabulary, floor, inverse, seed, counter, TILE, GROUP)
     tl.store(out_ptr + row, token.to(out_ptr.dtype.element_ty))
-    tl.store(bad_ptr + row, (has_nan | (score == float("-inf"))).to(bad_ptr.dtype.element_ty))
     tl.store(floor_ptr + row, floor)
 
 
@@ -175,25 +173,21 @@ def _scan_tiles(
 ):
     tiles = chunk * TILES + tl.arange(0, TILES)
     columns = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
-    raw = tl.load(logits_ptr + columns, mask=columns < vocabulary, other=float("-inf"))
-    x = cleaned(raw)
+    x = cleaned(tl.load(logits_ptr + columns, mask=columns < vocabulary, other=float("-inf")))
     peaks = tl.max(x, axis=1)
     rise = (x - tl.where(peaks == float("-inf"), 0.0, peaks)[:, None]) * tl.div_rn(1.0, temperature)
     tl.store(peaks_ptr + tiles, peaks, mask=tiles < num_tiles)
     tl.store(masses_ptr + tiles, tl.sum(tl.exp(rise), axis=1), mask=tiles < num_tiles)
-    return tl.max(tl.max((raw != raw).to(tl.int32), axis=1), axis=0)
 
 
 @triton.jit
 def _scan_scores(logits_ptr, chunk, vocabulary, temperature, seed, counter, CHUNK: tl.constexpr):
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
-    raw = tl.load(logits_ptr + columns, mask=columns < vocabulary, other=float("-inf"))
-    scores = cleaned(raw)
+    scores = cleaned(tl.load(logits_ptr + columns, mask=columns < vocabulary, other=float("-inf")))
     if temperature >= LEAST_TEMPERATURE:
         noise = _gumbel(seed, counter, chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4))
         scores = scores * tl.div_rn(1.0, temperature) + noise
-    score, token = best_of(scores, columns)
-    return score, token, tl.max((raw != raw).to(tl.int32), axis=0)
+    return best_of(scores, columns)
 
 
 @triton.jit
@@ -211,14 +205,13 @@ def best_of(scores, columns):
 
 
 @triton.jit
-def _best_chunk(scores_ptr, ids_ptr, has_nan_ptr, row, num_chunks, CHUNKS: tl.constexpr):
+def _best_chunk(scores_ptr, ids_ptr, row, num_chunks, CHUNKS: tl.constexpr):
     chunks = tl.arange(0, CHUNKS)
     inside = chunks < num_chunks
     places = row * num_chunks + chunks
     scores = tl.load(scores_ptr + places, mask=inside, other=float("-inf"))
     tokens = tl.load(ids_ptr + places, mask=inside, other=NO_TOKEN)
-    score, token = best_of(scores, tokens)
-    return score, token, tl.max(tl.load(has_nan_ptr + places, mask=inside, other=0), axis=0) != 0
+    return best_of(scores, tokens)
 
 
 @triton.jit

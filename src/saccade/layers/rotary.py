@@ -12,7 +12,6 @@ import math
 import torch
 from torch import Tensor
 
-from saccade.errors import ConfigError
 from saccade.layers.layer import Layer
 from saccade.layers.spec import LinearScaling, Llama3Scaling, RotarySpec, plain_axes
 
@@ -22,11 +21,6 @@ class Rotary(Layer):
     checkpoint fills it: graphs read its tensors, so they are watched like weights."""
 
     def __init__(self, spec: RotarySpec, device: torch.device) -> None:
-        if len(spec.axes) * 2 != spec.width:
-            raise ConfigError(
-                f"rotary has {len(spec.axes)} frequencies for {spec.width} columns; "
-                f"mrope_section in config.json must add up to {spec.width // 2}"
-            )
         self.frequencies_F = inverse_frequencies(spec).to(device)
         self.axes_F = torch.tensor(spec.axes, device=device)
 

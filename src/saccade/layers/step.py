@@ -10,21 +10,16 @@ every kernel of a pass at least once, and skips layers that launch no other.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 Cache = tuple[Tensor, Tensor]
 
 
-class Outside(Protocol):
-    """Calls `fn(*args, **bridged)` between captured pieces; the result may come back in another shape."""
-
-    def __call__(self, fn: Callable[..., Tensor], /, *args: Any, out: str, **bridged: Tensor) -> Tensor: ...
-
-
 def call_inside(fn: Callable[..., Tensor], /, *args: Any, out: str, **bridged: Tensor) -> Tensor:
-    """The plain way: no break, the call belongs to the body."""
+    """`fn(*args, **bridged)` as a part of the body. Another `outside` calls it between captured pieces, and gives its
+    result back in the shape of the buffer `out`."""
     del out
     return fn(*args, **bridged)
 
@@ -49,7 +44,7 @@ class Step:
     max_query: int
     max_keys: int
     caches: Sequence[Cache]
-    outside: Outside = call_inside
+    outside: Callable[..., Tensor] = call_inside
     is_warmup: bool = False
 
 

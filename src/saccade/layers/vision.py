@@ -4,7 +4,6 @@ P patch rows, C values of a patch, D width, H heads of this rank, K columns of a
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,13 +14,8 @@ from saccade.layers.mlp import PlainMLP, new_mlp
 from saccade.layers.norm import new_norm
 from saccade.layers.spec import MergerSpec, MLPSpec, PoolSpec, VisionBlockSpec
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segments:
-    """Rows see each other inside a segment only: a frame, or a window of one."""
-
-    cu_seqlens_S1: Tensor
-    max_length: int
+# Boundaries, and the most rows between two of them: rows see each other inside a segment only, a frame or a window.
+Segments = tuple[Tensor, int]
 
 
 class VisionBlock(Layer):
@@ -60,9 +54,7 @@ class VisionAttention(Layer):
             q_PHK, k_PHK, v_PHK = self.qkv.heads(x_PD)
         else:
             q_PHK, k_PHK, v_PHK = self.kernels.rotate_packed(self.qkv(x_PD), self.qkv.num_heads, *rotation)
-        o_PHK = self.kernels.varlen_attention(
-            q_PHK, k_PHK, v_PHK, segments.cu_seqlens_S1, segments.max_length, scale=self.scale
-        )
+        o_PHK = self.kernels.varlen_attention(q_PHK, k_PHK, v_PHK, *segments, scale=self.scale)
         return self.out(o_PHK.reshape(x_PD.shape[0], -1))
 
 

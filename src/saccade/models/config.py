@@ -71,10 +71,9 @@ class Config:
     def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE) -> int:
         """A count that something is made of."""
         value = self.need(key, int) if default is None else self.get(key, default)
-        return self._within(key, value, least, most)
-
-    def token(self, key: str) -> int:
-        return self._within(key, self.need(key, int), 0, MAX_INTEGER)
+        if not least <= value <= most:
+            raise ConfigError(f"{self.where}: {key} is {value}; allowed are {least} to {most}")
+        return value
 
     def positive(self, key: str) -> float:
         """A finite number above 0."""
@@ -90,17 +89,17 @@ class Config:
             raise ConfigError(f"{self.where}: {key} is {_shown(values)}; a list of integers from 0 on is needed")
         return tuple(values)
 
-    def _within(self, key: str, value: int, least: int, most: int) -> int:
-        if not least <= value <= most:
-            raise ConfigError(f"{self.where}: {key} is {value}; allowed are {least} to {most}")
-        return value
-
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 
     def sub(self, key: str) -> "Config":
         """An object inside this one."""
         return Config(self.need(key, dict), f"{self.where}: {key}")
+
+    @property
+    def text(self) -> "Config":
+        """The object of the decoder; some configs are written flat."""
+        return self.sub("text_config") if self.has("text_config") else self
 
     def activation(self, key: str) -> str:
         name = self.need(key, str)
@@ -120,7 +119,6 @@ class Rope:
     base: float
     scaling: LinearScaling | Llama3Scaling | None
     sections: tuple[int, ...]
-    is_interleaved: bool
 
     @classmethod
     def read(cls, config: Config, *, default_base: float = 10000.0) -> "Rope":
@@ -140,7 +138,7 @@ class Rope:
         sections = rope.ints("mrope_section")
         if len(sections) not in (0, 3):
             raise ConfigError(f"{rope.where}: mrope_section is {list(sections)}; three counts are needed")
-        return cls(base, scaling, sections, rope.get("mrope_interleaved", False))
+        return cls(base, scaling, sections)
 
     def spec(self, width: int, axes: tuple[int, ...] | None = None) -> RotarySpec:
         return RotarySpec(width=width, base=self.base, axes=axes or plain_axes(width), scaling=self.scaling)
@@ -173,11 +171,8 @@ def read_decoder(
         qkv_bias=has_bias,
         out_bias=has_bias,
     )
-    mlp = MLPSpec(
-        width=config.size("intermediate_size"),
-        activation=config.activation("hidden_act"),
-        bias=config.get("mlp_bias", False),
-    )
+    inner, activation = config.size("intermediate_size"), config.activation("hidden_act")
+    mlp = MLPSpec(width=inner, activation=activation, bias=config.get("mlp_bias", False))
     windows = windows or [None] * config.size("num_hidden_layers", most=MAX_LAYERS)
     return DecoderSpec(
         vocab_size=config.size("vocab_size"),

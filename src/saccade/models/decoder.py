@@ -43,7 +43,7 @@ class Decoder(Layer):
 
     def body(self, step: Step) -> Tensor:
         """Hidden states after the final norm. Writes the keys and values of the step's rows to its caches."""
-        return self._finish(*self._attend(step))
+        return self.finish(*self._attend(step))
 
     def trunk(self, step: Step) -> Tensor:
         """The body up to the last attention. What is left, `finish`, is a matter of each row alone: a prompt has one
@@ -51,9 +51,9 @@ class Decoder(Layer):
         x_TD, residual_TD = self._attend(step)
         return x_TD + residual_TD
 
-    def finish(self, trunk_ND: Tensor) -> Tensor:
+    def finish(self, trunk_ND: Tensor, residual_ND: Tensor | None = None) -> Tensor:
         """Rows of a trunk to hidden states after the final norm."""
-        return self._finish(trunk_ND, None)
+        return self.norm.carry(*self.layers[-1].feed(trunk_ND, residual_ND))[0]
 
     def _attend(self, step: Step) -> tuple[Tensor, Tensor]:
         rotations = [rotary(step.positions_3T) for rotary in self.rotaries]
@@ -69,9 +69,6 @@ class Decoder(Layer):
         assert residual_TD is not None, "a decoder has layers"
         return x_TD, residual_TD
 
-    def _finish(self, x_ND: Tensor, residual_ND: Tensor | None) -> Tensor:
-        return self.norm.carry(*self.layers[-1].feed(x_ND, residual_ND))[0]
-
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Scores of all tokens in float32."""
         scores_TV = (self.head or self.embedding).logits(hidden_TD).float()
@@ -86,7 +83,7 @@ class Decoder(Layer):
     def new_caches(self, num_blocks: int, block_size: int) -> list[Cache]:
         """One (keys, values) pair per layer, for the heads of this rank."""
         heads = self.layers[0].attention.qkv
-        shape = self.place.kernels.cache_shape(num_blocks, block_size, heads.num_kv_heads, heads.head_dim)
+        shape = num_blocks, block_size, heads.num_kv_heads, heads.head_dim
         return [(self.place.parameter(*shape), self.place.parameter(*shape)) for _ in self.layers]
 
 
@@ -98,7 +95,11 @@ class DecoderLayer(Layer):
         self.attention = Attention(place, spec.width, spec.attention, layer.window)
         self.attention_post_norm = new_norm(place, spec.width, spec.norm) if spec.post_norms else None
         self.mlp_norm = new_norm(place, spec.width, spec.norm)
-        self.mlp = _new_feed_forward(place, spec.width, layer)
+        self.mlp: GatedMLP | PlainMLP | MoE
+        if isinstance(layer.mlp, MoESpec):
+            self.mlp = MoE(place, spec.width, layer.mlp)
+        else:
+            self.mlp = new_mlp(place, spec.width, layer.mlp)
         self.mlp_post_norm = new_norm(place, spec.width, spec.norm) if spec.post_norms else None
 
     def attend(
@@ -122,9 +123,3 @@ class DecoderLayer(Layer):
         if self.mlp_post_norm is not None:
             x_TD = self.mlp_post_norm(x_TD)
         return x_TD, residual_TD
-
-
-def _new_feed_forward(place: Placement, width: int, layer: LayerSpec) -> GatedMLP | PlainMLP | MoE:
-    if isinstance(layer.mlp, MoESpec):
-        return MoE(place, width, layer.mlp)
-    return new_mlp(place, width, layer.mlp)

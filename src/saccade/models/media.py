@@ -6,8 +6,7 @@ A family declares its own; what the JSON files of a checkpoint say goes before i
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Resample = Literal["bilinear", "bicubic"]
-Triple = tuple[float, float, float]
+from saccade.kernels.image_jobs import PatchSettings, Triple
 
 CLIP_MEAN: Triple = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD: Triple = (0.26862954, 0.26130258, 0.27577711)
@@ -15,20 +14,13 @@ HALF: Triple = (0.5, 0.5, 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageSettings:
+class ImageSettings(PatchSettings):
     """How an image becomes patches.
 
     `fixed_size` (height, width) stretches every image to one size; without it the image keeps its shape, each side is
-    a multiple of patch * merge, and the area stays between min_pixels and max_pixels. `merge` is the side of the square
-    of patches that become one token and lie together in patch order.
+    a multiple of patch * merge, and the area stays between min_pixels and max_pixels.
     """
 
-    patch: int
-    temporal_patch: int
-    merge: int
-    mean: Triple
-    std: Triple
-    resample: Resample
     min_pixels: int = 1
     max_pixels: int = 2**31
     fixed_size: tuple[int, int] | None = None
@@ -41,7 +33,7 @@ class ImageSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VideoSettings:
+class VideoSettings(PatchSettings):
     """How a video becomes patches.
 
     `budget` says what min_pixels and max_pixels bound: one frame (Qwen2.5-VL) or the whole video (Qwen3-VL).
@@ -49,12 +41,6 @@ class VideoSettings:
     pixels of a frame also stay within its share of max_video_tokens.
     """
 
-    patch: int
-    temporal_patch: int
-    merge: int
-    mean: Triple
-    std: Triple
-    resample: Resample
     min_pixels: int
     max_pixels: int
     budget: Literal["frame", "video"]

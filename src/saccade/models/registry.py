@@ -21,7 +21,7 @@ FAMILIES = (
     llama.FAMILY,
 )
 
-ARCHITECTURES = {name: family for family in FAMILIES for name in family.architectures}
+ARCHITECTURES = {family.architecture: family for family in FAMILIES}
 MODEL_TYPES = {family.model_type: family for family in FAMILIES}
 
 
@@ -42,7 +42,7 @@ def read_spec(config: Config) -> tuple[Family, ModelSpec]:
             f"use the checkpoint with bfloat16 weights"
         )
     family = ARCHITECTURES[known[0]]
-    spec = family.spec(Config(family.defaults.complete(config.values), config.where), known[0])
+    spec = family.spec(config)
     faults = [*_rotary_faults(spec.decoder), *_decoder_faults(spec.decoder), *_vision_faults(spec)]
     if faults:
         raise ConfigError(f"{config.where}: {'; '.join(faults)}; use the config.json that belongs to these weights")

@@ -97,25 +97,15 @@ class VisionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MediaSpec:
-    """The tokens that stand for media, and how attention treats them."""
-
-    image_token_id: int
-    video_token_id: int | None = None
-    start_token_id: int | None = None
-    end_token_id: int | None = None
-    sees_whole_image: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A whole model. Text-only models have neither `vision` nor `media`."""
+    """A whole model; text models have no `vision`. With `sees_whole_image` the rows of an image attend to each other in
+    both directions."""
 
     architecture: str
     max_position: int
     decoder: DecoderSpec
     vision: VisionSpec | None = None
-    media: MediaSpec | None = None
+    sees_whole_image: bool = False
 
 
 def _first_of_each(kinds: Sequence[Hashable]) -> list[int]:

@@ -12,7 +12,7 @@ from saccade.layers.parallel import ALONE, ParallelGroup
 from saccade.layers.rotary import GridRotary
 from saccade.layers.spec import MergerSpec, PoolSpec
 from saccade.layers.step import VisionStep
-from saccade.layers.vision import Merger, PatchEmbedding, PoolProjector, PositionGrid, Segments, VisionBlock
+from saccade.layers.vision import Merger, PatchEmbedding, PoolProjector, PositionGrid, VisionBlock
 from saccade.models.spec import VisionSpec
 
 
@@ -57,8 +57,9 @@ class Tower(Layer):
         if out_LUE is None:
             out_LUE = x_PD.new_empty(self.spec.levels, x_PD.shape[0] // self.spec.unit, self.spec.projector.out_width)
         rotation = self.rotary(self._windowed(step, step.positions_P2).T) if self.rotary else None
-        frames = Segments(cu_seqlens_S1=step.cu_seqlens_S1, max_length=step.max_segment)
-        windows = _windows(step) or frames
+        frames = windows = step.cu_seqlens_S1, step.max_segment
+        if step.window_cu_seqlens_W1 is not None:
+            windows = step.window_cu_seqlens_W1, step.max_window
         residual_PD: Tensor | None = None
         level = 0  # Levels stand in the order of their layers, mergers in the order the config names these layers.
         for i in self.spec.warmup_layers if step.is_warmup else range(self.spec.depth):
@@ -97,12 +98,6 @@ class Tower(Layer):
             return x_PX
         units_UX: Tensor = x_PX.unflatten(0, (-1, self.spec.unit))
         return units_UX[step.window_order_U].flatten(0, 1)
-
-
-def _windows(step: VisionStep) -> Segments | None:
-    if step.window_cu_seqlens_W1 is None:
-        return None
-    return Segments(cu_seqlens_S1=step.window_cu_seqlens_W1, max_length=step.max_window)
 
 
 def _new_projector(place: Placement, width: int, spec: MergerSpec | PoolSpec | None) -> Merger | PoolProjector:

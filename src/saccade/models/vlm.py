@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade.errors import ConfigError
 from saccade.layers.layer import Layer, Placement
 from saccade.layers.parallel import ALONE, ParallelGroup
-from saccade.layers.step import Step, VisionStep
+from saccade.layers.step import VisionStep
 from saccade.models.decoder import Decoder
 from saccade.models.spec import ModelSpec, VisionSpec
 from saccade.models.tower import Tower
@@ -98,15 +98,3 @@ class Model(Layer):
         embeds_TD = self.decoder.embed(ids_T.where(sources_T < 0, 0))
         embeds_TD, deepstack_LTD = self.place.kernels.place_rows(embeds_TD, rows_LUD, sources_T)
         return embeds_TD, deepstack_LTD if self.spec.decoder.deepstack_levels else None
-
-    def body(self, step: Step) -> Tensor:
-        return self.decoder.body(step)
-
-    def trunk(self, step: Step) -> Tensor:
-        return self.decoder.trunk(step)
-
-    def finish(self, trunk_ND: Tensor) -> Tensor:
-        return self.decoder.finish(trunk_ND)
-
-    def logits(self, hidden_TD: Tensor) -> Tensor:
-        return self.decoder.logits(hidden_TD)

@@ -1,6 +1,5 @@
 """The Triton resize against the plain one, which is torch's own for bytes."""
 
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -8,8 +7,17 @@ import pytest
 import torch
 
 from saccade.errors import RequestError
-from saccade.kernels import fused_images, images
-from saccade.kernels.image_jobs import MAX_JOBS, Column, Job, Shape, banded_jobs, whole_job, write_table
+from saccade.kernels import fused_images, reference_images
+from saccade.kernels.image_jobs import (
+    MAX_JOBS,
+    Column,
+    ImageJob,
+    PatchSettings,
+    Resample,
+    banded_jobs,
+    whole_job,
+    write_table,
+)
 from tests.kernels.cases import photo
 
 SETTINGS: dict[str, Any] = {"mean": (0.48, 0.45, 0.4), "std": (0.27, 0.26, 0.28)}
@@ -17,15 +25,15 @@ ONE_LEVEL = 1.01 / 255 / 0.26
 
 
 SHAPES = {
-    "qwen": Shape(**SETTINGS, patch=4, temporal_patch=2, merge=2, resample="bicubic"),
-    "gemma": Shape(**SETTINGS, patch=7, temporal_patch=1, merge=1, resample="bilinear"),
+    "qwen": PatchSettings(**SETTINGS, patch=4, temporal_patch=2, merge=2, resample="bicubic"),
+    "gemma": PatchSettings(**SETTINGS, patch=7, temporal_patch=1, merge=1, resample="bilinear"),
 }
 
 
-def run_jobs(jobs: list[Job], shape: Shape, out: torch.Tensor) -> None:
+def run_jobs(jobs: list[ImageJob], shape: PatchSettings, out: torch.Tensor) -> None:
     """As the engine does it: pixels one after the other in one buffer behind their table."""
     data = np.concatenate([np.ascontiguousarray(job.frames).ravel() for job in jobs])
-    places = np.cumsum([0, *(job.nbytes for job in jobs)])[:-1].tolist()
+    places = np.cumsum([0, *(job.frames.nbytes for job in jobs)])[:-1].tolist()
     table = np.full((len(Column), MAX_JOBS), -7, dtype=np.int32)
     counts = write_table(table, jobs, places, shape)
     scratch = torch.full((sum(job.scratch_bytes for job in jobs) + 3,), 255, dtype=torch.uint8)
@@ -44,9 +52,9 @@ def run_jobs(jobs: list[Job], shape: Shape, out: torch.Tensor) -> None:
         ((32, 32), (32, 32), 16, 2),
     ],
 )
-def test_one_image(old: tuple[int, int], new: tuple[int, int], patch: int, merge: int, resample: str) -> None:
+def test_one_image(old: tuple[int, int], new: tuple[int, int], patch: int, merge: int, resample: Resample) -> None:
     pixels = photo(*old, seed=1)
-    shape = Shape(**SETTINGS, patch=patch, merge=merge, temporal_patch=2, resample=resample)
+    shape = PatchSettings(**SETTINGS, patch=patch, merge=merge, temporal_patch=2, resample=resample)
     expected = plain(pixels, new, shape)
     out = torch.full_like(expected, float("nan"))
     run_jobs([whole_job(pixels.numpy()[None], new, 0, shape)], shape, out)
@@ -56,7 +64,7 @@ def test_one_image(old: tuple[int, int], new: tuple[int, int], patch: int, merge
 def test_a_video_into_rows_of_a_wider_buffer() -> None:
     video = torch.stack([photo(36, 30, seed=s) for s in range(3)])
     arena = torch.full((20, 3 * 2 * 256 + 8), float("nan"))
-    shape = Shape(**SETTINGS, patch=16, merge=2, temporal_patch=2, resample="bicubic")
+    shape = PatchSettings(**SETTINGS, patch=16, merge=2, temporal_patch=2, resample="bicubic")
     run_jobs([whole_job(video.numpy(), (32, 32), 2, shape)], shape, arena[:, :1536])
     check(arena[2:10, :1536], plain(video, (32, 32), shape))
     assert torch.isnan(arena[:2]).all()
@@ -64,8 +72,8 @@ def test_a_video_into_rows_of_a_wider_buffer() -> None:
     assert torch.isnan(arena[:, 1536:]).all()
 
 
-def plain(pixels: torch.Tensor, size_hw: tuple[int, int], shape: Shape) -> torch.Tensor:
-    return images.resize_patchify(pixels, size_hw, **{f.name: getattr(shape, f.name) for f in fields(shape)})
+def plain(pixels: torch.Tensor, size_hw: tuple[int, int], shape: PatchSettings) -> torch.Tensor:
+    return reference_images.resize_patchify(pixels, size_hw, shape)
 
 
 def check(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -101,11 +109,11 @@ def test_bands_give_what_the_whole_gives() -> None:
     num_rows = whole.num_patches(shape) + 2
     expected, out = (torch.full((num_rows, 3 * 2 * 16), float("nan")) for _ in range(2))
     run_jobs([whole], shape, expected)
-    most = max(whole.nbytes, whole.scratch_bytes) // frames * min(frames, 2)
+    most = max(whole.frames.nbytes, whole.scratch_bytes) // frames * min(frames, 2)
     jobs = list(banded_jobs(pixels, new, 1, shape, most * 2 // 3))
     assert len(jobs) > -(-frames // 2)
     for job in jobs:
-        assert max(job.nbytes, job.scratch_bytes) <= most * 2 // 3
+        assert max(job.frames.nbytes, job.scratch_bytes) <= most * 2 // 3
         run_jobs([job], shape, out)
     torch.testing.assert_close(out, expected, equal_nan=True, rtol=0, atol=0)
 

@@ -4,15 +4,13 @@ Boundaries stay on the device; what a launch takes from the host is a function o
 past `max_seqlen`, or of a request past `max_query`, are not written.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from saccade.kernels import reference
-from saccade.kernels.backends import LaunchPlan, PackedCall, PagedCall
+from saccade.kernels.backends import AttendPacked, AttendPaged, PackedCall, PagedCall
 from saccade.kernels.overlap import overlapping
 from saccade.kernels.triton_attention import combine_kernel, paged_kernel, varlen_kernel
 
@@ -22,14 +20,12 @@ _MOST_SPLITS = 32
 _LEAST_KEYS_PER_SPLIT = 256
 
 
-@dataclass(frozen=True, slots=True)
 class TritonAttention:
     """Made for short segments and for few rows over many keys; other kernels are faster elsewhere."""
 
     name = "triton"
-    cache_shape = staticmethod(reference.cache_shape)
 
-    def plan_packed(self, call: PackedCall) -> LaunchPlan:
+    def packed(self, call: PackedCall) -> AttendPacked:
         longest = call.max_seqlen
         block_m = 16 if call.dtype == torch.float32 else max(16, min(SHORT_SEGMENT, triton.next_power_of_2(longest)))
         options = {
@@ -40,18 +36,17 @@ class TritonAttention:
             "num_warps": 4,
             "num_stages": 1 if longest <= SHORT_SEGMENT else 2,
         }
-        num_tiles = triton.cdiv(min(longest, call.num_rows), block_m)
-        return LaunchPlan(options, (num_tiles, call.num_heads, call.num_segments))
+        grid = (triton.cdiv(min(longest, call.num_rows), block_m), call.num_heads, call.num_segments)
 
-    def attend_packed(
-        self, plan: LaunchPlan, buffers: list[Tensor], q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float
-    ) -> Tensor:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        strides = [stride for x in (q, k, v, out) for stride in x.stride()[:2]]
-        varlen_kernel[plan.grid](q, k, v, out, starts, *strides, scale, **plan.options, **overlapping(q))
-        return out
+        def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Tensor:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            strides = [stride for x in (q, k, v, out) for stride in x.stride()[:2]]
+            varlen_kernel[grid](q, k, v, out, starts, *strides, scale, **options, **overlapping(q))
+            return out
 
-    def plan_paged(self, call: PagedCall) -> LaunchPlan:
+        return attend
+
+    def paged(self, call: PagedCall) -> AttendPaged:
         """Few tiles over many keys are split along the keys and joined after."""
         num_queries = min(call.max_query, call.num_rows)
         share = call.num_heads // call.num_groups
@@ -70,41 +65,52 @@ class TritonAttention:
             "num_warps": 8 if block_m >= 128 else 4,
             "num_stages": 2,
         }
-        lse = (splits, call.num_rows, call.num_heads)  # of partial outputs: their log-sum-exps, base 2
-        buffers = ((*lse, call.head_width), lse) if splits > 1 else ()
-        return LaunchPlan(options, (num_tiles * splits, call.num_groups, call.num_requests), buffers)
+        grid = (num_tiles * splits, call.num_groups, call.num_requests)
 
-    def attend_paged(
-        self,
-        plan: LaunchPlan,
-        buffers: list[Tensor],
-        q: Tensor,
-        caches: tuple[Tensor, Tensor],
-        requests: tuple[Tensor, Tensor, Tensor],
-        limits: Tensor | None,
-        scale: float,
-    ) -> Tensor:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        partial, lse = buffers or (out, out)
-        strides = [*q.stride()[:2], *caches[0].stride()[:3], *caches[1].stride()[:3], *out.stride()[:2]]
-        paged_kernel[plan.grid](
-            q,
-            *caches,
-            out,
-            *requests,
-            requests[0] if limits is None else limits,
-            partial,
-            lse,
-            *strides,
-            requests[2].stride(0),
-            *q.shape[:2],
-            scale,
-            **plan.options,
-            **overlapping(q),
-        )
-        if buffers:
-            _combine(partial, lse, out)
-        return out
+        def attend(
+            q: Tensor,
+            caches: tuple[Tensor, Tensor],
+            requests: tuple[Tensor, Tensor, Tensor],
+            limits: Tensor | None,
+            scale: float,
+        ) -> Tensor:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            partial = lse = out  # pointers that are not read
+            if splits > 1:
+                partial = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
+                lse = partial.new_empty(partial.shape[:-1])  # the log-sum-exps of partial outputs, base 2
+            strides = [*q.stride()[:2], *caches[0].stride()[:3], *caches[1].stride()[:3], *out.stride()[:2]]
+            paged_kernel[grid](
+                q,
+                *caches,
+                out,
+                *requests,
+                requests[0] if limits is None else limits,
+                partial,
+                lse,
+                *strides,
+                requests[2].stride(0),
+                *q.shape[:2],
+                scale,
+                **options,
+                **overlapping(q),
+            )
+            if splits > 1:
+                num_items = call.num_rows * call.num_heads
+                combine_kernel[(num_items,)](
+                    partial,
+                    lse,
+                    out,
+                    num_items,
+                    D=call.head_width,
+                    SPLITS=splits,
+                    D_BLOCK=triton.next_power_of_2(call.head_width),
+                    num_warps=2,
+                    **overlapping(out),
+                )
+            return out
+
+        return attend
 
 
 def choose_splits(num_programs: int, max_keys: int) -> int:
@@ -125,22 +131,6 @@ def _paged_tile(num_items: int, head_width: int, dtype: torch.dtype) -> tuple[in
         return 16, 32
     largest = 128 if head_width <= 128 else 64
     return max(16, min(largest, triton.next_power_of_2(num_items))), 64 if head_width <= 128 else 32
-
-
-def _combine(partial: Tensor, lse: Tensor, out: Tensor) -> None:
-    splits, num_rows, num_heads, head_width = partial.shape
-    combine_kernel[(num_rows * num_heads,)](
-        partial,
-        lse,
-        out,
-        num_rows * num_heads,
-        D=head_width,
-        SPLITS=splits,
-        SPLITS_BLOCK=splits,
-        D_BLOCK=triton.next_power_of_2(head_width),
-        num_warps=2,
-        **overlapping(out),
-    )
 
 
 def _common(call: PackedCall | PagedCall) -> dict[str, Any]:

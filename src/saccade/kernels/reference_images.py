@@ -8,28 +8,16 @@ between and the order are part of the result: next to saturated edges they decid
 columns first).
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from saccade.errors import ConfigError
+from saccade.kernels.image_jobs import RESAMPLING, PatchSettings
 
-RESAMPLING = {"bilinear": 1.0, "bicubic": 2.0}  # filter and its reach, in pixels of the coarser image
 
-
-def resize_patchify(  # noqa: PLR0913
-    pixels_FHWC: Tensor,
-    size_hw: tuple[int, int],
-    *,
-    mean: Sequence[float],
-    std: Sequence[float],
-    patch: int,
-    temporal_patch: int = 1,
-    merge: int = 1,
-    resample: str = "bicubic",
-    out: Tensor | None = None,
+def resize_patchify(
+    pixels_FHWC: Tensor, size_hw: tuple[int, int], settings: PatchSettings, out: Tensor | None = None
 ) -> Tensor:
     """Patch rows of one image (H, W, 3) or one video (F, H, W, 3) of bytes, resized to `size_hw`.
 
@@ -38,12 +26,13 @@ def resize_patchify(  # noqa: PLR0913
     With merge = temporal_patch = 1 the rows are in raster order, as a convolution would visit them.
     """
     frames_FHWC = pixels_FHWC.unsqueeze(0) if pixels_FHWC.dim() == 3 else pixels_FHWC
-    check_request(frames_FHWC, size_hw, patch * merge, resample)
+    patch, temporal_patch, merge = settings.patch, settings.temporal_patch, settings.merge
+    _check_request(frames_FHWC, size_hw, patch * merge, settings.resample)
     height, width = size_hw
     resized_F3HW = functional.interpolate(
-        frames_FHWC.permute(0, 3, 1, 2), size=size_hw, mode=resample, antialias=True, align_corners=False
+        frames_FHWC.permute(0, 3, 1, 2), size=size_hw, mode=settings.resample, antialias=True, align_corners=False
     )
-    shift, scale = (torch.tensor(x, dtype=torch.float32)[:, None, None] for x in (mean, std))
+    shift, scale = (torch.tensor(x, dtype=torch.float32)[:, None, None] for x in (settings.mean, settings.std))
     values_F3HW = (resized_F3HW.float() / 255 - shift) / scale
     num_steps = -(-values_F3HW.shape[0] // temporal_patch)
     missing = num_steps * temporal_patch - values_F3HW.shape[0]
@@ -57,8 +46,7 @@ def resize_patchify(  # noqa: PLR0913
     return patches_PC if out is None else out.copy_(patches_PC)
 
 
-def check_request(frames_FHWC: Tensor, size_hw: tuple[int, int], multiple: int, resample: str) -> None:
-    """What both implementations demand of their caller."""
+def _check_request(frames_FHWC: Tensor, size_hw: tuple[int, int], multiple: int, resample: str) -> None:
     if resample not in RESAMPLING:
         raise ConfigError(f"resampling {resample!r} is not known; allowed: {', '.join(RESAMPLING)}")
     if frames_FHWC.dtype != torch.uint8 or frames_FHWC.dim() != 4 or frames_FHWC.shape[-1] != 3:
