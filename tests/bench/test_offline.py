@@ -20,7 +20,8 @@ from saccade.bench.limits import (
     prefill_limit,
     read_parameters,
 )
-from saccade.bench.offline import (
+from saccade.bench.measuring import rates_of
+from saccade.bench.offline_bench import (
     NO_GRAPHS,
     WAYS,
     OfflineBench,
@@ -30,8 +31,7 @@ from saccade.bench.offline import (
     run_offline_bench,
 )
 from saccade.bench.offline_report import print_offline_bench
-from saccade.bench.settings import OfflineBenchSettings
-from saccade.bench.timing import rates_of
+from saccade.bench.pass_settings import OfflineBenchSettings
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import Mode
 from saccade.errors import ConfigError

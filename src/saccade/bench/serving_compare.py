@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.markup import escape
+from rich.table import Table
+
 HIGHER, LOWER = 1, -1
 COMPARED = (
     ("requests/s", "request_throughput", HIGHER),
@@ -19,7 +22,12 @@ COMPARED = (
     ("failed", "failed", LOWER),
     ("duration s", "duration", LOWER),
 )
-SAME = 0.02  # of a change nobody should speak
+SAME = 0.02  # a smaller change is noise
+
+
+COLOURS = {"better": "green", "worse": "red", "": "default"}
+Named = Sequence[tuple[str, Mapping[str, Any]]]
+"""The data of runs, each with its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,21 @@ class Compared:
         if index == 0 or gain is None or abs(gain - 1) < SAME:
             return ""
         return "better" if gain > 1 else "worse"
+
+
+def comparison_table(named: Named) -> Table:
+    """Figures of all runs, with each run's gain over the first."""
+    first, *others = (escape(name) for name, _ in named)
+    headers = ("", first, *(part for name in others for part in (name, "gain")))
+    table = Table(*headers, title=f"compared with {first}: a gain above 1 is better")
+    for row in compare([data for _, data in named]):
+        cells = [_shown(row.values[0])]
+        for index in range(1, len(row.values)):
+            gain = row.gains[index]
+            cells.append(_shown(row.values[index]))
+            cells.append("" if gain is None else f"[{COLOURS[row.verdict(index)]}]{gain:.2f}x[/]")
+        table.add_row(row.label, *cells)
+    return table
 
 
 def compare(runs: Sequence[Mapping[str, Any]]) -> list[Compared]:
@@ -55,3 +78,7 @@ def _gain(base: float | None, value: float | None, direction: int) -> float | No
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

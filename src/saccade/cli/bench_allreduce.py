@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from saccade.bench.settings import AllReduceBenchSettings
+from saccade.bench.pass_settings import AllReduceBenchSettings
 from saccade.cli.parser import Parser, settings_from
 from saccade.terminal import Output, print_table, stages
 

@@ -22,7 +22,7 @@ def new_parser(name: str) -> Parser:
 
 
 def run(flags: Namespace) -> int:
-    from saccade.bench.graphs import run_graph_bench  # imports torch
+    from saccade.bench.graph_bench import run_graph_bench  # imports torch
 
     settings = settings_from(flags, GraphBenchSettings)
     console = Output()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from saccade.bench.settings import OfflineBenchSettings
+from saccade.bench.pass_settings import OfflineBenchSettings
 from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.terminal import Output, stages
@@ -21,7 +21,7 @@ def new_parser(name: str) -> Parser:
 
 
 def run(flags: Namespace) -> int:
-    from saccade.bench.offline import run_offline_bench  # imports torch
+    from saccade.bench.offline_bench import run_offline_bench  # imports torch
     from saccade.bench.offline_report import print_offline_bench
 
     settings = settings_from(flags, OfflineBenchSettings)

@@ -5,6 +5,7 @@ from argparse import Namespace
 from saccade.bench.serving_settings import (
     LoadSettings,
     OutputSettings,
+    ServingPlan,
     TargetSettings,
     VariantSettings,
     WorkloadSettings,
@@ -30,11 +31,10 @@ def new_parser(name: str) -> Parser:
 def run(flags: Namespace) -> int:
     from saccade.bench.serving_command import bench_serve
 
-    return bench_serve(
+    plan = ServingPlan(
         settings_from(flags, TargetSettings, {"api_key": openai_api_key()}),
         settings_from(flags, WorkloadSettings),
         settings_from(flags, LoadSettings),
         settings_from(flags, OutputSettings),
-        settings_from(flags, VariantSettings),
-        Output(),
     )
+    return bench_serve(plan, settings_from(flags, VariantSettings), Output())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from saccade.bench.settings import VisionBenchSettings
+from saccade.bench.pass_settings import VisionBenchSettings
 from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.terminal import Output, stages
@@ -21,7 +21,7 @@ def new_parser(name: str) -> Parser:
 
 
 def run(flags: Namespace) -> int:
-    from saccade.bench.vision import run_vision_bench  # imports torch
+    from saccade.bench.vision_bench import run_vision_bench  # imports torch
     from saccade.bench.vision_report import plot_vision_bench, print_vision_bench
 
     settings = settings_from(flags, VisionBenchSettings)
