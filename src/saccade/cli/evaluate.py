@@ -7,7 +7,7 @@ from rich.console import Console
 from saccade.cli.aliases import add_aliases
 from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
-from saccade.eval.settings import EvalSettings
+from saccade.eval.eval_settings import EvalSettings
 from saccade.terminal import Output
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
@@ -25,7 +25,8 @@ def new_parser(name: str) -> Parser:
 
 
 def run(flags: Namespace) -> int:
-    from saccade.eval import print_eval, run_eval  # imports torch
+    from saccade.eval.eval_report import print_eval
+    from saccade.eval.evaluation import run_eval  # imports torch
 
     own = {} if flags.words else BUNDLED_LIMITS
     report = run_eval(

@@ -25,26 +25,29 @@ WORDS = (
 
 
 @cache
-def find_fonts(*, seen: bool) -> tuple[Path | None, ...]:
+def _find_fonts(*, is_seen: bool) -> tuple[Path | None, ...]:
     """Font files; None is the font that Pillow brings."""
     spec = importlib.util.find_spec("matplotlib")
     folder = Path(spec.origin).parent / "mpl-data" / "fonts" / "ttf" if spec and spec.origin else None
-    found = [folder / f"{name}.ttf" for name in (SEEN if seen else UNSEEN)] if folder else []
+    found = [folder / f"{name}.ttf" for name in (SEEN if is_seen else UNSEEN)] if folder else []
     files: list[Path | None] = [path for path in found if path.is_file()]
-    if seen:
+    if is_seen:
         return (None, *files)
     if not files:
         raise ConfigError("the task new-fonts needs the fonts of matplotlib (pip install matplotlib)")
     return tuple(files)
 
 
-def letter_examples(random: Random, fonts: tuple[Path | None, ...], *, digits: bool = False) -> Example:
-    """A word of two to six letters, half of them from a list and half at random, or a number."""
+def letter_example(random: Random, *, is_seen: bool, has_digits: bool = False) -> Example:
+    """A word of two to six letters, half of them from a list and half at random, or a number of two to four digits.
+
+    `is_seen`: in a font that the bundled model was trained with."""
+    fonts = _find_fonts(is_seen=is_seen)
     path = fonts[int(random.integers(len(fonts)))]
     size = int(random.integers(28, 90))
     font = ImageFont.truetype(str(path), size) if path else ImageFont.load_default(size)
     assert isinstance(font, ImageFont.FreeTypeFont), "Pillow is built with FreeType"
-    if digits:
+    if has_digits:
         text = str(int(random.integers(10, 10000)))
     elif random.random() < 0.5:
         text = pick(random, WORDS)
@@ -54,5 +57,5 @@ def letter_examples(random: Random, fonts: tuple[Path | None, ...], *, digits: b
     shown = text if style < 0.5 else text.lower() if style < 0.8 else text.capitalize()
     background = pick(random, BACKGROUNDS)
     image = draw_text(random, shown, font, (pick(random, visible_colors(background)), background))
-    wordings = ("What number is this?", "Read the number.") if digits else ("What does it say?", "Read the word.")
+    wordings = ("What number is this?", "Read the number.") if has_digits else ("What does it say?", "Read the word.")
     return Example(pick(random, wordings), text, (image,))
