@@ -21,7 +21,7 @@ from saccade.bench.serving_files import as_data, load, save
 from saccade.bench.serving_report import block, clock_table, print_run
 from saccade.bench.serving_settings import OutputSettings, ServingPlan, TargetSettings
 from saccade.bench.serving_stats import figures_of, stage_figures
-from saccade.bench.startup import TimedStart, print_startup, save_startup, stages_of, verdict
+from saccade.bench.startup import TimedStart, print_startup, stages_of, verdict
 from saccade.bench.workload import WorkloadRequest
 from saccade.errors import ConfigError
 
@@ -303,7 +303,7 @@ def test_stages_of_a_start_follow_each_other_and_add_up() -> None:
     assert sum(stages.values()) == 6.0
 
 
-def test_a_start_is_shown_and_saved(tmp_path: Path) -> None:
+def test_a_start_is_shown() -> None:
     first = TimedStart(stages_of(LINES), 6.0, [30.0, 10.0, 12.0, 10.0], [])
     second = TimedStart({"weights": 1.0, "other": 0.5}, 1.5, [10.0], ["request 2: timeout: late"])
     text = io.StringIO()
@@ -314,6 +314,3 @@ def test_a_start_is_shown_and_saved(tmp_path: Path) -> None:
     loaded = TimedStart({"process and imports": 1.0, "loading weights": 2.5}, 6.0, [], [])
     assert verdict(1, loaded) == "start 2: ready after 6.00 s, 3.50 of them beyond loading weights"
     assert verdict(0, first).endswith("first request 30.0 ms, median of the others 10.0 ms (3.00x), last 10.0 ms")
-    save_startup([first, second], str(tmp_path / "s.json"))
-    saved = json.loads((tmp_path / "s.json").read_text())["starts"]
-    assert saved[0]["ready_s"] == 6.0 and saved[1]["failures"] == second.failures

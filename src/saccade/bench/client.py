@@ -4,8 +4,7 @@ import asyncio
 import gc
 import json
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from math import inf
 from time import perf_counter
 from typing import Any, TypeVar
@@ -120,22 +119,23 @@ async def drive(
     places = asyncio.Semaphore(most)
     due = arrivals(len(requests), load, seed)
     await client.open(min(most, len(requests), MOST_OPEN))
-    with _without_collections():
-        clock_at = perf_counter()
+    gc.collect()
+    gc.freeze()  # request bodies are many and live to the end: looking through them again and again stalls the client
+    clock_at = perf_counter()
 
-        async def send(index: int) -> Outcome:
-            async with places:
-                outcome = await client.send(requests[index], index, clock_at)
-            progress(outcome)
-            return outcome
+    async def send(index: int) -> Outcome:
+        async with places:
+            outcome = await client.send(requests[index], index, clock_at)
+        progress(outcome)
+        return outcome
 
-        tasks = []
-        for index, due_s in enumerate(due):
-            if (wait_s := clock_at + due_s - perf_counter()) > 0:
-                await asyncio.sleep(wait_s)
-            tasks.append(asyncio.create_task(send(index)))
-        outcomes = list(await asyncio.gather(*tasks))
-        return outcomes, perf_counter() - clock_at
+    tasks = []
+    for index, due_s in enumerate(due):
+        if (wait_s := clock_at + due_s - perf_counter()) > 0:
+            await asyncio.sleep(wait_s)
+        tasks.append(asyncio.create_task(send(index)))
+    outcomes = list(await asyncio.gather(*tasks))
+    return outcomes, perf_counter() - clock_at
 
 
 def arrivals(count: int, load: LoadSettings, seed: int) -> list[float]:
@@ -145,14 +145,3 @@ def arrivals(count: int, load: LoadSettings, seed: int) -> list[float]:
     scale = 1 / (load.request_rate * load.burstiness)
     gaps = np.random.default_rng(seed).gamma(load.burstiness, scale, count)
     return [0.0, *np.cumsum(gaps[1:]).tolist()]
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Request bodies are many and live to the end: looking through them again and again would stall the client."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

@@ -1,5 +1,7 @@
 """The whole of `saccade bench serve` and `saccade bench startup`: run, print, save, compare; the exit code."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -10,7 +12,7 @@ from saccade.bench.serving_compare import comparison_table
 from saccade.bench.serving_files import as_data, load, save
 from saccade.bench.serving_report import print_run
 from saccade.bench.serving_settings import ServingPlan, StartupBenchSettings, VariantSettings
-from saccade.bench.startup import print_startup, run_startup_bench, save_startup
+from saccade.bench.startup import print_startup, run_startup_bench
 from saccade.errors import ConfigError
 from saccade.terminal import print_table
 
@@ -46,5 +48,6 @@ def bench_startup(model: str, settings: StartupBenchSettings, console: Console) 
     starts = run_startup_bench(model, settings, Shown(Console(stderr=True)))
     print_startup(starts, console)
     if settings.json:
-        save_startup(starts, settings.json)
+        data = {"starts": [asdict(start) for start in starts]}
+        Path(settings.json).write_text(json.dumps(data, indent=1), encoding="utf-8")
     return EXIT_FAILED_REQUESTS if any(start.failures for start in starts) else 0

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from saccade.bench.serving import ServingRun
-from saccade.bench.serving_settings import USUAL_PERCENTILES
+from saccade.bench.serving_settings import USUAL_PERCENTILES, OutputSettings
 from saccade.bench.serving_stats import percentile_name
 from saccade.terminal import print_table
 
@@ -68,10 +68,9 @@ def block(run: ServingRun) -> list[str]:
     lines.append(_line("Traffic request rate:", settings["load"]["request_rate"]))
     lines.append(_line("Max request concurrency:", settings["load"]["max_concurrency"] or "not set"))
     lines += [_line(label, format(figures[key], form)) for label, key, form in HEAD if figures[key] is not None]
-    metrics = [part.strip() for part in settings["output"]["percentile_metrics"].split(",") if part.strip()]
-    points = [float(part) for part in settings["output"]["metric_percentiles"].split(",") if part.strip()]
-    for metric in metrics if figures["completed"] else ():
-        lines += _metric_lines(metric, figures, points)
+    output = OutputSettings(**settings["output"])
+    for metric in output.metrics() if figures["completed"] else ():
+        lines += _metric_lines(metric, figures, output.percentiles())
     return [*lines, "=" * WIDTH]
 
 

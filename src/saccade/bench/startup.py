@@ -1,10 +1,8 @@
 """`saccade bench startup`: how long until ready, on what, and whether first requests are as fast as later ones."""
 
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median
 
 from rich.console import Console
@@ -69,7 +67,8 @@ def print_startup(starts: Sequence[TimedStart], console: Console) -> None:
     print_table(console, table)
     answers = Table("request", *(f"start {number + 1}, ms" for number in range(len(starts))), title="one at a time")
     for index in range(max((len(start.requests_ms) for start in starts), default=0)):
-        answers.add_row(str(index + 1), *(f"{value:.1f}" for value in _column(starts, index)))
+        times = (start.requests_ms[index : index + 1] for start in starts)
+        answers.add_row(str(index + 1), *(f"{own[0]:.1f}" if own else "nan" for own in times))
     print_table(console, answers)
     for number, start in enumerate(starts):
         console.print(verdict(number, start), highlight=False)
@@ -89,10 +88,6 @@ def verdict(number: int, start: TimedStart) -> str:
         f"{ready}; first request {first:.1f} ms, median of the others {usual:.1f} ms ({first / usual:.2f}x), "
         f"last {last:.1f} ms"
     )
-
-
-def save_startup(starts: Sequence[TimedStart], path: str) -> None:
-    Path(path).write_text(json.dumps({"starts": [asdict(start) for start in starts]}, indent=1), encoding="utf-8")
 
 
 def _start(model: str, settings: StartupBenchSettings, number: int, shown: Shown) -> TimedStart:
@@ -123,7 +118,3 @@ async def _ask(url: str, settings: StartupBenchSettings, number: int) -> list[Ou
         samples = make_workload(workload, Wording(target, facts.model, workload.ignore_eos), words)
         requests = [client.prepare(sample.body) for sample in samples]
         return [await client.send(request, index) for index, request in enumerate(requests)]
-
-
-def _column(starts: Sequence[TimedStart], index: int) -> list[float]:
-    return [start.requests_ms[index] if index < len(start.requests_ms) else float("nan") for start in starts]
