@@ -16,9 +16,8 @@ from saccade.bench.client_reply import Outcome
 from saccade.bench.html import page
 from saccade.bench.html_charts import bar, distribution, ticks, timeline
 from saccade.bench.serving import ServingRun, Shown
-from saccade.bench.serving_compare import compare, comparison_table
-from saccade.bench.serving_files import as_data, load, save
 from saccade.bench.serving_report import block, clock_table, print_run
+from saccade.bench.serving_results import as_data, compare, comparison_table, load, save
 from saccade.bench.serving_settings import OutputSettings, ServingPlan, TargetSettings
 from saccade.bench.serving_stats import figures_of, stage_figures
 from saccade.bench.startup import TimedStart, print_startup, stages_of, verdict

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from saccade.bench.html_charts import bar, distribution, timeline
 from saccade.bench.serving import ServingRun
-from saccade.bench.serving_compare import COLOURS, Named, comparison_table
 from saccade.bench.serving_report import TITLES, block, failure_lines, graph_table, stage_table
+from saccade.bench.serving_results import COLOURS, Named, comparison_table
 
 CLASSES = {colour: verdict for verdict, colour in COLOURS.items()}
 

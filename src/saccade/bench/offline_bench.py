@@ -29,7 +29,6 @@ from saccade.kernels.sampling import sampling_for
 from saccade.models.vlm import Model
 
 Values = Mapping[str, Any]
-Report = Callable[[str], None]
 
 PAGE_ROWS = 16
 NO_GRAPHS: dict[str, Mode | None] = {"vision": None, "prefill": None, "decode": None}
@@ -102,7 +101,7 @@ class OfflineBench:
         return sorted(found, key=lambda line: (line.size, ways.index(line.way)))
 
 
-def run_offline_bench(model_name: str, settings: OfflineBenchSettings, progress: Report) -> OfflineBench:
+def run_offline_bench(model_name: str, settings: OfflineBenchSettings, progress: Callable[[str], None]) -> OfflineBench:
     bench = OfflineBench()
     device = device_named(settings.device)
     settings = suited_to(device.type, settings)

@@ -18,7 +18,7 @@ from saccade.bench.client_reply import Outcome
 from saccade.bench.serving_settings import DATASETS, ServingPlan, VariantSettings
 from saccade.bench.serving_stats import Figures, figures_of, stage_figures
 from saccade.bench.serving_target import (
-    Target,
+    TargetFacts,
     count_words,
     describe,
     graphs_between,
@@ -160,7 +160,7 @@ async def _flush_cache(client: Client) -> None:
         raise ConfigError(f"the server did not empty its caches (HTTP {status} from /flush_cache; --flush-cache)")
 
 
-def _environment(facts: Target, words: WordList) -> dict[str, Any]:
+def _environment(facts: TargetFacts, words: WordList) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "client": f"saccade {__version__}, Python {platform.python_version()}",

@@ -8,9 +8,8 @@ from rich.console import Console
 
 from saccade.bench.html import page
 from saccade.bench.serving import Shown, run_serving, run_variants
-from saccade.bench.serving_compare import comparison_table
-from saccade.bench.serving_files import as_data, load, save
 from saccade.bench.serving_report import print_run
+from saccade.bench.serving_results import as_data, comparison_table, load, save
 from saccade.bench.serving_settings import ServingPlan, StartupBenchSettings, VariantSettings
 from saccade.bench.startup import print_startup, run_startup_bench
 from saccade.errors import ConfigError

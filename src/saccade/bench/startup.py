@@ -77,7 +77,7 @@ def print_startup(starts: Sequence[TimedStart], console: Console) -> None:
 
 
 def verdict(number: int, start: TimedStart) -> str:
-    """Whether something was left for the first request to pay."""
+    """Whether the first request had to wait for something that the start left undone."""
     beyond_s = start.ready_s - start.stages.get(WEIGHTS, 0.0)
     ready = f"start {number + 1}: ready after {start.ready_s:.2f} s, {beyond_s:.2f} of them beyond {WEIGHTS}"
     if len(start.requests_ms) < 2:

@@ -45,7 +45,7 @@ WAYS = ("eager", "capacity", "exact")
 MIXED_SIDES, MIXED_COUNTS = (224, 1280), (1, 16)
 TRAIN_ROUNDS = 3
 MIXED_ROUNDS = 7
-PIXEL_ROUNDS = 10  # times the rounds of a pass: what takes so little is soon asked often
+PIXEL_ROUNDS = 10  # times the rounds of a pass, which takes far longer
 BUSY_ROWS = 2600  # a longer pass keeps the device busy by itself: its rate follows from its latency
 
 
