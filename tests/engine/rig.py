@@ -43,6 +43,7 @@ class Options:
     max_model_len: int = 256
     max_units: int = 64
     strict: bool = False
+    has_few_buckets: bool = True  # as on any CPU: capturing takes longer than running here
     vision_tiers: frozenset[Tier] = frozenset({Tier.CAPACITY})
 
 
@@ -64,6 +65,7 @@ def build(model: Model, folder: Path, options: Options) -> Engine:
         videos=None,
         modes=modes,
         strict=options.strict,
+        has_few_buckets=options.has_few_buckets,
         vision_tiers=options.vision_tiers,
     )
     executor = new_executor(model, sizes, settings)
