@@ -19,7 +19,6 @@ from saccade.bench.limits import (
     layer_parameters,
     prefill_limit,
 )
-from saccade.bench.measuring import rates_of
 from saccade.bench.offline_bench import (
     NO_GRAPHS,
     WAYS,
@@ -31,6 +30,7 @@ from saccade.bench.offline_bench import (
 )
 from saccade.bench.offline_report import print_offline_bench
 from saccade.bench.pass_settings import OfflineBenchSettings
+from saccade.bench.timing import rates_of
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import Mode
 from saccade.errors import ConfigError

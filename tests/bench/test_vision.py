@@ -10,8 +10,8 @@ import torch
 from rich.console import Console
 
 from saccade.bench.limits import Rates, vision_limit
-from saccade.bench.measuring import NUM_WARM_UPS, TRAIN_LENGTH
 from saccade.bench.pass_settings import OfflineBenchSettings, VisionBenchSettings, suited_to
+from saccade.bench.timing import NUM_WARM_UPS, TRAIN_LENGTH
 from saccade.bench.vision_bench import MIXED_ROUNDS, TRAIN_ROUNDS, Rig, VisionBench, run_vision_bench
 from saccade.bench.vision_report import plot_vision_bench, print_vision_bench
 from saccade.config import Tier

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.bench.measuring import wait
 from saccade.bench.pass_settings import AllReduceBenchSettings
+from saccade.bench.timing import wait
 from saccade.graphs.lane import lane_for
 from saccade.kernels.collectives import Collectives
 from saccade.layers.connect import connect, nccl_beside

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from saccade.bench.measuring import describe_model, latency_ms
 from saccade.bench.offline_bench import bench_state
 from saccade.bench.pass_settings import OfflineBenchSettings
+from saccade.bench.timing import describe_model, latency_ms
 from saccade.config import GraphBenchSettings, GraphSettings, Mode
 from saccade.errors import ConfigError
 from saccade.execution.language import prefill_phase

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from saccade.bench.limits import Limit, Rates, decode_limit, head_limit, prefill_limit
-from saccade.bench.measuring import describe_model, latency_ms, load_measured, rates_of, step_ms, wait
 from saccade.bench.pass_settings import OfflineBenchSettings, suited_to
+from saccade.bench.timing import describe_model, latency_ms, load_measured, rates_of, step_ms, wait
 from saccade.config import Mode
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import DeviceState, StateSizes, new_state

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from saccade.bench.limits import Rates, vision_limit
-from saccade.bench.measuring import (
+from saccade.bench.pass_settings import VisionBenchSettings, suited_to
+from saccade.bench.timing import (
     compared_ms,
     describe_model,
     device_ms,
@@ -24,7 +25,6 @@ from saccade.bench.measuring import (
     rates_of,
     step_ms,
 )
-from saccade.bench.pass_settings import VisionBenchSettings, suited_to
 from saccade.config import GraphSettings, Tier
 from saccade.errors import ConfigError
 from saccade.execution.state import StateSizes, new_state
