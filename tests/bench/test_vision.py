@@ -10,9 +10,9 @@ import torch
 from rich.console import Console
 
 from saccade.bench.limits import Rates, vision_limit
-from saccade.bench.settings import OfflineBenchSettings, VisionBenchSettings
+from saccade.bench.pass_settings import OfflineBenchSettings, VisionBenchSettings, suited_to
 from saccade.bench.timing import NUM_WARM_UPS, TRAIN_LENGTH
-from saccade.bench.vision import MIXED_ROUNDS, TRAIN_ROUNDS, Rig, VisionBench, run_vision_bench
+from saccade.bench.vision_bench import MIXED_ROUNDS, TRAIN_ROUNDS, Rig, VisionBench, run_vision_bench
 from saccade.bench.vision_report import plot_vision_bench, print_vision_bench
 from saccade.config import Tier
 from saccade.errors import ConfigError
@@ -157,9 +157,9 @@ def test_wrong_settings_and_models_are_refused(tmp_path: Path) -> None:
 def test_what_was_not_chosen_suits_the_device() -> None:
     """A CPU's graphs hold every temporary of a pass: those of 8192 image rows took all memory."""
     chosen = VisionBenchSettings(counts=(3,), rounds=2)
-    cpu, gpu = (chosen.on(is_cuda=is_cuda) for is_cuda in (False, True))
+    cpu, gpu = (suited_to(device, chosen) for device in ("cpu", "cuda"))
     assert cpu.counts == gpu.counts == (3,) and cpu.rounds == gpu.rounds == 2
     assert cpu.encoder_budget_tokens <= 512 < gpu.encoder_budget_tokens and cpu.mixed_batches < gpu.mixed_batches
     offline = OfflineBenchSettings(batches=(5,))
-    assert offline.on(is_cuda=True).max_model_len == max(offline.on(is_cuda=True).tokens) == 8192
-    assert max(offline.on(is_cuda=False).tokens) < 1000 and offline.on(is_cuda=False).batches == (5,)
+    assert suited_to("cuda", offline).max_model_len == max(suited_to("cuda", offline).tokens) == 8192
+    assert max(suited_to("cpu", offline).tokens) < 1000 and suited_to("cpu", offline).batches == (5,)

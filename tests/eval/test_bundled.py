@@ -16,9 +16,9 @@ from PIL import Image
 import saccade.bundled
 from saccade import LLM, SamplingParams
 from saccade.eval.drawing import SHAPES, Thing, draw_things
+from saccade.eval.eval_settings import EvalSettings
+from saccade.eval.evaluation import make_examples
 from saccade.eval.examples import Example, normalise
-from saccade.eval.run import make_examples
-from saccade.eval.settings import EvalSettings
 from saccade.layers.vision import Merger
 
 FLOORS = {

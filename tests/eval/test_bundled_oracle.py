@@ -10,8 +10,8 @@ import transformers as hf
 
 import saccade.bundled
 from saccade import LLM, SamplingParams
-from saccade.eval.run import make_examples
-from saccade.eval.settings import EvalSettings
+from saccade.eval.eval_settings import EvalSettings
+from saccade.eval.evaluation import make_examples
 from saccade.inputs.placeholders import Prompt
 from saccade.kernels.reference_images import resize_patchify
 from tests.eval.test_bundled import SIZES

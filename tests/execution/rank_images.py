@@ -34,8 +34,8 @@ from saccade.scheduling.orders import Encode
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from tests.engine.rig import executor_of, run
+from tests.models.markers import END, IMAGE, START, VIDEO
 from tests.models.rank_families import CONFIGS, SEEING, written
-from tests.models.tiny import END, IMAGE, START, VIDEO
 
 CPU = torch.device("cpu")
 MODEL_TYPES = {"gemma3_vl": "gemma3"}

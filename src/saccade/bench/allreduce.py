@@ -1,4 +1,4 @@
-"""Sums over ranks, timed: starts the ranks, hears what rank 0 tells, and ends them all."""
+"""Times sums over ranks: starts the ranks, reads what rank 0 prints, and ends them all."""
 
 import json
 import subprocess
@@ -10,11 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from time import monotonic
-from typing import IO, Any
+from typing import Any
 
 import torch
 
-from saccade.bench.settings import AllReduceBenchSettings
+from saccade.bench.pass_settings import AllReduceBenchSettings, suited_to
 from saccade.config import SHARED_GPU, worker_environment
 from saccade.errors import ConfigError
 from saccade.kernels.dispatch import device_named
@@ -47,7 +47,7 @@ class AllReduceBench:
 
 def run_allreduce_bench(settings: AllReduceBenchSettings, progress: Callable[[str], None]) -> AllReduceBench:
     device = device_named(settings.device)
-    settings = settings.on(is_cuda=device.type == "cuda")
+    settings = suited_to(device.type, settings)
     is_shared = device.type == "cuda" and torch.cuda.device_count() < settings.ranks
     devices = [rank_device(device, rank, is_shared) for rank in range(settings.ranks)]
     progress(f"{settings.ranks} ranks on {', '.join(dict.fromkeys(devices))}")
@@ -78,30 +78,29 @@ def _ranks(
     outputs = [folder / f"rank {rank}" for rank in range(settings.ranks)]
     processes: list[subprocess.Popen[str]] = []
     is_over = Event()
-    watch = Thread(target=_watch, args=(processes, is_over), daemon=True)
     try:
         for rank, (device, output) in enumerate(zip(devices, outputs, strict=True)):
             words = [json.dumps(asdict(settings)), str(rank), device, str(folder / "store")]
+            command = [sys.executable, "-m", RANK, *words]
             with output.open("w") as errors:
-                told: Any = subprocess.PIPE if rank == 0 else errors
-                command = [sys.executable, "-m", RANK, *words]
-                processes.append(
-                    subprocess.Popen(command, env=environment, stdout=told, stderr=errors, text=True, bufsize=1)
-                )
-        watch.start()
+                told = subprocess.PIPE if rank == 0 else errors
+                process = subprocess.Popen(command, env=environment, stdout=told, stderr=errors, text=True, bufsize=1)
+            processes.append(process)
+        Thread(target=_watch, args=(processes, is_over), daemon=True).start()
         assert processes[0].stdout is not None
-        yield _messages(processes[0].stdout)
+        yield (json.loads(line) for line in processes[0].stdout if line.startswith("{"))
         for process in processes:
             process.wait()
     finally:
         is_over.set()
         _end(processes)
-        _close(processes)
+        if processes and processes[0].stdout is not None:
+            processes[0].stdout.close()
     _raise_if_failed(processes, outputs)
 
 
 def _watch(processes: list[subprocess.Popen[str]], is_over: Event) -> None:
-    """One rank that fails ends the others, which would wait for it, as does the end of the time for all."""
+    """When one rank fails, or the time is up, end the others, which would wait for it."""
     deadline = monotonic() + LIMIT_S
     while not is_over.wait(0.1):
         if any(process.poll() for process in processes) or monotonic() > deadline:
@@ -110,24 +109,11 @@ def _watch(processes: list[subprocess.Popen[str]], is_over: Event) -> None:
             return
 
 
-def _messages(stdout: IO[str]) -> Iterator[dict[str, Any]]:
-    """Lines of JSON; others are for nobody."""
-    for line in stdout:
-        if line.startswith("{"):
-            yield json.loads(line)
-
-
 def _end(processes: list[subprocess.Popen[str]]) -> None:
     for process in processes:
         if process.poll() is None:
             process.kill()
             process.wait()
-
-
-def _close(processes: list[subprocess.Popen[str]]) -> None:
-    for process in processes:
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 def _raise_if_failed(processes: list[subprocess.Popen[str]], outputs: list[Path]) -> None:

@@ -1,42 +1,31 @@
 """One keep-alive HTTP/1.1 connection of the benchmark's client: a request is one write, a reply is parsed as it comes.
 
-The general clients cost more for a request than a fast server does; this one parses with httptools on uvloop's or
-asyncio's own callbacks, and takes the time of arrival before it looks at what arrived.
+General HTTP clients spend more time on a request than a fast server does. This one parses with httptools in the event
+loop's own callbacks, and reads the clock before it looks at what arrived.
 """
 
 import asyncio
 import ssl
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
 
+from saccade.bench.client_reply import ReplyReader
 from saccade.errors import ConfigError
 
 
-class Reader(Protocol):
-    """Takes a reply apart as it arrives."""
-
-    def sent(self, now: float) -> None: ...
-
-    def head(self, status: int, headers: dict[str, str]) -> None: ...
-
-    def body(self, data: bytes, now: float) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server is."""
-
+class ServerAddress:
     host: str
     port: int
     is_tls: bool
     prefix: str  # of every path
 
     @classmethod
-    def of(cls, url: str) -> "Address":
+    def of(cls, url: str) -> "ServerAddress":
         parts = urlsplit(url)
         try:
             port, is_sane = parts.port, parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -65,23 +54,23 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._done: asyncio.Future[None] | None = None
-        self._reader: Reader | None = None
+        self._reader: ReplyReader | None = None
         self._headers: dict[str, str] = {}
         self._ends_with_connection = False  # a reply without a length and without chunks
         self._now = 0.0
 
     @classmethod
-    async def open(cls, address: Address) -> "Connection":
+    async def open(cls, address: ServerAddress) -> "Connection":
         tls = ssl.create_default_context() if address.is_tls else None
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(cls, address.host, address.port, ssl=tls)
         return connection
 
-    async def exchange(self, request: bytes, reader: Reader) -> None:
-        """Send and read to the end of the reply. The reader is told the time just before the first byte goes out.
+    async def exchange(self, request: bytes, reader: ReplyReader) -> None:
+        """Send, and read to the end of the reply. The clock starts just before the first byte goes out.
 
-        Raises ConnectionError when the connection ends before the reply does; what arrived until then is with the
-        reader. Whoever is cancelled here leaves a closed connection.
+        Raises ConnectionError when the connection ends before the reply does; the reader keeps what has arrived. A
+        cancelled exchange leaves a closed connection.
         """
         assert self._transport is not None and self._done is None, "one exchange at a time"
         self._reader, self._headers = reader, {}

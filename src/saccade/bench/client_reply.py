@@ -31,8 +31,6 @@ class Outcome:
     finish_reason: str | None = None
     text: str = ""
     timings: dict[str, float] = field(default_factory=dict)
-    graphs: str = ""  # the server's word on which graphs served it
-    connect_s: float = 0.0  # for a connection of its own; no part of the other times
     error: str | None = None
     message: str = ""
 
@@ -56,11 +54,10 @@ class ReplyReader:
     def __init__(self) -> None:
         self.sent_at = 0.0
         self.status = 0
-        self.headers: dict[str, str] = {}
         self.arrived_at = 0.0
+        self.data = b""  # what has arrived and was not read as an event
         self._is_events = False
         self._is_done = False
-        self._buffer = b""
         self._times: list[float] = []
         self._ended_at = 0.0
         self._texts: list[str] = []
@@ -73,15 +70,15 @@ class ReplyReader:
         self.sent_at = self.sent_at or now  # of the first attempt
 
     def head(self, status: int, headers: dict[str, str]) -> None:
-        self.status, self.headers = status, headers
+        self.status = status
         self._is_events = headers.get("content-type", "").startswith("text/event-stream")
 
     def body(self, data: bytes, now: float) -> None:
         self.arrived_at = now
-        self._buffer += data
+        self.data += data
         if not self._is_events:
             return
-        *lines, self._buffer = self._buffer.split(b"\n")
+        *lines, self.data = self.data.split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
                 self._event(line[5:].strip(), now)
@@ -108,10 +105,15 @@ class ReplyReader:
             finish_reason=self._finish,
             text="".join(self._texts),
             timings=self._timings,
-            graphs=self.headers.get("x-graph", ""),
             error=kind,
             message=message[:LONGEST_MESSAGE],
         )
+
+    def lost(self) -> str:
+        """What kind of failure the loss of the connection is."""
+        if not self.sent_at:
+            return "cannot connect"
+        return "disconnected in the reply" if self.status else "disconnected before a reply"
 
     def _event(self, data: bytes, now: float) -> None:
         if data == b"[DONE]":
@@ -126,7 +128,7 @@ class ReplyReader:
         """A reply that is one JSON body: its tokens are there when it is."""
         if self.status != 200:
             return
-        self._event(self._buffer, self.arrived_at)
+        self._event(self.data, self.arrived_at)
         self._is_done = self._error is None
 
     def _read(self, reply: dict[str, Any], now: float) -> None:
@@ -180,9 +182,9 @@ class ReplyReader:
 
     def _refusal(self) -> tuple[str, str]:
         try:
-            return _told(orjson.loads(self._buffer), f"HTTP {self.status}")
+            return _told(orjson.loads(self.data), f"HTTP {self.status}")
         except (ValueError, AttributeError):
-            return f"HTTP {self.status}", self._buffer.decode("utf-8", "replace")
+            return f"HTTP {self.status}", self.data.decode("utf-8", "replace")
 
 
 def _told(reply: dict[str, Any], kind: str) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """What the hardware allows: floating-point operations and bytes of a pass, from the numbers of a model.
 
-Counted is what no implementation can avoid: matrix products (2 operations a weight and row), the products of attention,
+What no implementation can avoid is counted: matrix products (2 operations a weight and row), the products of attention,
 weights read once a pass, and in decoding the keys and values of every context. Norms, activations, embeddings and what
 is written are left out, so a limit is never too high.
 """
@@ -47,7 +47,7 @@ def prefill_limit(spec: DecoderSpec, tokens: int, itemsize: int, rates: Rates) -
     """
     products = 2 * tokens * (layer_parameters(spec) - last_mlp_parameters(spec, None))
     flops = products + causal_flops(spec, tokens)
-    read = read_parameters(spec, tokens) - last_mlp_parameters(spec, tokens)
+    read = layer_parameters(spec, tokens) - last_mlp_parameters(spec, tokens)
     return _limit(products, flops, read * itemsize, rates)
 
 
@@ -65,17 +65,12 @@ def decode_limit(spec: DecoderSpec, batch: int, context: int, itemsize: int, rat
     """
     products = 2 * batch * (layer_parameters(spec) + head_parameters(spec))
     flops = products + batch * sum(_attention_flops(spec, _reach(layer, context)) for layer in spec.layers)
-    weights = (read_parameters(spec, batch) + head_parameters(spec)) * itemsize
+    weights = (layer_parameters(spec, batch) + head_parameters(spec)) * itemsize
     return _limit(products, flops, weights + batch * context_bytes(spec, context, itemsize), rates)
 
 
-def layer_parameters(spec: DecoderSpec) -> int:
-    """Weights that one row is multiplied with in all layers; of a mixture only the experts it is sent to."""
-    return sum(_attention_parameters(spec) + _mlp_parameters(spec.width, layer.mlp, None) for layer in spec.layers)
-
-
-def read_parameters(spec: DecoderSpec, num_rows: int) -> int:
-    """Weights of all layers that a pass over these rows reads. Of a mixture: as many experts as rows can reach."""
+def layer_parameters(spec: DecoderSpec, num_rows: int | None = None) -> int:
+    """Weights of all layers that one row is multiplied with, or that a pass over `num_rows` rows reads."""
     return sum(_attention_parameters(spec) + _mlp_parameters(spec.width, layer.mlp, num_rows) for layer in spec.layers)
 
 
@@ -106,7 +101,7 @@ def _attention_parameters(spec: DecoderSpec) -> int:
 
 
 def _mlp_parameters(width: int, mlp: MLPSpec | MoESpec, num_rows: int | None) -> int:
-    """For one row (None), or all that `num_rows` rows read."""
+    """Of a mixture, the experts that one row (None) is sent to, or as many as `num_rows` rows can reach."""
     if isinstance(mlp, MLPSpec):
         return (3 if mlp.gated else 2) * width * mlp.width
     num_experts = mlp.top_k if num_rows is None else min(mlp.num_experts, mlp.top_k * num_rows)

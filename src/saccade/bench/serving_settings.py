@@ -5,7 +5,7 @@ No torch here: the command line reads it for its flags.
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from saccade.config import setting
@@ -190,6 +190,26 @@ class OutputSettings:
         return limits
 
 
+@dataclass(frozen=True, slots=True)
+class ServingPlan:
+    """All that `saccade bench serve` needs to know, but for servers that it starts itself."""
+
+    target: TargetSettings = field(default_factory=TargetSettings)
+    workload: WorkloadSettings = field(default_factory=WorkloadSettings)
+    load: LoadSettings = field(default_factory=LoadSettings)
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+    def as_data(self) -> dict[str, dict[str, Any]]:
+        """For a file: without the key, and with a word for infinity, which JSON cannot say."""
+        values = asdict(self)
+        if self.target.api_key:
+            values["target"]["api_key"] = "(set)"
+        return {
+            part: {name: "inf" if value == math.inf else value for name, value in own.items()}
+            for part, own in values.items()
+        }
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VariantSettings:
     """Servers that the benchmark starts itself, one after the other, for the same requests."""
@@ -238,11 +258,3 @@ class StartupBenchSettings:
     def __post_init__(self) -> None:
         names = ("starts", "requests", "random_input_len", "random_output_len")
         check_at_least(self, dict.fromkeys(names, 1))
-
-
-def plain(settings: Any) -> dict[str, Any]:
-    """Settings as data for a file; a key is left out, and so is infinity, which JSON cannot say."""
-    values = asdict(settings)
-    if values.get("api_key"):
-        values["api_key"] = "(set)"
-    return {name: str(value) if value == math.inf else value for name, value in values.items()}

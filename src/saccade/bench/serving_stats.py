@@ -8,7 +8,7 @@ import numpy as np
 
 from saccade.bench.client_reply import Outcome
 from saccade.bench.serving_settings import METRICS, USUAL_PERCENTILES
-from saccade.bench.workload_wording import Sample
+from saccade.bench.workload import WorkloadRequest
 
 Figures = dict[str, Any]
 NUM_QUANTILES = 101
@@ -21,7 +21,7 @@ SGLANG_NAMES = {"e2el": "e2e_latency"}  # it has another word for one of them
 
 def figures_of(
     outcomes: Sequence[Outcome],
-    samples: Sequence[Sample],
+    samples: Sequence[WorkloadRequest],
     duration_s: float,
     *,
     percentiles: Sequence[float] = (90, 99),
@@ -52,7 +52,7 @@ def figures_of(
     return figures
 
 
-def token_figures(good: Sequence[Outcome], samples: Sequence[Sample], duration_s: float) -> Figures:
+def token_figures(good: Sequence[Outcome], samples: Sequence[WorkloadRequest], duration_s: float) -> Figures:
     """Tokens as the server counted them; where it did not, those of the text that was asked."""
     prompts = [outcome.prompt_tokens or samples[outcome.index].text_tokens or 0 for outcome in good]
     total_in, total_out = sum(prompts), sum(outcome.output_tokens for outcome in good)

@@ -1,4 +1,4 @@
-"""What a target tells of itself: model, tokenizer, graphs, metrics. It need not tell more than its model."""
+"""What a server says about itself: model, tokenizer, graphs, metrics. All but the model is optional."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ COUNTED_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetFacts:
     """Facts that do not change while it runs."""
 
     model: str
@@ -39,8 +39,8 @@ class Reading:
     gauges: dict[str, float] = field(default_factory=dict)
 
 
-async def describe(client: Client, model: str) -> Target:
-    """Whatever it tells. Only where no model is named must it tell which it has."""
+async def describe(client: Client, model: str) -> TargetFacts:
+    """The server's facts. It must name its model only where the user did not."""
     cards = await _json(client, "/v1/models")
     found = [card for card in (cards or {}).get("data", ()) if isinstance(card, dict)]
     card = next((card for card in found if card.get("id") == model), found[0] if found and not model else {})
@@ -49,7 +49,7 @@ async def describe(client: Client, model: str) -> Target:
         raise ConfigError(await _why_nameless(client))
     version = (await _json(client, "/version") or {}).get("version", "")
     info = await _json(client, "/server_info") or {}
-    return Target(name, card.get("max_model_len"), f"{card.get('owned_by', '')} {version}".strip(), info)
+    return TargetFacts(name, card.get("max_model_len"), f"{card.get('owned_by', '')} {version}".strip(), info)
 
 
 async def read_counters(client: Client) -> Reading:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from threading import Event, Thread
 from time import perf_counter
-from types import TracebackType
 
 from saccade.errors import ConfigError
 
@@ -60,24 +59,21 @@ class LaunchedServer:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def stop(self) -> int:
-        """Ask it to leave, and see to it that it does; its exit code."""
+    def stop(self) -> None:
+        """Ask it to end, and make sure that it does."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
-            code = self._process.wait(STOP_S)
+            self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            code = self._process.wait()
+            self._process.wait()
         self._listener.join(STOP_S)
         if self._process.stdout is not None:
             self._process.stdout.close()
-        return code
 
     def _await_ready(self) -> None:
         self._heard.wait(self._timeout_s)

@@ -1,12 +1,17 @@
-"""How long a call takes: until the device is done, and until the host may go on."""
+"""What benchmarks of passes share: the model, how long a call takes, and what the device could reach."""
 
 from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from saccade.bench.limits import Rates
+from saccade.bench.pass_settings import ModelBenchSettings
+from saccade.errors import ConfigError
+from saccade.models.vlm import Model
+from saccade.models.weights import DTYPES, load_model
 
 NUM_WARM_UPS = 2
 TRAIN_LENGTH = 8
@@ -14,6 +19,27 @@ HEAD_START_CYCLES = 2_000_000  # a millisecond, in which the host queues what is
 CUDA_SIDE, CPU_SIDE = 8192, 512  # of the product that a device is measured with
 KNOWN_RATES = {"H200": Rates(flop_per_s=783e12, bytes_per_s=4.3e12)}  # of bfloat16, the best that was measured on it
 COPIED_BYTES = {"cuda": 4 * 2**30, "cpu": 64 * 2**20}
+
+
+def load_measured(name: str, settings: ModelBenchSettings, device: torch.device) -> Model:
+    dtype = torch.float32 if device.type == "cpu" else None
+    if settings.dtype != "auto":
+        if settings.dtype not in DTYPES:
+            raise ConfigError(f"dtype is {settings.dtype!r}; allowed: auto, {', '.join(DTYPES)} (--dtype)")
+        dtype = DTYPES[settings.dtype]
+    return load_model(name, device=device, dtype=dtype, load_format=settings.load_format)  # type: ignore[arg-type]
+
+
+def describe_model(model: Model) -> dict[str, Any]:
+    place = model.place
+    return {
+        "device": torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "model": model.spec.architecture,
+        "layers": len(model.spec.decoder.layers),
+        "dtype": str(place.dtype).removeprefix("torch."),
+        "kernels": place.kernels.name,
+    }
 
 
 def wait(device: torch.device) -> None:
@@ -35,8 +61,7 @@ def compared_ms(calls: Sequence[Callable[[], object]], device: torch.device, rou
 
 
 def device_ms(call: Callable[[], object], device: torch.device, rounds: int) -> float | None:
-    """What a call takes on the device, from its first work to its last; the median. None where there is no device
-    that keeps its own time."""
+    """Milliseconds on the device itself, from a call's first work to its last; the median. None without a GPU."""
     if device.type != "cuda":
         return None
     times: list[float] = []

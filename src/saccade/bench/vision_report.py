@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from saccade.bench.vision import Line, Mixed, Preprocessing, VisionBench
+from saccade.bench.vision_bench import EncodeTimes, MixedBatch, Preprocessing, VisionBench
 from saccade.errors import ConfigError
 from saccade.terminal import print_table
 
@@ -46,7 +46,7 @@ def plot_vision_bench(bench: VisionBench, path: str) -> None:
     pyplot.close(figure)
 
 
-def _lines_table(lines: Sequence[Line]) -> Table:
+def _lines_table(lines: Sequence[EncodeTimes]) -> Table:
     table = Table(
         *("size", "images", "way", "rows", "padding", "ms", "host ms", "images/s", "limit ms", "of limit"),
         title="images of one size, encoded together",
@@ -66,7 +66,7 @@ def _preprocessing_table(lines: Sequence[Preprocessing]) -> Table:
     return table
 
 
-def _mixed_table(batches: Sequence[Mixed]) -> Table:
+def _mixed_table(batches: Sequence[MixedBatch]) -> Table:
     table = Table(
         *("images", "rows", "passes", "padding", "eager ms", "ms", "of eager", "chosen"),
         title="batches of images with sides of 224 to 1280 pixels",
@@ -79,7 +79,7 @@ def _mixed_table(batches: Sequence[Mixed]) -> Table:
     return table
 
 
-def _verdicts(batches: Sequence[Mixed]) -> Iterator[str]:
+def _verdicts(batches: Sequence[MixedBatch]) -> Iterator[str]:
     rows = sum(batch.rows for batch in batches)
     padded = sum(batch.rows * batch.padding for batch in batches)
     average = mean(batch.padding for batch in batches)

@@ -10,15 +10,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from saccade.bench.pass_settings import AllReduceBenchSettings, OfflineBenchSettings, VisionBenchSettings
 from saccade.bench.serving_settings import (
     LoadSettings,
     OutputSettings,
+    ServingPlan,
     StartupBenchSettings,
     TargetSettings,
     VariantSettings,
     WorkloadSettings,
 )
-from saccade.bench.settings import AllReduceBenchSettings, OfflineBenchSettings, VisionBenchSettings
 from saccade.cli.aliases import add_bench_aliases
 from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
@@ -77,14 +78,13 @@ def run(flags: Namespace) -> int:
 def _serve(flags: Namespace) -> int:
     from saccade.bench.serving_command import bench_serve
 
-    return bench_serve(
+    plan = ServingPlan(
         settings_from(flags, TargetSettings, {"api_key": openai_api_key()}),
         settings_from(flags, WorkloadSettings),
         settings_from(flags, LoadSettings),
         settings_from(flags, OutputSettings),
-        settings_from(flags, VariantSettings),
-        Output(),
     )
+    return bench_serve(plan, settings_from(flags, VariantSettings), Output())
 
 
 def _startup(flags: Namespace) -> int:
@@ -94,7 +94,7 @@ def _startup(flags: Namespace) -> int:
 
 
 def _offline(flags: Namespace) -> int:
-    from saccade.bench.offline import run_offline_bench  # imports torch
+    from saccade.bench.offline_bench import run_offline_bench  # imports torch
     from saccade.bench.offline_report import print_offline_bench
 
     settings = settings_from(flags, OfflineBenchSettings)
@@ -103,7 +103,7 @@ def _offline(flags: Namespace) -> int:
 
 
 def _vision(flags: Namespace) -> int:
-    from saccade.bench.vision import run_vision_bench  # imports torch
+    from saccade.bench.vision_bench import run_vision_bench  # imports torch
     from saccade.bench.vision_report import plot_vision_bench, print_vision_bench
 
     settings = settings_from(flags, VisionBenchSettings)
@@ -115,7 +115,7 @@ def _vision(flags: Namespace) -> int:
 
 
 def _graphs(flags: Namespace) -> int:
-    from saccade.bench.graphs import run_graph_bench  # imports torch
+    from saccade.bench.graph_bench import run_graph_bench  # imports torch
 
     bench, console = _measured(run_graph_bench, settings_from(flags, GraphBenchSettings)), Output()
     table = Table("tokens", "way", "ms", "host ms", "capture s", "graph MiB", "equals eager")

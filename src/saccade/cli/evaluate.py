@@ -6,7 +6,7 @@ from rich.console import Console
 
 from saccade.cli.model import engine_parser, engine_settings
 from saccade.cli.parser import Parser, settings_from
-from saccade.eval.settings import EvalSettings
+from saccade.eval.eval_settings import EvalSettings
 from saccade.terminal import Output
 
 
@@ -19,7 +19,8 @@ def new_parser(name: str) -> Parser:
 
 
 def run(flags: Namespace) -> int:
-    from saccade.eval import print_eval, run_eval  # imports torch
+    from saccade.eval.eval_report import print_eval
+    from saccade.eval.evaluation import run_eval  # imports torch
 
     model, engine, limits = engine_settings(flags)
     asked = settings_from(flags, EvalSettings)

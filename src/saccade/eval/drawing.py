@@ -9,8 +9,8 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "diamond", "heart", "ring", "rectangle", "oval")
 COLORS = (
-    ("red", "green", "blue", "yellow", "orange", "purple")  # twelve, in two rows
-    + ("pink", "brown", "black", "white", "gray", "cyan")
+    *("red", "green", "blue", "yellow", "orange", "purple"),
+    *("pink", "brown", "black", "white", "gray", "cyan"),
 )
 BACKGROUNDS = ("white", "white", "black", "whitesmoke", "lightgray", "lightyellow", "lightblue", "darkslategray")
 SIZES = ((128, 128), (160, 160), (224, 224), (256, 256), (320, 240), (240, 320), (400, 300), (512, 512), (300, 150))
@@ -42,12 +42,8 @@ def rgb(name: str) -> Color:
     return red, green, blue
 
 
-def stands_out(color: str, background: str) -> bool:
-    return math.dist(rgb(color), rgb(background)) > 120
-
-
 def visible_colors(background: str) -> list[str]:
-    return [color for color in COLORS if stands_out(color, background)]
+    return [color for color in COLORS if math.dist(rgb(color), rgb(background)) > 120]
 
 
 def new_canvas(random: Random) -> tuple[str, tuple[int, int]]:
@@ -81,9 +77,8 @@ def draw_things(random: Random, things: Sequence[Thing], background: str, size: 
     draw = ImageDraw.Draw(image)
     for thing in things:
         radius = thing.radius * min(image.size)
-        _draw_shape(
-            draw, thing.shape, rgb(thing.color), (thing.x * image.width, thing.y * image.height), radius, random
-        )
+        centre = (thing.x * image.width, thing.y * image.height)
+        _draw_shape(draw, thing.shape, rgb(thing.color), centre, radius, random)
     return image.resize(size, Image.Resampling.LANCZOS) if factor > 1 else image
 
 
@@ -123,18 +118,8 @@ def _corners(shape: str) -> list[tuple[float, float]]:
     if shape == "cross":
         a, b = 0.3, 0.95
         return [
-            (-a, -b),
-            (a, -b),
-            (a, -a),
-            (b, -a),
-            (b, a),
-            (a, a),
-            (a, b),
-            (-a, b),
-            (-a, a),
-            (-b, a),
-            (-b, -a),
-            (-a, -a),
+            *((-a, -b), (a, -b), (a, -a), (b, -a), (b, a), (a, a)),
+            *((a, b), (-a, b), (-a, a), (-b, a), (-b, -a), (-a, -a)),
         ]
     if shape == "star":
         turns = [math.pi * i / 5 - math.pi / 2 for i in range(10)]

@@ -79,9 +79,6 @@ class EvalReport:
         """Of the first way, which is the usual one."""
         return next(iter(self.results.values()))
 
-    def task(self, name: str) -> TaskResult:
-        return next(result for result in self.tasks if result.name == name)
-
     def differences(self) -> list[Difference]:
         """Answers that are not the same whichever way the model is run."""
         found = []

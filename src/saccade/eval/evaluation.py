@@ -13,12 +13,11 @@ import numpy as np
 from rich.console import Console
 
 from saccade.errors import ConfigError
-from saccade.eval.choices import KNOWLEDGE, Choice, Step, per_character, pick, read_choices, score_choices
+from saccade.eval.choices import KNOWLEDGE, ChoiceQuestion, Step, per_character, pick, read_choices, score_choices
 from saccade.eval.drawn import MAKERS
-from saccade.eval.examples import Example, normalise
-from saccade.eval.files import folder, mnist, sklearn_digits
+from saccade.eval.eval_settings import EvalSettings
+from saccade.eval.examples import Example, folder, mnist, normalise, sklearn_digits
 from saccade.eval.results import Answered, EvalReport, TaskResult
-from saccade.eval.settings import EvalSettings
 from saccade.offline.llm import LLM
 from saccade.terminal import progress_bar
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
@@ -88,7 +87,7 @@ def make_examples(name: str, settings: EvalSettings) -> list[Example]:
     return [found[int(index)] for index in order]
 
 
-def make_choices(name: str, settings: EvalSettings) -> list[Choice]:
+def make_choices(name: str, settings: EvalSettings) -> list[ChoiceQuestion]:
     """The questions of a multiple-choice task, those of `knowledge` from the package."""
     if name == "choices" and not settings.data:
         raise ConfigError("the task choices needs a task.json of BIG-bench (--data FILE)")
@@ -137,7 +136,9 @@ def _answer(llm: LLM, step: Step, *, name: str, examples: list[Example], max_tok
     return {name: answers}
 
 
-def _choose(llm: LLM, step: Step, *, name: str, choices: list[Choice], prompt: str) -> dict[str, list[Answered]]:
+def _choose(
+    llm: LLM, step: Step, *, name: str, choices: list[ChoiceQuestion], prompt: str
+) -> dict[str, list[Answered]]:
     scored = list(zip(choices, score_choices(llm, choices, prompt, step), strict=True))
     return {
         name: [pick(choice, scores) for choice, scores in scored],

@@ -4,20 +4,27 @@ Everything goes the engine's way: packing into passes, pinned staging, resizing,
 is that of one call on an idle device, until the rows are in the cache.
 """
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from saccade.bench.limits import Limit, Rates, vision_limit
-from saccade.bench.measured_model import describe_model, load_measured
-from saccade.bench.settings import VisionBenchSettings
-from saccade.bench.timing import compared_ms, device_ms, latency_ms, rates_of, step_ms
-from saccade.bench.transformers_tower import time_transformers
+from saccade.bench.limits import Rates, vision_limit
+from saccade.bench.pass_settings import VisionBenchSettings, suited_to
+from saccade.bench.timing import (
+    compared_ms,
+    describe_model,
+    device_ms,
+    latency_ms,
+    load_measured,
+    rates_of,
+    step_ms,
+)
 from saccade.config import GraphSettings, Tier
 from saccade.errors import ConfigError
 from saccade.execution.state import StateSizes, new_state
@@ -32,19 +39,17 @@ from saccade.scheduling.compose import VisionComposer
 from saccade.scheduling.packing import MediaPart, padded_rows
 from saccade.scheduling.step_plan import EncodeItem
 
-Report = Callable[[str], None]
-
 PAGE_ROWS = 16
 WAYS = ("eager", "capacity", "exact")
 MIXED_SIDES, MIXED_COUNTS = (224, 1280), (1, 16)
 TRAIN_ROUNDS = 3
 MIXED_ROUNDS = 7
-PIXEL_ROUNDS = 10  # times the rounds of a pass: what takes so little is soon asked often
+PIXEL_ROUNDS = 10  # times the rounds of a pass, which takes far longer
 BUSY_ROWS = 2600  # a longer pass keeps the device busy by itself: its rate follows from its latency
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeTimes:
     """One way to encode `count` images of one size. `rows` are those of all passes, padding included."""
 
     size: str
@@ -58,28 +63,9 @@ class Line:
     limit_ms: float
     of_limit: float
 
-    @classmethod
-    def of(
-        cls, size: str, count: int, way: str, rows: tuple[int, int], times: tuple[float, float, float], limit: Limit
-    ) -> "Line":
-        """From rows without and with padding; and milliseconds alone, of the host, and in a train of calls."""
-        (real, padded), (ms, host_ms, train_ms) = rows, times
-        return cls(
-            size=size,
-            count=count,
-            way=way,
-            rows=padded,
-            padding=padded / real - 1,
-            ms=ms,
-            host_ms=host_ms,
-            images_per_s=count / train_ms * 1e3,
-            limit_ms=limit.ms,
-            of_limit=limit.ms / ms,
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class Mixed:
+class MixedBatch:
     """One batch of images of random sizes: padded as replays are, and the way the gate chose for each pass."""
 
     count: int
@@ -98,8 +84,8 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """Upload, resize, normalise and cut one image into patches: from the call to the last patch, until the call
-    returns, and what the device was at work (None where it keeps no time)."""
+    """Upload, resize, normalise and cut one image into patches: until the last patch is there, until the call returns,
+    and what the device spent on it (None without a GPU)."""
 
     size: str
     ms: float
@@ -109,17 +95,17 @@ class Preprocessing:
 
 @dataclass(slots=True)
 class VisionBench:
-    lines: list[Line] = field(default_factory=list)
-    mixed: list[Mixed] = field(default_factory=list)
+    lines: list[EncodeTimes] = field(default_factory=list)
+    mixed: list[MixedBatch] = field(default_factory=list)
     preprocessing: list[Preprocessing] = field(default_factory=list)
     num_graphs: int = 0
     capture_s: float = 0.0
     environment: dict[str, Any] = field(default_factory=dict)
 
 
-def run_vision_bench(model_name: str, settings: VisionBenchSettings, report: Report) -> VisionBench:
+def run_vision_bench(model_name: str, settings: VisionBenchSettings, report: Callable[[str], None]) -> VisionBench:
     device = device_named(settings.device)
-    settings = settings.on(is_cuda=device.type == "cuda")
+    settings = suited_to(device.type, settings)
     report("weights")
     model = load_measured(model_name, settings, device)
     if model.spec.vision is None:
@@ -133,6 +119,7 @@ def run_vision_bench(model_name: str, settings: VisionBenchSettings, report: Rep
     bench.num_graphs = len(rig.encoder.graphs.graphs)
     bench.capture_s = sum(graph.capture_s for graph in rig.encoder.graphs.graphs)
     rates = rates_of(device, model.place.dtype, settings.flop_per_s, settings.bytes_per_s)
+    batches = [(width, height, count) for width, height in settings.pixel_sizes() for count in settings.counts]
     for width, height in settings.pixel_sizes():
         report(f"{width}x{height}")
         bench.preprocessing.append(rig.time_pixels(width, height))
@@ -144,7 +131,7 @@ def run_vision_bench(model_name: str, settings: VisionBenchSettings, report: Rep
     bench.environment = describe_model(model) | asdict(rates)
     if settings.compare_transformers:
         report("transformers")
-        bench.lines += _transformers_lines(Path(model_name), model, images, settings, rates)
+        bench.lines += [rig.time_transformers(Path(model_name), *batch, rates) for batch in batches]
     return bench
 
 
@@ -192,21 +179,51 @@ class Rig:
 
         return Preprocessing(f"{width}x{height}", ms, host_ms, device_ms(in_order, self.device, rounds))
 
-    def time_ways(self, width: int, height: int, count: int, rates: Rates) -> Iterator[Line]:
+    def time_ways(self, width: int, height: int, count: int, rates: Rates) -> Iterator[EncodeTimes]:
         media = [self.image(width, height) for _ in range(count)]
         packs, items = self.composer.packs(media), _items(media)
-        real = sum(one.plan.num_tokens for one in media)
-        spec = self.encoder.spec
-        limit = vision_limit(spec, [one.plan.grid_thw for one in media], self.model.place.dtype.itemsize, rates)
         for way in WAYS:
-            call = self._call(way, packs, items, media)
-            ms, host_ms = latency_ms(call, self.device, self.settings.rounds)
-            train_ms = ms if real > BUSY_ROWS else step_ms(call, self.device, TRAIN_ROUNDS)[0]
-            rows = padded_rows(packs, self.composer.bins) if way == "capacity" else real
-            yield Line.of(f"{width}x{height}", count, way, (real, rows), (ms, host_ms, train_ms), limit)
+            rows = padded_rows(packs, self.composer.bins) if way == "capacity" else None
+            yield self._time(way, self._call(way, packs, items, media), media, rates, rows)
         self.encoder.graphs.forget_exact()
 
-    def time_mixed(self) -> Iterator[Mixed]:
+    def time_transformers(self, folder: Path, width: int, height: int, count: int, rates: Rates) -> EncodeTimes:
+        media = [self.image(width, height)] * count
+        place = self.model.place
+        grids = torch.tensor([one.plan.grid_thw for one in media], device=place.device)
+        patches = torch.randn(
+            int(grids.prod(1).sum()), self.encoder.spec.patch_values, device=place.device, dtype=place.dtype
+        )
+        tower = transformers_tower(str(folder), place.device, place.dtype)
+        return self._time("transformers", lambda: tower(patches, grid_thw=grids), media, rates)
+
+    @torch.no_grad()
+    def _time(
+        self, way: str, call: Callable[[], object], media: list[Media], rates: Rates, padded: int | None = None
+    ) -> EncodeTimes:
+        plans = [one.plan for one in media]
+        real = sum(plan.num_tokens for plan in plans)
+        limit = vision_limit(
+            self.encoder.spec, [plan.grid_thw for plan in plans], self.model.place.dtype.itemsize, rates
+        )
+        ms, host_ms = latency_ms(call, self.device, self.settings.rounds)
+        is_busy = real > BUSY_ROWS or way == "transformers"
+        train_ms = ms if is_busy else step_ms(call, self.device, TRAIN_ROUNDS)[0]
+        height, width, _ = media[0].pixels.shape
+        return EncodeTimes(
+            size=f"{width}x{height}",
+            count=len(media),
+            way=way,
+            rows=padded or real,
+            padding=(padded or real) / real - 1,
+            ms=ms,
+            host_ms=host_ms,
+            images_per_s=len(media) / train_ms * 1e3,
+            limit_ms=limit.ms,
+            of_limit=limit.ms / ms,
+        )
+
+    def time_mixed(self) -> Iterator[MixedBatch]:
         """With the gate as an engine has it. Exact graphs are for layouts that come again: there are none here."""
         graphs = self.encoder.graphs
         self.encoder.calibrate()
@@ -222,7 +239,7 @@ class Rig:
             after = _decisions(self.encoder)
             padding = padded_rows(packs, self.composer.bins) / real - 1
             ways = {name: after[name] - before.get(name, 0) for name in after if after[name] > before.get(name, 0)}
-            yield Mixed(len(media), real, padding, len(packs), eager_ms, ms, ways)
+            yield MixedBatch(len(media), real, padding, len(packs), eager_ms, ms, ways)
         graphs.catalogue.costs = None
 
     def _call(
@@ -237,7 +254,7 @@ class Rig:
                 for parts in packs:
                     one = self.composer.compose(parts, items, media)
                     if way == "eager":
-                        self.encoder.graphs.eager(self.encoder.values(one), _nothing)
+                        self.encoder.graphs.eager(self.encoder.values(one), lambda outputs: None)
                     else:
                         self.encoder.run(one)
             self.encoder.side_stream.wait()
@@ -259,10 +276,6 @@ class Rig:
         return max(rows, mixed if self.settings.mixed else 0)
 
 
-def _nothing(outputs: object) -> None:
-    del outputs
-
-
 def _items(media: Sequence[Media]) -> list[EncodeItem]:
     """Each in pages of its own, one after the other."""
     items, page = [], 1
@@ -279,16 +292,24 @@ def _decisions(encoder: Encoder) -> dict[str, int]:
     return found | {f"eager: {reason.name.lower()}": count for reason, count in stats.fallbacks.items()}
 
 
-def _transformers_lines(
-    folder: Path, model: Model, images: ImageSettings, settings: VisionBenchSettings, rates: Rates
-) -> Iterator[Line]:
-    place, spec = model.place, model.spec.vision
-    assert spec is not None
-    run = partial(time_transformers, folder, place.device, place.dtype, spec.patch_values)
-    for width, height in settings.pixel_sizes():
-        plan = plan_image(height, width, images)
-        for count in settings.counts:
-            ms, host_ms = run([plan.grid_thw] * count, settings.rounds)
-            limit = vision_limit(spec, [plan.grid_thw] * count, place.dtype.itemsize, rates)
-            rows = plan.num_tokens * count
-            yield Line.of(f"{width}x{height}", count, "transformers", (rows, rows), (ms, host_ms, ms), limit)
+@lru_cache(maxsize=1)
+def transformers_tower(folder: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """The tower of Hugging Face transformers, which is no dependency. Its weights are made up: time does not depend on
+    them."""
+    try:
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError:
+        raise ConfigError(
+            "transformers is not installed; `pip install transformers` for --compare-transformers"
+        ) from None
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config, dtype=dtype)
+    tower = getattr(getattr(model, "model", model), "visual", None)
+    if tower is None:
+        raise ConfigError(f"{config.model_type} has no tower over packed patches; only Qwen-VL models are compared")
+    tower = tower.to_empty(device=device).eval()
+    with torch.no_grad():
+        for tensor in (*tower.parameters(), *tower.buffers()):
+            tensor.normal_(std=0.02)
+    return tower

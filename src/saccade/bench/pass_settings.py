@@ -1,25 +1,37 @@
 """What the benchmarks of an engine measure. No torch here: the command line reads it for its flags."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from saccade.config import Word, setting
 from saccade.errors import ConfigError
 
+S = TypeVar("S", bound="ModelBenchSettings | AllReduceBenchSettings")
+
 _GPU: dict[str, Any] = {"encoder_budget_tokens": 8192, "rounds": 9}
 _CPU: dict[str, Any] = {"encoder_budget_tokens": 256, "rounds": 3}
-GPU_OFFLINE = {
-    **_GPU,
-    "max_model_len": 8192,
-    "tokens": (64, 128, 256, 406, 512, 1024, 2048, 4096, 8192),
-    "batches": (1, 2, 4, 8, 16, 32, 64, 128, 256),
+ON_GPU: dict[str, dict[str, Any]] = {
+    "OfflineBenchSettings": {
+        **_GPU,
+        "max_model_len": 8192,
+        "tokens": (64, 128, 256, 406, 512, 1024, 2048, 4096, 8192),
+        "batches": (1, 2, 4, 8, 16, 32, 64, 128, 256),
+    },
+    "VisionBenchSettings": {**_GPU, "counts": (1, 8, 32), "mixed_batches": 24},
+    "AllReduceBenchSettings": {"rows": (1, 8, 32, 128, 512, 2048, 8192), "rounds": 20, "dtype": "bfloat16"},
 }
-CPU_OFFLINE = {**_CPU, "tokens": (64, 128, 256, 406), "batches": (1, 2, 4, 8)}
-GPU_VISION = {**_GPU, "counts": (1, 8, 32), "mixed_batches": 24}
-CPU_VISION = {**_CPU, "counts": (1, 4), "mixed_batches": 4}
-GPU_ALL_REDUCE: dict[str, Any] = {"rows": (1, 8, 32, 128, 512, 2048, 8192), "rounds": 20}
-CPU_ALL_REDUCE: dict[str, Any] = {"rows": (1, 8, 64, 512), "rounds": 5}
+ON_CPU: dict[str, dict[str, Any]] = {
+    "OfflineBenchSettings": {**_CPU, "tokens": (64, 128, 256, 406), "batches": (1, 2, 4, 8)},
+    "VisionBenchSettings": {**_CPU, "counts": (1, 4), "mixed_batches": 4},
+    "AllReduceBenchSettings": {"rows": (1, 8, 64, 512), "rounds": 5, "dtype": "float32"},
+}
+
+
+def suited_to(device_type: str, settings: S) -> S:
+    """With what suits the device for all that was not chosen."""
+    own = (ON_GPU if device_type == "cuda" else ON_CPU)[type(settings).__name__]
+    chosen = {name: getattr(settings, name) for name in own if getattr(settings, name) not in (0, (), "auto")}
+    return replace(settings, **own | chosen)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,10 +72,6 @@ class OfflineBenchSettings(ModelBenchSettings):
         _check_not_negative(self, "max_model_len", "block_size")
         ModelBenchSettings.__post_init__(self)
 
-    def on(self, *, is_cuda: bool) -> "OfflineBenchSettings":
-        """With what suits the device for all that was not chosen."""
-        return replace(self, **_unless_chosen(self, GPU_OFFLINE if is_cuda else CPU_OFFLINE))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionBenchSettings(ModelBenchSettings):
@@ -84,10 +92,6 @@ class VisionBenchSettings(ModelBenchSettings):
             raise ConfigError(f"counts is {self.counts}; give numbers of at least 1 (--counts)")
         _check_not_negative(self, "mixed_batches")
         ModelBenchSettings.__post_init__(self)
-
-    def on(self, *, is_cuda: bool) -> "VisionBenchSettings":
-        """With what suits the device for all that was not chosen."""
-        return replace(self, **_unless_chosen(self, GPU_VISION if is_cuda else CPU_VISION))
 
     def pixel_sizes(self) -> tuple[tuple[int, int], ...]:
         """Width and height of every size."""
@@ -124,15 +128,6 @@ class AllReduceBenchSettings:
                 f"rows is {self.rows} and width {self.width}; give numbers of at least 1 (--rows, --width)"
             )
         _check_not_negative(self, "rounds")
-
-    def on(self, *, is_cuda: bool) -> "AllReduceBenchSettings":
-        """With what suits the device for all that was not chosen."""
-        dtype = self.dtype if self.dtype != "auto" else ("bfloat16" if is_cuda else "float32")
-        return replace(self, dtype=dtype, **_unless_chosen(self, GPU_ALL_REDUCE if is_cuda else CPU_ALL_REDUCE))
-
-
-def _unless_chosen(settings: Any, own: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: getattr(settings, name) or value for name, value in own.items()}
 
 
 def _check_not_negative(settings: Any, *names: str) -> None:

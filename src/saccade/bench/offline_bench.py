@@ -18,18 +18,16 @@ import torch
 from torch import Tensor
 
 from saccade.bench.limits import Limit, Rates, decode_limit, head_limit, prefill_limit
-from saccade.bench.measured_model import describe_model, load_measured
-from saccade.bench.settings import OfflineBenchSettings
-from saccade.bench.timing import latency_ms, rates_of, step_ms, wait
+from saccade.bench.pass_settings import OfflineBenchSettings, suited_to
+from saccade.bench.timing import describe_model, latency_ms, load_measured, rates_of, step_ms, wait
 from saccade.config import Mode
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import DeviceState, StateSizes, new_state
-from saccade.graphs import Batch, GraphRunner, copy_out
+from saccade.graphs import Batch, GraphKey, GraphRunner, copy_out
 from saccade.kernels.dispatch import device_named, sampling_for
 from saccade.models.vlm import Model
 
 Values = Mapping[str, Any]
-Report = Callable[[str], None]
 
 PAGE_ROWS = 16
 NO_GRAPHS: dict[str, Mode | None] = {"vision": None, "prefill": None, "decode": None}
@@ -41,7 +39,7 @@ WAYS: dict[str, dict[str, Mode | None]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PassTimes:
     """One way to run one pass. `rows` is what `size` is padded to; the limit is that of `size` rows."""
 
     phase: str
@@ -82,30 +80,30 @@ class Captured:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TimedStage:
     name: str
     seconds: float
 
 
 @dataclass(slots=True)
 class OfflineBench:
-    lines: list[Line] = field(default_factory=list)
+    lines: list[PassTimes] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     captures: list[Captured] = field(default_factory=list)
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[TimedStage] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
 
-    def of_phase(self, phase: str) -> list[Line]:
+    def of_phase(self, phase: str) -> list[PassTimes]:
         """By size, then by way."""
         ways = list(WAYS)
         found = (line for line in self.lines if line.phase == phase)
         return sorted(found, key=lambda line: (line.size, ways.index(line.way)))
 
 
-def run_offline_bench(model_name: str, settings: OfflineBenchSettings, progress: Report) -> OfflineBench:
+def run_offline_bench(model_name: str, settings: OfflineBenchSettings, progress: Callable[[str], None]) -> OfflineBench:
     bench = OfflineBench()
     device = device_named(settings.device)
-    settings = settings.on(is_cuda=device.type == "cuda")
+    settings = suited_to(device.type, settings)
 
     @contextmanager
     def stage(name: str) -> Iterator[None]:
@@ -113,7 +111,7 @@ def run_offline_bench(model_name: str, settings: OfflineBenchSettings, progress:
         started = perf_counter()
         yield
         wait(device)
-        bench.stages.append(Stage(name, perf_counter() - started))
+        bench.stages.append(TimedStage(name, perf_counter() - started))
 
     with stage("weights"):
         model = load_measured(model_name, settings, device)
@@ -245,33 +243,28 @@ def _works(executor: DeviceExecutor, settings: OfflineBenchSettings, rates: Rate
 def _measure(bench: OfflineBench, work: _Work, way: str, rounds: int) -> None:
     batch = work.runner.phase.arena.admit(work.values)
     key = work.runner.decide(batch).key
-    rows = key.capacity["tokens"] if key is not None else work.size
     if key is not None:
-        bench.checks.append(_check(work, batch, way))
+        bench.checks.append(_check(work, batch, key, way))
     measure = latency_ms if work.phase == "prefill" else step_ms
     ms, host_ms = measure(work.run, work.runner.phase.arena.device, rounds)
-    limit = work.limit
-    bench.lines.append(
-        Line(
-            phase=work.phase,
-            size=work.size,
-            rows=rows,
-            way=way,
-            ms=ms,
-            host_ms=host_ms,
-            tokens_per_s=work.size / ms * 1e3,
-            products_ms=limit.products_ms,
-            limit_ms=limit.ms,
-            bound_by=limit.bound_by,
-            of_limit=limit.ms / ms,
-        )
+    times = PassTimes(
+        phase=work.phase,
+        size=work.size,
+        rows=key.capacity["tokens"] if key is not None else work.size,
+        way=way,
+        ms=ms,
+        host_ms=host_ms,
+        tokens_per_s=work.size / ms * 1e3,
+        products_ms=work.limit.products_ms,
+        limit_ms=work.limit.ms,
+        bound_by=work.limit.bound_by,
+        of_limit=work.limit.ms / ms,
     )
+    bench.lines.append(times)
 
 
 @torch.no_grad()
-def _check(work: _Work, batch: Batch, way: str) -> Check:
-    key = work.runner.decide(batch).key
-    assert key is not None, f"{work.phase} of {work.size} has no graph to check"
+def _check(work: _Work, batch: Batch, key: GraphKey, way: str) -> Check:
     scores, tokens = work.to_scores(work.runner.eager(work.values, copy_out, at=key.capacity))
     replayed_scores, replayed_tokens = work.to_scores(work.runner.replay(key, batch, copy_out))
     difference = (replayed_scores.double() - scores.double()).abs().max() / scores.double().abs().max()

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from saccade.bench.measured_model import describe_model
-from saccade.bench.offline import bench_state
-from saccade.bench.settings import OfflineBenchSettings
-from saccade.bench.timing import latency_ms
+from saccade.bench.offline_bench import bench_state
+from saccade.bench.pass_settings import OfflineBenchSettings
+from saccade.bench.timing import describe_model, latency_ms
 from saccade.config import GraphBenchSettings, GraphSettings, Mode
 from saccade.errors import ConfigError
 from saccade.execution.language import prefill_phase
@@ -29,28 +28,15 @@ ROUNDS = 9
 MAX_REQUESTS = 8
 GPU_TOKENS = (64, 128, 256, 406, 512, 1024, 2048, 4096)
 CPU_TOKENS = (64, 128, 256, 406, 512, 1024)  # time grows with the square of these, to minutes above
-SIZES: dict[str, dict[str, Any]] = {
-    "8b": {
-        "num_hidden_layers": 36,
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 12288,
-    },
-    "tiny": {
-        "num_hidden_layers": 4,
-        "hidden_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "intermediate_size": 384,
-    },
-}
+SHAPE = (
+    *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "intermediate_size"),
+)
+SIZES = {"8b": (36, 4096, 32, 8, 128, 12288), "tiny": (4, 128, 4, 2, 32, 384)}
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class GraphTimes:
     """One way to run one size: time until the result is there, and how long the host was busy with it."""
 
     tokens: int
@@ -64,7 +50,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class GraphBench:
-    lines: tuple[Line, ...]
+    lines: tuple[GraphTimes, ...]
     held_mib: dict[str, float]  # by way: arena and all graphs, measured as device memory beyond weights and caches
     environment: dict[str, Any]
 
@@ -76,9 +62,9 @@ def run_graph_bench(settings: GraphBenchSettings, progress: Callable[[str], None
         raise ConfigError(f"size is {size!r}; known are {', '.join(SIZES)} (--size)")
     tokens = settings.tokens or (GPU_TOKENS if device.type == "cuda" else CPU_TOKENS)
     progress(f"weights of size {size} on {device}")
-    model = made_up_model(SIZES[size], settings.layers, device)
+    model = made_up_model(dict(zip(SHAPE, SIZES[size], strict=True)), settings.layers, device)
     state = bench_state(model, OfflineBenchSettings(tokens=tokens, batches=(MAX_REQUESTS,), context=1))
-    lines: list[Line] = []
+    lines: list[GraphTimes] = []
     held = {}
     for mode in Mode:
         before = _used_bytes(device)
@@ -108,7 +94,7 @@ def _runner(model: Model, state: DeviceState, tokens: tuple[int, ...], mode: Mod
     return GraphRunner(replace(phase, buckets=buckets), GraphSettings(mode=mode))
 
 
-def _measure(runner: GraphRunner, mode: Mode, progress: Callable[[str], None]) -> list[Line]:
+def _measure(runner: GraphRunner, mode: Mode, progress: Callable[[str], None]) -> list[GraphTimes]:
     """Eager runs have the padding of the graph, and are timed beside one of the modes."""
     lines = []
     device = runner.phase.arena.device
@@ -118,16 +104,12 @@ def _measure(runner: GraphRunner, mode: Mode, progress: Callable[[str], None]) -
         values, batch = runner.example_values(bucket), runner.example_for(bucket)
         expected = runner.eager(values, copy_out, at=bucket)["trunk"]
         equals = torch.equal(runner.replay(graph.key, batch, copy_out)["trunk"], expected)
-        times = latency_ms(partial(runner.replay, graph.key, batch, _nothing), device, ROUNDS)
-        lines.append(Line(bucket["tokens"], mode.value, *times, graph.capture_s, graph.nbytes / MIB, equals))
+        times = latency_ms(partial(runner.replay, graph.key, batch, lambda outputs: None), device, ROUNDS)
+        lines.append(GraphTimes(bucket["tokens"], mode.value, *times, graph.capture_s, graph.nbytes / MIB, equals))
         if mode is Mode.FULL:
-            times = latency_ms(partial(runner.eager, values, _nothing, at=bucket), device, ROUNDS)
-            lines.append(Line(bucket["tokens"], "eager", *times, 0.0, 0.0, True))
+            times = latency_ms(partial(runner.eager, values, lambda outputs: None, at=bucket), device, ROUNDS)
+            lines.append(GraphTimes(bucket["tokens"], "eager", *times, 0.0, 0.0, True))
     return lines
-
-
-def _nothing(outputs: object) -> None:
-    del outputs
 
 
 def _used_bytes(device: torch.device) -> int:
