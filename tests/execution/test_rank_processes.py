@@ -364,7 +364,7 @@ def test_ranks_outlive_the_thread_that_asked_for_them() -> None:
 
 
 PARENT = """
-    import os, sys, time, threading
+    import os, signal, sys, time
     from tests.execution.test_rank_processes import PLAN, Do
     from saccade.execution.rank_processes import RankProcesses
 
@@ -373,6 +373,7 @@ PARENT = """
         os._exit(9)
 
     if __name__ == "__main__":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         ranks = RankProcesses(PLAN, die)
         print(*ranks.pids.values(), flush=True)
         if sys.argv[1] != "starting":
