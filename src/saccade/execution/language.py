@@ -146,7 +146,7 @@ def _request_buffers(model: Model, state: DeviceState, longest: int | None = Non
 
 
 def _token_buffers() -> list[Buffer]:
-    """For passes that produce tokens: their sequences, the tokens, and whether the logits are not finite."""
+    """For passes that produce tokens: sequences, tokens, and whether logits are unusable (a NaN, or all -inf)."""
     return [
         metadata("sequences", ("tokens",)),
         output("next_ids", ("tokens",), torch.int64),
