@@ -103,7 +103,6 @@ class BlockPool:
         return block
 
     def _evict(self) -> int:
-        """Evict the least recently used free kept block."""
         block, _ = self._idle.popitem(last=False)
         self._kept.remove(block)
         if self.on_evict is not None:

@@ -42,8 +42,7 @@ class PrefixCache:
     """
 
     def __init__(self, pool: BlockPool, *, model: bytes) -> None:
-        """`model` identifies everything common to all requests that keys and values depend on: weights, dtype,
-        processor."""
+        """`model` identifies what keys and values of all requests depend on: weights, dtype, processor."""
         assert pool.on_evict is None, "the pool has a prefix cache already"
         pool.on_evict = self._forget
         self.pool = pool

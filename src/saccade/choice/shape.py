@@ -62,9 +62,7 @@ class PhaseShape:
         return None
 
     def problem_with_all(self, sizes: Capacity) -> str:
-        """Why even the largest bucket does not hold a batch."""
         return misfit(sizes, self.ordered[-1], self.boundaries) or ""
 
     def is_within_limits(self, sizes: Capacity) -> bool:
-        """Whether the phase's buffers hold a batch."""
         return all(sizes[name] <= limit for name, limit in self.limits.sizes)

@@ -68,11 +68,8 @@ class _Reader:
 class Sender:
     """The writing end, of rank 0. Readers are ranks 1 to `num_readers`. Messages lie one behind the other; once all are
     read the next begins at 0, so usually only the first pages are touched: they stay in the CPU cache, and the rest
-    costs no memory.
-
-    One thread sends; any thread may collect, ping and query. `on_reply(rank, reply)` gets each reply once, in the
-    thread that happened to read it, and must not call the sender.
-    """
+    costs no memory. One thread sends; any thread may collect, ping and query. `on_reply(rank, reply)` gets each reply
+    once, in the thread that happened to read it, and must not call the sender."""
 
     def __init__(
         self,

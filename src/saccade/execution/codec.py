@@ -1,8 +1,6 @@
-"""Packs messages with numpy arrays into flat bytes, and unpacks them without copying the arrays.
-
-A packed message is a prefix, a msgpack head (dtype, shape and offset of each array), and the aligned bytes of every
-array. Nothing is unpickled: decoded types are those of the message's annotations.
-"""
+"""Packs messages with numpy arrays into flat bytes, and unpacks them without copying the arrays. A packed message is a
+prefix, a msgpack head (dtype, shape and offset of each array), and the aligned bytes of every array. Nothing is
+unpickled: decoded types are those of the message's annotations."""
 
 import struct
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
-"""Example inputs of language passes, for warm-up, capture, timing and verification.
-
-Every input's content matters, so a graph that froze one would output or write something different.
-"""
+"""Example inputs of language passes, for warm-up, capture, timing and verification. Every input's content matters, so a
+graph that froze one would output or write something different."""
 
 from collections.abc import Sequence
 from typing import Any

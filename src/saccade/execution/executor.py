@@ -107,7 +107,6 @@ class DeviceExecutor:
         self._trace: list[GraphKey | str] = []
 
     def composer(self) -> Composer:
-        """A composer for executors like this one, with this one's graphs."""
         spec, state = self._model.spec, self.state
         encoder = self.encoder
         layout = CacheLayout(

@@ -1,8 +1,6 @@
-"""The language passes as phases: prompts and mixed batches (`prefill`), one row per request (`decode`), and the `head`
-that turns rows into logits and tokens.
-
-T token rows, R requests, M blocks of a table, N rows of logits, D width, V vocabulary, L levels of vision rows.
-"""
+"""Language passes as phases: prompts and mixed batches (`prefill`), one row per request (`decode`), and the `head` that
+turns rows into logits and tokens. T token rows, R requests, M blocks of a table, N rows of logits, D width, V
+vocabulary, L levels of vision rows."""
 
 from collections.abc import Mapping
 from typing import Any

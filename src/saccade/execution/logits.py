@@ -1,7 +1,5 @@
-"""Work on logits outside graphs: edits and masks before a sampler, log-probabilities, token counts.
-
-N rows, V vocabulary, W words of 32 bits.
-"""
+"""Work on logits outside graphs: edits, masks, log-probabilities, token counts. N rows, V vocabulary, W 32-bit
+words."""
 
 from collections.abc import Sequence
 from typing import Any

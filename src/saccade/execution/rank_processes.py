@@ -51,11 +51,8 @@ class RankPlan:
 class RankProcesses:
     """Processes with an executor each. Rank 0 sends orders to all and records its own outcome of each. When a rank
     exits, hangs or diverges from rank 0, all are killed, and `on_death` is called once with the reason, in the watcher
-    thread, because the main thread may hang in a collective. Every later call raises the same reason.
-
-    One thread sends and records orders. The watcher thread starts the processes, because they end with the thread that
-    started them.
-    """
+    thread, because the main thread may hang in a collective. Every later call raises the same reason. One thread sends
+    and records orders. The watcher thread starts the processes, because they end with the thread that started them."""
 
     def __init__(self, plan: RankPlan, on_death: OnDeath) -> None:
         """Returns once the processes run; `wait_ready` waits for their executors."""

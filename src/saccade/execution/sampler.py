@@ -1,7 +1,4 @@
-"""Sampling as a phase: logits of the last pass to tokens, with all parameters as data.
-
-N rows, V vocabulary, S sequences.
-"""
+"""Sampling as a phase: logits of the last pass to tokens, all parameters as data. N rows, V vocabulary, S sequences."""
 
 from collections.abc import Mapping
 from typing import Any

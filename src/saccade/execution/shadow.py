@@ -142,8 +142,7 @@ class Shadow:
 
     @torch.no_grad()
     def check(self, should_stop: ShouldStop = lambda: False) -> Mismatch | Exception | None:
-        """Rerun one record, if any. Returns a mismatch, after which the caches must be emptied, or the error that
-        prevented the check."""
+        """Rerun one record. Returns the error that prevented it or a mismatch: then the caches must be emptied."""
         record = self._next(should_stop)
         if record is None:
             return None
@@ -307,8 +306,7 @@ class StoppedError(Exception):
 
 
 class _Interruptible(TorchDispatchMode):
-    """Checks between operations whether to stop. Keeps the device at most one behind the host, so both free up at
-    once."""
+    """Checks for a stop between operations. The device stays at most one operation behind, so it is soon free."""
 
     def __init__(self, should_stop: ShouldStop, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,7 +1,5 @@
-"""The file of a replay found wrong: its inputs and all it read, for `saccade replay`.
-
-A safetensors file, so that reading it runs no code; its metadata is JSON.
-"""
+"""The file of a replay found wrong: its inputs and all it read, for `saccade replay`. A safetensors file, so that
+reading it runs no code; its metadata is JSON."""
 
 import json
 from collections.abc import Mapping

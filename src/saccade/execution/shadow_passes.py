@@ -111,7 +111,6 @@ def written_rows(state: DeviceState, arrays: PassArrays, own: AnyInts) -> dict[s
 
 
 def cached_keys(state: DeviceState, slots: AnyInts) -> dict[str, Tensor]:
-    """Copies of the keys and values in these slots."""
     index = torch.from_numpy(np.asarray(slots, dtype=np.int64)).to(state.newest_ids.device)
     found = {}
     for layer, (keys, values) in enumerate(state.caches):

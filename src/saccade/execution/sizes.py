@@ -96,7 +96,6 @@ def _check_patches(kind: str, settings: ImageSettings | VideoSettings | None, vi
 
 
 def block_bytes(model: Model, block_size: int) -> int:
-    """Bytes of keys and values of one block in all layers."""
     heads = model.decoder.layers[0].attention.qkv
     row = heads.num_kv_heads * heads.head_dim * model.place.dtype.itemsize
     return 2 * len(model.decoder.layers) * block_size * row

@@ -1,7 +1,5 @@
-"""Device state for the engine's whole life: caches, vision rows, newest tokens, logits. Never moved, never grown.
-
-N rows of logits, V vocabulary, L levels of vision rows, E rows of the encoder cache, D width.
-"""
+"""Device state for the engine's whole life: caches, vision rows, newest tokens, logits. Never moved, never grown. N
+rows of logits, V vocabulary, L levels of vision rows, E rows of the encoder cache, D width."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -100,8 +98,7 @@ class DeviceState:
         return {"newest ids": self.newest_ids[1:], "logits": self.logits[: len(values["sequences"])]}
 
     def watched(self, decoder: Layer | None = None) -> Watched:
-        """What a language pass (without a decoder: a sampler) touches, by name. A graph refuses to replay if any of it
-        moved."""
+        """What a language pass (or, without decoder, a sampler) touches. Graphs refuse to replay if any moved."""
         named = {
             "newest ids": self.newest_ids,
             "logits": self.logits,

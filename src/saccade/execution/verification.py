@@ -66,8 +66,7 @@ def verify_graphs(
 
 
 class _Count:
-    """Counts finished graphs. Verification runs those of vision `twice`: with generic rows, and with images and
-    videos."""
+    """Counts finished graphs. Verification runs vision graphs `twice`: on generic rows, and on images and videos."""
 
     def __init__(self, executor: DeviceExecutor, is_short: bool, progress: OnGraph, *, twice: bool = True) -> None:
         self._progress = progress

@@ -148,8 +148,8 @@ class Encoder:
             return torch.cuda.memory_reserved(self._place.device) - before
 
     def most_eager_rows(self) -> int:
-        """Rows of the largest frame if it exceeds the budget; the whole budget where eager may be faster, where layouts
-        run once before they get their own graph, or where shadow checks rerun them."""
+        """The largest frame if over budget; the whole budget where eager may be faster, layouts run once before they
+        get an exact graph, or shadow checks rerun passes."""
         tiers, is_strict = self.graphs.settings.tiers, self.graphs.settings.strict
         largest = min(self._longest, largest_frame(self.settings.images, self.settings.videos))
         if largest > self.settings.max_units and not is_strict:

@@ -132,8 +132,7 @@ class Arena:
         return self._misfits(Capacity.of(sizes), Capacity.of(capacity))
 
     def fill(self, batch: Batch, capacity: Mapping[str, int]) -> None:
-        """Write a batch and its padding. Allocates nothing on the device; waits only for the copy of three batches
-        ago."""
+        """Write a batch and its padding. Allocates nothing on the device; waits only for the third last copy."""
         if problem := self.misfit(batch.sizes, capacity):
             raise GraphError(f"batch of {batch.sizes} does not fit {Capacity.of(capacity)}: {problem}")
         layout = self._layouts(Capacity.of(capacity))

@@ -25,11 +25,8 @@ class Splitter(Protocol):
 class Frame(Mapping[str, Tensor]):
     """The static buffers at one capacity, by name. `structure` holds the boundaries as host values, only where the key
     covers them (exact graphs, eager runs): in a capacity graph they are data, so a body that asks for them is refused
-    rather than allowed to freeze them.
-
-    A warm-up run only has to compile and load every kernel; its results are not used. A body may then skip what
-    launches nothing new, such as a layer like the one before it.
-    """
+    rather than allowed to freeze them. Results of a warm-up run, which only compiles and loads kernels, are not used: a
+    body may skip what launches nothing new, such as a layer like the one before it."""
 
     def __init__(
         self,

@@ -113,5 +113,4 @@ Lane = CudaLane | RecordedLane
 
 
 def lane_for(device: torch.device) -> Lane:
-    """CUDA graphs on a GPU, recorded operations anywhere else."""
     return CudaLane(device) if device.type == "cuda" else RecordedLane()

@@ -56,7 +56,6 @@ class Phase:
 
     @property
     def shape(self) -> PhaseShape:
-        """The part that decisions depend on."""
         return PhaseShape(
             name=self.name,
             rows=self.rows,

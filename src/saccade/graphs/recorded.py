@@ -152,7 +152,6 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _pooled(self, tensor: Tensor, moved: dict[int, UntypedStorage]) -> Tensor:
-        """The same tensor in the pool's memory."""
         source = tensor.untyped_storage()
         nbytes = source.nbytes()
         if nbytes == 0:

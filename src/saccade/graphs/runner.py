@@ -146,7 +146,6 @@ class GraphRunner:
         return graph.nbytes
 
     def drop(self, keys: Iterable[GraphKey]) -> None:
-        """Drop exact graphs."""
         for key in keys:
             self._graphs.pop(key, None)
 
@@ -330,6 +329,5 @@ def _observed(consume: Consume[Result], observer: Observer) -> Consume[Result]:
 
 
 def _lengths(rows: int, typical: int) -> tuple[int, ...]:
-    """Segments of typical length, and the rest."""
     whole, rest = divmod(rows, typical)
     return (typical,) * whole + ((rest,) if rest else ())

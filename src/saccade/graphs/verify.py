@@ -31,8 +31,7 @@ NUM_REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class VerifyRow:
-    """One sequence on one graph. `difference` is the distance of its results from eager, relative to the expected
-    values: 0 if every bit agrees."""
+    """One sequence on one graph. `difference` is relative to the eager results: 0 if every bit agrees."""
 
     key: str
     sequence: str
@@ -72,11 +71,10 @@ def verify(
     on_graph: Callable[[], None] = lambda: None,
 ) -> VerifyReport:
     """Run the adversarial sequences on captured buckets, all or those given, and on exact graphs if that tier is on. A
-    replay costs its bucket's full size whatever is in it, so every batch serves several sequences.
-
-    `consume` is how results are taken out of the buffers: what it keeps must survive later replays. With `same_shape`
-    replays are only compared with eager runs of the same padded shapes; without it, those also with unpadded ones.
-    """
+    replay costs its bucket's full size whatever is in it, so every batch serves several sequences. `consume` takes
+    results out of the buffers: what it keeps must survive later replays. With `same_shape` replays are only compared
+    with eager runs of the same padded shapes; without it, those also with unpadded ones. `on_graph` is called after
+    each graph."""
     rng = torch.Generator().manual_seed(seed)
     rows: list[VerifyRow] = []
     keys = [graph.key for graph in runner.graphs if not graph.key.digest]
@@ -267,7 +265,6 @@ class _Comparison:
         return self._known[key]
 
     def _run(self, values: Values, at: Capacity | None, poison: bool) -> TensorDict:
-        """A batch's outputs, and what it writes elsewhere."""
         phase = self._runner.phase
         phase.set_up(values)
         return {**self._runner.eager(values, copy_out, at=at, poison=poison), **phase.written(values)}
