@@ -1,6 +1,5 @@
-"""An engine without a device: every buffer has its true shape and none has memory. It is made on torch's meta device by
-the code that builds real engines, so it cannot differ from them: sizes for `saccade plan`, buckets and decisions for
-`saccade explain`."""
+"""An engine without a device: every buffer has its true shape and none has memory. Built on torch's meta device by the
+code for real engines, so it cannot differ: sizes for `saccade plan`, buckets and decisions for `saccade explain`."""
 
 import weakref
 from collections.abc import Callable

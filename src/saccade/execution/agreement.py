@@ -52,7 +52,7 @@ class Agreement:
         return None
 
     def waiting(self, now: float, limit_s: float) -> str | None:
-        """A message that some rank finished but rank 0 has not, `limit_s` later (0: no limit)."""
+        """A message that rank 0 has not finished `limit_s` (0: no limit) after a rank that skipped something."""
         for sequence, step in self._open.items() if limit_s else ():
             if 0 not in step.outcomes and now - step.ended_at > limit_s:
                 rank, outcome = next(iter(step.outcomes.items()))

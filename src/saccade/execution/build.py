@@ -106,9 +106,7 @@ def build_engine(
     folder, device = Path(folder), device_named(settings.device)
     eos = GenerationDefaults.from_folder(folder).eos_token_ids
     _, spec = read_spec(Config.read(folder / "config.json"))
-    grammars = GrammarCompiler(
-        processor.tokenizer, spec.decoder.vocab_size, eos
-    )  # starts early: it compiles in its own thread
+    grammars = GrammarCompiler(processor.tokenizer, spec.decoder.vocab_size, eos)  # its thread starts early
     size, ranks, groups = settings.tensor_parallel_size, None, Groups()
     if size > 1:
         device = torch.device("cuda", device.index or 0) if device.type == "cuda" else device

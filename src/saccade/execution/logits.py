@@ -1,5 +1,4 @@
-"""Work on logits outside graphs: edits, masks, log-probabilities, token counts. N rows, V vocabulary, W 32-bit
-words."""
+"""Logits outside graphs: edits, masks, log-probabilities, token counts. N rows, V vocabulary, W 32-bit words."""
 
 from collections.abc import Sequence
 from typing import Any

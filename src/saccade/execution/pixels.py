@@ -32,8 +32,7 @@ ALIGNMENT_BYTES = 16
 
 class StagedPixels:
     """For GPUs. One copy takes as many pictures as a slot holds, with the table that describes them; two launches do
-    the rest. A picture larger than a slot is copied in bands: slower, because copies wait for each other, but in
-    bounded memory."""
+    the rest. Larger pictures are copied in bands: slower, because copies wait for each other, but in bounded memory."""
 
     def __init__(self, device: torch.device, shapes: Shapes, slot_bytes: int = SLOT_BYTES) -> None:
         # Imported late: Triton is only installed where a GPU may be.
@@ -63,9 +62,7 @@ class PlainPixels:
 
     def patchify(self, pictures: Sequence[PatchSource], out_PC: Tensor) -> None:
         for picture in pictures:
-            pixels = torch.from_numpy(
-                np.array(picture.pixels)
-            )  # a copy: they may be read-only, which torch does not support
+            pixels = torch.from_numpy(np.array(picture.pixels))  # a copy: torch has no read-only tensors
             out = out_PC[picture.out_row : picture.out_row + picture.num_rows]
             resize_patchify(pixels, picture.size_hw, self._shapes[picture.kind], out)
 

@@ -1,8 +1,7 @@
 """A rank's process: `python -m saccade.execution.rank`, started only by `saccade.execution.rank_processes`.
 
 It executes orders one after the other and reports each outcome. Its settings are the first line of standard input,
-which stays open as long as its parent lives. SIGTERM keeps its default and ends it at once, as nothing it does outlives
-it.
+which stays open as long as its parent lives. SIGTERM keeps its default (exit at once), as nothing outlives the process.
 """
 
 import io

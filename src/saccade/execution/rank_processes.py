@@ -80,9 +80,9 @@ class RankProcesses:
 
     @property
     def store(self) -> str:
-        """The file of a FileStore for all ranks, without a name that others could open. It stays open for the life of
-        this process: a FileStore reopens it when collected, and would otherwise write to whatever file has that
-        descriptor by then."""
+        """The file of a FileStore for all ranks, without a name that others could open. It stays open until this
+        process ends: a FileStore reopens it when collected, and could otherwise write to a file that reuses the
+        descriptor."""
         return f"/proc/self/fd/{self._store_fd}"
 
     @property

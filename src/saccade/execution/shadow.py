@@ -101,9 +101,7 @@ class Shadow:
         for phase in executor.phases:
             phase.observer = _Watcher(self, phase)
         with _Interruptible(lambda: False, torch.device("cpu")):
-            torch.zeros(
-                1
-            )  # torch imports its compiler at the first such operation, for seconds: keep that out of checks
+            torch.zeros(1)  # the first such operation imports torch's compiler, for seconds: not in a check
 
     def close(self) -> None:
         """Stop watching and release the executor."""
@@ -142,7 +140,7 @@ class Shadow:
 
     @torch.no_grad()
     def check(self, should_stop: ShouldStop = lambda: False) -> Mismatch | Exception | None:
-        """Rerun one record. Returns the error that prevented it or a mismatch: then the caches must be emptied."""
+        """Rerun one record. Returns the error that prevented it, or a mismatch, after which caches must be emptied."""
         record = self._next(should_stop)
         if record is None:
             return None

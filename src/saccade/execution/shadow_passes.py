@@ -2,7 +2,7 @@
 
 A pass reads two kinds of data besides its inputs. Newest tokens, logits and rows of the prefill's output are
 overwritten by the next step: phases name them in `volatile_in`. Keys, values and image rows stay until their place is
-reallocated: `Writers` tracks that.
+reused, which `Writers` tracks.
 """
 
 from collections import deque

@@ -132,7 +132,7 @@ class Arena:
         return self._misfits(Capacity.of(sizes), Capacity.of(capacity))
 
     def fill(self, batch: Batch, capacity: Mapping[str, int]) -> None:
-        """Write a batch and its padding. Allocates nothing on the device; waits only for the third last copy."""
+        """Write a batch and its padding. No allocation on the device; waits only for the copy three batches ago."""
         if problem := self.misfit(batch.sizes, capacity):
             raise GraphError(f"batch of {batch.sizes} does not fit {Capacity.of(capacity)}: {problem}")
         layout = self._layouts(Capacity.of(capacity))

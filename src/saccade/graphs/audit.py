@@ -127,8 +127,7 @@ def _is_cpu(runner: GraphRunner) -> bool:
 
 def _captured_on(runner: GraphRunner, key: GraphKey, values: Values) -> list[Node]:
     """Admits the batch right before the capture, as before a run, so that host state is of this batch. A CUDA capture
-    runs nothing, so buffers are filled with the empty batch: the same each time, it leaves the same bytes on the
-    stack."""
+    runs nothing, so buffers get the empty batch: always the same, it leaves the same bytes on the stack."""
     arena = runner.phase.arena
     batch = arena.admit(values)
     arena.fill(batch if _is_cpu(runner) else arena.empty_batch(), key.capacity)

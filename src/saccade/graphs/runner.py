@@ -59,9 +59,7 @@ class GraphRunner:
         self._graphs: dict[GraphKey, CapturedGraph] = {}
         self.last: GraphKey | str = ""  # how the last batch ran: its graph's key, or eagerly
         self._outputs = [buffer for buffer in phase.arena.buffers.values() if buffer.role is Role.OUTPUT]
-        self.watched = Watched.of(phase.state) | Watched.of_body(
-            phase.body
-        )  # what the body relies on besides its arena
+        self.watched = Watched.of(phase.state) | Watched.of_body(phase.body)
         self._alone = _OneUser(phase.name, self.lane.lock)
 
     def key_of(self, batch: Batch) -> GraphKey:
@@ -243,9 +241,7 @@ class GraphRunner:
         views = arena.views(key.capacity)  # rows keep their content: a capture depends on the structure alone
         rows = {name: views[name] for name, buffer in arena.buffers.items() if buffer.role is Role.INPUT}
         padding = arena.empty_batch().arrays
-        structure = {
-            name: np.array(array) for name, array in layout.structure.items()
-        }  # copied, because frames keep it
+        structure = {name: np.array(array) for name, array in layout.structure.items()}  # copies: frames keep it
         arena.fill(Batch(rows, {**padding, **structure}, layout.sizes, structure), key.capacity)
         with torch.no_grad():  # on the current stream, which has reserved memory: nothing more may be allocated
             run_body(self.phase.body, Frame(arena, key.capacity, structure, is_warmup=True))

@@ -73,8 +73,8 @@ def verify(
     """Run the adversarial sequences on captured buckets, all or those given, and on exact graphs if that tier is on. A
     replay costs its bucket's full size whatever is in it, so every batch serves several sequences. `consume` takes
     results out of the buffers: what it keeps must survive later replays. With `same_shape` replays are only compared
-    with eager runs of the same padded shapes; without it, those also with unpadded ones. `on_graph` is called after
-    each graph."""
+    with eager runs of the same padded shapes; without it, those also with unpadded ones. `on_graph` is called per
+    graph."""
     rng = torch.Generator().manual_seed(seed)
     rows: list[VerifyRow] = []
     keys = [graph.key for graph in runner.graphs if not graph.key.digest]
