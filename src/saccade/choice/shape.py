@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 
 from saccade.choice.key import Capacity
 
-MAX_REMEMBERED = 4096  # sizes recur, so results that depend on them alone are cached
+MAX_REMEMBERED = 4096  # sizes recur, so results that depend on them alone are cached, up to this many
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class MemoryPlan:
     sampling: int  # logits and what penalties count
     arenas: dict[str, int]
     language_temporaries: int  # of the largest graph; all share them
-    vision_temporaries: int  # of the largest graph; vision graphs have a pool of their own
+    vision_temporaries: int  # of the largest graph; vision graphs have their own pool
     eager_vision: int  # kept for passes without a graph
     num_graphs: int
     block_bytes: int

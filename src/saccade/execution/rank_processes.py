@@ -27,7 +27,7 @@ PING_S = 5.0  # of silence before an idle rank is pinged
 STUCK_S = 30.0  # after a rank failed, for the others to finish the step
 ROOM_S = 300.0  # for a slow rank to make room for orders, if nothing else limits it
 EXIT_S = 10.0  # for a process to exit after it closed its end, was told to leave, or was killed
-VERDICT_S = 2 * EXIT_S  # for the watching thread to find out why
+VERDICT_S = 2 * EXIT_S  # for the watcher thread to find the reason
 GONE_S = 3.0  # to notice that a rank is gone after an exchange with it failed
 POLL_S = 0.02
 

@@ -134,7 +134,7 @@ class TooLargeError(Exception):
 
 
 class Owner(Protocol):
-    """Whoever's copies lie in a slab; lost when newer copies overwrite them."""
+    """The owner of copies in a slab; lost when newer copies overwrite them."""
 
     is_lost: bool
 

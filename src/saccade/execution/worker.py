@@ -217,7 +217,7 @@ def main(folder: Path) -> int:
 
     def die(error: SaccadeError) -> None:
         last_words.send(messages.encode(_failure(error)))
-        sleep(LINGER_MS / 1000)  # whoever hears it ends this process
+        sleep(LINGER_MS / 1000)  # the receiver ends this process
         os._exit(EXIT_FAILED)
 
     try:

@@ -100,7 +100,7 @@ class Arena:
         return views
 
     def rows(self, name: str, count: int) -> Tensor:
-        """The first rows of an input, to be written in place; `admit` then copies nothing."""
+        """The first rows of an input, to be written in place; admitted like that, they are not copied."""
         buffer = self.buffers[name]
         if buffer.axis != 0 or buffer.dimension is None:
             raise GraphError(f"buffer {name!r} of shape {buffer.shape} has no rows to write in place")
