@@ -1,1 +1,1 @@
-"""What outlives a step on the device, as bookkeeping: KV blocks, the prefix cache, the encoder cache."""
+"""Bookkeeping of what outlives a step on the device: KV blocks, the prefix cache, the encoder cache."""

@@ -1,4 +1,4 @@
-"""The graphs of a phase, as whoever composes knows them: which there are, and which of them a batch is run in."""
+"""The graphs of a phase as the composer sees them: which exist, and which of them a batch runs in."""
 
 from saccade.choice.costs import TierCosts
 from saccade.choice.exact import ExactIndex, ExactLayout, Structure
@@ -9,7 +9,7 @@ from saccade.errors import GraphError
 
 
 class Catalogue:
-    """Decides without touching a device. Whoever captures a graph, or finds one wrong, tells the catalogue."""
+    """Decides without touching a device. Whoever captures a graph, or finds one wrong, updates the catalogue."""
 
     def __init__(self, shape: PhaseShape, settings: GraphSettings) -> None:
         self.shape, self.settings = shape, settings
@@ -19,20 +19,19 @@ class Catalogue:
         self.captured: set[GraphKey] = set()  # the graphs of buckets
 
     def key(self, capacity: Capacity, structure: Structure | None = None) -> GraphKey:
-        """The key of a bucket's graph, or of a graph for one structure alone."""
+        """The key of a bucket's graph or, with a structure, of an exact graph."""
         digest = structure_digest(structure) if structure is not None else ""
         return GraphKey(self.shape.name, self.settings.mode, capacity, digest)
 
     def retire(self, key: GraphKey, reason: str) -> None:
-        """Never replay this graph again. Its batches take another graph of theirs, or run eagerly at the same size."""
+        """Never replay this graph again. Its batches use another fitting graph, or run eagerly at the same size."""
         self.retired[key] = reason
 
     def decide(self, sizes: Capacity, structure: Structure) -> Decision:
-        """How a batch is to be run."""
         return self._decide(sizes, structure)[0]
 
     def choose(self, sizes: Capacity, structure: Structure) -> Decision:
-        """Decide for a batch that is run now: its layout is counted, and `--graphs-strict` wants a replay."""
+        """Decide for a batch that runs now: counts its layout, and raises without a graph under `--graphs-strict`."""
         decision, exact_key = self._decide(sizes, structure)
         if decision.key is None and self.settings.strict and decision.reason is not Reason.GRAPHS_OFF:
             raise GraphError(f"{self.shape.name} batch of {sizes} is not replayed: {decision} (--graphs-strict)")
@@ -45,14 +44,14 @@ class Catalogue:
         return decision
 
     def layout(self, sizes: Capacity, structure: Structure) -> ExactLayout | None:
-        """What to capture for a structure; None if it has a graph, or a batch of its size would not be run in it."""
+        """What to capture for a structure; None if it has a graph, or batches of its size would not run in it."""
         key = self.key(sizes, structure)
         if key in self.exact.graphs or not self._is_worth_exact(sizes):
             return None
         return self.exact.begin(ExactLayout(key, sizes, structure))
 
     def _decide(self, sizes: Capacity, structure: Structure) -> tuple[Decision, GraphKey | None]:
-        """The decision, and the key of a graph of this structure alone, where there may be one."""
+        """The decision, and the key of the batch's exact graph if it may have one."""
         tiers, rows = self.settings.tiers, self.shape.rows
         exact_key = self.key(sizes, structure) if self.exact.graphs or Tier.EXACT in tiers else None
         if not tiers:
@@ -92,7 +91,7 @@ class Catalogue:
         return Decision(Tier.EAGER, Reason.NOT_CAPTURED)
 
     def _is_worth_exact(self, sizes: Capacity) -> bool:
-        """Whether a batch would be run in a graph of its own, if it had one."""
+        """Whether a batch would run in an exact graph if it had one."""
         if self.costs is None:
             return True
         rows = sizes[self.shape.rows]

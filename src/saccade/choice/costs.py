@@ -1,7 +1,7 @@
-"""From times measured at start-up, the cheapest way to run a batch. No rule of thumb about padding.
+"""The cheapest way to run a batch, from times measured at start-up. No rule of thumb about padding.
 
-What a run costs is the time until its results are there, and the time it keeps the host: an eager run launches hundreds
-of kernels one by one, and meanwhile nothing else is launched, for any request. A replay keeps the host for a moment.
+A run's cost is the time until its results are there plus the time it occupies the host: an eager run launches hundreds
+of kernels one by one, and meanwhile nothing else is launched for any request. A replay occupies the host only briefly.
 """
 
 from bisect import bisect_left
@@ -15,7 +15,7 @@ from saccade.config import Tier
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds by number of rows: straight lines between measured points, in proportion beyond the last."""
+    """Seconds by number of rows: linear between measured points, proportional beyond the last."""
 
     points: tuple[tuple[int, float], ...]
 
@@ -33,13 +33,13 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class TierCosts:
-    """What eager runs cost by real rows, and replays by the rows of the graph."""
+    """Cost of eager runs by real rows, and of replays by the graph's rows."""
 
     eager: Curve
     graph: Curve
 
     def cheapest(self, rows_by_tier: Mapping[Tier, int]) -> Tier:
-        """The tier that costs least for the rows it would process; of equal ones a replay."""
+        """The cheapest tier for the rows it would process; a replay if equal."""
         order = (Tier.EXACT, Tier.CAPACITY, Tier.EAGER)
         seconds = {t: (self.eager if t is Tier.EAGER else self.graph).at(rows) for t, rows in rows_by_tier.items()}
         return min(seconds, key=lambda tier: (seconds[tier], order.index(tier)))
@@ -48,9 +48,9 @@ class TierCosts:
 def measure(
     ways: Sequence[Callable[[int], object]], sizes: Sequence[int], wait: Callable[[], None], num_rounds: int = 0
 ) -> list[Curve]:
-    """What every way costs for each size: the median of a few turns. Ways take turns, so that a device whose clock
-    wanders favours none of them. This is part of the start, so it must be short: slow runs need few turns. `num_rounds`
-    sets how many turns there are: ranks that measure together must take as many."""
+    """The cost of every way at each size: the median of a few turns. Ways alternate, so that a drifting clock favours
+    none. It is part of start-up and must be short: slow runs get fewer turns, unless `num_rounds` fixes how many,
+    because ranks that measure together must take equally many."""
     points: list[list[tuple[int, float]]] = [[] for _ in ways]
     for size in sizes:
         for way in ways:
@@ -72,8 +72,8 @@ def _are_too_few(rounds: Sequence[Sequence[float]]) -> bool:
 
 
 def _timed(way: Callable[[int], object], size: int, wait: Callable[[], None]) -> float:
-    """Seconds per call, over two calls in a row: the host prepares the second while the device runs the first. Until
-    the results are there, plus those until the host was free again."""
+    """Seconds per call until the results are there, plus seconds until the host is free again. Over two calls in a row,
+    because the host prepares the second while the device runs the first."""
     wait()
     started = perf_counter()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Names of graphs, and decisions for one. What a capture freezes is a function of the key it is stored under."""
+"""Graph keys, and decisions for a graph. Everything a capture freezes is a function of its key."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,9 +70,7 @@ class Reason(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Decision:
     """How to run one batch, and why: in the graph of `key`; without one eagerly, at the shapes of `padded_to` if given.
-
-    With graphs off the same padded shapes are run, so that switching them off changes no answer by a bit.
-    """
+    With graphs off the same padded shapes are run, so that switching them off changes no answer by a bit."""
 
     tier: Tier
     reason: Reason
@@ -86,10 +84,8 @@ class Decision:
 
 
 def structure_digest(structure: Mapping[str, Sequence[int] | np.ndarray[Any, np.dtype[Any]]]) -> str:
-    """Digest of every boundary of a batch: names, counts and values, so that no two structures share one.
-
-    Takes host integers only: a key must never cost a wait for the GPU.
-    """
+    """Digest of every boundary of a batch: names, counts and values, so that no two structures share one. Takes host
+    integers only: a key must never cost a wait for the GPU."""
     state = blake2b(digest_size=16)
     for name in sorted(structure):
         values = np.asarray(structure[name], dtype="<i8")
@@ -99,15 +95,13 @@ def structure_digest(structure: Mapping[str, Sequence[int] | np.ndarray[Any, np.
 
 
 def thinned(buckets: Sequence[Bucket], stride: int) -> tuple[Bucket, ...]:
-    """Every `stride`-th of buckets that are sorted by size, the largest and the smallest among them."""
+    """Every `stride`-th of buckets sorted by size, including the largest and the smallest."""
     return tuple(sorted({*buckets[::-1][::stride], *buckets[:1]}, key=buckets.index))
 
 
 def row_buckets(largest: int, *, smallest: int = 16, per_octave: int = 8) -> tuple[int, ...]:
-    """Row counts from `smallest` to `largest` in equal steps within each octave, powers of two among them.
-
-    A step is 1/8 to 1/16 of the size, and padding half a step on average: about 4 % on uniformly drawn sizes.
-    """
+    """Row counts from `smallest` to `largest` in equal steps within each octave, including powers of two. A step is 1/8
+    to 1/16 of the size, and padding half a step on average: about 4 % on uniformly drawn sizes."""
     buckets = [min(smallest, largest)]
     while buckets[-1] < largest:
         octave = 1 << (buckets[-1].bit_length() - 1)

@@ -1,4 +1,4 @@
-"""The shape of a phase: which sizes its batches have, and which of its buckets holds a batch."""
+"""The shape of a phase: which sizes its batches have, and which bucket holds a batch."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -7,12 +7,12 @@ from functools import cached_property, lru_cache
 
 from saccade.choice.key import Capacity
 
-MAX_REMEMBERED = 4096  # what follows from sizes alone is remembered, since they come again; but not without end
+MAX_REMEMBERED = 4096  # sizes recur, so results that depend on them alone are cached, up to this many
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """An input with the boundaries of segments: `count` segments of `rows`, none longer than `longest` (0: any)."""
+    """An input with segment boundaries: `count` segments of `rows`, none longer than `longest` (0: any)."""
 
     name: str
     rows: str
@@ -25,7 +25,7 @@ def misfit(sizes: Mapping[str, int], room: Mapping[str, int], boundaries: Sequen
     needed = dict(sizes)
     for boundary in boundaries:
         num_padded = room[boundary.rows] - sizes[boundary.rows]
-        if num_padded > 0:  # padded rows need segments for themselves
+        if num_padded > 0:  # padded rows need their own segments
             needed[boundary.count] += -(-num_padded // boundary.longest) if boundary.longest else 1
     for name, size in needed.items():
         if size > room[name]:
@@ -35,7 +35,7 @@ def misfit(sizes: Mapping[str, int], room: Mapping[str, int], boundaries: Sequen
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseShape:
-    """`rows` is the dimension that buckets are ordered by and padding is counted in; `limits` are the largest sizes."""
+    """`rows` is the dimension that orders buckets and counts padding; `limits` are the largest sizes."""
 
     name: str
     rows: str
@@ -50,7 +50,7 @@ class PhaseShape:
 
     @cached_property
     def bucket_for(self) -> Callable[[Capacity], Capacity | None]:
-        """Gives the smallest bucket that holds a batch of these sizes."""
+        """The smallest bucket that holds a batch of these sizes."""
         return lru_cache(MAX_REMEMBERED)(lambda sizes: self.bucket_for_all([sizes]))
 
     def bucket_for_all(self, batches: Sequence[Capacity]) -> Capacity | None:
@@ -62,9 +62,7 @@ class PhaseShape:
         return None
 
     def problem_with_all(self, sizes: Capacity) -> str:
-        """Why not even the largest bucket holds a batch."""
         return misfit(sizes, self.ordered[-1], self.boundaries) or ""
 
     def is_within_limits(self, sizes: Capacity) -> bool:
-        """Whether the buffers of the phase hold a batch."""
         return all(sizes[name] <= limit for name, limit in self.limits.sizes)

@@ -1,8 +1,5 @@
-"""An engine without a device: every buffer has its true shape and none has memory.
-
-It is made by the code that makes real engines, on torch's meta device, so that what is read off it cannot differ from
-what is built: sizes for `saccade plan`, buckets and decisions for `saccade explain`.
-"""
+"""An engine without a device: every buffer has its true shape and none has memory. Built on torch's meta device by the
+code for real engines, so it cannot differ: sizes for `saccade plan`, buckets and decisions for `saccade explain`."""
 
 import weakref
 from collections.abc import Callable
@@ -39,8 +36,6 @@ MOST_RANKS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blueprint:
-    """What an engine with these settings would be made of."""
-
     model: Model
     executor: DeviceExecutor
     resolved: Resolved
@@ -49,8 +44,7 @@ class Blueprint:
 
 
 def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, is_cuda: bool = True) -> Blueprint:
-    """The blueprint of an engine for a checkpoint, of which config.json and the settings of images are read. Of several
-    ranks, it is the first one's."""
+    """The blueprint of an engine (rank 0 of several), from the checkpoint's config.json and image settings."""
     config = Config.read(folder / "config.json")
     _, spec = read_spec(config)
     dtype = _dtype(settings, config, is_cuda=is_cuda)
@@ -67,7 +61,7 @@ def dividing_sizes(spec: ModelSpec, encoder_mode: EncoderMode) -> list[int]:
 
 
 def peak_bytes(blueprint: Blueprint, runner: GraphRunner) -> int:
-    """Bytes of temporaries that are alive at the same time in a phase's largest bucket, with fused kernels."""
+    """Peak bytes of live temporaries in a phase's largest bucket, with fused kernels."""
     arena = runner.phase.arena
     live = blueprint.live
     live.reset()
@@ -77,10 +71,8 @@ def peak_bytes(blueprint: Blueprint, runner: GraphRunner) -> int:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the storages that operations make, until nothing refers to them any more.
-
-    A kernel counts as one operation: what its plain-torch oracle makes on the way, the fused one does not.
-    """
+    """Counts the live storages that operations made. A kernel counts as one operation, because its fused form does not
+    allocate the intermediates of its plain-torch reference."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -141,7 +133,7 @@ def _dtype(settings: EngineSettings, config: Config, *, is_cuda: bool) -> torch.
 
 
 def _like_queries(queries: Tensor, *args: Any, **how: Any) -> Tensor:
-    """What attention gives; its oracle would take seconds to find out."""
+    """The shape attention returns; running its reference would take seconds."""
     return torch.empty_like(queries)
 
 

@@ -1,8 +1,5 @@
-"""A dry run: the scheduler, the composer and the choice of graphs as they are, and nothing executed.
-
-Requests are made up from sizes; every step is planned and composed by the code that serves real ones. So `saccade
-explain` can say how a batch would be run, without a GPU and without weights.
-"""
+"""A dry run: the real scheduler, composer and graph choice, with nothing executed. Requests are made up from sizes, so
+`saccade explain` can tell how a batch would run, without a GPU and without weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,30 +21,29 @@ from saccade.wire.sampling_params import SamplingParams
 
 MAX_STEPS = 10_000
 NUM_OUTPUTS = 2  # the first token comes from the prompt's pass, the second from a decode pass
-ROWS = {"vision": "units"}  # the dimension that a phase's rows are counted in; tokens elsewhere
+ROWS = {"vision": "units"}  # the dimension that counts a phase's rows; tokens for the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedPass:
-    """One pass of a step: what it holds, how it would be run, and why."""
+    """One pass of a step: its content, how it would be run, and why."""
 
     phase: str
     content: str
     rows: int
-    bucket_rows: int  # the same where nothing is padded
+    bucket_rows: int  # equal to `rows` without padding
     tier: Tier
     reason: str
     graph: str = ""
 
     @property
     def padding(self) -> float:
-        """Padded rows as a share of real ones."""
+        """Padded rows relative to real ones."""
         return (self.bucket_rows - self.rows) / self.rows if self.rows else 0.0
 
 
 def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> list[list[ExplainedPass]]:
-    """The passes of every step, in order, when these requests arrive together, until each has answered with a second
-    token."""
+    """The passes of every step when these requests arrive together, until each has its second token."""
     limits, sizes = blueprint.resolved.limits, blueprint.resolved.sizes
     blocks = sum(-(-(len(prompt) + NUM_OUTPUTS) // sizes.block_size) + 1 for prompt in prompts)
     notes = _Notes()
@@ -72,7 +68,7 @@ def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> list[list[Explai
 def made_up_prompt(
     plans: Sequence[ImagePlan | VideoPlan], num_text_tokens: int, settings: PlaceholderSettings | None, name: str
 ) -> Prompt:
-    """A prompt with these media, none of them seen before, and this much text behind them."""
+    """A prompt of these media, none seen before, followed by this much text."""
     if settings is None:
         return text_prompt([0] * num_text_tokens)
     reserved = {settings.image_token_id, settings.video_token_id}
@@ -90,7 +86,7 @@ def made_up_prompt(
 
 
 def _pretend_captured(blueprint: Blueprint, vision: VisionComposer | None) -> None:
-    """Every graph that such an engine captures before it is ready."""
+    """Mark every graph that such an engine captures before it is ready."""
     for catalogue in blueprint.executor.catalogues.values():
         if Tier.CAPACITY in catalogue.settings.tiers:
             for bucket in catalogue.shape.buckets:
@@ -101,7 +97,7 @@ def _pretend_captured(blueprint: Blueprint, vision: VisionComposer | None) -> No
 
 
 class _Notes:
-    """An executor that notes its orders and answers every request with token 0."""
+    """An executor that records its orders and answers every request with token 0."""
 
     def __init__(self) -> None:
         self.steps: list[list[ExplainedPass]] = []

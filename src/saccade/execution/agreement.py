@@ -1,16 +1,16 @@
-"""Whether all ranks did the same with every message. Ranks that did not must not go on: a collective would hang."""
+"""Checks that all ranks did the same with every message. Ranks that diverge must stop: a collective would hang."""
 
 from dataclasses import dataclass, field
 
 from saccade.execution.rank_messages import OrderOutcome
 
-MAX_LATE = 512  # messages that others may end before a rank has said what it did in one
+MAX_LATE = 512  # how many messages a rank may lag behind the others
 MAX_SHOWN = 300  # characters of a digest
 
 
 @dataclass(slots=True)
 class _Step:
-    """A message that not all ranks have ended: when the first had, and when the first one said that it failed."""
+    """A message that some ranks have not finished: when the first rank finished it, and when the first one failed."""
 
     ended_at: float
     outcomes: dict[int, OrderOutcome] = field(default_factory=dict)
@@ -18,14 +18,14 @@ class _Step:
 
 
 class Agreement:
-    """Outcomes by message and rank, until all ranks have ended a message."""
+    """Outcomes by message and rank, kept until every rank has finished the message."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
-        self._open: dict[int, _Step] = {}  # the oldest first: every rank ends messages in their order
+        self._open: dict[int, _Step] = {}  # oldest first: every rank finishes messages in order
 
     def note(self, rank: int, sequence: int, outcome: OrderOutcome, now: float) -> str | None:
-        """Returns what differs between this rank and rank 0, as soon as both have said what they did."""
+        """Returns how this rank differs from rank 0, as soon as both have reported."""
         step = self._open.setdefault(sequence, _Step(now))
         assert rank not in step.outcomes, f"rank {rank} has said before what it did in step {sequence}"
         step.outcomes[rank] = outcome
@@ -41,7 +41,7 @@ class Agreement:
         return next((why for other in others if (why := _difference(sequence, step.outcomes, other))), None)
 
     def stuck(self, now: float, limit_s: float) -> str | None:
-        """A message at which one rank failed, and in which another still waits in a collective `limit_s` later."""
+        """A message in which one rank failed and another still waits in a collective `limit_s` later."""
         for sequence, step in self._open.items():
             if step.failed_at is not None and now - step.failed_at > limit_s:
                 failed = next(rank for rank, outcome in step.outcomes.items() if outcome.error)
@@ -52,8 +52,7 @@ class Agreement:
         return None
 
     def waiting(self, now: float, limit_s: float) -> str | None:
-        """A message that another rank has ended and rank 0 has not `limit_s` later (0: no limit): it waits for what the
-        other one did not do."""
+        """A message that rank 0 has not finished `limit_s` (0: no limit) after a rank that skipped something."""
         for sequence, step in self._open.items() if limit_s else ():
             if 0 not in step.outcomes and now - step.ended_at > limit_s:
                 rank, outcome = next(iter(step.outcomes.items()))

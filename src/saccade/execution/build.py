@@ -1,4 +1,4 @@
-"""From a checkpoint to a running engine: weights, buffers and graphs first, KV blocks from what is left."""
+"""Builds a running engine from a checkpoint: weights, buffers and graphs first, KV blocks from the memory left."""
 
 import gc
 import logging
@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An engine, the executor of this process, and the other ranks if there are any."""
+    """An engine, this process's executor, and the other ranks if any."""
 
     engine: Engine
     executor: DeviceExecutor
@@ -74,7 +74,6 @@ class Built:
     ranks: RankProcesses | None = None
 
     def close(self) -> None:
-        """End the other ranks, and watch no more replays."""
         if self.engine.shadow is not None:
             self.engine.shadow.close()
         if self.ranks is not None:
@@ -84,8 +83,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """Settings as they hold for one model on one kind of device, and all sizes that follow from them but that of the
-    KV cache."""
+    """Settings resolved for one model and kind of device, and all derived sizes except the KV cache's."""
 
     settings: EngineSettings
     limits: SchedulerSettings
@@ -103,12 +101,12 @@ def build_engine(
     report: OnStage = lambda stage: None,
     on_death: OnDeath = lambda error: None,
 ) -> Built:
-    """`report` is told of each stage, and in it of each tensor or graph; `on_death`, from another thread, why the ranks
-    of the engine cannot go on."""
+    """`report` is called for each stage and each tensor or graph in it; `on_death` is called from another thread with
+    the reason why the engine's ranks cannot continue."""
     folder, device = Path(folder), device_named(settings.device)
     eos = GenerationDefaults.from_folder(folder).eos_token_ids
     _, spec = read_spec(Config.read(folder / "config.json"))
-    grammars = GrammarCompiler(processor.tokenizer, spec.decoder.vocab_size, eos)  # its thread has work meanwhile
+    grammars = GrammarCompiler(processor.tokenizer, spec.decoder.vocab_size, eos)  # its thread starts early
     size, ranks, groups = settings.tensor_parallel_size, None, Groups()
     if size > 1:
         device = torch.device("cuda", device.index or 0) if device.type == "cuda" else device
@@ -147,7 +145,6 @@ def _finish(
     report: OnStage,
     **of_engine: Any,
 ) -> Engine:
-    """An engine around an executor, warmed up."""
     settings, limits, model = resolved.settings, resolved.limits, executor.state.model
     fingerprint = _fingerprint(folder, model) if settings.enable_prefix_caching else None
     engine = new_engine(
@@ -159,7 +156,7 @@ def _finish(
         **of_engine,
     )
     report(Stage("warming up"))
-    if model.place.device.type == "cuda":  # elsewhere a replay is a twin for tests, and no faster
+    if model.place.device.type == "cuda":  # elsewhere replays only emulate graphs, and are no faster
         engine.executor.execute(Calibrate(CALIBRATION_ROUNDS if ranks is not None else 0))
         engine.capture_usual()
     engine.warm_up()
@@ -178,7 +175,7 @@ def build_executor(
     groups: Groups = ONE_RANK,
     report: OnStage = lambda stage: None,
 ) -> tuple[DeviceExecutor, Resolved]:
-    """What every rank builds, all of them in step: weights, buffers and graphs, checked; and the settings that hold."""
+    """Built by every rank in lockstep: weights, buffers and checked graphs; also returns the resolved settings."""
     is_cuda = device.type == "cuda"
     if is_cuda:
         report(Stage("opening the device"))
@@ -215,7 +212,7 @@ def build_executor(
 
 
 def follow(start: RankStart) -> RankExecutor:
-    """A rank beside the first builds the same executor for its own share of the model, and obeys what it is sent."""
+    """Ranks 1 and up: build the same executor for this rank's share of the model, and execute the orders sent."""
     given = msgspec.convert(start.settings["engine"], StartEngine)
     torch.set_num_threads(start.settings["num_threads"])
     device = device_named(given.settings.device)
@@ -237,7 +234,7 @@ def follow(start: RankStart) -> RankExecutor:
 def resolve(
     folder: Path, settings: EngineSettings, limits: SchedulerSettings, model: Model, *, is_cuda: bool
 ) -> Resolved:
-    """Graphs recorded on a CPU hold every temporary and save no time: there only small models get them unasked."""
+    """Graphs recorded on a CPU hold every temporary and save no time, so only small models get them by default."""
     is_large = not is_cuda and model.parameter_bytes() > MOST_RECORDED_BYTES
     if is_large and not settings.graphs:
         settings = replace(settings, enforce_eager=True)
@@ -253,7 +250,6 @@ def resolve(
 
 
 def _new_shadow(executor: DeviceExecutor, scheduler: Scheduler, folder: Path, resolved: Resolved) -> Shadow:
-    """Shadow checks that know how to build the same engine again."""
     settings = resolved.settings
     kept_in = Path(settings.shadow_dir).expanduser() if settings.shadow_dir else shadow_folder()
     same = replace(settings, kv_cache_tokens=scheduler.resources.pool.num_tokens)
@@ -262,7 +258,7 @@ def _new_shadow(executor: DeviceExecutor, scheduler: Scheduler, folder: Path, re
 
 
 def _verify(executor: DeviceExecutor, settings: EngineSettings, groups: Groups, report: OnStage) -> None:
-    """Refuses to go on where a graph is wrong."""
+    """Raises if a graph is wrong."""
     is_cuda = executor.state.model.place.device.type == "cuda"
     how = settings.verify if settings.verify != "auto" else ("short" if is_cuda else "off")
     if how == "off":
@@ -270,11 +266,11 @@ def _verify(executor: DeviceExecutor, settings: EngineSettings, groups: Groups, 
     report(Stage("verifying graphs"))
     check_graphs(executor, is_short=how == "short", group=groups.language)
     if is_cuda:
-        torch.cuda.empty_cache()  # of eager runs that will not come again
+        torch.cuda.empty_cache()  # left by eager runs that will not recur
 
 
 def _num_blocks(model: Model, resolved: Resolved) -> int:
-    """Blocks of the KV cache, block 0 (padding's) included: as asked for, or all that memory leaves."""
+    """KV cache blocks including block 0 (padding): as configured, or as many as memory allows."""
     settings, longest, block_size = resolved.settings, resolved.limits.max_model_len, resolved.sizes.block_size
     if settings.kv_cache_tokens or model.place.device.type != "cuda":
         num_blocks = wanted_blocks(settings, resolved.limits, block_size)
@@ -289,7 +285,7 @@ def _num_blocks(model: Model, resolved: Resolved) -> int:
 
 
 def _measured_blocks(model: Model, resolved: Resolved) -> int:
-    """Build everything but the cache once, with the largest graph of each phase, and see what it takes."""
+    """Build everything except the cache once, with the largest graph of each phase, and measure it."""
     device, sizes = model.place.device, resolved.sizes
     before = _free_bytes(device)
     bytes_per_block = block_bytes(model, sizes.block_size)
@@ -318,6 +314,5 @@ def _dtype(settings: EngineSettings, device: torch.device) -> torch.dtype | None
 
 
 def _fingerprint(folder: Path, model: Model) -> bytes:
-    """Names everything besides tokens that keys and values depend on."""
     named = f"{folder.resolve()} {model.place.dtype} {model.spec}"
     return blake2b(named.encode(), digest_size=32).digest()

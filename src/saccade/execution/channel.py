@@ -1,9 +1,8 @@
-"""Messages from one process to several others on a machine, and their short replies.
+"""Messages from one process to several others on the same machine, and their short replies.
 
-The bytes of a message lie once, in memory that every process has mapped. A socket to each reader says where (a notice)
-and carries its replies back; it also wakes a reader that sleeps, orders the accesses to memory, and tells when the
-other side is gone. Memory and sockets have no names: they are handed down to child processes, and nothing is left when
-the processes end, however they do.
+A message lies once in memory that every process maps. A socket to each reader carries notices of where it lies, and the
+replies; it also wakes sleeping readers, orders memory accesses, and reveals that the other side is gone. Memory and
+sockets are nameless and inherited by child processes, so nothing is left however the processes end.
 """
 
 import mmap
@@ -28,9 +27,9 @@ from saccade.execution.codec import Bytes, Codec, aligned
 from saccade.execution.rank_messages import Done, Heard, OrderOutcome, RankReply
 
 CAPACITY_BYTES = 128 * 2**20
-MAX_OUTSTANDING = 128  # messages; their notices and replies always fit into the buffers of a socket
+MAX_OUTSTANDING = 128  # messages; their notices and replies always fit into socket buffers
 MAX_REPLY_BYTES = 2**16
-POLL_S = 0.02  # another thread may have read the reply that this one waits for
+POLL_S = 0.02  # another thread may have read the reply this one waits for
 
 _NOTICE = struct.Struct("<BQQQ")  # kind, sequence number, offset, bytes
 
@@ -44,12 +43,12 @@ class ReaderGoneError(SaccadeError):
 
 
 class ReaderBehindError(SaccadeError):
-    """A rank has not made room for new messages in time."""
+    """A rank did not make room for new messages in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A message whose bytes a reader may still read."""
+    """A message whose bytes may still be read."""
 
     sequence: int
     end: int
@@ -61,20 +60,16 @@ class _Reader:
     rank: int
     socket: socket.socket
     heard_at: float
-    acknowledged: int = 0  # the last message that it is done with
+    acknowledged: int = 0  # the last message it finished
     pinged_at: float | None = None
     is_gone: bool = False
 
 
 class Sender:
-    """The writing end, of rank 0. Readers are ranks 1 to `num_readers`.
-
-    Messages lie one behind the other. When all were read the next one begins at 0, so that usually only the first pages
-    are touched: they stay in the processor's cache, and the rest costs no memory.
-
-    One thread sends; any thread may collect, ping and ask. `on_reply(rank, reply)` hears each reply once, in the thread
-    that happened to read it, and must not call the sender.
-    """
+    """The writing end, of rank 0. Readers are ranks 1 to `num_readers`. Messages lie one behind the other; once all are
+    read the next begins at 0, so usually only the first pages are touched: they stay in the CPU cache, and the rest
+    costs no memory. One thread sends; any thread may collect, ping and query. `on_reply(rank, reply)` gets each reply
+    once, in the thread that happened to read it, and must not call the sender."""
 
     def __init__(
         self,
@@ -102,7 +97,7 @@ class Sender:
         self._lock = threading.Lock()
 
     def release_reader_ends(self) -> None:
-        """Call it once the readers have their ends: only then does this side notice that one is gone."""
+        """Call once readers have their ends: only then does this side notice that one is gone."""
         for end in self.reader_sockets.values():
             end.close()
 
@@ -120,7 +115,7 @@ class Sender:
             self._memory = np.empty(0, np.uint8)  # the last reference to the mapping
 
     def send(self, message: object, *, timeout_s: float) -> int:
-        """The message's sequence number. Waits for room, not for the readers to read: arrays are copied."""
+        """Returns the message's sequence number. Waits for room, not for the readers: arrays are copied."""
         packed = self._codec.pack(message)
         start = self._wait_for_room(packed.num_bytes, timeout_s)
         if packed.num_bytes > self._capacity:
@@ -134,29 +129,28 @@ class Sender:
             self._collect()
 
     def wait(self, timeout_s: float) -> None:
-        """Returns when there may be replies, and has then read them."""
+        """Waits until there may be replies, and reads them."""
         self._poll.poll(max(0.0, min(timeout_s, POLL_S)) * 1000)
         self.collect()
 
     def is_done(self, sequence: int) -> bool:
-        """Whether all ranks have ended a message, as far as replies were read."""
+        """Whether all ranks have finished a message, as far as replies were read."""
         return all(reader.acknowledged >= sequence for reader in self._readers.values())
 
     def behind(self) -> dict[int, int]:
-        """How many messages each rank has not ended, as far as replies were read; ranks that ended all are left out."""
+        """Unfinished messages by rank, as far as replies were read; ranks without any are left out."""
         counts = {rank: self._sequence - reader.acknowledged for rank, reader in self._readers.items()}
         return {rank: count for rank, count in counts.items() if count}
 
     def filenos(self) -> list[int]:
-        """File numbers of the sockets, for a poll that waits until one is closed at the other end."""
+        """Sockets to poll for hang-ups."""
         return [reader.socket.fileno() for reader in self._readers.values() if not reader.is_gone]
 
     def gone(self) -> list[int]:
-        """Ranks whose end is closed."""
         return [rank for rank, reader in self._readers.items() if reader.is_gone]
 
     def silent_s(self, rank: int, now: float) -> float:
-        """For how long a rank has owed an answer and given none; 0 when it owes none."""
+        """How long a rank has owed an answer; 0 if it owes none."""
         with self._lock:
             reader = self._readers[rank]
             owed = [one.sent_at for one in self._sent if one.sequence > reader.acknowledged][:1]
@@ -165,12 +159,12 @@ class Sender:
             return max(0.0, now - max(reader.heard_at, min(owed))) if owed else 0.0
 
     def forgive(self, now: float) -> None:
-        """Count silence from now on."""
+        """Restart the measurement of silence."""
         for reader in self._readers.values():
             reader.heard_at = now
 
     def ping(self, after_s: float, now: float) -> None:
-        """Ping the ranks that owe no answer and have been silent for so long."""
+        """Ping ranks that owe no answer and have been silent for `after_s`."""
         with self._lock:
             for reader in self._readers.values():
                 is_idle = reader.acknowledged == self._sequence and reader.pinged_at is None
@@ -179,7 +173,7 @@ class Sender:
                     self._notify(reader, _Kind.PING)
 
     def tell_to_close(self) -> None:
-        """Tell readers to close, after everything that was sent."""
+        """Tell readers to close after everything already sent."""
         with self._lock:
             for reader in self._readers.values():
                 self._notify(reader, _Kind.CLOSE)
@@ -194,7 +188,7 @@ class Sender:
             with self._lock:
                 self._collect()
                 self._check_nobody_is_gone()
-                if not self._sent:  # whatever its size: the memory grows
+                if not self._sent:  # any size fits: the memory grows
                     return 0
                 start = self._sent[-1].end
                 if start + num_bytes <= self._capacity and len(self._sent) < MAX_OUTSTANDING:
@@ -240,13 +234,13 @@ class Sender:
             self._sent.popleft()
 
     def _receive(self, reader: _Reader) -> bytes | None:
-        """None when there is nothing now, or never again."""
+        """None if there is nothing now, or never will be."""
         for _ in range(2):
             try:
                 data = reader.socket.recv(MAX_REPLY_BYTES)
             except BlockingIOError:
                 return None
-            except ConnectionResetError:  # it left without reading all; its last words come behind the error
+            except ConnectionResetError:  # it exited with unread data; its last replies follow the error
                 continue
             if data:
                 return data
@@ -260,7 +254,7 @@ class Sender:
 
 
 class Receiver:
-    """The reading end, of one thread."""
+    """The reading end, for one thread."""
 
     def __init__(self, socket_fd: int, memory_fd: int) -> None:
         os.set_inheritable(socket_fd, False)
@@ -269,8 +263,8 @@ class Receiver:
         self._memory = self._map_memory()
 
     def receive(self) -> tuple[int, Bytes] | None:
-        """Waits for the next message: its sequence number, and its bytes, which are valid until a reply says that it is
-        done. None when there is none to come. Answers pings meanwhile."""
+        """Waits for the next message; answers pings meanwhile. Returns its sequence number and its bytes, valid until
+        the reply that it is done; None if no more will come."""
         while notice := self._next_notice():
             kind, sequence, start, num_bytes = _NOTICE.unpack(notice)
             match kind:
@@ -285,7 +279,7 @@ class Receiver:
         return None
 
     def reply(self, reply: RankReply) -> None:
-        """Hardly ever waits. If nobody listens any more, `receive` will say so."""
+        """Hardly ever blocks. If nobody listens any more, `receive` will tell."""
         data = _encode_reply(reply)
         with suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)
@@ -298,7 +292,7 @@ class Receiver:
         return np.frombuffer(mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)
 
     def _next_notice(self) -> bytes:
-        """Empty when the other side is gone. Sleeps at once: to look for a while first made others wait for a core."""
+        """Empty when the other side is gone. Blocks at once: spinning first took cores from other processes."""
         try:
             return self._socket.recv(_NOTICE.size)
         except ConnectionResetError:

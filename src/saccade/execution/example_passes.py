@@ -1,7 +1,5 @@
-"""Made-up inputs of language passes, for warm-ups, captures, timing and verification.
-
-Every input has content that matters, so that a graph which had frozen one would give or write something else.
-"""
+"""Example inputs of language passes, for warm-up, capture, timing and verification. Every input's content matters, so a
+graph that froze one would output or write something different."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +10,7 @@ import torch
 from saccade.execution.state import DeviceState
 from saccade.models.vlm import Model
 
-SHARE_PENDING, SHARE_SEEN = 0.5, 0.25  # of the rows: tokens of earlier steps, rows of images
+SHARE_PENDING, SHARE_SEEN = 0.5, 0.25  # share of rows that take tokens of earlier steps, and rows of images
 MOST_BLOCKS = 3  # of a context
 
 
@@ -21,8 +19,7 @@ def chance_from(rng: torch.Generator) -> np.random.Generator:
 
 
 def example_prompts(model: Model, state: DeviceState, lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
-    """Whole prompts of these lengths, each in blocks of its own: tokens of earlier steps and rows of images among their
-    ids, positions with gaps."""
+    """Whole prompts, each in its own blocks; ids include pending tokens and image rows, positions have gaps."""
     count, chance = sum(lengths), chance_from(rng)
     values: dict[str, Any] = {
         **_tokens(model, state, count, chance),
@@ -38,7 +35,7 @@ def example_prompts(model: Model, state: DeviceState, lengths: tuple[int, ...], 
 
 
 def example_rows(model: Model, state: DeviceState, lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
-    """One row for each request, behind contexts of random lengths, some of several blocks."""
+    """One row per request, after contexts of random lengths, some of several blocks."""
     count, chance = sum(lengths), chance_from(rng)
     blocks = max(1, min(MOST_BLOCKS, state.max_blocks, (state.num_blocks - 1) // max(count, 1)))
     contexts = chance.integers(1, blocks * state.block_size + 1, count)
@@ -59,12 +56,11 @@ def _tokens(model: Model, state: DeviceState, count: int, chance: np.random.Gene
 
 
 def _some(chance: np.random.Generator, share: float, values: Any) -> Any:
-    """These values in some of the rows, -1 in the others."""
     return np.where(chance.random(len(values)) < share, values, -1)
 
 
 def _limits(length: int, chance: np.random.Generator) -> Any:
-    """An image somewhere in a prompt, whose rows see to its end."""
+    """An image at a random place in a prompt, whose rows attend up to its end."""
     first, end = sorted(chance.integers(0, length + 1, 2))
     limits = np.zeros(length, dtype=np.int32)
     limits[first:end] = end
@@ -74,8 +70,8 @@ def _limits(length: int, chance: np.random.Generator) -> Any:
 def _places(
     state: DeviceState, lengths: Sequence[int], contexts: Sequence[int], chance: np.random.Generator
 ) -> dict[str, Any]:
-    """Any blocks for each request; one that finds too few left, or is longer than a request may be, writes to the
-    padding block alone and has no keys."""
+    """Random blocks for each request. A request that finds too few left, or exceeds the maximum length, writes only to
+    the padding block and has no keys."""
     tables = np.zeros((len(lengths), state.max_blocks), dtype=np.int32)
     blocks = chance.permutation(state.num_blocks - 1) + 1
     key_lengths, slots, taken = [], [np.zeros(0, dtype=np.int64)], 0

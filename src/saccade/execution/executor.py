@@ -1,7 +1,7 @@
-"""The executor: obeys orders. The only code that launches anything, one for each rank; it never chooses.
+"""The executor carries out orders. It is the only code that launches anything, one per rank, and makes no decisions.
 
-A run returns at once with a ticket; `DeviceTicket.wait` is the one place where the host waits for the device. Later
-work is queued behind it on the same stream, so nothing that a ticket still needs is overwritten before it is copied.
+A run returns at once with a ticket; only `DeviceTicket.wait` makes the host wait for the device. Later work is queued
+on the same stream, so nothing that a ticket still needs is overwritten before it is copied.
 """
 
 import gc
@@ -35,15 +35,13 @@ from saccade.wire.update import Scores
 
 NUM_TICKETS = 3  # two steps may be in flight
 EXACT_VISION_GRAPHS = len(USUAL_SIZES)
-EXACT_VISION_AFTER = 32  # a graph of its own saves 0.3 ms a batch and costs 30 once, when nobody waits
-EXACT_ONLY_AFTER = 3  # where the other way is without a graph, and 20 ms longer
-EXACT_VISION_BYTES = 256 * 2**20  # what exact vision graphs may add to the pool that the largest bucket made
+EXACT_VISION_AFTER = 32  # an exact graph saves 0.3 ms a batch and costs 30 ms once, while idle
+EXACT_ONLY_AFTER = 3  # where the alternative is eager, and 20 ms slower
+EXACT_VISION_BYTES = 256 * 2**20  # that exact vision graphs may add to the pool of the largest bucket
 
 
 @dataclass(slots=True)
 class DeviceTicket:
-    """A step on its way."""
-
     turn: int
     num_sampled: int
     ids: Tensor | None = None
@@ -73,7 +71,7 @@ class ExecutorSettings(EncoderSettings):
     vision_tiers: frozenset[Tier] = frozenset({Tier.CAPACITY})  # where vision has graphs at all
 
     def largest_frame(self, longest: int) -> int:
-        """Rows of the largest image or frame, of which a request of `longest` tokens has room for no more."""
+        """Rows of the largest image or frame, capped at the `longest` tokens of a request."""
         return min(largest_frame(self.images, self.videos), longest)
 
     @property
@@ -109,7 +107,6 @@ class DeviceExecutor:
         self._trace: list[GraphKey | str] = []
 
     def composer(self) -> Composer:
-        """Composes for executors like this one, with the graphs that this one has."""
         spec, state = self._model.spec, self.state
         encoder = self.encoder
         layout = CacheLayout(
@@ -136,14 +133,14 @@ class DeviceExecutor:
         return tuple(runner for runner in found if runner is not None)
 
     def capture(self, progress: Progress | None = None, *, largest_only: bool = False) -> None:
-        """Capture every phase's graphs, each largest first; `largest_only` to measure what they need. Language passes
-        share one pool; vision passes, which run beside them, have their own."""
+        """Capture every phase's graphs, largest first; `largest_only` to measure their memory. Language passes share
+        one pool; vision passes, which run concurrently, have their own."""
         gc.collect()  # once: captures run with the collector off
         for runner in self.phases:
             runner.capture_buckets(progress, largest_only=largest_only)
 
     def execute(self, orders: Orders) -> Any:
-        """Obey any order; `scheduling.executing.Executor` says what each gives."""
+        """Carry out any order; `scheduling.executing.Executor` documents what each returns."""
         match orders:
             case Run():
                 return self.run(orders)
@@ -167,7 +164,7 @@ class DeviceExecutor:
 
     @contextmanager
     def in_order(self, runner: GraphRunner) -> Iterator[None]:
-        """Vision passes have a stream of their own, which must wait for what is done with their graphs here."""
+        """Order work on a phase's graphs here with the vision stream, on which vision passes run."""
         side = self.encoder.side_stream if self.encoder is not None and runner is self.encoder.graphs else None
         if side is not None:
             side.wait()
@@ -178,7 +175,7 @@ class DeviceExecutor:
                 side.join()
 
     def take_trace(self) -> str:
-        """How the passes of the newest order were run, the one that failed too; told once. Ranks must agree on it."""
+        """How the newest order's passes ran, including a failed one; read once. Ranks must agree on it."""
         trace, self._trace = self._trace, []
         return "; ".join(map(str, trace))
 
@@ -203,13 +200,13 @@ class DeviceExecutor:
             self._mark(ticket)
         except BaseException:
             if self.encoder is not None:
-                self.encoder.side_stream.join()  # what was launched of this step is committed before it is over
+                self.encoder.side_stream.join()  # the launched part of this step is committed before it has finished
             raise
         return ticket
 
     @torch.no_grad()
     def sample(self, orders: SampleTokens) -> None:
-        """Obey what follows the passes of the newest run; its ticket has the results."""
+        """Carry out what follows the passes of the newest run; its ticket gets the results."""
         ticket = self._ticket
         assert ticket is not None, "there was no run to sample from"
         self._trace = []
@@ -220,7 +217,6 @@ class DeviceExecutor:
         self._mark(ticket)
 
     def capture_layout(self, layout: ExactLayout) -> int:
-        """Capture a vision graph of one layout; the bytes it added."""
         assert self.encoder is not None, "only images have layouts"
         return self.encoder.capture_layout(layout)
 
@@ -232,7 +228,6 @@ class DeviceExecutor:
             self._trace.append(runner.last)
 
     def _deliver(self, ticket: DeviceTicket, outputs: Mapping[str, Tensor]) -> None:
-        """Queue the copies of tokens, and of what is wrong with them, to the host."""
         count = ticket.num_sampled
         if "next_ids" in outputs:
             ticket.ids = self._host_ids[ticket.turn][:count]
@@ -247,23 +242,22 @@ class DeviceExecutor:
             ticket.done.record()
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
-        """Counters and graphs of each phase, by its name."""
         return {runner.phase.name: runner.snapshot() for runner in self.phases}
 
     def warm_up(self) -> None:
-        """Compile what runs outside of graphs: pixels to patches, masks of grammars."""
+        """Compile what runs outside graphs: pixels to patches, grammar masks."""
         if self.encoder is not None:
             self.encoder.warm_up()
         self._logits.warm_up()
 
     def reserve(self) -> int:
-        """Keep memory for passes that may run without a graph; how many bytes."""
+        """Keep memory for passes that may run without a graph; returns the bytes."""
         vision = 0 if self.encoder is None else self.encoder.reserve()
         return vision + (self._reserve_language() if self.settings.has_shadow and self._is_cuda else 0)
 
     @torch.no_grad()
     def _reserve_language(self) -> int:
-        """Run the largest pass of each phase, so that torch keeps the memory it needs."""
+        """Run the largest pass of each phase, so that torch keeps its memory."""
         device = self._model.place.device
         before = torch.cuda.memory_reserved(device)
         for runner in (self.prefill, self.decode, self.head, self.sampler):
@@ -272,7 +266,7 @@ class DeviceExecutor:
         return torch.cuda.memory_reserved(device) - before
 
     def require_device(self) -> None:
-        """After an error: some, such as an access beyond memory, leave a GPU on which every later call fails."""
+        """Call after an error: some, such as an illegal access, leave a GPU on which every later call fails."""
         if self._is_cuda:
             try:
                 torch.cuda.synchronize(self._model.place.device)

@@ -1,8 +1,6 @@
-"""The language passes as phases to be replayed: prompts and mixed batches (`prefill`), one row each (`decode`), and the
-head that turns rows into logits and tokens.
-
-T token rows, R requests, M blocks of a table, N rows of logits, D width, V vocabulary, L levels of vision rows.
-"""
+"""Language passes as phases: prompts and mixed batches (`prefill`), one row per request (`decode`), and the `head` that
+turns rows into logits and tokens. T token rows, R requests, M blocks of a table, N rows of logits, D width, V
+vocabulary, L levels of vision rows."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +18,7 @@ from saccade.scheduling.buckets import decode_buckets, head_buckets, prefill_buc
 
 
 def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
-    """Rows of any number of requests, prompts and outputs mixed, to what the head makes tokens of."""
+    """Rows of any number of requests, prompts and outputs mixed, to the rows that the head reads."""
     buffers = [
         *_row_buffers(model),
         *_request_buffers(model, state),
@@ -47,7 +45,7 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
 
 
 def decode_phase(model: Model, state: DeviceState) -> Phase:
-    """One row of each request to its next token. Padded rows are requests of their own, without keys."""
+    """One row of each request to its next token. Padded rows are separate requests without keys."""
     buffers = [
         *(buffer for buffer in _row_buffers(model) if buffer.name not in ("limits", "sources")),
         *_request_buffers(model, state, longest=1),
@@ -79,7 +77,7 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
 
 
 def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
-    """Chosen rows of the prefill's output through the last MLP to their next tokens."""
+    """Selected rows of the prefill's output, through the last MLP, to their next tokens."""
     limits = {"tokens": state.max_sequences}
 
     def body(frame: Frame) -> dict[str, Tensor]:
@@ -91,7 +89,7 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
         return {"rows": rows, "sequences": state.some_sequences(count, rng)}
 
     def set_up(values: Mapping[str, Any]) -> None:
-        """Rows of its own: a prefill leaves anything in those that were padding."""
+        """Sets all rows, because a prefill leaves arbitrary values in padding."""
         same = torch.Generator(trunk_TD.device).manual_seed(0)
         trunk_TD.normal_(generator=same)
         state.forget_scores(values)
@@ -117,8 +115,8 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
 
 
 def _row_buffers(model: Model) -> list[Buffer]:
-    """What every row brings. `pending` names the sequence whose newest token is the row's input (-1: `ids` has it);
-    `sources` the row of the encoder cache that stands there (-1: a token)."""
+    """Inputs of every row. `pending` is the sequence whose newest token is the row's input (-1: `ids` has it);
+    `sources` is the row of the encoder cache to use (-1: a token)."""
     buffers = [
         metadata("ids", ("tokens",)),
         metadata("pending", ("tokens",), padding=Fill(-1)),
@@ -133,7 +131,7 @@ def _row_buffers(model: Model) -> list[Buffer]:
 
 
 def _request_buffers(model: Model, state: DeviceState, longest: int | None = None) -> list[Buffer]:
-    """What attention reads of each request, and the bridges that queries and results cross in piecewise graphs."""
+    """What attention reads of each request, and the bridges for queries and results in piecewise graphs."""
     heads = model.decoder.layers[0].attention.qkv
     shape = ("tokens", heads.num_heads, heads.head_dim)
     return [
@@ -146,7 +144,7 @@ def _request_buffers(model: Model, state: DeviceState, longest: int | None = Non
 
 
 def _token_buffers() -> list[Buffer]:
-    """Of a pass that gives tokens: the sequences they continue, the tokens, and whether their logits are no numbers."""
+    """For passes that produce tokens: sequences, tokens, and whether logits are unusable (a NaN, or all -inf)."""
     return [
         metadata("sequences", ("tokens",)),
         output("next_ids", ("tokens",), torch.int64),
@@ -179,7 +177,7 @@ def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> 
 
 
 def _tokens(model: Model, state: DeviceState, hidden_ND: Tensor, sequences_N: Tensor) -> dict[str, Tensor]:
-    """Logits to where samplers and scores find them; the likeliest tokens to the sequences they continue."""
+    """Stores logits for samplers and scores, and the likeliest tokens in their sequences."""
     logits_NV = model.decoder.logits(hidden_ND)
     state.logits[: logits_NV.shape[0]].copy_(logits_NV)
     ids_N, is_bad_N = state.sampling.greedy(logits_NV)

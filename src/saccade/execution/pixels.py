@@ -1,6 +1,5 @@
-"""Decoded pixels to patches: through pinned host memory that is never written while it is copied, into static device
-memory, and from there by two kernels into the arena. Nothing is allocated after the start.
-"""
+"""Turns decoded pixels into patches: through pinned host memory that is never written while being copied, into static
+device memory, and from there by two kernels into the arena. Nothing is allocated after start-up."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,19 +24,18 @@ from saccade.kernels.image_jobs import (
 from saccade.kernels.reference_images import resize_patchify
 from saccade.scheduling.orders import PatchSource
 
-Shapes = Mapping[MediaKind, PatchSettings]  # how pixels are cut, by the kind of media
+Shapes = Mapping[MediaKind, PatchSettings]  # how pixels are cut, by media kind
 
-SLOT_BYTES = 32 * 2**20  # pixels of one copy; larger media come in bands, one after the other
+SLOT_BYTES = 32 * 2**20  # pixels of one copy; larger media are copied in bands
 ALIGNMENT_BYTES = 16
 
 
 class StagedPixels:
-    """On a GPU. One copy takes the pixels of as many pictures as a slot holds, with the table that describes them; two
-    launches do the rest. A picture larger than a slot comes in bands: slower by the copies that then wait for each
-    other, never larger in memory."""
+    """For GPUs. One copy takes as many pictures as a slot holds, with the table that describes them; two launches do
+    the rest. Larger pictures are copied in bands: slower, because copies wait for each other, but in bounded memory."""
 
     def __init__(self, device: torch.device, shapes: Shapes, slot_bytes: int = SLOT_BYTES) -> None:
-        # Not imported with this module: Triton is there only where a GPU may be.
+        # Imported late: Triton is only installed where a GPU may be.
         from saccade.kernels.fused_images import JobKernels
 
         self._max_bytes, self._shapes = slot_bytes, shapes
@@ -57,27 +55,27 @@ class StagedPixels:
 
 
 class PlainPixels:
-    """Anywhere else: one picture after the other."""
+    """For other devices: one picture after the other."""
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
 
     def patchify(self, pictures: Sequence[PatchSource], out_PC: Tensor) -> None:
         for picture in pictures:
-            pixels = torch.from_numpy(np.array(picture.pixels))  # read-only ones, which torch has no notion of
+            pixels = torch.from_numpy(np.array(picture.pixels))  # a copy: torch has no read-only tensors
             out = out_PC[picture.out_row : picture.out_row + picture.num_rows]
             resize_patchify(pixels, picture.size_hw, self._shapes[picture.kind], out)
 
 
 def new_pixels(device: torch.device, shapes: Shapes) -> StagedPixels | PlainPixels:
-    """Turns pictures into patches, in the order of the current stream."""
+    """Turns pictures into patches, in order on the current stream."""
     return StagedPixels(device, shapes) if device.type == "cuda" else PlainPixels(shapes)
 
 
 def rounds(
     pictures: Sequence[PatchSource], shapes: Shapes, max_bytes: int
 ) -> Iterator[tuple[PatchSettings, list[ImageJob]]]:
-    """Jobs that fit one slot, and one scratch buffer, together; all of a round are cut alike."""
+    """Groups of jobs that fit one slot and one scratch buffer; all jobs of a round are cut alike."""
     pending: list[ImageJob] = []
     cut: PatchSettings | None = None
     pixels = scratch = 0
@@ -95,7 +93,7 @@ def rounds(
 
 
 def write_slot(slot: NDArray[np.uint8], jobs: list[ImageJob], shape: PatchSettings) -> tuple[int, tuple[int, int, int]]:
-    """The table and, behind it, the pixels of a round. Returns the bytes used, and the counts of the table."""
+    """Writes the table and, behind it, the pixels of a round. Returns the bytes used and the table's counts."""
     places, end = [], 0
     for job in jobs:
         places.append(end)
@@ -123,7 +121,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def warm_up_picture(kind: MediaKind, shape: PatchSettings, side_units: int = 1) -> PatchSource:
-    """The smallest picture that runs through all the code."""
+    """The smallest picture that exercises all the code."""
     side = shape.patch * shape.merge * side_units
     frames: Any = np.zeros((shape.temporal_patch, 2 * side, side, 3), dtype=np.uint8)
     return PatchSource(0, kind, frames, (side, side), 0, (side // shape.patch) ** 2)

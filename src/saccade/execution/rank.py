@@ -1,8 +1,7 @@
-"""A rank's process: `python -m saccade.execution.rank`, started by `saccade.execution.rank_processes` alone.
+"""A rank's process: `python -m saccade.execution.rank`, started only by `saccade.execution.rank_processes`.
 
-It obeys orders one after the other and says what became of each. Its settings are the first line of its standard input,
-which stays open as long as its parent lives. SIGTERM keeps its default: the process ends at once, as nothing it does
-outlives it.
+It executes orders one after the other and reports each outcome. Its settings are the first line of standard input,
+which stays open as long as its parent lives. SIGTERM keeps its default (exit at once), as nothing outlives the process.
 """
 
 import io
@@ -36,7 +35,7 @@ def main() -> int:
     if not line:
         return EXIT_ORPHANED
     start = msgspec.json.decode(line, type=RankStart)
-    if os.getppid() != start.parent_pid:  # it ended before this process asked to end with it
+    if os.getppid() != start.parent_pid:  # it exited before end_with_parent took effect
         return EXIT_ORPHANED
     end_with_input()
     os.set_inheritable(start.store_fd, False)
@@ -57,14 +56,14 @@ def main() -> int:
 
 
 def serve(receiver: Receiver, executor: RankExecutor) -> None:
-    """Returns when rank 0 says so, or is gone."""
+    """Returns when rank 0 says so or is gone."""
     codec = Codec(*executor.order_types)
     while (received := receiver.receive()) is not None:
         sequence, packed = received
         error = ""
         try:
             executor.execute(codec.unpack(packed))
-        except Exception as raised:  # whether it is fatal is for rank 0 to say
+        except Exception as raised:  # rank 0 decides whether it is fatal
             traceback.print_exc()
             error = describe(raised)
         receiver.reply(Done(sequence, OrderOutcome(digest=executor.take_digest(), error=error)))
@@ -77,7 +76,7 @@ def _find_factory(path: str) -> Callable[[RankStart], RankExecutor]:
 
 
 class _Prefixed(io.TextIOBase):
-    """Begins every line with a prefix, so that the output of several processes can be told apart."""
+    """Prefixes every line, to tell the output of several processes apart."""
 
     def __init__(self, target: TextIO, prefix: str) -> None:
         self._target, self._prefix = target, prefix

@@ -1,4 +1,4 @@
-"""What the ranks of an engine say to each other beside orders: how a rank starts, and what it did with an order."""
+"""Messages between ranks other than orders: how a rank starts, and the outcome of each order."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ MAX_TEXT = 4000  # characters of an error
 
 
 class RankStart(Struct, frozen=True, kw_only=True):
-    """The first line that a rank reads, as JSON. `factory` is an import path: package.module:function."""
+    """The first line a rank reads, as JSON. `factory` is an import path: package.module:function."""
 
     rank: int
     num_ranks: int
@@ -29,11 +29,10 @@ class RankStart(Struct, frozen=True, kw_only=True):
 
 
 class OrderOutcome(Struct, frozen=True, kw_only=True):
-    """What a rank did with one order. Ranks must agree on `digest`, a short text such as the keys of the graphs that
-    were replayed, and on whether there was an error and of which type."""
+    """What a rank did with one order. Ranks must agree on `digest` (such as replayed graph keys) and error type."""
 
     digest: str = ""
-    error: str = ""  # "TypeOfError: its text"; empty when all went well
+    error: str = ""  # "ErrorType: text"; empty on success
 
     @property
     def error_type(self) -> str:
@@ -42,9 +41,8 @@ class OrderOutcome(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExecutor:
-    """What a rank's factory makes of a RankStart. `order_types` are those that rank 0 sends, in the same sequence. The
-    arrays of an order are only valid until `execute` returns; `take_digest` then says what was done, also after an
-    error. `facts`, told to rank 0 with "ready", are anything that JSON can say."""
+    """What a rank's factory returns. `order_types` must match rank 0's, in sequence. Arrays of an order are valid only
+    until `execute` returns; `take_digest` then tells what was done, even after an error. Rank 0 gets `facts` (JSON)."""
 
     order_types: tuple[type, ...]
     execute: Callable[[Any], Any]
@@ -58,18 +56,18 @@ class RankReady(Struct, frozen=True, tag=True):
 
 
 class NotStarted(Struct, frozen=True, tag=True):
-    """The last words of a rank whose executor could not be made."""
+    """Sent by a rank whose executor could not be built, before it exits."""
 
     error: str
     is_config: bool = False
 
 
 class Heard(Struct, frozen=True, tag=True):
-    """A ping was heard."""
+    """Reply to a ping."""
 
 
 class Done(Struct, frozen=True, tag=True):
-    """A message was executed; its bytes are no longer read."""
+    """A message was executed; the rank no longer reads its bytes."""
 
     sequence: int
     outcome: OrderOutcome

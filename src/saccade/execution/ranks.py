@@ -1,5 +1,4 @@
-"""The ranks of a tensor-parallel engine: started and ordered by rank 0, each on its device, and checked against each
-other."""
+"""The ranks of a tensor-parallel engine: started and directed by rank 0, and checked against each other."""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -28,13 +27,12 @@ from saccade.wire.messages import StartEngine
 from saccade.wire.tensor_parallel import RankShare, TensorParallel
 
 FACTORY = "saccade.execution.build:follow"
-CALIBRATION_ROUNDS = 5  # ranks that measure together must do it equally often
-ANSWER_SHARE = 0.8  # of the watchdog's time: rank 0 names the rank that hangs before the front end gives up on rank 0
+CALIBRATION_ROUNDS = 5  # ranks that measure together must run equally many rounds
+ANSWER_SHARE = 0.8  # of the watchdog's time: rank 0 names the hung rank before the front end gives up on rank 0
 
 
 class RankedExecutor:
-    """Rank 0 of several: it passes every order on before it obeys it. The others obey on their own; whether they did
-    the same is checked afterwards."""
+    """Rank 0 of several: forwards every order before executing it. That the others did the same is checked later."""
 
     def __init__(self, executor: DeviceExecutor, processes: RankProcesses) -> None:
         self._executor, self._processes = executor, processes
@@ -52,12 +50,11 @@ class RankedExecutor:
             self._processes.record(number, OrderOutcome(digest=self._executor.take_trace(), error=error))
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
-        """Of rank 0: the others replay the same."""
+        """Of rank 0 only: the others replay the same."""
         return self._executor.snapshots()
 
     def require_device(self) -> None:
-        """After an error. If all ranks met the same one they go on; otherwise this raises what is wrong with which
-        rank."""
+        """Call after an error: returns if all ranks met the same one, else raises which rank diverged."""
         self._executor.require_device()
         if self._number:
             self._processes.settle(self._number)
@@ -76,9 +73,9 @@ def describe_ranks(model: Model, groups: Groups, held: Sequence[RankShare]) -> T
 
 
 def start_ranks(engine: StartEngine, spec: ModelSpec, device: torch.device, on_death: OnDeath) -> RankProcesses:
-    """Start the other ranks. They begin to build at once, and rank 0 must too: ranks wait for each other on the way."""
+    """Start the other ranks. They build at once, and rank 0 must too, because ranks wait for each other on the way."""
     settings, size = engine.settings, engine.settings.tensor_parallel_size
-    check_division(spec, size, settings.mm_encoder_tp_mode)  # before processes are started that would all say so
+    check_division(spec, size, settings.mm_encoder_tp_mode)  # before starting processes that would all fail
     plan = RankPlan(
         num_ranks=size,
         factory=FACTORY,
@@ -91,7 +88,7 @@ def start_ranks(engine: StartEngine, spec: ModelSpec, device: torch.device, on_d
 
 
 def check_division(spec: ModelSpec, size: int, encoder_mode: str) -> None:
-    """Raises a ConfigError where the model cannot be divided over so many ranks."""
+    """Raises a ConfigError if the model cannot be divided over this many ranks."""
     group = ParallelGroup(size=size)
     meta = torch.device("meta")
     place = Placement(kernels=kernels_for("cpu", torch.float32), device=meta, dtype=torch.float32, group=group)
@@ -113,7 +110,7 @@ def devices_for(size: int, device: torch.device) -> tuple[int, ...]:
 
 
 def largest_passes(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> dict[str, int]:
-    """What ranks exchange at most in a pass, with a graph or without: rows, rows of logits and patches."""
+    """The most that ranks exchange in a pass, with or without a graph: rows, rows of logits and patches."""
     unit = 0 if model.spec.vision is None else model.spec.vision.unit
     longest = max(settings.max_units, settings.largest_frame(sizes.max_blocks * sizes.block_size))
     logit_rows = max(sizes.max_sequences, MAX_SCORED_ROWS)
@@ -122,8 +119,7 @@ def largest_passes(model: Model, settings: ExecutorSettings, sizes: StateSizes) 
 
 @torch.no_grad()
 def check_ranks(executor: DeviceExecutor, groups: Groups) -> None:
-    """Check that all ranks get the same bits from the same pass: each picks tokens for itself, so they would drift
-    apart."""
+    """Check that all ranks get the same bits from the same pass: each samples by itself, so they would diverge."""
     if groups.language.size == 1:
         return
     for runner in executor.phases:
@@ -137,7 +133,7 @@ def check_ranks(executor: DeviceExecutor, groups: Groups) -> None:
 
 
 def _digest(executor: DeviceExecutor, runner: GraphRunner) -> bytes:
-    """Digest of what the smallest bucket gives for its example: outputs, and logits where there are any."""
+    """Digest of the smallest bucket's results for its example: outputs, and logits if any."""
     phase = runner.phase
     values = runner.example_values(runner.catalogue.shape.ordered[0])
     phase.set_up(values)

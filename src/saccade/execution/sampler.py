@@ -1,7 +1,4 @@
-"""Sampling as a phase: logits of the last pass to tokens, with every parameter as data.
-
-N rows, V vocabulary, S sequences.
-"""
+"""Sampling as a phase: logits of the last pass to tokens, all parameters as data. N rows, V vocabulary, S sequences."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +13,7 @@ from saccade.graphs import Arena, Capacity, Fill, Frame, Phase, metadata, output
 from saccade.scheduling.arrays import FLOATS
 from saccade.scheduling.buckets import head_buckets
 
-# Where the parameters of examples lie.
+# Parameter ranges of examples.
 RANGES = {
     "temperature": (0.5, 2.0),
     "top_p": (0.2, 0.9),
@@ -53,7 +50,7 @@ def sample_phase(state: DeviceState) -> Phase:
     def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
         count, chance = sum(lengths), chance_from(rng)
         floats = {name: chance.uniform(low, high, count) for name, (low, high) in RANGES.items()}
-        chosen = chance.choice(FILTERS, count)  # one a row: of several, one hides what the others do
+        chosen = chance.choice(FILTERS, count)  # one per row: several would hide each other's effect
         for name in floats.keys() & FILTERS:
             floats[name] = np.where(chosen == name, floats[name], FLOATS[name])
         return {
@@ -79,7 +76,7 @@ def sample_phase(state: DeviceState) -> Phase:
         return {"newest ids": state.newest_ids[sequences], "edited logits": state.edited[: len(sequences)].clone()}
 
     def touched(values: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Counts of tokens matter only where there are penalties."""
+        """Token counts matter only for rows with penalties."""
         sequences = np.unique(np.asarray(values["sequences"])[_is_penalised(values)])
         return {
             "newest ids": state.newest_ids[1:],

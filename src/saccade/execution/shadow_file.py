@@ -1,7 +1,5 @@
-"""The file of a replay that was found wrong: its inputs and all that it read, for `saccade replay`.
-
-A safetensors file, so that reading it runs no code; its metadata is JSON.
-"""
+"""The file of a replay found wrong: its inputs and all it read, for `saccade replay`. A safetensors file, so that
+reading it runs no code; its metadata is JSON."""
 
 import json
 from collections.abc import Mapping
@@ -38,14 +36,14 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 FORMAT = "saccade shadow 1"
 SUFFIX = ".shadow.safetensors"
-MAX_FILES = 4  # of some hundred megabytes each at most
+MAX_FILES = 4  # of at most some hundred megabytes each
 GROUPS = {"input": "inputs", "read": "reads", "cached": "cached", "replayed": "replayed", "eager": "eager"}
-MAX_CONTEXT_BYTES = 256 * 2**20  # of keys and values: a longer context is left out
+MAX_CONTEXT_BYTES = 256 * 2**20  # of keys and values: longer contexts are left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The engine that writes files: what is needed to build it again, and where files go (None: nowhere)."""
+    """The engine that writes files: what is needed to rebuild it, and where files go (None: nowhere)."""
 
     model: str
     settings: EngineSettings
@@ -56,7 +54,7 @@ class Origin:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowFile:
     """One replay: its inputs, what it read of memory that the next step overwrites (`reads`) and of caches (`cached`),
-    what it gave, and what an eager run gave. Keys and values are left out where the context is too long."""
+    its results, and those of an eager run. Keys and values of too long a context are left out."""
 
     origin: Origin
     key: GraphKey
@@ -72,7 +70,7 @@ class ShadowFile:
 
 
 def digest_of(tensors: Tensors, arrays: PassArrays | None = None) -> str:
-    """Names, types, shapes and bits."""
+    """Digest of names, types, shapes and bits."""
     state = blake2b(digest_size=16)
     for name, tensor in sorted({**_tensors(arrays or {}), **tensors}.items()):
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
@@ -86,7 +84,7 @@ def current_versions(device: torch.device) -> dict[str, str]:
 
 
 def context_of(state: DeviceState, arrays: PassArrays) -> dict[str, Tensor]:
-    """Keys, values and rows of images that a pass reads, with their places, if they are not too many."""
+    """Keys, values and image rows that a pass reads, with their places, unless they are too many."""
     found: dict[str, Tensor] = {}
     if "sources" in arrays and state.vision_rows is not None:
         rows = torch.from_numpy(source_rows(arrays).astype(np.int64))
@@ -100,7 +98,7 @@ def context_of(state: DeviceState, arrays: PassArrays) -> dict[str, Tensor]:
 
 
 def write_file(file: ShadowFile) -> Path | None:
-    """The file's path; None where it could not be written. The oldest files make room."""
+    """Returns the file's path; None if it could not be written. Deletes the oldest files beyond the limit."""
     folder = file.origin.folder
     if folder is None:
         return None
@@ -118,7 +116,7 @@ def write_file(file: ShadowFile) -> Path | None:
         }
         save_file(tensors, path, _metadata(file))
         path.chmod(0o600)
-    except (OSError, SafetensorError):  # no room, or not allowed: the report goes on without
+    except (OSError, SafetensorError):  # disk full or no permission: the report does without a file
         return None
     return path
 
@@ -152,7 +150,7 @@ def _metadata(file: ShadowFile) -> dict[str, str]:
 
 
 def _parsed(tensors: Tensors, data: dict[str, Any]) -> ShadowFile:
-    """Of the settings, those that this version knows; others have their defaults."""
+    """Unknown settings are ignored; missing ones get their defaults."""
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         group, _, own = name.partition("/")
@@ -181,16 +179,16 @@ def _tensors(arrays: PassArrays) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What the graph and an eager run give now: their digests, and where they differ."""
+    """Results of the graph and of an eager run now: their digests, and where they differ."""
 
     replay_digest: str
     eager_digest: str
     differences: list[OutputDifference]
-    as_recorded: list[OutputDifference]  # where the graph gives something else than the one of the file did
+    as_recorded: list[OutputDifference]  # where the graph's results differ from those in the file
 
 
 def replay_file(executor: DeviceExecutor, file: ShadowFile) -> Replayed:
-    """Both runs begin with the state of the file. It writes to caches, so nothing else may run."""
+    """Both runs start from the file's state. Writes to caches, so nothing else may run."""
     runner, batch = _find(executor, file)
     state = executor.state
     _check_fits(state, runner, file)
@@ -221,7 +219,7 @@ def _find(executor: DeviceExecutor, file: ShadowFile) -> tuple[GraphRunner, Batc
     except GraphError as error:
         raise ConfigError(f"the file is of another model, or of an engine with other limits: {error}") from None
     if file.key.digest:
-        runner.catalogue.costs = None  # captured whether or not it is the fastest way
+        runner.catalogue.costs = None  # capture it even if it is not the fastest way
         runner.capture_exact(values)
     if file.key not in {graph.key for graph in runner.graphs}:
         raise ConfigError(
@@ -232,7 +230,7 @@ def _find(executor: DeviceExecutor, file: ShadowFile) -> tuple[GraphRunner, Batc
 
 
 def _check_fits(state: DeviceState, runner: GraphRunner, file: ShadowFile) -> None:
-    """Raises where the engine is not one that could have written the file."""
+    """Raises if this engine could not have written the file."""
     try:
         there, known = (
             runner.phase.volatile_in(file.arrays) | context_of(state, file.arrays),
@@ -250,7 +248,7 @@ def _is_like(tensor: Tensor, other: Tensor) -> bool:
 
 
 def _restore(state: DeviceState, runner: GraphRunner, file: ShadowFile) -> None:
-    """Put all that the pass read where it read it."""
+    """Put everything the pass read back in its place."""
     device, cached = state.newest_ids.device, file.cached
     put_back(runner.phase, file.arrays, {name: tensor.to(device) for name, tensor in file.reads.items()})
     if "rows" in cached and state.vision_rows is not None:

@@ -1,4 +1,4 @@
-"""A stream beside the one that language steps run on, and how long passes on it take, without ever waiting for them."""
+"""A stream beside the one for language steps, and how long its passes take, without ever waiting for them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,16 +10,14 @@ import torch
 
 
 class SideStream:
-    """Work in order on a stream of its own; where there are no streams, in order with everything else.
-
-    What it may touch while others run is the caller's to see to. The orders it gives: `wait` lets the current stream
-    wait for all work so far; after `join` the next work waits for all that the current stream has been given.
-    """
+    """Runs work in order on its own stream; without CUDA, in order with everything else. `wait` makes the current
+    stream wait for all work so far; after `join`, the next work waits for all that the current stream was given. The
+    caller must ensure that concurrent work does not conflict."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._done = torch.cuda.Event() if self._stream is not None else None
-        self._must_join = True  # what was made at the start was made on another stream
+        self._must_join = True  # everything built at start-up was built on another stream
 
     @contextmanager
     def work(self) -> Iterator[None]:
@@ -45,8 +43,8 @@ class SideStream:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLap:
-    """A pass from `begin` to `end`, both from `now`. On a GPU the device's own clock says: time behind the passes of
-    earlier steps is not in it. On a CPU passes run where they are launched."""
+    """A pass from `begin` to `end`, both from `now`. On a GPU it is timed by the device's clock, which excludes time
+    queued behind earlier steps. On a CPU passes run synchronously."""
 
     begin: Any
     end: Any
@@ -59,7 +57,7 @@ class DeviceLap:
 
 
 def now(device: torch.device) -> Any:
-    """When the current stream has done what it was given; it does not wait."""
+    """The time when the current stream finishes its work so far; does not wait."""
     if device.type != "cuda":
         return monotonic()
     event = torch.cuda.Event(enable_timing=True)

@@ -1,13 +1,13 @@
-"""Images and videos to their rows of the encoder cache, on a stream of its own beside language steps.
+"""Encodes images and videos into rows of the encoder cache, on its own stream beside language steps.
 
 Why nothing is read before it is written or overwritten while it is read:
-- A language step waits (on the device) for the event behind the images of its own plan, and so for no others.
-- Pages of the cache that are written for plan k + 1 were free when that plan was made. A page becomes free when the
-  last plan that reads it is committed, and a plan is committed after the host has seen its end. So no step in flight
-  reads them. A step that was not launched to its end is committed without that: the next images then wait for it.
-- Buffers of the vision phase, staging included, are used by this stream alone, in order; graphs of the two streams have
-  pools of their own. So the patches of a pass may be launched before the host knows anything else of it: they are
-  written when the replay before it, which reads the same rows, is over.
+- A language step waits (on the device) for the event behind the images of its own plan, and for no others.
+- Cache pages written for plan k + 1 were free when that plan was made. A page becomes free when the last plan that
+  reads it is committed, which happens after the host has seen that plan finish. So no step in flight reads them. A step
+  that failed during launch is committed without that wait: the next images then wait for it.
+- Buffers of the vision phase, staging included, are used by this stream alone, in order, and graphs of the two streams
+  have separate pools. So the patches of a pass may be launched before its other inputs are known: they are written
+  after the previous replay, which reads the same rows, has finished.
 """
 
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ class Encoder:
         model = state.model
         assert model.spec.vision is not None and model.tower is not None, f"{model.spec.architecture} sees no images"
         self._sharing = model.tower.sharing
-        if self._sharing.size > 1:  # ranks with images of their own have no structure in common, but always a bucket
+        if self._sharing.size > 1:  # ranks with different images share no structure, but always a bucket
             graphs = replace(graphs, tiers=graphs.tiers and frozenset({Tier.CAPACITY}))
         self.settings, self._place, self.spec = settings, model.place, model.spec.vision
         self.side_stream = SideStream(model.place.device)
@@ -64,14 +64,13 @@ class Encoder:
 
     @property
     def facts(self) -> VisionFacts:
-        """For whoever composes passes."""
         frames = {kind: shape.temporal_patch for kind, shape in self._shapes.items()}
         num_ranks = self._sharing.size
         return VisionFacts(spec=self.spec, temporal_patch=frames, images=self.settings.images, num_ranks=num_ranks)
 
     @torch.no_grad()
     def encode(self, orders: Encode) -> Encoded:
-        """Launch a pass. If it cannot be launched, others still can."""
+        """Launch a pass. A failed launch does not affect later ones."""
         rank = self._sharing.rank
         with self.side_stream.work():
             begin = now(self._place.device)
@@ -82,17 +81,17 @@ class Encoder:
             return Encoded(lap=DeviceLap(begin, now(self._place.device)))
 
     def run(self, one: Pass) -> None:
-        """One pass, on the current stream."""
+        """Run one pass on the current stream."""
         try:
             values = self.values(one)
         except Exception:
-            if self._sharing.size > 1 and one.is_padded:  # other ranks, whose images are well, wait in this pass
+            if self._sharing.size > 1 and one.is_padded:  # other ranks wait for this one in the pass
                 self.graphs.obey(one.decision, self._nothing(one), lambda outputs: None)
             raise
         self.graphs.obey(one.decision, values, lambda outputs: None)
 
     def values(self, one: Pass) -> dict[str, Any]:
-        """The inputs of a pass. Its patches are launched first: into the arena, unless they are more than it holds."""
+        """The inputs of a pass. Its patches are launched first, into the arena unless they exceed it."""
         arena, count = self.graphs.phase.arena, sum(picture.num_rows for picture in one.pictures)
         if count <= arena.limits["patches"]:
             patches_PC = arena.rows("patches", count)
@@ -103,41 +102,38 @@ class Encoder:
         return {"patches": patches_PC, **one.values}
 
     def _nothing(self, one: Pass) -> dict[str, Any]:
-        """The inputs of a pass in which this rank has no images."""
         empty = self.graphs.phase.arena.empty_batch()
         return {**empty.tensors, **empty.arrays, "targets": one.values["targets"]}
 
     def patchify(self, one: Pass) -> None:
-        """Only the patches of a pass."""
         with self.side_stream.work():
             self.values(one)
         self.side_stream.wait()
 
     def warm_up(self) -> None:
-        """Compile what turns pixels into patches; it runs before the vision graph, not inside it. It is run twice,
-        because a kernel that was just compiled is launched in another way than later."""
+        """Compile the kernels that turn pixels into patches; they run outside the vision graph. Runs twice, because the
+        first launch after compilation takes a different path from later ones."""
         with self.side_stream.work():
             for kind, shape in (*self._shapes.items(),) * 2:
                 picture = warm_up_picture(kind, shape)
                 self._pixels.patchify([picture], self.graphs.phase.arena.rows("patches", picture.num_rows))
 
     def calibrate(self, num_rounds: int = 0) -> None:
-        """Measure eager runs and replays, so that the faster one is chosen; only where there is a choice to make."""
+        """Time eager runs and replays to choose the faster one, if there is a choice."""
         if Tier.EXACT in self.graphs.settings.tiers and self.graphs.graphs and not self.graphs.settings.strict:
             with self.side_stream.work():
                 self.graphs.calibrate(num_rounds)
 
     @torch.no_grad()
     def capture_layout(self, layout: ExactLayout) -> int:
-        """Capture a graph of one layout. For idle moments: it takes tens of milliseconds. It runs on the stream of
-        vision passes, where `reserve` left memory for the run before a capture."""
+        """Capture a graph for one layout. Takes tens of milliseconds, so only call it when idle. Runs on the vision
+        stream, where `reserve` left memory for the run before a capture."""
         with self.side_stream.work():
             return self.graphs.capture_layout(layout)
 
     @torch.no_grad()
     def reserve(self) -> int:
-        """Run the largest pass that may have to run without a graph, so that torch keeps the memory it needs. Returns
-        how much that is: what is left for the KV cache is smaller by it."""
+        """Run the largest pass that may run without a graph, so that torch keeps its memory; returns the bytes."""
         if Tier.EXACT in self.graphs.settings.tiers:
             with self.side_stream.work():
                 self.graphs.lane.reserve_small()
@@ -152,8 +148,8 @@ class Encoder:
             return torch.cuda.memory_reserved(self._place.device) - before
 
     def most_eager_rows(self) -> int:
-        """Rows of the largest frame where it is over budget; the whole budget where eager may be the faster way, and
-        where layouts are run once before they get a graph of their own, or shadow checks run them again."""
+        """The largest frame if over budget; the whole budget where eager may be faster, layouts run once before they
+        get an exact graph, or shadow checks rerun passes."""
         tiers, is_strict = self.graphs.settings.tiers, self.graphs.settings.strict
         largest = min(self._longest, largest_frame(self.settings.images, self.settings.videos))
         if largest > self.settings.max_units and not is_strict:
@@ -163,7 +159,7 @@ class Encoder:
 
 
 def largest_frame(*media: ImageSettings | VideoSettings | None) -> int:
-    """Rows of the largest frame that the settings of images and videos allow."""
+    """Rows of the largest frame that the image and video settings allow."""
     found = [0]
     for one in media:
         if one is not None:

@@ -1,8 +1,8 @@
-"""The engine's process: `python -m saccade.execution.worker FOLDER`, started by `saccade.client.process` alone.
+"""The engine process: `python -m saccade.execution.worker FOLDER`, started only by `saccade.client.process`.
 
-It takes commands between steps and waits for them only when idle. Whoever started it holds the other end of its
-standard input: when that closes, or the kernel says that the parent is gone, the process ends. Nothing it does outlives
-it, so SIGTERM keeps its default: the process ends at once. The orderly way is the `Close` command.
+It takes commands between steps and blocks on them only when idle. The parent holds the other end of its standard input:
+when that closes, or the kernel reports the parent's death, the process exits. Nothing it does outlives it, so SIGTERM
+keeps its default and ends it at once. The orderly way is the `Close` command.
 """
 
 import gc
@@ -32,11 +32,11 @@ from saccade.scheduling.request import Request
 from saccade.wire import messages
 from saccade.wire.update import Finish, FinishReason, Update
 
-LINGER_MS = 2000  # for the last words to get out
+LINGER_MS = 2000  # to deliver the last messages
 SMALL_BYTES = 256 * 10**6
-MAX_COMMANDS = 128  # between two steps, so that a storm of requests does not stop those that run
+MAX_COMMANDS = 128  # per step, so that a burst of requests does not stall running ones
 COMPILE_POLL_MS = 2
-IDLE_MS = 500  # without a command: what is then done for later requests would keep one waiting for some 50 ms
+IDLE_MS = 500  # without a command, before idle work that could delay a request by some 50 ms
 ABORTED = Finish(FinishReason.ABORT)
 
 Tell = Callable[[messages.EngineReply], None]
@@ -44,7 +44,7 @@ Tell = Callable[[messages.EngineReply], None]
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """Which output of which command a request of the engine is."""
+    """Which output of which command an engine request belongs to."""
 
     serial: int
     index: int
@@ -53,15 +53,13 @@ class _Member:
 
 @dataclass(frozen=True, slots=True)
 class _Compiling:
-    """A request that waits for its grammar."""
-
     command: messages.Add
     frames: messages.Buffers
     grammar: Future[LLMatcher]
 
 
 class Worker:
-    """Steps an engine and speaks for it. Every `Add` is answered by a refusal, or by news that end each output once."""
+    """Steps an engine and reports for it. Every `Add` gets a refusal, or news that end each output exactly once."""
 
     def __init__(self, engine: Engine, commands: "zmq.Socket[bytes]", tell: Tell) -> None:
         self._engine, self._commands, self._tell = engine, commands, tell
@@ -104,7 +102,7 @@ class Worker:
         return bool(self._commands.poll(0))
 
     def _check_shadow(self) -> None:
-        """Check a replay, unless a command comes meanwhile."""
+        """Check one replay; stops when a command arrives."""
         found = self._engine.check_shadow(self._has_command)
         if isinstance(found, Exception):
             traceback.print_exception(found)
@@ -132,7 +130,7 @@ class Worker:
                 raise ConfigError("the engine was told to start twice")
 
     def _take(self, command: messages.Add, frames: messages.Buffers) -> None:
-        """A request whose grammar has to be compiled first is overtaken by others meanwhile."""
+        """Requests whose grammar must be compiled first may be overtaken by others."""
         grammar = command.params.grammar
         if grammar is None:
             self._add(command, frames)
@@ -157,7 +155,7 @@ class Worker:
                     self._add(waiting.command, waiting.frames, waiting.grammar.result())
 
     def _forget(self, serial: int, ended: Finish = ABORTED) -> None:
-        """End a request that waits for its grammar."""
+        """End a request that is waiting for its grammar."""
         waiting = self._compiling.pop(serial, None)
         if waiting is not None:
             if all(other.grammar is not waiting.grammar for other in self._compiling.values()):
@@ -177,7 +175,7 @@ class Worker:
                 cache_salt=command.cache_salt,
                 compiled=compiled,
             )
-        except Exception as error:  # whatever is wrong with a request concerns nobody else
+        except Exception as error:  # a bad request must not affect others
             self._engine.abort(str(command.serial))
             self._tell(_refusal(command.serial, error))
             return
@@ -207,7 +205,7 @@ def main(folder: Path) -> int:
     end_with_parent()
     end_with_input()
     context = zmq.Context()
-    # The last socket is for the thread that watches other ranks: if one is gone, this thread may wait for it for ever.
+    # The last socket is for the thread watching other ranks: if one dies, this thread may hang in a collective forever.
     commands, replies, last_words = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
     for socket in (commands, replies, last_words):
         socket.set_hwm(0)  # the scheduler limits what is queued; a step must never wait for a slow reader
@@ -219,7 +217,7 @@ def main(folder: Path) -> int:
 
     def die(error: SaccadeError) -> None:
         last_words.send(messages.encode(_failure(error)))
-        sleep(LINGER_MS / 1000)  # whoever hears it ends this process
+        sleep(LINGER_MS / 1000)  # the receiver ends this process
         os._exit(EXIT_FAILED)
 
     try:
@@ -237,7 +235,7 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
         built = _build(start, tell, die)
         engine = built.engine
         gc.collect()
-        gc.freeze()  # what stays for good need not be looked at again while requests run
+        gc.freeze()  # permanent objects need not be scanned again while requests run
         pool = engine.scheduler.resources.pool
         limits = engine.scheduler.settings
         tell(messages.Ready(limits, pool.num_tokens, pool.block_size, gpu_bytes_in_use(), built.tensor_parallel))
@@ -259,7 +257,7 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
 def _build(start: messages.StartEngine, tell: Tell, die: OnDeath) -> Built:
     folder = Path(start.folder)
     if sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_BYTES:
-        torch.set_num_threads(1)  # on a CPU, threads that wait for each other cost a small model more than they save
+        torch.set_num_threads(1)  # on a CPU, thread synchronisation costs a small model more than it saves
     return build_engine(
         folder,
         start.settings,
@@ -271,8 +269,7 @@ def _build(start: messages.StartEngine, tell: Tell, die: OnDeath) -> Built:
 
 
 def gpu_bytes_in_use() -> int:
-    """Bytes in use on the whole device, whoever uses them; what the allocator keeps and what graphs and libraries took
-    is included."""
+    """Bytes in use on the whole device by anyone, including what the allocator, graphs and libraries hold."""
     if not torch.cuda.is_initialized():
         return 0
     free, total = torch.cuda.mem_get_info()

@@ -1,4 +1,4 @@
-"""Capture and replay for any callable whose inputs vary in length. Knows tensors and callables, no model.
+"""Capture and replay for any callable whose inputs vary in length. Knows tensors and callables, no models.
 
 arena = Arena([rows(...), boundaries(...), output(...)], limits, device)    static buffers, allocated once
 phase = Phase(name=..., body=..., arena=arena, buckets=..., example=...)    what is to be replayed

@@ -1,4 +1,4 @@
-"""The arena: static buffers allocated once, and the only code that writes a batch into them."""
+"""The arena: static buffers allocated once, and the only code that writes batches into them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from saccade.graphs.staging import HostArray, SlabLayout, Staging, numpy_dtype
 
 __all__ = ["Arena", "Batch", "HostArray"]
 
-# What follows from sizes alone is remembered, since they come again; but eager runs may bring any, so not without end.
+# Results that depend on sizes alone are cached, since sizes recur; bounded, since eager runs may bring any size.
 MAX_LAYOUTS = 1024
 MAX_SIZES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One admitted batch: valid rows only, sizes agreed, boundaries checked on the host."""
+    """An admitted batch: valid rows only, consistent sizes, boundaries checked on the host."""
 
     tensors: Mapping[str, Tensor]
     arrays: Mapping[str, HostArray]
@@ -36,9 +36,9 @@ class Batch:
 class Arena:
     """Static buffers of one lane, allocated at their largest before any capture and never grown.
 
-    Invariant: at a given capacity every buffer is one contiguous view at one address, for the arena's whole life.
-    Rows, bridges and outputs start at the base of their own storage at every capacity. Metadata is packed one after
-    the other into one slab, so that all of a batch's metadata goes to the device in a single copy.
+    Invariant: at a given capacity every buffer is one contiguous view at one address, for the arena's whole life. Rows,
+    bridges and outputs start at the base of their own storage at every capacity. Metadata is packed into one slab, so
+    that all of a batch's metadata goes to the device in a single copy.
     """
 
     def __init__(self, buffers: Sequence[Buffer], limits: Mapping[str, int], device: torch.device | str) -> None:
@@ -72,29 +72,26 @@ class Arena:
         return self._slab.nbytes + sum(storage.nbytes for storage in self._storages.values())
 
     def addresses(self) -> dict[str, int]:
-        """Where every storage starts; with the capacity this fixes the address of every view."""
+        """Where every storage starts; together with the capacity this fixes the address of every view."""
         return dict(zip(("metadata", *self._storages), self.pointers(), strict=True))
 
     def pointers(self) -> list[int]:
-        """The same without names, to be compared at every replay. They are read anew each time, so that a replaced
-        storage shows."""
+        """The same without names, for comparison at every replay. Read anew each time, so a replaced storage shows."""
         return [self._slab.data_ptr(), *map(Tensor.data_ptr, self._storages.values())]
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a view of this arena: its buffers start where their storages start."""
+        """Whether a tensor is a view of this arena."""
         return tensor.untyped_storage().data_ptr() in self.pointers()
 
     def storages(self) -> dict[str, Tensor]:
-        """Every storage at its full length, by the names of `addresses`."""
+        """Every storage at full length, by the names of `addresses`."""
         return {"metadata": self._slab, **self._storages}
 
     def num_views(self, names: Sequence[str]) -> int:
-        """How many tensors are views of these buffers now, whoever holds them; arrays that share their memory count
-        too."""
+        """How many tensors, held by anyone, are views of these buffers now; arrays sharing their memory count too."""
         return sum(torch._C._storage_Use_Count(self._storages[name].untyped_storage()._cdata) for name in names)
 
     def views(self, capacity: Mapping[str, int]) -> dict[str, Tensor]:
-        """Every buffer at a capacity."""
         layout = self._layouts(Capacity.of(capacity))
         views = {name: layout.front(name, storage) for name, storage in self._storages.items()}
         for place in layout.places:
@@ -103,7 +100,7 @@ class Arena:
         return views
 
     def rows(self, name: str, count: int) -> Tensor:
-        """The first rows of an input, to be written in place; passing them to `admit` then copies nothing."""
+        """The first rows of an input, to be written in place; admitted like that, they are not copied."""
         buffer = self.buffers[name]
         if buffer.axis != 0 or buffer.dimension is None:
             raise GraphError(f"buffer {name!r} of shape {buffer.shape} has no rows to write in place")
@@ -122,7 +119,7 @@ class Arena:
         return Batch(tensors, arrays, sizes, structure)
 
     def empty_batch(self) -> Batch:
-        """A batch of no rows and no segments: at any capacity it is all padding."""
+        """A batch without rows or segments: all padding at any capacity."""
         none = dict.fromkeys(self.limits, 0)
         views = self.views(none)
         arrays = {b.name: np.zeros(b.sized(none), dtype=self._dtypes[b.name]) for b in self._metadata}
@@ -135,7 +132,7 @@ class Arena:
         return self._misfits(Capacity.of(sizes), Capacity.of(capacity))
 
     def fill(self, batch: Batch, capacity: Mapping[str, int]) -> None:
-        """Write a batch and its padding. No allocation on the device; waits only for a copy of three batches ago."""
+        """Write a batch and its padding. No allocation on the device; waits only for the copy three batches ago."""
         if problem := self.misfit(batch.sizes, capacity):
             raise GraphError(f"batch of {batch.sizes} does not fit {Capacity.of(capacity)}: {problem}")
         layout = self._layouts(Capacity.of(capacity))
@@ -145,7 +142,7 @@ class Arena:
             layout.send(batch.arrays, self._staging, self._slab)
 
     def poison(self, capacity: Mapping[str, int], sizes: Mapping[str, int] | None = None) -> None:
-        """Overwrite with NaN: the padded rows of a filled batch, or (no sizes) every floating buffer whole."""
+        """Overwrite with NaN: the padded rows of a filled batch or, without sizes, every floating-point buffer."""
         for name, view in self.views(capacity).items():
             buffer = self.buffers[name]
             if not view.is_floating_point() or (sizes is not None and buffer.role is not Role.INPUT):
@@ -179,7 +176,7 @@ class Arena:
         raise GraphError(f"unexpected input {sorted(values.keys() - self._inputs.keys())[0]!r}; {takes}")
 
     def _agreed_sizes(self, shapes: tuple[tuple[int, ...], ...]) -> Capacity:
-        """The size of every dimension, on which all inputs must agree: rows, then metadata."""
+        """The size of every dimension, on which all inputs (rows, then metadata) must agree."""
         sizes: dict[str, int] = {}
         by_name = dict(zip((b.name for b in (*self._rows, *self._metadata)), shapes, strict=True))
         for name, buffer in self._inputs.items():
@@ -242,7 +239,7 @@ def _as_array(name: str, value: Any, dtype: np.dtype[Any]) -> HostArray:
         if not np.can_cast(array.dtype, np.int64):
             raise GraphError(f"metadata {name!r} is {array.dtype}; the buffer holds integers")
         room, low, high = np.iinfo(dtype), array.min(), array.max()
-        if low < room.min or high > room.max:  # it would silently become another number
+        if low < room.min or high > room.max:  # it would silently wrap
             met = low if low < room.min else high
             raise GraphError(f"metadata {name!r} has {met}; its buffer is {dtype} and holds {room.min} to {room.max}")
     return array

@@ -38,8 +38,6 @@ MAX_ARGUMENTS = 256
 
 
 class CudaPiece:
-    """A captured CUDA graph."""
-
     def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
         self.graph = graph
 
@@ -47,12 +45,12 @@ class CudaPiece:
         self.graph.replay()
 
     def nodes(self) -> list[Node]:
-        """Only of a graph that was captured to be read."""
+        """Only for graphs captured with `keeping_nodes`."""
         return read_nodes(self.graph.raw_cuda_graph())
 
 
 def read_nodes(graph: int) -> list[Node]:
-    """Every node of a graph, in the order in which they were captured."""
+    """Every node of a graph, in capture order."""
     count = c_size_t()
     _call("cuGraphGetNodes", c_void_p(graph), None, byref(count))
     handles = (c_void_p * count.value)()
@@ -161,7 +159,7 @@ def _argument_sizes(function: int) -> tuple[int, ...]:
     offset, size = c_size_t(), c_size_t()
     for i in range(MAX_ARGUMENTS):
         if _driver("cuFuncGetParamInfo")(c_void_p(function), c_size_t(i), byref(offset), byref(size)):
-            break  # there is no such argument: these were all
+            break  # no such argument: that was the last
         sizes.append(size.value)
     return tuple(sizes)
 
@@ -174,7 +172,7 @@ def _name_of(function: int) -> str:
 
 
 class UnreadableError(GraphError):
-    """This driver does not tell the nodes of a graph: there is nothing to audit, and nothing wrong with the graph."""
+    """This driver cannot list a graph's nodes: nothing can be audited, but nothing is wrong with the graph."""
 
 
 def _call(name: str, *arguments: Any) -> None:
@@ -184,7 +182,6 @@ def _call(name: str, *arguments: Any) -> None:
 
 @cache
 def _driver(name: str) -> Any:
-    """A function of CUDA's driver."""
     try:
         return getattr(CDLL("libcuda.so.1"), name)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Where graphs are recorded: a lane is one sequence of executions with one memory pool."""
+"""A lane records graphs: one sequence of executions with one memory pool."""
 
 import gc
 import threading
@@ -13,21 +13,21 @@ from saccade.graphs.cuda_nodes import CudaPiece
 from saccade.graphs.nodes import Recording
 from saccade.graphs.recorded import RecordedLane
 
-# torch keeps temporaries up to this size apart from larger ones, which find room where any larger one was.
+# torch keeps temporaries up to this size apart from larger ones, which fit wherever a larger one was.
 SMALL_BYTES = 2**20
-NUM_SMALL = 16  # that a body has at the same time
+NUM_SMALL = 16  # small temporaries alive at once in a body
 
 
 class CudaLane:
-    """CUDA graphs that share one pool. All of them are captured on, and must be replayed on, one stream at a time."""
+    """CUDA graphs that share one pool. They must be captured and replayed on one stream at a time."""
 
     def __init__(self, device: torch.device) -> None:
-        self.lock = threading.RLock()  # held by the thread that runs or captures one of its graphs
+        self.lock = threading.RLock()  # held while a thread runs or captures one of its graphs
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._first: torch.cuda.CUDAGraph | None = None  # a pool is gone with its last graph: this one stays
+        self._first: torch.cuda.CUDAGraph | None = None  # kept, because a pool is freed with its last graph
         self._keeps_nodes = False
 
     @property
@@ -37,8 +37,8 @@ class CudaLane:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Where warm-ups and captures run."""
-        # A collection inside a capture could free CUDA memory or events, which a capture does not allow.
+        """Context for warm-ups and captures."""
+        # Garbage collection could free CUDA memory or events, which is not allowed during a capture.
         was_enabled = gc.isenabled()
         gc.disable()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -51,8 +51,8 @@ class CudaLane:
                 gc.enable()
 
     def reserve_small(self) -> None:
-        """Hold memory for small temporaries, so that a capture while requests are served takes none: by a capture that
-        has many at the same time, since a pool keeps what it once had."""
+        """Reserve memory for small temporaries, so that captures while serving allocate none: a capture with many of
+        them at once makes the pool keep that memory."""
         with torch.no_grad(), self.session():
             self.begin()
             try:
@@ -65,7 +65,7 @@ class CudaLane:
 
     @contextmanager
     def keeping_nodes(self) -> Iterator[None]:
-        """Pieces recorded in here can tell their nodes; they are for reading, not for replays."""
+        """Pieces recorded in here can list their nodes; they are for reading, not for replay."""
         self._keeps_nodes = True
         try:
             yield
@@ -73,15 +73,14 @@ class CudaLane:
             self._keeps_nodes = False
 
     def memory(self) -> list[tuple[int, int]]:
-        """The addresses that are the lane's own, where temporaries lie: first of each range, and first behind it."""
+        """The lane's own address ranges, where temporaries lie, as (start, stop)."""
         return [_range(each) for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) == self._pool]
 
     def device_memory(self) -> list[tuple[int, int]]:
-        """All memory of the device that tensors lie in."""
+        """All address ranges that torch holds on the device."""
         return [_range(each) for each in torch.cuda.memory_snapshot()]
 
     def begin(self) -> None:
-        """Start to record a piece."""
         self._graph = torch.cuda.CUDAGraph(keep_graph=self._keeps_nodes)
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
@@ -102,7 +101,7 @@ class CudaLane:
         if graph is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                with suppress(RuntimeError):  # the error that broke the capture is the one to report
+                with suppress(RuntimeError):  # report the error that broke the capture instead
                     graph.capture_end()
 
 
@@ -114,5 +113,4 @@ Lane = CudaLane | RecordedLane
 
 
 def lane_for(device: torch.device) -> Lane:
-    """CUDA graphs on a GPU, their recorded twin anywhere else."""
     return CudaLane(device) if device.type == "cuda" else RecordedLane()

@@ -1,4 +1,4 @@
-"""Graphs in pieces, without a compiler: a call marked as outside ends one piece, runs, and begins the next."""
+"""Piecewise graphs without a compiler: a call marked as outside ends one piece, runs, and begins the next."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from saccade.graphs.nodes import Node, Recording, describe
 
 @dataclass(frozen=True, slots=True)
 class OutsideCall:
-    """A call between two pieces: run anew at every replay, on bridge buffers."""
+    """A call between two pieces: made anew at every replay, on bridge buffers."""
 
     fn: Callable[..., Tensor]
     args: tuple[Any, ...]
@@ -74,7 +74,7 @@ class Tape:
             self.steps.append(piece)
 
     def _check_static(self, fn: Callable[..., Tensor], args: tuple[Any, ...]) -> None:
-        """A tensor made inside a piece belongs to the pool, which may carve it up again: a replay must not read it."""
+        """A tensor made inside a piece belongs to the pool, which may reuse its memory: a replay must not read it."""
         for position, value in enumerate(args):
             if not isinstance(value, Tensor) or self._arena.owns(value):
                 continue

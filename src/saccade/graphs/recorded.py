@@ -1,9 +1,8 @@
-"""The CPU twin of a CUDA graph: operations recorded once and replayed on the same storages.
+"""The CPU counterpart of a CUDA graph: operations recorded once and replayed on the same storages.
 
-Like a CUDA graph it freezes every host value that the body used, keeps every address, and runs no Python of the body
-again. So what goes wrong with a graph goes wrong here too, on any machine: a boundary read on the host while
-recording is stale in every later replay. Like CUDA graphs of one pool, the graphs of a lane share the memory of their
-temporaries.
+Like a CUDA graph it freezes every host value that the body used, keeps every address, and does not rerun the body's
+Python. So graph bugs show on any machine: a boundary read on the host while recording is stale in every later replay.
+As in a CUDA pool, the graphs of a lane share the memory of their temporaries.
 """
 
 import threading
@@ -22,7 +21,7 @@ from saccade.errors import CaptureError
 from saccade.graphs.nodes import Node, Recording, describe
 
 aten = torch.ops.aten
-# Operations that leave memory as it is.
+# Operations that write nothing.
 EMPTY = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided)
 
 
@@ -48,18 +47,18 @@ class RecordedLane:
 
     @contextmanager
     def keeping_nodes(self) -> Iterator[None]:
-        """Nothing to do: recorded pieces always tell their nodes."""
+        """Nothing to do: recorded pieces can always list their nodes."""
         yield
 
     def memory(self) -> list[tuple[int, int]]:
         return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in self._pool.storages]
 
     def device_memory(self) -> list[tuple[int, int]]:
-        """Nobody can tell."""
+        """Unknown on a CPU."""
         return []
 
     def reserve_small(self) -> None:
-        """Temporaries are few and small, and shared already."""
+        """Not needed: temporaries are few, small and already shared."""
 
     def begin(self) -> None:
         self._recorder = _Recorder(self._pool)
@@ -106,7 +105,7 @@ class RecordedPiece:
 
 
 class _Pool:
-    """Memory of temporaries. What one graph took is free for the next: graphs of a lane never run at the same time."""
+    """Memory of temporaries. Each graph may reuse that of others, because graphs of a lane never run concurrently."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -153,7 +152,6 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _pooled(self, tensor: Tensor, moved: dict[int, UntypedStorage]) -> Tensor:
-        """The same tensor in the pool's memory."""
         source = tensor.untyped_storage()
         nbytes = source.nbytes()
         if nbytes == 0:
@@ -174,12 +172,12 @@ def storages_of(values: Any) -> set[int]:
 
 
 def is_fresh(leaf: Any, given: set[int]) -> bool:
-    """Whether a result is a tensor with memory of its own, none of the given storages."""
+    """Whether a result is a tensor in none of the given storages."""
     return isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in given
 
 
 def _refuse_host_reads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse what a CUDA capture refuses: an operation whose value or shape the host must wait for."""
+    """Refuse what a CUDA capture refuses: operations whose value or shape the host must wait for."""
     if torch.Tag.data_dependent_output not in func.tags and torch.Tag.dynamic_output_shape not in func.tags:
         return
     if func.overloadpacket in (aten.index, aten.index_put, aten.index_put_):

@@ -1,4 +1,4 @@
-"""What a runner did: counters that are always on."""
+"""Counters of what a runner did, always on."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from saccade.config import Tier
 
 @dataclass(slots=True)
 class GraphStats:
-    """Counters of one runner, bounded whatever passes through it. Padded rows are those that replays added."""
+    """Counters of one runner, of bounded size. Padded rows are those that replays added."""
 
     replays: Counter[Tier] = field(default_factory=Counter)
     fallbacks: Counter[Reason] = field(default_factory=Counter)
@@ -28,7 +28,6 @@ class GraphStats:
         self.padded_rows += graph_rows - real_rows
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain data for metrics and pages."""
         return {
             "replays": {tier.value: count for tier, count in self.replays.items()},
             "fallbacks": {reason.name.lower(): count for reason, count in self.fallbacks.items()},

@@ -1,8 +1,8 @@
-"""Verify: replays against eager runs, in the sequences that break graphs which froze or leaked something.
+"""Verify: replays against eager runs, in sequences that break graphs which froze or leaked something.
 
-A replay and an eager run of the same padded shapes launch the same kernels on the same numbers: they are compared bit
-for bit. That padding does no harm shows in an unpadded run, where products add up in another order: there the allowed
-error is estimated, by row and channel (`compare.py`).
+A replay and an eager run of the same padded shapes launch the same kernels on the same numbers, so they are compared
+bit for bit. That padding is harmless is checked by an unpadded run, where products add up in another order: there the
+allowed error is estimated by row and channel (`compare.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,8 +31,7 @@ NUM_REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class VerifyRow:
-    """One sequence on one graph. `difference` is how far its results were from eager, as a share of the values that
-    they should have been: 0 where every bit agrees."""
+    """One sequence on one graph. `difference` is relative to the eager results: 0 if every bit agrees."""
 
     key: str
     sequence: str
@@ -51,7 +50,7 @@ class VerifyReport:
 
     @property
     def is_right(self) -> bool:
-        """Whether something was checked, and all of it was right."""
+        """Whether something was checked and all of it was right."""
         return bool(self.rows) and all(row.is_right for row in self.rows)
 
     def __str__(self) -> str:
@@ -71,13 +70,11 @@ def verify(
     same_shape: bool = False,
     on_graph: Callable[[], None] = lambda: None,
 ) -> VerifyReport:
-    """Run the adversarial sequences on captured buckets, all or those given, and, where the exact tier is on, on exact
-    graphs. A replay costs as much as its bucket is large, whatever is in it: so every batch serves several sequences.
-
-    `consume` is how results are taken out of the buffers: what it keeps must survive later replays. With `same_shape`
-    replays are compared with eager runs of the same padded shapes only; without it, these also with unpadded ones.
-    `on_graph` is called after each graph.
-    """
+    """Run the adversarial sequences on captured buckets, all or those given, and on exact graphs if that tier is on. A
+    replay costs its bucket's full size whatever is in it, so every batch serves several sequences. `consume` takes
+    results out of the buffers: what it keeps must survive later replays. With `same_shape` replays are only compared
+    with eager runs of the same padded shapes; without it, those also with unpadded ones. `on_graph` is called per
+    graph."""
     rng = torch.Generator().manual_seed(seed)
     rows: list[VerifyRow] = []
     keys = [graph.key for graph in runner.graphs if not graph.key.digest]
@@ -105,8 +102,8 @@ def verify_batches(
     same_shape: bool = False,
     known: Known | None = None,
 ) -> VerifyRow:
-    """Replay one graph on batches that fit it, in order. A name that begins with "poisoned" has everything that is not
-    a valid row filled with NaN before each. `known` keeps the eager results of batches that come again."""
+    """Replay one graph on batches that fit it, in order. If the name begins with "poisoned", everything except valid
+    rows is filled with NaN before each. `known` keeps the eager results of batches that recur."""
     poison = name.startswith("poisoned")
 
     def replay(values: Values) -> TensorDict:
@@ -160,7 +157,7 @@ def _row_of_choice(
     same_shape: bool,
     before: Callable[[], None] = lambda: None,
 ) -> VerifyRow:
-    """A sequence that is run in the graphs that the runner itself chooses."""
+    """A sequence run in the graphs that the runner itself chooses."""
 
     def run(values: Values) -> TensorDict:
         before()
@@ -168,7 +165,7 @@ def _row_of_choice(
         return runner.run(values, consume)
 
     def capacity_chosen(values: Values) -> Capacity | None:
-        """What the runner will pad a batch to; None where it runs it unpadded."""
+        """What the runner will pad a batch to; None if it runs unpadded."""
         key = runner.decide(runner.phase.arena.admit(values)).key
         return None if key is None or key.digest else key.capacity
 
@@ -178,7 +175,7 @@ def _row_of_choice(
 
 @contextmanager
 def _without_costs(runner: GraphRunner) -> Iterator[None]:
-    """So that no batch is run eagerly because that is faster."""
+    """So that no batch runs eagerly because that is faster."""
     costs, runner.catalogue.costs = runner.catalogue.costs, None
     try:
         yield
@@ -187,7 +184,7 @@ def _without_costs(runner: GraphRunner) -> Iterator[None]:
 
 
 class _Comparison:
-    """Batches against eager runs of them. `known` keeps the results of those that come again."""
+    """Compares batches with eager runs. `known` keeps the results of those that recur."""
 
     def __init__(
         self, runner: GraphRunner, *, known: Known | None = None, same_shape: bool = False, poison: bool = False
@@ -203,7 +200,7 @@ class _Comparison:
         run: Callable[[Values], TensorDict],
         capacity_of: Callable[[Values], Capacity | None],
     ) -> VerifyRow:
-        """Run a sequence; compare each result with eager at once, and again when all later replays are done."""
+        """Run a sequence; compare each result with eager at once, and again after all later replays."""
         kept: list[tuple[TensorDict, TensorDict, Values, Capacity | None]] = []
         worst = 0.0
 
@@ -236,13 +233,13 @@ class _Comparison:
     def _differences(
         self, actual: TensorDict, expected: TensorDict, values: Values, at: Capacity | None
     ) -> list[OutputDifference]:
-        """Bit for bit, unless the phase has kernels whose results differ from run to run."""
+        """Bit for bit, unless the phase has nondeterministic kernels."""
         if not self._runner.phase.nondeterministic:
             return bit_differences(actual, expected)
         return self._beyond_error(actual, expected, values, at, self._poison)
 
     def _harm_of_padding(self, values: Values, at: Capacity | None) -> list[OutputDifference]:
-        """Outputs that padding changes: its content, and (without `same_shape`) that it is there."""
+        """Outputs changed by the content of padding or (without `same_shape`) by its presence."""
         if at is None or (self._same_shape and not self._poison):
             return []
         padded, found = self._remembered(values, at, False), []
@@ -268,7 +265,6 @@ class _Comparison:
         return self._known[key]
 
     def _run(self, values: Values, at: Capacity | None, poison: bool) -> TensorDict:
-        """What a batch puts out and what it writes elsewhere."""
         phase = self._runner.phase
         phase.set_up(values)
         return {**self._runner.eager(values, copy_out, at=at, poison=poison), **phase.written(values)}
@@ -285,14 +281,14 @@ def _size(differences: Sequence[OutputDifference]) -> float:
 
 
 def _poison(runner: GraphRunner, key: GraphKey) -> None:
-    """Replay on nothing but NaN and no valid row: every temporary of the graph is NaN before the next replay."""
+    """Replay on NaN alone without valid rows, so that every temporary of the graph is NaN before the next replay."""
     arena = runner.phase.arena
     arena.poison(key.capacity)
     runner.replay(key, arena.empty_batch(), lambda outputs: None, poison=True)
 
 
 def _sequences(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> dict[str, list[Values]]:
-    """A batch whose example exceeds the bucket in some dimension, such as windows of a segment, is left out."""
+    """Leaves out batches whose example exceeds the bucket in some dimension, such as windows of a segment."""
     one, other = equal_totals(runner.phase, capacity, rng)
     full = compose(capacity[runner.phase.rows], num_segments(runner.phase, capacity), rng)
     made = {lengths: runner.phase.example(lengths, rng) for lengths in (one, other, (1,), full)}
