@@ -21,7 +21,7 @@ class ConfigError(SaccadeError):
 
 
 class RequestError(SaccadeError):
-    """One request is wrong; the others are not concerned. `status` is the HTTP status it is answered with."""
+    """One request is wrong; others are unaffected. `status` is the HTTP status of the reply."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
@@ -39,15 +39,15 @@ class CapacityError(SaccadeError):
 
 
 class EngineDeadError(SaccadeError):
-    """The engine's process is gone, or is being closed; what ran in it is lost."""
+    """The engine's process is gone or closing; its requests are lost."""
 
 
 class RankGoneError(EngineDeadError):
-    """A rank of the engine is gone or does not answer. Its text has nothing in it that clients must not see."""
+    """A rank of the engine is gone or does not respond. The text is safe to show to clients."""
 
 
 class GraphError(SaccadeError):
-    """A graph was asked to do what its capture does not allow."""
+    """A graph was asked for something its capture does not allow."""
 
 
 class CaptureError(GraphError):
@@ -55,4 +55,4 @@ class CaptureError(GraphError):
 
 
 class AddressError(GraphError):
-    """A buffer that a graph reads or writes is no longer where it was when the graph was captured."""
+    """A buffer that a graph reads or writes has moved since capture."""
