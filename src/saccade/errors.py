@@ -1,14 +1,14 @@
-"""The errors Saccade raises on purpose. Each says what was met, what is allowed and what to turn.
+"""The errors Saccade raises on purpose. Each says what was found, what is allowed and which setting to change.
 
 SaccadeError
 ├── ConfigError        a setting, a checkpoint or the machine does not fit; the command line exits with 2
 ├── RequestError       one request is wrong; `param` names the field (HTTP 400, or its `status`)
 ├── CapacityError      full for now, try again later (HTTP 503 with Retry-After)
-├── EngineDeadError    the engine's process is gone, or is being closed (HTTP 503)
-│   └── RankGoneError  one of its ranks is gone or hangs; clients may read which
-└── GraphError         a graph was asked to do what its capture does not allow
+├── EngineDeadError    the engine's process is gone or closing (HTTP 503)
+│   └── RankGoneError  one of its ranks is gone or hangs; clients may see which
+└── GraphError         a graph was asked for something its capture does not allow
     ├── CaptureError   the body cannot be captured
-    └── AddressError   a buffer a graph reads or writes is no longer where it was captured
+    └── AddressError   a buffer that a graph reads or writes has moved since capture
 """
 
 

@@ -42,7 +42,7 @@ class LiveRequest:
     matcher: Matcher | None = None
     compiled: LLMatcher | None = None  # its grammar
     started: float | None = None  # when it first ran
-    first_token: float | None = None  # when it arrived
+    first_token: float | None = None  # time of the first token
     laps: list[Lap] = field(default_factory=list)  # of the vision passes with its images
 
     def timings(self, now: float) -> dict[str, float]:

@@ -304,7 +304,7 @@ class Engine:
                     updates += self._told(self.scheduler.stop(update.request_id, None))
         if flight.plan.encode:
             for live in self._live.values():
-                if live.request.status is not Status.RUNNING:  # preempted: it read rows of an image that failed
+                if live.request.status is not Status.RUNNING:  # preempted: it read rows of a failed image
                     self._release(live)
         return updates
 

@@ -14,8 +14,8 @@ STEP_FAILED = "the step failed"
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Tokens, and whether their logits were NaN, by sampled row; scores by row; prompt scores in order of the
-    orders."""
+    """By sampled row: tokens, and whether their logits were NaN or all -inf; scores by row; prompt scores in the
+    orders' order."""
 
     token_ids: Sequence[int] = ()
     is_bad: Sequence[bool] = ()

@@ -181,7 +181,7 @@ def _compile(grammar: Grammar, tokenizer: Future[LLTokenizer]) -> LLMatcher:
     text = to_llguidance(grammar)
     try:
         compiled = LLMatcher(tokenizer.result(), text, log_level=0, limits=parser_limits())
-    except BaseException:  # a panic of the library derives from it
+    except BaseException:  # a panic of the library derives from it; nothing else runs in this thread
         raise broken("it cannot be compiled") from None
     if compiled.is_error():
         raise broken(compiled.get_error())

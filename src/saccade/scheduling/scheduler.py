@@ -1,19 +1,19 @@
-"""The scheduler: which images to encode, which prompt chunks and which outputs to compute in the next step.
+"""The scheduler: which images to encode, and which prompt chunks and outputs to compute in the next step.
 
 The policy, under one token budget:
-1. A row for every output that can be computed, in order (priority, then arrival). Where blocks run out, the last in
-   order is preempted: it gives its blocks back and is recomputed later. The only one is never preempted.
+1. A row for every output that can be computed, in order (priority, then arrival). If blocks run out, the last in order
+   is preempted: it frees its blocks and is recomputed later. A lone request is never preempted.
 2. Chunks of the prompts that have begun, in order.
-3. New requests in order, without overtaking, unless somebody who runs was left short. A prompt gets all its blocks when
-   it begins, so that only outputs can run out of blocks.
+3. New requests in order, without overtaking, unless a running request was left short. A prompt gets all its blocks when
+   it begins, so only outputs can run out of blocks.
 
-Why it never stalls: the first in order of those who run can take the blocks of all others, and outputs leave at least
-one token of the budget to prompts. What must be computed in one piece waits for outputs to end, and nobody new is let
-in meanwhile. A request holds images only while it is inside one, and inside one it can always go on. With nobody
-running, the first in order fits or ends with an error.
+Why it never stalls: the first running request can take the blocks of all others, and outputs leave at least one token
+of the budget to prompts. What must be computed in one piece waits for outputs to end, and nothing new starts meanwhile.
+A request holds images only while it is inside one, and inside one it can always continue. If nothing runs, the first in
+order fits or ends with an error.
 
-Two plans can be in flight: plan k + 1 is made while step k runs. What a plan in flight uses is given back when that
-plan is committed; rows of a request that ended meanwhile are ignored.
+Two plans can be in flight: plan k + 1 is made while step k runs. What a plan in flight uses is released when it is
+committed; rows of a request that ended meanwhile are ignored.
 """
 
 from collections import deque

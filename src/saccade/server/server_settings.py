@@ -1,4 +1,4 @@
-"""Where the server listens, whom it answers and how much it takes."""
+"""Where the server listens, who may use it, and its limits."""
 
 import json
 from dataclasses import dataclass

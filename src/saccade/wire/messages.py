@@ -150,7 +150,7 @@ class Flushed(Struct, frozen=True, tag=True):
 
 
 class Degraded(Struct, frozen=True, tag=True):
-    """Something is wrong with an engine that keeps running: `reason` may be public, `note` is for the log."""
+    """Something is wrong with an engine that keeps running: `reason` is for everybody, `note` for the log."""
 
     reason: str
     note: str
