@@ -17,14 +17,13 @@ def setting(default: Any, help: str) -> Any:
 
 
 Word = Annotated[str, "has no comma"]
-"""An item of a comma-separated list: `tuple[Word, ...]`. Other text keeps its commas."""
+"""An item of a list that may be written with commas: `tuple[Word, ...]`. Other text keeps its commas."""
 
 ENVIRONMENT_PREFIX = "SACCADE_"
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Settings by field name from SACCADE_ variables; empty ones count as unset. No other module touches the
-    environment."""
+    """Settings by field name from SACCADE_ variables, if not empty. No other module touches the environment."""
     found = os.environ if variables is None else variables
     prefix = ENVIRONMENT_PREFIX
     return {name.removeprefix(prefix).lower(): text for name, text in found.items() if name.startswith(prefix) and text}
@@ -49,9 +48,8 @@ NO_BYTECODE, BYTECODE_FOLDER = "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"
 
 
 def use_private_kernel_cache() -> None:
-    """Make packages cache compiled kernels, which they load as code, in a folder private to this user. Their defaults
-    are a well-known name in the shared temporary folder, or no cache and a compile at every start. Call before
-    importing them."""
+    """Cache compiled kernels, which are loaded as code, in a folder private to this user. The packages' own defaults
+    are a well-known shared folder, or a compile at every start. Call before importing them."""
     if (folder := _private_folder("kernels")) is not None:  # else they recompile
         for name in KERNEL_CACHES:
             os.environ.setdefault(name, str(folder))

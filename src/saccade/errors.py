@@ -31,8 +31,6 @@ class RequestError(SaccadeError):
 
 
 class CapacityError(SaccadeError):
-    """Full for now."""
-
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s

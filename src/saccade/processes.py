@@ -15,9 +15,8 @@ PR_SET_PDEATHSIG = 1
 def start_python(
     module: str, *words: str, environment: Mapping[str, str], fds: Sequence[int] = ()
 ) -> "subprocess.Popen[bytes]":
-    """Start a module as a process with a pipe as standard input, inheriting the files `fds`. -P keeps it from importing
-    from the working directory. It gets its own session, so Ctrl-C reaches only the front end, which decides what
-    happens to requests."""
+    """Start a module as a process with a pipe as standard input and the inherited files `fds`. -P bars imports from the
+    working directory. In its own session Ctrl-C does not reach it: the front end decides about requests."""
     return subprocess.Popen(
         (sys.executable, "-P", "-m", module, *words),
         stdin=subprocess.PIPE,

@@ -17,8 +17,7 @@ NARROW, WIDEST = 60, 10_000
 
 
 class Output(Console):
-    """A command's output. Once its reader has left, as `head` does, the rest is discarded; the exit code is
-    unaffected."""
+    """A command's output. Once its reader has left, as `head` does, the rest is discarded; the exit code stays."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

@@ -17,11 +17,8 @@ POLL_S = 0.05
 
 
 class Child:
-    """A worker and its sockets, in a new folder that only this user may enter.
-
-    `hide` removes the folder once both ends are connected: then nobody else can connect, and a killed parent leaves
-    nothing behind (see `Spare`).
-    """
+    """A worker and its sockets, in a new folder that only this user may enter. `hide` removes the folder once both ends
+    are connected: then nobody else can connect, and a killed parent leaves nothing behind (see `Spare`)."""
 
     def __init__(self, spare: Spare | None = None) -> None:
         worker = spare or Spare()

@@ -23,8 +23,6 @@ Logprobs = dict[int, Logprob]
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of the `n` outputs of a request."""
-
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -48,8 +46,6 @@ class RequestOutput:
 
 
 class RequestOutputs:
-    """Builds the `n` outputs of a request from its updates."""
-
     def __init__(self, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer) -> None:
         how = {"skip_special_tokens": params.skip_special_tokens, "is_continued": prompt.is_continued}
         self.prompt_ids = prompt.token_ids

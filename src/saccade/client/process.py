@@ -1,8 +1,5 @@
-"""The engine in its own process, for asyncio.
-
-The worker schedules and computes while this side turns tokens into text, so the two overlap. When the worker dies,
-every pending request ends at once with an EngineDeadError.
-"""
+"""The engine in its own process, for asyncio. The worker computes while this side turns tokens into text. When the
+worker dies, every pending request ends at once with an EngineDeadError."""
 
 import asyncio
 import logging
@@ -31,10 +28,8 @@ _log = logging.getLogger(__name__)
 
 
 class AsyncEngine:
-    """An engine in its own process. Created by `start`, ended by `aclose`, used in one event loop.
-
-    Every `generate` ends: with the last delta of each output, or with an error.
-    """
+    """An engine in its own process. Created by `start`, ended by `aclose`, used in one event loop. Every `generate`
+    ends: with the last delta of each output, or with an error."""
 
     def __init__(self, child: Child, report: messages.OnStage) -> None:
         self._child, self._report = child, report
@@ -132,11 +127,9 @@ class AsyncEngine:
         deadline: float | None = None,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """The outputs of a request, piece by piece. Closing the generator aborts the request.
-
-        A refused request raises the engine's RequestError or CapacityError; one that fails while running ends with
-        finish reason "error". `deadline` is a time of `time.monotonic`.
-        """
+        """The outputs of a request, piece by piece. Closing the generator aborts the request. A refused request raises
+        the engine's RequestError or CapacityError; one that fails while running ends with finish reason "error".
+        `deadline` is a time of `time.monotonic`."""
         stream = self._open(request_id, prompt, params)
         try:
             head, arrays = messages.pack_prompt(prompt)
@@ -276,8 +269,7 @@ class AsyncEngine:
         self._die(EngineDeadError(_died(f"its process {describe_exit(code)}")))
 
     async def _ask_regularly(self, limit_s: float) -> None:
-        """The worker answers between steps, so one that stays silent for this long hangs. Nothing else would show
-        it."""
+        """The worker answers between steps, so one that stays silent for this long hangs; nothing else shows it."""
         while limit_s > 0 and not self._dead.done():
             await asyncio.sleep(min(ASK_S, limit_s))
             try:

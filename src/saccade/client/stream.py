@@ -15,13 +15,11 @@ from saccade.wire.sampling_params import SamplingParams
 
 
 class Delta(Struct, frozen=True, kw_only=True):
-    """What output `index` of a request gained. The one with a `finish_reason` is that output's last.
-
-    `stop_reason` is the stop token or string that was met, or an error message. `num_output_tokens` counts the whole
-    output so far. `prompt_logprobs` come with the last delta of output 0. `timings`, with the last delta of every
-    output, are the engine's seconds by stage: queue, prefill (first step to first token), decode, and vision: the
-    passes that encoded the request's media, a part of prefill's time, missing where all came from the cache.
-    """
+    """What output `index` of a request gained. The one with a `finish_reason` is that output's last. `stop_reason` is
+    the stop token or string that was met, or an error message. `num_output_tokens` counts the whole output so far.
+    `prompt_logprobs` come with the last delta of output 0. `timings`, with the last delta of every output, are the
+    engine's seconds by stage: queue, prefill (first step to first token), decode, and vision: the passes that encoded
+    the request's media, a part of prefill's time, missing where all came from the cache."""
 
     request_id: str
     index: int
@@ -38,10 +36,8 @@ class Delta(Struct, frozen=True, kw_only=True):
 
 
 class RequestStream:
-    """Turns the news of one request into deltas. Done when all `n` outputs have ended.
-
-    Tokens waiting for a slow consumer are merged, so it catches up with less work.
-    """
+    """Turns the news of one request into deltas. Done when all `n` outputs have ended. Tokens waiting for a slow
+    consumer are merged, so it catches up with less work."""
 
     def __init__(
         self, serial: int, request_id: str, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer

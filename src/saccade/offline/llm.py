@@ -32,18 +32,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Batch:
-    """The requests of one call: outputs by request and by output id, and how many have ended."""
-
     requests: dict[str, RequestOutputs] = field(default_factory=dict)
     by_id: dict[str, tuple[RequestOutputs, int]] = field(default_factory=dict)
     num_finished: int = 0
 
 
 class LLM:
-    """Generates in batches. Command-line flags are keywords here: `LLM(model, max_model_len=4096)`.
-
-    Close it, or use it as a context manager, to free its memory.
-    """
+    """Generates in batches. Command-line flags are keywords here: `LLM(model, max_model_len=4096)`. Close it, or use it
+    as a context manager, to free its memory."""
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
         own = {each.name for each in fields(EngineSettings)}

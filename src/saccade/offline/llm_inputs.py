@@ -1,8 +1,5 @@
-"""Converts what callers of `LLM` pass into what a processor takes.
-
-Callers of `LLM` may read files, so strings can name them here. The server never uses this module: request text opens no
-file.
-"""
+"""Converts what callers of `LLM` pass into what a processor takes. They may read files, so strings can name files here.
+The server never uses this module: request text opens no file."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -119,7 +116,6 @@ def _with_files(messages: Any) -> Any:
 
 
 def _opened(source: Any) -> Any:
-    """An image or video with file names turned into paths."""
     if isinstance(source, str):
         return source if source[:5].lower() == "data:" else _file(source)
     if isinstance(source, list | tuple):

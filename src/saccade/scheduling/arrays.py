@@ -1,5 +1,4 @@
-"""From a plan to the arrays its passes and sampler read: numpy on the host, nothing touches the device. T token rows, R
-requests, M blocks of a table."""
+"""Arrays for a plan's passes and sampler: host numpy, no device. T token rows, R requests, M blocks of a table."""
 
 import struct
 from collections.abc import Mapping, Sequence

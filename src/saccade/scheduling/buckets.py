@@ -1,5 +1,4 @@
-"""Buckets of every phase: the sizes that get a graph, few enough to capture in seconds, dense enough to waste
-little."""
+"""Sizes that get a graph in each phase: few enough to capture in seconds, dense enough to waste little."""
 
 from collections.abc import Sequence
 
@@ -27,8 +26,7 @@ COARSE_STEP = 0.6
 
 def prefill_buckets(max_tokens: int, max_requests: int) -> tuple[Capacity, ...]:
     """Every token count with room for few requests, and with room for all: every second one up to 2,048 rows, and
-    multiples of 512 above. A step with that many rows and requests has waiting prompts, which fill it to the last
-    row."""
+    multiples of 512 above. So many rows and requests mean that prompts wait, which fill the step to the last row."""
     rows = prefill_rows(max_tokens)
     roomy = {*[n for n in rows if n <= MANY_ROWS][::-2], *(n for n in rows if n % MANY_ROWS_STEP == 0), rows[-1]}
     pairs = [(n, count) for n in rows for count in (FEW_REQUESTS, max_requests) if count == FEW_REQUESTS or n in roomy]

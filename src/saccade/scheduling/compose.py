@@ -34,8 +34,6 @@ USUAL_COUNTS = (1, 2, 3, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionFacts:
-    """What composing needs to know about a vision tower and its patches."""
-
     spec: VisionSpec
     temporal_patch: Mapping[MediaKind, int]  # frames of a patch, by the kind of media
     images: ImageSettings | None = None
@@ -156,8 +154,7 @@ class VisionComposer:
         return Pass("vision", decision, values, tuple(self._pictures(parts, media)))
 
     def _compose_for_all(self, parts: Sequence[MediaPart], items: Sequence[EncodeItem], media: Sequence[Media]) -> Pass:
-        """A part that no bucket holds. Ranks must join equal row counts, so each encodes all of it and the first's rows
-        are used."""
+        """A part that no bucket holds. Joins need equal row counts: all ranks encode it, the first's rows are used."""
         if len(parts) > 1:
             raise GraphError(f"no bucket holds the shares of {len(parts)} images or videos; each is encoded alone")
         one = self.compose(parts, items, media)
@@ -203,7 +200,6 @@ class VisionComposer:
         return pictures
 
     def _targets(self, parts: Sequence[MediaPart], items: Sequence[EncodeItem]) -> AnyInts:
-        """Encoder cache rows that the rows of a pass go to."""
         size = self._page_rows
         found = [arrays.places(part.first * part.units, part.rows, items[part.item].pages, size) for part in parts]
         return found[0] if len(found) == 1 else np.concatenate(found)

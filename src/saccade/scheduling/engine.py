@@ -169,7 +169,6 @@ class Engine:
         return found
 
     def phase_snapshots(self) -> dict[str, dict[str, Any]]:
-        """Counters and graphs by phase."""
         found = self.executor.snapshots()
         for name, phase in found.items():
             phase["shadow"] = {} if self.shadow is None else self.shadow.counts(name)
@@ -180,7 +179,6 @@ class Engine:
         return self._told(self.scheduler.abort(request_id))
 
     def stop(self, request_id: str, stop: str) -> list[Update]:
-        """End a request whose text met a stop string."""
         return self._told(self.scheduler.stop(request_id, stop))
 
     def warm_up(self) -> None:
@@ -200,8 +198,8 @@ class Engine:
                 raise GraphError(f"a warm-up request failed: {updates[-1:]}")
 
     def step(self) -> list[Update]:
-        """Launch the next step, then take in the previous one, which ran meanwhile. Once the executor is gone, this
-        always raises the reason."""
+        """Launch the next step, then take in the one that ran meanwhile. Raises every time once the executor is
+        gone."""
         if self._dead is not None:
             raise type(self._dead)(str(self._dead))
         updates: list[Update] = []

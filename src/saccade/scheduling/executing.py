@@ -14,8 +14,7 @@ STEP_FAILED = "the step failed"
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """By sampled row: tokens, and whether their logits were NaN or all -inf; scores by row; prompt scores in the
-    orders' order."""
+    """By sampled row: tokens, whether logits were NaN or all -inf, scores. Prompt scores are in order of the orders."""
 
     token_ids: Sequence[int] = ()
     is_bad: Sequence[bool] = ()

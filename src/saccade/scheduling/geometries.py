@@ -1,8 +1,6 @@
-"""Positions, taps and boundaries of images and frames for a vision pass: host arrays made from grids.
-
-I media items, P patches, U merged units, S frames, W windows. A grid is (frames, rows, columns) in patches. All
-functions process packed patches at once; their cost does not depend on the number of images.
-"""
+"""Positions, taps and boundaries of images and frames for a vision pass: host arrays made from grids, which are
+(frames, rows, columns) in patches. I media items, P patches, U merged units, S frames, W windows. All functions process
+packed patches at once; their cost does not depend on the number of images."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -57,7 +55,6 @@ class Geometries:
 
 
 def geometry(spec: VisionSpec, grids: Sequence[Grid]) -> dict[str, NDArray[Any]]:
-    """Positions, taps and boundaries of packed media, where the tower uses them."""
     grids_I3 = np.asarray(grids, dtype=np.int64).reshape(-1, 3)
     _check(spec, grids_I3)
     frame_sizes = np.repeat(grids_I3[:, 1] * grids_I3[:, 2], grids_I3[:, 0])

@@ -1,8 +1,6 @@
-"""Grammars at run time: compiled in their own thread, advanced token by token, turned into masks for the sampler.
-
-V tokens of the vocabulary, N rows of a step, W 32-bit words that hold V + 1 bits: the last bit is an artificial end
-token, so that models without end tokens have one too.
-"""
+"""Grammars at run time: compiled in their own thread, advanced token by token, turned into masks for the sampler. V
+tokens of the vocabulary, N rows of a step, W 32-bit words that hold V + 1 bits: the last bit is an artificial end
+token, so that models without end tokens have one too."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -33,11 +31,9 @@ class Vocabulary(Protocol):
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary, one at a time, and caches the most recently used.
-
-    Preparing the vocabulary takes a second, so the thread does it first and nothing waits. Pending grammars are never
-    evicted, so that nothing is compiled twice for concurrent requests.
-    """
+    """Compiles grammars for one vocabulary, one at a time, and caches the most recently used. Preparing the vocabulary
+    takes a second, so the thread does it first and nothing waits. Pending grammars are never evicted, so that nothing
+    is compiled twice for concurrent requests."""
 
     def __init__(self, vocabulary: Vocabulary, vocab_size: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")

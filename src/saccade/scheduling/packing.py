@@ -1,8 +1,7 @@
 """Packs images and frames into vision passes so that all passes together take the least time. Pure.
 
-A pass is padded to a bucket: padding wastes time, and so do passes too small to fill the device. The caller gives the
-measured cost of a pass. Where every rank holds the whole tower, ranks run passes together in the same bucket, so the
-largest share counts.
+Padding to a bucket wastes time, and so do passes too small to fill the device; the caller gives the measured cost of a
+pass. Where each rank holds the whole tower, ranks run passes together in one bucket, so the largest share counts.
 """
 
 from bisect import bisect_left
@@ -18,7 +17,6 @@ PASS_UNITS = 96  # fixed cost of a pass, in rows: about 0.9 ms on an H200, at 0.
 
 
 def default_cost(rows: int) -> float:
-    """Used where nothing was measured."""
     return rows + PASS_UNITS
 
 
@@ -73,11 +71,9 @@ def split(item: int, num_frames: int, units: int, bins: Bins, num_ranks: int = 1
 
 
 def pack(parts: Sequence[MediaPart], bins: Bins, cost: Cost = default_cost) -> list[list[MediaPart]]:
-    """Passes that hold all parts, each in a bucket, at the lowest cost found.
-
-    Optimal for passes of neighbours in order of size; results with several passes are also compared to filling each
-    pass as far as subsets of the parts allow. A part that no bucket holds is a pass of its own.
-    """
+    """Passes that hold all parts, each in a bucket, at the lowest cost found. Optimal for passes of neighbours in order
+    of size; two or more are also compared to filling each as far as subsets of the parts allow. A part that no bucket
+    holds is a pass of its own."""
     if len(parts) == 1:
         return [list(parts)]
     fitting = [part for part in parts if bins.rows_for(part.rows, part.count) is not None]
@@ -99,8 +95,8 @@ def padded_rows(passes: Sequence[Sequence[MediaPart]], bins: Bins) -> int:
 
 
 def share_out(parts: Sequence[MediaPart], bins: Bins, num_ranks: int, cost: Cost = default_cost) -> list[Shares]:
-    """Passes that hold all parts: one pass, or as many as the fullest rank needs if that costs less. A part that no
-    bucket holds gets a pass of its own."""
+    """Passes that hold all parts: one, or as many as the fullest rank needs if that costs less. A part that no bucket
+    holds gets its own."""
     fitting, alone = list[MediaPart](), list[Shares]()
     for part in parts:
         if bins.rows_for(part.rows, part.count) is None:
@@ -120,8 +116,7 @@ def share_out(parts: Sequence[MediaPart], bins: Bins, num_ranks: int, cost: Cost
 
 
 def balanced(parts: Sequence[MediaPart], num_ranks: int) -> Shares:
-    """Largest part first, each to the rank with the fewest rows: the largest share is at most a third above the
-    optimum."""
+    """Largest part first, each to the rank with the fewest rows: the largest share is at most a third too large."""
     shares: Shares = [[] for _ in range(num_ranks)]
     rows = [0] * num_ranks
     for part in sorted(parts, key=lambda part: -part.rows):
@@ -175,8 +170,7 @@ def _filled(parts: Sequence[MediaPart], bins: Bins) -> list[list[MediaPart]]:
 
 
 def _fullest(parts: Sequence[MediaPart], bins: Bins) -> list[MediaPart]:
-    """The subset with most rows that fits one pass. Reachable sums are bits of a number; frames are cut off at the
-    limit."""
+    """The subset with most rows that fits one pass. Reachable sums are bits of a number; too many frames drop parts."""
     reachable = [1]
     mask = (1 << (bins.largest + 1)) - 1
     for part in parts:
@@ -215,5 +209,4 @@ def _bucket(parts: Sequence[MediaPart], bins: Bins) -> int | None:
 
 
 def _size(parts: Sequence[MediaPart]) -> tuple[int, int]:
-    """Rows and frames."""
     return sum(part.rows for part in parts), sum(part.count for part in parts)

@@ -25,13 +25,11 @@ class Status(Enum):
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Request:
-    """What was asked for (first part), and progress (second part; only the scheduler writes it).
-
-    Rows are positions of the sequence prompt + output. Invariant: 0 <= num_computed <= num_planned <= num_tokens +
-    num_pending. Rows below `num_computed` are in the KV cache; those up to `num_planned` will be when the plans in
-    flight are done. `num_pending` counts the still unknown tokens that plans in flight sample. A request that is not
-    running owns no blocks and holds no encoder entries.
-    """
+    """What was asked for (first part), and progress (second part; only the scheduler writes it). Rows are positions of
+    the sequence prompt + output. Invariant: 0 <= num_computed <= num_planned <= num_tokens + num_pending. Rows below
+    `num_computed` are in the KV cache; those up to `num_planned` will be when the plans in flight are done.
+    `num_pending` counts the still unknown tokens that plans in flight sample. A request that is not running owns no
+    blocks and holds no encoder entries."""
 
     id: str
     prompt_ids: tuple[int, ...] = field(repr=False)

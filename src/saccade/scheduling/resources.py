@@ -19,17 +19,16 @@ class DetachedResources:
 
 
 class Resources:
-    """Invariant: pool references and encoder holds are exactly those of running requests plus what was detached and not
-    yet released."""
+    """Invariant: pool references and encoder holds are those of running requests and of unreleased detached
+    resources."""
 
     def __init__(self, pool: BlockPool, encoder: EncoderIndex, prefix: PrefixCache | None) -> None:
         assert prefix is None or prefix.pool is pool, "the prefix cache is on another pool"
         self.pool, self.encoder, self.prefix = pool, encoder, prefix
 
     def shareable(self, request: Request, spare: int) -> tuple[int, ...] | None:
-        """Computed blocks that a starting request can share; None unless all its known tokens fit with `spare` blocks
-        left for running requests. The last token is always computed, for its logits, and so are prompt rows to be
-        scored."""
+        """Computed blocks that a starting request can share; None unless its known tokens fit with `spare` blocks left
+        for running requests. The last token is always computed, for its logits, and so are prompt rows to score."""
         max_tokens = request.num_scored if request.has_unscored_rows else request.num_tokens - 1
         found: tuple[int, ...] = ()
         if self.prefix is not None:

@@ -312,8 +312,7 @@ class Scheduler:
                     self._preempt(request)
 
     def _readers(self, entry: Entry, flights: Sequence[Draft]) -> list[Request]:
-        """Holders of an entry, and requests whose chunks in flight read it: if preempted since, they no longer hold
-        it."""
+        """Holders of an entry, and requests whose chunks in flight read it: once preempted they do not hold it."""
         found = [request for request in self._running if entry in request.entries.values()]
         for flight in flights:
             found += [

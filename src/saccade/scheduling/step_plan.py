@@ -35,10 +35,8 @@ class MediaRows:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Rows `start` to `start + count` of a request; their keys and values go to `blocks` (the whole table).
-
     `wants_logits`: a token is sampled from the last row. `wants_all_logits`: the prompt rows are scored.
-    `is_pending_input`: the one input token is the previous plan's sample, unknown when this plan was made.
-    """
+    `is_pending_input`: the one input token is the previous plan's sample, unknown when this plan was made."""
 
     request_id: str
     start: int
@@ -56,9 +54,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: encode, then run all chunks in one batch. Plans run and are committed in order of `step`; one without
-    chunks is neither run nor committed. `preempted` requests lost their blocks; `updates` end requests (deadline, or no
-    room even alone)."""
+    """One step: encode, then run all chunks in one batch. Plans run and commit in order of `step`; one without chunks
+    does neither. `preempted` requests lost their blocks; `updates` end requests (deadline, or no room even alone)."""
 
     step: int
     encode: tuple[EncodeItem, ...] = ()
@@ -93,7 +90,6 @@ class Draft:
     held: list[DetachedResources] = field(default_factory=list)  # released when the plan is committed
 
     def add_rows(self, request: Request, end: int) -> None:
-        """Adds the request's next rows, up to `end`."""
         start = request.num_planned
         wants_logits = end == request.num_tokens + request.num_pending and request.max_outputs > 0
         assert start < end and request not in self.chunks, f"{request} is planned twice, or without rows"

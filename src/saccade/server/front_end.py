@@ -42,8 +42,8 @@ def serve(
     media: MediaSettings | None = None,
     spare: Spare | None = None,
 ) -> int:
-    """Serves until a signal and returns the exit code. A second signal does not wait for running requests. A `spare`
-    worker is taken over."""
+    """Serves until a signal and returns the exit code; a second signal does not wait. A `spare` worker is taken
+    over."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     settings = server or ServerSettings()
     plan = Launch(model, engine or EngineSettings(), limits or SchedulerSettings(), media or MediaSettings(), spare)
@@ -131,8 +131,7 @@ class _Front:
         self._say(f"ready on {_address(self._settings, listener)} after {total:.2f} s")
 
     async def _outlive(self) -> None:
-        """Returns `dead_engine_s` after the engine died. Until then clients and probes are told; then a supervisor may
-        restart this process."""
+        """Returns `dead_engine_s` after the engine died: time to tell clients and probes before a restart."""
         await self._started.wait()
         assert self._engine is not None, "it was started"
         _log.error("%s; /health says so, and requests are refused", await self._engine.wait_dead())

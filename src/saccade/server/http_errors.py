@@ -1,9 +1,7 @@
-"""Error replies: OpenAI's nested envelope with fixed texts.
-
-All texts are this project's own; what another library says about a request goes to the log, not to clients. Two
-exceptions concern only what clients wrote themselves: one bounded, printable line of llguidance about a grammar (see
-`wire.grammar`), and pydantic's names of types and limits (see `reading`).
-"""
+"""Error replies: OpenAI's nested envelope with fixed texts. All texts are this project's own; what another library says
+about a request goes to the log, not to clients. Two exceptions concern only what clients wrote themselves: one bounded,
+printable line of llguidance about a grammar (see `wire.grammar`), and pydantic's names of types and limits (see
+`reading`)."""
 
 import logging
 import math
@@ -88,7 +86,6 @@ def too_late() -> HttpError:
 
 
 def to_http(error: BaseException, request_id: str) -> HttpError:
-    """What a client may know of an error."""
     match error:
         case HttpError():
             return error

@@ -32,8 +32,7 @@ TIMEOUT_HEADER, TIMINGS_HEADER = b"x-request-timeout", b"x-timings"
 
 @dataclass(slots=True)
 class RequestJob(Generic[R]):
-    """`seconds` holds the time of each stage. The two params are what errors call the prompt and the output's
-    structure."""
+    """`seconds` holds the time of each stage. The two params name the prompt and the output's structure in errors."""
 
     request: R
     params: SamplingParams

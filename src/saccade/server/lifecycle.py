@@ -50,7 +50,6 @@ class Stages:
         self._show(name)
 
     def note(self, stage: Stage) -> None:
-        """Progress reported by the engine."""
         self.enter(stage.name)
         if stage.total > COUNTED_BYTES:
             self._show(f"{stage.name}: {stage.done / 1e9:.1f} of {stage.total / 1e9:.1f} GB")

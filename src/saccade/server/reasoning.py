@@ -1,8 +1,6 @@
-"""Reasoning in a model's text: what is between <think> and </think> before the answer, as Qwen writes it.
-
-Some chat templates open the block in the prompt, some leave that to the model, some close it at once when thinking is
-off. The prompt itself is checked, not the request's switches, which differ between templates.
-"""
+"""Reasoning in a model's text: what is between <think> and </think> before the answer, as Qwen writes it. Some chat
+templates open the block in the prompt, some leave that to the model, some close it at once when thinking is off. The
+prompt itself is checked, not the request's switches, which differ between templates."""
 
 import json
 import re
@@ -26,11 +24,9 @@ class Reasoning:
 
 
 class ReasoningParser:
-    """Splits one output into reasoning and answer, no matter how the text is cut into pieces.
-
-    Only a block at the beginning counts. `is_open`: the prompt opened it; an opening tag that comes anyway is dropped.
-    Without a closing tag everything is reasoning. Line breaks next to the tags belong to the format.
-    """
+    """Splits one output into reasoning and answer, no matter how the text is cut into pieces. Only a block at the
+    beginning counts. `is_open`: the prompt opened it; an opening tag that comes anyway is dropped. Without a closing
+    tag everything is reasoning. Line breaks next to the tags belong to the format."""
 
     def __init__(self, *, is_open: bool) -> None:
         self._is_open = is_open
@@ -39,7 +35,7 @@ class ReasoningParser:
         self._held = ""  # possibly a tag, or a line break next to one
 
     def push(self, text: str) -> tuple[str, str]:
-        """The reasoning and the answer that a piece adds."""
+        """Returns the reasoning and the answer that a piece adds."""
         if self._place == "answer":
             return "", text
         self._held += text
@@ -49,7 +45,6 @@ class ReasoningParser:
         return reasoning, self._answer()
 
     def finish(self) -> tuple[str, str]:
-        """The held-back text."""
         held, self._held = self._held, ""
         is_reasoning = self._place == "reasoning" or (self._place == "start" and self._is_open)
         if not self._has_begun and is_reasoning:
@@ -101,8 +96,8 @@ def ends_in_reasoning(token_ids: Sequence[int], tokenizer: Tokenizer, *, is_cont
 
 
 def after_reasoning(grammar: Grammar, *, is_calls: bool = False) -> Grammar:
-    """Any text up to the end of a reasoning block, then the grammar. `is_calls`: it is that of forced tool calls, whose
-    rules are known."""
+    """Any text to the end of a reasoning block, then the grammar (`is_calls`: of forced calls, whose rules are
+    known)."""
     lines = ["start: thought answer", f'thought[suffix="{CLOSE}"]: /(?s:.*)/']
     return Grammar("lark", "\n".join([*lines, *_answer_lines(grammar, is_calls=is_calls)]))
 

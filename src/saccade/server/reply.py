@@ -25,8 +25,7 @@ NULL = b"null"
 
 
 class Reply(ABC):
-    """One generator serves streams and whole replies: `take` adds a piece and returns what a stream sends for it,
-    `body` is the complete reply."""
+    """Streamed or whole: `take` adds a piece and returns what a stream sends for it, `body` is the complete reply."""
 
     def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[Any]) -> None:
         self.service, self.exchange, self.job = service, exchange, job
@@ -67,8 +66,6 @@ class Reply(ABC):
 
 @dataclass(slots=True)
 class ReplyChoice:
-    """One growing choice of a whole reply."""
-
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     scores: list[Logprobs] = field(default_factory=list)

@@ -93,7 +93,6 @@ class ServerSettings:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can connect."""
         return bool(self.uds) or self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 

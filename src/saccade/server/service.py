@@ -84,7 +84,6 @@ class Service:
 
     @property
     def degraded(self) -> list[str]:
-        """What is wrong with an engine that keeps running."""
         return [] if self._engine is None else self._engine.degraded
 
     @property
@@ -152,7 +151,6 @@ class Service:
         return name
 
     def note_output(self) -> None:
-        """The engine gave tokens."""
         self.last_output = monotonic()
 
     @contextmanager

@@ -30,7 +30,6 @@ def chosen_grammar(request: SamplingRequest | GenerateParams) -> Grammar | None:
 
 
 def structure_param(request: object) -> str | None:
-    """The field that asks for structure, or None."""
     asked = _asked(request) if isinstance(request, SamplingRequest | GenerateParams) else []
     return asked[0][0] if asked else None
 

@@ -2,8 +2,8 @@
 - Hermes (Qwen): `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, any number of them, with text around them.
 - Llama 3: the whole text is `{"name": "f", "parameters": {...}}`, or several of these separated by `;`.
 
-Text that may begin a call is held back; a call is reported when it is complete. What looked like a call but is not valid
-JSON with a name and an arguments object is returned verbatim as text, except that a call cut off after its name by the
+Text that may begin a call is held back; a call is reported when complete. What looked like a call but is not valid JSON
+with a name and an arguments object is returned verbatim as text, except that a call cut off after its name by the
 length limit is reported with the arguments so far. Nothing is ever evaluated.
 """
 
@@ -214,7 +214,6 @@ class _OpenCall:
 
 
 def _read_call(text: str, keys: Sequence[str]) -> tuple[str, str] | None:
-    """Name and arguments of a call, both as text."""
     try:
         call = json.loads(text, parse_constant=_no_constant)
         return _call_of(call, keys)

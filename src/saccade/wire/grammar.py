@@ -1,8 +1,8 @@
 """Grammars that outputs must match: their form in a request, and their limits.
 
-llguidance turns a grammar into token masks. Its fuel, set here, bounds what grows while it runs, and it neither fetches
-references nor backtracks. It does not bound the time to compile a schema, so sizes are checked first: within these
-limits the slowest known grammars take a few hundred milliseconds.
+llguidance turns a grammar into token masks. Its fuel, set here, bounds what grows while it runs; it neither fetches
+references nor backtracks. Nothing bounds the time to compile a schema, so sizes are checked first: within these limits
+the slowest known grammars take a few hundred milliseconds.
 """
 
 import json
@@ -36,9 +36,9 @@ JSON_OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """`text` is a JSON schema, empty ("json_object"), a regular expression, a JSON list of strings ("choice"), or a
-    grammar: llguidance's dialect of Lark, or EBNF with a rule `root ::= ...` as in llama.cpp, vLLM and SGLang. It must
-    match the whole output."""
+    """`text` is a JSON schema, empty ("json_object"), a regular expression, a JSON list of strings ("choice"), or Lark
+    in llguidance's dialect or EBNF with a rule `root ::= ...` as in llama.cpp, vLLM and SGLang. The whole output
+    matches."""
 
     kind: GrammarKind
     text: str = ""
@@ -75,7 +75,6 @@ def to_llguidance(grammar: Grammar) -> str:
 
 
 def parser_limits() -> LLParserLimits:
-    """Limits per grammar and per token."""
     return LLParserLimits(
         initial_lexer_fuel=500_000,
         step_lexer_fuel=100_000,

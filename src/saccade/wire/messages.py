@@ -1,9 +1,6 @@
-"""Messages between the engine's process and its client: typed msgpack, followed by a prompt's arrays.
-
-A message is one msgpack frame. `Add` is followed by raw frames: token ids, positions, limits if any, and the pixels of
-every image and video. Serial numbers are never reused, so late news of an ended request cannot be mistaken for
-another's.
-"""
+"""Messages between the engine's process and its client. A message is one msgpack frame. `Add` is followed by raw
+frames: token ids, positions, limits if any, and the pixels of every image and video. Serial numbers are never reused,
+so late news of an ended request cannot be mistaken for another's."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -39,8 +36,6 @@ class MediaHead(Struct, frozen=True, array_like=True):
 
 
 class PromptHead(Struct, frozen=True, array_like=True):
-    """A prompt without its arrays."""
-
     rope_delta: int
     has_limits: bool
     media: tuple[MediaHead, ...]
@@ -48,8 +43,6 @@ class PromptHead(Struct, frozen=True, array_like=True):
 
 
 class StartEngine(Struct, frozen=True, tag=True):
-    """The first command."""
-
     folder: str
     settings: EngineSettings
     limits: SchedulerSettings
@@ -71,8 +64,6 @@ class Abort(Struct, frozen=True, tag=True):
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """The text of an output met a stop string."""
-
     serial: int
     index: int
     stop: str
@@ -121,14 +112,10 @@ class News(Update, frozen=True, array_like=True, kw_only=True):
 
 
 class Updates(Struct, frozen=True, tag=True):
-    """All news of one step."""
-
     news: list[News]
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """Why a request was not accepted."""
-
     serial: int
     kind: Literal["request", "capacity", "internal"]
     message: str

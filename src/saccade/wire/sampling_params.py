@@ -25,8 +25,7 @@ class SamplingParams:
     computes the prompt, for its log-probabilities or the prefix cache. `logprobs` and `prompt_logprobs` count
     alternatives beside the token itself; None asks for none. Prompt tokens before `prompt_logprobs_start` get none, and
     may then come from the prefix cache. A `stop` string ends the output before itself, or after itself with
-    `include_stop_str_in_output`. One completed within the first `min_tokens` tokens ends the output right after those,
-    all of which are kept.
+    `include_stop_str_in_output`. One completed within the first `min_tokens` tokens ends the output right after those.
 
     A `grammar` allows only tokens that lead to a text of its language, and ends the output when nothing may follow. It
     has the last word: end tokens that `min_tokens` or `ignore_eos` forbid are taken where it allows nothing else.

@@ -1,10 +1,7 @@
-"""Size limits of JSON schemas.
-
-llguidance's work can far exceed a schema's size: it grows with the square of an object's optional properties, with
-pairs of name patterns, with one automaton state per multiple, and, where several schemas apply at once (`allOf`, a
-`$ref` with siblings, `anyOf` beside `properties`), with the product of their alternatives and 2 to the number of their
-patterns. Each of these has a limit here.
-"""
+"""Size limits of JSON schemas. llguidance's work can far exceed a schema's size: it grows with the square of an
+object's optional properties, with pairs of name patterns, with one automaton state per multiple, and, where several
+schemas apply at once (`allOf`, a `$ref` with siblings, `anyOf` beside `properties`), with the product of their
+alternatives and 2 to the number of their patterns. Each of these has a limit here."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
