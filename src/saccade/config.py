@@ -48,8 +48,8 @@ NO_BYTECODE, BYTECODE_FOLDER = "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"
 
 
 def use_private_kernel_cache() -> None:
-    """Cache compiled kernels, which are loaded as code, in a folder private to this user. The packages' own defaults
-    are a well-known shared folder, or a compile at every start. Call before importing them."""
+    """Cache compiled kernels, which are loaded as code, in a folder private to this user. The packages' defaults are a
+    well-known name in the shared temporary folder, or a compile at every start. Call before importing them."""
     if (folder := _private_folder("kernels")) is not None:  # else they recompile
         for name in KERNEL_CACHES:
             os.environ.setdefault(name, str(folder))

@@ -86,7 +86,7 @@ class Engine:
         cache_salt: str | None = None,
         compiled: LLMatcher | None = None,
     ) -> tuple[str, ...]:
-        """Accept a request; returns the ids of all its outputs (n > 1). Refuses with a RequestError or a CapacityError.
+        """Accept a request and return the ids of its n outputs. Refuses with a RequestError or a CapacityError.
         `compiled` is its precompiled grammar; without it this waits for the compiler."""
         check_tokens(prompt, params, self.composer.vocab_size, self._eos_token_ids)
         if self.composer.vision is not None:
@@ -198,8 +198,7 @@ class Engine:
                 raise GraphError(f"a warm-up request failed: {updates[-1:]}")
 
     def step(self) -> list[Update]:
-        """Launch the next step, then take in the one that ran meanwhile. Raises every time once the executor is
-        gone."""
+        """Launch the next step, then take in the one that ran meanwhile. Once the executor is gone, always raises."""
         if self._dead is not None:
             raise type(self._dead)(str(self._dead))
         updates: list[Update] = []

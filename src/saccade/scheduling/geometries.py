@@ -34,7 +34,7 @@ class Geometries:
         self._remembered = lru_cache(maxsize=MAX_CACHED_GRIDS)(lambda grid: geometry(spec, [grid]))
 
     def packed(self, grids: Sequence[Grid]) -> dict[str, Any]:
-        """Geometry of several grids, joined from cached ones; for no grids, arrays without rows."""
+        """Geometry of several grids, joined from that of each; for no grids, arrays without rows."""
         parts = [
             self._remembered(grid) if prod(grid) <= MAX_CACHED_PATCHES else geometry(self._spec, [grid])
             for grid in grids

@@ -1,7 +1,8 @@
 """Orders: the device work of a step as plain data that can be printed, compared, kept and sent to other ranks.
 
-The composer decides everything; an executor obeys. A step has `Begin` for starting requests with penalties, `Encode`
-for images, `Run` for rows, `SampleTokens` if argmax of raw logits is not enough. The others come between steps.
+The composer decides everything; an executor obeys. A step has, in this order, `Begin` for starting requests with
+penalties, `Encode` for images, `Run` for rows, `SampleTokens` if argmax of raw logits is not enough. The others come
+between steps.
 """
 
 from dataclasses import dataclass

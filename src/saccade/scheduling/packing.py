@@ -95,8 +95,8 @@ def padded_rows(passes: Sequence[Sequence[MediaPart]], bins: Bins) -> int:
 
 
 def share_out(parts: Sequence[MediaPart], bins: Bins, num_ranks: int, cost: Cost = default_cost) -> list[Shares]:
-    """Passes that hold all parts: one, or as many as the fullest rank needs if that costs less. A part that no bucket
-    holds gets its own."""
+    """Passes that hold all parts: one pass, or as many as the fullest rank needs if that costs less. A part that no
+    bucket holds gets a pass of its own."""
     fitting, alone = list[MediaPart](), list[Shares]()
     for part in parts:
         if bins.rows_for(part.rows, part.count) is None:

@@ -19,8 +19,7 @@ class DetachedResources:
 
 
 class Resources:
-    """Invariant: pool references and encoder holds are those of running requests and of unreleased detached
-    resources."""
+    """Invariant: pool references and encoder holds are those of running requests and unreleased detached resources."""
 
     def __init__(self, pool: BlockPool, encoder: EncoderIndex, prefix: PrefixCache | None) -> None:
         assert prefix is None or prefix.pool is pool, "the prefix cache is on another pool"

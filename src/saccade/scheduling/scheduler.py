@@ -205,7 +205,7 @@ class Scheduler:
                 return
 
     def _is_ready(self, request: Request) -> bool:
-        """A fork waits until its parent's prompt is computed, a preempted request until its rows leave flight."""
+        """A fork waits until its parent's prompt is computed, a preempted request until its rows are out of flight."""
         parent = request.parent
         is_forked = parent is None or parent.status is Status.FINISHED or len(parent.output_ids) > 0
         return is_forked and not self._is_in_flight(request)

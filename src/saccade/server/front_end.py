@@ -42,8 +42,7 @@ def serve(
     media: MediaSettings | None = None,
     spare: Spare | None = None,
 ) -> int:
-    """Serves until a signal and returns the exit code; a second signal does not wait. A `spare` worker is taken
-    over."""
+    """Serves until a signal, taking over a `spare` worker; returns the exit code. A second signal does not wait."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     settings = server or ServerSettings()
     plan = Launch(model, engine or EngineSettings(), limits or SchedulerSettings(), media or MediaSettings(), spare)

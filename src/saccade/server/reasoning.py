@@ -96,8 +96,7 @@ def ends_in_reasoning(token_ids: Sequence[int], tokenizer: Tokenizer, *, is_cont
 
 
 def after_reasoning(grammar: Grammar, *, is_calls: bool = False) -> Grammar:
-    """Any text to the end of a reasoning block, then the grammar (`is_calls`: of forced calls, whose rules are
-    known)."""
+    """Any text to the end of a reasoning block, then the grammar. `is_calls`: its rules are those of forced calls."""
     lines = ["start: thought answer", f'thought[suffix="{CLOSE}"]: /(?s:.*)/']
     return Grammar("lark", "\n".join([*lines, *_answer_lines(grammar, is_calls=is_calls)]))
 

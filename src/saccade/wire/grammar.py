@@ -118,7 +118,7 @@ def _repeats(text: str) -> int:
     """How often the most repeated part occurs in a regular expression with its counts expanded."""
     most = 1
     groups = [1]  # by depth, the maximum over a group's parts so far
-    last = 1  # that of the part before
+    last = 1  # of the previous part
     for piece in _REGEX_PIECES.findall(text):
         if piece == "(":
             groups.append(1)
