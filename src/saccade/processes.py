@@ -1,4 +1,4 @@
-"""Starting a process of an engine, ending it with its parent, and saying how it ended."""
+"""Starting an engine process, tying its life to its parent's, and describing how it ended."""
 
 import ctypes
 import os
@@ -15,9 +15,8 @@ PR_SET_PDEATHSIG = 1
 def start_python(
     module: str, *words: str, environment: Mapping[str, str], fds: Sequence[int] = ()
 ) -> "subprocess.Popen[bytes]":
-    """A module as a process, whose standard input is a pipe from here and which inherits the files `fds`. Nothing is
-    imported from the working directory (-P). It has a session of its own: Ctrl-C reaches the front end, which decides
-    what becomes of the requests."""
+    """Start a module as a process with a pipe as standard input and the inherited files `fds`. -P bars imports from the
+    working directory. In its own session Ctrl-C does not reach it: the front end decides about requests."""
     return subprocess.Popen(
         (sys.executable, "-P", "-m", module, *words),
         stdin=subprocess.PIPE,
@@ -29,14 +28,13 @@ def start_python(
 
 
 def end_with_parent() -> None:
-    """Linux kills this process when the thread that started it ends. A parent that is gone already is not noticed."""
+    """Linux kills this process when the thread that started it ends. A parent that is already gone goes unnoticed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_with_input() -> None:
-    """End this process when its standard input closes, of which the parent holds the other end. Nobody else may read it
-    from now on."""
+    """Exit when standard input closes, whose other end the parent holds. Nothing else may read it from now on."""
 
     def wait_for_end() -> None:
         while os.read(0, 1):
@@ -47,7 +45,7 @@ def end_with_input() -> None:
 
 
 def describe_exit(code: int) -> str:
-    """A negative code is that of a signal, as `subprocess` has it. Real-time signals have no names."""
+    """A negative code is a signal, as in `subprocess`. Real-time signals have no names."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

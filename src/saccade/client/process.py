@@ -1,8 +1,5 @@
-"""The engine in a process of its own, for asyncio.
-
-The worker schedules and computes; this side turns tokens into text, so that the two overlap. When the worker dies,
-every request that waits for it ends with an EngineDeadError at once.
-"""
+"""The engine in its own process, for asyncio. The worker computes while this side turns tokens into text. When the
+worker dies, every pending request ends at once with an EngineDeadError."""
 
 import asyncio
 import logging
@@ -23,18 +20,16 @@ from saccade.wire import messages
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 
-CLOSE_S = 5.0  # for a worker that was told to leave
+CLOSE_S = 5.0  # for a worker told to exit
 ASK_S = 5.0  # between two questions to a worker
-LAST_WORDS_S = 0.5  # for what a worker said before it ended to be read
+LAST_WORDS_S = 0.5  # to read what a worker sent before it ended
 
 _log = logging.getLogger(__name__)
 
 
 class AsyncEngine:
-    """An engine that runs in a process of its own. Made by `start`, ended by `aclose`, and used in one event loop.
-
-    Every `generate` ends: with the last delta of each output, or with an error.
-    """
+    """An engine in its own process. Created by `start`, ended by `aclose`, used in one event loop. Every `generate`
+    ends: with the last delta of each output, or with an error."""
 
     def __init__(self, child: Child, report: messages.OnStage) -> None:
         self._child, self._report = child, report
@@ -50,7 +45,7 @@ class AsyncEngine:
         self._closed: asyncio.Task[None] | None = None
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
         self._processor: Processor | None = None
-        self.degraded: list[str] = []  # what is wrong with an engine that goes on
+        self.degraded: list[str] = []  # what is wrong with an engine that keeps running
 
     @classmethod
     async def start(
@@ -63,9 +58,8 @@ class AsyncEngine:
         report: messages.OnStage = lambda stage: None,
         spare: Spare | None = None,
     ) -> "AsyncEngine":
-        """Returns when the engine is ready. `report` hears of every stage. Without a processor the folder's own is
-        made; a `spare` worker is taken over. What the worker finds wrong with model or settings is raised here as the
-        same ConfigError."""
+        """Returns when the engine is ready. `report` receives every stage. Without a processor the folder's own is
+        created; a `spare` worker is taken over. Raises the worker's ConfigError for a wrong model or setting."""
         chosen = settings or EngineSettings()
         folder = await asyncio.to_thread(find_folder, model, revision=chosen.revision, download_dir=chosen.download_dir)
         engine = cls(Child(spare), report)
@@ -102,7 +96,7 @@ class AsyncEngine:
 
     @property
     def limits(self) -> SchedulerSettings:
-        """The limits asked for, lowered to what the model allows."""
+        """The requested limits, lowered to what the model allows."""
         return self.ready.limits
 
     @property
@@ -115,12 +109,12 @@ class AsyncEngine:
 
     @property
     def death(self) -> str:
-        """Which rank is gone, and so the engine; empty where it is there, or ended otherwise."""
+        """Which rank's loss killed the engine; empty if it lives or ended otherwise."""
         error = self._dead.result() if self._dead.done() else None
         return str(error) if isinstance(error, RankGoneError) else ""
 
     async def wait_dead(self) -> str:
-        """Returns when the engine is gone, with the reason."""
+        """Returns the reason once the engine is gone."""
         return str(await asyncio.shield(self._dead))
 
     async def generate(
@@ -133,16 +127,14 @@ class AsyncEngine:
         deadline: float | None = None,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """The outputs of a request, piece by piece. Whoever stops listening aborts it.
-
-        A request that is refused raises the engine's RequestError or CapacityError; one that fails while it runs ends
-        with finish reason "error". `deadline` is a time of `time.monotonic`.
-        """
+        """The outputs of a request, piece by piece. Closing the generator aborts the request. A refused request raises
+        the engine's RequestError or CapacityError; one that fails while running ends with finish reason "error".
+        `deadline` is a time of `time.monotonic`."""
         stream = self._open(request_id, prompt, params)
         try:
             head, arrays = messages.pack_prompt(prompt)
             self._send(messages.Add(stream.serial, head, params, priority, deadline, cache_salt), arrays)
-            del prompt, head, arrays  # pixels need not stay here while the worker has them
+            del prompt, head, arrays  # the worker has the pixels now
             while not stream.is_done:
                 for delta, stop in stream.read(await stream.receive()):
                     if stop is not None:
@@ -152,23 +144,23 @@ class AsyncEngine:
             self._leave(stream)
 
     def abort(self, request_id: str) -> None:
-        """End a request; its outputs that have not ended get finish reason "abort". An unknown id is ignored."""
+        """End a request; its unfinished outputs get finish reason "abort". Unknown ids are ignored."""
         stream = self._by_id.get(request_id)
         if stream is not None:
             self._send(messages.Abort(stream.serial))
 
     async def stats(self) -> messages.StatsReply:
-        """The scheduler's numbers, each phase's counters and graphs by its name, and the device's memory in use."""
+        """The scheduler's numbers, each phase's counters and graphs by name, and the device memory in use."""
         stats: messages.StatsReply = await self._ask(messages.AskStats)
         return stats
 
     async def flush_cache(self) -> bool:
-        """Empty the caches of prompts and images. False, and nothing is done, while requests run or wait."""
+        """Empty the prompt and image caches. Returns False without doing anything while requests run or wait."""
         flushed: messages.Flushed = await self._ask(messages.Flush)
         return flushed.is_done
 
     async def _ask(self, question: type[messages.AskStats] | type[messages.Flush]) -> Any:
-        """The worker's answer to a question of its own, which comes between two steps."""
+        """The worker answers between two steps."""
         self._check_alive()
         serial = next(self._serials)
         self._asked[serial] = asyncio.get_running_loop().create_future()
@@ -179,7 +171,7 @@ class AsyncEngine:
             del self._asked[serial]
 
     async def aclose(self, *, drain_s: float = 0.0) -> None:
-        """Take no more requests, give those that run `drain_s` seconds to end, abort the rest, end the process."""
+        """Refuse new requests, give running ones `drain_s` seconds to end, abort the rest, end the process."""
         self._is_closing = True
         if self._closed is None:
             self._closed = asyncio.create_task(self._close(drain_s))
@@ -230,7 +222,7 @@ class AsyncEngine:
         try:
             while True:
                 self._hear(await self._child.receive())
-        except Exception as error:  # nobody would hear the engine any more
+        except Exception as error:  # the engine could no longer be heard
             self._die(EngineDeadError(f"the engine's messages cannot be read: {type(error).__name__}: {error}"))
 
     def _hear(self, reply: messages.EngineReply) -> None:
@@ -270,14 +262,14 @@ class AsyncEngine:
                 self._die(kind(_died(reply.message)))
 
     async def _watch(self) -> None:
-        """Notices the end of the process. What it said last may still be on its way here."""
+        """Notices when the process ends. Its last messages may still be on their way."""
         code = await self._child.wait()
         if code >= 0:
             await _wait_first(self._dead, timeout_s=LAST_WORDS_S)
         self._die(EngineDeadError(_died(f"its process {describe_exit(code)}")))
 
     async def _ask_regularly(self, limit_s: float) -> None:
-        """The worker answers between steps. One that gives no answer for this long hangs, which nothing else shows."""
+        """The worker answers between steps, so one that stays silent for this long hangs; nothing else shows it."""
         while limit_s > 0 and not self._dead.done():
             await asyncio.sleep(min(ASK_S, limit_s))
             try:

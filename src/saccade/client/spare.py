@@ -1,8 +1,5 @@
-"""A worker's process that is started before it is known what for.
-
-Its imports take seconds; so a command that will need a worker starts one first, and only then imports what it takes
-itself. This module therefore imports next to nothing.
-"""
+"""A worker process started before its work is known. Its imports take seconds, so a command that will need a worker
+starts one before its own imports. That is why this module imports almost nothing."""
 
 import shutil
 import tempfile
@@ -15,11 +12,9 @@ WORKER = "saccade.execution.worker"
 
 
 class Spare:
-    """A worker and the folder that only this user may enter, in which it looks for its sockets.
-
-    Nothing is ever written to its standard input, which closes with this process: then the worker ends. Whoever takes
-    the worker over ends it and removes the folder; as a context manager a spare does so itself where nobody did.
-    """
+    """A worker and its socket folder, which only this user may enter. Nothing is written to its standard input, which
+    closes with this process and so ends the worker. Whoever takes the worker over ends it and removes the folder;
+    otherwise the context manager does both."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="saccade-"))

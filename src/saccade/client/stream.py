@@ -1,4 +1,4 @@
-"""One request as its consumer sees it: news of the engine in, pieces of text out."""
+"""One request as its consumer sees it: engine news in, pieces of text out."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,14 +15,11 @@ from saccade.wire.sampling_params import SamplingParams
 
 
 class Delta(Struct, frozen=True, kw_only=True):
-    """What output `index` of a request gained. The one with a `finish_reason` is that output's last.
-
-    `stop_reason` is the stop token or string that was met, or the message of an error. `num_output_tokens` counts the
-    whole output so far. `prompt_logprobs` come with the last delta of output 0. `timings` are the engine's seconds by
-    stage, with the last delta of every output: queue, prefill (first step to first token), decode, and, where images
-    or videos of the request were encoded and not found in the cache, vision: the passes that they were in, a part of
-    prefill's time.
-    """
+    """What output `index` of a request gained. The one with a `finish_reason` is that output's last. `stop_reason` is
+    the stop token or string that was met, or an error message. `num_output_tokens` counts the whole output so far.
+    `prompt_logprobs` come with the last delta of output 0. `timings`, with the last delta of every output, are the
+    engine's seconds by stage: queue, prefill (first step to first token), decode, and vision: the passes that encoded
+    the request's media, a part of prefill's time, missing where all came from the cache."""
 
     request_id: str
     index: int
@@ -39,10 +36,8 @@ class Delta(Struct, frozen=True, kw_only=True):
 
 
 class RequestStream:
-    """Collects the news of one request and turns them into deltas. It is done when all `n` outputs have ended.
-
-    Tokens that wait for a slow consumer are put together, so that whoever is late catches up with less work.
-    """
+    """Turns the news of one request into deltas. Done when all `n` outputs have ended. Tokens waiting for a slow
+    consumer are merged, so it catches up with less work."""
 
     def __init__(
         self, serial: int, request_id: str, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer
@@ -64,12 +59,12 @@ class RequestStream:
         self._wake.set()
 
     def fail(self, error: SaccadeError) -> None:
-        """Ends the request behind the news that came before."""
+        """Ends the request after the news that came before."""
         self.error = self.error or error
         self._wake.set()
 
     async def receive(self) -> list[News]:
-        """What came since the last call, at least one; or raises what the request failed with."""
+        """News since the last call, at least one; or raises the request's error."""
         while not self._inbox:
             if self.error is not None:
                 raise self.error
@@ -79,7 +74,7 @@ class RequestStream:
         return news
 
     def read(self, news: list[News]) -> Iterator[tuple[Delta, str | None]]:
-        """Deltas, each with the stop string that it met and that the engine does not know of."""
+        """Deltas, each with a stop string it met that the engine does not know about."""
         for item in news:
             start = len(self._outputs.streams[item.index].output.token_ids)
             taken = self._outputs.take(item.index, item)
@@ -87,7 +82,7 @@ class RequestStream:
                 yield self._delta(item, taken[0], start), taken[1]
 
     def _delta(self, news: News, text: str, start: int) -> Delta:
-        """Tokens from `start` on. Behind a stop string there are none, though the engine may have sent some."""
+        """Tokens from `start` on; none after a stop string, though the engine may have sent some."""
         output, prompt_logprobs = self._outputs.streams[news.index].output, self._outputs.prompt_logprobs
         has_scores = prompt_logprobs is not None and output.finish_reason is not None and news.index == 0
         return Delta(
@@ -107,5 +102,5 @@ class RequestStream:
 
 
 def _is_plain(news: News) -> bool:
-    """Tokens alone. The last token of an output is kept apart: its text may not belong to the output."""
+    """Tokens only. An output's last token stays separate: its text may not belong to the output."""
     return news.finish is None and news.scores is None and news.prompt_scores is None

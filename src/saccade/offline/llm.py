@@ -1,4 +1,4 @@
-"""`LLM`: a model in this process, shaped like vLLM's."""
+"""`LLM`: a model in this process, with vLLM's interface."""
 
 import logging
 from collections import Counter
@@ -24,26 +24,22 @@ from saccade.wire.engine_metrics import Metric, counter, engine_metrics
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 
-MAX_IMPROVEMENTS = 4  # graphs captured behind a call; one takes some 50 ms
-MAX_CHECKS = 8  # shadow checks behind a call
+MAX_IMPROVEMENTS = 4  # graphs captured after a call; one takes about 50 ms
+MAX_CHECKS = 8  # shadow checks after a call
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Batch:
-    """The requests of one call: their outputs by request, and by the id of each output; how many have ended."""
-
     requests: dict[str, RequestOutputs] = field(default_factory=dict)
     by_id: dict[str, tuple[RequestOutputs, int]] = field(default_factory=dict)
     num_finished: int = 0
 
 
 class LLM:
-    """Generates in batches. Flags of the command line are keywords here: `LLM(model, max_model_len=4096)`.
-
-    Close it, or use it as a context manager, to give its memory back.
-    """
+    """Generates in batches. Command-line flags are keywords here: `LLM(model, max_model_len=4096)`. Close it, or use it
+    as a context manager, to free its memory."""
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
         own = {each.name for each in fields(EngineSettings)}
@@ -93,9 +89,9 @@ class LLM:
         *,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Answers to prompts, in order. A prompt is text, token ids (numpy's and torch's, too), or {"prompt": text,
-        "multi_modal_data": {"image": [...], "video": [...]}} with images and videos for the placeholders of the text;
-        [{"image": ...}, {"video": ...}, {"image": ...}] names them in their order."""
+        """Answers to prompts, in order. A prompt is text, token ids (also numpy's and torch's), or {"prompt": text,
+        "multi_modal_data": {"image": [...], "video": [...]}} with media for the text's placeholders; [{"image": ...},
+        {"video": ...}, {"image": ...}] gives them in order."""
         found = [read_prompt(prompt, self.processor) for prompt in list_prompts(prompts)]
         return self._run(found, sampling_params, progress)
 
@@ -107,14 +103,13 @@ class LLM:
         progress: bool = True,
         **template: Any,
     ) -> list[RequestOutput]:
-        """Answers to one conversation or several. Images and videos may be files (`str` or `Path`), bytes or data URLs,
-        images also PIL images or arrays, videos also lists of frames."""
+        """Answers to one or several conversations. Images and videos may be files (`str` or `Path`), bytes or data
+        URLs, images also PIL images or arrays, videos also lists of frames."""
         found = [self.processor.chat(talk, **template) for talk in list_talks(messages)]
         return self._run(found, sampling_params, progress)
 
     def get_metrics(self) -> list[Metric]:
-        """What this model did since it was loaded: requests, tokens, caches and graphs, as /metrics of a server tells
-        them."""
+        """Requests, tokens, caches and graphs since the model was loaded, as in a server's /metrics."""
         found = [counter("request_success", "requests that ended", n, finished_reason=r) for r, n in self._ends.items()]
         found.append(counter("prompt_tokens", "prompt tokens", self._tokens["prompt_tokens"]))
         found.append(counter("generation_tokens", "output tokens", self._tokens["generation_tokens"]))
@@ -129,7 +124,7 @@ class LLM:
             for prompt, wanted in zip(prompts, list_params(params, len(prompts)), strict=True):
                 self._add_when_possible(prompt, wanted, batch)
             self._finish(batch, progress)
-        finally:  # whatever was raised, nothing stays behind for the next call
+        finally:  # whatever was raised, the next call starts clean
             for request_id in batch.requests:
                 self.engine.abort(request_id)
             while self.engine.has_work:
@@ -144,13 +139,13 @@ class LLM:
         return found
 
     def _improve(self) -> None:
-        """Capture graphs of layouts that came often, as a server does when it is idle: a few, the caller waits."""
+        """Capture graphs of frequent layouts, as an idle server does; only a few, since the caller waits."""
         for _ in range(MAX_IMPROVEMENTS):
             if self.engine.can_improve and (error := self.engine.improve()) is not None:
                 log.warning("a graph could not be captured: %s: %s", type(error).__name__, error)
 
     def _check_shadow(self) -> None:
-        """Check some of the replays that were kept: nothing checks them between calls."""
+        """Check some of the recorded replays: nothing checks them between calls."""
         for _ in range(MAX_CHECKS):
             found = self.engine.check_shadow() if self.engine.can_check else None
             if found is not None:
@@ -164,7 +159,7 @@ class LLM:
                 self._ends[str(output.finish_reason)] += 1
 
     def _add_when_possible(self, prompt: Prompt, params: SamplingParams, batch: _Batch) -> None:
-        """The queue may be full of this very call's requests: then go on with those first."""
+        """If the queue is full of this call's own requests, run those first."""
         while True:
             try:
                 self._add(prompt, params, batch)

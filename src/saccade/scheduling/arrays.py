@@ -1,7 +1,4 @@
-"""From a plan to the arrays that its passes and its sampler read. Numpy on the host; nothing here touches the device.
-
-T token rows, R requests, M blocks of a table.
-"""
+"""Arrays for a plan's passes and sampler: host numpy, no device. T token rows, R requests, M blocks of a table."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -29,13 +26,13 @@ FLOATS = {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
-}  # with the value that changes nothing, for padded rows
+}  # neutral values, for padded rows
 
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request that has not ended. While it runs, `sequence` is its row in every per-sequence tensor (row 0 is for
-    padding: it does not run), and `matcher` knows where its output is in the grammar it must follow."""
+    """A request that has not ended. While it runs, `sequence` is its row in every per-sequence tensor (row 0 is
+    padding: not running), and `matcher` tracks its output's place in its grammar."""
 
     request: Request
     prompt: Prompt
@@ -43,9 +40,9 @@ class LiveRequest:
     seed: int = 0
     matcher: Matcher | None = None
     compiled: LLMatcher | None = None  # its grammar
-    started: float | None = None  # when it was first run
-    first_token: float | None = None  # when that came
-    laps: list[Lap] = field(default_factory=list)  # of the vision passes that its images were in
+    started: float | None = None  # when it first ran
+    first_token: float | None = None  # time of the first token
+    laps: list[Lap] = field(default_factory=list)  # of the vision passes with its images
 
     def timings(self, now: float) -> dict[str, float]:
         found = {"queue": (now if self.started is None else self.started) - self.request.arrival}
@@ -59,8 +56,6 @@ class LiveRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
-    """Sizes that turn positions into places."""
-
     block_size: int
     max_blocks: int
     page_rows: int
@@ -69,7 +64,7 @@ class CacheLayout:
 
 
 def is_decode(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]) -> bool:
-    """Whether every request brings the one row of its newest output."""
+    """Whether every request has just one row, that of its newest output."""
     return all(
         chunk.count == 1 and chunk.wants_logits and chunk.start >= len(live[chunk.request_id].prompt.token_ids)
         for chunk in chunks
@@ -77,7 +72,7 @@ def is_decode(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]) -> bool:
 
 
 def mixed_values(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest], layout: CacheLayout) -> dict[str, AnyInts]:
-    """The inputs of a prefill pass: prompts and outputs of several requests, packed."""
+    """Inputs of a prefill pass: prompts and outputs of several requests, packed."""
     parts = [_rows(chunk, live[chunk.request_id], layout) for chunk in chunks]
     values = parts[0]
     if len(parts) > 1:
@@ -91,7 +86,7 @@ def mixed_values(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest], layou
 
 
 def decode_values(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest], layout: CacheLayout) -> dict[str, AnyInts]:
-    """The inputs of a decode pass; only a few numbers of each request are looked at."""
+    """Inputs of a decode pass; reads only a few numbers per request."""
     owners = [live[chunk.request_id] for chunk in chunks]
     starts = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
     pending = [owner.sequence if c.is_pending_input else -1 for c, owner in zip(chunks, owners, strict=True)]
@@ -139,7 +134,7 @@ def _token(owner: LiveRequest, index: int) -> int:
 
 
 def places(first: int, count: int, pages: Sequence[int], page_size: int) -> AnyInts:
-    """Where rows `first` to `first + count` of something kept in pages lie."""
+    """Row numbers, in paged storage, of rows `first` to `first + count` of an item."""
     assert first + count <= len(pages) * page_size, f"rows {first} to {first + count} in {len(pages)} pages"
     first_page, skipped = divmod(first, page_size)
     used = np.asarray(pages[first_page : -(-(first + count) // page_size)], dtype=np.int64)
@@ -166,7 +161,7 @@ def _block_tables(chunks: Sequence[Chunk], layout: CacheLayout) -> AnyInts:
     most = max((len(chunk.blocks) for chunk in chunks), default=0)
     assert most <= layout.max_blocks, f"a request has {most} blocks; a table has room for {layout.max_blocks}"
     tables = np.zeros((len(chunks), layout.max_blocks), dtype=np.int32)
-    for i, chunk in enumerate(chunks):  # less than half the time that an assignment to a row takes
+    for i, chunk in enumerate(chunks):  # takes less than half the time of assigning to a row
         struct.pack_into(f"={len(chunk.blocks)}i", tables.data, i * tables.strides[0], *chunk.blocks)
     return tables
 
@@ -185,7 +180,7 @@ def has_edits(params: SamplingParams) -> bool:
 
 
 def begin(owner: LiveRequest) -> Begin | None:
-    """Prepare a sequence for its next request: what penalties count is that request's prompt and outputs."""
+    """Resets a sequence for a new request: penalties count that request's prompt and outputs."""
     if not has_penalties(owner.request.params):
         return None
     output_ids = np.asarray(owner.request.output_ids, dtype=np.int64)
@@ -193,7 +188,7 @@ def begin(owner: LiveRequest) -> Begin | None:
 
 
 def sample_values(chunks: Sequence[Chunk], owners: Sequence[LiveRequest]) -> Arrays:
-    """The parameters of these rows. A row's noise depends on its request's seed and on how many tokens came before."""
+    """Sampling parameters by row. A row's noise depends on its request's seed and the number of tokens before it."""
     counters = [chunk.end - len(owner.prompt.token_ids) for chunk, owner in zip(chunks, owners, strict=True)]
     params = [owner.request.params for owner in owners]
     return {
@@ -206,7 +201,7 @@ def sample_values(chunks: Sequence[Chunk], owners: Sequence[LiveRequest]) -> Arr
 
 
 def edits(chunks: Sequence[Chunk], owners: Sequence[LiveRequest], vocab_size: int) -> tuple[Edit, ...]:
-    """Bias, minimum lengths and allowed tokens, for the few requests that ask for them."""
+    """Bias, minimum lengths and allowed tokens, for the few requests that use them."""
     found = []
     for row, (chunk, owner) in enumerate(zip(chunks, owners, strict=True)):
         params = owner.request.params
@@ -214,7 +209,7 @@ def edits(chunks: Sequence[Chunk], owners: Sequence[LiveRequest], vocab_size: in
             continue
         stops: list[int] = []
         if chunk.end - len(owner.prompt.token_ids) < params.min_tokens and params.grammar is None:
-            # A checkpoint may name end tokens that it has no row for.
+            # A checkpoint may name end tokens outside its vocabulary.
             stops = sorted(t for t in {*owner.request.eos_token_ids, *params.stop_token_ids} if t < vocab_size)
         bias, allowed = params.logit_bias or {}, params.allowed_token_ids
         found.append(
@@ -230,7 +225,7 @@ def edits(chunks: Sequence[Chunk], owners: Sequence[LiveRequest], vocab_size: in
 
 
 def masked_rows(chunks: Sequence[Chunk], owners: Sequence[LiveRequest]) -> list[MaskedRow]:
-    """The rows whose tokens a grammar chooses. It alone may take an end token early, so ends are left to it."""
+    """Rows whose tokens a grammar chooses. Only the grammar may take an end token early, so ends are left to it."""
     rows = []
     for row, (chunk, owner) in enumerate(zip(chunks, owners, strict=True)):
         if owner.matcher is not None:

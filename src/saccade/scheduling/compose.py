@@ -24,7 +24,7 @@ from saccade.scheduling.orders import Arrays, Encode, Pass, PatchSource, Run, Sa
 from saccade.scheduling.packing import Bins, MediaPart, Shares, default_cost, pack, share_out, split
 from saccade.scheduling.step_plan import Chunk, EncodeItem, StepPlan
 
-# Width and height of images that are often sent, and how many come at once.
+# Widths and heights of common images, and how many come at once.
 USUAL_SIZES = (
     *((side, side) for side in (224, 336, 448, 512, 560, 672, 768, 1024)),
     *((640, 480), (1024, 768), (1280, 720), (720, 1280)),
@@ -34,16 +34,14 @@ USUAL_COUNTS = (1, 2, 3, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionFacts:
-    """What composing needs to know of a vision tower, and of how its pixels become patches."""
-
     spec: VisionSpec
     temporal_patch: Mapping[MediaKind, int]  # frames of a patch, by the kind of media
     images: ImageSettings | None = None
-    num_ranks: int = 1  # that encode images of their own
+    num_ranks: int = 1  # that encode their own images
 
 
 class Composer:
-    """Knows the graphs of every phase through their catalogues, and nothing of the device."""
+    """Knows each phase's graphs through their catalogues; knows no device."""
 
     def __init__(
         self,
@@ -59,7 +57,7 @@ class Composer:
         self.vision = None if vision is None else VisionComposer(vision, layout.page_rows, self.catalogues["vision"])
 
     def run(self, plan: StepPlan, live: Mapping[str, LiveRequest]) -> tuple[Run, list[Chunk]]:
-        """The language passes of a plan, and the chunks whose last rows give tokens, in the order of these."""
+        """The language passes of a plan, and the chunks whose last rows give tokens, in row order."""
         chunks = plan.chunks
         if arrays.is_decode(chunks, live):
             values = arrays.decode_values(chunks, live, self.layout)
@@ -79,7 +77,7 @@ class Composer:
     def sample(
         self, step: int, chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]
     ) -> tuple[SampleTokens | None, dict[str, Matcher]]:
-        """What follows the passes, and the matchers that wait for their tokens; compose it while the passes run."""
+        """The work after the passes, and the matchers waiting for its tokens. Compose it while the passes run."""
         owners = [live[chunk.request_id] for chunk in chunks]
         scores = tuple(
             ScoreToken(row, owner.sequence, owner.request.params.logprobs)
@@ -105,8 +103,6 @@ class Composer:
 
 
 class VisionComposer:
-    """Images and videos to vision passes."""
-
     def __init__(self, facts: VisionFacts, page_rows: int, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
         self._facts, self._page_rows, self._unit = facts, page_rows, facts.spec.unit
@@ -115,7 +111,7 @@ class VisionComposer:
         self.bins = Bins(tuple(b["units"] for b in buckets), tuple(b["frames"] for b in buckets))
 
     def shares(self, media: Sequence[Media]) -> list[Shares]:
-        """Which frames of which media are in each pass, by the rank that encodes them."""
+        """Which frames of which media go into each pass, by the rank that encodes them."""
         num_ranks, costs = self._facts.num_ranks, self.catalogue.costs
         cost = default_cost if costs is None else costs.graph.at
         parts: list[MediaPart] = []
@@ -127,11 +123,10 @@ class VisionComposer:
         return share_out(parts, self.bins, num_ranks, cost)
 
     def packs(self, media: Sequence[Media]) -> list[list[MediaPart]]:
-        """Which frames of which media share a pass, where there is one rank."""
+        """Which frames of which media share a pass, with one rank."""
         return [packed for [packed] in self.shares(media)]
 
     def encode(self, step: int, shares: Shares, items: Sequence[EncodeItem], media: Sequence[Media]) -> Encode:
-        """A pass of all ranks."""
         if self._facts.num_ranks == 1:
             return Encode(step, self.compose(shares[0], items, media))
         values = [self._geometry(share, media) for share in shares]
@@ -153,15 +148,13 @@ class VisionComposer:
         return Encode(step, first, tuple(others))
 
     def compose(self, parts: Sequence[MediaPart], items: Sequence[EncodeItem], media: Sequence[Media]) -> Pass:
-        """One pass over these parts of the media."""
         values: Arrays = {"targets": self._targets(parts, items), **self._geometry(parts, media)}
         sizes, structure = self._sizes(len(values["targets"]), values)
         decision = self.catalogue.choose(sizes, structure)
         return Pass("vision", decision, values, tuple(self._pictures(parts, media)))
 
     def _compose_for_all(self, parts: Sequence[MediaPart], items: Sequence[EncodeItem], media: Sequence[Media]) -> Pass:
-        """A part that no bucket holds: ranks must bring as many rows to a join, so each encodes all of it, and the
-        rows of the first are taken."""
+        """A part that no bucket holds. Joins need equal row counts: all ranks encode it, the first's rows are used."""
         if len(parts) > 1:
             raise GraphError(f"no bucket holds the shares of {len(parts)} images or videos; each is encoded alone")
         one = self.compose(parts, items, media)
@@ -173,8 +166,8 @@ class VisionComposer:
         return self._geometries.packed([(part.count, *media[part.item].plan.grid_thw[1:]) for part in parts])
 
     def usual_layouts(self) -> Iterator[ExactLayout]:
-        """Layouts that are likely to come, to fill the exact tier with. So they are fast from the first request on, and
-        a layout that gets hot later takes the place, and the memory, of another."""
+        """Likely layouts to fill the exact tier with, so they are fast from the first request on. A layout that gets
+        hot later replaces another and reuses its memory."""
         images, catalogue = self._facts.images, self.catalogue
         if images is None or Tier.EXACT not in catalogue.settings.tiers:
             return
@@ -189,7 +182,6 @@ class VisionComposer:
                     yield layout
 
     def _sizes(self, units: int, values: Mapping[str, Any]) -> tuple[Capacity, dict[str, Any]]:
-        """Sizes of a pass with this many rows and these boundaries."""
         boundaries = self.catalogue.shape.boundaries
         structure = {boundary.name: values[boundary.name] for boundary in boundaries}
         counts = {boundary.count: len(values[boundary.name]) - 1 for boundary in boundaries}
@@ -208,14 +200,13 @@ class VisionComposer:
         return pictures
 
     def _targets(self, parts: Sequence[MediaPart], items: Sequence[EncodeItem]) -> AnyInts:
-        """Where the rows of a pass go in the cache."""
         size = self._page_rows
         found = [arrays.places(part.first * part.units, part.rows, items[part.item].pages, size) for part in parts]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def _prompt_scores(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]) -> tuple[ScorePrompt, ...]:
-    """Scores of the prompt tokens that follow the chunks' rows, from the first that is wanted on."""
+    """Scores of the prompt tokens that follow the chunks' rows, from the first wanted one on."""
     found, row = [], 0
     for chunk in chunks:
         if chunk.wants_all_logits:

@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out. One thread owns it; it keeps the device busy by planning one step ahead."""
+"""The engine: requests in, tokens out. One thread owns it; planning one step ahead keeps the device busy."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,19 +36,18 @@ NO_SCORES: Mapping[str, Scores] = {}
 
 @dataclass(slots=True, kw_only=True)
 class _Flight:
-    """A step on its way, and the `problem` with it if not all of it was launched."""
+    """A step in flight; `problem` says why not all of it was launched."""
 
     plan: StepPlan
     ticket: Ticket | None = None
     sampled: Sequence[Chunk] = ()
-    matchers: Mapping[str, Matcher] = field(default_factory=dict)  # of the sampled requests that follow a grammar
-    failed: Mapping[str, str] = field(default_factory=dict)  # what went wrong with images, by request
+    matchers: Mapping[str, Matcher] = field(default_factory=dict)  # of sampled requests with a grammar
+    failed: Mapping[str, str] = field(default_factory=dict)  # image errors by request
     problem: str = ""
 
 
 class Engine:
-    """Schedules, composes, and has it executed. Every request that `add` takes ends in exactly one update with a
-    finish."""
+    """Schedules, composes, executes. Every request that `add` accepts ends in exactly one update with a finish."""
 
     def __init__(
         self,
@@ -87,8 +86,8 @@ class Engine:
         cache_salt: str | None = None,
         compiled: LLMatcher | None = None,
     ) -> tuple[str, ...]:
-        """Take a request in; for n > 1 the ids of all its outputs. Refused with a RequestError or a CapacityError.
-        `compiled` is its grammar, if it has one that was compiled ahead; another is waited for."""
+        """Accept a request and return the ids of its n outputs. Refuses with a RequestError or a CapacityError.
+        `compiled` is its precompiled grammar; without it this waits for the compiler."""
         check_tokens(prompt, params, self.composer.vocab_size, self._eos_token_ids)
         if self.composer.vision is not None:
             check_frames(prompt, self.composer.vision.catalogue)
@@ -114,13 +113,13 @@ class Engine:
         return ids
 
     def compile(self, grammar: Grammar) -> Future[LLMatcher]:
-        """Compile a grammar ahead, so that `add` need not wait for it. The future has the RequestError it may raise."""
+        """Compile a grammar ahead, so that `add` need not wait. The future may hold a RequestError."""
         if self._grammars is None:
             raise RequestError("this engine has no vocabulary to follow a grammar with", param="response_format")
         return self._grammars.compile(grammar)
 
     def forget_grammar(self, grammar: Grammar, compiled: Future[LLMatcher]) -> None:
-        """Nobody waits any more for what `compile` returned."""
+        """Nobody waits for this result of `compile` any more."""
         if self._grammars is not None:
             self._grammars.forget(grammar, compiled)
 
@@ -131,7 +130,7 @@ class Engine:
         return vision is not None and vision.catalogue.exact.has_pending
 
     def improve(self) -> Exception | None:
-        """Do some of it: capture a layout of images that came often. Returns what went wrong; requests do without."""
+        """Capture one frequent image layout. Returns the error if that fails; requests run without it."""
         vision = self.composer.vision
         try:
             if vision is not None and (layout := vision.catalogue.exact.next_pending()) is not None:
@@ -142,13 +141,12 @@ class Engine:
         return None
 
     def capture_usual(self) -> None:
-        """Capture layouts that are likely to come."""
         if self.composer.vision is not None:
             for layout in self.composer.vision.usual_layouts():
                 self.capture(layout)
 
     def capture(self, layout: ExactLayout) -> None:
-        """Capture a vision graph of one layout; those that it leaves no room for go."""
+        """Capture a vision graph of one layout, and drop graphs that no longer fit."""
         assert self.composer.vision is not None, "only images have layouts"
         nbytes = self.executor.execute(Capture(layout))
         if dropped := self.composer.vision.catalogue.exact.add(layout.key, nbytes):
@@ -156,12 +154,12 @@ class Engine:
 
     @property
     def can_check(self) -> bool:
-        """Whether there is a replay to be checked, and time for it."""
+        """Whether there is a replay to check, and time for it."""
         return self.shadow is not None and self.shadow.has_records and not self.has_work and not self._in_flight
 
     def check_shadow(self, should_stop: Callable[[], bool] = lambda: False) -> WrongReplay | Exception | None:
-        """Check one replay in an idle moment. Returns what was wrong with it, or with the check. What a wrong graph
-        wrote is not used again."""
+        """Check one replay in an idle moment. Returns what was wrong with it or with the check. What a wrong graph
+        wrote is dropped from the caches."""
         assert self.shadow is not None and self.can_check, "requests run; a check writes where they read"
         found = self.shadow.check(should_stop)
         if isinstance(found, Exception):
@@ -171,23 +169,20 @@ class Engine:
         return found
 
     def phase_snapshots(self) -> dict[str, dict[str, Any]]:
-        """Counters and graphs of each phase, by its name."""
         found = self.executor.snapshots()
         for name, phase in found.items():
             phase["shadow"] = {} if self.shadow is None else self.shadow.counts(name)
         return found
 
     def abort(self, request_id: str) -> list[Update]:
-        """End a request now. Nothing is heard of it afterwards."""
+        """End a request now; it gets no further updates."""
         return self._told(self.scheduler.abort(request_id))
 
     def stop(self, request_id: str, stop: str) -> list[Update]:
-        """End a request whose text met a stop string."""
         return self._told(self.scheduler.stop(request_id, stop))
 
     def warm_up(self) -> None:
-        """Answer requests of every kind before the first real one, so that everything outside of graphs is compiled,
-        loaded and allocated by then."""
+        """Run requests of every kind, so that everything outside graphs is compiled, loaded and allocated."""
         self.executor.execute(WarmUp())
         longest = self.scheduler.settings.max_model_len
         prompt = text_prompt([0] * max(1, min(WARM_UP_TOKENS, longest - 4)))
@@ -203,8 +198,7 @@ class Engine:
                 raise GraphError(f"a warm-up request failed: {updates[-1:]}")
 
     def step(self) -> list[Update]:
-        """Launch the next step, then take in the one before it, which ran meanwhile. Once the executor is gone, this
-        raises the reason every time."""
+        """Launch the next step, then take in the one that ran meanwhile. Once the executor is gone, always raises."""
         if self._dead is not None:
             raise type(self._dead)(str(self._dead))
         updates: list[Update] = []
@@ -227,9 +221,9 @@ class Engine:
         return updates
 
     def _launch(self, plan: StepPlan) -> None:
-        """Compose and execute, a piece at a time: the device works on each while the host composes the next."""
+        """Compose and execute piece by piece: the device works on each while the host composes the next."""
         flight = _Flight(plan=plan)
-        self._in_flight.append(flight)  # whatever happens, what was planned is accounted for
+        self._in_flight.append(flight)  # whatever happens, the plan is accounted for
         try:
             for chunk in plan.chunks:
                 if not self._live[chunk.request_id].sequence:
@@ -240,7 +234,7 @@ class Engine:
             sample, flight.matchers = self.composer.sample(plan.step, flight.sampled, self._live)
             if sample is not None:
                 self.executor.execute(sample)
-        except Exception as error:  # one bad step must not take the others down
+        except Exception as error:  # one bad step must not fail the others
             flight.problem = executing.problem(error, executing.STEP_FAILED)
             self.executor.require_device()
         except BaseException:  # interrupted
@@ -248,7 +242,6 @@ class Engine:
             raise
 
     def _begin(self, live: LiveRequest) -> None:
-        """Give a request a sequence of the device."""
         request = live.request
         if live.started is None:
             live.started = self._clock()
@@ -259,8 +252,8 @@ class Engine:
             self.executor.execute(orders)
 
     def _encode(self, plan: StepPlan) -> dict[str, str]:
-        """Encode the images of a plan. If a pass fails, each of its parts is run alone: one that fails alone is to
-        blame. Returns what went wrong, by the request that an item is encoded for; the others are not touched by it."""
+        """Encode a plan's images. If a pass fails, its parts are run alone to find the culprit. Returns the errors by
+        the request that an item is encoded for; other requests are unaffected."""
         vision = self.composer.vision
         assert vision is not None, "this model sees no images"
         media = [self._live[item.request_id].prompt.media[item.media_idx] for item in plan.encode]
@@ -275,7 +268,7 @@ class Engine:
                 encoded = Encoded(executing.problem(error, executing.ENCODE_FAILED))
             else:
                 encoded = self.executor.execute(orders)
-            if encoded.lap is not None:  # whose images share a pass share its time
+            if encoded.lap is not None:  # requests that share a pass share its time
                 for request_id in {plan.encode[part.item].request_id for part in parts}:
                     self._live[request_id].laps.append(encoded.lap)
             if encoded.problem is not None and len(parts) > 1:
@@ -285,8 +278,8 @@ class Engine:
         return failed
 
     def _take_in(self) -> list[Update]:
-        """What the oldest step gave. If there is a problem with it, its passes are over all the same: until they are,
-        they read pages and blocks that the next plans may give to others."""
+        """Results of the oldest step. Even a failed step is waited for: until its passes end, they read pages and
+        blocks that the next plans may reassign."""
         flight, result = self._in_flight[0], None
         try:
             result = None if flight.ticket is None else flight.ticket.wait()
@@ -304,11 +297,11 @@ class Engine:
             for update in news:
                 matcher = flight.matchers.get(update.request_id)
                 if matcher is not None and update.finish is None and matcher.is_complete:
-                    # Its grammar allows nothing more: no pass is needed to learn that.
+                    # The grammar allows nothing more, so no further pass is needed.
                     updates += self._told(self.scheduler.stop(update.request_id, None))
         if flight.plan.encode:
             for live in self._live.values():
-                if live.request.status is not Status.RUNNING:  # preempted: it read rows of an image that failed
+                if live.request.status is not Status.RUNNING:  # preempted: it read rows of a failed image
                     self._release(live)
         return updates
 
@@ -321,7 +314,7 @@ class Engine:
         ]
 
     def _told(self, updates: Iterable[Update], scores: Mapping[str, Scores] = NO_SCORES) -> list[Update]:
-        """What the scheduler says of requests, with scores of their tokens, and with times where they end."""
+        """The scheduler's updates, with scores of their tokens, and with timings at the end."""
         told = []
         for update in updates:
             name, timings = update.request_id, None
@@ -337,14 +330,14 @@ class Engine:
         return told
 
     def _release(self, live: LiveRequest) -> None:
-        """Free a sequence. Steps in flight may still write its newest token; whoever gets it next writes later."""
+        """Free a sequence. Steps in flight may still write its newest token, but its next owner writes later."""
         if live.sequence:
             self._free_sequences.append(live.sequence)
             live.sequence = 0
 
 
 def _results(flight: _Flight, result: StepResult) -> Results:
-    """A token for each request that got one, or what went wrong. Matchers move on to the tokens that were sampled."""
+    """A token or an error for each request. Advances matchers by the sampled tokens."""
     tokens = {chunk.request_id: token for chunk, token in zip(flight.sampled, result.token_ids, strict=True)}
     for name, matcher in flight.matchers.items():
         matcher.take(tokens[name])

@@ -1,8 +1,6 @@
-"""Positions, taps and boundaries of images and frames, as a vision pass reads them: arrays made on the host from grids.
-
-I media items, P patches, U merged units, S frames, W windows. A grid is (frames, rows, columns) in patches. All
-functions run over packed patches at once; their cost does not depend on how many images there are.
-"""
+"""Positions, taps and boundaries of images and frames for a vision pass: host arrays made from grids, which are
+(frames, rows, columns) in patches. I media items, P patches, U merged units, S frames, W windows. All functions process
+packed patches at once; their cost does not depend on the number of images."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -20,23 +18,23 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 MAX_CACHED_GRIDS = 256
-MAX_CACHED_PATCHES = 8192  # of one grid: larger ones come seldom, and making them anew takes less than a pass
+MAX_CACHED_PATCHES = 8192  # of one grid: larger ones are rare, and recomputing takes less than a pass
 
 
 def vision_values(spec: VisionSpec, grids: Sequence[Grid], patches_PC: Any, targets_U: Any) -> dict[str, Any]:
-    """The inputs of a pass over these grids; row u of it goes to row targets[u] of the encoder cache."""
+    """Inputs of a pass over these grids; its row u goes to row targets[u] of the encoder cache."""
     return {"patches": patches_PC, "targets": targets_U, **Geometries(spec).packed(grids)}
 
 
 class Geometries:
-    """Positions, taps and boundaries of grids. Those of the grids seen last are remembered, unless they are large."""
+    """Positions, taps and boundaries of grids, with a cache of recent grids that are not large."""
 
     def __init__(self, spec: VisionSpec) -> None:
         self._spec = spec
         self._remembered = lru_cache(maxsize=MAX_CACHED_GRIDS)(lambda grid: geometry(spec, [grid]))
 
     def packed(self, grids: Sequence[Grid]) -> dict[str, Any]:
-        """The geometry of several grids, put together from that of each; of none, arrays without rows."""
+        """Geometry of several grids, joined from that of each; for no grids, arrays without rows."""
         parts = [
             self._remembered(grid) if prod(grid) <= MAX_CACHED_PATCHES else geometry(self._spec, [grid])
             for grid in grids
@@ -57,7 +55,6 @@ class Geometries:
 
 
 def geometry(spec: VisionSpec, grids: Sequence[Grid]) -> dict[str, NDArray[Any]]:
-    """Positions, taps and boundaries of packed media, as far as the tower has such parts."""
     grids_I3 = np.asarray(grids, dtype=np.int64).reshape(-1, 3)
     _check(spec, grids_I3)
     frame_sizes = np.repeat(grids_I3[:, 1] * grids_I3[:, 2], grids_I3[:, 0])
@@ -72,7 +69,7 @@ def geometry(spec: VisionSpec, grids: Sequence[Grid]) -> dict[str, NDArray[Any]]
         found["window_order"], found["window_inverse"] = order_U.astype(np.int32), np.argsort(order_U).astype(np.int32)
         found["window_cu_seqlens"] = _boundaries(sizes * spec.unit)
     for value in found.values():
-        value.flags.writeable = False  # they may be remembered
+        value.flags.writeable = False  # they may be cached
     return found
 
 
@@ -106,7 +103,7 @@ def grid_taps(grids_I3: NDArray[np.int64], merge: int, side: int) -> tuple[Ints,
 
 
 def window_order(grids_I3: NDArray[np.int64], merge: int, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Merged units sorted by the window they lie in, and the number of units of each window that has any."""
+    """Merged units sorted by window, and the number of units of each non-empty window."""
     shapes_I3 = grids_I3 // (1, merge, merge)
     sizes_I = shapes_I3.prod(axis=1)
     across_I = -(-shapes_I3[:, 2] // window)

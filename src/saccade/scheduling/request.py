@@ -1,5 +1,4 @@
-"""One request as the scheduler sees it: tokens, media rows, progress, the blocks it owns, and how it ended. And queues
-of requests."""
+"""A request as the scheduler sees it: tokens, media rows, progress, blocks and end. And queues of requests."""
 
 from bisect import bisect_left, insort
 from collections import Counter
@@ -20,19 +19,17 @@ MOST_OUTPUTS = 2**40  # more than any request has
 class Status(Enum):
     WAITING = "waiting"
     RUNNING = "running"
-    PREEMPTED = "preempted"  # waiting again; what was computed will be recomputed
+    PREEMPTED = "preempted"  # waiting again, to be recomputed
     FINISHED = "finished"
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Request:
-    """What was asked for (first part) and how far it is (second part; the scheduler alone writes it).
-
-    Rows are positions of the sequence prompt + output. Invariant: 0 <= num_computed <= num_planned <= num_tokens +
-    num_pending: rows below `num_computed` are in the KV cache, those up to `num_planned` will be when the plans in
-    flight are done. `num_pending` counts tokens that plans in flight sample, not known yet. A request that is not
-    running owns no blocks and holds no encoder entries.
-    """
+    """What was asked for (first part), and progress (second part; only the scheduler writes it). Rows are positions of
+    the sequence prompt + output. Invariant: 0 <= num_computed <= num_planned <= num_tokens + num_pending. Rows below
+    `num_computed` are in the KV cache; those up to `num_planned` will be when the plans in flight are done.
+    `num_pending` counts the still unknown tokens that plans in flight sample. A request that is not running owns no
+    blocks and holds no encoder entries."""
 
     id: str
     prompt_ids: tuple[int, ...] = field(repr=False)
@@ -43,8 +40,8 @@ class Request:
     priority: int = 0  # lower first, then arrival
     deadline: float | None = None
     cache_salt: str | None = None
-    output_shift: int = 0  # how much further on outputs are than the same tokens in a prompt
-    parent: "Request | None" = field(default=None, repr=False)  # forked from it: the same prompt, another output
+    output_shift: int = 0  # offset of output positions from those of the same tokens in a prompt
+    parent: "Request | None" = field(default=None, repr=False)  # same prompt, another output
 
     status: Status = field(default=Status.WAITING, init=False)
     finish: Finish | None = field(default=None, init=False)
@@ -53,9 +50,9 @@ class Request:
     num_computed: int = field(default=0, init=False)
     num_planned: int = field(default=0, init=False)
     num_pending: int = field(default=0, init=False)
-    first_scored_row: int = field(init=False)  # a row's logits are about the token that follows it
-    num_scored: int = field(init=False)  # prompt rows whose log-probabilities were given out, or are not wanted
-    num_cached_tokens: int = field(default=0, init=False)  # prompt tokens that the first start found computed
+    first_scored_row: int = field(init=False)  # a row's logits are for the token after it
+    num_scored: int = field(init=False)  # prompt rows whose log-probabilities were sent, or are not wanted
+    num_cached_tokens: int = field(default=0, init=False)  # prompt tokens found in the cache at the first start
     num_preemptions: int = field(default=0, init=False)
     blocks: tuple[int, ...] = field(default=(), init=False, repr=False)
     entries: dict[int, Entry] = field(default_factory=dict, init=False, repr=False)  # by media_idx
@@ -68,7 +65,7 @@ class Request:
     def __post_init__(self) -> None:
         self.num_scored = self.first_scored_row = max(self.params.prompt_logprobs_start - 1, 0)
         end, last, digests = 0, 0, dict[int, bytes]()
-        for span in self.spans:  # the prefix cache and the chunks take for granted what is asserted here
+        for span in self.spans:  # the prefix cache and the chunks rely on these assertions
             idx, length = span.media_idx, span.length
             assert end <= span.offset and length > 0 and last <= idx, f"{self.id}: {span} is empty or out of order"
             assert len(span.digest) >= 16, f"{self.id}: a digest of {len(span.digest)} bytes may collide"
@@ -80,15 +77,15 @@ class Request:
         assert end <= len(self.prompt_ids), f"{self.id}: media rows behind the prompt's end"
 
     def fork(self, index: int) -> "Request":
-        """Output `index` (from 1) of the same prompt, with a seed of its own; prompt scores are the parent's job."""
+        """Output `index` (from 1) of the same prompt, with its own seed; the parent scores the prompt."""
         seed = None if self.params.seed is None else _wrap_int64(self.params.seed + index)
         params = replace(self.params, n=1, seed=seed, prompt_logprobs=None)
         return replace(self, id=f"{self.id}:{index}", params=params, parent=self)
 
     @property
     def key_spans(self) -> tuple[Span, ...]:
-        """What tells rows of equal tokens apart, for the prefix cache: media, and outputs at positions that the same
-        tokens would not have in the prompt of a later turn."""
+        """Distinguishes rows of equal tokens for the prefix cache: media, and outputs at positions that the same tokens
+        would not have in a later turn's prompt."""
         if not self.output_shift:
             return self.spans
         shift = self.output_shift.to_bytes(8, "little", signed=True)
@@ -101,8 +98,8 @@ class Request:
 
     @property
     def num_left(self) -> int:
-        """Rows that can be planned now. Behind the last output there is none, and with a grammar none before the
-        newest output is known: it decides which tokens may follow."""
+        """Rows that can be planned now: none after the last output, and with a grammar none until the newest output is
+        known, because it decides which tokens may follow."""
         if self.num_pending and self.params.grammar is not None:
             return 0
         if self.num_pending and len(self.output_ids) + self.num_pending >= self.max_outputs:
@@ -111,7 +108,7 @@ class Request:
 
     @property
     def is_decoding(self) -> bool:
-        """Only the newest output, known or not, has to be computed."""
+        """Only the newest output, known or not, remains to be computed."""
         return self.num_left == 1 and len(self.output_ids) + self.num_pending > 0
 
     @property
@@ -119,15 +116,14 @@ class Request:
         return self.params.prompt_logprobs is not None and self.num_scored < len(self.prompt_ids)
 
     def tokens_from(self, start: int) -> tuple[int, ...]:
-        """Known tokens from a position on."""
         num_prompt = len(self.prompt_ids)
         return self.prompt_ids[start:] + tuple(self.output_ids[max(start - num_prompt, 0) :])
 
     def stop_met(self) -> Finish | None:
-        """Whether the newest output is the last one."""
+        """The finish, if the newest output is the last."""
         params, token = self.params, self.output_ids[-1]
         if params.grammar is not None and token in self.eos_token_ids:
-            return Finish(FinishReason.STOP)  # a grammar has let it through, so nothing else was left, or it was wanted
+            return Finish(FinishReason.STOP)  # the grammar allowed it, so it was wanted or nothing else was left
         if len(self.output_ids) >= params.min_tokens:
             if token in self.eos_token_ids and not params.ignore_eos:
                 return Finish(FinishReason.STOP)
@@ -138,7 +134,7 @@ class Request:
         return None
 
     def reset(self) -> None:
-        """Back to waiting, with nothing computed; outputs stay."""
+        """Back to waiting with nothing computed; outputs stay."""
         self.status = Status.PREEMPTED
         self.num_preemptions += 1
         self.num_computed = self.num_planned = self.num_pending = 0
@@ -152,7 +148,7 @@ class Request:
 
 
 class RequestQueue:
-    """Requests sorted by a key that is unique and does not change while they are in. Any of them can leave."""
+    """Requests sorted by a unique key that must not change while they are queued. Any of them can leave."""
 
     def __init__(self, key: Callable[[Request], Any]) -> None:
         self.num_prompt_tokens = 0
@@ -163,7 +159,7 @@ class RequestQueue:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        """In order. The one that was given last may leave before the next is asked for."""
+        """In order. The request yielded last may leave before the next is asked for."""
         index = 0
         while index < len(self._requests):
             request = self._requests[index]

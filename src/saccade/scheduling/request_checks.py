@@ -1,4 +1,4 @@
-"""Who is let in: refuses what this model cannot do, what could never run, and what is too much for now."""
+"""Admission checks: refuse what the model cannot do, what could never run, and what is too much right now."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from saccade.wire.sampling_params import SamplingParams
 
 
 def check_tokens(prompt: Prompt, params: SamplingParams, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
-    """Raises for tokens that the model does not have."""
+    """Raises for tokens outside the vocabulary."""
     ids = prompt.token_ids
     if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
         raise RequestError(f"prompt has token ids outside 0..{vocab_size - 1}", param="prompt")
@@ -30,7 +30,7 @@ def check_tokens(prompt: Prompt, params: SamplingParams, vocab_size: int, eos_to
 
 
 def check_frames(prompt: Prompt, vision: Catalogue) -> None:
-    """With `--graphs-strict` a frame that no graph holds fails its request: better before it waits than after."""
+    """With `--graphs-strict`, a frame that no graph holds would fail its request later; refuse it before it waits."""
     if vision.settings.strict:
         limit = vision.shape.limits["units"]
         longest = max((media.plan.num_tokens // media.plan.grid_thw[0] for media in prompt.media), default=0)
@@ -40,15 +40,15 @@ def check_frames(prompt: Prompt, vision: Catalogue) -> None:
 
 
 class PixelAccount:
-    """Bytes of the pixels that live requests keep on the host. They stay until a request ends, as it may be preempted
-    and its images evicted. Several outputs may be made of one prompt; its pixels count once, and go with the last."""
+    """Bytes of pixels that live requests keep on the host. They stay until a request ends, since it may be preempted
+    and its images evicted. A prompt's pixels count once for all its outputs, and go with the last."""
 
     def __init__(self) -> None:
         self.nbytes = 0
         self._uses: Counter[int] = Counter()  # outputs of each prompt, by its identity
 
     def check(self, prompt: Prompt, limits: SchedulerSettings) -> None:
-        """Raises if there is no room for a prompt's pixels. Alone any request fits."""
+        """Raises if there is no room for a prompt's pixels. Any request fits alone."""
         needed = sum(media.pixels.nbytes for media in prompt.media)
         if needed and self.nbytes and self.nbytes + needed > limits.max_media_bytes:
             raise CapacityError(
@@ -58,7 +58,7 @@ class PixelAccount:
             )
 
     def count(self, prompt: Prompt, num_outputs: int) -> None:
-        """So many more outputs are made of a prompt; fewer, if the number is negative."""
+        """Adds outputs to a prompt's count, or removes them if negative."""
         before, now = self._uses[id(prompt)], self._uses[id(prompt)] + num_outputs
         if bool(before) != bool(now):
             nbytes = sum(media.pixels.nbytes for media in prompt.media)
@@ -69,11 +69,11 @@ class PixelAccount:
 
 
 def spans_of(prompt: Prompt, *, is_whole: bool) -> tuple[Span, ...]:
-    """Where the rows of media stand, as the prefix cache tells them apart."""
+    """Media spans with what distinguishes them in the prefix cache."""
     found = []
     for span in prompt.spans:
         positions: Any = prompt.positions_3T[:, span.offset : span.offset + span.length]
-        layout = (positions - positions[:, :1]).tobytes()  # other time steps give other keys and values
+        layout = (positions - positions[:, :1]).tobytes()  # other time steps change keys and values
         found.append(
             Span(
                 offset=span.offset,
@@ -111,8 +111,8 @@ def check_fits(request: Request, settings: SchedulerSettings, pool: BlockPool, e
 def check_queue(
     family: Sequence[Request], waiting: RequestQueue, settings: SchedulerSettings, num_startable: int
 ) -> None:
-    """Raises if the queue is full. When nobody waits, whatever fits is let in. The next step takes `num_startable` of
-    those who wait: they do not count."""
+    """Raises if the queue is full. With an empty queue, whatever fits is accepted. The next step starts `num_startable`
+    waiting requests, so these do not count."""
     if not len(waiting):
         return
     if len(waiting) + len(family) > settings.max_queued_requests + num_startable:

@@ -1,4 +1,4 @@
-"""What running requests own: blocks, and holds on encoder entries. The scheduler decides; this keeps the accounts."""
+"""What running requests own: blocks, and holds on encoder entries. The scheduler decides; this does the accounting."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,24 +12,22 @@ from saccade.scheduling.request import Request, Status
 
 @dataclass(frozen=True, slots=True)
 class DetachedResources:
-    """What a request owned, detached from it, until no plan in flight uses it any more."""
+    """What a request owned, kept until no plan in flight uses it."""
 
     blocks: tuple[int, ...]
     entries: tuple[Entry, ...]
 
 
 class Resources:
-    """Invariant: the references of the pool and the holds of the encoder index are exactly those of running requests
-    and of what was detached and not yet released."""
+    """Invariant: pool references and encoder holds are those of running requests and unreleased detached resources."""
 
     def __init__(self, pool: BlockPool, encoder: EncoderIndex, prefix: PrefixCache | None) -> None:
         assert prefix is None or prefix.pool is pool, "the prefix cache is on another pool"
         self.pool, self.encoder, self.prefix = pool, encoder, prefix
 
     def shareable(self, request: Request, spare: int) -> tuple[int, ...] | None:
-        """Computed blocks that a starting request can share; None unless all its known tokens fit, with `spare` blocks
-        left for those who run already. The last token is always computed, for its logits, and so are prompt rows whose
-        scores were asked for."""
+        """Computed blocks that a starting request can share; None unless its known tokens fit with `spare` blocks left
+        for running requests. The last token is always computed, for its logits, and so are prompt rows to score."""
         max_tokens = request.num_scored if request.has_unscored_rows else request.num_tokens - 1
         found: tuple[int, ...] = ()
         if self.prefix is not None:
@@ -44,19 +42,19 @@ class Resources:
         return found if needed + revived + spare <= self.pool.num_free else None
 
     def start(self, request: Request, shared: tuple[int, ...]) -> None:
-        """Give blocks for all known tokens, so that a prompt once begun never waits for blocks."""
+        """Allocate blocks for all known tokens, so that a started prompt never waits for blocks."""
         self.pool.share(shared)
         request.blocks = shared + self.pool.allocate(self.pool.blocks_for(request.num_tokens) - len(shared))
         request.num_computed = request.num_planned = len(shared) * self.pool.block_size
         request.num_inserted = len(shared)
         if request.num_preemptions:
-            return  # finding one's own blocks again is no hit
+            return  # finding its own blocks again is no cache hit
         request.num_cached_tokens = request.num_computed
         if self.prefix is not None:
             self.prefix.count(request.num_tokens, len(shared))
 
     def grow(self, request: Request) -> bool:
-        """Make sure that the next row has a slot; False if no block is left."""
+        """Make sure the next row has a slot; False if no block is left."""
         if request.num_planned < len(request.blocks) * self.pool.block_size:
             return True
         if self.pool.num_free == 0:
@@ -65,7 +63,7 @@ class Resources:
         return True
 
     def advance(self, request: Request) -> None:
-        """After `num_computed` grew: full blocks can be shared, media rows behind it are not read again."""
+        """After `num_computed` grew: full blocks can be shared, and media rows before it are not read again."""
         for media_idx in [i for i in request.entries if request.media_ends[i] <= request.num_computed]:
             self.encoder.release(request.entries.pop(media_idx))
         if self.prefix is None:

@@ -1,19 +1,19 @@
-"""The scheduler: which images to encode, which prompt chunks and which outputs to compute in the next step.
+"""The scheduler: which images to encode, and which prompt chunks and outputs to compute in the next step.
 
 The policy, under one token budget:
-1. A row for every output that can be computed, in order (priority, then arrival). Where blocks run out, the last in
-   order is preempted: it gives its blocks back and is recomputed later. The only one is never preempted.
+1. A row for every output that can be computed, in order (priority, then arrival). If blocks run out, the last in order
+   is preempted: it frees its blocks and is recomputed later. A lone request is never preempted.
 2. Chunks of the prompts that have begun, in order.
-3. New requests in order, without overtaking, unless somebody who runs was left short. A prompt gets all its blocks when
-   it begins, so that only outputs can run out of blocks.
+3. New requests in order, without overtaking, unless a running request was left short. A prompt gets all its blocks when
+   it begins, so only outputs can run out of blocks.
 
-Why it never stalls: the first in order of those who run can take the blocks of all others, and outputs leave at least
-one token of the budget to prompts. What must be computed in one piece waits for outputs to end, and nobody new is let
-in meanwhile. A request holds images only while it is inside one, and inside one it can always go on. With nobody
-running, the first in order fits or ends with an error.
+Why it never stalls: the first running request can take the blocks of all others, and outputs leave at least one token
+of the budget to prompts. What must be computed in one piece waits for outputs to end, and nothing new starts meanwhile.
+A request holds images only while it is inside one, and inside one it can always continue. If nothing runs, the first in
+order fits or ends with an error.
 
-Two plans can be in flight: plan k + 1 is made while step k runs. What a plan in flight uses is given back when that
-plan is committed; rows of a request that ended meanwhile are ignored.
+Two plans can be in flight: plan k + 1 is made while step k runs. What a plan in flight uses is released when it is
+committed; rows of a request that ended meanwhile are ignored.
 """
 
 from collections import deque
@@ -34,10 +34,8 @@ from saccade.wire.update import Finish, FinishReason, Update
 
 
 class Scheduler:
-    """Pure bookkeeping. `plan` and `commit` alternate, with at most two plans not yet committed.
-
-    Invariant: a live request is in exactly one of waiting and running; what it owns is in `Resources`.
-    """
+    """Pure bookkeeping. `plan` and `commit` alternate, with at most two uncommitted plans. Invariant: a live request is
+    either waiting or running; what it owns is in `Resources`."""
 
     def __init__(
         self,
@@ -50,8 +48,8 @@ class Scheduler:
         self.settings = settings
         self.resources = Resources(pool, encoder, prefix)
         self.num_preemptions = 0
-        self.live: dict[str, Request] = {}  # those that have not ended, by id
-        self._families: dict[str, dict[str, Request]] = {}  # live requests by the id of the one they were forked from
+        self.live: dict[str, Request] = {}  # unfinished requests by id
+        self._families: dict[str, dict[str, Request]] = {}  # live requests by the id they were forked from
         self._waiting = RequestQueue(lambda request: request.order)
         self._running = RequestQueue(lambda request: request.order)
         self._deadlines = RequestQueue(lambda request: (request.deadline, request.order))
@@ -64,7 +62,7 @@ class Scheduler:
         return not (self.live or self._flights)
 
     def add(self, request: Request) -> tuple[str, ...]:
-        """Queue a request and, for n > 1, its forks, all or none. Returns their ids."""
+        """Queue a request and, for n > 1, its forks: all or none. Returns their ids."""
         check_fits(request, self.settings, self.resources.pool, self.resources.encoder)
         family = {member.id: member for member in (request, *map(request.fork, range(1, request.params.n)))}
         if request.id in self._families or family.keys() & self.live.keys():
@@ -84,13 +82,13 @@ class Scheduler:
         return tuple(family)
 
     def abort(self, request_id: str) -> tuple[Update, ...]:
-        """End a request and all its forks, or one fork. There is no news of what ended before."""
+        """End a request with all its forks, or one fork. Gives no updates for those that already ended."""
         one = {request_id: self.live[request_id]} if request_id in self.live else {}
         members = tuple((self._families.get(request_id) or one).values())
         return tuple(self._end(member, Finish(FinishReason.ABORT)) for member in members)
 
     def stop(self, request_id: str, detail: str | None) -> tuple[Update, ...]:
-        """End one request because its text met a stop string, or (None) its grammar's end: tokens cannot show that."""
+        """End one request because its text met a stop string or (None) its grammar ended: tokens cannot show that."""
         request = self.live.get(request_id)
         return () if request is None else (self._end(request, Finish(FinishReason.STOP, detail)),)
 
@@ -107,7 +105,7 @@ class Scheduler:
             elif request.num_left:
                 prefilling.append(request)
         for request in decoding:
-            if request.status is Status.RUNNING:  # else it was preempted for one before it
+            if request.status is Status.RUNNING:  # else preempted for an earlier one
                 has_slot = self._find_slot(request, draft)
                 self._plan_rows(request, request.num_planned + has_slot, draft)
         for request in prefilling:
@@ -120,7 +118,7 @@ class Scheduler:
         return draft.plan()
 
     def commit(self, plan: StepPlan, results: Results) -> tuple[Update, ...]:
-        """Take in what a plan gave: one token for every chunk that wanted logits, or an error for any."""
+        """Take in a plan's results: one token per chunk that wanted logits, or an error for any chunk."""
         if not plan.chunks:
             return ()
         flight = self._flights.popleft()
@@ -136,7 +134,7 @@ class Scheduler:
         return tuple(updates)
 
     def forget_cached(self) -> bool:
-        """Empty the prefix cache and the encoder cache. False, and nothing is done, while requests run or wait."""
+        """Empty the prefix and encoder caches. Returns False without doing anything while requests run or wait."""
         if not self.is_idle:
             return False
         self.resources.encoder.clear()
@@ -159,7 +157,7 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Assert the invariants of the scheduler and of everything it keeps accounts of."""
+        """Assert the invariants of the scheduler and of everything it accounts for."""
         waiting, running = set(self._waiting), set(self._running)
         assert not waiting & running, f"{waiting & running} wait and run"
         assert waiting | running == set(self.live.values()), "a live request is in no queue, or an ended one is in one"
@@ -184,12 +182,12 @@ class Scheduler:
             draft.is_short = True
 
     def _find_slot(self, request: Request, draft: Draft) -> bool:
-        """Those before `request` in order have their rows already; those behind it can be preempted for it."""
+        """Earlier requests already have their rows; later ones can be preempted for this one."""
         while not self.resources.grow(request):
             if any(flight.held for flight in self._flights):
-                return False  # the next commit gives blocks back
+                return False  # the next commit frees blocks
             if len(self._running) == 1:
-                if not self._is_in_flight(request):  # else the token on its way may be the last one
+                if not self._is_in_flight(request):  # else its pending token may be the last
                     draft.updates.append(self._end(request, self._no_room(request)))
                 return False
             victim = self._running.last
@@ -231,7 +229,7 @@ class Scheduler:
         return True
 
     def _reach(self, request: Request, start: int, draft: Draft) -> int:
-        """Where a chunk from `start` ends: at a limit, or before media rows that cannot be had in this step."""
+        """Where a chunk from `start` ends: at a limit, or before media rows unavailable in this step."""
         limit = self.settings.prefill_chunk_tokens or draft.tokens_left
         end = min(start + min(limit, draft.tokens_left), request.num_tokens)
         for span in overlapping(request.spans, start, end):
@@ -239,13 +237,13 @@ class Scheduler:
             if span.is_whole and span.end > end:
                 if begin > start or span.end - start > draft.tokens_left:
                     return begin
-                end = span.end  # one piece, even where it is longer than a chunk
+                end = span.end  # in one piece, even if longer than a chunk
             if not self._secure_media(request, span, draft):
                 return begin
         return end
 
     def _secure_media(self, request: Request, span: Span, draft: Draft) -> bool:
-        """Hold media rows that are there or that this plan encodes; the first to encode may exceed the budget."""
+        """Hold media rows that exist or that this plan encodes; the first to encode may exceed the budget."""
         idx, encoder = span.media_idx, self.resources.encoder
         if idx in request.entries:
             return True
@@ -282,7 +280,7 @@ class Scheduler:
             return [self._end(request, Finish(FinishReason.ERROR, result.message))]
         if chunk.wants_all_logits:
             request.num_scored = max(request.num_scored, min(chunk.end, len(request.prompt_ids)))
-        if request.status is Status.RUNNING:  # else it was preempted since: the token counts, the rows are lost
+        if request.status is Status.RUNNING:  # else preempted since: the token counts, the rows are lost
             request.num_computed = chunk.end
             request.num_pending -= chunk.wants_logits
             self.resources.advance(request)
@@ -297,7 +295,7 @@ class Scheduler:
         return [Update(request.id, (result[0],), finish=finish)]
 
     def _drop_failed_media(self, flight: Draft, results: Results) -> None:
-        """Rows that were encoded for a request that failed may be wrong: whoever else read them begins again."""
+        """Rows encoded for a failed request may be wrong, so their other readers start again."""
         failed = {request for request in flight.chunks if isinstance(results.get(request.id), RowError)}
         failed_ids = {request.id for request in failed}
         flights = (flight, *self._flights)
@@ -314,7 +312,7 @@ class Scheduler:
                     self._preempt(request)
 
     def _readers(self, entry: Entry, flights: Sequence[Draft]) -> list[Request]:
-        """Who holds an entry, and whose chunks in flight read it: one that was preempted since holds it no more."""
+        """Holders of an entry, and requests whose chunks in flight read it: once preempted they do not hold it."""
         found = [request for request in self._running if entry in request.entries.values()]
         for flight in flights:
             found += [
@@ -340,7 +338,7 @@ class Scheduler:
         return Update(request.id, (), finish=finish)
 
     def _give_back(self, request: Request) -> None:
-        """Now, or when the last plan in flight that has the request's rows is committed."""
+        """Now, or when the last plan in flight with the request's rows is committed."""
         held = self.resources.detach(request)
         users = [flight for flight in self._flights if request in flight.chunks]
         if users:

@@ -1,4 +1,4 @@
-"""What one step does and what came of it, as data that refers to no live request; and the draft a plan is made from."""
+"""One step and its results as data that refers to no live request; and the draft a plan is made from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from saccade.wire.update import Update
 
 @dataclass(frozen=True, slots=True)
 class EncodeItem:
-    """An image or video to encode before the chunks run; its rows go to these pages of the encoder cache."""
+    """An image or video to encode before the chunks run, into these pages of the encoder cache."""
 
     request_id: str
     media_idx: int
@@ -23,7 +23,7 @@ class EncodeItem:
 
 @dataclass(frozen=True, slots=True)
 class MediaRows:
-    """Positions `start` to `start + count` of a chunk's sequence take rows from `first_row` on of a media item."""
+    """Positions `start` to `start + count` of a sequence take a media item's rows from `first_row` on."""
 
     start: int
     count: int
@@ -35,10 +35,8 @@ class MediaRows:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Rows `start` to `start + count` of a request; their keys and values go to `blocks` (the whole table).
-
     `wants_logits`: a token is sampled from the last row. `wants_all_logits`: the prompt rows are scored.
-    `is_pending_input`: the one input token is what the previous plan samples, unknown when this plan was made.
-    """
+    `is_pending_input`: the one input token is the previous plan's sample, unknown when this plan was made."""
 
     request_id: str
     start: int
@@ -56,11 +54,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: encode, then run all chunks in one batch. Plans run and are committed in the order of `step`; one
-    without chunks has nothing to run, and nothing to commit.
-
-    `preempted` requests lost their blocks; `updates` end requests (deadline, or no room even alone).
-    """
+    """One step: encode, then run all chunks in one batch. Plans run and commit in order of `step`; one without chunks
+    does neither. `preempted` requests lost their blocks; `updates` end requests (deadline, or no room even alone)."""
 
     step: int
     encode: tuple[EncodeItem, ...] = ()
@@ -71,7 +66,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class RowError:
-    """Why a request's rows gave nothing; it ends the request."""
+    """Why a request's rows failed; it ends the request."""
 
     message: str
 
@@ -81,7 +76,7 @@ Results = Mapping[str, Sequence[int] | RowError]
 
 @dataclass(slots=True)
 class Draft:
-    """A plan in the making and, until it is committed, the requests it is about: an id may have a new owner by then."""
+    """A plan in the making, and until commit the requests it refers to: an id may have a new owner by then."""
 
     step: int
     tokens_left: int
@@ -91,11 +86,10 @@ class Draft:
     preempted: list[str] = field(default_factory=list)
     updates: list[Update] = field(default_factory=list)
     is_short: bool = False  # a running request got no row
-    void: set[Request] = field(default_factory=set)  # their rows were computed from wrong ones
-    held: list[DetachedResources] = field(default_factory=list)  # to be given back when the plan is committed
+    void: set[Request] = field(default_factory=set)  # their rows were computed from wrong rows
+    held: list[DetachedResources] = field(default_factory=list)  # released when the plan is committed
 
     def add_rows(self, request: Request, end: int) -> None:
-        """The request's next rows, up to `end`."""
         start = request.num_planned
         wants_logits = end == request.num_tokens + request.num_pending and request.max_outputs > 0
         assert start < end and request not in self.chunks, f"{request} is planned twice, or without rows"

@@ -1,4 +1,4 @@
-"""A job in the engine: its outputs as they grow, its usage, its times."""
+"""A job in the engine: its growing outputs, usage and timings."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -15,12 +15,12 @@ from saccade.server.intake import RequestJob
 from saccade.server.service import ServerPhase, Service
 from saccade.wire.update import BROKEN, NO_NUMBERS, NO_TOKEN
 
-Piece = tuple[int, Delta]  # which choice, and what it gained
+Piece = tuple[int, Delta]  # choice index and what it gained
 
 
 class Answer:
-    """The choices of a job: prompt p's output i is choice p * n + i. Iterate `pieces` once; whoever stops early aborts
-    what is left. Outputs that failed raise; the other fields grow as pieces are read."""
+    """The choices of a job: prompt p's output i is choice p * n + i. Iterate `pieces` once; stopping early aborts the
+    rest. Failed outputs raise; the other fields grow as pieces are read."""
 
     def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[Any]) -> None:
         self._service, self._exchange, self._job = service, exchange, job
@@ -47,7 +47,7 @@ class Answer:
                 async for piece in source:
                     self._note(*piece)
                     yield piece
-        except (RequestError, CapacityError) as error:  # refused by the engine: it never was one of its requests
+        except (RequestError, CapacityError) as error:  # refused: it never was one of the engine's requests
             self._is_refused = True
             if isinstance(error, CapacityError):
                 self._service.admission.num_refused += 1
@@ -121,7 +121,6 @@ class Answer:
             self._check(delta)
 
     def _check(self, delta: Delta) -> None:
-        """A failed output fails the request."""
         if delta.finish_reason == "deadline":
             raise too_late()
         if delta.finish_reason == "error" and delta.stop_reason in (NO_TOKEN, BROKEN):

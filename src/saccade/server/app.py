@@ -1,4 +1,4 @@
-"""The routes, and what every request passes on its way to them."""
+"""The routes, and the middleware in front of them."""
 
 from collections.abc import Callable
 
@@ -51,8 +51,8 @@ def build_app(service: Service) -> Starlette:
 
 
 class AdmissionMiddleware:
-    """What every request passes: an id, the limits of its head, the key, and one place where errors become replies.
-    Paths are those of the scope: no header has a say in who may call what."""
+    """Gives every request an id, checks its header size and key, and turns errors into replies in one place. Paths come
+    from the scope: no header influences who may call what."""
 
     def __init__(self, app: ASGIApp, *, keys: Keys, root_path: str, max_header_bytes: int, on_end: OnEnd) -> None:
         self._app, self._keys, self._root_path = app, keys, root_path
@@ -87,7 +87,7 @@ class AdmissionMiddleware:
         if isinstance(error, ClientGoneError):
             raise error
         found = explain(error, exchange.id)
-        if exchange.has_started:  # half a reply cannot be taken back: the connection is closed
+        if exchange.has_started:  # a reply that has begun cannot be replaced: close the connection
             raise error
         await found.response()(scope, exchange.receive, exchange.send)
 
@@ -127,7 +127,7 @@ def _cors(origins: list[str]) -> list[Middleware]:
             CORSMiddleware,
             allow_origins=origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # OpenAI's client for browsers sends many of its own
+            allow_headers=["*"],  # OpenAI's browser client sends many of its own
             expose_headers=[ID_HEADER.decode()],
         )
     ]

@@ -48,7 +48,7 @@ class ChatRoute(PromptRoute[ChatRequest]):
         return (prompt,)
 
     def settle(self, job: RequestJob[ChatRequest]) -> None:
-        """Inside of a reasoning block, structure is for what follows the block."""
+        """If the prompt ends inside a reasoning block, structure applies to what follows the block."""
         if not self.service.settings.reasoning_parser:
             return
         tokenizer = self.service.engine.processor.tokenizer
@@ -66,7 +66,7 @@ def may_call(request: ChatRequest) -> bool:
 def chat_prompt(
     service: Service, request: ChatRequest | TokenizeRequest, messages: Any, tools: Any, allowance: Allowance
 ) -> Prompt:
-    """Images are as large as the request asks, within what the checkpoint and the encoder allow."""
+    """Images are as large as the request asks, within the limits of the checkpoint and the encoder."""
     engine = service.engine
     budget = engine.limits.encoder_budget_tokens
     return engine.processor.chat(
@@ -88,7 +88,7 @@ class ChatChoice(ReplyChoice):
     calls: list[dict[str, Any]] = field(default_factory=list)
 
     def read(self, delta: Delta) -> list[Event]:
-        """Reasoning, text and calls in what the model wrote; all that was held back comes with the end."""
+        """Splits the model's text into reasoning, content and calls; held-back text comes with the end."""
         is_last, text = delta.finish_reason is not None, delta.text
         events: list[Event] = []
         if self.reasoning_parser is not None:
@@ -111,7 +111,7 @@ class ChatReply(OpenAIReply[ChatChoice]):
     def new_choice(self) -> ChatChoice:
         service, job = self.service, self.job
         is_parallel = job.request.parallel_tool_calls is not False
-        # Structure from the first token on leaves no room for a block that the model would open itself.
+        # Structure from the first token on leaves no room for the model to open a block itself.
         has_reasoning = bool(service.settings.reasoning_parser) and (job.is_thinking or not job.params.grammar)
         return ChatChoice(
             tool_parser=new_tool_parser(service.tool_style, is_parallel=is_parallel) if may_call(job.request) else None,
@@ -167,7 +167,7 @@ class ChatReply(OpenAIReply[ChatChoice]):
 
 
 def _named(reasoning: str | None) -> dict[str, str | None]:
-    """Reasoning under both of its names: vLLM's newer one, and the one of SGLang and of older clients."""
+    """Reasoning under both names: vLLM's newer one, and that of SGLang and older clients."""
     return {"reasoning": reasoning, "reasoning_content": reasoning}
 
 

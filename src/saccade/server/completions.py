@@ -57,7 +57,7 @@ class CompletionRoute(PromptRoute[CompletionRequest]):
 
 
 class CompletionReply(OpenAIReply[ReplyChoice]):
-    """With `echo`, the prompt stands before the text."""
+    """With `echo`, the prompt precedes the text."""
 
     id_prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
     closing = b'"text":""'
@@ -124,7 +124,6 @@ class CompletionReply(OpenAIReply[ReplyChoice]):
 
 
 def listed_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[PromptText]:
-    """One prompt or many, each text or ids."""
     if isinstance(prompt, str):
         return [prompt]
     if prompt and isinstance(prompt[0], int):

@@ -1,4 +1,4 @@
-"""Server-sent events: `data:` lines, comments while nothing happens, an end in any case."""
+"""Server-sent events: `data:` lines, comments while idle, and always an end."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -18,8 +18,8 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 async def event_stream(exchange: HttpExchange, chunks: AsyncGenerator[bytes, None], *, ping_s: float) -> "EventStream":
-    """A reply of chunks. What fails before the first of them is raised, so that it gets a status of its own; a first
-    chunk that takes long is not waited for."""
+    """A streamed reply. Errors before the first chunk are raised, so that they get their own status; after `ping_s` the
+    reply starts without waiting for the first chunk."""
     first = asyncio.ensure_future(anext(chunks))
     exchange.exits.push_async_callback(_end, first, chunks)
     await asyncio.wait({first}, timeout=ping_s or None)
@@ -75,7 +75,7 @@ class EventStream(Response):
             self._num_sending -= 1
 
     async def _break_silence(self, send: Send) -> None:
-        """Unless it is the client that does not take what there is."""
+        """Pings, unless the client is not reading what was already sent."""
         while True:
             silence = monotonic() - self._last
             if not self._num_sending and silence >= self._ping_s:

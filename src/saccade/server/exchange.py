@@ -1,4 +1,4 @@
-"""One HTTP exchange: its id, its body within limits, its end when the client leaves."""
+"""One HTTP exchange: its id, its size-limited body, its end when the client leaves."""
 
 import asyncio
 import re
@@ -19,9 +19,8 @@ _KEY = "saccade.exchange"
 
 
 class HttpExchange:
-    """A request and its reply. Within `async with`, a client that leaves cancels whatever is done for it once the last
-    byte of the body was read. What an endpoint enters into `exits` ends with the exchange, behind the last byte of a
-    stream."""
+    """A request and its reply. Within `async with`, once the whole body is read, a client that leaves cancels the work
+    for it. What an endpoint enters into `exits` ends with the exchange, after the last byte of a stream."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.arrival = monotonic()
@@ -85,7 +84,7 @@ class HttpExchange:
         await self._send(message)
 
     async def body(self, *, limit: int, timeout_s: float, hold: Callable[[int], None] = lambda size: None) -> bytes:
-        """The body, refused as soon as it is known to be too long. `hold` is told of every part that came."""
+        """The body, refused as soon as it is known to be too long. `hold` is told of every part."""
         length = self.headers.get(b"content-length", b"")
         _check_length(int(length) if length.isdigit() and len(length) < 20 else 0, limit)
         parts: list[bytes] = []
@@ -104,7 +103,7 @@ class HttpExchange:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def leave(self) -> None:
-        """Ends whatever is done for a client that is gone, or as good as gone."""
+        """Cancels the work for a client that is gone, or as good as gone."""
         if not self.is_complete and self._owner is not None:
             self._is_gone = True
             self._owner.cancel()

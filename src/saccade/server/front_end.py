@@ -1,4 +1,4 @@
-"""`saccade serve`: one process that speaks HTTP, and the engine's beside it."""
+"""`saccade serve`: one process for HTTP, with the engine's beside it."""
 
 import asyncio
 import logging
@@ -26,9 +26,9 @@ from saccade.server.service import Service
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
-GRACE_S = 5  # for connections to close when all replies are written
+GRACE_S = 5  # for connections to close after all replies
 BACKLOG = 2048
-SWITCH_S = 0.0005  # threads that decode images hand the interpreter back to the event loop this soon
+SWITCH_S = 0.0005  # image decoding threads yield the GIL to the event loop this soon
 
 _log = logging.getLogger(__name__)
 _LOG_LEVELS = (("saccade", logging.INFO), ("uvicorn", logging.WARNING), ("uvicorn.access", logging.INFO))
@@ -42,8 +42,7 @@ def serve(
     media: MediaSettings | None = None,
     spare: Spare | None = None,
 ) -> int:
-    """Serves until a signal ends it; the exit code. A second signal does not wait for running requests. A `spare`
-    worker is taken over."""
+    """Serves until a signal, taking over a `spare` worker; returns the exit code. A second signal does not wait."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     settings = server or ServerSettings()
     plan = Launch(model, engine or EngineSettings(), limits or SchedulerSettings(), media or MediaSettings(), spare)
@@ -62,7 +61,7 @@ def serve(
 
 
 class _Front:
-    """The front end's process: answers from the first moment, takes requests when the engine is ready."""
+    """The front end's process: answers at once, accepts requests when the engine is ready."""
 
     def __init__(self, settings: ServerSettings, plan: Launch, console: Console) -> None:
         self._settings, self._plan, self._console = settings, plan, console
@@ -118,7 +117,7 @@ class _Front:
 
     async def _start(self, listener: socket.socket) -> None:
         try:
-            with self._console.status("starting") as line:  # nothing where the console is no terminal
+            with self._console.status("starting") as line:  # prints nothing without a terminal
                 stages = Stages(self._say, "opening the front end", self._service.begun, line.update)
                 self._engine = await start(self._service, self._plan, stages)
         except BaseException:
@@ -131,8 +130,7 @@ class _Front:
         self._say(f"ready on {_address(self._settings, listener)} after {total:.2f} s")
 
     async def _outlive(self) -> None:
-        """Returns some time after the engine died. Until then clients and probes are told so; then whatever started
-        this process may start it again."""
+        """Returns `dead_engine_s` after the engine died: time to tell clients and probes before a restart."""
         await self._started.wait()
         assert self._engine is not None, "it was started"
         _log.error("%s; /health says so, and requests are refused", await self._engine.wait_dead())
@@ -144,7 +142,7 @@ class _Front:
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is now: while a terminal shows how far a start is, that is not the plain stream."""
+    """Writes to the current `sys.stderr`: while a terminal shows start-up progress, that is not the plain stream."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -152,7 +150,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def log_to_stderr() -> None:
-    """The server's log: plain lines. One is written on the event loop, so it must cost microseconds."""
+    """The server's log: plain lines, written on the event loop, so each must cost only microseconds."""
     handler = _StderrHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     for name, level in _LOG_LEVELS:
@@ -162,7 +160,7 @@ def log_to_stderr() -> None:
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn, told what signals mean: the first drains, the second hurries, and no signal makes the exit code."""
+    """uvicorn with our signal handling: the first drains, the second hurries, and no signal sets the exit code."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -176,7 +174,7 @@ class _HttpServer(uvicorn.Server):
 
 @contextmanager
 def _bound(settings: ServerSettings) -> Iterator[socket.socket]:
-    """The socket that is listened on. A Unix socket's file goes with it."""
+    """The listening socket. A Unix socket's file is removed with it."""
     with _bind_unix(Path(settings.uds)) if settings.uds else _bind(settings) as listener:
         try:
             yield listener
@@ -188,7 +186,7 @@ def _bound(settings: ServerSettings) -> Iterator[socket.socket]:
 def _load(config: uvicorn.Config) -> None:
     try:
         config.load()
-    except OSError as error:  # of ssl, too
+    except OSError as error:  # includes ssl's
         what = f"{config.ssl_certfile}, {config.ssl_keyfile}"
         raise ConfigError(f"cannot use the TLS files {what}: {error.strerror or 'broken'} (--ssl-certfile)") from None
 
@@ -199,7 +197,7 @@ def _bind(settings: ServerSettings) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
-        listener.listen(BACKLOG)  # two that have only bound share a port, and learn of it later
+        listener.listen(BACKLOG)  # servers that only bind can share a port; listening makes it fail here
     except OSError as error:
         listener.close()
         where = f"{settings.host}:{settings.port}"
@@ -220,7 +218,7 @@ def _bind_unix(path: Path) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """A socket that nobody listens on was left behind. One that answers is somebody's, and stays."""
+    """Removes a socket file that nobody listens on. One that answers belongs to another server and stays."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -228,7 +226,7 @@ def _remove_stale(path: Path) -> None:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink()
-        except OSError:  # not to be judged from here: binding will fail and say why
+        except OSError:  # unclear from here: binding will fail and say why
             return
         else:
             raise ConfigError(f"another server listens on {path} (--uds)")

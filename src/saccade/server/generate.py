@@ -26,7 +26,7 @@ from saccade.server.structure import structure_param
 from saccade.wire.sampling_params import SamplingParams
 
 Triple = list[Any]  # [log-probability, token id, text]; SGLang leaves the text out unless asked
-MAX_SCHEME = 16  # SGLang's clients also send base64 alone, in which no colon occurs
+MAX_SCHEME = 16  # SGLang's clients also send bare base64, which has no colon
 
 
 class GenerateRoute(PromptRoute[GenerateRequest]):
@@ -44,7 +44,7 @@ class GenerateRoute(PromptRoute[GenerateRequest]):
         return generate_params(request, self.service.settings, self.service.defaults)
 
     def messages(self, request: GenerateRequest) -> list[Any] | None:
-        """The images as a message, which is what the media loader knows."""
+        """The images as a message, the form that the media loader reads."""
         if not request.image_data:
             return None
         message = as_message(request)
@@ -87,7 +87,7 @@ def as_message(request: GenerateRequest) -> list[Any]:
 
 @dataclass(slots=True)
 class _Output:
-    """One output as it grows. Every streamed chunk has all of it, so that nothing is made anew for a chunk."""
+    """One growing output. Every streamed chunk contains all of it, so nothing is rebuilt for a chunk."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -141,7 +141,7 @@ class GenerateReply(Reply):
         return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
 
     def _finish(self, output: _Output, delta: Delta) -> dict[str, Any] | None:
-        """What ended the text, if anything did: of a stop the token or string, or the model's own end token."""
+        """Why the text ended, if it did: for a stop, the token or string, or the model's own end token."""
         match delta.finish_reason:
             case None:
                 return None

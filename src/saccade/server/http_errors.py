@@ -1,9 +1,7 @@
-"""Every reply that is no answer: OpenAI's nested envelope with fixed texts.
-
-Texts come from this project alone. What another library said about a request goes to the log, never to a client. Two
-exceptions help clients with what they wrote themselves, and hold nothing else: one bounded, printable line of
-llguidance about a grammar (see `wire.grammar`), and pydantic's names of types and limits (see `reading`).
-"""
+"""Error replies: OpenAI's nested envelope with fixed texts. All texts are this project's own; what another library says
+about a request goes to the log, not to clients. Two exceptions concern only what clients wrote themselves: one bounded,
+printable line of llguidance about a grammar (see `wire.grammar`), and pydantic's names of types and limits (see
+`reading`)."""
 
 import logging
 import math
@@ -30,7 +28,7 @@ _ROUTE_TEXTS = {404: "there is no such route", 405: "this route does not take th
 
 
 class HttpError(SaccadeError):
-    """An error with its HTTP status. `should_retry` False tells clients that the same request will fail again."""
+    """`should_retry` False tells clients that the same request will fail again."""
 
     def __init__(
         self,
@@ -88,7 +86,6 @@ def too_late() -> HttpError:
 
 
 def to_http(error: BaseException, request_id: str) -> HttpError:
-    """What a client may know of an error."""
     match error:
         case HttpError():
             return error

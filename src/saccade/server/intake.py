@@ -1,5 +1,5 @@
-"""From a body to a job for the engine: read, checked, its media fetched and decoded, its prompts tokenized. All that
-takes long runs in worker threads, in one go where nothing has to be fetched."""
+"""From a body to a job for the engine: parse, check, fetch and decode media, tokenize. Slow work runs in worker
+threads, in one go where nothing must be fetched."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -32,8 +32,7 @@ TIMEOUT_HEADER, TIMINGS_HEADER = b"x-request-timeout", b"x-timings"
 
 @dataclass(slots=True)
 class RequestJob(Generic[R]):
-    """A request on its way. `seconds` holds what each stage took. The two params are what errors call the prompt and
-    the structure of the output."""
+    """`seconds` holds the time of each stage. The two params name the prompt and the output's structure in errors."""
 
     request: R
     params: SamplingParams
@@ -47,13 +46,13 @@ class RequestJob(Generic[R]):
     ignored: tuple[str, ...] = ()
     prompt_param: str = "prompt"
     structure_param: str = "response_format"
-    is_thinking: bool = False  # the prompt ends inside of a reasoning block
+    is_thinking: bool = False  # the prompt ends inside a reasoning block
     seconds: dict[str, float] = field(default_factory=dict)
 
 
 class PromptRoute(ABC, Generic[R]):
-    """A route whose requests become prompts. What it does before `reply` runs in worker threads. `is_count`: nothing is
-    run, so that prompts may be longer than what can be."""
+    """A route whose requests become prompts. Everything before `reply` runs in worker threads. `is_count`: nothing is
+    run, so prompts may exceed the model's length."""
 
     kind: type[R]
     prompt_param = "prompt"
@@ -70,22 +69,22 @@ class PromptRoute(ABC, Generic[R]):
         return SamplingParams()
 
     def messages(self, request: R) -> list[Any] | None:
-        """Messages whose images and videos must be got before the prompts can be made; None where there are none."""
+        """Messages whose media must be fetched before the prompts can be made; None if there are none."""
         return None
 
     @abstractmethod
     def prompts(self, request: R, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]: ...
 
     def structure_param(self, request: R) -> str:
-        """The field that asks for structure; where none does, tools do."""
+        """The field that asks for structure; if none does, tools do."""
         return structure_param(request) or "tools"
 
     def param(self, param: str | None) -> str | None:
-        """What a route's own clients call a field."""
+        """What this route's clients call a field."""
         return param
 
     def settle(self, job: RequestJob[R]) -> None:
-        """What can be decided only with the prompts at hand."""
+        """Decisions that need the prompts."""
 
     async def create(self, request: Request) -> Response:
         exchange = HttpExchange.of(request)
@@ -97,7 +96,7 @@ class PromptRoute(ABC, Generic[R]):
         return await self.reply(exchange, job)
 
     async def _take_in(self, exchange: HttpExchange) -> RequestJob[R]:
-        """The job of an exchange. Its place is held until the exchange ends."""
+        """The job of an exchange, whose place is held until the exchange ends."""
         service, settings = self.service, self.service.settings
         service.check_open()
         check_content_type(exchange.headers)
@@ -171,7 +170,7 @@ class PromptRoute(ABC, Generic[R]):
         try:
             job.prompts = self.prompts(job.request, messages, allowance)
             self.settle(job)
-        except RecursionError:  # whoever looks into all of a request stops at some depth, if the JSON parser did not
+        except RecursionError:  # recursive checks fail at some depth, if the JSON parser did not
             raise RequestError("the body is nested too deeply", code="invalid_json") from None
         decoding = sum(media.decode_s for prompt in job.prompts for media in prompt.media)
         if decoding:
@@ -180,8 +179,8 @@ class PromptRoute(ABC, Generic[R]):
 
 
 def needs_loading(messages: Sequence[Any]) -> bool:
-    """Whether a source must be fetched or is not an image's data URL, which the processor reads itself, in the thread
-    that decodes it. What is no message at all is left for the processor to refuse."""
+    """Whether any source must be loaded first. Not so for an image's data URL, which the processor reads in the thread
+    that decodes it. Malformed messages are left for the processor to refuse."""
     return not all(_is_inline(ref) for _, _, ref in find_sources(messages))
 
 
@@ -190,7 +189,7 @@ def _is_inline(ref: MediaRef) -> bool:
 
 
 def _deadline(service: Service, exchange: HttpExchange, asked: float | None) -> float | None:
-    """A time of the monotonic clock: what the request asks for, within what the server allows."""
+    """A time of the monotonic clock: what the request asks for, within the server's limit."""
     header = exchange.headers.get(TIMEOUT_HEADER)
     if asked is None and header is not None:
         try:

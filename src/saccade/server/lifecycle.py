@@ -1,4 +1,4 @@
-"""From the first byte of the model to the last reply: start, serve, drain, end."""
+"""From loading the model to the last reply: start, serve, drain, end."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,16 +17,14 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Stage
 
 POLL_S = 0.02
-COUNTED_BYTES = 10**6  # a stage that counts to more counts bytes
-END_S = 10.0  # for replies whose requests were aborted to be written
+COUNTED_BYTES = 10**6  # larger totals are bytes
+END_S = 10.0  # to write the replies of aborted requests
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What to start."""
-
     model: str
     engine: EngineSettings
     limits: SchedulerSettings
@@ -35,10 +33,10 @@ class Launch:
 
 
 class Stages:
-    """Tells each stage of the start with the seconds it took, and meanwhile shows how far it is."""
+    """Reports each start-up stage with its seconds, and shows progress meanwhile."""
 
     def __init__(self, say: Say, first: str, since: float, show: Say = lambda text: None) -> None:
-        """The first stage began at a time of the monotonic clock. What is shown takes the place of what was."""
+        """`since` is when the first stage began (monotonic clock). Each shown text replaces the one before."""
         self._say, self._show = say, show
         self._name, self._since = first, since
 
@@ -52,7 +50,6 @@ class Stages:
         self._show(name)
 
     def note(self, stage: Stage) -> None:
-        """Of the engine: which stage it is in, and how far."""
         self.enter(stage.name)
         if stage.total > COUNTED_BYTES:
             self._show(f"{stage.name}: {stage.done / 1e9:.1f} of {stage.total / 1e9:.1f} GB")
@@ -61,7 +58,7 @@ class Stages:
 
 
 async def start(service: Service, plan: Launch, stages: Stages) -> AsyncEngine:
-    """The engine, open for requests. Raises the ConfigError of a model or setting that does not fit."""
+    """The engine, open for requests. Raises the ConfigError of a wrong model or setting."""
     stages.enter("finding the model")
     chosen = plan.engine
     folder = await asyncio.to_thread(
@@ -74,7 +71,7 @@ async def start(service: Service, plan: Launch, stages: Stages) -> AsyncEngine:
     defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
     await asyncio.to_thread(processor.rehearse)
     stages.enter("starting the engine")
-    found = replace(chosen, revision="")  # the folder is it
+    found = replace(chosen, revision="")  # the folder is that revision
     engine = await AsyncEngine.start(
         folder, found, plan.limits, processor=processor, report=stages.note, spare=plan.spare
     )
@@ -87,8 +84,8 @@ async def start(service: Service, plan: Launch, stages: Stages) -> AsyncEngine:
 
 
 async def drain(service: Service, engine: AsyncEngine | None, hurry: asyncio.Event) -> None:
-    """Takes no more requests, waits for those inside until they have ended, the time is over or `hurry` is set; ends
-    the engine, and waits until the aborted ones were told."""
+    """Refuses new requests; waits until those inside have ended, time is up or `hurry` is set; ends the engine, and
+    waits until the aborted ones have their replies."""
     service.drain()
     await _until_idle(service, service.settings.shutdown_timeout_s, hurry)
     if engine is not None:

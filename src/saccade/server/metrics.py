@@ -1,7 +1,5 @@
-"""Numbers for Prometheus: vLLM's names, so that its dashboards work, and ours for graphs.
-
-Every figure is kept once, under a plain name; a scrape writes it under the prefixes of the chosen style.
-"""
+"""Prometheus metrics: vLLM's names, so that its dashboards work, and our own for graphs. Every figure is stored once
+under a plain name; a scrape writes it with the prefixes of the chosen style."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +18,7 @@ from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS = ("model_name", "engine")
-# vLLM's buckets and finer ones below: a token of an 8B model takes less than vLLM's smallest bucket.
+# vLLM's buckets plus finer ones: a token of an 8B model takes less than vLLM's smallest bucket.
 _TTFT = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
     2560,
@@ -77,7 +75,7 @@ class Facts:
 
 
 class Metrics:
-    """All counters of one server. Figures only grow; gauges are asked for when somebody scrapes."""
+    """All counters of one server. Counters only grow; gauges are read at each scrape."""
 
     def __init__(self, model_name: str, style: str) -> None:
         self._labels = {"model_name": model_name, "engine": "0"}
@@ -111,7 +109,7 @@ class Metrics:
         self._observers["inter_token_latency_seconds"].observe(seconds)
 
     def note_tokens(self, *, prompt: int = 0, output: int = 0) -> None:
-        """As they come: a rate over requests that take long would otherwise jump when one ends."""
+        """Counted as they come: otherwise rates would jump when a long request ends."""
         self._num_prompt.inc(prompt)
         self._num_output.inc(output)
 
@@ -126,7 +124,7 @@ class Metrics:
         first_s: float | None,
         timings: Mapping[str, float],
     ) -> None:
-        """A request has ended. Times are in seconds; None, or missing, where it did not get so far."""
+        """A request has ended. Times are in seconds; None or missing if it did not get that far."""
         for reason in finish_reasons:
             self._success.labels(**self._labels, finished_reason=reason).inc()
         longest = max(num_output_tokens, default=0)
@@ -198,7 +196,7 @@ def _front_families(facts: Facts) -> Iterator[Metric]:
 
 
 def _memory_families(used: int, at_ready: int) -> Iterator[Metric]:
-    """Of the whole device. Without one there is nothing to tell."""
+    """Of the whole device; nothing without one."""
     if used:
         yield GaugeMetricFamily("gpu_memory_used_bytes", "device memory in use, by all processes", used)
         text = "device memory in use when requests were first taken"
@@ -206,7 +204,7 @@ def _memory_families(used: int, at_ready: int) -> Iterator[Metric]:
 
 
 def _families(figures: Iterable[EngineMetric]) -> list[Metric]:
-    """Figures of one name are one family."""
+    """Figures of one name form one family."""
     found: dict[str, Any] = {}
     for one in figures:
         kind = CounterMetricFamily if one.kind == "counter" else GaugeMetricFamily

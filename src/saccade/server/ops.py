@@ -1,4 +1,4 @@
-"""Routes for whoever runs the server: the model, its health, its numbers."""
+"""Operators' routes: model, health, metrics."""
 
 import asyncio
 from importlib.resources import files
@@ -41,14 +41,14 @@ class OpsRoutes:
         self._page = page.read_text() if page.is_file() else None
 
     async def page(self, request: Request) -> Response:
-        """The page that comes with the package; a package without the file has none."""
+        """The page that comes with the package; 404 if the file is missing."""
         if self._page is None:
             raise HttpError(404, "this installation has no page", code="unknown_route")
         return HTMLResponse(self._page, headers=_PAGE_HEADERS)
 
     async def health(self, request: Request) -> Response:
-        """Alive: also while the model is loaded and while requests are drained. 503 only when a restart is needed. An
-        engine that found one of its graphs wrong goes on without it, and is degraded."""
+        """Alive, also while the model loads and while requests drain. 503 only when a restart is needed. An engine that
+        found one of its graphs wrong runs on without it and is degraded."""
         if self._service.phase is ServerPhase.DEAD:
             raise engine_dead(self._service.death)
         if reasons := self._service.degraded:
@@ -98,7 +98,7 @@ class OpsRoutes:
             gpu_ready_bytes=0 if ready is None else ready.gpu_bytes,
             ranks=ONE_RANK if ready is None else ready.ranks,
         )
-        # Not among the threads that prepare requests: a scrape must not wait for those.
+        # Not in the pool that prepares requests: a scrape must not wait for them.
         return Response(await asyncio.to_thread(service.metrics.scrape, facts), media_type=CONTENT_TYPE)
 
     async def server_info(self, request: Request) -> Response:
@@ -127,7 +127,7 @@ class OpsRoutes:
         return json_reply({"aborted": self._service.abort(None if asked.abort_all else public_id)})
 
     async def flush_cache(self, request: Request) -> Response:
-        """Empties the caches of prompts and images, as SGLang's route of this name does."""
+        """Empties the prompt and image caches, like SGLang's route of this name."""
         try:
             async with asyncio.timeout(STATS_S):
                 is_done = await self._service.engine.flush_cache()
@@ -139,7 +139,7 @@ class OpsRoutes:
         return json_reply({"status": "flushed"})
 
     def _card(self, name: str) -> dict[str, Any]:
-        """Known before the model is loaded, except for how long its context is."""
+        """Known before the model is loaded, except for the context length."""
         service = self._service
         is_ready = service.phase is ServerPhase.READY
         capabilities = []

@@ -1,8 +1,8 @@
-"""What clients send. pydantic checks requests only; replies are written by hand (see reply.py).
+"""Request models. pydantic checks requests only; replies are written by hand (see reply.py).
 
-Unknown fields are ignored, as every server of this API does. Fields that would change the answer and that Saccade does
-not have are refused (see UNSUPPORTED): silence would be a wrong answer. Messages are not looked into here, so that
-images of some megabytes are neither copied nor matched; `inputs.messages` checks them.
+Unknown fields are ignored, as every server of this API does. Fields that would change the answer and that Saccade lacks
+are refused (see UNSUPPORTED): ignoring them would give a wrong answer. Messages are not validated here, so that images
+of megabytes are neither copied nor matched; `inputs.messages` checks them.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ MAX_ID_LENGTH = 128
 
 
 def _whole(value: Any) -> Any:
-    """16.0 is 16; everything else is left to the check behind."""
+    """16.0 becomes 16; everything else is left to pydantic's check."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
 
 
@@ -29,7 +29,6 @@ _STRING = {"type": "string"}
 
 
 def json_object(*required: str, **properties: Any) -> dict[str, Any]:
-    """The JSON schema of an object."""
     return {"type": "object", **({"required": list(required)} if required else {}), "properties": properties}
 
 
@@ -48,7 +47,7 @@ _MESSAGE = json_object(
 )
 Messages = Annotated[list[Any], WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE})]
 _WHOLE = {"type": "integer", "minimum": 1}
-# Read by hand (inputs.sizing): an unknown key is refused there, and the reason is in words.
+# Parsed by hand (inputs.sizing), which refuses unknown keys with a reason.
 ProcessorKwargs = Annotated[
     dict[str, Any],
     WithJsonSchema(
@@ -57,11 +56,11 @@ ProcessorKwargs = Annotated[
 ]
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}}
 _TEXTS = {"type": "array", "items": _STRING}
-_CHUNK = 2**16  # ids that are looked at in one go, so that other threads get their turn
+_CHUNK = 2**16  # ids checked at once, so that other threads get a turn
 
 
 def _read_prompt(value: Any) -> Any:
-    """pydantic would hold a million ids against every kind of list, and keep an error for each."""
+    """pydantic would check a million ids against every kind of list, and keep an error for each."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -101,9 +100,9 @@ class Wire(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
-    # Fields of other servers that would change the answer; any value but these is refused.
+    # Other servers' fields that would change the answer; values other than these are refused.
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    NESTED: ClassVar[Mapping[str, "type[Wire]"]] = {}  # fields that have fields of their own
+    NESTED: ClassVar[Mapping[str, "type[Wire]"]] = {}  # fields with their own fields
 
 
 class StreamOptions(Wire):

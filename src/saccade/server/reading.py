@@ -1,4 +1,4 @@
-"""Bodies to checked requests. Runs in worker threads: a body may be megabytes long."""
+"""Bodies to checked requests. Runs in worker threads: a body may have megabytes."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ _FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def check_content_type(headers: Mapping[bytes, bytes]) -> None:
-    """JSON, or nothing said: some clients send no type. Nothing is unpacked: a small body would become a large one."""
+    """JSON, or no type: some clients send none. Compression is refused: a small body would become a large one."""
     if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
         raise HttpError(415, "the body must not be compressed (Content-Encoding)", code="unsupported_media_type")
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
@@ -68,8 +68,8 @@ def ignored_header(names: tuple[str, ...]) -> tuple[bytes, bytes]:
 
 
 def _refusal(error: ValidationError) -> RequestError:
-    """The first problem; of a field that may be of several kinds, the one furthest inside. pydantic's texts name types
-    and limits, not values."""
+    """The first problem; for a field with several allowed types, the most deeply nested one. pydantic's texts name
+    types and limits, not values."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     same = [item for item in found if item["loc"][:1] == found[0]["loc"][:1]]
     chosen = max(same, key=lambda item: len(_places(item["loc"])))
@@ -80,13 +80,13 @@ def _refusal(error: ValidationError) -> RequestError:
 
 
 def _words(message: str) -> str:
-    """pydantic's message in the words of JSON."""
+    """pydantic's message in JSON's terms."""
     message = re.sub(r"^[A-Z][a-z]+ (?=should )| or instance of \w+", "", message)
     return message.replace("valid dictionary", "valid object")
 
 
 def _places(loc: tuple[int | str, ...]) -> list[int | str]:
-    """Where the problem is. Names that a client made up are cut, and the kinds that a field may be of left out."""
+    """The problem's path without names made up by the client and without the type names of unions."""
     return [place for place in loc if isinstance(place, int) or (_FIELD_NAME.fullmatch(place) and place not in _KINDS)]
 
 

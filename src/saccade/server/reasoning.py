@@ -1,8 +1,6 @@
-"""Reasoning in the text of a model: what stands between <think> and </think> before its answer, as Qwen writes it.
-
-Some chat templates open the block in the prompt, others leave that to the model, others close it at once where thinking
-is switched off. The prompt itself is looked at, not the request's switches: those differ from template to template.
-"""
+"""Reasoning in a model's text: what is between <think> and </think> before the answer, as Qwen writes it. Some chat
+templates open the block in the prompt, some leave that to the model, some close it at once when thinking is off. The
+prompt itself is checked, not the request's switches, which differ between templates."""
 
 import json
 import re
@@ -16,32 +14,28 @@ from saccade.inputs.tokenizer import Tokenizer
 from saccade.wire.grammar import JSON_OPTIONS, Grammar
 
 OPEN, CLOSE = "<think>", "</think>"
-TAIL_TOKENS = 32  # of a prompt; an opening tag and the white space behind it are a few
+TAIL_TOKENS = 32  # of a prompt; an opening tag and the white space after it take a few
 _PLACES = Literal["start", "reasoning", "gap", "answer"]
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of reasoning."""
-
     text: str
 
 
 class ReasoningParser:
-    """Parts one output, piece by piece, into reasoning and answer; where the pieces end makes no difference.
-
-    Only a block at the beginning counts. `is_open`: it was opened in the prompt; an opening tag that comes nevertheless
-    is not shown. Without a closing tag everything is reasoning. Line breaks beside the tags belong to the format.
-    """
+    """Splits one output into reasoning and answer, no matter how the text is cut into pieces. Only a block at the
+    beginning counts. `is_open`: the prompt opened it; an opening tag that comes anyway is dropped. Without a closing
+    tag everything is reasoning. Line breaks next to the tags belong to the format."""
 
     def __init__(self, *, is_open: bool) -> None:
         self._is_open = is_open
         self._place: _PLACES = "start"
         self._has_begun = False
-        self._held = ""  # what may turn out to be a tag, or a line break beside one
+        self._held = ""  # possibly a tag, or a line break next to one
 
     def push(self, text: str) -> tuple[str, str]:
-        """The reasoning and the answer that a piece adds."""
+        """Returns the reasoning and the answer that a piece adds."""
         if self._place == "answer":
             return "", text
         self._held += text
@@ -51,7 +45,6 @@ class ReasoningParser:
         return reasoning, self._answer()
 
     def finish(self) -> tuple[str, str]:
-        """What was held back."""
         held, self._held = self._held, ""
         is_reasoning = self._place == "reasoning" or (self._place == "start" and self._is_open)
         if not self._has_begun and is_reasoning:
@@ -92,8 +85,8 @@ class ReasoningParser:
 
 
 def ends_in_reasoning(token_ids: Sequence[int], tokenizer: Tokenizer, *, is_continued: bool) -> bool:
-    """Whether a prompt leaves a reasoning block open. A text that is continued may be far inside of one, which is
-    looked for behind the last special token: what a user spelled out before is not the model's."""
+    """Whether a prompt leaves a reasoning block open. A continued text may be far inside one, so it is searched from
+    the last special token on: what a user wrote before is not the model's."""
     if not is_continued:
         tail = tokenizer.decode(list(token_ids[-TAIL_TOKENS:]), skip_special_tokens=False)
         return tail.rstrip().endswith(OPEN)
@@ -103,8 +96,7 @@ def ends_in_reasoning(token_ids: Sequence[int], tokenizer: Tokenizer, *, is_cont
 
 
 def after_reasoning(grammar: Grammar, *, is_calls: bool = False) -> Grammar:
-    """Any text up to the end of a reasoning block, and then what the grammar says. `is_calls`: it is that of forced
-    tool calls, whose rules are known."""
+    """Any text to the end of a reasoning block, then the grammar. `is_calls`: its rules are those of forced calls."""
     lines = ["start: thought answer", f'thought[suffix="{CLOSE}"]: /(?s:.*)/']
     return Grammar("lark", "\n".join([*lines, *_answer_lines(grammar, is_calls=is_calls)]))
 

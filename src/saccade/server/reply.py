@@ -1,4 +1,4 @@
-"""A reply to one job, whole or in chunks. What a route's replies look like is for its own class to say."""
+"""A reply to one job, whole or streamed; subclasses define the format of each route."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
@@ -25,8 +25,7 @@ NULL = b"null"
 
 
 class Reply(ABC):
-    """One generator serves streams and whole replies: `take` grows the reply by a piece and returns what a stream sends
-    for it, `body` is the reply when all of it is there."""
+    """Streamed or whole: `take` adds a piece and returns what a stream sends for it, `body` is the complete reply."""
 
     def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[Any]) -> None:
         self.service, self.exchange, self.job = service, exchange, job
@@ -40,7 +39,7 @@ class Reply(ABC):
     def body(self) -> Any: ...
 
     def ending(self) -> bytes:
-        """What a stream sends behind the last piece."""
+        """What a stream sends after the last piece."""
         return b""
 
     async def response(self) -> Response:
@@ -67,8 +66,6 @@ class Reply(ABC):
 
 @dataclass(slots=True)
 class ReplyChoice:
-    """One choice of a whole reply as it grows."""
-
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     scores: list[Logprobs] = field(default_factory=list)
@@ -80,8 +77,8 @@ C = TypeVar("C", bound=ReplyChoice)
 
 
 class OpenAIReply(Reply, Generic[C]):
-    """`grow` and `fields` make a whole reply, `opening` and `values` the chunks of a stream: each value is the part of
-    a chunk that this kind of reply is about, such as b'"delta":{}'."""
+    """`grow` and `fields` make a whole reply, `opening` and `values` a stream's chunks: each value is the part of a
+    chunk specific to this kind of reply, such as b'"delta":{}'."""
 
     id_prefix: ClassVar[str]
     whole_object: ClassVar[str]
@@ -114,7 +111,7 @@ class OpenAIReply(Reply, Generic[C]):
 
     @abstractmethod
     def opening(self, index: int, *, is_first: bool) -> tuple[bytes, bytes]:
-        """A value before all others, or nothing, and further fields of its chunk."""
+        """A value before all others, or b"", and further fields of its chunk."""
 
     @abstractmethod
     def values(self, index: int, delta: Delta) -> list[bytes]: ...
@@ -158,7 +155,7 @@ class OpenAIReply(Reply, Generic[C]):
         return found | ({"token_ids": choice.token_ids} if self.job.request.return_token_ids else {})
 
     def _write(self, index: int, delta: Delta) -> list[bytes]:
-        """A chunk for each value; scores and token ids go with the first."""
+        """One chunk per value; scores and token ids go with the first."""
         chunks = []
         usage = self._running_usage()
         if index not in self._seen:
@@ -178,7 +175,7 @@ class OpenAIReply(Reply, Generic[C]):
         return chunks
 
     def _running_usage(self) -> bytes:
-        """What stands in `usage` of a chunk that is not the last; empty: what the stream has there by default."""
+        """`usage` of a chunk before the last; empty: the stream's default."""
         is_wanted = self._options.include_usage and self._options.continuous_usage_stats
         return orjson.dumps(self.answer.usage()) if is_wanted else b""
 
@@ -187,8 +184,8 @@ class OpenAIReply(Reply, Generic[C]):
 
 
 class ChunkWriter:
-    """The JSON of a stream's chunks, put together from parts that are written once: all have the same id, time and
-    model. `usage` is what stands in that field: nothing at all unless the client asked for usage."""
+    """The JSON of a stream's chunks, joined from parts that are encoded once: all share id, time and model. The `usage`
+    field is there only if the client asked for it."""
 
     def __init__(self, head: dict[str, Any], *, has_usage: bool) -> None:
         self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['

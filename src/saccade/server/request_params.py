@@ -1,4 +1,4 @@
-"""From a request's fields to what the engine samples by."""
+"""From a request's fields to sampling parameters."""
 
 from dataclasses import fields as fields_of
 from typing import Any
@@ -27,7 +27,7 @@ Defaults = GenerationDefaults | None  # what the checkpoint suggests
 def chat_params(
     request: ChatRequest, settings: ServerSettings, defaults: Defaults, calls: Grammar | None = None
 ) -> SamplingParams:
-    """`calls` is the grammar of the tool calls that are asked for."""
+    """`calls` is the grammar of forced tool calls."""
     if request.top_logprobs is not None and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
     longest = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
@@ -43,7 +43,7 @@ def chat_params(
 
 
 def completion_params(request: CompletionRequest, settings: ServerSettings, defaults: Defaults) -> SamplingParams:
-    """With `echo`, no token need be asked for: evaluations score a text that way."""
+    """With `echo`, zero tokens are allowed: evaluations score a text that way."""
     fields = _common(request, settings, defaults)
     fields["max_tokens"] = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     _check_empty(request, fields["max_tokens"], "max_tokens", is_scored=bool(request.echo))
@@ -71,7 +71,7 @@ def generate_params(request: GenerateRequest, settings: ServerSettings, defaults
 
 
 def _common(request: SamplingRequest | GenerateParams, settings: ServerSettings, defaults: Defaults) -> dict[str, Any]:
-    """The request's own values; where it is silent, the checkpoint's, else those of `SamplingParams`."""
+    """The request's values; where unset, the checkpoint's, else the defaults of `SamplingParams`."""
     values: dict[str, Any] = {field.name: getattr(request, field.name, None) for field in fields_of(SamplingParams)}
     if defaults is not None:
         values |= {name: getattr(defaults, name) for name in _SUGGESTED if values[name] is None}
@@ -87,7 +87,7 @@ def _common(request: SamplingRequest | GenerateParams, settings: ServerSettings,
 
 
 def _check_empty(request: SamplingRequest, longest: int | None, name: str, *, is_scored: bool = False) -> None:
-    """An answer without tokens is asked for the prompt's scores; without them it would be a mistake."""
+    """Zero tokens make sense only for the prompt's scores; otherwise it is a mistake."""
     if longest == 0 and not is_scored and request.prompt_logprobs is None:
         text = f"{name} is 0; it must be at least 1, or prompt_logprobs be asked for"
         raise RequestError(text, param=name, code="invalid_value")
@@ -107,7 +107,7 @@ def _stop(stop: str | list[str] | None, settings: ServerSettings) -> str | list[
 
 
 def _checked(fields: dict[str, Any], names: dict[str, str]) -> SamplingParams:
-    """Errors call a field what the request calls it."""
+    """Errors use the request's name for a field."""
     try:
         return SamplingParams(**fields)
     except RequestError as error:

@@ -1,4 +1,4 @@
-"""Where the server listens, whom it answers and how much it takes."""
+"""Where the server listens, who may use it, and its limits."""
 
 import json
 from dataclasses import dataclass
@@ -93,7 +93,6 @@ class ServerSettings:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can connect."""
         return bool(self.uds) or self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 

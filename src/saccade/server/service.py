@@ -1,4 +1,4 @@
-"""What all routes share: the engine and how far it is, the model's names, the workers, the counters."""
+"""What all routes share: the engine and its phase, the model's names, the workers, the counters."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ class ServerPhase(Enum):
 
 
 class Service:
-    """One model behind the server. `engine` is there once the phase has left STARTING for READY."""
+    """One model behind the server. `engine` is available once the phase goes from STARTING to READY."""
 
     def __init__(self, model: str, settings: ServerSettings, limits: SchedulerSettings, media: MediaSettings) -> None:
         self.settings = settings
@@ -49,7 +49,7 @@ class Service:
         self.media = MediaLoader(media)
         self.metrics = Metrics(self.names[0], settings.metrics_style)
         self.admission = Admission(
-            max_inside=limits.max_queued_requests,  # until the engine says how many run besides
+            max_inside=limits.max_queued_requests,  # until the engine says how many more run
             max_reading=settings.max_reading_requests,
             max_pending=settings.max_pending_requests,
             max_pending_bytes=settings.max_pending_bytes,
@@ -59,7 +59,7 @@ class Service:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
         self.tool_style: ToolStyle = "hermes"
         self._engine: AsyncEngine | None = None
-        self.defaults: GenerationDefaults | None = None  # of requests that leave sampling open
+        self.defaults: GenerationDefaults | None = None  # sampling defaults of the checkpoint
         self.eos_token_ids: frozenset[int] = frozenset()
         self.fingerprint = f"saccade-{__version__}"
         self._phase = ServerPhase.STARTING
@@ -75,7 +75,7 @@ class Service:
 
     @property
     def engine(self) -> AsyncEngine:
-        """The engine, also while requests are drained; or the reason why there is none."""
+        """The engine, also while requests drain; raises the reason if there is none."""
         if self.phase is ServerPhase.DEAD:
             raise engine_dead(self.death)
         if self._engine is None:
@@ -84,16 +84,15 @@ class Service:
 
     @property
     def degraded(self) -> list[str]:
-        """What is wrong with an engine that goes on."""
         return [] if self._engine is None else self._engine.degraded
 
     @property
     def death(self) -> str:
-        """Which rank is gone, and so the engine; empty where it is there, never was, or ended otherwise."""
+        """Which rank's loss killed the engine; empty if it lives, never started, or ended otherwise."""
         return "" if self._engine is None else self._engine.death
 
     def check_open(self) -> None:
-        """Raises unless new requests are taken."""
+        """Raises unless new requests are accepted."""
         if self.phase is ServerPhase.DRAINING:
             raise draining()
         _ = self.engine
@@ -104,7 +103,7 @@ class Service:
 
     @property
     def max_sequences(self) -> int:
-        """Outputs of one request: more than run and wait together could never be let in."""
+        """Outputs of one request: more than can run and wait together could never be accepted."""
         return min(self.settings.max_prompts, _most_inside(self.engine.limits))
 
     def open(
@@ -115,8 +114,8 @@ class Service:
         *,
         configuration: bytes = b"",
     ) -> None:
-        """The engine is ready: requests are taken from now on. `configuration` is all that answers depend on but the
-        weights; a hash of it is in every answer, so that one can tell when it was another."""
+        """The engine is ready: accept requests. `configuration` is everything that answers depend on except the
+        weights; its hash is in every answer, so that clients notice when it changes."""
         self.fingerprint = f"saccade-{__version__}-{sha256(configuration).hexdigest()[:12]}"
         self._engine, self.tool_style = engine, tool_style
         self.admission.max_inside = _most_inside(engine.limits)
@@ -130,7 +129,7 @@ class Service:
         self._phase = ServerPhase.DEAD
 
     def drain(self) -> None:
-        """No request is taken from now on; those inside go on."""
+        """Refuse new requests; those inside continue."""
         self._phase = ServerPhase.DRAINING
 
     async def aclose(self) -> None:
@@ -138,12 +137,12 @@ class Service:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what would hold up the event loop. Whoever is cancelled leaves the queue of the pool."""
+        """Runs what would block the event loop. A cancelled call leaves the pool's queue."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: work(*args, **kwargs))
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with; no name, or "auto", means the model that is here."""
+        """The name to answer with; no name, or "auto", means the served model."""
         if not name or (name == ANY_MODEL and name not in self.names):
             return self.names[0]
         if name not in self.names:
@@ -152,12 +151,11 @@ class Service:
         return name
 
     def note_output(self) -> None:
-        """The engine gave tokens."""
         self.last_output = monotonic()
 
     @contextmanager
     def enlisted(self, public_id: str) -> Iterator[str]:
-        """An id for the engine that nobody else has. Clients may use theirs as often as they like."""
+        """A unique id for the engine. Clients may reuse theirs."""
         engine_id = f"{next(self._serials)}"
         ids = self._running.setdefault(public_id, set())
         ids.add(engine_id)
@@ -169,7 +167,7 @@ class Service:
                 self._running.pop(public_id, None)
 
     def abort(self, public_id: str | None) -> int:
-        """Ends a request, or all of them; how many of the engine's requests that were."""
+        """Ends a request, or all of them; returns how many engine requests that were."""
         chosen = list(self._running.values()) if public_id is None else [self._running.get(public_id, set())]
         ids = [engine_id for group in chosen for engine_id in group]
         for engine_id in ids:
@@ -182,5 +180,5 @@ class Service:
 
 
 def _most_inside(limits: SchedulerSettings) -> int:
-    """Requests that run and wait together, of an engine's limits: those of a command line may leave numbers open."""
+    """Requests that run and wait together. Needs the engine's limits: a command line's may be unresolved."""
     return limits.max_num_seqs + limits.max_queued_requests

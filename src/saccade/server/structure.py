@@ -1,4 +1,4 @@
-"""The many ways in which clients ask for structured output, brought to one grammar. None of them is ever ignored."""
+"""All the ways in which clients ask for structured output, reduced to one grammar. None of them is ever ignored."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ _KINDS = {
 
 
 def chosen_grammar(request: SamplingRequest | GenerateParams) -> Grammar | None:
-    """The grammar a request asks for; two different wishes are an error."""
+    """The grammar a request asks for; asking in two ways is an error."""
     asked = _asked(request)
     if len(asked) > 1:
         names = " and ".join(name for name, _ in asked[:2])
@@ -30,7 +30,6 @@ def chosen_grammar(request: SamplingRequest | GenerateParams) -> Grammar | None:
 
 
 def structure_param(request: object) -> str | None:
-    """The field that asks for structure, None where none does."""
     asked = _asked(request) if isinstance(request, SamplingRequest | GenerateParams) else []
     return asked[0][0] if asked else None
 
@@ -85,6 +84,6 @@ def _grammar(name: str, kind: Any, value: Any) -> Grammar:
         return Grammar(kind, value)
     try:
         return Grammar(kind, orjson.dumps(value).decode())
-    except (TypeError, RecursionError):  # orjson's depth limit, or text that is no Unicode
+    except (TypeError, RecursionError):  # orjson's depth limit, or invalid Unicode
         text = f"{name} is nested too deeply or holds broken text"
         raise RequestError(text, param=name, code="invalid_schema") from None

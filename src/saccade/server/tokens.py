@@ -1,4 +1,4 @@
-"""POST /tokenize, /detokenize and /v1/chat/completions/render: what a prompt becomes, before anything is paid for."""
+"""POST /tokenize, /detokenize and /v1/chat/completions/render: what a prompt becomes, without running it."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ class TokenizeRoute(PromptRoute[TokenizeRequest]):
         return request.messages if request.messages is not None and needs_loading(request.messages) else None
 
     def prompts(self, request: TokenizeRequest, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:
-        """A template writes special tokens itself: `add_special_tokens` is for text alone."""
+        """A template writes special tokens itself, so `add_special_tokens` is for plain text only."""
         if request.prompt is not None:
             has_bos = request.add_special_tokens is not False
             return (self.service.engine.processor.text(request.prompt, has_bos=has_bos, allowance=allowance),)
@@ -60,7 +60,7 @@ class DetokenizeRoute(PromptRoute[DetokenizeRequest]):
         return json_reply({"prompt": text})
 
     def params(self, request: DetokenizeRequest) -> SamplingParams:
-        """Ids without a text are refused: left out, they would make the text that of other ids."""
+        """Ids without a text are refused: skipping them would give the text of other ids."""
         num_tokens, tokenizer = len(request.tokens), self.service.engine.processor.tokenizer
         if num_tokens > MAX_DETOKENIZED:
             text = f"there are {num_tokens} tokens; the limit is {MAX_DETOKENIZED}"
@@ -79,7 +79,7 @@ class DetokenizeRoute(PromptRoute[DetokenizeRequest]):
 
 
 class RenderRoute(ChatRoute):
-    """A chat request as the model would see it; it is checked like one and not run."""
+    """A chat request as the model would see it: checked like one, but not run."""
 
     is_count = True
 

@@ -1,4 +1,4 @@
-"""Figures of an engine: their names and what they mean, for a server's /metrics and `LLM.get_metrics` alike."""
+"""Names and meanings of an engine's metrics, shared by the server's /metrics and `LLM.get_metrics`."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ PREFIX = "saccade:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """The scheduler in numbers. Usages are 0..1; the last five only grow."""
+    """Usages are 0..1; the last five only grow."""
 
     waiting: int
     waiting_tokens: int
@@ -27,7 +27,7 @@ class SchedulerStats:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One figure. A counter only grows; a gauge is as it is now. `plain` is its name without prefix and suffix."""
+    """One figure: a counter only grows, a gauge is a current value. `plain` is the name without prefix and suffix."""
 
     plain: str
     kind: Literal["counter", "gauge"]
@@ -57,7 +57,7 @@ def engine_metrics(
 
 
 def scheduler_metrics(scheduler: SchedulerStats, num_pending: int = 0) -> Iterator[Metric]:
-    """Those that other engines have, too. Requests that are not the scheduler's yet (`num_pending`) wait as well."""
+    """Metrics that other engines have too. `num_pending` requests, not yet with the scheduler, count as waiting."""
     yield gauge("num_requests_running", "requests that run", scheduler.running)
     yield gauge("num_requests_waiting", "requests that wait", scheduler.waiting + num_pending)
     yield gauge("kv_cache_usage_perc", "KV cache in use, 0 to 1", scheduler.kv_usage)
@@ -71,7 +71,7 @@ def scheduler_metrics(scheduler: SchedulerStats, num_pending: int = 0) -> Iterat
 def own_metrics(
     scheduler: SchedulerStats, phases: Iterable[Mapping[str, Any]], ranks: TensorParallel
 ) -> Iterator[Metric]:
-    """Those that no other engine has."""
+    """Metrics that only this engine has."""
     yield gauge("encoder_cache_usage", "encoder cache in use", scheduler.encoder_usage)
     for phase in phases:
         name = str(phase["phase"])

@@ -43,7 +43,7 @@ class SchedulerSettings:
             )
 
     def resolved(self, *, is_cuda: bool, max_position: int) -> "SchedulerSettings":
-        """The limits of a machine and a model: no 0 for what they decide, and no request longer than the model can."""
+        """These limits for a machine and a model: zeros filled in, and no request longer than the model supports."""
         own = GPU_LIMITS if is_cuda else CPU_LIMITS
         chosen = {name: getattr(self, name) or value for name, value in own.items()}
         seqs = chosen["max_num_seqs"]
@@ -51,7 +51,7 @@ class SchedulerSettings:
             chosen["max_num_seqs"] = min(seqs, chosen["max_num_batched_tokens"])
         if not self.max_num_batched_tokens:
             chosen["max_num_batched_tokens"] = max(seqs, chosen["max_num_batched_tokens"])
-        if not is_cuda:  # longer steps would hold memory for nothing: prompts are computed in as many as they need
+        if not is_cuda:  # longer steps would only hold memory: a prompt takes as many steps as it needs
             most = max(CPU_MOST_ROWS, chosen["max_num_seqs"])
             chosen["max_num_batched_tokens"] = min(chosen["max_num_batched_tokens"], most)
         if self.max_model_len > max_position:
@@ -145,14 +145,14 @@ class EngineSettings:
         self.vision_tiers()
 
     def phase_modes(self) -> dict[str, Mode | None]:
-        """The mode of every phase; None runs it eagerly."""
+        """Mode of each phase; None runs it eagerly."""
         words = self._graph_words()
         if self.enforce_eager:
             return dict.fromkeys(GRAPH_PHASES)
         return {phase: GRAPH_WORDS.get(word, Mode.FULL) for phase, word in words.items()}
 
     def vision_tiers(self) -> frozenset[Tier]:
-        """The kinds of graphs that vision passes may have, where they have any."""
+        """Kinds of graphs that vision passes may have, if any."""
         word = self._graph_words()["vision"]
         if word == "exact" and self.graphs_strict:
             raise ConfigError(

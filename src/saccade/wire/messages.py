@@ -1,9 +1,6 @@
-"""What the engine's process and its client say to each other: typed msgpack, with the arrays of a prompt behind it.
-
-A message is one msgpack frame. `Add` is followed by raw frames: token ids, positions, limits where there are any, and
-the pixels of every image and video. Requests go by serial numbers that a client never uses twice, so that late news of
-a request that ended cannot be taken for news of another one.
-"""
+"""Messages between the engine's process and its client. A message is one msgpack frame. `Add` is followed by raw
+frames: token ids, positions, limits if any, and the pixels of every image and video. Serial numbers are never reused,
+so late news of an ended request cannot be mistaken for another's."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -22,14 +19,14 @@ from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
 from saccade.wire.update import Update
 
-COMMANDS, REPLIES = "commands", "replies"  # names of the sockets in their folder
+COMMANDS, REPLIES = "commands", "replies"  # socket file names
 
 Buffers = Sequence[memoryview]
 PromptArrays = list[npt.NDArray[Any]]
 
 
 class MediaHead(Struct, frozen=True, array_like=True):
-    """An image or video without its pixels; exactly one of the plans is there."""
+    """An image or video without its pixels; exactly one of the plans is set."""
 
     kind: MediaKind
     shape: tuple[int, ...]
@@ -39,8 +36,6 @@ class MediaHead(Struct, frozen=True, array_like=True):
 
 
 class PromptHead(Struct, frozen=True, array_like=True):
-    """A prompt without its arrays."""
-
     rope_delta: int
     has_limits: bool
     media: tuple[MediaHead, ...]
@@ -48,15 +43,13 @@ class PromptHead(Struct, frozen=True, array_like=True):
 
 
 class StartEngine(Struct, frozen=True, tag=True):
-    """The first command: what to build."""
-
     folder: str
     settings: EngineSettings
     limits: SchedulerSettings
 
 
 class Add(Struct, frozen=True, tag=True):
-    """`deadline` is a time of the monotonic clock, which the processes of a machine share."""
+    """`deadline` is a time of the monotonic clock, which all processes of a machine share."""
 
     serial: int
     prompt: PromptHead
@@ -71,8 +64,6 @@ class Abort(Struct, frozen=True, tag=True):
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """The text of an output met a stop string."""
-
     serial: int
     index: int
     stop: str
@@ -83,20 +74,20 @@ class AskStats(Struct, frozen=True, tag=True):
 
 
 class Flush(Struct, frozen=True, tag=True):
-    """Empty the caches of prompts and images, unless requests run or wait."""
+    """Empty the prompt and image caches, unless requests run or wait."""
 
     serial: int
 
 
 class Close(Struct, frozen=True, tag=True):
-    """End what runs, then leave."""
+    """End all requests, then exit."""
 
 
 EngineCommand = StartEngine | Add | Abort | Stop | AskStats | Flush | Close
 
 
 class Stage(Struct, frozen=True, tag=True):
-    """How far the start is; `total` 0: this stage is not counted."""
+    """Progress of the start; `total` 0: this stage has no count."""
 
     name: str
     done: int = 0
@@ -105,32 +96,26 @@ class Stage(Struct, frozen=True, tag=True):
 
 
 class Ready(Struct, frozen=True, tag=True):
-    """Facts found at the start. `limits` are those asked for, lowered to what the model allows."""
+    """Facts found at the start. `limits` are the requested ones, lowered to what the model allows."""
 
     limits: SchedulerSettings
     kv_cache_tokens: int
     block_size: int
-    gpu_bytes: int = 0  # in use on the whole device, by whoever; 0 without one
+    gpu_bytes: int = 0  # in use on the whole device, by all processes; 0 without a GPU
     ranks: TensorParallel = ONE_RANK
 
 
 class News(Update, frozen=True, array_like=True, kw_only=True):
-    """An update of output `index` of a request."""
-
     serial: int
     index: int
     num_cached_tokens: int = 0
 
 
 class Updates(Struct, frozen=True, tag=True):
-    """The news of one step."""
-
     news: list[News]
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """Why a request was not taken in."""
-
     serial: int
     kind: Literal["request", "capacity", "internal"]
     message: str
@@ -152,14 +137,14 @@ class Flushed(Struct, frozen=True, tag=True):
 
 
 class Degraded(Struct, frozen=True, tag=True):
-    """Something is wrong with the engine, which goes on: for everybody, and for the log."""
+    """Something is wrong with an engine that keeps running: `reason` is for everybody, `note` for the log."""
 
     reason: str
     note: str
 
 
 class Failure(Struct, frozen=True, tag=True):
-    """The last message of an engine that cannot go on."""
+    """The last message of an engine that cannot continue."""
 
     message: str
     is_config: bool = False
@@ -167,7 +152,7 @@ class Failure(Struct, frozen=True, tag=True):
 
 
 class Closed(Struct, frozen=True, tag=True):
-    """The last message of an engine that was told to close: every request has had its end before."""
+    """The last message of an engine told to close: every request has already received its end."""
 
 
 OnStage = Callable[[Stage], None]
@@ -175,7 +160,6 @@ EngineReply = Stage | Ready | Updates | Refused | StatsReply | Flushed | Degrade
 
 
 def _describe(value: Any) -> Any:
-    """A small array inside a message."""
     array = np.asarray(value)
     return array.dtype.str, array.shape, array.tobytes()
 
@@ -191,7 +175,7 @@ decode_reply = msgpack.Decoder(EngineReply, dec_hook=_restore).decode
 
 
 def pack_prompt(prompt: Prompt) -> tuple[PromptHead, PromptArrays]:
-    """The arrays are the prompt's own wherever they are contiguous; nobody may write to them, as ever."""
+    """The arrays are the prompt's own where they are contiguous; nobody may write to them."""
     head = PromptHead(prompt.rope_delta, prompt.limits_T is not None, tuple(map(_head, prompt.media)), prompt.spans)
     ints = [prompt.token_ids, prompt.positions_3T, *([] if prompt.limits_T is None else [prompt.limits_T])]
     arrays: PromptArrays = [np.ascontiguousarray(array, dtype=np.int32) for array in ints]
@@ -199,7 +183,7 @@ def pack_prompt(prompt: Prompt) -> tuple[PromptHead, PromptArrays]:
 
 
 def unpack_prompt(head: PromptHead, frames: Buffers) -> Prompt:
-    """Pixels stay where they were received."""
+    """Pixels stay in the received frames, without a copy."""
     num_ints = 2 + head.has_limits
     assert len(frames) == num_ints + len(head.media), f"{len(frames)} frames for {head}"
     token_ids, positions, *limits = map(_ints, frames[:num_ints])
@@ -226,7 +210,7 @@ def _media(head: MediaHead, frame: memoryview) -> Media:
 
 
 def _ints(frame: memoryview) -> Ints:
-    """A copy: a received frame may begin at any byte, which integers should not."""
+    """Copies, because a received frame may be unaligned for integers."""
     array = np.frombuffer(frame, dtype=np.int32).copy()
     array.flags.writeable = False
     return array

@@ -1,10 +1,7 @@
-"""Limits of JSON schemas, by their numbers alone.
-
-What llguidance computes for a schema can grow far beyond the schema: the square of an object's optional properties,
-every pair of patterns for names, one automaton state per multiple, and, where several schemas must hold at once
-(`allOf`, a `$ref` with siblings, `anyOf` beside `properties`), the product of their alternatives and two to the number
-of their patterns. Each of these has a limit here.
-"""
+"""Size limits of JSON schemas. llguidance's work can far exceed a schema's size: it grows with the square of an
+object's optional properties, with pairs of name patterns, with one automaton state per multiple, and, where several
+schemas apply at once (`allOf`, a `$ref` with siblings, `anyOf` beside `properties`), with the product of their
+alternatives and 2 to the number of their patterns. Each of these has a limit here."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,19 +11,19 @@ from typing import Any
 
 MAX_NESTING = 100
 MAX_VALUES = 20_000  # objects, lists and plain values
-MAX_PROPERTIES = 500  # of one object; of several the root of the sum of their squares
+MAX_PROPERTIES = 500  # of one object; over several, the root of the sum of squares
 MAX_BRANCHES = 2000
 MAX_NAME_PATTERNS = 32
 MAX_MULTIPLE = 10_000  # product of all multipleOf, without their decimal points
-MAX_FACTORS = 8  # schemas that must hold at once
-MAX_ALTERNATIVES = 1000  # ways to choose among theirs
+MAX_FACTORS = 8  # schemas that apply at once
+MAX_ALTERNATIVES = 1000  # combinations of their alternatives
 MAX_CHAIN = 50  # references that lead to references
 
 Hold = Callable[[str, int, int], None]
 Weight = tuple[int, int]  # factors, alternatives
 
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-# Keywords that say something about a value by themselves; a type alone multiplies nothing.
+# Keywords that constrain a value by themselves; a type alone multiplies nothing.
 _OWN = frozenset({
     *("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"),
     *("items", "prefixItems", "minItems", "maxItems", "enum", "const", "pattern", "format", "minLength", "maxLength"),
@@ -37,7 +34,7 @@ _CHILDREN = ("items", "additionalProperties", "contains", "not")
 
 
 def check_schemas(schemas: Sequence[Any], hold: Hold) -> None:
-    """Calls `hold(what, count, limit)`, which raises where a limit is passed, for the schemas of a grammar."""
+    """Calls `hold(what, count, limit)` for a grammar's schemas; it raises where a limit is exceeded."""
     counts, multiples = Counter[str](), set[int]()
     for depth, value in _walk(list(schemas)):
         counts["values"] += 1
@@ -60,7 +57,7 @@ def check_schemas(schemas: Sequence[Any], hold: Hold) -> None:
 
 
 class _Scale:
-    """How many schemas must hold at once, and among how many alternatives, at the worst place of a schema."""
+    """How many schemas apply at once, and with how many alternatives, at the worst place of a schema."""
 
     def __init__(self, root: Any, hold: Hold) -> None:
         self._root, self._hold = root, hold
@@ -97,7 +94,7 @@ class _Scale:
         return [self.weigh(child) for child in found]
 
     def _follow(self, pointer: str) -> Weight:
-        """A definition is weighed once; inside itself it weighs nothing more."""
+        """Weighs a definition once; a reference to itself adds nothing."""
         if pointer not in self._known:
             self._known[pointer] = (1, 1)
             self._chain += 1
@@ -117,7 +114,7 @@ def _walk(schema: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _resolve(root: Any, pointer: str) -> Any:
-    """What a reference within the schema points to; other ones are refused by llguidance."""
+    """The target of a reference within the schema; llguidance refuses other references."""
     value = root
     for step in pointer.removeprefix("#").split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")

@@ -1,4 +1,4 @@
-"""What the engine says of its requests. Also for processes that never touch a tensor, so nothing here imports torch."""
+"""The engine's news about requests. Processes without tensors read it too, so nothing here imports torch."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 from numpy.typing import NDArray
 
-# Details of a finish with an error that a caller can tell from others.
+# Details of an error finish that callers can tell apart.
 NO_NUMBERS = "the model's logits are not numbers"
 NO_TOKEN = "no token is allowed next: the grammar cannot be followed with this vocabulary and these parameters"
 BROKEN = "the grammar's parser failed"
@@ -23,14 +23,14 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How a request ended. `detail` is the stop token or string that was met (None: end of text), or a message."""
+    """`detail` is the stop token or string that was met (None: end of text), or a message."""
 
     reason: FinishReason
     detail: int | str | None = None
 
 
 class Scores(Struct, frozen=True, array_like=True):
-    """Log-probabilities of given tokens and of the likeliest ones, one entry a row."""
+    """Log-probabilities of given tokens and of the likeliest ones, one entry per row."""
 
     chosen: NDArray[Any]
     ranks: NDArray[Any]
