@@ -80,8 +80,7 @@ class Client:
         return reader.status, reader.data
 
     async def _exchange(self, request: bytes, reader: ReplyReader) -> None:
-        """One exchange on an idle or new connection. If the server has closed a kept connection, one new connection is
-        tried without resetting the clock."""
+        """Uses an idle or new connection; an idle one closed by the server is replaced once, with the clock running."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_usable:

@@ -1,8 +1,6 @@
-"""One keep-alive HTTP/1.1 connection of the benchmark's client.
-
-General HTTP clients spend more time on a request than a fast server does. Here a request is one write; replies are
-parsed by httptools in the event loop's own callbacks, and the clock is read before the data is parsed.
-"""
+"""One keep-alive HTTP/1.1 connection of the benchmark's client. General HTTP clients spend more time on a request than
+a fast server does. Here a request is one write; replies are parsed by httptools in the event loop's own callbacks, and
+the clock is read before the data is parsed."""
 
 import asyncio
 import ssl
@@ -67,8 +65,7 @@ class Connection(asyncio.Protocol):
 
     async def exchange(self, request: bytes, reader: ReplyReader) -> None:
         """Sends a request and reads the whole reply. The clock starts just before the first byte is sent. Raises
-        ConnectionError when the connection ends before the reply does; the reader keeps what has arrived. Cancelling an
-        exchange closes the connection."""
+        ConnectionError if the connection ends before the reply; the reader keeps what arrived. Cancelling closes it."""
         assert self._transport is not None and self._done is None, "one exchange at a time"
         self._reader, self._headers = reader, {}
         self._done = asyncio.get_running_loop().create_future()

@@ -13,9 +13,8 @@ LONGEST_MESSAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request. Times are seconds: `sent_s` since the clock started, the others since it was sent. `token_times_s`
-    has one entry per arrival, which may carry several tokens. A failed request has an `error` (its kind) and counts in
-    no figure of speed."""
+    """Times are seconds: `sent_s` since the clock started, the others since sending. An entry of `token_times_s` may
+    stand for several tokens. A failed request has an `error` (its kind) and counts in no figure of speed."""
 
     index: int
     sent_s: float

@@ -22,8 +22,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The shortest time of a pass in ms: compute and reads may overlap, so the longer one counts. `products_ms` is the
-    part of `flop_ms` outside attention."""
+    """The least ms of a pass: compute and reads may overlap, so the longer counts. `products_ms` excludes attention."""
 
     products_ms: float
     flop_ms: float

@@ -159,9 +159,9 @@ def stage_figures(good: Sequence[Outcome]) -> dict[str, Figures]:
 
 
 def split_stages(timings: Mapping[str, float], e2el_s: float) -> dict[str, float]:
-    """Consecutive stages that add up to the end-to-end time: those the server names, and the rest. `total` is all of
-    the server's time, `prepare` all from body to prompt; their inner stages are reported as well. `vision` is part of
-    `prefill` and subtracted from it."""
+    """Consecutive stages that add up to the end-to-end time. `total` (all of the server's time) and `prepare` (body to
+    prompt) contain other stages: what is left of them, and of the end-to-end time, becomes stages of its own. `vision`
+    is subtracted from `prefill`, which contains it."""
     stages = {name: value for name, value in timings.items() if name not in SUMS}
     if {"vision", "prefill"} <= stages.keys():
         stages["vision"] = min(stages["vision"], stages["prefill"])

@@ -1,8 +1,6 @@
-"""How fast images are encoded: eager, in buckets and as exact graphs, next to the limit, in one process.
-
-Everything runs as in the engine: packing into passes, pinned staging, resizing, filling, padding, scattering. Latency
-is that of one call on an idle device, until the rows are in the cache.
-"""
+"""How fast images are encoded: eager, in buckets and as exact graphs, next to the limit, in one process. Everything
+runs as in the engine: packing into passes, pinned staging, resizing, filling, padding, scattering. Latency is that of
+one call on an idle device, until the rows are in the cache."""
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -294,8 +292,7 @@ def _decisions(encoder: Encoder) -> dict[str, int]:
 
 @lru_cache(maxsize=1)
 def transformers_tower(folder: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """The tower of Hugging Face transformers, which is not a dependency. Random weights: time does not depend on
-    them."""
+    """The tower of Hugging Face transformers (not a dependency), with random weights, which do not affect time."""
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError:

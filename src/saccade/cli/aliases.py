@@ -1,5 +1,4 @@
-"""Flags of vLLM and SGLang: mapped to a setting where one matches, accepted with a note where harmless, else refused
-with a reason."""
+"""Flags of vLLM and SGLang: mapped to a setting, or harmless and accepted with a note, or refused with a reason."""
 
 from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping

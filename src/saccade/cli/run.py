@@ -116,8 +116,7 @@ def _load(model: str, flags: Namespace) -> "LLM":
 
 
 def _talk(llm: "LLM", content: list[Part], params: "SamplingParams") -> int:
-    """A conversation until the end of input; given images belong to its first question. A refused question is dropped
-    from the conversation."""
+    """A conversation until input ends. Given images belong to its first question; refused questions are dropped."""
     messages: list[dict[str, Any]] = []
     for line in _lines():
         try:

@@ -1,8 +1,5 @@
-"""Multiple choice by log-likelihood, from the task files of BIG-bench.
-
-Nothing is generated: every choice is put behind the prompt, and the one with the highest summed log-likelihood, or the
-highest for its length, is picked. On ties the first wins.
-"""
+"""Multiple choice by log-likelihood, from the task files of BIG-bench. Nothing is generated: each choice is appended to
+the prompt, and the one with the highest summed log-likelihood, or highest for its length, wins; on ties the first."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -1,8 +1,5 @@
-"""Test questions for the bundled model, drawn from a seed, so the same every time.
-
-Printed words use Pillow's own font and, if matplotlib is installed, its fonts. The model was trained with Pillow's font
-and DejaVu, not with STIX and Computer Modern.
-"""
+"""Test questions for the bundled model, reproducible from a seed. Words use Pillow's own font and, if installed, those
+of matplotlib. The model was trained with Pillow's font and DejaVu, not with STIX and Computer Modern."""
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence

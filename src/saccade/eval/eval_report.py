@@ -38,8 +38,7 @@ def _accuracy_table(report: EvalReport) -> Table:
 
 
 def _confusion_table(result: TaskResult) -> Table:
-    """Expected answers down, given ones across. If there are too many, or every question has its own choices, lists the
-    wrong answers instead."""
+    """Expected answers down, given across; or only the wrong ones if there are too many or choices vary by question."""
     labels = sorted({answer.expected for answer in result.answers})
     if len(labels) > MAX_LABELS or any(answer.scores for answer in result.answers):
         return _wrong_table(result)
