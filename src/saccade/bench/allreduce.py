@@ -1,4 +1,4 @@
-"""Times sums over ranks: starts the ranks, reads what rank 0 prints, and ends them all."""
+"""Times all-reduce: starts the ranks, reads the JSON lines of rank 0, and ends all ranks."""
 
 import json
 import subprocess
@@ -20,14 +20,14 @@ from saccade.errors import ConfigError
 from saccade.kernels.dispatch import device_named
 
 LIMIT_S = 1800.0
-GRACE_S = 3.0  # for ranks that lost one to say what they saw
+GRACE_S = 3.0  # after one rank fails, time for the others to report what they saw
 TAIL_LINES = 20
 RANK = "saccade.bench.allreduce_rank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceLine:
-    """One algorithm at one size. `is_taken` says that a model would take it for this size."""
+    """One algorithm at one size. `is_taken`: a model would use this algorithm at this size."""
 
     rows: int
     nbytes: int
@@ -41,7 +41,7 @@ class AllReduceLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceBench:
     lines: tuple[AllReduceLine, ...]
-    is_shared: bool  # ranks are on one GPU
+    is_shared: bool  # all ranks are on one GPU
     environment: dict[str, Any]
 
 
@@ -63,7 +63,6 @@ def run_allreduce_bench(settings: AllReduceBenchSettings, progress: Callable[[st
 
 
 def rank_device(device: torch.device, rank: int, is_shared: bool) -> str:
-    """A GPU for each rank, or the first for all."""
     if device.type == "cpu":
         return "cpu"
     return f"cuda:{(device.index or 0) if is_shared else rank}"
@@ -73,7 +72,7 @@ def rank_device(device: torch.device, rank: int, is_shared: bool) -> str:
 def _ranks(
     settings: AllReduceBenchSettings, devices: list[str], folder: Path, is_shared: bool
 ) -> Iterator[Iterator[dict[str, Any]]]:
-    """What rank 0 tells while it runs. All ranks have ended when this does, and a failed one is an error."""
+    """The messages of rank 0 while it runs. On exit all ranks have ended; a failed rank is an error."""
     environment = worker_environment() | ({SHARED_GPU: "1"} if is_shared else {})
     outputs = [folder / f"rank {rank}" for rank in range(settings.ranks)]
     processes: list[subprocess.Popen[str]] = []
@@ -100,7 +99,7 @@ def _ranks(
 
 
 def _watch(processes: list[subprocess.Popen[str]], is_over: Event) -> None:
-    """When one rank fails, or the time is up, end the others, which would wait for it."""
+    """Ends all ranks when one fails or time is up; the others would wait for it forever."""
     deadline = monotonic() + LIMIT_S
     while not is_over.wait(0.1):
         if any(process.poll() for process in processes) or monotonic() > deadline:
@@ -117,7 +116,7 @@ def _end(processes: list[subprocess.Popen[str]]) -> None:
 
 
 def _raise_if_failed(processes: list[subprocess.Popen[str]], outputs: list[Path]) -> None:
-    """The rank that ended first with an error of its own says most; those that lost it say so at length."""
+    """Reports the rank that failed by itself: a rank that only lost its peer prints a long connection error."""
     failed = [rank for rank, process in enumerate(processes) if process.returncode]
     if failed:
         tails = {rank: outputs[rank].read_text(errors="replace").splitlines()[-TAIL_LINES:] for rank in failed}

@@ -1,7 +1,5 @@
-"""One rank of `saccade bench allreduce`: `python -m saccade.bench.allreduce_rank SETTINGS RANK DEVICE STORE`.
-
-Rank 0 tells what it measures, in lines of JSON.
-"""
+"""One rank of `saccade bench allreduce`: `python -m saccade.bench.allreduce_rank SETTINGS RANK DEVICE STORE`. Rank 0
+prints its measurements as lines of JSON."""
 
 import json
 import os
@@ -23,7 +21,7 @@ from saccade.kernels.collectives import Collectives
 from saccade.layers.connect import connect, nccl_beside
 from saccade.layers.parallel import ParallelGroup
 
-NUM_WARM_UPS, NUM_SUMS = 2, 8  # runs before those that count; sums of one run
+NUM_WARM_UPS, NUM_SUMS = 2, 8  # warm-up runs before the timed ones; sums per run
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
 
 Tell = Callable[[dict[str, Any]], None]
@@ -91,7 +89,7 @@ class RankBench:
         }
 
     def _is_right(self, shape: tuple[int, int], call: Sum, target: Tensor) -> bool:
-        """Against a sum of what all ranks bring, which each can make."""
+        """Compares with a local sum: seeds are known, so each rank can make the inputs of all ranks."""
         everyone = []
         for rank in range(self._group.size):
             generator = torch.Generator(self._device).manual_seed(1000 + rank)
@@ -114,7 +112,7 @@ class RankBench:
         return piece
 
     def _microseconds(self, call: Callable[[], object]) -> float:
-        """Until the device is done; the median of runs that all ranks begin together."""
+        """Median time until the device is done, over runs that all ranks start together."""
         times: list[float] = []
         for _ in range(NUM_WARM_UPS + self._settings.rounds):
             wait(self._device)

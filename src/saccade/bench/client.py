@@ -1,4 +1,4 @@
-"""The benchmark's client: sends prepared requests when they are due. Each has an outcome, whatever happens."""
+"""The benchmark's client: sends prepared requests when they are due. Every request has an outcome, even if it fails."""
 
 import asyncio
 import gc
@@ -18,11 +18,11 @@ from saccade.bench.serving_settings import LoadSettings, TargetSettings
 T = TypeVar("T")
 CONNECT_S = 10.0
 ASK_S = 30.0
-MOST_OPEN = 1024  # connections opened before the clock starts
+MOST_OPEN = 1024  # connections opened before the clock starts, at most
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """On the fastest event loop there is."""
+    """uvloop is the fastest event loop; Windows has none."""
     if sys.platform == "win32":
         return asyncio.run(work)
     import uvloop
@@ -32,7 +32,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Client:
-    """Talks to one server over connections that are kept. Used on one event loop, then closed."""
+    """Talks to one server over keep-alive connections. Bound to one event loop; must be closed."""
 
     def __init__(self, target: TargetSettings) -> None:
         self.target = target
@@ -47,20 +47,19 @@ class Client:
         for connection in self._idle:
             connection.close()
         self._idle.clear()
-        await asyncio.sleep(0)  # for the transports to go
+        await asyncio.sleep(0)  # lets the transports close
 
     async def open(self, count: int) -> None:
-        """Have that many connections ready, so that no request waits for its own."""
+        """Opens connections until `count` are idle, so that no request waits for its own."""
         async with asyncio.timeout(CONNECT_S):
             fresh = await asyncio.gather(*(Connection.open(self.address) for _ in range(count - len(self._idle))))
         self._idle += fresh
 
     def prepare(self, body: bytes) -> bytes:
-        """The bytes of a request to the endpoint under test."""
         return self.address.request("POST", self.target.path, body, self._headers)
 
     async def send(self, request: bytes, index: int = 0, clock_at: float = 0.0) -> Outcome:
-        """One request to its end, whatever that is."""
+        """Sends one request and waits for its end. Failures are outcomes, not exceptions."""
         reader = ReplyReader()
         failure = None
         try:
@@ -73,7 +72,7 @@ class Client:
         return reader.outcome(index, clock_at, failure)
 
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
-        """Status and body of a question beside the load, to another path than the one under test."""
+        """Status and body of a request outside the load, to a path other than the one under test."""
         reader = ReplyReader()
         data = json.dumps(body).encode() if body is not None else None
         async with asyncio.timeout(ASK_S):
@@ -81,8 +80,7 @@ class Client:
         return reader.status, reader.data
 
     async def _exchange(self, request: bytes, reader: ReplyReader) -> None:
-        """One exchange on an idle connection or a new one. A kept connection that the server closed in the meantime
-        is replaced once, with the clock running."""
+        """Uses an idle or new connection; an idle one closed by the server is replaced once, with the clock running."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_usable:
@@ -114,13 +112,13 @@ async def drive(
     seed: int = 0,
     progress: Callable[[Outcome], None] = lambda outcome: None,
 ) -> tuple[list[Outcome], float]:
-    """The outcome of every request, in their order, and the seconds from the first send to the last end."""
+    """Outcomes in the order of `requests`, and the seconds from the first send to the last end."""
     most = load.max_concurrency or len(requests)
     places = asyncio.Semaphore(most)
     due = arrivals(len(requests), load, seed)
     await client.open(min(most, len(requests), MOST_OPEN))
     gc.collect()
-    gc.freeze()  # request bodies are many and live to the end: looking through them again and again stalls the client
+    gc.freeze()  # request bodies are many and live to the end: repeated garbage collections of them stall the client
     clock_at = perf_counter()
 
     async def send(index: int) -> Outcome:
@@ -139,7 +137,7 @@ async def drive(
 
 
 def arrivals(count: int, load: LoadSettings, seed: int) -> list[float]:
-    """Seconds at which requests are due: gaps of a gamma distribution whose mean is one over the rate."""
+    """Seconds at which requests are due. Gaps follow a gamma distribution with mean 1 / rate."""
     if load.request_rate == inf:
         return [0.0] * count
     scale = 1 / (load.request_rate * load.burstiness)

@@ -1,8 +1,6 @@
-"""One keep-alive HTTP/1.1 connection of the benchmark's client: a request is one write, a reply is parsed as it comes.
-
-General HTTP clients spend more time on a request than a fast server does. This one parses with httptools in the event
-loop's own callbacks, and reads the clock before it looks at what arrived.
-"""
+"""One keep-alive HTTP/1.1 connection of the benchmark's client. General HTTP clients spend more time on a request than
+a fast server does. Here a request is one write; replies are parsed by httptools in the event loop's own callbacks, and
+the clock is read before the data is parsed."""
 
 import asyncio
 import ssl
@@ -22,7 +20,7 @@ class ServerAddress:
     host: str
     port: int
     is_tls: bool
-    prefix: str  # of every path
+    prefix: str  # put before every path
 
     @classmethod
     def of(cls, url: str) -> "ServerAddress":
@@ -37,7 +35,6 @@ class ServerAddress:
         return cls(parts.hostname, port or (443 if is_tls else 80), is_tls, parts.path.rstrip("/"))
 
     def request(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
-        """All bytes of a request."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [f"{method} {self.prefix}{path} HTTP/1.1", f"Host: {host}:{self.port}", "Accept: */*"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -47,7 +44,7 @@ class ServerAddress:
 
 
 class Connection(asyncio.Protocol):
-    """One exchange at a time. `is_usable` tells whether another can follow."""
+    """One exchange at a time. `is_usable`: another may follow."""
 
     def __init__(self) -> None:
         self.is_usable = True
@@ -56,7 +53,7 @@ class Connection(asyncio.Protocol):
         self._done: asyncio.Future[None] | None = None
         self._reader: ReplyReader | None = None
         self._headers: dict[str, str] = {}
-        self._ends_with_connection = False  # a reply without a length and without chunks
+        self._ends_with_connection = False  # reply with neither a length nor chunks
         self._now = 0.0
 
     @classmethod
@@ -67,11 +64,8 @@ class Connection(asyncio.Protocol):
         return connection
 
     async def exchange(self, request: bytes, reader: ReplyReader) -> None:
-        """Send, and read to the end of the reply. The clock starts just before the first byte goes out.
-
-        Raises ConnectionError when the connection ends before the reply does; the reader keeps what has arrived. A
-        cancelled exchange leaves a closed connection.
-        """
+        """Sends a request and reads the whole reply. The clock starts just before the first byte is sent. Raises
+        ConnectionError if the connection ends before the reply; the reader keeps what arrived. Cancelling closes it."""
         assert self._transport is not None and self._done is None, "one exchange at a time"
         self._reader, self._headers = reader, {}
         self._done = asyncio.get_running_loop().create_future()
@@ -90,8 +84,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # what asyncio calls
-
+    # asyncio callbacks
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
@@ -109,8 +102,7 @@ class Connection(asyncio.Protocol):
             self.on_message_complete()
         self._fail(ConnectionResetError("the connection was closed before the reply ended"))
 
-    # what httptools calls
-
+    # httptools callbacks
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 

@@ -1,4 +1,4 @@
-"""What came back for one request, and when: the facts that every figure of the benchmark is made of."""
+"""The reply to one request and its times: every figure of the benchmark is computed from these."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,11 +13,8 @@ LONGEST_MESSAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request. Times are seconds: `sent_s` since the clock started, the others since it was sent.
-
-    `token_times_s` has every moment at which tokens arrived; a server may send several tokens in one. A request that
-    failed has an `error` (its kind) and counts in no figure of speed.
-    """
+    """Times are seconds: `sent_s` since the clock started, the others since sending. An entry of `token_times_s` may
+    stand for several tokens. A failed request has an `error` (its kind) and counts in no figure of speed."""
 
     index: int
     sent_s: float
@@ -44,18 +41,18 @@ class Outcome:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time for each token after the first; none where there is no second."""
+        """Time per token after the first; None without a second token."""
         return (self.e2el_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
 class ReplyReader:
-    """Reads one reply: events as they arrive, or a whole JSON body at its end."""
+    """Reads one reply: server-sent events as they arrive, or one JSON body at the end."""
 
     def __init__(self) -> None:
         self.sent_at = 0.0
         self.status = 0
         self.arrived_at = 0.0
-        self.data = b""  # what has arrived and was not read as an event
+        self.data = b""  # received but not yet read as an event
         self._is_events = False
         self._is_done = False
         self._times: list[float] = []
@@ -67,7 +64,7 @@ class ReplyReader:
         self._error: tuple[str, str] | None = None
 
     def sent(self, now: float) -> None:
-        self.sent_at = self.sent_at or now  # of the first attempt
+        self.sent_at = self.sent_at or now  # keeps the time of the first attempt
 
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.status = status
@@ -84,7 +81,7 @@ class ReplyReader:
                 self._event(line[5:].strip(), now)
 
     def outcome(self, index: int, clock_at: float, failure: tuple[str, str] | None = None) -> Outcome:
-        """The facts. `failure` is what ended the exchange from outside, such as a timeout."""
+        """`failure` is what ended the exchange from outside, such as a timeout."""
         if failure is None and not self._is_events:
             self._whole()
         failed = failure or self._failure()
@@ -110,7 +107,6 @@ class ReplyReader:
         )
 
     def lost(self) -> str:
-        """What kind of failure the loss of the connection is."""
         if not self.sent_at:
             return "cannot connect"
         return "disconnected in the reply" if self.status else "disconnected before a reply"
@@ -125,7 +121,7 @@ class ReplyReader:
             self._error = self._error or ("unreadable reply", data.decode("utf-8", "replace"))
 
     def _whole(self) -> None:
-        """A reply that is one JSON body: its tokens are there when it is."""
+        """A reply that is one JSON body: all its tokens arrive with the last byte."""
         if self.status != 200:
             return
         self._event(self.data, self.arrived_at)
@@ -148,7 +144,7 @@ class ReplyReader:
         said = choice.get("delta") or choice.get("message") or {"text": choice.get("text")}
         finish = choice.get("finish_reason")
         spoken = any(said.get(name) for name in SPOKEN)
-        # an empty piece stands for a token without text of its own; the first delta only names who speaks
+        # an empty piece is a token without text of its own; the first delta only carries the role
         is_silent_token = "role" not in said and not finish and said.get("content", said.get("text")) is not None
         if spoken or is_silent_token or (finish and not self._times):
             self._times.append(now)
@@ -157,7 +153,7 @@ class ReplyReader:
         self._ended_at = now
 
     def _native(self, reply: dict[str, Any], now: float) -> None:
-        """SGLang's own endpoint: the text so far, and counts."""
+        """SGLang's native endpoint: the text so far, and counts."""
         told = reply["meta_info"]
         if told.get("completion_tokens", 0) > self._usage.get("completion_tokens", 0) or not self._times:
             self._times.append(now)
@@ -188,7 +184,7 @@ class ReplyReader:
 
 
 def _told(reply: dict[str, Any], kind: str) -> tuple[str, str]:
-    """The kind of an error with its code, and its message; nested as OpenAI has it, or flat."""
+    """Kind (with the error's code) and message of an error: nested as in OpenAI's API, or flat."""
     error = reply.get("error") or reply
     if not isinstance(error, dict):
         return kind, str(error)
@@ -198,7 +194,7 @@ def _told(reply: dict[str, Any], kind: str) -> tuple[str, str]:
 
 
 def _seconds(timings: dict[str, Any]) -> dict[str, float]:
-    """Times by stage; a name that ends in _ms says its unit."""
+    """Times by stage, in seconds; names ending in _ms are in milliseconds."""
     numbers = {name: value for name, value in timings.items() if isinstance(value, int | float)}
     return {
         name.removesuffix("_ms"): value / 1e3 if name.endswith("_ms") else float(value)

@@ -1,4 +1,4 @@
-"""What graphs bring: the prefill of a made-up model run eagerly, in pieces and as one graph, by number of tokens."""
+"""What graphs gain: prefill of a random-weight model run eagerly, piecewise and as one graph, by number of tokens."""
 
 import gc
 from collections.abc import Callable
@@ -27,7 +27,7 @@ MIB = 2**20
 ROUNDS = 9
 MAX_REQUESTS = 8
 GPU_TOKENS = (64, 128, 256, 406, 512, 1024, 2048, 4096)
-CPU_TOKENS = (64, 128, 256, 406, 512, 1024)  # time grows with the square of these, to minutes above
+CPU_TOKENS = (64, 128, 256, 406, 512, 1024)  # time grows with the square of these; larger ones take minutes
 SHAPE = (
     *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "intermediate_size"),
@@ -37,7 +37,7 @@ SIZES = {"8b": (36, 4096, 32, 8, 128, 12288), "tiny": (4, 128, 4, 2, 32, 384)}
 
 @dataclass(frozen=True, slots=True)
 class GraphTimes:
-    """One way to run one size: time until the result is there, and how long the host was busy with it."""
+    """One way to run one size: time until the result is ready, and how long the host was busy."""
 
     tokens: int
     way: str
@@ -78,7 +78,7 @@ def run_graph_bench(settings: GraphBenchSettings, progress: Callable[[str], None
 
 
 def made_up_model(size: dict[str, Any], layers: int, device: torch.device) -> Model:
-    """Of Qwen3's kind, with random weights and few tokens in its vocabulary, which a prefill makes no use of."""
+    """A Qwen3-style model with random weights. The vocabulary is small because a prefill makes no use of it."""
     chosen = {"num_hidden_layers": layers} if layers else {}
     _, spec = read_spec(Config({"architectures": ["Qwen3ForCausalLM"], "vocab_size": 1024, **size, **chosen}))
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -95,7 +95,7 @@ def _runner(model: Model, state: DeviceState, tokens: tuple[int, ...], mode: Mod
 
 
 def _measure(runner: GraphRunner, mode: Mode, progress: Callable[[str], None]) -> list[GraphTimes]:
-    """Eager runs have the padding of the graph, and are timed beside one of the modes."""
+    """Eager runs are padded as the graph is, and timed only in full mode."""
     lines = []
     device = runner.phase.arena.device
     for graph in runner.graphs:

@@ -1,4 +1,4 @@
-"""`--report`: a serving benchmark as one HTML file that needs nothing but itself."""
+"""`--report`: a serving benchmark as one self-contained HTML file."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,7 +57,7 @@ CARDS = (
 
 
 def page(runs: Sequence[ServingRun], named: Named) -> str:
-    """The report of one run or several. `named` has the data of all that are compared, these runs at its end."""
+    """The report of one or more runs. `named` has the data of all compared results, with these runs last."""
     model = str(runs[0].environment["model"])
     parts = [_head(model, runs[0])]
     if len(runs) == 1:
@@ -109,7 +109,7 @@ def _cards(figures: Mapping[str, Any]) -> str:
 
 
 def _charts(named: Named) -> str:
-    """Distributions of all runs in one chart a metric."""
+    """One chart per metric, with the distributions of all runs."""
     drawn = []
     for metric in ("ttft", "itl", "e2el", "tpot"):
         series = [(name, run.get(f"{metric}_quantiles_ms") or ()) for name, run in named]
@@ -127,7 +127,7 @@ def _pairs(title: str, values: Mapping[str, Any]) -> str:
 
 
 def _table(table: Table) -> str:
-    """A table of the terminal, with its colours as classes."""
+    """A terminal table as HTML, with its colours as classes."""
     head = "".join(f"<th>{escape(Text.from_markup(str(column.header)).plain)}</th>" for column in table.columns)
     rows = zip(*(column.cells for column in table.columns), strict=True)
     body = "".join(f"<tr>{''.join(_cell(str(cell)) for cell in row)}</tr>" for row in rows)

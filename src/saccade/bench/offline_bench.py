@@ -1,9 +1,9 @@
-"""What the engine's passes take, without requests: prefill and decode, eagerly and as graphs, beside their limits.
+"""Times the engine's passes without requests: prefill and decode, eager and as graphs, next to their hardware limits.
 
-All ways run in one process on the same weights, caches and inputs, through the same runners that the engine uses:
-filling the buffers, choosing the bucket and padding to it count. Prefill is one prompt on an idle device, up to the
-last attention; the last MLP and the LM head, which only a prompt's last row needs, are the head's. Decode steps follow
-each other without a wait. Every replay is compared with an eager run of the same padded buffers.
+All ways run in one process on the same weights, caches and inputs, through the engine's own runners, so filling
+buffers, choosing the bucket and padding are included. Prefill is one prompt on an idle device up to the last attention;
+the last MLP and the LM head, needed only for a prompt's last row, are timed as the head. Decode steps follow each other
+without a wait. Every replay is compared with an eager run of the same padded buffers.
 """
 
 import gc
@@ -40,7 +40,7 @@ WAYS: dict[str, dict[str, Mode | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """One way to run one pass. `rows` is what `size` is padded to; the limit is that of `size` rows."""
+    """One way to run one pass. `rows` is `size` after padding; the limit is for `size` rows."""
 
     phase: str
     size: int
@@ -57,8 +57,8 @@ class PassTimes:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A replay against an eager run of the same padded buffers: the tokens, and the largest difference of
-    outputs (prefill) or logits (decode) as a share of the largest value."""
+    """A replay against an eager run of the same padded buffers: the tokens, and the largest difference of outputs
+    (prefill) or logits (decode) relative to the largest value."""
 
     phase: str
     size: int
@@ -69,7 +69,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """The graphs of one phase. `graph_bytes` is what they hold beyond the phase's buffers."""
+    """The graphs of one phase. `graph_bytes` excludes the phase's buffers."""
 
     way: str
     phase: str
@@ -94,7 +94,7 @@ class OfflineBench:
     environment: dict[str, Any] = field(default_factory=dict)
 
     def of_phase(self, phase: str) -> list[PassTimes]:
-        """By size, then by way."""
+        """Sorted by size, then by way."""
         ways = list(WAYS)
         found = (line for line in self.lines if line.phase == phase)
         return sorted(found, key=lambda line: (line.size, ways.index(line.way)))
@@ -140,7 +140,7 @@ def run_offline_bench(model_name: str, settings: OfflineBenchSettings, progress:
 
 
 def bench_state(model: Model, settings: OfflineBenchSettings) -> DeviceState:
-    """Caches for the longest prompt and the largest batch, full of noise: an idle bit costs a GPU no power."""
+    """Caches for the longest prompt and the largest batch, full of noise: a GPU draws less power on zeros."""
     block_size = settings.block_size or (128 if model.place.device.type == "cuda" else 16)
     longest = max(*settings.tokens, settings.context, settings.max_model_len)
     needed = max(-(-longest // block_size), max(settings.batches) * -(-settings.context // block_size))
@@ -178,12 +178,11 @@ def bench_executor(
 
 
 def prefill_values(executor: DeviceExecutor, tokens: int) -> Values:
-    """One whole prompt."""
     return executor.prefill.phase.example((tokens,), torch.Generator().manual_seed(tokens))
 
 
 def decode_values(state: DeviceState, batch: int, context: int) -> Values:
-    """A row for each request, which reads `context` keys from blocks of its own, scattered over the cache."""
+    """One row per request; each reads `context` keys from its own blocks, scattered over the cache."""
     rng = np.random.default_rng(batch)
     count = -(-context // state.block_size)
     tables = np.zeros((batch, state.max_blocks), dtype=np.int32)
@@ -203,7 +202,7 @@ def decode_values(state: DeviceState, batch: int, context: int) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One pass to measure. `to_scores` finds in a result what decides the tokens."""
+    """One pass to measure. `to_scores` extracts from a result what decides the tokens."""
 
     phase: str
     size: int
@@ -217,7 +216,7 @@ class _Work:
 
 
 def _works(executor: DeviceExecutor, settings: OfflineBenchSettings, rates: Rates) -> Iterator[_Work]:
-    """Prefill for every way; decode and head where a way has them: pieces are for prompts only."""
+    """Prefill for every way; decode and head only where a way has them (piecewise graphs are for prompts only)."""
     model, state = executor.state.model, executor.state
     spec, itemsize = model.spec.decoder, model.place.dtype.itemsize
 
@@ -272,7 +271,7 @@ def _check(work: _Work, batch: Batch, key: GraphKey, way: str) -> Check:
 
 
 def _run_once(executor: DeviceExecutor, settings: OfflineBenchSettings) -> None:
-    """Compile and load kernels, so that a capture's seconds are its own."""
+    """Compiles and loads kernels first, so that capture times do not include this."""
     for phase in executor.phases:
         if phase.settings.tiers:
             example = phase.example_for(phase.phase.buckets[-1])

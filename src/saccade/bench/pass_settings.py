@@ -1,4 +1,4 @@
-"""What the benchmarks of an engine measure. No torch here: the command line reads it for its flags."""
+"""Settings of the engine benchmarks. No torch here: the command line reads it for its flags."""
 
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ ON_CPU: dict[str, dict[str, Any]] = {
 
 
 def suited_to(device_type: str, settings: S) -> S:
-    """With what suits the device for all that was not chosen."""
+    """Fills every setting that was not chosen with what suits the device."""
     own = (ON_GPU if device_type == "cuda" else ON_CPU)[type(settings).__name__]
     chosen = {name: getattr(settings, name) for name in own if getattr(settings, name) not in (0, (), "auto")}
     return replace(settings, **own | chosen)
@@ -94,7 +94,7 @@ class VisionBenchSettings(ModelBenchSettings):
         ModelBenchSettings.__post_init__(self)
 
     def pixel_sizes(self) -> tuple[tuple[int, int], ...]:
-        """Width and height of every size."""
+        """(width, height) of every size."""
         found = []
         for text in self.sizes:
             width, cross, height = text.partition("x")

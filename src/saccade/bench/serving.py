@@ -1,4 +1,4 @@
-"""`saccade bench serve`: the same requests to any OpenAI server, or to servers of its own with other flags."""
+"""`saccade bench serve`: the same requests to any OpenAI server, or to its own servers with different flags."""
 
 import asyncio
 import platform
@@ -31,11 +31,11 @@ from saccade.bench.workload import Wording, WorkloadRequest, make_workload
 from saccade.bench.workload_text import WordList
 from saccade.errors import ConfigError
 
-REFRESH_PER_S = 2  # drawing takes the client's time
+REFRESH_PER_S = 2  # drawing costs the client time
 
 
 class Shown:
-    """What the user sees while it runs: a progress bar on a terminal, plain lines elsewhere."""
+    """Progress for the user: a bar on a terminal, plain lines elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -45,7 +45,7 @@ class Shown:
 
     @contextmanager
     def counting(self, total: int) -> Iterator[Callable[[Outcome], None]]:
-        """Gives what is to be told every outcome."""
+        """Yields a callback to call with every outcome."""
         if not self._console.is_terminal:
             self.say(f"sending {total} requests")
             yield lambda outcome: None
@@ -65,8 +65,6 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class ServingRun:
-    """One run against one server."""
-
     name: str
     figures: Figures
     outcomes: list[Outcome]
@@ -84,7 +82,7 @@ class ServingRun:
 
 
 def run_variants(plan: ServingPlan, variants: VariantSettings, shown: Shown) -> list[ServingRun]:
-    """One server after the other, each alone on the machine, for the same requests."""
+    """Starts one server after the other, each alone on the machine, for the same requests."""
     runs = []
     for name, flags in variants.flags_by_name().items():
         shown.say(f"starting {name or 'a server'} {flags}".rstrip())
@@ -96,7 +94,7 @@ def run_variants(plan: ServingPlan, variants: VariantSettings, shown: Shown) -> 
 
 
 def run_serving(plan: ServingPlan, shown: Shown, *, name: str = "") -> ServingRun:
-    """Ask a server that runs."""
+    """Measures a server that is already running."""
     return run(_measure(plan, shown, name or plan.output.label))
 
 
@@ -115,7 +113,7 @@ async def _measure(plan: ServingPlan, shown: Shown, name: str) -> ServingRun:
         if plan.load.flush_cache:
             await _flush_cache(client)
         requests = [client.prepare(sample.body) for sample in samples]
-        samples = [replace(sample, body=b"") for sample in samples]  # their bytes are in the requests
+        samples = [replace(sample, body=b"") for sample in samples]  # their bytes are in `requests`
         before = await read_counters(client)
         with shown.counting(len(requests)) as tick:
             outcomes, duration_s = await drive(client, requests, plan.load, seed=plan.workload.seed, progress=tick)
@@ -141,7 +139,7 @@ async def _measure(plan: ServingPlan, shown: Shown, name: str) -> ServingRun:
 
 
 async def _warm_up(client: Client, plan: ServingPlan, wording: Wording, words: WordList, shown: Shown) -> None:
-    """Requests of the same kind that are not among those measured, so that no cache knows them."""
+    """Sends requests of the same kind that are not among those measured, so that no cache knows them."""
     count = plan.load.warmup_requests
     if not count:
         return

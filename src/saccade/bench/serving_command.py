@@ -1,4 +1,4 @@
-"""The whole of `saccade bench serve` and `saccade bench startup`: run, print, save, compare; the exit code."""
+"""`saccade bench serve` and `saccade bench startup`: run, print, save, compare, and return the exit code."""
 
 import json
 from dataclasses import asdict
@@ -19,9 +19,9 @@ EXIT_FAILED_REQUESTS = 1
 
 
 def bench_serve(plan: ServingPlan, variants: VariantSettings, console: Console) -> int:
-    """0 only when every request of every run was answered."""
+    """Returns 0 only if every request of every run was answered."""
     output = plan.output
-    earlier = load(output.compare) if output.compare else None  # a wrong name is told before anything runs
+    earlier = load(output.compare) if output.compare else None  # fails on a wrong name before anything runs
     shown = Shown(Console(stderr=True))
     runs = run_variants(plan, variants, shown) if variants.is_used else [run_serving(plan, shown)]
     for run in runs:

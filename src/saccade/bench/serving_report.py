@@ -1,4 +1,4 @@
-"""What `saccade bench serve` prints: the familiar block, then tables of what the server told."""
+"""What `saccade bench serve` prints: the usual block of figures, then tables of what the server reported."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ def print_run(run: ServingRun, console: Console) -> None:
 
 
 def block(run: ServingRun) -> list[str]:
-    """The lines that readers and scripts know from the other servers' benchmarks."""
+    """The block that readers and scripts know from other servers' benchmarks."""
     figures, settings = run.figures, run.settings
     lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}"]
     if run.name:
@@ -97,10 +97,8 @@ def graph_table(phases: Sequence[Mapping[str, Any]]) -> Table | None:
 
 
 def clock_table(metrics: Mapping[str, float], duration_s: float) -> Table | None:
-    """The server's own clocks: its histograms and counters of seconds, by what they took in while the benchmark ran.
-
-    A clock of the whole server can be compared with the run's time; one of requests counts them side by side.
-    """
+    """The server's own clocks: how much its histograms and counters of seconds grew during the benchmark. A clock of
+    the whole server can be compared with the run's time; one of requests sums times that overlap."""
     rows = []
     for name, seconds in metrics.items():
         family = name.partition("{")[0]
@@ -120,20 +118,19 @@ def clock_table(metrics: Mapping[str, float], duration_s: float) -> Table | None
 
 
 def memory_lines(gauges: Mapping[str, float]) -> list[str]:
-    """Memory that the server reports in bytes."""
     named = {name: value for name, value in gauges.items() if "memory" in name and "bytes" in name and value}
     return [f"{_short(name)}: {value / MIB:.0f} MiB" for name, value in named.items()]
 
 
 def _short(name: str) -> str:
-    """A metric without its prefix, and without labels that all metrics of a server share."""
+    """A metric without its prefix and without labels that all metrics of the server share."""
     family, _, labels = name.partition("{")
     own = [f"{label}={value}" for label, value in LABEL.findall(labels) if label not in SAME_FOR_ALL]
     return " ".join([family.rpartition(":")[2], *own])
 
 
 def failure_lines(run: ServingRun) -> list[str]:
-    """Every kind of failure, how often, and what the server said the first time."""
+    """Each kind of failure with its count and the server's first message."""
     first = {outcome.error: outcome for outcome in reversed(run.outcomes) if outcome.error}
     return [
         f"failed: {count} x {kind}, first request {first[kind].index}: {first[kind].message}"

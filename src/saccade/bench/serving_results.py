@@ -1,4 +1,4 @@
-"""Results as JSON files, with the keys that vLLM's and SGLang's tools read, and runs compared with the first."""
+"""Results as JSON files with the keys that vLLM's and SGLang's tools read; compares runs with the first."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,6 @@ Named = Sequence[tuple[str, Mapping[str, Any]]]
 
 
 def as_data(run: ServingRun, *, is_detailed: bool = False) -> dict[str, Any]:
-    """One run as plain data."""
     settings = run.settings
     data: dict[str, Any] = {
         "date": run.environment["date"],
@@ -62,7 +61,7 @@ def as_data(run: ServingRun, *, is_detailed: bool = False) -> dict[str, Any]:
 
 
 def save(run: ServingRun, output: OutputSettings, *, is_one_of_many: bool = False) -> Path:
-    """Write a run where the settings say; one of many has its name in the file's."""
+    """Writes a run where the settings say; with several runs, file names include the run's name."""
     path = Path(output.result_dir) / (output.result_filename or _file_name(run))
     if is_one_of_many and output.result_filename:
         path = path.with_name(f"{path.stem}-{_safe(run.name)}{path.suffix or '.json'}")
@@ -75,7 +74,7 @@ def save(run: ServingRun, output: OutputSettings, *, is_one_of_many: bool = Fals
 
 
 def load(path: str) -> dict[str, Any]:
-    """An earlier result: this benchmark's, vLLM's, or the last line of a file of SGLang's."""
+    """An earlier result: ours, vLLM's, or the last line of a file of SGLang's."""
     try:
         text = Path(path).read_text(encoding="utf-8").strip()
         try:
@@ -90,7 +89,7 @@ def load(path: str) -> dict[str, Any]:
 
 
 def _with_our_names(data: Mapping[str, Any]) -> dict[str, Any]:
-    """SGLang says e2e_latency for e2el and total_throughput for total_token_throughput."""
+    """SGLang has e2e_latency for e2el and total_throughput for total_token_throughput."""
     renamed = {key.replace("_e2e_latency_ms", "_e2el_ms"): value for key, value in data.items()}
     if "total_throughput" in data:
         renamed.setdefault("total_token_throughput", data["total_throughput"])
@@ -127,7 +126,7 @@ def _safe(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One figure of all runs, and each run's factor to the first: above 1 is better, whatever the figure is."""
+    """One figure of all runs, and each run's factor relative to the first: above 1 is always better."""
 
     label: str
     values: tuple[float | None, ...]
@@ -141,7 +140,6 @@ class Compared:
 
 
 def comparison_table(named: Named) -> Table:
-    """Figures of all runs, with each run's gain over the first."""
     first, *others = (escape(name) for name, _ in named)
     headers = ("", first, *(part for name in others for part in (name, "gain")))
     table = Table(*headers, title=f"compared with {first}: a gain above 1 is better")

@@ -1,4 +1,4 @@
-"""`saccade bench startup`: how long until ready, on what, and whether first requests are as fast as later ones."""
+"""`saccade bench startup`: time until ready, by stage, and whether first requests are as fast as later ones."""
 
 import re
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ BEGINNING, WEIGHTS, END = "process and imports", "loading weights", "open for re
 
 @dataclass(frozen=True, slots=True)
 class TimedStart:
-    """One start. The stages follow each other without a gap, so their sum is the time until ready."""
+    """One start. Stages follow each other without a gap, so their sum is the time until ready."""
 
     stages: dict[str, float]
     ready_s: float
@@ -36,10 +36,8 @@ def run_startup_bench(model: str, settings: StartupBenchSettings, shown: Shown) 
 
 
 def stages_of(lines: Sequence[tuple[float, str]]) -> dict[str, float]:
-    """Seconds of each stage from what a server printed and when: a stage ends when its line comes.
-
-    Before the first line there is the process itself; the last stage ends with the line that says ready.
-    """
+    """Seconds of each stage from a server's output lines and their times; a stage ends with its line. The time before
+    the first line is the process itself; the last stage ends with the line that says ready."""
     stages: dict[str, float] = {}
     last_s = 0.0
     for since_s, line in lines:
@@ -77,7 +75,7 @@ def print_startup(starts: Sequence[TimedStart], console: Console) -> None:
 
 
 def verdict(number: int, start: TimedStart) -> str:
-    """Whether the first request had to wait for something that the start left undone."""
+    """Whether the first request waited for work that startup left undone."""
     beyond_s = start.ready_s - start.stages.get(WEIGHTS, 0.0)
     ready = f"start {number + 1}: ready after {start.ready_s:.2f} s, {beyond_s:.2f} of them beyond {WEIGHTS}"
     if len(start.requests_ms) < 2:
@@ -101,7 +99,7 @@ def _start(model: str, settings: StartupBenchSettings, number: int, shown: Shown
 
 
 async def _ask(url: str, settings: StartupBenchSettings, number: int) -> list[Outcome]:
-    """Requests one after the other, all with images of their own, none like those of another start."""
+    """Sends requests one after the other, all with different images, none repeated from another start."""
     target = TargetSettings(base_url=url, request_timeout_s=settings.request_timeout_s)
     workload = WorkloadSettings(
         dataset_name="image" if settings.image_resolution else "random",

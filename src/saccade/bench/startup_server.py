@@ -1,4 +1,4 @@
-"""A server that a benchmark starts and ends itself: `python -m saccade serve` in a process of its own."""
+"""A server that a benchmark starts and stops: `python -m saccade serve` in its own process."""
 
 import re
 import shlex
@@ -13,16 +13,13 @@ from saccade.errors import ConfigError
 
 SERVE = (sys.executable, "-m", "saccade", "serve")
 READY = re.compile(r"ready on (https?://\S+)")
-STOP_S = 60.0  # for a server that was told to leave
+STOP_S = 60.0  # before it is killed
 TAIL_LINES = 20
 
 
 class LaunchedServer:
-    """Runs between `__enter__`, which returns when it is ready, and `__exit__`, which ends it.
-
-    All it prints is kept in `lines` with the seconds since it was started. A server that ends or is not ready in time
-    is a ConfigError with the last lines it printed.
-    """
+    """`__enter__` returns when the server is ready; `__exit__` stops it. `lines` holds all its output with seconds
+    since the start. A server that exits or is not ready in time raises a ConfigError with its last lines."""
 
     def __init__(
         self,
@@ -63,7 +60,6 @@ class LaunchedServer:
         self.stop()
 
     def stop(self) -> None:
-        """Ask it to end, and make sure that it does."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:

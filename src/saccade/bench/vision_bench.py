@@ -1,8 +1,6 @@
-"""How fast images are encoded: eagerly, in buckets and as exact graphs, beside the limit, in one process.
-
-Everything goes the engine's way: packing into passes, pinned staging, resizing, filling, padding, scattering. Latency
-is that of one call on an idle device, until the rows are in the cache.
-"""
+"""How fast images are encoded: eager, in buckets and as exact graphs, next to the limit, in one process. Everything
+runs as in the engine: packing into passes, pinned staging, resizing, filling, padding, scattering. Latency is that of
+one call on an idle device, until the rows are in the cache."""
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +64,7 @@ class EncodeTimes:
 
 @dataclass(frozen=True, slots=True)
 class MixedBatch:
-    """One batch of images of random sizes: padded as replays are, and the way the gate chose for each pass."""
+    """One batch of images of random sizes: its padding as replayed, and the way the gate chose for each pass."""
 
     count: int
     rows: int
@@ -78,14 +76,14 @@ class MixedBatch:
 
     @property
     def ratio(self) -> float:
-        """Of the time that an eager run takes."""
+        """Relative to the eager run."""
         return self.ms / self.eager_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """Upload, resize, normalise and cut one image into patches: until the last patch is there, until the call returns,
-    and what the device spent on it (None without a GPU)."""
+    """Upload, resize, normalise and cut one image into patches: ms until the last patch is ready, until the call
+    returns, and on the device (None without a GPU)."""
 
     size: str
     ms: float
@@ -136,7 +134,7 @@ def run_vision_bench(model_name: str, settings: VisionBenchSettings, report: Cal
 
 
 class Rig:
-    """An encoder as an engine has it, and images for it."""
+    """An encoder set up as in the engine, and images for it."""
 
     def __init__(self, model: Model, images: ImageSettings, settings: VisionBenchSettings) -> None:
         self.settings, self.images, self.model = settings, images, model
@@ -224,7 +222,7 @@ class Rig:
         )
 
     def time_mixed(self) -> Iterator[MixedBatch]:
-        """With the gate as an engine has it. Exact graphs are for layouts that come again: there are none here."""
+        """With the engine's gate. No exact graphs: they are for layouts that repeat, and here none does."""
         graphs = self.encoder.graphs
         self.encoder.calibrate()
         for _ in range(self.settings.mixed_batches):
@@ -268,7 +266,7 @@ class Rig:
                 self.encoder.graphs.capture_hot()
 
     def _most_rows(self) -> int:
-        """Of the images that are in the cache at the same time, each in pages of its own."""
+        """For the images in the cache at the same time, each in its own pages."""
         largest = [plan_image(h, w, self.images).num_tokens for w, h in self.settings.pixel_sizes()]
         rows = max(-(-n // PAGE_ROWS) * PAGE_ROWS for n in largest) * max(self.settings.counts)
         side = MIXED_SIDES[1]
@@ -277,7 +275,7 @@ class Rig:
 
 
 def _items(media: Sequence[Media]) -> list[EncodeItem]:
-    """Each in pages of its own, one after the other."""
+    """Each in its own pages, consecutively."""
     items, page = [], 1
     for i, one in enumerate(media):
         count = -(-one.plan.num_tokens // PAGE_ROWS)
@@ -294,8 +292,7 @@ def _decisions(encoder: Encoder) -> dict[str, int]:
 
 @lru_cache(maxsize=1)
 def transformers_tower(folder: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """The tower of Hugging Face transformers, which is no dependency. Its weights are made up: time does not depend on
-    them."""
+    """The tower of Hugging Face transformers (not a dependency), with random weights, which do not affect time."""
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError:

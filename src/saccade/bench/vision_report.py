@@ -1,4 +1,4 @@
-"""The tables and the picture of `saccade bench vision`."""
+"""The tables and the plot of `saccade bench vision`."""
 
 import importlib
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ def print_vision_bench(bench: VisionBench, console: Console) -> None:
 
 
 def plot_vision_bench(bench: VisionBench, path: str) -> None:
-    """Latency by number of images, one panel a size, one line a way, and the limit."""
+    """Latency by number of images: one panel per size, one line per way, and the limit."""
     try:
         pyplot: Any = importlib.import_module("matplotlib.pyplot")
     except ImportError:

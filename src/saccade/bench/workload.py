@@ -1,4 +1,4 @@
-"""The requests of a serving benchmark, complete to the last byte before the first of them is sent."""
+"""The requests of a serving benchmark, all built to the last byte before the first is sent."""
 
 import json
 import mimetypes
@@ -24,7 +24,7 @@ LINKS = ("http://", "https://", "data:", "file://")
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One request: what it says, and what is known of it before an answer comes."""
+    """One request, and what is known about it before its reply."""
 
     body: bytes
     max_tokens: int
@@ -34,7 +34,7 @@ class WorkloadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """How a server wants to be asked. `is_timed`: it can tell where a request's time went."""
+    """How a server wants to be asked. `is_timed`: it can report where a request's time went."""
 
     target: TargetSettings
     model: str
@@ -61,7 +61,7 @@ class Wording:
 
 
 def make_workload(settings: WorkloadSettings, wording: Wording, words: WordList) -> list[WorkloadRequest]:
-    """All requests, the same for the same settings, wording and words."""
+    """Deterministic: the same settings, wording and words give the same requests."""
     kind = DATASETS[settings.dataset_name]
     if kind == "file":
         return [_request_of(entry, settings, wording) for entry in _read_entries(settings)]
@@ -80,7 +80,7 @@ def make_workload(settings: WorkloadSettings, wording: Wording, words: WordList)
 
 
 def draw_lengths(longest: int, settings: WorkloadSettings, rng: np.random.Generator) -> list[int]:
-    """Uniform from the range ratio's share of the longest up to the longest, at least 1."""
+    """Uniform between range ratio * longest and longest, at least 1."""
     low = max(int(longest * settings.random_range_ratio), 1)
     return [int(length) for length in rng.integers(low, longest + 1, settings.num_prompts)]
 
@@ -88,9 +88,9 @@ def draw_lengths(longest: int, settings: WorkloadSettings, rng: np.random.Genera
 def _draw_media(
     kind: str, settings: WorkloadSettings, rng: np.random.Generator
 ) -> list[tuple[tuple[Size, ...], list[Part]]]:
-    """For every request the sizes of its images, or of all frames of its videos, and their parts of the message."""
+    """For every request the sizes of its images, or of all frames of its videos, and their message parts."""
     ranges, num_frames = parse_sizes(settings.image_resolution), settings.video_frames if kind == "video" else 1
-    units: list[int] = []  # a unit is an image, or all frames of a video
+    units: list[int] = []  # an image, or all frames of a video
     made: list[Size] = []
     for _ in range(settings.num_prompts * settings.image_count):
         if made and rng.random() < settings.image_repeat_ratio:
@@ -114,7 +114,7 @@ def _content(parts: list[Part], text: str) -> str | list[Part]:
 
 
 def _read_entries(settings: WorkloadSettings) -> Iterator[dict[str, Any]]:
-    """Those of the file, from the top again where it has too few."""
+    """The entries of the file, starting over if it has too few."""
     path = Path(settings.dataset_path)
     try:
         text = path.read_text(encoding="utf-8").strip()
@@ -128,7 +128,7 @@ def _read_entries(settings: WorkloadSettings) -> Iterator[dict[str, Any]]:
 
 
 def _request_of(entry: dict[str, Any], settings: WorkloadSettings, wording: Wording) -> WorkloadRequest:
-    """An entry has messages, a prompt (and images), or conversations as ShareGPT has them."""
+    """An entry has messages, a prompt (and images), or conversations as in ShareGPT."""
     most = next((entry[name] for name in OUTPUT_NAMES if entry.get(name)), settings.random_output_len)
     if not isinstance(most, int) or most < 1:
         raise ConfigError(f"an entry asks for {most!r} output tokens; want a whole number from 1 on (--dataset-path)")

@@ -17,12 +17,12 @@ from saccade.errors import ConfigError
 Size = tuple[int, int]  # height, width
 NAMED: dict[str, Size] = {"360p": (360, 640), "720p": (720, 1280), "1080p": (1080, 1920), "4k": (2160, 3840)}
 LARGEST_SIDE = 16384
-NUM_THREADS = 4  # encoders leave the interpreter lock
+NUM_THREADS = 4  # encoders release the interpreter lock
 
 
 @dataclass(frozen=True, slots=True)
 class SizeRange:
-    """Height and width are drawn on their own."""
+    """Height and width are drawn independently."""
 
     low: Size
     high: Size
@@ -70,7 +70,7 @@ def draw_size(ranges: Sequence[SizeRange], rng: np.random.Generator) -> Size:
 
 
 def make_images(sizes: Sequence[Size], settings: WorkloadSettings) -> list[str]:
-    """An image of each size, in base64. Each has a seed of its own, so that its pixels do not depend on the others."""
+    """One base64 image per size. Each has its own seed, so its pixels do not depend on the others."""
 
     def make(index: int) -> str:
         rng = np.random.default_rng((settings.seed, index))
@@ -81,7 +81,7 @@ def make_images(sizes: Sequence[Size], settings: WorkloadSettings) -> list[str]:
 
 
 def _pixels(size: Size, content: str, rng: np.random.Generator) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Noise, or white with one pixel that tells it from the other blank ones."""
+    """Noise, or white with one pixel that distinguishes it from other blank images."""
     if content == "random":
         return rng.integers(0, 256, (*size, 3), dtype=np.uint8)
     pixels = np.full((*size, 3), 255, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""The command line: one module a command, each imported only when its command is called."""
+"""The command line: one module per command, imported only when that command is called."""
 
 from saccade.cli.commands import main
 

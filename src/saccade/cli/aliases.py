@@ -1,5 +1,4 @@
-"""Names that users of vLLM and SGLang type: mapped where they mean something here, taken with a note where they are
-harmless, refused with a reason where neither is so."""
+"""Flags of vLLM and SGLang: mapped to a setting, or harmless and accepted with a note, or refused with a reason."""
 
 from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from saccade.config import foreign_variables
 
 Refused = dict[str, tuple[str, frozenset[str]]]
 
-# Another engine's name: the setting it is here.
+# Another engine's name: our setting.
 SAME = {
     "--mem-fraction-static": "gpu_memory_utilization",
     "--context-length": "max_model_len",
@@ -34,9 +33,9 @@ SAME = {
     "--random-input": "random_input_len",
     "--random-output": "random_output_len",
 }
-# SGLang's limits of a batch of prompts: the smaller one is the budget of a step here.
+# SGLang's limits on a batch of prompts: the smaller one becomes the token budget of a step.
 BUDGETS = {"--chunked-prefill-size": "max_num_batched_tokens", "--max-prefill-tokens": "max_num_batched_tokens"}
-# A switch of another engine: the setting and what the switch sets it to.
+# Another engine's switch: our setting and the value the switch gives it.
 SWITCHES: dict[str, tuple[str, Any]] = {
     "--disable-cuda-graph": ("enforce_eager", True),
     "--disable-radix-cache": ("enable_prefix_caching", False),
@@ -48,7 +47,7 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "--disable-ignore-eos": ("ignore_eos", False),
     "--output-details": ("save_detailed", True),
 }
-# Another engine's flag with words of its own: the setting, and its word for each of theirs.
+# Another engine's flag with values of its own: our setting, and our value for each of theirs.
 TRANSLATED: dict[str, tuple[str, dict[str, str]]] = {
     "--sampling-defaults": ("generation_config", {"model": "auto", "openai": "none"}),
 }
@@ -68,12 +67,11 @@ _PLANNED = "the next step is always planned while one runs"
 
 
 def _each(notes: dict[str, str]) -> dict[str, str]:
-    """The note of each name; names that share one are written together."""
     return {name: note for names, note in notes.items() for name in names.split()}
 
 
 def _refused(notes: dict[str, str | tuple[str, str]]) -> Refused:
-    """The reason and the neutral values of each flag; a reason alone has none of these."""
+    """The reason and the neutral values of each flag; a plain string is a reason without neutral values."""
     pairs = {flags: (note, "") if isinstance(note, str) else note for flags, note in notes.items()}
     return {
         flag: (reason, frozenset(neutral.split()))
@@ -82,7 +80,7 @@ def _refused(notes: dict[str, str | tuple[str, str]]) -> Refused:
     }
 
 
-# A switch that changes nothing: what happens instead.
+# A switch without effect: what happens instead.
 TAKEN_SWITCHES = _each(
     {
         "--enable-multimodal": "a model that sees always takes images and videos",
@@ -112,7 +110,7 @@ TAKEN_SWITCHES = _each(
         "--use-tqdm-on-load": "a terminal shows how far a start is",
     }
 )
-# A flag with a value that changes nothing: what happens instead.
+# A flag with a value, without effect: what happens instead.
 TAKEN_VALUES = _each(
     {
         "--attention-backend --prefill-attention-backend --decode-attention-backend --mm-attention-backend "
@@ -156,7 +154,7 @@ _KV_ELSEWHERE = "keys and values stay on the GPU"
 _ONE_MODEL_FILE = "config.json says what the model is; change a copy of it in a local folder"
 _MEMORY = "a running server keeps its memory; stop it to free the GPU"
 _SUMS = "seeds do not depend on the batch, but sums of other batches may differ in the last bits"
-# A flag that cannot be honoured: why and what to do; where there are any, the values that ask for nothing.
+# A flag that cannot be honoured: why, what to do, and any neutral values, which ask for nothing.
 REFUSED = _refused(
     {
         "--trust-remote-code": (_CODE, "false"),
@@ -234,7 +232,7 @@ BENCH_REFUSED = _refused(
 )
 _KEPT = "compiled kernels are kept below XDG_CACHE_HOME, checkpoints by the hub (--download-dir)"
 _POSITIONS = "a request has at most the positions that the model was made for"
-# An environment variable of another engine: what to use instead. None is read.
+# An environment variable of another engine: what to use instead. None of them is read.
 INSTEAD = _each(
     {
         "SGLANG_MM_FEATURE_CACHE_MB": "pixels of waiting requests are bounded by --max-media-bytes",
@@ -259,12 +257,11 @@ _OTHERS = "settings here are flags, a --config file and SACCADE_ variables"
 
 
 def variable_notes(variables: Mapping[str, str] | None = None) -> list[str]:
-    """A line for each variable that is set. Values are not shown: one may be a key."""
+    """One line per variable that is set. Values are not shown: one may be a key."""
     return [f"{name} changes nothing: {INSTEAD.get(name, _OTHERS)}" for name in foreign_variables(variables)]
 
 
 def add_aliases(parser: Parser) -> None:
-    """What the commands that run a model take of other engines' flags."""
     _add_mapped(parser)
     _add_silent(parser, TAKEN_SWITCHES, TAKEN_VALUES, REFUSED)
     if "tensor_parallel_size" in parser.kinds:
@@ -274,13 +271,12 @@ def add_aliases(parser: Parser) -> None:
 
 
 def add_bench_aliases(parser: Parser) -> None:
-    """What the benchmark of servers takes of other benchmarks' flags."""
     _add_mapped(parser)
     _add_silent(parser, BENCH_TAKEN_SWITCHES, BENCH_TAKEN_VALUES, BENCH_REFUSED)
 
 
 def _add_mapped(parser: Parser) -> None:
-    """Other names of settings that a parser has."""
+    """Adds only those whose setting this parser has."""
     for flag, field, how in _mapped():
         if field in parser.kinds and not parser.knows(flag):
             if "action" not in how:
@@ -291,7 +287,7 @@ def _add_mapped(parser: Parser) -> None:
 
 
 def _mapped() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Every flag that sets something, the setting, and how; without an action it reads what the setting reads."""
+    """(flag, setting, how) of every flag that sets something; without an action it is read as the setting is."""
     yield from ((flag, field, {}) for flag, field in SAME.items())
     yield from ((flag, field, {"action": Budget, "type": reader_of(int)}) for flag, field in BUDGETS.items())
     yield from ((flag, field, {"action": "store_const", "const": to}) for flag, (field, to) in SWITCHES.items())
@@ -300,7 +296,6 @@ def _mapped() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _add_silent(parser: Parser, switches: Mapping[str, str], values: Mapping[str, str], refused: Refused) -> None:
-    """Flags that set nothing."""
     silent: dict[str, dict[str, Any]] = {flag: {"action": Take, "note": note} for flag, note in values.items()}
     silent |= {flag: {"action": Take, "note": note, "nargs": 0} for flag, note in switches.items()}
     for flag, (reason, neutral) in refused.items():

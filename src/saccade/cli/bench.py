@@ -1,4 +1,4 @@
-"""`saccade bench ...`: passes of a model without a server, sums over ranks, load on a server, and its start."""
+"""`saccade bench ...`: model passes without a server, all-reduce, load on a server, and server startup."""
 
 import json
 from argparse import Namespace
@@ -147,7 +147,7 @@ def _allreduce(flags: Namespace) -> int:
 
 
 def _measured(measure: Callable[..., Any], *given: Any) -> Any:
-    """What a benchmark found. Its settings are the last of what it is given, and name the file for the figures."""
+    """Runs a benchmark. Its last argument is its settings, which name the file for the figures."""
     with stages(Console(stderr=True), "starting") as say:
         bench = measure(*given, say)
     if given[-1].json:

@@ -1,4 +1,4 @@
-"""What `saccade doctor` looks at in a checkpoint, from its files to an answer about an image."""
+"""Checkpoint checks of `saccade doctor`, from its files to an answer about an image."""
 
 import io
 from collections.abc import Iterator
@@ -47,7 +47,6 @@ def check_config(folder: Path) -> Finding:
 
 
 def check_ranks(folder: Path) -> Finding:
-    """How many ranks can share the model."""
     from saccade.dry_run.blueprint import dividing_sizes
 
     spec = _spec(folder)
@@ -77,7 +76,7 @@ def check_weights(folder: Path) -> Finding:
 
 
 def check_tokenizer(folder: Path) -> Finding:
-    """Tokens that stand for media must be what config.json says they are."""
+    """Media placeholder tokens must be those that config.json names."""
     from saccade.inputs.generation import GenerationDefaults
     from saccade.inputs.processor import Processor
 
@@ -104,7 +103,7 @@ def check_template(folder: Path) -> Finding:
 
 
 def check_sample(folder: Path, wanted: bool) -> Finding:
-    """A real answer on the CPU, about an image where the model sees."""
+    """A real answer on the CPU, about an image if the model takes images."""
     from saccade.models.checkpoint import SafetensorsFolder
 
     size = SafetensorsFolder.open(folder).total_bytes
@@ -126,7 +125,7 @@ def check_sample(folder: Path, wanted: bool) -> Finding:
 
 
 def _question(text: str, processor: "Processor") -> list[dict[str, Any]]:
-    """About a red circle on white, where the model sees."""
+    """About a red circle on white if the model takes images."""
     from PIL import Image, ImageDraw
 
     words = {"type": "text", "text": text}

@@ -1,4 +1,4 @@
-"""Finds the command that was called and runs it."""
+"""Finds and runs the command that was called."""
 
 import sys
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Made by `saccade help --markdown`. Every flag is also a key of the file of `--co
 `--max-model-len 8k` is `max-model-len: 8k` there and `SACCADE_MAX_MODEL_LEN=8k` here. Flags win over the file, the file
 over the environment. Integers may end in k, m, g (1000) or K, M, G (1024).
 """
-# What each does in a line, and the module that has its `new_parser(name)` and `run(flags)`.
+# One line about each, and the module that has its `new_parser(name)` and `run(flags)`.
 COMMANDS = {
     "serve": ("serve a model behind the OpenAI API", "serve"),
     "run": ("ask a model once, with images", "run"),
@@ -53,15 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(words: list[str]) -> int:
-    """The command's exit code, or that of what kept it from ending."""
     try:
         return dispatch(words)
     except SaccadeError as error:
         sys.stderr.write(f"saccade: {error}\n")
         return EXIT_BAD_SETTING
-    except SystemExit as stop:  # help was asked for
+    except SystemExit as stop:  # after --help
         return int(stop.code or 0)
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output is gone
         discard_output()
         return 0
     except KeyboardInterrupt:
@@ -87,7 +86,7 @@ def dispatch(words: list[str]) -> int:
 
 
 def find_command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The command at the beginning of these words, and what follows it; `bench` alone where no benchmark is named."""
+    """The command at the beginning of `words` and the rest; `bench` alone if no benchmark is named."""
     pair = " ".join(words[:2])
     if pair in COMMANDS:
         return pair, list(words[2:])
@@ -123,7 +122,7 @@ def new_parser(name: str) -> Parser:
 
 
 def _markdown(name: str) -> str:
-    """A command in the reference, from the settings themselves."""
+    """A command's section in the reference, generated from its settings."""
     about, parser = COMMANDS[name][0], new_parser(name)
     actions = [action for group in parser.groups for action in group.shown_actions if action.dest != "help"]
     lines = [f"## saccade {name}", "", f"{about[0].upper()}{about[1:]}: `{parser.usage}`", ""]

@@ -1,4 +1,4 @@
-"""`saccade doctor`: is everything here that serving needs, and if not, what to do about it."""
+"""`saccade doctor`: checks everything that serving needs, and says what to do about what is missing."""
 
 from argparse import Namespace
 from collections.abc import Iterator

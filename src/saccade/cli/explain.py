@@ -51,7 +51,7 @@ class ExplainSettings:
                 raise ConfigError(f"image is {text!r}; write WIDTHxHEIGHT, or name a file that is there (--image)")
 
     def videos(self) -> list[tuple[int, int, int, float | None]]:
-        """(frames, width, height, frames a second) of each."""
+        """(frames, width, height, frames per second) of each."""
         found = [_VIDEO_SIZE.fullmatch(text) for text in self.video]
         if None in found:
             raise ConfigError(f"video is {self.video[found.index(None)]!r}; write FRAMESxWIDTHxHEIGHT (--video)")
@@ -99,7 +99,7 @@ def run(flags: Namespace) -> int:
 def as_data(
     blueprint: "Blueprint", media: "Sequence[tuple[str, Any]]", num_tokens: int, steps: "list[list[ExplainedPass]]"
 ) -> dict[str, Any]:
-    """What decides, the kind of device and the limits of an engine there; and what was decided."""
+    """The inputs of the decision (device kind, engine limits) and the decisions."""
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "encoder_budget_tokens")
     return {
         "device": "cuda" if blueprint.is_cuda else "cpu",
@@ -123,7 +123,7 @@ def _assumed(blueprint: "Blueprint") -> str:
 
 
 def _image_size(text: str) -> tuple[int, int]:
-    """(width, height) of what was written, or of the upright picture in a file."""
+    """(width, height) as written, or of the image in a file after EXIF orientation."""
     from saccade.inputs.images import ImageLimits, check_size, load_image
 
     try:

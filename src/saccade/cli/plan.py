@@ -1,4 +1,4 @@
-"""`saccade plan`: what a model needs on a GPU, from its config.json alone."""
+"""`saccade plan`: the memory a model needs on a GPU, from its config.json alone."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EXIT_DOES_NOT_FIT = 1
 GIB = 2**30
-CAPPED = "*"  # marks a number that --max-num-seqs sets, and not memory
+CAPPED = "*"  # marks a number limited by --max-num-seqs, not by memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ def settings_folder(model: str, engine: EngineSettings) -> Path:
 
 
 def as_data(model: str, plans: "Sequence[MemoryPlan]", rooms: "list[tuple[GPU, Room]]") -> dict[str, Any]:
-    """Of the first rank, and of each where there are several. A GPU is one rank's."""
+    """Figures of the first rank, plus bytes of each if there are several. A GPU serves one rank."""
     plan = plans[0]
     ranks = [{"rank": rank, "bytes": {name: size for name, size, _ in one.rows()}} for rank, one in enumerate(plans)]
     return {
@@ -110,7 +110,7 @@ def _show(console: Console, model: str, plans: "Sequence[MemoryPlan]", rooms: "l
 
 
 def _show_parts(console: Console, plans: "Sequence[MemoryPlan]") -> None:
-    """A column for all ranks that hold the same amount."""
+    """One column for all ranks that hold the same amount."""
     columns: dict[tuple[tuple[str, int, str], ...], list[int]] = {}
     for rank, plan in enumerate(plans):
         columns.setdefault(tuple(plan.rows()), []).append(rank)

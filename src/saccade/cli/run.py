@@ -1,4 +1,4 @@
-"""`saccade run`: one question, answered while it is generated. Without one, a conversation."""
+"""`saccade run`: one question, with a streamed answer. Without a question, a conversation."""
 
 import re
 import sys
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 REQUEST_ID = "run"
-# A path with an image's ending, bare or, with blanks in it, quoted; what it names decides whether it is one.
+# A path with an image suffix, bare, or quoted if it has blanks; whether the file exists decides what it is.
 _ENDING = r"\.(?:jpe?g|png|webp|gif|bmp)"
 _PATH = re.compile(
     rf"""(?:(?<!\w)(['"])(?P<quoted>[^'"\n]+?{_ENDING})\1|(?P<bare>(?:[^\s'"]|\\ )+?{_ENDING}))"""
@@ -43,7 +43,7 @@ def new_parser(name: str) -> Parser:
     )
     parser = Parser(name, words="[MODEL] [PROMPT]", max_words=2, about=about)
     media = parser.new_group("media", "what the prompt is about")
-    shared: dict[str, Any] = {"dest": "media", "action": "append", "metavar": "FILE"}  # their order is kept
+    shared: dict[str, Any] = {"dest": "media", "action": "append", "metavar": "FILE"}  # one list keeps their order
     media.add("--image", type=partial(_part, "image"), help="an image; repeatable", **shared)
     media.add("--video", type=partial(_part, "video"), help="a video; repeatable", **shared)
     parser.add_settings(AnswerSettings)
@@ -72,7 +72,7 @@ def run(flags: Namespace) -> int:
 
 
 def parts_of(prompt: str) -> list[Part]:
-    """The prompt as text and images: a path in it becomes the image it names, where it stands."""
+    """The prompt as text and image parts: a path in it becomes an image at that place."""
     parts: list[Part] = []
     at = 0
     for match in _PATH.finditer(prompt):
@@ -92,7 +92,6 @@ def _text(text: str) -> list[Part]:
 
 
 def _model_and_prompt(words: list[str]) -> tuple[str, str]:
-    """One word is a model where it looks like one, else the prompt."""
     if len(words) == 2:
         return words[0], words[1]
     if words and not looks_like_model(words[0]):
@@ -117,8 +116,7 @@ def _load(model: str, flags: Namespace) -> "LLM":
 
 
 def _talk(llm: "LLM", content: list[Part], params: "SamplingParams") -> int:
-    """A conversation until the end of the input; images that were given belong to its first question. What cannot be
-    asked is as if it had not been."""
+    """A conversation until input ends. Given images belong to its first question; refused questions are dropped."""
     messages: list[dict[str, Any]] = []
     for line in _lines():
         try:
@@ -142,7 +140,7 @@ def _lines() -> Iterator[str]:
 
 
 def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams") -> tuple[str, bool]:
-    """Write an answer as it comes, and what went wrong. Returns it, and whether nothing did."""
+    """Writes an answer as it is generated, and any error. Returns the text and whether it succeeded."""
     from saccade.client.output import OutputStream
 
     engine, tokenizer = llm.engine, llm.processor.tokenizer

@@ -31,7 +31,7 @@ def run(flags: Namespace) -> int:
     model = chosen_model(flags.words)
     for note in variable_notes():
         warn(note)
-    with Spare() as spare:  # before the server is imported: what the worker imports takes longer
+    with Spare() as spare:  # before importing the server: the worker's imports take longer
         from saccade.server.front_end import serve
 
         return serve(model, server, engine, limits, media, spare)

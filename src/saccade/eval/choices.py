@@ -1,8 +1,5 @@
-"""Multiple choice by log-likelihood, from the task files of BIG-bench.
-
-A question has no generated answer: every choice is put behind the prompt, and the one whose tokens are likeliest
-together is picked, or the one that is likeliest for its length. The first of equals wins, as everywhere.
-"""
+"""Multiple choice by log-likelihood, from the task files of BIG-bench. Nothing is generated: each choice is appended to
+the prompt, and the one with the highest summed log-likelihood, or highest for its length, wins; on ties the first."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -26,7 +23,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ChoiceQuestion:
-    """A question with its choices; `right` are the indices of the best ones."""
+    """`right` are the indices of the best choices."""
 
     question: str
     choices: tuple[str, ...]
@@ -54,7 +51,7 @@ def _read(example: dict[str, Any]) -> ChoiceQuestion:
 def score_choices(
     llm: LLM, choices: Sequence[ChoiceQuestion], prompt: str, step: Step = lambda count: None
 ) -> list[list[float]]:
-    """The summed log-likelihood of every choice of every question. `step` is told how many questions are done."""
+    """The summed log-likelihood of every choice of every question. `step` is told how many are done."""
     found = []
     for start in range(0, len(choices), GROUP):
         group = choices[start : start + GROUP]
@@ -64,7 +61,7 @@ def score_choices(
 
 
 def _score_group(llm: LLM, group: Sequence[ChoiceQuestion], prompt: str) -> list[list[float]]:
-    """The first choices of all questions come first: the others find their question in the prefix cache."""
+    """Sends the first choices of all questions first, so that the others find their question in the prefix cache."""
     encode = llm.processor.tokenizer.encode
     order = _by_turns([len(choice.choices) for choice in group])
     rows, params = [], []
@@ -97,12 +94,12 @@ def _likelihood(output: RequestOutput, start: int) -> float:
 
 
 def pick(choice: ChoiceQuestion, scores: Sequence[float]) -> Answered:
-    """The answer that these scores give: the choice with the highest one."""
+    """The choice with the highest score."""
     best = max(range(len(scores)), key=scores.__getitem__)
     right = choice.choices[min(choice.right)]
     return Answered(choice.question, right, choice.choices[best], best in choice.right, tuple(scores))
 
 
 def per_character(choice: ChoiceQuestion, scores: Sequence[float]) -> list[float]:
-    """Log-likelihoods by the length of the choices, so that a long one is not less likely for its length."""
+    """Log-likelihood per character, so that long choices are not at a disadvantage."""
     return [score / max(len(text), 1) for score, text in zip(scores, choice.choices, strict=True)]

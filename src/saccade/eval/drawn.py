@@ -1,8 +1,5 @@
-"""The bundled model's own test questions: drawn from a seed, the same every time.
-
-Printed words are in Pillow's own font and those of matplotlib, where that is installed. The model was trained with
-Pillow's font and DejaVu, not with STIX and Computer Modern.
-"""
+"""Test questions for the bundled model, reproducible from a seed. Words use Pillow's own font and, if installed, those
+of matplotlib. The model was trained with Pillow's font and DejaVu, not with STIX and Computer Modern."""
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +46,7 @@ def _with_article(words: str) -> str:
 
 
 def _scene(random: Random, names: Sequence[str], radius: tuple[float, float]) -> tuple[Image.Image, list[Thing]]:
-    """Shapes of these names, in colours that can be seen."""
+    """Shapes of these names, in visible colours."""
     background, size = new_canvas(random)
     colors = visible_colors(background)
     spots = place(random, len(names), size, radius)
@@ -86,7 +83,7 @@ def counts(random: Random) -> Example:
 
 
 def positions(random: Random) -> Example:
-    """Left, right, above and below, where that is clear."""
+    """Left, right, above and below, only where unambiguous."""
     while True:
         names = random.permutation(SHAPES)[: int(random.integers(2, 4))].tolist()
         image, things = _scene(random, names, (0.1, 0.18))
@@ -122,7 +119,6 @@ def presence(random: Random) -> Example:
 
 
 def pairs(random: Random) -> Example:
-    """Questions about two pictures."""
     if random.random() < 0.5:
         shape = pick(random, SHAPES)
         few, many = sorted(random.choice(range(1, 6), 2, replace=False).tolist())
@@ -141,7 +137,7 @@ def pairs(random: Random) -> Example:
 
 
 def motion(random: Random) -> Example:
-    """Two frames of a shape that moves."""
+    """Two frames of a moving shape."""
     background, size = new_canvas(random)
     shape, color = pick(random, SHAPES), pick(random, visible_colors(background))
     radius = float(random.uniform(0.1, 0.18))
@@ -152,14 +148,14 @@ def motion(random: Random) -> Example:
     frames = []
     for end in ends:
         x, y = (end, other) if way in ("left", "right") else (other, end)
-        drawing = type(random)(type(random.bit_generator)(seed))  # the same for both frames
+        drawing = type(random)(type(random.bit_generator)(seed))  # same seed for both frames
         frames.append(draw_things(drawing, [Thing(shape, color, x, y, radius)], background, size))
     question = pick(random, ("Which way does it move?", f"In which direction does the {shape} move?"))
     return Example(question, way, (frames,), kind="video")
 
 
 def text(random: Random) -> Example:
-    """No picture: sums, comparisons, copies."""
+    """Without a picture: sums, comparisons, copies."""
     kind = int(random.integers(3))
     a, b = int(random.integers(0, 11)), int(random.integers(0, 11))
     if kind == 0:
@@ -172,14 +168,14 @@ def text(random: Random) -> Example:
 
 
 def refusal(random: Random) -> Example:
-    """Questions about what the model was never shown."""
+    """Questions about things the model was never shown."""
     image, _ = _scene(random, [pick(random, SHAPES)], (0.15, 0.35))
     return Example(pick(random, UNKNOWN), "I do not know", (image,))
 
 
 @cache
 def _find_fonts(*, is_seen: bool) -> tuple[Path | None, ...]:
-    """Font files; None is the font that Pillow brings."""
+    """None is Pillow's own font."""
     spec = importlib.util.find_spec("matplotlib")
     folder = Path(spec.origin).parent / "mpl-data" / "fonts" / "ttf" if spec and spec.origin else None
     found = [folder / f"{name}.ttf" for name in (SEEN if is_seen else UNSEEN)] if folder else []
@@ -192,9 +188,8 @@ def _find_fonts(*, is_seen: bool) -> tuple[Path | None, ...]:
 
 
 def letter_example(random: Random, *, is_seen: bool, has_digits: bool = False) -> Example:
-    """A word of two to six letters, half of them from a list and half at random, or a number of two to four digits.
-
-    `is_seen`: in a font that the bundled model was trained with."""
+    """A word of two to six letters (half from a list, half random) or a number of two to four digits. `is_seen`: in a
+    font that the bundled model was trained with."""
     fonts = _find_fonts(is_seen=is_seen)
     path = fonts[int(random.integers(len(fonts)))]
     size = int(random.integers(28, 90))

@@ -38,8 +38,7 @@ def _accuracy_table(report: EvalReport) -> Table:
 
 
 def _confusion_table(result: TaskResult) -> Table:
-    """Expected answers down, given ones across. Where there are too many of them, or where every question has choices
-    of its own, the wrong answers one by one."""
+    """Expected answers down, given across; or only the wrong ones if there are too many or choices vary by question."""
     labels = sorted({answer.expected for answer in result.answers})
     if len(labels) > MAX_LABELS or any(answer.scores for answer in result.answers):
         return _wrong_table(result)
@@ -86,5 +85,5 @@ def _print_differences(report: EvalReport, console: Console) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text of a model or a file, which must not be read as rich's markup."""
+    """Escapes text of a model or file, which must not be read as rich markup."""
     return text.replace("[", "\\[")

@@ -1,4 +1,4 @@
-"""What `saccade eval` measures. No torch here: the command line reads it for its flags."""
+"""Settings of `saccade eval`. No torch here: the command line reads it for its flags."""
 
 from dataclasses import dataclass
 
@@ -44,7 +44,7 @@ class EvalSettings:
             raise ConfigError("prompt has no {input}; write where the question goes (--prompt)")
 
     def tasks(self) -> tuple[str, ...]:
-        """The names of the chosen tasks; `all` is every task that needs no file."""
+        """`all` is every task that needs no file."""
         if self.task == "all":
             return (*OWN_TASKS, "sklearn-digits")
         return tuple(filter(None, (part.strip() for part in self.task.split(","))))

@@ -1,4 +1,4 @@
-"""Runs tasks through the engine."""
+"""Runs evaluation tasks through the engine."""
 
 import json
 import time
@@ -40,7 +40,7 @@ CHOICES = ("knowledge", "choices")
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """`ask` gives answers under the name of their result: those of multiple choice are counted in two ways."""
+    """`ask` returns answers by result name: multiple choice is scored in two ways."""
 
     name: str
     total: int
@@ -55,11 +55,9 @@ def run_eval(
     limits: SchedulerSettings | None = None,
     console: Console | None = None,
 ) -> EvalReport:
-    """Every chosen task, with graphs as `engine` says, or with `graphs_compare` in each way.
-
-    A task that `all` brought and whose data is missing is skipped with the reason; one that was named is an error.
-    `console` shows a bar, or a line a task where it is no terminal; None shows nothing.
-    """
+    """Runs every chosen task, with graphs as `engine` says, or in each graph mode with `graphs_compare`. A task of
+    `all` whose data is missing is skipped with the reason; a task chosen by name is an error. `console` shows a bar, or
+    one line per task if not a terminal; None shows nothing."""
     engine, limits = engine or EngineSettings(), limits or SchedulerSettings()
     tasks = [_load(name, settings) for name in settings.tasks()]
     ways: Mapping[str, dict[str, Any]] = {"default": {}}
@@ -76,7 +74,7 @@ def run_eval(
 
 
 def make_examples(name: str, settings: EvalSettings) -> list[Example]:
-    """The questions of a task. Drawn ones do not depend on how many are asked for, or on other tasks."""
+    """Drawn questions do not depend on how many are asked for, or on other tasks."""
     if name in MAKERS:
         seeds = [settings.seed, zlib.crc32(name.encode())]
         return [MAKERS[name](np.random.default_rng([*seeds, index])) for index in range(settings.limit or DRAWN)]
@@ -88,7 +86,7 @@ def make_examples(name: str, settings: EvalSettings) -> list[Example]:
 
 
 def make_choices(name: str, settings: EvalSettings) -> list[ChoiceQuestion]:
-    """The questions of a multiple-choice task, those of `knowledge` from the package."""
+    """The questions of a multiple-choice task; those of `knowledge` are part of the package."""
     if name == "choices" and not settings.data:
         raise ConfigError("the task choices needs a task.json of BIG-bench (--data FILE)")
     found = read_choices(KNOWLEDGE if name == "knowledge" else Path(settings.data))

@@ -1,4 +1,4 @@
-"""Questions with their answers, and those that come from files: MNIST, scikit-learn's digits, labelled images."""
+"""Questions with answers, and readers of MNIST, scikit-learn's digits and labelled images."""
 
 import csv
 import gzip
@@ -29,18 +29,17 @@ class Example:
     kind: Literal["image", "video"] = "image"
 
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation to send."""
         parts: list[dict[str, Any]] = [{"type": self.kind, self.kind: item} for item in self.media]
         return [{"role": "user", "content": [*parts, {"type": "text", "text": self.question}]}]
 
 
 def normalise(text: str) -> str:
-    """Case, outer punctuation and runs of spaces do not make an answer wrong."""
+    """Ignores case, outer punctuation and runs of spaces."""
     return re.sub(r"\s+", " ", text).strip(" \n.!?\"'").casefold()
 
 
 def mnist(settings: EvalSettings) -> list[Example]:
-    """Test digits as they are in the IDX files: light strokes on black, 28 x 28."""
+    """Test digits as in the IDX files: light strokes on black, 28 x 28."""
     folder = Path(settings.data) if settings.data else None
     if folder is None or not folder.is_dir():
         raise ConfigError(
@@ -55,7 +54,7 @@ def mnist(settings: EvalSettings) -> list[Example]:
 
 
 def sklearn_digits(settings: EvalSettings) -> list[Example]:
-    """Handwritten digits of 8 x 8 pixels, which the bundled model was not trained on; enlarged eight times."""
+    """Handwritten digits of 8 x 8 pixels, enlarged eight times; the bundled model was not trained on them."""
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError:
@@ -70,7 +69,7 @@ def sklearn_digits(settings: EvalSettings) -> list[Example]:
 
 
 def folder(settings: EvalSettings) -> list[Example]:
-    """FOLDER/LABEL/image files, or a CSV file with the columns file and label (and question, where it has one)."""
+    """FOLDER/LABEL/image files, or a CSV file with the columns file, label and optionally question."""
     path = Path(settings.data)
     if not settings.data or not path.exists():
         raise ConfigError("the task folder needs --data: FOLDER/LABEL/*.png, or a CSV file of file,label")
@@ -110,7 +109,7 @@ def _find(folder: Path, part: str) -> Path:
 
 
 def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """MNIST's own format: a magic number with the number of dimensions, their sizes, bytes."""
+    """MNIST's IDX format: a magic number with the number of dimensions, their sizes, then bytes."""
     raw = path.read_bytes()
     data = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
     sizes = np.frombuffer(data, ">i4", data[3], 4)

@@ -1,1 +1,1 @@
-"""From a request to what the engine takes: images, videos, chat templates, tokens, positions."""
+"""Turns requests into engine inputs: images, videos, chat templates, tokens, positions."""

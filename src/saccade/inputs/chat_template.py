@@ -1,9 +1,8 @@
 """Chat templates, rendered by minijinja with a fuel limit.
 
-The template is the checkpoint's own, or one that the server was started with; a request cannot bring one. The
-environment is the one transformers gives its templates: block trimming, `raise_exception`, `strftime_now`, a `tojson`
-that writes JSON as it is, Python's string methods, undefined values that print as nothing. A template that fails gives
-a RequestError with a fixed text.
+The template is the checkpoint's own or one given at server start; a request cannot bring one. The environment matches
+that of transformers: block trimming, `raise_exception`, `strftime_now`, a `tojson` without HTML escapes, Python's
+string methods, undefined values that print as nothing. A template that fails gives a RequestError with a fixed text.
 """
 
 import json
@@ -21,16 +20,16 @@ from saccade.inputs.checkpoint_files import read_optional_json, read_text
 from saccade.inputs.messages import Conversation, MediaRef, flatten_text, read_messages, wrap_text
 from saccade.inputs.special_tokens import Segment, SpecialTokenGuard, unused_mark
 
-# Steps of the template machine. A turn costs one to three hundred; using up all of it takes about 0.2 s.
+# Template machine steps. A turn costs 100 to 300; using up all of it takes about 0.2 s.
 FUEL = 5_000_000
 _NAME = "chat"
 _RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize", "continue_final_message"}
     | {"raise_exception", "strftime_now", "bos_token", "eos_token", "pad_token", "unk_token"}
 )
-# Marks only where the loss of a training script would be taken; they render as their content.
+# Only marks where a training script would take the loss; renders as its content.
 _GENERATION_TAG = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
-# A loop over some content, not over messages picked by theirs (for m in messages if m.content) or over its lines.
+# A loop over content itself, not over messages filtered by it (for m in messages if m.content) or over its lines.
 _PARTS_LOOP = re.compile(r"\bfor\s+\w+\s+in\s+(?:(?!\bif\b)[^%])*?\bcontent\b(?:['\"]\])?(?!\s*[.(])")
 _STRING_TEST = re.compile(r"content(?:['\"]\])?\s+is\s+(?:not\s+)?string\b")
 _ESCAPED_MARK = re.compile(r"\\u(fd[de][0-9a-f])")
@@ -38,7 +37,7 @@ _ESCAPED_MARK = re.compile(r"\\u(fd[de][0-9a-f])")
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt's text with what a user spelled out as plain segments, and the media it refers to, in order."""
+    """A prompt's text, with special tokens spelled by a user in plain segments, and its media in order."""
 
     segments: tuple[Segment, ...]
     media: tuple[MediaRef, ...]
@@ -59,7 +58,7 @@ class ChatTemplate:
         named_tokens: Mapping[str, str] | None = None,
         fuel: int = FUEL,
     ) -> None:
-        """`special_tokens` are kept plain in user text; `named_tokens` are variables such as bos_token."""
+        """`special_tokens` stay plain in user text; `named_tokens` are variables such as bos_token."""
         self._special_tokens = tuple(special_tokens)
         self._named_tokens = dict(named_tokens or {})
         self.source = source
@@ -77,8 +76,8 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         check: Callable[[Any], None] = lambda context: None,
     ) -> Rendered:
-        """`variables` are the request's chat_template_kwargs. `check` is shown all that the template will see, before
-        anything is done with it, and raises where it is too much."""
+        """`variables` are the request's chat_template_kwargs. `check` gets all that the template will see, before any
+        work is done, and raises if it is too much."""
         conversation = read_messages(messages)
         context = {"messages": self._shape(conversation), "tools": _check_tools(tools), **_check_variables(variables)}
         check(context)
@@ -109,7 +108,7 @@ class ChatTemplate:
             message = "the model's chat template refuses these messages; check the order of roles and "
             message += "the kinds of content"
             raise RequestError(message, param="messages", code="chat_template_refused") from None
-        except Exception:  # minijinja, and whatever Python code a template reaches
+        except Exception:  # minijinja, and any Python code a template reaches
             message = "the model's chat template cannot be rendered with these messages"
             raise RequestError(message, param="messages", code="chat_template_failed") from None
 
@@ -119,8 +118,7 @@ class _RefusalError(Exception):
 
 
 def read_template(folder: Path, file: str = "") -> str | None:
-    """The template of a `file`, or a checkpoint's default one: chat_template.jinja, chat_template.json, then
-    tokenizer_config.json."""
+    """`file`, else the checkpoint's chat_template.jinja, chat_template.json or tokenizer_config.json, in this order."""
     if file:
         path = Path(file).expanduser()
         if not path.is_file():
@@ -175,7 +173,7 @@ def _check_variables(variables: object) -> dict[str, Any]:
 
 
 def _end_final_message(messages: list[dict[str, Any]], end: str) -> None:
-    """Puts a sign behind the last message's text, so that the prompt can be cut there and the model goes on writing."""
+    """Marks the end of the last message's text, so that the prompt can be cut there and the model continues it."""
     final = messages[-1]
     if isinstance(final["content"], str):
         final["content"] += end
@@ -198,7 +196,7 @@ def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    if ensure_ascii:  # marks (see special_tokens.py) are no part of the text and must stay what they are
+    if ensure_ascii:  # marks (see special_tokens.py) are no part of the text and must stay unescaped
         text = _ESCAPED_MARK.sub(lambda match: chr(int(match.group(1), 16)), text)
     return text
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from saccade.errors import ConfigError
 
-# A settings file larger than this is not a settings file; tokenizer.json has its own, larger bound.
+# A larger file is not a settings file; tokenizer.json has its own, larger bound.
 MAX_JSON_BYTES = 16 * 2**20
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """The object in a JSON file that must exist."""
+    """Reads a JSON object; the file must exist."""
     text = read_text(path, max_bytes=max_bytes)
     try:
         value = json.loads(text)
@@ -23,7 +23,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, or an empty one where the file does not exist."""
+    """Reads a JSON object; empty if the file does not exist."""
     return read_json(path) if path.is_file() else {}
 
 

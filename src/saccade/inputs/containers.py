@@ -1,8 +1,8 @@
-"""Video files and animated images as frames: MP4, MOV, WebM, MKV and AVI through PyAV, GIF and WebP through Pillow.
+"""Frames of video files and animated images: MP4, MOV, WebM, MKV and AVI through PyAV, GIF and WebP through Pillow.
 
-The format is told by the first bytes and given to the demuxer, so that none is guessed that would open other files
-(playlists do); only common codecs are decoded. The size is checked before a decoder runs. Long videos are thinned
-evenly while they are decoded, so that no more frames exist at a time than the limits allow.
+The format is detected from the first bytes and given to the demuxer, because a guessed format such as a playlist could
+open other files. Only common codecs are decoded. The size is checked before a decoder runs. Long videos are thinned
+evenly while decoding, so that there are never more frames in memory than the limits allow.
 """
 
 import math
@@ -21,7 +21,7 @@ from saccade.inputs.headers import read_header
 from saccade.inputs.images import ImageLimits, Pixels, check_size, load_image
 
 MAX_DECODED_FRAMES = 100_000
-FRAME_BYTES = 6  # a pixel: the frames, and the array that they are put into
+FRAME_BYTES = 6  # per pixel: the frames, and the array they are stacked into
 MAX_DECODE_S = 30.0
 CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"})
 _ANIMATED: dict[str, Any] = {"GIF": GifImagePlugin.GifImageFile, "WEBP": WebPImagePlugin.WebPImageFile}
@@ -29,7 +29,7 @@ _BROKEN = "the video is damaged or incomplete"
 
 
 def decode_video(data: bytes, limits: ImageLimits, allowance: Allowance = ANYTHING) -> tuple[Any, float | None]:
-    """Frames (an array, or a list for a still image) and their rate, None where it is not known."""
+    """Frames (an array, or a list for a still image) and their rate, None if unknown."""
     header = read_header(data)
     demuxer = _demuxer(data)
     if header is None and demuxer is None:
@@ -53,8 +53,8 @@ def decode_video(data: bytes, limits: ImageLimits, allowance: Allowance = ANYTHI
 
 @dataclass(slots=True)
 class _Thinned:
-    """Every frame at first; every second, fourth, ... of all once there would be too many. The memory of as many as
-    there ever were at a time is held."""
+    """Keeps every frame at first, then every second, fourth, ... once there are too many. Holds memory for the largest
+    number of frames kept at a time."""
 
     limits: ImageLimits
     deadline: float
@@ -66,7 +66,7 @@ class _Thinned:
     step: int = 1
 
     def wants_next(self, height: int, width: int) -> bool:
-        """Called before a frame is converted; `add` must follow where it is wanted."""
+        """Called before a frame is converted; if True, `add` must follow."""
         if self.num_seen >= MAX_DECODED_FRAMES or monotonic() > self.deadline:
             message = "the video takes too long to decode; send a shorter one, or frames"
             raise RequestError(message, code="video_too_long", status=413)
@@ -99,7 +99,7 @@ def _read_animation(image: Any, thinned: _Thinned) -> None:
         try:
             image.seek(index)
             wants = thinned.wants_next(image.height, image.width)
-            image.load()  # WebP tells how long a frame lasts only now
+            image.load()  # WebP knows a frame's duration only after this
         except EOFError:
             return
         thinned.seconds += max(float(image.info.get("duration") or 100), 10) / 1000
@@ -132,7 +132,7 @@ def _read_container(data: bytes, demuxer: str, thinned: _Thinned) -> None:
 
 
 def _frames(container: Any, stream: Any) -> Iterator[Any]:
-    """A video that breaks off gives the frames before the break."""
+    """A truncated video gives the frames before the break."""
     import av
 
     seen = False

@@ -1,8 +1,5 @@
-"""Token ids to text, one id at a time, without ever splitting a character.
-
-A token is a string of bytes; the bytes go through an incremental UTF-8 decoder, which holds back an unfinished
-character. Work per token is constant, whatever came before. Bytes that are not UTF-8 become U+FFFD.
-"""
+"""Token ids to text, one id at a time, never splitting a character: an incremental UTF-8 decoder holds back unfinished
+ones. Work per token is constant. Bytes that are not UTF-8 become U+FFFD."""
 
 import codecs
 from collections.abc import Callable, Iterable
@@ -40,7 +37,7 @@ class TokenDecoder:
         )
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The bytes of one token; none for an id that the vocabulary does not have (padding rows of an embedding)."""
+        """Empty for an id that the vocabulary does not have (padding rows of an embedding)."""
         found = self._cache.get(token_id)
         if found is None:
             text = self.token_text(token_id)
@@ -49,8 +46,8 @@ class TokenDecoder:
 
 
 class Detokenizer:
-    """The text of one growing sequence: `push` gives what each id adds, `flush` what is left at the end. A sequence
-    that `is_continued` goes on in a text that came before: a blank at its beginning belongs to the text."""
+    """The text of one growing sequence: `push` returns what each id adds, `flush` the rest at the end. With
+    `is_continued` the sequence continues earlier text, and a leading blank belongs to the text."""
 
     def __init__(self, decoder: TokenDecoder, *, skip_special_tokens: bool = True, is_continued: bool = False) -> None:
         self._decoder = decoder
@@ -67,7 +64,6 @@ class Detokenizer:
         return self._strip(self._utf8.decode(b"", final=True))
 
     def push_all(self, token_ids: Iterable[int]) -> str:
-        """The whole text of a finished sequence."""
         return "".join(map(self.push, token_ids)) + self.flush()
 
     def _strip(self, text: str) -> str:
@@ -86,7 +82,7 @@ def _steps(definition: Any) -> list[dict[str, Any]]:
     return [definition]
 
 
-# GPT-2's printable alphabet for bytes: printable Latin-1 stands for itself, the others follow from U+0100.
+# GPT-2's printable alphabet for bytes: printable Latin-1 maps to itself, the others from U+0100 on.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTE_OF_CHAR = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}

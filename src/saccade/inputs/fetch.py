@@ -1,9 +1,9 @@
-"""The one place that opens connections on behalf of a request.
+"""The only place that opens connections on behalf of a request.
 
-An address is parsed once, by one strict pattern, and what it parses to is what is connected to. The host is resolved
-once; unless every address found is public, nothing is sent. The connection goes to an address that was checked, never
-to the name again, while TLS still proves the name. A redirect is a new address with all checks. Proxies of the
-environment are not used, bodies are not decompressed, and bytes and seconds are counted while they come.
+A URL is parsed once, by one strict pattern, and the result is what is connected to. The host is resolved once; nothing
+is sent unless every address found is public. The connection goes to a checked address, never to the name again, while
+TLS still verifies the name. A redirect is a new URL with all checks. Proxies of the environment are not used, bodies
+are not decompressed, and bytes and seconds are counted as they arrive.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 @dataclass(frozen=True, slots=True)
 class RemoteAddress:
-    """Where a URL leads: all that is needed to ask for it, and nothing that would have to be parsed again."""
+    """All parts of a URL that a request needs, so that nothing has to be parsed again."""
 
     scheme: str
     host: str
@@ -67,7 +67,7 @@ class RemoteAddress:
 
 @dataclass(frozen=True, slots=True)
 class FetchPolicy:
-    """Who may be asked: nobody, the named hosts (`*.a.org` for all below a.org), or everybody."""
+    """Allowed hosts: none, the named ones (`*.a.org` for all below a.org), or all."""
 
     allows_all: bool = False
     domains: frozenset[str] = frozenset()
@@ -82,7 +82,7 @@ class FetchPolicy:
 
 
 class Fetcher:
-    """Fetches one URL at a time for any number of tasks. Nothing stays open between two fetches."""
+    """Fetches URLs for any number of tasks. No connection stays open between fetches."""
 
     def __init__(
         self,
@@ -92,16 +92,16 @@ class Fetcher:
         dial: Dial | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """`resolve` and `dial` replace the system's name service and its connections, for tests."""
+        """`resolve` and `dial` replace the system's resolver and connections in tests."""
         self.policy = policy
         self._resolve = resolve or self._look_up
-        # Threads of their own: looking up a name cannot be cancelled, and names that take long must hold up only names.
+        # Own threads: a name lookup cannot be cancelled, and slow lookups must delay only other lookups.
         self._names = ThreadPoolExecutor(NAME_THREADS, thread_name_prefix="names")
         self._dial = dial or _dial
         self._ssl_context = ssl_context
 
     async def fetch(self, url: str, *, max_bytes: int, timeout_s: float) -> bytes:
-        """The body of a URL. Every way to fail is a RequestError with a fixed text."""
+        """The body of a URL. Every failure is a RequestError with a fixed text."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._follow(url, max_bytes)
@@ -110,7 +110,7 @@ class Fetcher:
             raise RequestError(message, code="media_fetch_timeout", status=504) from None
         except RequestError:
             raise
-        except Exception:  # what a library says about a connection may tell of the inside
+        except Exception:  # a library's message may reveal the internal network
             raise _failed("the URL could not be fetched") from None
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class Fetcher:
         raise _failed(f"the URL redirects more than {self.policy.max_redirects} times")
 
     async def _ask(self, address: RemoteAddress, max_bytes: int) -> bytes | str:
-        """The body, or where to look instead."""
+        """The body, or the redirect's target."""
         backend = _Pinned(await self._check(address), self._dial)
         if address.scheme == "https" and self._ssl_context is None:
             self._ssl_context = await asyncio.to_thread(ssl.create_default_context)
@@ -169,7 +169,7 @@ class Fetcher:
 
 
 def parse_url(text: str) -> RemoteAddress:
-    """The only parser of remote URLs: whatever is not plainly a host and a path is refused."""
+    """The only parser of remote URLs: refuses everything that is not plainly a host and a path."""
     is_plain = len(text) <= MAX_URL_CHARS and not any(char <= " " or char in "\\\x7f" for char in text)
     match = _URL.fullmatch(text) if is_plain else None
     if match is None:
@@ -184,11 +184,10 @@ def parse_url(text: str) -> RemoteAddress:
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is on the public internet, for the packets as for the name: what is mapped, tunnelled or
-    translated to another address must be so too."""
+    """Whether an address is on the public internet; an IPv4 address inside it (mapped, NAT64) must be public too."""
     try:
         address = ipaddress.ip_address(text)
-    except ValueError:  # also addresses with a zone
+    except ValueError:  # includes addresses with a zone
         return False
     if isinstance(address, ipaddress.IPv6Address):
         if getattr(address, "scope_id", None):
@@ -202,12 +201,11 @@ def is_public(text: str) -> bool:
 
 
 def read_domains(text: str) -> frozenset[str]:
-    """Host names of a comma-separated list."""
     return frozenset(name.strip().lower().rstrip(".") for name in text.split(",") if name.strip())
 
 
 class _Pinned(httpcore2.AsyncNetworkBackend):
-    """Connects to addresses that were checked, whatever name it is given."""
+    """Connects only to the checked addresses, whatever name it is given."""
 
     def __init__(self, addresses: Sequence[str], dial: Dial) -> None:
         self._addresses, self._dial = addresses, dial
@@ -250,7 +248,7 @@ async def _read(response: httpcore2.Response, length: str, max_bytes: int) -> by
 
 
 def _read_host(six: str | None, name: str | None) -> str:
-    """A host in lower case. What ends in a number is an address, and only its usual spelling is taken."""
+    """A host in lower case. What ends in a number is an address, accepted only in its canonical spelling."""
     plain = (name or "").lower().rstrip(".")
     try:
         if six:

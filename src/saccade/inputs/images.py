@@ -2,11 +2,11 @@
 
 The model sees what a person sees: EXIF orientation is applied, transparency (alpha channels, palette and colour-key
 transparency) is flattened on white, greyscale, CMYK and 16-bit images become 8-bit RGB, and an animation gives its
-first frame. Limits are checked on the file's header before a decoder runs. Error texts are fixed: they never carry a
+first frame. Limits are checked on the file's header before a decoder runs. Error texts are fixed: they never contain a
 decoder's message, a path or part of the data.
 
-Pillow is the reference. Grey and three-channel JPEGs take simplejpeg; both are libjpeg-turbo, and with the accurate DCT
-and "fancy" chroma upsampling (fastdct=False, fastupsample=False) their pixels are equal bit for bit.
+Pillow is the reference. Grey and three-channel JPEGs use simplejpeg; both are libjpeg-turbo, and with the accurate DCT
+and "fancy" chroma upsampling (fastdct=False, fastupsample=False) their pixels are bit-identical.
 """
 
 import binascii
@@ -30,7 +30,7 @@ Pixels = npt.NDArray[np.uint8]
 ImageSource = bytes | bytearray | memoryview | str | os.PathLike[str] | npt.NDArray[Any] | Image.Image
 
 BAND_PIXELS = 2 * 2**20
-SCRATCH_BYTES = 8  # a pixel, beside the result, while an image is decoded: what a decoder fills, and a turned copy
+SCRATCH_BYTES = 8  # per pixel, beside the result, while decoding: what a decoder fills, and a rotated copy
 _ORIENTATION = 0x0112
 _ALPHA_MODES = frozenset({"RGBA", "LA", "PA", "RGBa", "La"})
 _PLAIN_MODES = frozenset({"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
@@ -39,7 +39,7 @@ _PLAIN_MODES = frozenset({"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
     """The largest image or video that is decoded, and how many of each a prompt may have. The aspect limit is that of
-    Qwen's own processors. A video counts its frames as they arrive; `max_request_pixels` is for all images together."""
+    Qwen's processors. Video frames are counted as sent; `max_request_pixels` is for all images together."""
 
     max_bytes: int = 32 * 2**20
     max_pixels: int = 64 * 2**20
@@ -53,8 +53,8 @@ class ImageLimits:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredImage:
-    """An image that is not decoded yet. Its size is within the limits; it is the one before EXIF turns the image, which
-    changes neither the area nor the number of tokens."""
+    """An image not decoded yet, with a size within the limits. The size is that before EXIF rotation, which changes
+    neither the area nor the number of tokens."""
 
     source: bytes | npt.NDArray[Any] | Image.Image
     height: int
@@ -67,13 +67,12 @@ class MeasuredImage:
 
 
 def load_image(source: ImageSource | object, limits: ImageLimits) -> Pixels:
-    """Pixels of an image given in any accepted form."""
     return decode_image(measure_image(source, limits))
 
 
 def measure_image(source: ImageSource | object, limits: ImageLimits) -> MeasuredImage:
-    """The size of an image given in any accepted form; no decoder sees it. A string is a data URL and nothing else, so
-    that text of a request can never open a file: files are given as `pathlib.Path`."""
+    """The size of an image in any accepted form, without a decoder. A string can only be a data URL, so that request
+    text never opens a file: files are given as `pathlib.Path`."""
     if isinstance(source, str):
         return _measure_encoded(read_data_url(source, limits), limits)
     if isinstance(source, bytes | bytearray | memoryview):
@@ -89,7 +88,7 @@ def measure_image(source: ImageSource | object, limits: ImageLimits) -> Measured
 
 
 def decode_image(measured: MeasuredImage) -> Pixels:
-    """Pixels of an image whose size was found to be allowed."""
+    """The image must have passed `measure_image`."""
     source, header = measured.source, measured.header
     if isinstance(source, np.ndarray):
         return _finish(_from_array(source))
@@ -100,7 +99,7 @@ def decode_image(measured: MeasuredImage) -> Pixels:
         image = _OPEN[header.format](BytesIO(source))
     except Exception:  # decoders raise many kinds; none of their texts may reach a client
         raise _invalid(_BROKEN) from None
-    if image.height * image.width > measured.num_pixels:  # two headers in one file, and all limits saw the other one
+    if image.height * image.width > measured.num_pixels:  # two headers in one file, and the limits saw the other one
         raise _invalid(_BROKEN)
     if header.format == "PNG":
         _widen_key(image)
@@ -128,7 +127,7 @@ def _measure_array(array: npt.NDArray[Any], limits: ImageLimits) -> MeasuredImag
 
 
 def read_data_url(url: str, limits: ImageLimits) -> bytes:
-    """The bytes of a base64 data URL. The size is checked on the text, before it is decoded."""
+    """The bytes of a base64 data URL. The size is checked on the text, before decoding."""
     head, comma, body = url.partition(",")
     if not head[:5].lower() == "data:":
         raise _invalid("an image URL must be a base64 data URL (data:image/...;base64,...)")
@@ -142,8 +141,8 @@ def read_data_url(url: str, limits: ImageLimits) -> bytes:
 
 
 def digest_pixels(pixels: npt.NDArray[np.uint8], settings: bytes) -> bytes:
-    """A 256-bit name of an image or video: its shape, its values and the settings that will process it. Shape and
-    settings come first, with their lengths, so that inputs that differ in any of them never hash the same bytes."""
+    """A 256-bit name of an image or video: its shape, its values and the settings that process it. Shape and settings
+    come first, with their lengths, so that different inputs never hash the same bytes."""
     name = hashlib.sha256()
     name.update(len(settings).to_bytes(8, "little") + settings)
     name.update(np.asarray([pixels.ndim, *pixels.shape], dtype="<i8").tobytes())
@@ -158,7 +157,7 @@ def check_bytes(num_bytes: int, limits: ImageLimits) -> None:
 
 
 def check_size(height: int, width: int, limits: ImageLimits) -> None:
-    """Refuses what is too large, too small or too narrow, by the numbers alone."""
+    """Refuses what is too large, too small or too narrow."""
     if min(height, width) < 1:
         message = f"the image is {width}x{height} pixels; each side must have at least 1"
         raise RequestError(message, code="image_too_small")
@@ -175,7 +174,7 @@ def check_size(height: int, width: int, limits: ImageLimits) -> None:
 
 _BROKEN = "the image is damaged or incomplete"
 
-# The plugins' own classes, not Image.open: nothing is guessed, and its size warning (a process-wide filter) stays out.
+# The plugin classes, not Image.open: nothing is guessed, and its size warning (a process-wide filter) is avoided.
 _OPEN: dict[Format, Any] = {
     "JPEG": JpegImagePlugin.JpegImageFile,
     "PNG": PngImagePlugin.PngImageFile,
@@ -185,13 +184,13 @@ _OPEN: dict[Format, Any] = {
 }
 
 
-# What Pillow multiplies the values of such files by.
+# The factors Pillow scales pixel values of such files by.
 _DEPTHS = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}
 
 
 def _widen_key(image: PngImagePlugin.PngImageFile) -> None:
-    """Makes a colour that stands for transparency what Pillow makes of the pixels; it leaves the file's value as it is.
-    Of 16 bits only the higher 8 are left to compare."""
+    """Scales a PNG's transparent colour as Pillow scales its pixels, because Pillow leaves it at the file's value. Of
+    16 bits only the higher 8 are left to compare."""
     key = image.info.get("transparency")
     times = _DEPTHS.get(str(image.tile[0].args)) if image.tile else None
     if key is None or times is None:
@@ -212,7 +211,7 @@ def _decode_jpeg(data: bytes, header: Header) -> Pixels | None:
 
 
 def _finish(image: Image.Image, fast: Pixels | None = None) -> Pixels:
-    """Upright RGB pixels; `fast` holds them, not yet upright, where another decoder made them."""
+    """Upright RGB pixels; `fast` are those of another decoder, not yet upright."""
     try:
         pixels = fast if fast is not None else _in_bands(image)
         pixels = _upright(pixels, _orientation(image))
@@ -225,8 +224,7 @@ def _finish(image: Image.Image, fast: Pixels | None = None) -> Pixels:
 
 
 def _in_bands(image: Image.Image) -> Pixels:
-    """RGB pixels. Pillow's conversions keep the interpreter to themselves and make copies of all they get, so that a
-    large image is given to them in bands."""
+    """Pillow's conversions hold the interpreter lock and copy their whole input, so large images go in bands."""
     num_rows = max(1, BAND_PIXELS // image.width)
     if num_rows >= image.height:
         return _to_rgb(image)
@@ -271,7 +269,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _upright(pixels: Pixels, orientation: int) -> Pixels:
-    """Undoes what an EXIF orientation (1 to 8) says was done to the picture."""
+    """Undoes the transformation of an EXIF orientation (1 to 8)."""
     if orientation in (5, 6, 7, 8):
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (3, 4, 7, 8):
@@ -297,7 +295,7 @@ def _read_file(path: Path, limits: ImageLimits) -> bytes:
 
 
 def _unwrap(body: str) -> str:
-    """Base64 text without what some clients add or take away: line breaks, percent escapes, missing padding."""
+    """Base64 text without line breaks and percent escapes, and with the padding some clients leave out."""
     if "\r" in body or "\n" in body:  # a search costs a hundredth of a replacement, and nearly always finds nothing
         body = body.replace("\r", "").replace("\n", "")
     if "%" in body:

@@ -1,8 +1,8 @@
-"""What messages say about media, replaced by the media themselves.
+"""Replaces media sources in messages by the media themselves.
 
-A source is a data URL, an http(s) URL (only where the settings allow it) or a file:// URL (only below one folder).
-Whatever the messages hold, no other file is opened and no other host is spoken to. Counts are checked before anything
-is read, sizes while it is. Decoding is not done here: that is the processor's work, in a worker thread.
+A source is a data URL, an http(s) URL (only if the settings allow it) or a file:// URL (only below one folder). No
+other file is opened and no other host contacted, whatever the messages contain. Counts are checked before anything is
+read, sizes while reading. Decoding is the processor's work, in a worker thread.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from saccade.inputs.videos import check_frames
 
 Hold = Callable[[int], None]
 
-INLINE_CHARS = 64 * 1024  # shorter base64 is decoded faster than a thread is asked
-MAX_FETCHES = 64  # at a time, for all requests
+INLINE_CHARS = 64 * 1024  # shorter base64 is decoded faster than handed to a thread
+MAX_FETCHES = 64  # at a time, over all requests
 DEFAULT_LIMITS = {"image": 32, "video": 4}
 
 
@@ -57,7 +57,6 @@ class MediaSettings:
         self.counts()
 
     def counts(self) -> dict[MediaKind, int]:
-        """Most images and videos of a request."""
         try:
             given = json.loads(self.limit_mm_per_prompt or "{}")
         except ValueError:
@@ -69,7 +68,7 @@ class MediaSettings:
         return {"image": merged["image"], "video": merged["video"]}
 
     def limits(self) -> ImageLimits:
-        """What the processor must keep to; `Processor.from_folder` takes it."""
+        """For the processor; see `Processor.from_folder`."""
         counts = self.counts()
         return ImageLimits(
             max_bytes=self.max_image_bytes,
@@ -89,8 +88,8 @@ def _refuse(name: str, value: object, allowed: str) -> ConfigError:
 
 
 class MediaLoader:
-    """Reads the media of requests; one for a server, used by any number of tasks. What is cancelled stops at once:
-    downloads of a request end together, and leave no connection behind."""
+    """Reads the media of requests; one per server, shared by any number of tasks. Cancelling stops at once: the
+    downloads of a request end together and leave no connection behind."""
 
     def __init__(self, settings: MediaSettings, *, fetcher: Fetcher | None = None) -> None:
         self.settings = settings
@@ -106,16 +105,15 @@ class MediaLoader:
         self._room = asyncio.Semaphore(MAX_FETCHES)
 
     async def resolve(self, messages: Any, hold: Hold = lambda num_bytes: None) -> Any:
-        """A copy of the messages in which every image or video part holds bytes, or a list of frames as bytes. A source
-        that stands in several parts is read once. `hold` hears of the bytes of each when they are there, and raises
-        where they are too many."""
+        """A copy of the messages with every image or video part holding bytes, or a list of frames as bytes. A source
+        in several parts is read once. `hold` gets the size of each once it is read, and raises if too much."""
         found = find_sources(messages)
         refs = [ref for _, _, ref in found]
         self.check_counts(refs)
         return with_sources(messages, found, await self._load_all(refs, hold))
 
     async def load(self, kind: MediaKind, source: Any) -> bytes | list[bytes]:
-        """The bytes of one image or video; of a video also a list of frames."""
+        """The bytes of one image or video; for a video possibly a list of frames."""
         if isinstance(source, bytes | bytearray | memoryview):
             return bytes(source)
         if not isinstance(source, str):
@@ -138,7 +136,7 @@ class MediaLoader:
                 raise RequestError(message, param=same[limit].param, code=f"too_many_{kind}s")
 
     async def aclose(self) -> None:
-        """No connection is kept between requests; what is left are threads that look up names."""
+        """Ends the threads that look up names; no connection is kept between requests."""
         self._fetcher.close()
 
     async def _load_all(self, refs: Sequence[MediaRef], hold: Hold) -> list[Any]:
@@ -181,8 +179,7 @@ class MediaLoader:
         return self.settings.max_image_bytes if kind == "image" else self.settings.max_fetch_bytes
 
     def _read_file(self, url: str, max_bytes: int) -> bytes:
-        """A regular file whose real path is below the folder. Neither paths nor reasons are told: both would say
-        what exists."""
+        """A regular file whose real path is below the folder. Errors name no path or reason: both tell what exists."""
         message = "the file is not among those that requests may read (--allowed-local-media-path)"
         refused = RequestError(message, code="media_not_allowed")
         try:
@@ -233,7 +230,7 @@ def _is_below(path: str | bytes, root: str) -> bool:
 
 
 def _opened_path(file: int, path: str | bytes) -> str | bytes:
-    """Where the opened file really is: between the check of a path and its opening, links can change."""
+    """The real path of the opened file: links can change between the check of a path and its opening."""
     link = f"/proc/self/fd/{file}"
     return os.readlink(link) if os.path.lexists(link) else path  # noqa: PTH115
 

@@ -1,8 +1,6 @@
-"""OpenAI's message lists, checked and brought into the one shape that chat templates know.
-
-Content is a string or a list of parts. Text parts go to the template as they are; an image or video becomes an empty
-part of its type, so that a template never sees media data, and its source is collected in order.
-"""
+"""Checks OpenAI's message lists and normalises them for chat templates. Content is a string or a list of parts. Text
+parts go to the template unchanged; an image or video becomes an empty part of its type, so that templates never see
+media data, and its source is collected in order."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -23,16 +21,15 @@ _KIND_OF_TYPE: dict[str, MediaKind] = {
     "video_url": "video",
 }
 _TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
-# Newer and older names of roles that templates know: one they do not know, many of them leave out without a word.
+# Newer and older role names, mapped to those templates know: many templates silently drop unknown roles.
 _ROLE_NAMES = {"developer": "system", "function": "tool"}
-# What a template may read of a message besides role and content.
+# Message fields a template may read besides role and content.
 _KEPT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True)
 class MediaRef:
-    """An image or video that a message asks for. `source` is None where it is handed over beside the messages, `fps`
-    where the part does not tell the rate of a video's frames."""
+    """`source` is None for media given separately from the messages, `fps` if the part tells no frame rate."""
 
     kind: MediaKind
     source: Any
@@ -41,7 +38,7 @@ class MediaRef:
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
-        """Around what is done with the source: whoever does it need not know where it came from."""
+        """Adds this part's name to errors raised inside, so that code handling the source need not know it."""
         try:
             yield
         except RequestError as error:
@@ -65,14 +62,13 @@ def read_messages(messages: Any) -> Conversation:
 
 
 def find_media(part: Any, param: str) -> MediaRef | None:
-    """The image or video that a content part asks for, None where it is something else; `param` names the part."""
+    """The image or video of a content part, None for other parts; `param` names the part in errors."""
     type_ = (part.get("type") or _guess_type(part)) if isinstance(part, dict) else None
     return _read_media(part, type_, param) if isinstance(type_, str) and type_ in _KIND_OF_TYPE else None
 
 
 def media_parts(messages: Any) -> Iterator[tuple[int, int, MediaRef]]:
-    """The images and videos of messages, each with the numbers of its message and part. What is no message or no media
-    part is for others to judge."""
+    """(message index, part index, media) of all images and videos. Invalid messages and parts are skipped."""
     for i, message in enumerate(_listed(messages)):
         for j, part in enumerate(_listed(message.get("content") if isinstance(message, dict) else None)):
             if (ref := find_media(part, f"messages[{i}].content[{j}]")) is not None:
@@ -85,7 +81,7 @@ def find_sources(messages: Any) -> list[tuple[int, int, MediaRef]]:
 
 
 def with_sources(messages: Any, found: Sequence[tuple[int, int, MediaRef]], sources: Sequence[Any]) -> Any:
-    """A copy of the messages with other sources for what `find_sources` found; what else the parts say stays."""
+    """A copy of the messages with new sources for what `find_sources` found; the rest of each part is kept."""
     copied = list(messages) if isinstance(messages, list | tuple) else messages
     for (i, j, ref), source in zip(found, sources, strict=True):
         if copied[i] is messages[i]:
@@ -97,7 +93,7 @@ def with_sources(messages: Any, found: Sequence[tuple[int, int, MediaRef]], sour
 
 
 def flatten_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose content is one string, for templates that know no parts."""
+    """Messages with string content, for templates that do not know parts."""
     return [
         message
         if isinstance(message["content"], str)
@@ -107,7 +103,7 @@ def flatten_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def wrap_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose content is a list of parts, for templates that know nothing else."""
+    """Messages with lists of parts, for templates that know nothing else."""
     return [
         message | {"content": [{"type": "text", "text": message["content"]}]}
         if isinstance(message["content"], str)
@@ -202,7 +198,7 @@ def _read_tool_calls(calls: Any, param: str) -> list[dict[str, Any]]:
 
 
 def _read_tool_call(call: dict[str, Any], param: str) -> dict[str, Any]:
-    """Arguments travel as JSON text in the API, while templates write them as an object."""
+    """Arguments are JSON text in the API, but templates write them as an object."""
     function = call.get("function")
     if not isinstance(function, dict):
         raise _wrong("a tool call must have a function", param)

@@ -1,8 +1,8 @@
 """Puts images and videos into a prompt: from a template's markers to tokens, spans and positions.
 
-Expansion has two steps. Markers become the family's text around one placeholder token each (so that newlines and
-timestamps merge with their neighbours exactly as when a processor expands text); after tokenisation every placeholder
-is repeated for its feature rows. Placeholders are counted against the media before either step.
+Expansion has two steps. Each marker becomes the family's text around one placeholder token, so that newlines and
+timestamps merge with their neighbours exactly as in the families' processors; after tokenisation every placeholder is
+repeated once per feature row. Placeholders are counted against the media before either step.
 """
 
 import re
@@ -30,8 +30,8 @@ from saccade.inputs.special_tokens import Segment
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One image or video of a prompt. `pixels` is (height, width, 3), for a video (frames, height, width, 3), with the
-    frames already those of the plan; `digest` names pixels and settings; `decode_s` is what reading it took."""
+    """One image or video of a prompt. `pixels` is (height, width, 3), for a video (frames, height, width, 3) with only
+    the frames of the plan; `digest` names pixels and settings; `decode_s` is the time to read it."""
 
     kind: MediaKind
     pixels: npt.NDArray[np.uint8] = field(repr=False)
@@ -55,12 +55,9 @@ class MediaSpan:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the engine takes. Arrays are read-only.
-
-    Every placeholder token lies in exactly one span, and the spans of a media together cover its features once.
-    `limits_T` is None where attention is causal throughout (see paged attention). The answer to a prompt that
-    `is_continued` goes on in its text; to any other, it is a text of its own.
-    """
+    """A prompt for the engine. Arrays are read-only. Every placeholder token lies in exactly one span, and the spans of
+    a media together cover its features once. `limits_T` is None if attention is fully causal (see paged attention).
+    With `is_continued` the answer continues the prompt's text, else it is a text of its own."""
 
     token_ids: Ints = field(repr=False)
     positions_3T: Ints = field(repr=False)
@@ -79,18 +76,17 @@ class Prompt:
 
 
 def text_prompt(token_ids: Sequence[int] | Ints) -> Prompt:
-    """A prompt without media."""
     positions = text_positions(len(token_ids))
     return Prompt(_frozen(np.asarray(token_ids, dtype=np.int32)), _frozen(positions), rope_delta(positions))
 
 
 def marker_kinds(segments: Sequence[Segment], settings: PlaceholderSettings) -> list[MediaKind]:
-    """What the markers of a text stand for, in order."""
+    """The kinds of the markers in a text, in order."""
     return [kind for segment in segments for _, kind in _markers(segment, settings)]
 
 
 def check_markers(segments: Sequence[Segment], kinds: Sequence[MediaKind], settings: PlaceholderSettings) -> None:
-    """The text must have one marker for each media, in the order of the media."""
+    """The text must have one marker per media, in the order of the media."""
     found = marker_kinds(segments, settings)
     if found != list(kinds):
         raise RequestError(
@@ -103,7 +99,7 @@ def check_markers(segments: Sequence[Segment], kinds: Sequence[MediaKind], setti
 def expand_text(
     segments: Sequence[Segment], plans: Sequence[ImagePlan | VideoPlan], settings: PlaceholderSettings
 ) -> tuple[Segment, ...]:
-    """Markers replaced by the family's text; `check_markers` has passed."""
+    """Replaces markers by the family's text; `check_markers` must have passed."""
     remaining = iter(plans)
     return tuple(
         segment if segment.is_plain else Segment(_expand(segment, remaining, settings)) for segment in segments
@@ -111,7 +107,7 @@ def expand_text(
 
 
 def place_media(token_ids: Sequence[int], media: Sequence[Media], settings: PlaceholderSettings) -> Prompt:
-    """Repeats every placeholder for its feature rows and lays out spans and positions."""
+    """Repeats every placeholder once per feature row and builds spans and positions."""
     ids = np.asarray(token_ids, dtype=np.int32)
     blocks = [block for index, item in enumerate(media) for block in _blocks(index, item, settings)]
     places = _check_places(ids, blocks, media, settings)
@@ -150,7 +146,7 @@ def _blocks(media_idx: int, media: Media, settings: PlaceholderSettings) -> Iter
 def _check_places(
     ids: Ints, blocks: Sequence[FeatureRows], media: Sequence[Media], settings: PlaceholderSettings
 ) -> npt.NDArray[np.intp]:
-    """Where the placeholder tokens are. They must be those of the blocks, one by one."""
+    """The indices of the placeholder tokens, which must match the blocks one by one."""
     expected = [
         settings.image_token_id if media[block.media_idx].kind == "image" else settings.video_token_id
         for block in blocks

@@ -1,4 +1,4 @@
-"""A checkpoint folder to prompts: messages or text in, what the engine takes out."""
+"""Makes engine prompts from messages or text, for one checkpoint folder."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -55,7 +55,7 @@ _VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class Processor:
-    """Makes prompts for one checkpoint. It keeps no state of a request, so threads may share it."""
+    """Makes prompts for one checkpoint. It keeps no request state, so threads may share it."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Processor:
 
     @classmethod
     def from_folder(cls, folder: Path, *, limits: ImageLimits | None = None, chat_template: str = "") -> "Processor":
-        """The processor of a checkpoint; `chat_template` is a file with another template than the checkpoint's."""
+        """`chat_template` is a file that replaces the checkpoint's template."""
         placeholders = read_placeholder_settings(folder)
         protected = (*_placeholder_ids(placeholders), *named_ends(folder))
         tokenizer = Tokenizer.from_folder(folder, protected=protected)
@@ -92,8 +92,8 @@ class Processor:
         )
 
     def rehearse(self) -> None:
-        """Make prompts and forget them, so that no request pays for what is built at a first use: one of text and,
-        where the model sees, one with a picture. What is wrong with a checkpoint is for others to say."""
+        """Makes and drops a text prompt and, if the model takes images, an image prompt, so that no request pays for
+        what is built at first use. Errors are ignored: other checks report them."""
         contents: list[Any] = ["Hello"]
         if self.images is not None:
             contents.append([{"type": "image"}, {"type": "text", "text": "Hello"}])
@@ -113,8 +113,8 @@ class Processor:
         images: ImageSettings | None = None,
         allowance: Allowance = ANYTHING,
     ) -> Prompt:
-        """The prompt of a conversation. `media` fills, in order, the parts that name no source of their own. `images`
-        are the checkpoint's settings with other bounds (see `read_sizing`)."""
+        """The prompt of a conversation. `media` fills, in order, the parts that name no source. `images` are the
+        checkpoint's settings with other bounds (see `read_sizing`)."""
         if self.template is None:
             raise ConfigError("the checkpoint has no chat template; use a text prompt or add chat_template.jinja")
         check_messages(messages, allowance)
@@ -141,8 +141,8 @@ class Processor:
         has_bos: bool = True,
         allowance: Allowance = ANYTHING,
     ) -> Prompt:
-        """The prompt of raw text, in which whoever wrote it may use special tokens. `media` are (kind, source) pairs;
-        without them, a placeholder token in the text is text."""
+        """The prompt of raw text, which may use special tokens. `media` are (kind, source) pairs; without them, a
+        placeholder token in the text is text."""
         check_text(prompt, self.tokenizer, allowance, "prompt")
         refs = tuple(_check_kind(kind, source, f"media[{i}]") for i, (kind, source) in enumerate(media))
         segments: tuple[Segment, ...] = (Segment(prompt),)
@@ -154,11 +154,10 @@ class Processor:
         )
 
     def marker_kinds(self, prompt: str) -> list[MediaKind]:
-        """What the placeholders of raw text stand for, in order."""
+        """The kinds of the placeholders in raw text, in order."""
         return marker_kinds([Segment(prompt)], self.placeholders) if self.placeholders is not None else []
 
     def tokens(self, token_ids: Sequence[int] | npt.NDArray[Any], *, allowance: Allowance = ANYTHING) -> Prompt:
-        """The prompt of given ids, without media."""
         if isinstance(token_ids, Sequence | np.ndarray):  # anything else is refused below
             allowance.check_tokens(len(token_ids), "prompt has", "prompt")
         ids = _token_ids(token_ids)
@@ -168,7 +167,7 @@ class Processor:
         return self._continued(text_prompt(ids))
 
     def _continued(self, prompt: Prompt) -> Prompt:
-        """An answer goes on in what was given, unless that has no text."""
+        """The answer continues the prompt, unless that has no text."""
         has_text = any(token not in self.tokenizer.special_ids for token in prompt.token_ids.tolist())
         return replace(prompt, is_continued=has_text)
 
@@ -182,7 +181,7 @@ class Processor:
         allowance: Allowance,
         param: str,
     ) -> Prompt:
-        """`images` are the settings of all images but those that have their own, by their param, in `sizes`."""
+        """`images` are the settings of all images except those that have their own, by param, in `sizes`."""
         for ref in rendered.media:
             self._check_supported(ref)
         self._check_count(rendered.media, "image", self.limits.max_images)
@@ -194,7 +193,7 @@ class Processor:
         if settings is None:
             prompt = text_prompt(self.tokenizer.encode(rendered.segments, has_bos=has_bos))
         else:
-            by_kind = {"image": images, "video": self.videos}  # none missing: what is not taken was refused above
+            by_kind = {"image": images, "video": self.videos}  # none missing: unsupported kinds were refused above
             wanted = [(ref, sizes.get(ref.param) or by_kind[ref.kind]) for ref in rendered.media]
             sized = [size_media(ref, own, self.limits) for ref, own in wanted if own is not None]
             media = self._load_all(sized, allowance, param)
@@ -204,7 +203,7 @@ class Processor:
         return prompt
 
     def _load_all(self, sized: Sequence[Sized], allowance: Allowance, param: str) -> list[Media]:
-        """Nothing is decoded before all of it was measured and found to fit."""
+        """Nothing is decoded before everything was measured and found to fit."""
         check_pixels(sized, self.limits)
         num_tokens = sum(item.num_tokens for item in sized)
         allowance.check_tokens(num_tokens, "the images and videos alone have", param)
@@ -230,9 +229,8 @@ class Processor:
             raise RequestError(message, param=same[limit].param, code="too_many_media")
 
     def _load(self, item: Sized, allowance: Allowance) -> Media:
-        """The digest names the settings without their bounds, and the size that the bounds come to: at the same size,
-        the same pixels have the same features. Times of a video are in the prompt's text or positions, not in the
-        features, so that they are no part of it."""
+        """The digest covers the settings without bounds, plus the resulting size: the same pixels at the same size have
+        the same features. A video's times are in the prompt's text or positions, not in the features, so left out."""
         ref, settings, begun = item.ref, item.settings, perf_counter()
         pixels, plan = self._decode(item, allowance)
         decode_s = perf_counter() - begun
@@ -256,7 +254,7 @@ class Processor:
         return frames, plan_video(frames.shape[0], frames.shape[1], frames.shape[2], fps or ref.fps, settings)
 
     def _check_plan(self, plan: ImagePlan, settings: ImageSettings | VideoSettings, ref: MediaRef) -> None:
-        """A lower bound of the request's own can round an image up to more than the engine has memory for."""
+        """A request's own lower bound can round an image up to more than the engine has memory for."""
         assert self.images is not None, "checked before"
         height, width = plan.size_hw
         if settings.min_pixels > self.images.min_pixels and height * width > self.images.max_pixels:
@@ -289,7 +287,7 @@ def _check_kind(kind: str, source: Any, param: str) -> MediaRef:
 
 
 def _token_ids(given: Any) -> Ints:
-    """Ids as the engine holds them. None may become another one on the way: not 2**32 + 7 a 7, not 1.5 a 1."""
+    """Ids as the engine holds them. None may change on the way: 2**32 + 7 must not become 7, nor 1.5 become 1."""
     try:
         ids = np.asarray(given)
     except ValueError:  # lists of different lengths

@@ -1,17 +1,17 @@
 """The special-token guard: what a user types never becomes a special token.
 
 A chat template sees the user's real text, because templates look into it (`trim`, `in`, `startswith`, `split`). Before
-rendering, one mark is put into every place of a user's string where a special token is spelled out, and at a border of
-the string where one could be completed by what the template puts next to it (two parts `<|im_` and `end|>` must not
-join). After rendering the marks are taken out again; a special token with a mark inside was spelled by a user and
-becomes a plain segment, which the tokenizer encodes as ordinary text.
+rendering, a mark is put inside every special token spelled out in a user's string, and at a border of the string where
+the template's neighbouring text could complete one (two parts `<|im_` and `end|>` must not join). After rendering the
+marks are removed; a special token with a mark inside was spelled by a user and becomes a plain segment, which the
+tokenizer encodes as ordinary text.
 
 The mark is a Unicode noncharacter that occurs in no string of the request, so nothing a user writes is lost, and typing
 a noncharacter gives no power: a mark can only make tokens plain. Text without such spellings carries no mark after
-rendering and is encoded exactly as transformers does.
+rendering and is encoded exactly as in transformers.
 
-What is left: a template that deletes part of a user's text from inside a spelled-out token could join its halves. Such
-a token may end a turn early; it cannot claim image features, because placeholders are counted against the media.
+Known gap: a template that deletes part of a user's text from inside a spelled-out token could join its halves. Such a
+token may end a turn early; it cannot claim image features, because placeholders are counted against the media.
 """
 
 import re
@@ -37,7 +37,7 @@ class Segment:
 
 
 class SpecialTokenGuard:
-    """Marks special tokens in a request's strings and finds the marked ones again after rendering. One per request."""
+    """Marks special tokens in a request's strings and finds them again after rendering. One per request."""
 
     def __init__(self, special_tokens: Sequence[str], mark: str) -> None:
         self._mark = mark
@@ -69,12 +69,12 @@ class SpecialTokenGuard:
         text = "".join(pieces)
         if len(pieces) == 1:
             return (Segment(text),)
-        marks = list(accumulate(map(len, pieces[:-1])))  # where the marks stood, as offsets into the text
+        marks = list(accumulate(map(len, pieces[:-1])))  # positions of the marks, as offsets into the text
         matches = self._tokens.finditer(text)
         return plain_segments(text, (match for match in matches if _is_marked(match, marks)))
 
     def _protect_text(self, text: str) -> str:
-        """Marks inside and, where a token could go on beyond them, at the borders of the text without its blanks."""
+        """Marks inside and, where a token could continue beyond them, at the borders of the stripped text."""
         core = text.strip()
         if not core:
             return text
@@ -112,7 +112,7 @@ def plain_segments(text: str, matches: Iterable[re.Match[str]]) -> tuple[Segment
 
 
 def check_unicode(text: str) -> None:
-    """Refuses lone surrogates, which JSON can carry and no encoder takes."""
+    """Refuses lone surrogates, which JSON allows and no encoder takes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -120,7 +120,6 @@ def check_unicode(text: str) -> None:
 
 
 def unused_mark(values: Iterable[Any]) -> str:
-    """A noncharacter that occurs in none of the values."""
     text = repr(list(values))  # repr escapes noncharacters one by one, so each is found by its escape
     for mark in _NONCHARACTERS:
         if repr(mark)[1:-1] not in text:

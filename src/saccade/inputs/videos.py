@@ -1,8 +1,6 @@
-"""Videos of a request as RGB frames: one uint8 array of shape (frames, height, width, 3).
-
-Frames arrive decoded, as a list of images, or in a file (see containers.py). The number of frames is checked before any
-frame is decoded, and all frames must have the size of the first.
-"""
+"""Videos of a request as RGB frames: one uint8 array of shape (frames, height, width, 3). Frames come as arrays, as a
+list of images, or in a file (see containers.py). The number of frames is checked before any frame is decoded, and all
+frames must have the size of the first."""
 
 import math
 import os
@@ -22,7 +20,7 @@ from saccade.inputs.images import ImageLimits, ImageSource, load_image, measure_
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """Frames in order and the rate they were taken at; None where it is not known."""
+    """Frames in order and their frame rate; None if unknown."""
 
     frames: Sequence[ImageSource] | npt.NDArray[Any] = field(repr=False)
     fps: float | None = None
@@ -33,8 +31,8 @@ def load_video(
     limits: ImageLimits,
     allowance: Allowance = ANYTHING,
 ) -> tuple[npt.NDArray[np.uint8], float | None]:
-    """Frames and rate. Bytes are a video file, and so is what a path names; a string is a data URL of one, or of JPEG
-    frames (data:video/jpeg;base64,frame,frame,...)."""
+    """Frames and rate. Bytes and paths are video files; a string is a data URL of one, or of JPEG frames
+    (data:video/jpeg;base64,frame,frame,...)."""
     if isinstance(video, str):
         is_file = video[:5].lower() == "data:" and video[:15].lower() != "data:video/jpeg"
         video = read_data_url(video, limits) if is_file else Video(_split_frames(video, limits))
@@ -49,7 +47,7 @@ def load_video(
 
 
 def measure_frames(video: object, limits: ImageLimits) -> tuple[int, int, int, float | None] | None:
-    """How many frames, their height and width by the first one, and their rate; None for what only a decoder knows."""
+    """Number of frames, height and width of the first one, and rate; None if only a decoder can tell."""
     frames, fps = (video.frames, video.fps) if isinstance(video, Video) else (video, None)
     if not isinstance(frames, list | tuple) or len(frames) == 0:
         return None
