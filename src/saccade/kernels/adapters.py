@@ -67,10 +67,8 @@ class FlashAttention:
 
 @dataclass(frozen=True, slots=True)
 class TorchVarlen:
-    """`torch.nn.attention.varlen`: packed attention in half precision on Ampere and later.
-
-    `accepts` has the keywords of the installed release: causality is `is_causal` in 2.10 and a window from 2.11 on;
-    `scale` and `enable_gqa` came later.
+    """`torch.nn.attention.varlen`: packed attention in half precision on Ampere and later. `accepts` has the installed
+    release's keywords: causality is `is_causal` in 2.10 and a window from 2.11 on; `scale` and `enable_gqa` came later.
     """
 
     function: Callable[..., Any]

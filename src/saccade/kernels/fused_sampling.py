@@ -1,7 +1,5 @@
-"""Triton versions of sampling, with the signatures of `saccade.kernels.reference_sampling`.
-
-Launches depend on shapes and strides only, so they can be captured. Logits may be rows of a wider tensor.
-"""
+"""Triton versions of sampling, with the signatures of `saccade.kernels.reference_sampling`. Launches depend on shapes
+and strides only, so they can be captured. Logits may be rows of a wider tensor."""
 
 import torch
 import triton

@@ -1,10 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: PLR0913
-"""Triton and cuBLAS versions of the vision-tower kernels, with the signatures of `reference_vision`.
-
-Strides inside a row are compile-time constants: heads of 72 columns are not a multiple of 16, and with a run-time
-stride Triton would load them two bytes at a time.
-"""
+"""Triton and cuBLAS versions of the vision-tower kernels, with the signatures of `reference_vision`. Strides inside a
+row are compile-time constants: heads of 72 columns are not a multiple of 16, and with a run-time stride Triton would
+load them two bytes at a time."""
 
 import torch
 import triton

@@ -169,10 +169,8 @@ def write_table(
 
 @functools.lru_cache(maxsize=4096)
 def filter_numbers(old: int, new: int, resample: str) -> tuple[float, float, int, int]:
-    """The filter's stretch, reach and maximum number of taps, and the binary places of its weights.
-
-    torch keeps weights in 16 bits, with as many binary places as the largest weight of any pixel allows.
-    """
+    """The filter's stretch, reach and maximum number of taps, and the binary places of its weights: torch keeps weights
+    in 16 bits, with as many places as the largest weight of any pixel allows."""
     stretch = max(old / new, 1.0)
     reach = RESAMPLING[resample] * stretch
     num_taps = math.ceil(2 * reach) + 2

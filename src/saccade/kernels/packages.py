@@ -1,7 +1,4 @@
-"""Imports GPU kernel packages ahead of time.
-
-Only for a process that this package owns, because torch is patched during the import.
-"""
+"""Imports GPU kernel packages early. Only for a process that saccade owns: torch is patched during the import."""
 
 import importlib
 from collections.abc import Callable, Iterator

@@ -33,11 +33,9 @@ def penalise(
     presence_N: Tensor,
     frequency_N: Tensor,
 ) -> None:
-    """Lowers, in place, the logits of tokens that row n's request (slot slots_N[n]) has seen.
-
-    Repetition divides positive and multiplies negative logits of tokens in the prompt or output; then frequency is
-    subtracted once per output of the token, presence once if there was any. 1, 0 and 0 change nothing.
-    """
+    """Lowers, in place, the logits of tokens that row n's request (slot slots_N[n]) has seen. Repetition divides
+    positive and multiplies negative logits of tokens in the prompt or output; then frequency is subtracted once per
+    output of the token, presence once if there was any. 1, 0 and 0 change nothing."""
     seen_NV = seen_SV[slots_N.clamp(0, seen_SV.shape[0] - 1).long()]
     counts = (seen_NV & ~IN_PROMPT).float()
     rate = torch.where(seen_NV != 0, repetition_N[:, None], 1.0)
@@ -112,11 +110,9 @@ def sample(
 
 
 def logprobs(logits_NV: Tensor, ids_N: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probability of each row's token, its rank, and the k likeliest tokens with theirs (0 <= k <= 20).
-
-    The rank is 1 + the number of strictly likelier tokens; ties are listed lowest id first. Ids are int64,
-    log-probabilities float32.
-    """
+    """Log-probability (float32) of each row's token, its rank, and the k likeliest ids (int64) with their
+    log-probabilities (0 <= k <= 20). The rank is 1 + the number of strictly likelier tokens; ties are listed lowest id
+    first."""
     x_NV = _cleaned(logits_NV)
     all_NV = torch.log_softmax(x_NV, dim=1)
     picked_N1 = ids_N.clamp(0, x_NV.shape[1] - 1).long()[:, None]

@@ -1,8 +1,5 @@
-"""Plain-torch oracles of the vision-tower kernels. See `saccade.kernels.reference`.
-
-P patch rows, H heads, K columns of a head, D width, G cells of a position grid, L levels, U merged units, E rows of the
-encoder cache.
-"""
+"""Plain-torch oracles of the vision-tower kernels, see `saccade.kernels.reference`. P patch rows, H heads, K columns of
+a head, D width, G cells of a position grid, L levels, U merged units, E rows of the encoder cache."""
 
 import torch
 from torch import Tensor

@@ -136,11 +136,9 @@ def paged_kernel(
     D_BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (tile of queries and share of its keys, key head, request).
-
-    A tile holds the SHARE query heads of one key head, so keys are loaded once for all of them. With SPLITS > 1 each
-    program takes one stretch of the keys and writes its softmax to `partial` and `lse` for `combine_kernel`.
-    """
+    """Program (tile of queries and share of its keys, key head, request). A tile holds the SHARE query heads of one key
+    head, so keys are loaded once for all of them. With SPLITS > 1 each program takes one stretch of the keys and writes
+    its softmax to `partial` and `lse` for `combine_kernel`."""
     await_inputs(OVERLAPS)
     request = tl.program_id(2)
     start = tl.load(query_start_ptr + request)

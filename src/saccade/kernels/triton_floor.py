@@ -118,11 +118,9 @@ def _kth_peak(keys, k, low, high):
 
 @triton.jit
 def _least_of_mass(keys, weights, masses, target, low, high, peak, inverse, TILE: tl.constexpr):
-    """The largest key, or low, that provably has enough mass at or above it.
-
-    A tile whose peak reaches a value has at or above it at least the peak's weight, and at least its mass minus the
-    weight of TILE - 1 logits just below the value. The margin covers rounding.
-    """
+    """The largest key, or low, that provably has enough mass at or above it. A tile whose peak reaches a value has
+    there at least the peak's weight, and at least its mass minus the weight of TILE - 1 logits just below the value.
+    The margin covers rounding."""
     target *= 1.00001
     while high - low > 1:
         middle = low + (high - low) // 2

@@ -1,7 +1,5 @@
-"""Products with one row (a decode step of a single request), bound by reading the weights once.
-
-`python -m tests.gpu.profile_products` compares with cuBLAS.
-"""
+"""Products with one row (a decode step of a single request), bound by reading the weights once. `python -m
+tests.gpu.profile_products` compares them with cuBLAS."""
 
 import torch
 import triton

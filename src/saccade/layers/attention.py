@@ -1,8 +1,5 @@
-"""Causal attention over a paged key/value cache.
-
-T rows, R requests, M blocks of a table, N blocks of B slots, H query heads and G key/value heads of this rank,
-K columns of a head, D width.
-"""
+"""Causal attention over a paged key/value cache. T rows, R requests, M blocks of a table, N blocks of B slots, H query
+heads and G key/value heads of this rank, K columns of a head, D width."""
 
 from torch import Tensor
 

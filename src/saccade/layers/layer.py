@@ -14,11 +14,9 @@ from saccade.layers.parallel import ALONE, ParallelGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """The parameter view that one checkpoint tensor fills, and the shard of it that this rank takes.
-
-    `shape` is that of the whole tensor in the checkpoint; along `dim` the view begins at `start`. `mean` and `std` are
-    typical of a trained tensor of this kind; dummy weights are drawn from them.
-    """
+    """The parameter view that one checkpoint tensor fills, and the shard of it that this rank takes. `shape` is that of
+    the whole tensor in the checkpoint; along `dim` the view begins at `start`. `mean` and `std` are typical of trained
+    tensors of this kind; dummy weights are drawn from them."""
 
     view: Tensor
     shape: tuple[int, ...]
@@ -76,8 +74,7 @@ class Layer:
             yield from ((f"{name}.{path}", home) for path, home in child.homes())
 
     def links(self) -> Iterator[tuple[str, tuple[Any, Any]]]:
-        """Other references that decide which tensors are used, by dotted path: child layers, and attributes that are
-        None."""
+        """Other references that decide which tensors are used, by dotted path: child layers and None attributes."""
         attributes = vars(self)
         for name, value in attributes.items():
             if value is None or isinstance(value, Layer):

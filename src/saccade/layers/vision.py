@@ -1,7 +1,5 @@
-"""The parts of a vision tower.
-
-P patch rows, C values of a patch, D width, H heads of this rank, K columns of a head, U merged units, S segments.
-"""
+"""The parts of a vision tower. P patch rows, C values of a patch, D width, H heads of this rank, K columns of a head,
+U merged units, S segments."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""How far loading is, for whoever wants to know."""
+"""Progress reports of loading."""
 
 from collections.abc import Callable
 
