@@ -52,7 +52,7 @@ def gated_linear(x: Tensor, weight: Tensor, kind: str) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0) -> Tensor:
-    """x over its root mean square, times `offset + weight`."""
+    """x / rms(x) * (offset + weight)"""
     return _rms_norm_float(x, weight, eps, offset).to(x.dtype)
 
 
@@ -65,7 +65,6 @@ def add_rms_norm(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """x minus its mean, over its standard deviation, times weight, plus bias."""
     shift = None if bias is None else bias.float()
     return functional.layer_norm(x.float(), x.shape[-1:], weight.float(), shift, eps).to(x.dtype)
 

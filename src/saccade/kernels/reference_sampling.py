@@ -45,7 +45,7 @@ def penalise(
 
 
 def mark_prompt(seen_SV: Tensor, slots_T: Tensor, ids_T: Tensor, is_real_T: Tensor) -> None:
-    """Notes that ids_T[t] occurs in the prompt of the request in slot slots_T[t]; repeats are fine."""
+    """Marks that ids_T[t] occurs in the prompt of the request in slot slots_T[t]; repeats are fine."""
     flat = seen_SV.view(-1)
     places = _places(seen_SV, slots_T, ids_T, is_real_T)
     now = flat[places]
@@ -61,13 +61,13 @@ def count_tokens(seen_SV: Tensor, slots_N: Tensor, ids_N: Tensor, is_real_N: Ten
 
 
 def apply_bias(logits_NV: Tensor, ids_NK: Tensor, values_NK: Tensor) -> None:
-    """Adds values to the listed tokens' logits, in place. An id of -1 is padding; the others of a row differ."""
+    """Adds values to the listed tokens' logits, in place. An id of -1 is padding; other ids of a row are distinct."""
     values = torch.where(ids_NK >= 0, values_NK, 0.0)
     logits_NV.scatter_add_(1, ids_NK.clamp(min=0).long(), values)
 
 
 def suppress(logits_NV: Tensor, ids_NK: Tensor, is_active_N: Tensor) -> None:
-    """Forbids the listed tokens (-1 is padding) in active rows: end-of-text before a request's least length."""
+    """Forbids the listed tokens (-1 is padding) in active rows: end-of-text before a request's minimum length."""
     forbids = (ids_NK >= 0) & is_active_N[:, None]
     values = torch.where(forbids, float("-inf"), float("inf")).to(logits_NV.dtype)
     logits_NV.scatter_reduce_(1, ids_NK.clamp(min=0).long(), values, "amin")

@@ -28,7 +28,6 @@ class VocabTable(Layer):
         return self.group.all_reduce(rows_TD.masked_fill(~is_mine_T.unsqueeze(-1), 0.0))
 
     def logits(self, x_TD: Tensor) -> Tensor:
-        """Scores of all tokens."""
         scores = self.group.all_gather(functional.linear(x_TD, self.weight))
         return scores[..., : self.num_tokens]
 

@@ -31,7 +31,7 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_ta
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A JSON object of a config.json. A key that is null counts as absent, as it does in Hugging Face configs."""
+    """A JSON object of a config.json. A key that is null counts as absent, as in Hugging Face configs."""
 
     values: Mapping[str, Any]
     where: str = "config.json"
@@ -76,14 +76,12 @@ class Config:
         return value
 
     def positive(self, key: str) -> float:
-        """A finite number above 0."""
         value = self.need(key, float)
         if value <= 0:
             raise ConfigError(f"{self.where}: {key} is {value}; it must be above 0")
         return value
 
     def ints(self, key: str) -> tuple[int, ...]:
-        """A list of counts or indices."""
         values = self.get(key, [])
         if not all(type(value) is int and 0 <= value <= MAX_SIZE for value in values):
             raise ConfigError(f"{self.where}: {key} is {_shown(values)}; a list of integers from 0 on is needed")

@@ -186,6 +186,6 @@ def _rename(stored: str) -> tuple[str, str]:
 
 
 def _halves(rows: Any, num_heads: int) -> Any:
-    """Rows of each head from pairs (0, 1), (2, 3), ... back to halves."""
+    """Undoes the interleaving of each head's rows: pairs (0, 1), (2, 3), ... back to halves."""
     pairs = rows.reshape(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)

@@ -7,4 +7,4 @@ OnProgress = Callable[[int, int, str], None]
 
 
 def no_progress(bytes_done: int, bytes_total: int, name: str) -> None:
-    """Says nothing."""
+    """Reports nothing."""

@@ -32,7 +32,7 @@ class Rule:
         return found.groupdict() if found else None
 
     def backwards(self, slot_name: str) -> str | None:
-        """What a checkpoint calls the tensor that fills this slot."""
+        """The checkpoint name of the tensor that fills this slot."""
         for target in self.targets:
             if found := _pattern(target).fullmatch(slot_name):
                 return self.source.format(**found.groupdict())

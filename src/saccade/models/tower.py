@@ -91,7 +91,7 @@ class Tower(Layer):
             torch.index_select(projector(x_PD), 0, step.window_inverse_U, out=out_UE)
 
     def _windowed(self, step: VisionStep, x_PX: Tensor) -> Tensor:
-        """Rows regrouped so that each window is contiguous; the patches of a unit stay together."""
+        """Regroups rows so that each window is contiguous; the patches of a unit stay together."""
         if step.window_order_U is None:
             return x_PX
         units_UX: Tensor = x_PX.unflatten(0, (-1, self.spec.unit))

@@ -102,8 +102,7 @@ def _open(folder_or_id: str | Path, load_format: LoadFormat) -> tuple[Config, Ch
 
 
 def _open_gguf_folder(folder: Path) -> tuple[Config, Checkpoint]:
-    """The folder's config.json describes the model, as for its other readers; unsupported GGUF metadata is still
-    refused."""
+    """The folder's config.json describes the model, as for its other readers; unsupported GGUF metadata is refused."""
     files = sorted(folder.glob("*.gguf"))
     if len(files) != 1:
         raise ConfigError(f"{folder} has {len(files)} .gguf files; keep exactly one, beside config.json")
