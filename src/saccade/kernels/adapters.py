@@ -1,7 +1,4 @@
-"""Attention packages of others, as backends.
-
-Both read boundaries from device memory, so a captured call stays right when they are refilled.
-"""
+"""Third-party attention packages as backends. Both read boundaries from device memory, so captured calls can replay."""
 
 import importlib
 import inspect
@@ -24,11 +21,11 @@ HALF = (torch.float16, torch.bfloat16)
 class FlashAttention:
     """flash-attn-4: packed and paged attention in half precision on Hopper and later.
 
-    It takes heads of 8 to 256 columns in multiples of 8. It has no per-row limit, and it never splits one request's
-    keys over several programs: those two cases are left to others, and so are segments of one tile.
+    Heads have 8 to 256 columns, a multiple of 8. Other backends take calls with per-row limits, calls that need one
+    request's keys split over several programs, and segments of one tile.
 
-    Its tiles reach past the end of a segment or request; what lies there gets weight zero, and 0 * NaN is NaN. So
-    values must be finite everywhere: packed ones by their caller, paged ones because nothing else is ever stored.
+    Its tiles read past the end of a segment or request with weight zero, and 0 * NaN is NaN, so values must be finite
+    everywhere: the caller ensures it for packed ones, and only finite values are ever stored in pages.
     """
 
     function: Callable[..., Any]
@@ -70,10 +67,8 @@ class FlashAttention:
 
 @dataclass(frozen=True, slots=True)
 class TorchVarlen:
-    """`torch.nn.attention.varlen`: packed attention in half precision on Ampere and later.
-
-    Its keywords changed between releases: causality is `is_causal` in 2.10 and a window from 2.11 on, `scale`
-    and `enable_gqa` came later. `accepts` has the names the installed release takes.
+    """`torch.nn.attention.varlen`: packed attention in half precision on Ampere and later. `accepts` has the installed
+    release's keywords: causality is `is_causal` in 2.10 and a window from 2.11 on; `scale` and `enable_gqa` came later.
     """
 
     function: Callable[..., Any]
@@ -108,14 +103,14 @@ def _fits(call: PackedCall | PagedCall) -> bool:
 
 
 def flash_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
-    """Why flash-attn-4 cannot be used there, if it cannot."""
+    """Why flash-attn-4 cannot be used; empty if it can."""
     if capability < (9, 0):
         return f"flash-attn-4 pages need compute capability 9.0; this GPU has {capability[0]}.{capability[1]}"
     return "" if dtype in HALF else f"flash-attn-4 takes float16 and bfloat16, not {dtype}"
 
 
 def varlen_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
-    """Why torch's varlen cannot be used there, if it cannot."""
+    """Why torch's varlen cannot be used; empty if it can."""
     if capability < (8, 0):
         return f"torch varlen needs compute capability 8.0; this GPU has {capability[0]}.{capability[1]}"
     return "" if dtype in HALF else f"torch varlen takes float16 and bfloat16, not {dtype}"
@@ -123,7 +118,7 @@ def varlen_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
 
 def load_flash_attention() -> FlashAttention | str:
     """The adapter, or why there is none."""
-    # Its compiler warns of an argument that flash-attn-4 leaves out, in lines of a thousand characters.
+    # Its compiler prints thousand-character warnings about an argument that flash-attn-4 omits.
     warnings.filterwarnings("ignore", message="Argument aux_data", category=UserWarning)
     try:
         interface = importlib.import_module("flash_attn.cute.interface")
@@ -133,7 +128,6 @@ def load_flash_attention() -> FlashAttention | str:
 
 
 def load_torch_varlen() -> TorchVarlen | str:
-    """The adapter, or why there is none."""
     try:
         function = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     except (ImportError, AttributeError) as error:
@@ -142,6 +136,6 @@ def load_torch_varlen() -> TorchVarlen | str:
 
 
 def _first(result: Any) -> Tensor:
-    """Both packages have returned a tensor in one release and (tensor, log-sum-exp, ...) in another."""
+    """Depending on the release, both packages return a tensor or (tensor, log-sum-exp, ...)."""
     out: Tensor = result[0] if isinstance(result, tuple) else result
     return out

@@ -1,7 +1,7 @@
-"""What an implementation of attention has to offer, and which one takes a call.
+"""The interface of attention backends, and the choice of one for each call.
 
-The choice and the plan of a launch follow from shapes and capacities alone, so a graph and an eager pass of the same
-shapes launch the same kernels. Boundaries, lengths and tables are read on the device.
+The choice and the launch plan depend on shapes and capacities only, so graph and eager passes of the same shapes launch
+the same kernels. Boundaries, lengths and tables are read on the device.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class PackedCall(NamedTuple):
-    """What the host knows of a call over packed segments."""
+    """What the host knows about a call over packed segments."""
 
     num_rows: int
     num_heads: int
@@ -26,7 +26,7 @@ class PackedCall(NamedTuple):
 
 
 class PagedCall(NamedTuple):
-    """What the host knows of a call over a paged cache."""
+    """What the host knows about a call over a paged cache."""
 
     num_rows: int
     num_heads: int
@@ -41,15 +41,15 @@ class PagedCall(NamedTuple):
     has_limits: bool
 
 
-# Of queries, keys, values, the starts of segments, and the scale.
+# (queries, keys, values, segment starts, scale)
 AttendPacked = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
-# Of queries, both caches, the requests (starts of their queries, numbers of their keys, block tables), limits, scale.
+# (queries, (key cache, value cache), (query starts, key lengths, block tables), limits, scale)
 AttendPaged = Callable[[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor], Tensor | None, float], Tensor]
 
 
 class AttentionBackend(Protocol):
-    """Attention with the meaning of `reference_attention`. What follows from shapes is worked out once for each kind of
-    call; None where such calls are not supported, or another backend does them better."""
+    """Attention as defined by `reference_attention`. Each method plans one kind of call, once; it returns None if the
+    call is not supported or another backend does it better."""
 
     @property
     def name(self) -> str: ...
@@ -60,7 +60,7 @@ class AttentionBackend(Protocol):
 
 
 class AttentionDispatch:
-    """The backends of a GPU, best first. Every call goes to the first one that takes it."""
+    """The backends of a GPU, best first. Each call goes to the first one that takes it."""
 
     def __init__(self, *backends: AttentionBackend) -> None:
         self.backends = backends

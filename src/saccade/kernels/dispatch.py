@@ -1,4 +1,4 @@
-"""Which implementation of each kernel a device gets, chosen once; layers are handed the result."""
+"""Chooses, once, the implementation of each kernel for a device; layers receive the result."""
 
 import importlib
 import re
@@ -19,10 +19,8 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class KernelTable:
-    """Kernels by name. Each has the signature of its oracle, so mypy checks every call of one.
-
-    The static methods of a subclass are its oracles, in plain torch; `functions` take the place of some or all.
-    """
+    """Kernels by name. A subclass's static methods are plain-torch oracles, which `functions` may replace. Replacements
+    have the oracle's signature, so mypy checks every call."""
 
     name: str
     functions: Mapping[str, Callable[..., Any]]
@@ -37,16 +35,12 @@ class KernelTable:
         return [name for name, value in vars(cls).items() if isinstance(value, staticmethod)]
 
     def replacing(self, **functions: Callable[..., Any]) -> Self:
-        """The same kernels but for these."""
         return replace(self, functions={**self.functions, **functions})
 
 
 @dataclass(frozen=True)
 class Kernels(KernelTable):
-    """The kernels of one device and dtype.
-
-    `reasons` says, by kernel, why an implementation was taken; `name` sums the choice up.
-    """
+    """The kernels of one device and dtype. `reasons` says, by kernel, why an implementation was chosen."""
 
     linear = staticmethod(reference.linear)
     gated_linear = staticmethod(reference.gated_linear)
@@ -77,7 +71,7 @@ class Kernels(KernelTable):
 
 
 def device_named(word: str) -> torch.device:
-    """What a --device setting means on this machine; auto is a GPU where there is one."""
+    """The device that a --device setting names on this machine; auto is a GPU if there is one."""
     if word == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", word):
@@ -92,7 +86,7 @@ def device_named(word: str) -> torch.device:
 
 
 def kernels_for(device: torch.device | str, dtype: torch.dtype) -> Kernels:
-    """The kernels for tensors of this device and dtype. Importing flash-attn-4 takes seconds; do it once."""
+    """Importing flash-attn-4 takes seconds; call this once."""
     device = torch.device(device)
     if device.type == "cpu":
         return Kernels("reference", {}, dict.fromkeys(Kernels.kernel_names(), "the device is a CPU"))
@@ -102,21 +96,21 @@ def kernels_for(device: torch.device | str, dtype: torch.dtype) -> Kernels:
 
 
 def is_hopper(device: torch.device | int) -> bool:
-    """Or later: what flash-attn-4 and quack's tiles are for."""
+    """Hopper or later."""
     return torch.cuda.get_device_capability(device) >= _HOPPER
 
 
 def open_device(device: torch.device, dtype: torch.dtype) -> None:
-    """What takes time and has nothing to do with a model: the device itself, and the packages of its kernels."""
+    """The slow start-up that needs no model: initialise the device and import its kernel packages."""
     if device.type == "cuda":
         if device.index is not None:
-            torch.cuda.set_device(device)  # events and Triton's launches go to the current device
+            torch.cuda.set_device(device)  # events and Triton launches use the current device
         torch.zeros((), device=device)
         kernels_for(device, dtype)
 
 
 def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
-    """Triton for all, then faster products and attention where this GPU, dtype and installation allow it."""
+    """Triton, with faster products and attention if the GPU, dtype and installation allow it."""
     use_private_kernel_cache()
     modules = [importlib.import_module(f"saccade.kernels.{name}") for name in ("fused", "fused_vision")]
     functions = {name: getattr(m, name) for m in modules for name in Kernels.kernel_names() if hasattr(m, name)}
@@ -135,7 +129,7 @@ def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
 
 
 def _attention_backends(capability: tuple[int, int], dtype: torch.dtype) -> tuple[list[AttentionBackend], str]:
-    """Best first, Triton last; and why a better one is missing."""
+    """Backends, best first and Triton last; and why better ones are missing."""
     adapters, fused = (importlib.import_module(f"saccade.kernels.{name}") for name in ("adapters", "fused_attention"))
     triton = fused.TritonAttention()
     missing: list[str] = []
@@ -171,18 +165,17 @@ def _with_products(kernels: Kernels, capability: tuple[int, int], dtype: torch.d
 
 
 def _origin(function: Callable[..., object]) -> str:
-    """`reference`, `fused`, or the name of what it is a method of."""
+    """The function's module, or the name of the object it is a method of."""
     owner = getattr(function, "__self__", None)
     return function.__module__.rpartition(".")[-1] if owner is None else getattr(owner, "name", type(owner).__name__)
 
 
 @dataclass(frozen=True)
 class SamplingKernels(KernelTable):
-    """The sampling functions of one device.
+    """The sampling functions of one device. On a GPU the last dimension of every tensor must be contiguous.
 
-    Penalties keep one tensor: `seen_SV`, int32, a row of zeros per slot of a running request. Its sign bit says that
-    a token is in the prompt, the rest counts its outputs. An entry of both kinds is one load, and both are set by
-    atomics. On a GPU the last dimension of every tensor must be contiguous.
+    Penalties keep one int32 tensor, `seen_SV`, with a row per slot of a running request, initially zero. The sign bit
+    says that a token is in the prompt, the other bits count its outputs: one load reads both, atomics set both.
     """
 
     greedy = staticmethod(reference_sampling.greedy)
@@ -197,7 +190,6 @@ class SamplingKernels(KernelTable):
 
 
 def sampling_for(device: torch.device | str) -> SamplingKernels:
-    """Plain torch on a CPU, Triton on a GPU."""
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"there is no sampling for device {device}; allowed: cpu, cuda")

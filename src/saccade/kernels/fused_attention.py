@@ -1,7 +1,7 @@
-"""Triton attention: every case, any recent GPU, any float.
+"""Triton attention, for every case, any recent GPU and any float dtype.
 
-Boundaries stay on the device; what a launch takes from the host is a function of capacities. Rows of a segment
-past `max_seqlen`, or of a request past `max_query`, are not written.
+Boundaries stay on the device; launch parameters depend on capacities only. Rows of a segment past `max_seqlen`, or of a
+request past `max_query`, are not written.
 """
 
 from typing import Any
@@ -14,14 +14,14 @@ from saccade.kernels.backends import AttendPacked, AttendPaged, PackedCall, Page
 from saccade.kernels.overlap import overlapping
 from saccade.kernels.triton_attention import combine_kernel, paged_kernel, varlen_kernel
 
-SHORT_SEGMENT = 64  # one tile: a segment this short is read once and never looped over
-_WANTED_PROGRAMS = 256  # about two for each multiprocessor of the largest GPUs
+SHORT_SEGMENT = 64  # one tile, so the kernel reads the segment once without a loop
+_WANTED_PROGRAMS = 256  # about two per multiprocessor of the largest GPUs
 _MOST_SPLITS = 32
 _LEAST_KEYS_PER_SPLIT = 256
 
 
 class TritonAttention:
-    """Made for short segments and for few rows over many keys; other kernels are faster elsewhere."""
+    """Tuned for short segments and for few rows over many keys; other backends are faster elsewhere."""
 
     name = "triton"
 
@@ -47,7 +47,7 @@ class TritonAttention:
         return attend
 
     def paged(self, call: PagedCall) -> AttendPaged:
-        """Few tiles over many keys are split along the keys and joined after."""
+        """If there are few tiles over many keys, splits along the keys and combines afterwards."""
         num_queries = min(call.max_query, call.num_rows)
         share = call.num_heads // call.num_groups
         block_m, block_n = _paged_tile(num_queries * share, call.head_width, call.dtype)
@@ -75,10 +75,10 @@ class TritonAttention:
             scale: float,
         ) -> Tensor:
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-            partial = lse = out  # pointers that are not read
+            partial = lse = out  # pointers, not read
             if splits > 1:
                 partial = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
-                lse = partial.new_empty(partial.shape[:-1])  # the log-sum-exps of partial outputs, base 2
+                lse = partial.new_empty(partial.shape[:-1])  # log-sum-exps of the partial outputs, base 2
             strides = [*q.stride()[:2], *caches[0].stride()[:3], *caches[1].stride()[:3], *out.stride()[:2]]
             paged_kernel[grid](
                 q,
@@ -114,7 +114,7 @@ class TritonAttention:
 
 
 def choose_splits(num_programs: int, max_keys: int) -> int:
-    """How many programs share one tile's keys, as a power of two: enough to fill the GPU, each with real work."""
+    """How many programs share one tile's keys: a power of two that fills the GPU but keeps each program busy."""
     splits = 1
     while (
         splits < _MOST_SPLITS
@@ -126,7 +126,7 @@ def choose_splits(num_programs: int, max_keys: int) -> int:
 
 
 def _paged_tile(num_items: int, head_width: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Rows and keys of one tile; wide heads and float32 (no tensor cores) get smaller tiles for want of registers."""
+    """Rows and keys of one tile; registers limit it for wide heads and float32 (no tensor cores)."""
     if dtype == torch.float32:
         return 16, 32
     largest = 128 if head_width <= 128 else 64
@@ -134,7 +134,7 @@ def _paged_tile(num_items: int, head_width: int, dtype: torch.dtype) -> tuple[in
 
 
 def _common(call: PackedCall | PagedCall) -> dict[str, Any]:
-    """float32 products stay float32: Triton's default would round them to TF32."""
+    """float32 needs "ieee": Triton's default rounds products to TF32."""
     return {
         "D": call.head_width,
         "SHARE": call.num_heads // call.num_groups,

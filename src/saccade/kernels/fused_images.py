@@ -1,11 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: PLR0913
-"""Resize, normalise and cut into patches on the GPU, in two launches, straight into a buffer of the caller's.
+"""Resize, normalise and cut into patches on the GPU, in two launches, directly into the caller's buffer.
 
-The resize is separable and antialiased, in two passes. Filter weights are computed where they are used, from the exact
-integer distance between pixel centres, so no table has to be made or uploaded for an image size. As in torch, they are
-rounded to `precision` binary places and summed as integers: a result that differs in the first pass could differ by two
-levels after the second.
+The resize is separable and antialiased, in two passes. Filter weights are computed in the kernel from the exact integer
+distance between pixel centres, so no table per image size is uploaded. As in torch, weights are rounded to `precision`
+binary places and summed as integers: a difference in the first pass could become two levels after the second.
 """
 
 import torch
@@ -17,7 +16,7 @@ from saccade.kernels.image_jobs import MAX_JOBS, Column, PatchSettings
 from saccade.kernels.launch import KeptLaunch
 
 _STRETCH = 512  # elements of one program of the first pass
-# Triton takes no enum. It does look at constants of this kind when it decides whether a compiled kernel is still good.
+# Triton kernels cannot use an enum; constexpr globals are part of the cache key of a compiled kernel.
 (
     ROWS_START, PATCHES_START, PIXELS_AT, NUM_FRAMES, BAND_ROWS, BAND_START, OLD_WIDTH, OLD_HEIGHT, WIDTH, SCRATCH_AT,
     OUT_ROW, PATCHES_PER_STEP, ROW_TAPS, ROW_PRECISION, COLUMN_TAPS, COLUMN_PRECISION, ROW_STRETCH, ROW_REACH, HEIGHT,
@@ -26,8 +25,8 @@ _STRETCH = 512  # elements of one program of the first pass
 
 
 class JobKernels:
-    """All jobs of a table in two launches, for a table, pixels and scratch that stay where they are: then only the
-    first launch of a shape into a buffer costs what a launch by Triton does. Allocates nothing."""
+    """All jobs of a table in two launches. Table, pixels and scratch keep their addresses, so only the first launch of
+    a shape into a buffer pays Triton's launch overhead. Allocates nothing."""
 
     def __init__(self, table_XJ: Tensor, pixels: Tensor, scratch: Tensor) -> None:
         self._tables = table_XJ, table_XJ.view(torch.float32)
@@ -71,7 +70,7 @@ class JobKernels:
 
 @triton.jit
 def _weight(target, source, num_targets, num_sources, stretch, CUBIC: tl.constexpr):
-    """The filter's weight of source pixel for target pixel: the Keys cubic with a = -1/2, or the triangle."""
+    """The filter weight of a source pixel for a target pixel: the Keys cubic with a = -1/2, or the triangle."""
     ahead = (2 * source + 1).to(tl.int64) * num_targets - (2 * target + 1).to(tl.int64) * num_sources
     x = tl.abs(ahead.to(tl.float32) / (2.0 * num_targets * stretch))
     if CUBIC:
@@ -85,7 +84,7 @@ def _weight(target, source, num_targets, num_sources, stretch, CUBIC: tl.constex
 
 @triton.jit
 def _first_source(target, num_targets, num_sources, reach):
-    """At or just before the first source pixel with a weight; those before the image get none."""
+    """At or just before the first source pixel with a weight; pixels outside the image get weight 0."""
     centre = (target.to(tl.float32) + 0.5) * (num_sources / num_targets)
     return tl.floor(centre - reach - 0.5).to(tl.int32)
 
@@ -107,10 +106,8 @@ def _filtered(
     CUBIC: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The filtered byte of each target pixel, whose line of source pixels starts at source_ptr.
-
-    Only pixels `low` to `high` of the line are there; the others have no weight.
-    """
+    """The filtered byte of each target pixel. The line of source pixels starts at source_ptr; only pixels [low, high)
+    of it are in memory, and the others have no weight."""
     first = _first_source(target, num_targets, num_sources, reach)
     mass = tl.zeros([BLOCK], dtype=tl.float32)
     for tap in range(num_taps):
@@ -128,7 +125,7 @@ def _filtered(
 
 @triton.jit
 def _job_of(starts_ptr, place, JOBS: tl.constexpr):
-    """The last job that starts at or before a place; starts rise, and unused ones lie beyond every place."""
+    """The last job that starts at or before a place; starts ascend, and unused ones are beyond every place."""
     starts = tl.load(starts_ptr + tl.arange(0, JOBS))
     return tl.sum((starts <= place).to(tl.int32), axis=0) - 1
 
@@ -185,10 +182,8 @@ def job_patches_kernel(
     MERGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (patch of any job, frame within it): resizes the patch's columns, normalises, writes one row of out.
-
-    A lone frame is written TEMPORAL times by its first program.
-    """
+    """Program (patch of any job, frame within it): resizes the patch's columns, normalises, writes one row of out. The
+    first program of a single frame writes it TEMPORAL times."""
     place = tl.program_id(0)
     within = tl.program_id(1)
     job = _job_of(table_ptr + PATCHES_START * JOBS, place, JOBS)

@@ -1,7 +1,5 @@
-"""Triton versions of sampling, with the signatures of `saccade.kernels.reference_sampling`.
-
-A launch depends on shapes and strides only, so that it can be captured. Logits may be rows of a wider tensor.
-"""
+"""Triton versions of sampling, with the signatures of `saccade.kernels.reference_sampling`. Launches depend on shapes
+and strides only, so they can be captured. Logits may be rows of a wider tensor."""
 
 import torch
 import triton
@@ -20,9 +18,9 @@ from saccade.kernels.triton_sampling import choose_kernel, greedy_kernel, pick_k
 
 MOST_LOGPROBS = 20
 _TILE = 128
-_CHUNK = 32 * _TILE  # 16 KiB of logits a program, of which three or more fit a multiprocessor's registers
-_GROUP = 8  # tiles that one program reads at a time while it searches
-_STRETCH = 2048  # columns of one program of the edits
+_CHUNK = 32 * _TILE  # 16 KiB of logits per program; the registers of a multiprocessor hold three or more
+_GROUP = 8  # tiles that a program reads at a time while searching
+_STRETCH = 2048  # columns per program of the edits
 _BLOCK = 256
 
 
@@ -219,5 +217,5 @@ def _per_chunk(logits_NV: Tensor, *dtypes: torch.dtype) -> list[Tensor]:
 
 
 def _bytes(flags: Tensor) -> Tensor:
-    """Booleans as the bytes they are, which a kernel may load and store."""
+    """Kernels load and store booleans as bytes."""
     return flags.view(torch.uint8)

@@ -1,10 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: PLR0913
-"""Triton and cuBLAS versions of the kernels of vision towers, with the signatures of `reference_vision`.
-
-Strides inside a row are compile-time numbers: heads of 72 columns are no multiple of 16, and with a stride that is only
-known at run time Triton would load them two bytes at a time.
-"""
+"""Triton and cuBLAS versions of the vision-tower kernels, with the signatures of `reference_vision`. Strides inside a
+row are compile-time constants: heads of 72 columns are not a multiple of 16, and with a run-time stride Triton would
+load them two bytes at a time."""
 
 import torch
 import triton
@@ -20,7 +18,7 @@ _HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def rotate_packed(qkv_PX: Tensor, num_heads: int, cos_PK: Tensor, sin_PK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See `reference_vision.rotate_packed`; in place, so that attention reads all three from one product."""
+    """In place, so that attention reads q, k and v from one product."""
     num_rows, width = qkv_PX.shape
     head_width = width // (3 * num_heads)
     assert qkv_PX.stride(1) == 1 and cos_PK.shape[1] == head_width, (qkv_PX.stride(), cos_PK.shape, head_width)
@@ -44,7 +42,7 @@ def rotate_packed(qkv_PX: Tensor, num_heads: int, cos_PK: Tensor, sin_PK: Tensor
 
 
 def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-    """See `reference_vision.activated_linear`; cuBLAS applies bias and tanh-GELU where it has the sums in registers."""
+    """cuBLAS fuses bias and tanh-GELU into the product."""
     if kind == "gelu_tanh" and bias is not None and x.dtype in _HALF_DTYPES and x.dim() == 2 and x.shape[0] > 1:
         return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
     return activate(functional.linear(x, weight, bias), kind)
@@ -70,7 +68,7 @@ def add_positions(x_PD: Tensor, table_GD: Tensor, indices_4P: Tensor, weights_4P
 
 
 def place_rows(embeds_TD: Tensor, rows_LED: Tensor, sources_T: Tensor) -> tuple[Tensor, Tensor]:
-    """See `reference_vision.place_rows`; in place."""
+    """In place."""
     num_levels, _, width = rows_LED.shape
     num_rows = embeds_TD.shape[0]
     assert embeds_TD.is_contiguous() and rows_LED.stride()[1:] == (width, 1), (embeds_TD.stride(), rows_LED.stride())
@@ -153,7 +151,7 @@ def positions_kernel(
     D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program t: row t of x plus four weighed rows of the table. The taps of all rows lie one after the other."""
+    """Program t: row t of x plus four weighted rows of the table. Indices and weights are (4, num_rows)."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < D
@@ -179,8 +177,8 @@ def place_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (t, level, stretch): a stretch of the vision row that stands at token t. Level 0 goes over the embedding,
-    which stays where there is none; the other levels to rows of their own, which are zero there."""
+    """Program (t, level, stretch): a stretch of the vision row for token t. Level 0 overwrites the embedding (text
+    keeps its own); the other levels go to `others`, which is zero at text."""
     await_inputs(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     level = tl.program_id(1).to(tl.int64)
@@ -205,7 +203,7 @@ def scatter_kernel(
     D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (u, level, stretch): a stretch of row u of a level to row targets[u]."""
+    """Program (u, level, stretch): copies a stretch of row u of a level to row targets[u]."""
     unit = tl.program_id(0).to(tl.int64)
     level = tl.program_id(1).to(tl.int64)
     columns = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)

@@ -1,11 +1,10 @@
-"""Sums and joins on a CPU, through gloo.
+"""All-reduce and all-gather on a CPU, through gloo.
 
-Each is one operation, as a kernel is on a GPU, and carries the name of its process group: whoever records a pass
-records one node, and a replay exchanges what the ranks have then. Every rank gets all tensors and adds them up in the
-order of the ranks, so that all have the same bits.
+Each is one torch operation that names its process group, so a recording has one node for it and a replay exchanges the
+current contents. Every rank gets all tensors and adds them in rank order, so all have the same bits.
 
-Gloo itself ends a process that gets more than it waits for, and leaves the other one with numbers of both: so ranks
-first tell each other how much they bring.
+On a size mismatch gloo aborts the process that receives too much and leaves mixed data in the other, so ranks exchange
+sizes first.
 """
 
 from typing import Any
@@ -55,7 +54,7 @@ def _all_gather(x: Tensor, memory: Tensor, group: str, dim: int) -> Tensor:
 
 
 def _exchange(x: Tensor, memory: Tensor, group: str) -> Tensor:
-    """(ranks, ...): every rank's tensor, in the reserved memory."""
+    """Every rank's tensor, stacked (ranks, ...) in the reserved memory."""
     found: ProcessGroup = distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined, arg-type]
     everyone = memory[: found.size() * x.nbytes]
     _check_sizes(found, x.nbytes)

@@ -1,7 +1,7 @@
-"""What is to be resized and cut into patches in one go, as one table of numbers. Numpy alone.
+"""The jobs of one resize-and-patchify launch, as a table of numbers. Needs numpy only.
 
-A job is one image or video, or, where that does not fit into a pixel buffer at once, a band of it: some rows of merged
-units of one time step, with the source rows that they need. So memory is bounded whatever comes.
+A job is one image or video or, if that does not fit into a pixel buffer, a band of it: some rows of merged units of one
+time step, with the source rows they need. So memory is bounded for any input.
 """
 
 import functools
@@ -21,20 +21,20 @@ Resample = Literal["bilinear", "bicubic"]
 Triple = tuple[float, float, float]
 
 RESAMPLING: dict[str, float] = {"bilinear": 1.0, "bicubic": 2.0}  # filter and its reach, in pixels of the coarser image
-MAX_JOBS = 64  # of one launch; a program finds its job by comparing with all starts
+MAX_JOBS = 64  # per launch; a program finds its job by comparing with all starts
 BEYOND = 2**31 - 1
-MARGIN_ROWS = 1  # the device finds the first source row in float32
+MARGIN_ROWS = 1  # the device computes the first source row in float32
 
 
 class Column(IntEnum):
-    """Of the table, which is laid out by column: (columns, jobs). Floats lie in it bit by bit."""
+    """Columns of the (columns, jobs) int32 table. Floats are stored as their bits."""
 
-    ROWS_START = 0  # lines of all jobs before, frames times source rows
+    ROWS_START = 0  # lines (frames times source rows) of all earlier jobs
     PATCHES_START = 1
     PIXELS_AT = 2  # bytes
     NUM_FRAMES = 3
     BAND_ROWS = 4
-    BAND_START = 5  # the first source row that is there
+    BAND_START = 5  # the first source row in memory
     OLD_WIDTH = 6
     OLD_HEIGHT = 7
     WIDTH = 8
@@ -71,14 +71,14 @@ class PatchSettings:
     resample: Resample
 
     def alone(self) -> "PatchSettings":
-        """Without what a kind of media adds to them."""
+        """Without the fields of a subclass."""
         return PatchSettings(**{field.name: getattr(self, field.name) for field in fields(PatchSettings)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageJob:
-    """`frames` (F, rows, old width, 3) hold source rows from `band_start` on; the patches go to rows from `out_row` on,
-    `patches_per_step` of them a time step, the first being number `first_patch` of its step."""
+    """`frames` (F, rows, old width, 3) hold source rows from `band_start` on. Each time step has `patches_per_step`
+    patches, from number `first_patch` of the step on; they are written to rows from `out_row` on."""
 
     frames: NDArray[np.uint8]
     old_height: int
@@ -111,7 +111,7 @@ def whole_job(frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int,
 def banded_jobs(
     frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int, shape: PatchSettings, max_bytes: int
 ) -> Iterator[ImageJob]:
-    """Jobs of at most `max_bytes` each (pixels, and scratch) that together do what one job would."""
+    """Splits one job into jobs of at most `max_bytes` each (of pixels, and of scratch)."""
     num_frames, old_height, old_width, _ = frames.shape
     side = shape.patch * shape.merge
     per_unit_row = size_hw[1] // shape.patch * shape.merge
@@ -144,7 +144,7 @@ def banded_jobs(
 
 
 def source_rows(start: int, stop: int, old: int, new: int, resample: str) -> tuple[int, int]:
-    """The source rows that target rows `start` to `stop` are made of."""
+    """The source rows that target rows [start, stop) depend on."""
     _, reach, num_taps, _ = filter_numbers(old, new, resample)
     low = math.floor((start + 0.5) * old / new - reach - 0.5) - MARGIN_ROWS
     high = math.floor((stop - 0.5) * old / new - reach - 0.5) + num_taps + MARGIN_ROWS
@@ -154,10 +154,8 @@ def source_rows(start: int, stop: int, old: int, new: int, resample: str) -> tup
 def write_table(
     table: NDArray[np.int32], jobs: list[ImageJob], places: list[int], shape: PatchSettings
 ) -> tuple[int, int, int]:
-    """Fill a table (columns, MAX_JOBS) for jobs whose pixels lie at these bytes of the buffer.
-
-    Returns how many lines, patches and columns of the widest target there are.
-    """
+    """Fills a (columns, MAX_JOBS) table for jobs whose pixels are at byte offsets `places`. Returns the number of lines
+    and of patches, and the width of the widest target."""
     assert 0 < len(jobs) <= MAX_JOBS, len(jobs)
     table[Column.ROWS_START : Column.PATCHES_START + 1, len(jobs) :] = BEYOND
     line = patch = scratch = 0
@@ -171,10 +169,8 @@ def write_table(
 
 @functools.lru_cache(maxsize=4096)
 def filter_numbers(old: int, new: int, resample: str) -> tuple[float, float, int, int]:
-    """How far the filter is stretched, its reach and the most pixels it touches, and the binary places of its weights.
-
-    torch keeps weights in 16 bits, with as many places as the largest weight of any pixel leaves.
-    """
+    """The filter's stretch, reach and maximum number of taps, and the binary places of its weights: torch keeps weights
+    in 16 bits, with as many places as the largest weight of any pixel allows."""
     stretch = max(old / new, 1.0)
     reach = RESAMPLING[resample] * stretch
     num_taps = math.ceil(2 * reach) + 2
@@ -193,7 +189,7 @@ def filter_numbers(old: int, new: int, resample: str) -> tuple[float, float, int
 
 
 def _last_fit(start: int, count: int, old: int, new: int, side: int, resample: str, max_rows: int) -> int:
-    """The last unit row that a band from `start` on can end before."""
+    """The largest stop (in unit rows) of a band from `start` that needs at most `max_rows` source rows."""
     low, high = start, count
     while low < high:
         middle = (low + high + 1) // 2
@@ -203,7 +199,6 @@ def _last_fit(start: int, count: int, old: int, new: int, side: int, resample: s
 
 
 def _columns(job: ImageJob, starts: tuple[int, int, int, int], resample: str) -> bytes:
-    """What the table says of a job."""
     line, patch, place, scratch = starts
     num_frames, band_rows, old_width, _ = job.frames.shape
     height, width = job.size_hw

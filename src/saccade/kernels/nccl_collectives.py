@@ -1,4 +1,4 @@
-"""Sums and joins through NCCL, for GPUs that cannot read each other's memory. NCCL keeps buffers of its own."""
+"""All-reduce and all-gather through NCCL, for GPUs that cannot read each other's memory."""
 
 from typing import Any
 
@@ -16,11 +16,11 @@ class NcclCollectives(Collectives):
     def __init__(self, group: ProcessGroup, device: torch.device, reason: str) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._group, self._reason = group, reason
-        # NCCL connects at the first call, which no capture can hold.
+        # NCCL connects at the first call, which cannot be captured.
         dist.all_reduce(torch.zeros(1, device=device), group=group)
 
     def reserve(self, nbytes: int) -> None:
-        """Nothing to do."""
+        """NCCL has its own buffers."""
 
     def all_reduce(self, x: Tensor, out: Tensor | None = None, *, algorithm: str = "") -> Tensor:
         total = x.clone(memory_format=torch.contiguous_format) if out is None or not out.is_contiguous() else out

@@ -1,11 +1,10 @@
-"""Plain-torch attention over packed segments and over a paged key/value cache: loops over segments and requests.
+"""Plain-torch attention over packed segments and over a paged key/value cache, in loops over segments and requests.
 
 T rows, S segments, R requests, H query heads, G key/value heads, D head width, N blocks, B slots in a block, M entries
 of a block table; L query rows and K keys of one segment or request.
 
-Each function is one operation, as a kernel is on a GPU. Whoever records it records a single node, and boundaries,
-lengths and tables are read when the node runs. So it does only the work that is there, its temporaries live no longer
-than the call, and nothing of one segment or request ever meets another: 0 * NaN is NaN.
+Each function is one torch operation, so a recording has a single node, which reads boundaries, lengths and tables when
+it runs. It does no padded work, its temporaries end with the call, and segments and requests never mix: 0 * NaN is NaN.
 """
 
 from collections.abc import Callable
@@ -49,8 +48,8 @@ def varlen_attention(
 ) -> Tensor:
     """Attention inside each segment `cu_seqlens[s]:cu_seqlens[s + 1]` of the packed rows.
 
-    `cu_seqlens[-1]` is T (padded rows are a segment of their own); a segment may be empty and has at most
-    `max_seqlen` rows. Rows past that come back as zeros, so that a graph that froze too small a length is found.
+    `cu_seqlens[-1]` is T (padded rows are a segment of their own); a segment may be empty and has at most `max_seqlen`
+    rows. Rows past that are zero in the result, which exposes a graph that froze too small a length.
     """
     out_THD = q_THD.new_zeros(q_THD.shape)
     for start, end in pairwise(cu_seqlens_S1.tolist()):
@@ -79,17 +78,17 @@ def paged_attention(  # noqa: PLR0913
 ) -> Tensor:
     """Causal attention of new rows over cached keys.
 
-    Request r owns rows `query_start[r]:query_start[r + 1]` and the first `key_lengths[r]` slots of its
-    blocks; its last row is at position `key_lengths[r] - 1`. A row at position p sees the keys j with
+    Request r owns rows `query_start[r]:query_start[r + 1]` and the first `key_lengths[r]` slots of its blocks; its last
+    row is at position `key_lengths[r] - 1`. A row at position p sees the keys j with
 
         j < max(p + 1, limit)    and    j > p - window    and    j < key_lengths[r]
 
-    where `limit` is the row's entry of `limits_T` (0 where there is none). This is the mask of Gemma-3 in
-    transformers: global layers use OR(causal, same image), sliding layers AND(sliding window, OR(causal, same
-    image)), and the sliding window (kv > q - window) bounds the past only. An image's rows have `limit` = the
-    position after its last token; the whole image must be in the cache when its rows are computed.
+    where `limit` is the row's entry of `limits_T` (0 if there is none). This is Gemma-3's mask in transformers: global
+    layers use OR(causal, same image), sliding layers AND(sliding window, OR(causal, same image)), and the sliding
+    window (kv > q - window) bounds the past only. Rows of an image have `limit` = the position after its last token;
+    the whole image must be in the cache when its rows are computed.
 
-    Rows that see no key (a dummy request of length 0, rows past `query_start[-1]`) come back as zeros.
+    Rows that see no key (a dummy request of length 0, rows past `query_start[-1]`) are zero in the result.
     """
     num_blocks, block_size = k_cache_NBGD.shape[:2]
     most_keys = min(max_keys, block_tables_RM.shape[1] * block_size)
@@ -115,7 +114,7 @@ def paged_attention(  # noqa: PLR0913
 
 
 def _attend(q_LHD: Tensor, k_KGD: Tensor, v_KGD: Tensor, visible_LK: Tensor | None, scale: float) -> Tensor:
-    """In float32; every head of a group reads the group's keys and values."""
+    """In float32."""
     share = q_LHD.shape[1] // k_KGD.shape[1]
     q_HLD, k_HKD, v_HKD = (
         x.float().transpose(0, 1) for x in (q_LHD, k_KGD.repeat_interleave(share, 1), v_KGD.repeat_interleave(share, 1))

@@ -3,9 +3,9 @@
 """Device code of `saccade.kernels.fused_sampling`: greedy choice, and sampling with min-p, top-k and top-p.
 
 A row is cut into chunks (one program each, so that few rows fill a GPU too) and chunks into tiles of 128 tokens. The
-first launch reads every logit once. Rows without filters are decided by their chunks' best scores. Of a row with
-filters it leaves each tile's peak and mass behind, from which the second launch, one program a row, finds the floor
-(see `triton_floor`) and draws from the few tiles that reach it.
+first launch reads every logit once and writes each chunk's best score, or for rows with filters each tile's peak and
+mass. The second launch, one program per row, picks the best chunk, or finds the floor (see `triton_floor`) and draws
+from the few tiles that reach it.
 """
 
 import triton
@@ -38,7 +38,7 @@ def greedy_kernel(
     row_stride,
     CHUNK: tl.constexpr,
 ):
-    """Program (row, chunk): the chunk's largest logit, where it is, and whether there is a NaN."""
+    """Program (row, chunk): the chunk's largest logit, its token, and whether there is a NaN."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits_ptr + row * row_stride + columns, mask=columns < vocabulary, other=float("-inf"))
@@ -80,10 +80,8 @@ def scan_kernel(
     TILES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program (row, chunk). A row with filters: the peak and the mass relative to it of each tile.
-
-    Other rows are decided here up to `choose_kernel`'s look at the chunks: the best logit or the best noisy one.
-    """
+    """Program (row, chunk). With filters: each tile's peak, and its mass relative to that. Without: the chunk's best
+    logit or best noisy logit, from which `choose_kernel` takes the best chunk."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = row * tl.num_programs(1) + chunk
     temperature = tl.load(temperature_ptr + row)
@@ -125,7 +123,7 @@ def choose_kernel(
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Program (row): the row's token, from its chunks' or, with filters, from the tiles that reach its floor."""
+    """Program (row): the row's token, from its chunks' best or, with filters, from the tiles that reach its floor."""
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     has_k, has_p, has_min = _filters(row, top_k_ptr, top_p_ptr, min_p_ptr, vocabulary)
@@ -192,14 +190,14 @@ def _scan_scores(logits_ptr, chunk, vocabulary, temperature, seed, counter, CHUN
 
 @triton.jit
 def _filters(row, top_k_ptr, top_p_ptr, min_p_ptr, vocabulary):
-    """Which filters row has. Comparisons are such that a NaN in a padded row switches a filter off."""
+    """Which filters the row has. The comparisons treat a NaN in a padded row as off."""
     k = tl.load(top_k_ptr + row)
     return (k > 0) & (k < vocabulary), tl.load(top_p_ptr + row) < 1.0, tl.load(min_p_ptr + row) > 0.0
 
 
 @triton.jit
 def best_of(scores, columns):
-    """The largest score and the lowest column that has it."""
+    """The largest score and the lowest column with it."""
     score = tl.max(scores, axis=0)
     return score, tl.min(tl.where(scores == score, columns, NO_TOKEN), axis=0)
 
@@ -216,7 +214,7 @@ def _best_chunk(scores_ptr, ids_ptr, row, num_chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _gumbel(seed, counter, quads):
-    """Noise of tokens 4q ... 4q + 3 for each q of quads, in that order. See `reference_sampling.gumbel`."""
+    """Noise of tokens 4q ... 4q + 3 for each q of quads, in order. See `reference_sampling.gumbel`."""
     zeros = quads * 0
     low, high = zeros + counter.to(tl.int32), zeros + (counter >> 32).to(tl.int32)
     a, b, c, d = tl.philox(seed, quads, low, high, zeros)
@@ -239,7 +237,7 @@ def _draw(
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """The token of the best noisy score among those at or above the floor in the listed tiles."""
+    """The token with the best noisy score among logits at or above the floor in the listed tiles."""
     best = float("-inf")
     token = 0
     for first in range(0, num_hits, GROUP):

@@ -1,8 +1,5 @@
-"""Causal attention over a paged key/value cache.
-
-T rows, R requests, M blocks of a table, N blocks of B slots, H query heads and G key/value heads of this rank,
-K columns of a head, D width.
-"""
+"""Causal attention over a paged key/value cache. T rows, R requests, M blocks of a table, N blocks of B slots, H query
+heads and G key/value heads of this rank, K columns of a head, D width."""
 
 from torch import Tensor
 
@@ -52,7 +49,7 @@ class Attention(Layer):
         return self.out(o_THK.reshape(x_TD.shape[0], self.qkv.num_heads * self.qkv.head_dim))
 
     def _attend(self, limits_T: Tensor | None, max_query: int, max_keys: int, *static: Tensor, q: Tensor) -> Tensor:
-        """Tensors are arguments of their own, not fields of a step, so that a capture can see that they are static."""
+        """Tensors are separate arguments, not fields of a step, so that a capture can see that they are static."""
         return self.kernels.paged_attention(
             q.view(-1, self.qkv.num_heads, self.qkv.head_dim),
             *static,

@@ -1,4 +1,4 @@
-"""Ranks find each other, and agree on how to exchange tensors."""
+"""Connects the ranks and chooses how they exchange tensors."""
 
 import json
 import platform
@@ -21,7 +21,7 @@ from saccade.kernels.gloo_collectives import GlooCollectives
 from saccade.layers.parallel import Groups, ParallelGroup
 
 POLL_S = 0.02
-LEAST_CONNECT_S = 10.0  # however short the watchdog's time: a busy machine takes seconds
+LEAST_CONNECT_S = 10.0  # even with a shorter watchdog: a busy machine takes seconds
 
 
 def connect(
@@ -34,12 +34,11 @@ def connect(
     connect_s: float = 0.0,
     check: Callable[[], None] = lambda: None,
 ) -> Groups:
-    """Meet the other ranks of this machine and open the communicators.
+    """Wait for the other ranks of this machine and open the communicators. A process may be in one such group.
 
-    `store` is a file in a private folder that all ranks name and none has written yet. A rank that waits longer than
-    `timeout_s` for another one, here or on the host later, raises a RuntimeError. `check` is called again and again
-    until all are here: it raises if one will not come. From then on they wait `connect_s` for each other's connections,
-    where that is less and not 0. A process is in one such group.
+    `store` is a file in a private folder, the same for all ranks and not written yet. A rank that waits longer than
+    `timeout_s` for another, here or later on the host, raises a RuntimeError. `check` is polled until all ranks have
+    arrived, and raises if one will not. After that, connections may take `connect_s`, if that is less and not 0.
     """
     if size == 1:
         return Groups()
@@ -60,14 +59,14 @@ def connect(
     except BaseException:
         if dist.is_initialized():
             dist.destroy_process_group()
-        _world.group_count = 0  # groups are named by it: the next ranks, new processes, begin to count at 0
+        _world.group_count = 0  # it is part of group names, and new processes count from 0
         raise
     language, vision = (ParallelGroup(rank=rank, size=size, collectives=one, control=control) for one in made)
     return Groups(language=language, vision=vision)
 
 
 def _meet(store: FileStore, rank: int, size: int, timeout_s: float, check: Callable[[], None]) -> None:
-    """Nothing that is called later can be told that a rank will not come: it would wait to the end of its time."""
+    """Done first because later calls cannot be interrupted when a rank will not come: they wait for their timeout."""
     deadline = monotonic() + timeout_s
     store.set(_here(rank), "")
     while missing := [other for other in range(size) if not store.check([_here(other)])]:
@@ -100,7 +99,7 @@ def _new_collectives(device: torch.device, control: Control, limit: timedelta, s
 
 
 def _first(control: Control, reason: str) -> str:
-    """The first reason that a rank has: what one cannot do, none does."""
+    """The first rank's non-empty reason: what one rank cannot do, none does."""
     return next((found.decode() for found in control.gather(reason.encode()) if found), "")
 
 
@@ -109,7 +108,7 @@ def _num_gpus(places: Sequence[Mapping[str, Any]]) -> int:
 
 
 def nccl_beside(group: ParallelGroup, device: torch.device) -> Collectives | None:
-    """NCCL for the same ranks, to compare; None where it cannot be: on a CPU, and where ranks share a GPU."""
+    """NCCL for the same ranks, to compare; None on a CPU, if it is in use already, or if ranks share a GPU."""
     if device.type == "cpu" or group.control is None or group.describe()["backend"] == "NCCL":
         return None
     if _num_gpus(_places(device, group.control)) < group.size:
@@ -125,7 +124,7 @@ def _places(device: torch.device, control: Control) -> list[dict[str, Any]]:
 
 
 def _new_group(backend: str, limit: timedelta, soon: timedelta) -> dist.ProcessGroup:
-    """Connected within `soon`; exchanges, and what ranks look for in their store, may then take up to `limit`."""
+    """Must connect within `soon`; later exchanges and lookups in the store may take up to `limit`."""
     store = _get_default_store()
     store.set_timeout(soon)
     found = dist.new_group(backend=backend, timeout=soon)
@@ -137,13 +136,12 @@ def _new_group(backend: str, limit: timedelta, soon: timedelta) -> dist.ProcessG
 
 
 def _place(device: torch.device) -> dict[str, Any]:
-    """What the other ranks must know of this one's device."""
     gpu = str(torch.cuda.get_device_properties(device).uuid)
     return {"machine": platform.node(), "index": device.index, "gpu": gpu}
 
 
 def check_devices(places: Sequence[Mapping[str, Any]], *, may_share: bool) -> None:
-    """Every rank has a GPU of its own, unless the environment says that they may share one."""
+    """Raises unless every rank has its own GPU or ranks may share one."""
     for (i, one), (j, other) in combinations(enumerate(places), 2):
         if one["gpu"] == other["gpu"] and not may_share:
             raise ConfigError(
@@ -155,7 +153,7 @@ def check_devices(places: Sequence[Mapping[str, Any]], *, may_share: bool) -> No
 def refusal(
     mine: Mapping[str, Any], places: Sequence[Mapping[str, Any]], can_access: Callable[[int, int], bool]
 ) -> str:
-    """Why this rank cannot use symmetric memory; empty where it may be tried."""
+    """Why this rank cannot use symmetric memory; empty if it is worth trying."""
     for other in places:
         if other["machine"] != mine["machine"]:
             return f"ranks are on different machines, {mine['machine']} and {other['machine']}"

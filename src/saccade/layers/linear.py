@@ -1,10 +1,10 @@
-"""Linear layers that know their shard.
+"""Sharded linear layers.
 
-A column layer splits its output over the ranks, a row layer its input; a column layer followed by a row layer needs
-one all-reduce, in the row layer. Fused layers are column layers whose rows come from several checkpoint tensors.
+A column layer splits its output over the ranks, a row layer its input; a column layer followed by a row layer needs one
+all-reduce, in the row layer. Fused layers are column layers whose rows come from several checkpoint tensors.
 
-A width between two layers that is not a multiple of 16 gets room up to the next multiple of 64, filled with zeros,
-which add nothing to any sum: rows that do not begin on 32 bytes are multiplied by slower kernels.
+A width between two layers that is not a multiple of 16 is padded with zeros to the next multiple of 64 ("room"),
+because rows that are not 32-byte aligned are multiplied by slower kernels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ def with_room(width: int) -> int:
 
 
 class Linear(Layer):
-    """A layer every rank holds whole."""
+    """A layer that every rank holds whole."""
 
     def __init__(self, place: Placement, fan_in: int, fan_out: int, *, bias: bool = False) -> None:
         self.kernels = place.kernels
@@ -31,7 +31,6 @@ class Linear(Layer):
         self.bias = place.parameter(fan_out) if bias else None
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """`out` takes the result, where a caller has a place for it."""
         return self.kernels.linear(x, self.weight, self.bias, out)
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:
@@ -42,7 +41,7 @@ class Linear(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one checkpoint tensor in a column layer: `count` of `total`, from `start`, and zeros up to `room`."""
+    """The rows of one checkpoint tensor in a column layer: `count` of `total`, from `start`, zero-padded to `room`."""
 
     name: str
     total: int
@@ -52,7 +51,7 @@ class Rows:
 
 
 class ColumnLinear(Layer):
-    """Each rank computes its rows of each part; the parts lie one after the other."""
+    """Each rank computes its rows of each part; the parts are concatenated."""
 
     def __init__(self, place: Placement, fan_in: int, parts: Sequence[Rows], *, bias: bool = False) -> None:
         self.kernels = place.kernels
@@ -79,13 +78,13 @@ class ColumnLinear(Layer):
 
 
 def column_linear(place: Placement, fan_in: int, fan_out: int, *, bias: bool = False) -> ColumnLinear:
-    """With room, where that is faster."""
+    """Padded if that is faster."""
     start, count, room = place.group.spread(fan_out, "MLP width")
     return ColumnLinear(place, fan_in, [Rows("", fan_out, start, count, with_room(room))], bias=bias)
 
 
 def gate_up_linear(place: Placement, fan_in: int, width: int, *, bias: bool = False) -> ColumnLinear:
-    """[gate | up], each of `width` rows in the checkpoint; with room, where that is faster."""
+    """[gate | up], each of `width` rows in the checkpoint; padded if that is faster."""
     start, count, room = place.group.spread(width, "MLP width")
     parts = [Rows(name, width, start, count, with_room(room)) for name in ("gate", "up")]
     return ColumnLinear(place, fan_in, parts, bias=bias)
@@ -105,7 +104,7 @@ class QKVLinear(ColumnLinear):
         bias: bool = False,
         what: str = "",
     ) -> None:
-        """`what` has these heads, in the words of an error: the decoder where it is empty."""
+        """`what` prefixes names in error messages; empty for the decoder."""
         start, self.num_heads = place.group.shard(num_heads, f"{what}num_heads")
         kv_start, self.num_kv_heads = place.group.shard_or_share(num_kv_heads, f"{what}num_kv_heads")
         self.head_dim = head_dim
@@ -122,10 +121,8 @@ class QKVLinear(ColumnLinear):
 
 
 class RowLinear(Layer):
-    """Each rank multiplies its columns, and the all-reduce adds the products up; rank 0's has the bias in it.
-
-    `has_room` says that its inputs come from a layer that makes room: without it, shares must be equal.
-    """
+    """Each rank multiplies its columns, and an all-reduce adds the products; rank 0 adds the bias. With `has_room` the
+    inputs come from a padded layer; otherwise shares must be equal."""
 
     def __init__(
         self, place: Placement, fan_in: int, fan_out: int, *, bias: bool = False, has_room: bool = False
@@ -141,7 +138,6 @@ class RowLinear(Layer):
         self.bias = place.parameter(fan_out) if bias else None
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """`out` takes the result, where a caller has a place for it."""
         if self.group.size == 1:
             return self.kernels.linear(x, self.weight, self.bias, out)
         bias = self.bias if self.group.rank == 0 else None

@@ -1,4 +1,4 @@
-"""Norms, alone or together with the residual addition before them."""
+"""Norms, alone or fused with the residual addition before them."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What layers are built from, as plain values. Nothing here needs torch."""
+"""Specifications of layers, as plain values. Needs no torch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -84,10 +84,8 @@ class VisionBlockSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergerSpec:
-    """`unit` neighbouring patches become one row of the decoder's width through an MLP.
-
-    The norm is over a patch, or with `norm_after_merge` over the joined patches.
-    """
+    """An MLP turns `unit` neighbouring patches into one row of the decoder's width. The norm is over a patch, or with
+    `norm_after_merge` over the joined patches."""
 
     unit: int
     out_width: int
@@ -114,7 +112,7 @@ def sectioned_axes(sections: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def interleaved_axes(sections: tuple[int, ...]) -> tuple[int, ...]:
-    """Time, height, width in turn while height and width have frequencies left; time takes the rest."""
+    """Time, height and width take turns until height and width have all their frequencies; time takes the rest."""
     axes = [0] * sum(sections)
     for axis in (1, 2):
         for i in range(axis, min(3 * sections[axis], len(axes)), 3):

@@ -1,7 +1,5 @@
-"""The parts of a vision tower.
-
-P patch rows, C values of a patch, D width, H heads of this rank, K columns of a head, U merged units, S segments.
-"""
+"""The parts of a vision tower. P patch rows, C values of a patch, D width, H heads of this rank, K columns of a head,
+U merged units, S segments."""
 
 from collections.abc import Iterator
 
@@ -14,7 +12,7 @@ from saccade.layers.mlp import PlainMLP, new_mlp
 from saccade.layers.norm import new_norm
 from saccade.layers.spec import MergerSpec, MLPSpec, PoolSpec, VisionBlockSpec
 
-# Boundaries, and the most rows between two of them: rows see each other inside a segment only, a frame or a window.
+# Boundaries, and the longest segment. A segment is a frame or a window; rows attend inside their segment only.
 Segments = tuple[Tensor, int]
 
 
@@ -59,22 +57,18 @@ class VisionAttention(Layer):
 
 
 class PatchEmbedding(Linear):
-    """A convolution whose stride is its kernel: one product per patch, channel-major within the patch."""
+    """A convolution with stride = kernel size: one product per patch, channel-major within the patch."""
 
 
 class PositionGrid(Layer):
-    """A square grid of learned positions, read at four neighbours with given weights.
-
-    Where to read and how to weigh is data, made on the host from the grid of each image, so that eager and captured
-    passes interpolate with the same numbers.
-    """
+    """A square grid of learned positions, interpolated from four neighbours. Indices and weights are computed on the
+    host from each image's grid, so eager and captured passes use the same numbers."""
 
     def __init__(self, place: Placement, side: int, width: int) -> None:
         self.kernels = place.kernels
         self.weight = place.parameter(side * side, width)
 
     def __call__(self, x_PD: Tensor, indices_4P: Tensor, weights_4P: Tensor) -> Tensor:
-        """x plus the positions."""
         return self.kernels.add_positions(x_PD, self.weight, indices_4P, weights_4P)
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's config.json: typed, with errors that name the file, and the parts that families share."""
+"""Typed reading of a checkpoint's config.json, with errors that name the file, and the parts that families share."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from saccade.models.spec import DecoderSpec, LayerSpec
 
 T = TypeVar("T", int, float, bool, str, list[Any], dict[str, Any])
 
-MAX_SIZE = 2**24  # of a dimension: far above any model, and small enough that a typing error does not fill the memory
+MAX_SIZE = 2**24  # of a dimension: far above any model, and small enough that a typo does not exhaust memory
 MAX_LAYERS = 4096
 MAX_INTEGER = 2**31 - 1
 MAX_SHOWN = 200
@@ -31,7 +31,7 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_ta
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A JSON object of a config.json. A key that is null counts as absent, as it does in Hugging Face configs."""
+    """A JSON object of a config.json. A key that is null counts as absent, as in Hugging Face configs."""
 
     values: Mapping[str, Any]
     where: str = "config.json"
@@ -69,21 +69,19 @@ class Config:
         return value
 
     def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE) -> int:
-        """A count that something is made of."""
+        """A count between `least` and `most`."""
         value = self.need(key, int) if default is None else self.get(key, default)
         if not least <= value <= most:
             raise ConfigError(f"{self.where}: {key} is {value}; allowed are {least} to {most}")
         return value
 
     def positive(self, key: str) -> float:
-        """A finite number above 0."""
         value = self.need(key, float)
         if value <= 0:
             raise ConfigError(f"{self.where}: {key} is {value}; it must be above 0")
         return value
 
     def ints(self, key: str) -> tuple[int, ...]:
-        """A list of counts or indices."""
         values = self.get(key, [])
         if not all(type(value) is int and 0 <= value <= MAX_SIZE for value in values):
             raise ConfigError(f"{self.where}: {key} is {_shown(values)}; a list of integers from 0 on is needed")
@@ -93,12 +91,12 @@ class Config:
         return self.values.get(key) is not None
 
     def sub(self, key: str) -> "Config":
-        """An object inside this one."""
+        """A nested object."""
         return Config(self.need(key, dict), f"{self.where}: {key}")
 
     @property
     def text(self) -> "Config":
-        """The object of the decoder; some configs are written flat."""
+        """The decoder's object; the config itself if it is flat."""
         return self.sub("text_config") if self.has("text_config") else self
 
     def activation(self, key: str) -> str:
@@ -110,11 +108,8 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The rotary of a config, written the old way (rope_theta, rope_scaling) or the new (rope_parameters).
-
-    Where both are there, rope_scaling is the one that counts, and what it leaves out stands at the top of the config:
-    rope_parameters are then not looked at.
-    """
+    """The rotary of a config, in the old form (rope_theta, rope_scaling) or the new one (rope_parameters). With a
+    rope_scaling, rope_parameters is ignored, and missing values come from the top level of the config."""
 
     base: float
     scaling: LinearScaling | Llama3Scaling | None
@@ -151,10 +146,8 @@ def read_decoder(
     axes: tuple[int, ...] | None = None,
     windows: list[int | None] | None = None,
 ) -> DecoderSpec:
-    """A plain pre-norm decoder with one rotary, as Llama has it; families change what differs with `replace`.
-
-    Without `windows` every layer sees everything, whatever the config says of sliding: not all families read it.
-    """
+    """A Llama-like pre-norm decoder with one rotary; families change what differs with `replace`. Without `windows` all
+    layers have full attention, whatever the config says: not all families read sliding windows."""
     width, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     head_dim = config.get("head_dim", width // num_heads)
     if not 2 <= head_dim <= MAX_SIZE or head_dim % 2:
@@ -186,7 +179,7 @@ def read_decoder(
 
 
 def read_windows(config: Config) -> list[int | None]:
-    """The attention window of each layer, None where it sees everything, as Qwen writes it."""
+    """The attention window of each layer (None: full attention), from Qwen's keys."""
     depth = config.size("num_hidden_layers", most=MAX_LAYERS)
     window = config.maybe("sliding_window", int) if config.get("use_sliding_window", False) else None
     first = depth if window is None else config.get("max_window_layers", depth)
@@ -194,7 +187,7 @@ def read_windows(config: Config) -> list[int | None]:
 
 
 def spread_window(config: Config, window: int | None, slides: list[bool]) -> list[int | None]:
-    """The window in each layer that layer_types calls sliding; `slides` says which where it is not written down."""
+    """The window for each layer that layer_types calls sliding; `slides` is the default for layer_types."""
     if config.has("layer_types"):
         kinds = config.need("layer_types", list)
         if len(kinds) != len(slides) or any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
@@ -212,7 +205,7 @@ def spread_window(config: Config, window: int | None, slides: list[bool]) -> lis
 
 
 def read_moe(config: Config, decoder: DecoderSpec, *, renormalise: bool) -> DecoderSpec:
-    """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name; none where there are 0."""
+    """Experts in every `decoder_sparse_step`-th layer not in `mlp_only_layers`; unchanged if num_experts is 0."""
     if config.size("num_experts", least=0) == 0:
         return decoder
     experts = MoESpec(
@@ -231,7 +224,7 @@ def read_moe(config: Config, decoder: DecoderSpec, *, renormalise: bool) -> Deco
 
 
 def with_qk_norm(decoder: DecoderSpec) -> DecoderSpec:
-    """Queries and keys normalised per head, as the hidden states are."""
+    """Adds the decoder's norm to queries and keys, per head."""
     return replace(decoder, attention=replace(decoder.attention, norm=decoder.norm))
 
 

@@ -1,7 +1,4 @@
-"""The decoder of every family.
-
-T token rows, L deepstack levels, K columns of a head, D width, V vocabulary.
-"""
+"""The decoder of every family. T token rows, L deepstack levels, K columns of a head, D width, V vocabulary."""
 
 import torch
 from torch import Tensor
@@ -19,17 +16,14 @@ from saccade.models.spec import DecoderSpec, LayerSpec
 
 
 class Decoder(Layer):
-    """Ids to embeddings, embeddings to hidden states, hidden states to logits.
-
-    Only `body` is meant for a graph. The embeddings come in from outside, because rows of images are placed among
-    them, and the head stays outside, because the rows that need logits differ from step to step.
-    """
+    """Ids to embeddings to hidden states to logits. Only `body` is meant for a graph: image rows are placed among the
+    embeddings before it, and the rows that need logits differ from step to step."""
 
     def __init__(self, place: Placement, spec: DecoderSpec) -> None:
         self.place, self.spec = place, spec
         self.exchange = new_exchange(place.group)
         self.embedding = VocabTable(place, spec.vocab_size, spec.width)
-        # The embedding is a product in the model's dtype, so its factor must be a number of that dtype.
+        # Embeddings are scaled in the model's dtype, so the factor is rounded to it.
         self.embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=place.dtype))
         self.rotaries = [Rotary(rotary, place.device) for rotary in spec.rotaries]
         self.layers = [DecoderLayer(place, spec, layer) for layer in spec.layers]
@@ -46,13 +40,13 @@ class Decoder(Layer):
         return self.finish(*self._attend(step))
 
     def trunk(self, step: Step) -> Tensor:
-        """The body up to the last attention. What is left, `finish`, is a matter of each row alone: a prompt has one
-        row that is asked for, and does without the last MLP for all others."""
+        """The body up to the last attention. The rest, `finish`, works row by row, so a prompt needs the last MLP for
+        one row only."""
         x_TD, residual_TD = self._attend(step)
         return x_TD + residual_TD
 
     def finish(self, trunk_ND: Tensor, residual_ND: Tensor | None = None) -> Tensor:
-        """Rows of a trunk to hidden states after the final norm."""
+        """Trunk rows to hidden states after the final norm."""
         return self.norm.carry(*self.layers[-1].feed(trunk_ND, residual_ND))[0]
 
     def _attend(self, step: Step) -> tuple[Tensor, Tensor]:
@@ -70,13 +64,13 @@ class Decoder(Layer):
         return x_TD, residual_TD
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
-        """Scores of all tokens in float32."""
+        """float32 logits of all tokens."""
         scores_TV = (self.head or self.embedding).logits(hidden_TD).float()
         cap = self.spec.logit_softcap
         return scores_TV if cap is None else torch.tanh(scores_TV / cap) * cap
 
     def exchanged_bytes(self, *, rows: int, logit_rows: int) -> int:
-        """The most that a rank brings to one sum or join in a pass of so many rows."""
+        """The most bytes that a rank passes to one collective in a pass of this size."""
         logits = logit_rows * (self.head or self.embedding).weight.shape[0]
         return max(rows * self.spec.width, logits) * self.place.dtype.itemsize
 

@@ -1,5 +1,5 @@
-"""A model family is a declaration: what its config.json is recognised by, what it may leave out and how it reads, what
-its tensors are called, and what it does with images. Nothing here needs torch: the front end reads it, too."""
+"""The declaration of a model family: how its config.json is recognised, completed and read, its tensor names, and its
+image handling. Needs no torch, because the front end reads it too."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,11 +15,8 @@ Table = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What transformers fills in where a config.json leaves a key out, for the model and for what prepares its inputs.
-
-    `text` stands at the top of a text model's config, and of one that is written flat; `aliases` maps other names of a
-    key to the name that is read.
-    """
+    """The defaults of transformers for keys missing in a config.json, for the model and its input processors. `text` is
+    at the top level in a text model's or a flat config; `aliases` maps other names of a key to the one read."""
 
     text: Table
     vision: Table = field(default_factory=dict)
@@ -27,7 +24,7 @@ class Defaults:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def complete(self, config: Table) -> dict[str, Any]:
-        """A config with everything it leaves out. An explicit null stays: it says that there is none."""
+        """The config with missing keys filled in. An explicit null stays: it means none."""
         whole = dict(self.top) | self._renamed(config)
         if not isinstance(whole.get("text_config"), dict):
             whole = dict(self.text) | whole
@@ -43,8 +40,7 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """`decoder` and `vision` read a whole config.json in which nothing is left out. Text models have no `vision` and no
-    `media`."""
+    """`decoder` and `vision` read a whole, completed config.json. Text models have no `vision` and no `media`."""
 
     architecture: str
     model_type: str
@@ -55,7 +51,6 @@ class Family:
     media: MediaDefaults | None = None
 
     def spec(self, config: Config) -> ModelSpec:
-        """The model that a config.json describes."""
         config = Config(self.defaults.complete(config.values), config.where)
         return ModelSpec(
             architecture=self.architecture,

@@ -1,7 +1,4 @@
-"""How images and videos become patches, and the text that stands for them, as plain values.
-
-A family declares its own; what the JSON files of a checkpoint say goes before it.
-"""
+"""How images and videos become patches, and their placeholder text. A checkpoint's JSON files override these values."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -27,8 +24,8 @@ class ImageSettings(PatchSettings):
 
     @property
     def fingerprint(self) -> bytes:
-        """Names every setting and its value but the bounds; part of a digest, so that other settings give another
-        name. What the bounds come to is the size of the image, which a digest has to name beside this."""
+        """Every setting except the pixel bounds, for a digest. The digest must also include the size of the image,
+        which is all that the bounds affect."""
         return repr(replace(self, min_pixels=1, max_pixels=1)).encode()
 
 
@@ -54,7 +51,6 @@ class VideoSettings(PatchSettings):
 
     @property
     def fingerprint(self) -> bytes:
-        """Names every setting and its value."""
         return repr(self).encode()
 
 
@@ -62,9 +58,9 @@ class VideoSettings(PatchSettings):
 class Placeholders:
     """The text around images and videos, and how positions run through them.
 
-    A template writes `image_marker` where an image belongs. The text around it becomes `image_text`, in which the token
-    of an image stands once and is then repeated for every feature row; the same for videos, whose text is written once
-    per frame group with its time where `has_timestamps`.
+    A template writes `image_marker` for an image. It becomes `image_text`, whose image token is then repeated for every
+    feature row. The same goes for videos; with `has_timestamps` their text is written once per frame group, with its
+    time.
     """
 
     image_marker: str
@@ -78,7 +74,7 @@ class Placeholders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaDefaults:
-    """What a family does with media where the files of a checkpoint leave it unsaid."""
+    """A family's media settings, used where the files of a checkpoint have none."""
 
     image: ImageSettings
     video: VideoSettings | None = None

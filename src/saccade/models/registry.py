@@ -1,4 +1,4 @@
-"""From the architecture a config.json names to the family that knows it."""
+"""Finds the family for the architecture named in a config.json."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,6 @@ MODEL_TYPES = {family.model_type: family for family in FAMILIES}
 
 
 def read_spec(config: Config) -> tuple[Family, ModelSpec]:
-    """The family of a config.json, and the model it describes."""
     named = [str(name) for name in config.need("architectures", list)]
     known = [name for name in named if name in ARCHITECTURES]
     if not known:

@@ -1,4 +1,4 @@
-"""What a model is, as data. A family turns a config.json into these; the decoder and the tower read nothing else."""
+"""Model specifications. A family makes them from a config.json; the decoder and the tower read nothing else."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from saccade.layers.spec import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """What may differ from one decoder layer to the next. `rotary` is an index into the decoder's rotaries."""
+    """What may differ between decoder layers. `rotary` is an index into the decoder's rotaries."""
 
     mlp: MLPSpec | MoESpec
     window: int | None = None
@@ -26,7 +26,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """A causal decoder. `post_norms` adds a norm behind attention and MLP, before the residual addition."""
+    """A causal decoder. `post_norms` adds a norm after attention and MLP, before the residual addition."""
 
     vocab_size: int
     width: int
@@ -54,8 +54,8 @@ class VisionSpec:
 
     `merge` x `merge` patches become one row. `grid_side` is the side of the learned position grid (0: none),
     `rotary_base` the base of the 2-D rotary (0: none), `window` the side of an attention window in merged units
-    (0: none); `full_layers` attend to whole frames in spite of it. After each of `deepstack_layers` the hidden state
-    is also merged by `deepstack_merger`.
+    (0: none); `full_layers` attend to whole frames anyway. After each of `deepstack_layers` the hidden state is also
+    merged by `deepstack_merger`.
     """
 
     block: VisionBlockSpec
@@ -85,7 +85,7 @@ class VisionSpec:
 
     @property
     def levels(self) -> int:
-        """Rows the tower makes of one merged unit: the projected one, then one for each deepstack layer."""
+        """Rows per merged unit: the projected one, then one for each deepstack layer."""
         return 1 + len(self.deepstack_layers)
 
     @property
@@ -98,8 +98,7 @@ class VisionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A whole model; text models have no `vision`. With `sees_whole_image` the rows of an image attend to each other in
-    both directions."""
+    """Text models have no `vision`. With `sees_whole_image` the rows of an image attend to each other both ways."""
 
     architecture: str
     max_position: int
@@ -109,6 +108,6 @@ class ModelSpec:
 
 
 def _first_of_each(kinds: Sequence[Hashable]) -> list[int]:
-    """The first index of every kind, and the last of all: what follows the layers meets what it always does."""
+    """The first index of every kind, and the last index, so that what follows the layers gets its usual input."""
     first = {kind: i for i, kind in reversed(list(enumerate(kinds)))}
     return sorted({*first.values(), len(kinds) - 1})

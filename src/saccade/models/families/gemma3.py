@@ -1,9 +1,9 @@
 """Gemma-3, text and multimodal.
 
-Sliding-window and global layers, each kind with its own rotary; norms multiply by 1 + weight and stand on both sides
-of attention and MLP; embeddings are scaled; the rows of an image see the whole image. The tower is SigLIP at a fixed
-resolution, whose patches are averaged to a few rows per image. As in transformers, final_logit_softcapping counts for
-the text model alone, and attn_logit_softcapping (Gemma-2's) for none.
+Sliding-window and global layers, each kind with its own rotary; norms multiply by 1 + weight and are on both sides of
+attention and MLP; embeddings are scaled; the rows of an image see the whole image. The tower is SigLIP at a fixed
+resolution, whose patches are averaged to a few rows per image. As in transformers, final_logit_softcapping applies to
+the text model only, and attn_logit_softcapping (of Gemma-2) is ignored.
 """
 
 from dataclasses import replace
@@ -47,7 +47,7 @@ SIGLIP = {
 
 
 def read_multimodal(config: Config) -> DecoderSpec:
-    """The head is tied by what the whole config says; its text_config is not asked, nor is it for a cap of logits."""
+    """The top-level config decides whether the head is tied; text_config's value and logit cap are ignored."""
     tied_head = config.get("tie_word_embeddings", True)
     return replace(read_text(config.sub("text_config")), tied_head=tied_head, logit_softcap=None)
 
@@ -58,7 +58,7 @@ def read_text(config: Config) -> DecoderSpec:
             f"{config.where}: use_bidirectional_attention is true; only causal attention is supported, and such a "
             f"model embeds texts rather than writing them"
         )
-    # The activation has a name of its own here; a hidden_act beside it counts for nothing.
+    # Gemma-3 reads hidden_activation and ignores hidden_act.
     plain = read_decoder(
         Config(dict(config.values) | {"hidden_act": config.need("hidden_activation", str)}, config.where),
         rope=Rope(1.0, None, ()),
@@ -105,7 +105,7 @@ def read_vision(config: Config) -> VisionSpec:
 
 
 def _merge(config: Config, side: int) -> int:
-    """The side of the square of patches that is averaged to one row."""
+    """The side of the square of patches that are averaged to one row."""
     num_rows = config.size("mm_tokens_per_image")
     per_side = isqrt(max(num_rows, 0))
     if per_side == 0 or per_side**2 != num_rows or side % per_side:
@@ -117,14 +117,14 @@ def _merge(config: Config, side: int) -> int:
 
 
 def _windows(config: Config) -> list[int | None]:
-    """Where layer_types is not written down, every n-th layer is global."""
+    """Without layer_types, every n-th layer is global."""
     every = config.size("sliding_window_pattern", 6)
     slides = [bool((i + 1) % every) for i in range(config.size("num_hidden_layers", most=MAX_LAYERS))]
     return spread_window(config, config.maybe("sliding_window", int), slides)
 
 
 def _ropes(config: Config) -> tuple[Rope, Rope]:
-    """The rotary of sliding layers and that of global ones, which alone a rope_scaling changes."""
+    """The rotaries of sliding and of global layers; rope_scaling applies to global ones only."""
     given = Config(config.get("rope_parameters", {}), f"{config.where}: rope_parameters")
     if set(given.values) - {"sliding_attention", "full_attention"}:
         raise ConfigError(

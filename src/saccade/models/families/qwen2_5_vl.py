@@ -56,7 +56,7 @@ RULES = (
     one("vision.merger.mlp.2.{w}", "tower.projector.mlp.down.{w}"),
 )
 
-# Here a frame has its bounds, and every frame is taken; Qwen3-VL bounds and samples the whole video.
+# Pixel bounds are per frame and every frame is used; Qwen3-VL bounds and samples the whole video.
 VIDEO = replace(
     qwen3_vl.VIDEO,
     patch=14,

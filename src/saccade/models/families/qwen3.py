@@ -15,7 +15,7 @@ def read_qwen3(config: Config) -> DecoderSpec:
 
 
 def read_qwen3_moe(config: Config) -> DecoderSpec:
-    """The window of a model with experts is that of all its layers; max_window_layers and layer_types say nothing."""
+    """A model with experts uses its window in all layers; max_window_layers and layer_types are ignored."""
     window = config.maybe("sliding_window", int) if config.get("use_sliding_window", False) else None
     windows = [window] * config.size("num_hidden_layers", most=MAX_LAYERS)
     decoder = with_qk_norm(read_decoder(config, windows=windows))

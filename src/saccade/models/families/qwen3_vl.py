@@ -1,8 +1,5 @@
-"""Qwen3-VL, dense and mixture of experts.
-
-A LayerNorm tower with a learned position grid, interpolated, and 2-D rotary; deepstack rows for the first decoder
-layers; interleaved M-RoPE and norms on queries and keys in the decoder.
-"""
+"""Qwen3-VL, dense and mixture of experts: a LayerNorm tower with an interpolated grid of learned positions and 2-D
+rotary; deepstack rows for the first decoder layers; interleaved M-RoPE and norms on queries and keys in the decoder."""
 
 from dataclasses import replace
 
