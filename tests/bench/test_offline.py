@@ -36,8 +36,8 @@ from saccade.config import Mode
 from saccade.errors import ConfigError
 from saccade.execution.state import DeviceState
 from saccade.graphs import copy_out
-from saccade.layers.spec import AttentionSpec, MLPSpec, MoESpec, NormSpec, RotarySpec
-from saccade.models.spec import DecoderSpec, LayerSpec
+from saccade.layers.layer_spec import AttentionSpec, MLPSpec, MoESpec, NormSpec, RotarySpec
+from saccade.models.model_spec import DecoderSpec, LayerSpec
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model
 from saccade.scheduling.buckets import few_buckets, prefill_buckets

@@ -17,9 +17,9 @@ from saccade.bench.vision_report import plot_vision_bench, print_vision_bench
 from saccade.config import Tier
 from saccade.errors import ConfigError
 from saccade.inputs.media_settings import read_image_settings
-from saccade.models.config import Config
 from saccade.models.families.qwen2_5_vl import read_vision as read_windowed
 from saccade.models.families.qwen3_vl import read_vision
+from saccade.models.model_config import Config
 from saccade.models.weights import load_model
 from tests.models import tiny
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from saccade.kernels.dispatch import kernels_for
 from saccade.layers.layer import Placement
+from saccade.layers.layer_spec import MoESpec
 from saccade.layers.moe import MoE
-from saccade.layers.spec import MoESpec
 from saccade.models.dummy import fill_with_noise
 from saccade.models.vlm import Model
 from saccade.scheduling.geometries import Grid

@@ -15,9 +15,9 @@ from PIL import Image
 from saccade.errors import CapacityError, RequestError
 from saccade.inputs import images, processor, tokenizer
 from saccade.inputs.allowance import Allowance, StopWorkError
+from saccade.inputs.chat_messages import MediaRef
 from saccade.inputs.images import ImageLimits, MeasuredImage, load_image, measure_image
 from saccade.inputs.measuring import MAX_VALUES, size_media
-from saccade.inputs.messages import MediaRef
 from saccade.inputs.plans import plan_image
 from saccade.inputs.processor import Processor
 from saccade.inputs.videos import Video

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image, ImageCms, ImageFilter
 
 from saccade.errors import RequestError
+from saccade.inputs.chat_messages import MediaRef
 from saccade.inputs.headers import read_header
 from saccade.inputs.images import ImageLimits, digest_pixels, load_image
-from saccade.inputs.messages import MediaRef
 
 LIMITS = ImageLimits()
 

@@ -5,8 +5,15 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from saccade.layers.layer_spec import (
+    LinearScaling,
+    Llama3Scaling,
+    RotarySpec,
+    interleaved_axes,
+    plain_axes,
+    sectioned_axes,
+)
 from saccade.layers.rotary import GridRotary, Rotary, inverse_frequencies
-from saccade.layers.spec import LinearScaling, Llama3Scaling, RotarySpec, interleaved_axes, plain_axes, sectioned_axes
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.layers.step import VisionStep
-from saccade.models.spec import VisionSpec
+from saccade.models.model_spec import VisionSpec
 from saccade.scheduling.geometries import Grid, geometry
 
 SUFFIXES = {"positions": "P2", "cu_seqlens": "S1", "window_cu_seqlens": "W1"}

@@ -11,10 +11,10 @@ from transformers.vision_utils import (
 )
 
 from saccade.errors import ConfigError
-from saccade.models.config import Config
 from saccade.models.families.qwen2_5_vl import read_vision as read_qwen2_5
 from saccade.models.families.qwen3_vl import read_vision as read_qwen3
-from saccade.models.spec import VisionSpec
+from saccade.models.model_config import Config
+from saccade.models.model_spec import VisionSpec
 from saccade.scheduling.geometries import Grid, geometry
 from tests.models.steps import vision_step
 

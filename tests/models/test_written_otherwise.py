@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from saccade.errors import ConfigError
 from saccade.layers.rotary import inverse_frequencies
-from saccade.models.config import Config
+from saccade.models.model_config import Config
 from saccade.models.registry import read_spec
 from saccade.models.weights import load_model
 from tests.models import tiny

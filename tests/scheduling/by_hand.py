@@ -13,7 +13,7 @@ from saccade.config import GraphSettings, Tier
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt, text_prompt
 from saccade.inputs.plans import ImagePlan
 from saccade.inputs.positions import FeatureRows, mrope_positions, rope_delta
-from saccade.models.spec import VisionSpec
+from saccade.models.model_spec import VisionSpec
 from saccade.scheduling.arrays import CacheLayout, LiveRequest
 from saccade.scheduling.compose import Composer, VisionFacts
 from saccade.scheduling.executing import Encoded, StepResult

@@ -18,8 +18,8 @@ from saccade.execution.state import DeviceState
 from saccade.graphs import Capacity, GraphRunner, copy_out
 from saccade.kernels.dispatch import device_named, kernels_for
 from saccade.layers.layer import Placement
-from saccade.models.config import Config
 from saccade.models.dummy import fill_with_noise
+from saccade.models.model_config import Config
 from saccade.models.registry import read_spec
 from saccade.models.vlm import Model
 

@@ -8,8 +8,8 @@ embeddings and writes are left out, so a limit is never too high.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from saccade.layers.spec import MergerSpec, MLPSpec, MoESpec, PoolSpec
-from saccade.models.spec import DecoderSpec, LayerSpec, VisionSpec
+from saccade.layers.layer_spec import MergerSpec, MLPSpec, MoESpec, PoolSpec
+from saccade.models.model_spec import DecoderSpec, LayerSpec, VisionSpec
 
 
 @dataclass(frozen=True, slots=True)

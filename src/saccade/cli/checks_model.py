@@ -10,7 +10,7 @@ from saccade.cli.checks import GIB, Finding, Level, guarded
 
 if TYPE_CHECKING:
     from saccade.inputs.processor import Processor
-    from saccade.models.spec import ModelSpec
+    from saccade.models.model_spec import ModelSpec
 
 MAX_SAMPLE_BYTES = 2 * GIB  # a larger model would keep a CPU busy for long
 AGAIN = "download the checkpoint again, or choose another"
@@ -58,7 +58,7 @@ def check_ranks(folder: Path) -> Finding:
 
 
 def _spec(folder: Path) -> "ModelSpec":
-    from saccade.models.config import Config
+    from saccade.models.model_config import Config
     from saccade.models.registry import read_spec
 
     return read_spec(Config.read(folder / "config.json"))[1]

@@ -27,8 +27,8 @@ over the environment. Integers may end in k, m, g (1000) or K, M, G (1024).
 COMMANDS = {
     "serve": ("serve a model behind the OpenAI API", "serve"),
     "run": ("ask a model once, with images", "run"),
-    "verify": ("every graph against an eager run, in sequences that break stale ones", "verify"),
-    "audit": ("what graphs froze: captures with other inputs, compared node by node", "verify"),
+    "verify": ("every graph against an eager run, in sequences that break stale ones", "graph_checks"),
+    "audit": ("what graphs froze: captures with other inputs, compared node by node", "graph_checks"),
     "replay": ("a pass that a shadow check found wrong, again with its graph and without", "replay"),
     "eval": ("questions with known answers: accuracy, and what was taken for what", "evaluate"),
     "bench serve": ("load a server: time to first token, throughput, goodput", "bench"),

@@ -21,9 +21,9 @@ from saccade.graphs import Frame, GraphRunner
 from saccade.kernels.dispatch import KernelTable, kernels_for, sampling_for
 from saccade.layers.layer import Placement
 from saccade.layers.parallel import Groups
-from saccade.models.config import Config
+from saccade.models.model_config import Config
+from saccade.models.model_spec import ModelSpec
 from saccade.models.registry import read_spec
-from saccade.models.spec import ModelSpec
 from saccade.models.vlm import EncoderMode, Model
 from saccade.models.weights import DTYPES, checkpoint_dtype
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings

@@ -46,7 +46,7 @@ from saccade.kernels.dispatch import device_named, open_device
 from saccade.kernels.packages import import_packages
 from saccade.layers.connect import connect
 from saccade.layers.parallel import Groups
-from saccade.models.config import Config
+from saccade.models.model_config import Config
 from saccade.models.registry import read_spec
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, ONE_RANK, load_model

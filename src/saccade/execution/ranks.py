@@ -20,7 +20,7 @@ from saccade.graphs import GraphRunner
 from saccade.kernels.dispatch import kernels_for
 from saccade.layers.layer import Placement
 from saccade.layers.parallel import Groups, ParallelGroup
-from saccade.models.spec import ModelSpec
+from saccade.models.model_spec import ModelSpec
 from saccade.models.vlm import Model
 from saccade.scheduling.orders import ORDER_TYPES, Orders
 from saccade.wire.messages import StartEngine

@@ -5,7 +5,7 @@ from saccade.errors import ConfigError
 from saccade.execution.executor import ExecutorSettings
 from saccade.execution.state import StateSizes
 from saccade.models.media import ImageSettings, VideoSettings
-from saccade.models.spec import VisionSpec
+from saccade.models.model_spec import VisionSpec
 from saccade.models.vlm import Model
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 

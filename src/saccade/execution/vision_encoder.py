@@ -22,7 +22,7 @@ from saccade.execution.side_stream import DeviceLap, SideStream, now
 from saccade.execution.state import DeviceState
 from saccade.execution.vision_phase import vision_phase
 from saccade.graphs import GraphRunner, lane_for
-from saccade.inputs.messages import MediaKind
+from saccade.inputs.chat_messages import MediaKind
 from saccade.models.media import ImageSettings, VideoSettings
 from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import VisionFacts

@@ -17,7 +17,7 @@ from saccade.execution.state import DeviceState
 from saccade.graphs import Arena, Buffer, Frame, OwnIndex, Phase, Watched, boundaries, metadata, output, rows
 from saccade.layers.layer import EXCHANGE_MEMORY
 from saccade.layers.step import VisionStep
-from saccade.models.spec import VisionSpec
+from saccade.models.model_spec import VisionSpec
 from saccade.models.vlm import Model
 from saccade.scheduling.buckets import longest_window, vision_buckets, vision_capacity
 from saccade.scheduling.geometries import vision_values

@@ -16,8 +16,8 @@ from typing import Any
 import minijinja
 
 from saccade.errors import ConfigError, RequestError
+from saccade.inputs.chat_messages import Conversation, MediaRef, flatten_text, read_messages, wrap_text
 from saccade.inputs.checkpoint_files import read_optional_json, read_text
-from saccade.inputs.messages import Conversation, MediaRef, flatten_text, read_messages, wrap_text
 from saccade.inputs.special_tokens import Segment, SpecialTokenGuard, unused_mark
 
 # Template machine steps. A turn costs 100 to 300; using up all of it takes about 0.2 s.

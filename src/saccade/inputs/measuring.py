@@ -6,8 +6,8 @@ from typing import Any
 
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
+from saccade.inputs.chat_messages import MediaRef
 from saccade.inputs.images import SCRATCH_BYTES, ImageLimits, MeasuredImage, measure_image
-from saccade.inputs.messages import MediaRef
 from saccade.inputs.plans import plan_image, plan_video
 from saccade.inputs.special_tokens import Segment
 from saccade.inputs.tokenizer import Tokenizer

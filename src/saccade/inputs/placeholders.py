@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.errors import RequestError
+from saccade.inputs.chat_messages import MediaKind
 from saccade.inputs.media_settings import PlaceholderSettings
-from saccade.inputs.messages import MediaKind
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.positions import (
     FeatureRows,

@@ -14,6 +14,7 @@ from PIL import Image
 
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
+from saccade.inputs.chat_messages import MediaKind, MediaRef
 from saccade.inputs.chat_template import ChatTemplate, Rendered, read_template
 from saccade.inputs.generation import named_ends
 from saccade.inputs.images import ImageLimits, Pixels, decode_image, digest_pixels
@@ -32,7 +33,6 @@ from saccade.inputs.media_settings import (
     read_placeholder_settings,
     read_video_settings,
 )
-from saccade.inputs.messages import MediaKind, MediaRef
 from saccade.inputs.placeholders import (
     Media,
     Prompt,

@@ -4,9 +4,9 @@ heads and G key/value heads of this rank, K columns of a head, D width."""
 from torch import Tensor
 
 from saccade.layers.layer import Layer, Placement
+from saccade.layers.layer_spec import AttentionSpec
 from saccade.layers.linear import QKVLinear, RowLinear
 from saccade.layers.norm import RMSNorm
-from saccade.layers.spec import AttentionSpec
 from saccade.layers.step import Cache, Step
 
 

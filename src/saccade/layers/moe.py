@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm
 
 from saccade.layers.layer import Layer, Placement, Slot
+from saccade.layers.layer_spec import MoESpec
 from saccade.layers.linear import Linear, with_room
-from saccade.layers.spec import MoESpec
 
 
 class MoE(Layer):

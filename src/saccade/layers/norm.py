@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from saccade.layers.layer import Layer, Placement, Slot
-from saccade.layers.spec import NormSpec
+from saccade.layers.layer_spec import NormSpec
 
 WEIGHT_STD = 0.05
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from saccade.layers.layer import Layer
-from saccade.layers.spec import LinearScaling, Llama3Scaling, RotarySpec, plain_axes
+from saccade.layers.layer_spec import LinearScaling, Llama3Scaling, RotarySpec, plain_axes
 
 
 class Rotary(Layer):

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from saccade.layers.layer import Layer, Placement, Slot
+from saccade.layers.layer_spec import MergerSpec, MLPSpec, PoolSpec, VisionBlockSpec
 from saccade.layers.linear import Linear, QKVLinear, RowLinear
 from saccade.layers.mlp import PlainMLP, new_mlp
 from saccade.layers.norm import new_norm
-from saccade.layers.spec import MergerSpec, MLPSpec, PoolSpec, VisionBlockSpec
 
 # Boundaries, and the longest segment. A segment is a frame or a window; rows attend inside their segment only.
 Segments = tuple[Tensor, int]

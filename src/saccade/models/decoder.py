@@ -6,13 +6,13 @@ from torch import Tensor
 from saccade.layers.attention import Attention
 from saccade.layers.embedding import VocabTable
 from saccade.layers.layer import Layer, Placement, new_exchange
+from saccade.layers.layer_spec import MoESpec
 from saccade.layers.mlp import GatedMLP, PlainMLP, new_mlp
 from saccade.layers.moe import MoE
 from saccade.layers.norm import new_norm
 from saccade.layers.rotary import Rotary
-from saccade.layers.spec import MoESpec
 from saccade.layers.step import Cache, Step
-from saccade.models.spec import DecoderSpec, LayerSpec
+from saccade.models.model_spec import DecoderSpec, LayerSpec
 
 
 class Decoder(Layer):

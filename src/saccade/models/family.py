@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from saccade.models.config import Config
 from saccade.models.media import MediaDefaults
+from saccade.models.model_config import Config
+from saccade.models.model_spec import DecoderSpec, ModelSpec, VisionSpec
 from saccade.models.rename import Renames
-from saccade.models.spec import DecoderSpec, ModelSpec, VisionSpec
 
 Table = Mapping[str, Any]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import ConfigError
-from saccade.models.config import Config
+from saccade.models.model_config import Config
 
 
 @dataclass(frozen=True, slots=True)

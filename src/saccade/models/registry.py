@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from saccade.errors import ConfigError
-from saccade.layers.spec import Llama3Scaling, MoESpec
-from saccade.models.config import Config
+from saccade.layers.layer_spec import Llama3Scaling, MoESpec
 from saccade.models.families import gemma3, llama, qwen2, qwen2_5_vl, qwen3, qwen3_vl
 from saccade.models.family import Family
-from saccade.models.spec import DecoderSpec, ModelSpec
+from saccade.models.model_config import Config
+from saccade.models.model_spec import DecoderSpec, ModelSpec
 
 FAMILIES = (
     qwen3_vl.FAMILY,

@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 
 from saccade.layers.layer import Layer, Placement, new_exchange
+from saccade.layers.layer_spec import MergerSpec, PoolSpec
 from saccade.layers.norm import new_norm
 from saccade.layers.parallel import ALONE, ParallelGroup
 from saccade.layers.rotary import GridRotary
-from saccade.layers.spec import MergerSpec, PoolSpec
 from saccade.layers.step import VisionStep
 from saccade.layers.vision import Merger, PatchEmbedding, PoolProjector, PositionGrid, VisionBlock
-from saccade.models.spec import VisionSpec
+from saccade.models.model_spec import VisionSpec
 
 
 class Tower(Layer):

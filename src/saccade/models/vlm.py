@@ -13,7 +13,7 @@ from saccade.layers.layer import Layer, Placement
 from saccade.layers.parallel import ALONE, ParallelGroup
 from saccade.layers.step import VisionStep
 from saccade.models.decoder import Decoder
-from saccade.models.spec import ModelSpec, VisionSpec
+from saccade.models.model_spec import ModelSpec, VisionSpec
 from saccade.models.tower import Tower
 
 EncoderMode = Literal["auto", "weights", "data"]

@@ -13,10 +13,10 @@ from saccade.kernels.dispatch import Kernels, kernels_for
 from saccade.layers.layer import Placement, Slot
 from saccade.layers.parallel import Groups
 from saccade.models.checkpoint import Checkpoint, SafetensorsFolder
-from saccade.models.config import Config
 from saccade.models.dummy import fill_with_noise
 from saccade.models.folder import find_folder
 from saccade.models.gguf import GGUFFile
+from saccade.models.model_config import Config
 from saccade.models.progress import OnProgress, no_progress
 from saccade.models.registry import read_spec
 from saccade.models.rename import Renames, Rule

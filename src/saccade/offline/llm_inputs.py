@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from saccade.errors import RequestError
-from saccade.inputs.messages import find_sources, with_sources
+from saccade.inputs.chat_messages import find_sources, with_sources
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.videos import Video

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from saccade.choice.key import Capacity, row_buckets, thinned
-from saccade.models.spec import VisionSpec
+from saccade.models.model_spec import VisionSpec
 
 FEW_ROWS = 128  # up to here a step is bound by reading weights, so padding is free
 FEW_ROWS_STEP = 16

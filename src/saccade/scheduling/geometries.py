@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade.errors import ConfigError
-from saccade.models.spec import VisionSpec
+from saccade.models.model_spec import VisionSpec
 
 Grid = tuple[int, int, int]
 Ints = NDArray[np.int32]

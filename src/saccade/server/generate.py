@@ -13,7 +13,7 @@ from saccade.client.output import Logprob, Logprobs
 from saccade.client.stream import Delta
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.messages import read_messages
+from saccade.inputs.chat_messages import read_messages
 from saccade.inputs.placeholders import Prompt
 from saccade.server.exchange import HttpExchange
 from saccade.server.intake import PromptRoute, RequestJob, needs_loading

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.messages import MediaRef, find_sources
+from saccade.inputs.chat_messages import MediaRef, find_sources
 from saccade.inputs.placeholders import Prompt
 from saccade.server.admission import Place
 from saccade.server.exchange import HttpExchange

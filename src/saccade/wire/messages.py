@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, msgpack
 
-from saccade.inputs.messages import MediaKind
+from saccade.inputs.chat_messages import MediaKind
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.positions import Ints

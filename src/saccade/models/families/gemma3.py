@@ -11,12 +11,12 @@ from math import isqrt
 from typing import Any
 
 from saccade.errors import ConfigError
-from saccade.layers.spec import MLPSpec, NormSpec, PoolSpec, VisionBlockSpec
-from saccade.models.config import MAX_LAYERS, Config, Rope, read_decoder, spread_window
+from saccade.layers.layer_spec import MLPSpec, NormSpec, PoolSpec, VisionBlockSpec
 from saccade.models.family import Defaults, Family
 from saccade.models.media import HALF, ImageSettings, MediaDefaults, Placeholders
+from saccade.models.model_config import MAX_LAYERS, Config, Rope, read_decoder, spread_window
+from saccade.models.model_spec import DecoderSpec, LayerSpec, VisionSpec
 from saccade.models.rename import DECODER_RULES, POST_NORM_RULES, TEXT_PREFIXES, Renames, Rule, one
-from saccade.models.spec import DecoderSpec, LayerSpec, VisionSpec
 
 TEXT = {
     "vocab_size": 262_208,

@@ -1,7 +1,7 @@
 """Llama: Llama-2 and -3, SmolLM2, TinyLlama."""
 
-from saccade.models.config import read_decoder
 from saccade.models.family import Defaults, Family
+from saccade.models.model_config import read_decoder
 from saccade.models.rename import DECODER_RULES, PRE_NORM_RULES, TEXT_PREFIXES, Renames
 
 FAMILY = Family(

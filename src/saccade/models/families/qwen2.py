@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from saccade.models.config import Config, read_decoder, read_windows
 from saccade.models.families import llama
 from saccade.models.family import Defaults, Family
-from saccade.models.spec import DecoderSpec
+from saccade.models.model_config import Config, read_decoder, read_windows
+from saccade.models.model_spec import DecoderSpec
 
 TEXT = {
     "vocab_size": 151_936,

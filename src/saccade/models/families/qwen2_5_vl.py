@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from saccade.errors import ConfigError
-from saccade.layers.spec import MergerSpec, MLPSpec, NormSpec, VisionBlockSpec, sectioned_axes
-from saccade.models.config import MAX_LAYERS, Config, Rope, read_decoder, read_windows
+from saccade.layers.layer_spec import MergerSpec, MLPSpec, NormSpec, VisionBlockSpec, sectioned_axes
 from saccade.models.families import qwen2, qwen3_vl
 from saccade.models.family import Defaults, Family
 from saccade.models.media import CLIP_MEAN, CLIP_STD, MediaDefaults
+from saccade.models.model_config import MAX_LAYERS, Config, Rope, read_decoder, read_windows
+from saccade.models.model_spec import DecoderSpec, VisionSpec
 from saccade.models.rename import Renames, one
-from saccade.models.spec import DecoderSpec, VisionSpec
 
 
 def read_text(config: Config) -> DecoderSpec:

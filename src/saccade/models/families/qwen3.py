@@ -1,10 +1,10 @@
 """Qwen3, dense and mixture of experts: Llama with norms on queries and keys."""
 
-from saccade.models.config import MAX_LAYERS, Config, read_decoder, read_moe, read_windows, with_qk_norm
 from saccade.models.families import llama, qwen2
 from saccade.models.family import Defaults, Family
+from saccade.models.model_config import MAX_LAYERS, Config, read_decoder, read_moe, read_windows, with_qk_norm
+from saccade.models.model_spec import DecoderSpec
 from saccade.models.rename import EXPERT_RULES, FUSED_EXPERT_RULES, ROUTER_RULES, Renames
-from saccade.models.spec import DecoderSpec
 
 MOE_TEXT = qwen2.TEXT | {"hidden_size": 2048, "num_hidden_layers": 24, "decoder_sparse_step": 1}
 MOE_ALIASES = {"num_local_experts": "num_experts"}

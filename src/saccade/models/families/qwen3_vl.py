@@ -3,14 +3,14 @@ rotary; deepstack rows for the first decoder layers; interleaved M-RoPE and norm
 
 from dataclasses import replace
 
-from saccade.layers.spec import MergerSpec, MLPSpec, NormSpec, VisionBlockSpec, interleaved_axes
-from saccade.models.config import MAX_LAYERS, Config, Rope, read_decoder, read_moe, with_qk_norm
+from saccade.layers.layer_spec import MergerSpec, MLPSpec, NormSpec, VisionBlockSpec, interleaved_axes
 from saccade.models.families import llama, qwen2
 from saccade.models.families.qwen3 import MOE_ALIASES, MOE_TEXT
 from saccade.models.family import Defaults, Family
 from saccade.models.media import CLIP_MEAN, CLIP_STD, HALF, ImageSettings, MediaDefaults, Placeholders, VideoSettings
+from saccade.models.model_config import MAX_LAYERS, Config, Rope, read_decoder, read_moe, with_qk_norm
+from saccade.models.model_spec import DecoderSpec, VisionSpec
 from saccade.models.rename import FUSED_EXPERT_RULES, ROUTER_RULES, Renames, Rule, one
-from saccade.models.spec import DecoderSpec, VisionSpec
 
 TEXT_RENAMES = llama.FAMILY.renames
 TOKEN_IDS = {"image_token_id": 151_655, "video_token_id": 151_656}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from saccade.errors import ConfigError
-from saccade.layers.spec import (
+from saccade.layers.layer_spec import (
     AttentionSpec,
     LinearScaling,
     Llama3Scaling,
@@ -18,7 +18,7 @@ from saccade.layers.spec import (
     RotarySpec,
     plain_axes,
 )
-from saccade.models.spec import DecoderSpec, LayerSpec
+from saccade.models.model_spec import DecoderSpec, LayerSpec
 
 T = TypeVar("T", int, float, bool, str, list[Any], dict[str, Any])
 

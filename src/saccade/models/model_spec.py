@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from saccade.layers.spec import (
+from saccade.layers.layer_spec import (
     AttentionSpec,
     MergerSpec,
     MLPSpec,
