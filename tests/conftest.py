@@ -1,6 +1,33 @@
-"""For all tests: nothing hangs on how fast the machine is."""
+"""For all tests: nothing hangs on how fast the machine is, and what makes them quick."""
 
+import gc
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+ROOT = Path(__file__).parent
+LONG = (
+    *("kernels/test_interpreted.py", "engine/test_engine.py", "engine/test_shadow.py", "engine/test_process.py"),
+    *("execution/test_rank_processes.py", "execution/test_rank_engines.py", "execution/test_rank_images.py"),
+    *("models/test_parallel.py", "models/test_smollm2.py", "eval/test_bundled.py", "training/test_recipe.py"),
+    *("e2e/test_ranks.py", "e2e/test_rank_deaths.py", "e2e/test_lifecycle.py", "e2e/test_hostile.py"),
+    *("cli/test_plan.py", "engine/test_frozen_inputs.py", "engine/test_verify.py", "engine/test_vision.py"),
+    *("engine/test_scheduler_machine.py", "engine/test_grammar.py", "bench/test_real.py", "bench/test_vision.py"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A long file that is begun last leaves the other worker with nothing to do."""
+    places = {ROOT / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(LONG)))
+
+
+def pytest_collection_finish() -> None:
+    """Every engine that captures has garbage collected first. Modules and tests are half a million objects: without
+    them that takes no time."""
+    gc.collect()
+    gc.freeze()

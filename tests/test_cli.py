@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from saccade import __version__
-from saccade.bench.graphs import CPU_TOKENS, GPU_TOKENS
+from saccade.bench.graph_bench import CPU_TOKENS, GPU_TOKENS
 from saccade.cli import main
 from saccade.cli import run as cli_run
 from saccade.cli.model import looks_like_model
@@ -82,7 +82,7 @@ def test_bench_graphs_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyt
 def test_bench_graphs_takes_sizes_that_suit_the_device_and_says_what_it_does(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("saccade.bench.graphs.CPU_TOKENS", (16, 24))
+    monkeypatch.setattr("saccade.bench.graph_bench.CPU_TOKENS", (16, 24))
     assert max(CPU_TOKENS) <= 1024 < max(GPU_TOKENS), "a CPU takes minutes for more"
     assert main(["bench", "graphs", "--device", "cpu", "--layers", "1"]) == 0
     told = capsys.readouterr()
@@ -168,7 +168,7 @@ def test_what_cannot_be_asked_does_not_end_a_conversation(
     asked: list[list[str]] = []
     stream = cli_run._stream
 
-    def noted(llm: Any, messages: list[dict[str, Any]], params: Any) -> tuple[str, str]:
+    def noted(llm: Any, messages: list[dict[str, Any]], params: Any) -> tuple[str, bool]:
         asked.append([message["role"] for message in messages])
         return stream(llm, messages, params)
 

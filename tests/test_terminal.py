@@ -75,8 +75,8 @@ def test_on_a_terminal_there_is_a_bar() -> None:
 @pytest.mark.parametrize(("says", "code"), [(PRINTS, 3), (BUFFERS, 3), (WRITES, 0)])
 def test_a_reader_who_leaves_is_no_error(says: str, code: int) -> None:
     """`saccade ... | head -1`. A command that went on to its end ends with its own code."""
-    body = f"from saccade.cli import app\napp.dispatch = lambda words: (exec({says!r}), 3)[1]\n"
-    assert piped_to_nobody(f"{body}import sys\nsys.exit(app.main([]))") == (code, b"")
+    body = f"from saccade.cli import commands\ncommands.dispatch = lambda words: (exec({says!r}), 3)[1]\n"
+    assert piped_to_nobody(f"{body}import sys\nsys.exit(commands.main([]))") == (code, b"")
 
 
 def test_help_may_be_cut() -> None:

@@ -185,7 +185,6 @@ def train(school: School, started: float) -> dict[str, object]:
         clock.check(step)
         if clock.is_time_to_report():
             teacher.report(step)
-    gc.unfreeze()
     final, first = teacher.examine(256, range(2, 6))
     pupil.export(options.out / "model.safetensors")
     log("final " + line(final, first))

@@ -13,7 +13,7 @@ _HOMES = {"LLM": "saccade.offline.llm", "SamplingParams": "saccade.wire.sampling
 
 
 def __getattr__(name: str) -> Any:
-    """The public names, imported when they are asked for: `saccade --version` needs no torch."""
+    """Imports public names on first use, so that `saccade --version` needs no torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'saccade' has no attribute {name!r}")
     from importlib import import_module

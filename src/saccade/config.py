@@ -12,7 +12,7 @@ from saccade.errors import ConfigError
 
 
 def setting(default: Any, help: str) -> Any:
-    """A field that is also a command-line flag; the flag's name and type are the field's."""
+    """A field that is also a command-line flag of the same name and type."""
     return field(default=default, metadata={"help": help})
 
 
@@ -23,8 +23,7 @@ ENVIRONMENT_PREFIX = "SACCADE_"
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Settings by field name from SACCADE_ variables: SACCADE_MAX_MODEL_LEN is `max_model_len`. Empty ones count as
-    unset. The only module that reads or writes the environment."""
+    """Settings by field name from SACCADE_ variables, if not empty. No other module touches the environment."""
     found = os.environ if variables is None else variables
     prefix = ENVIRONMENT_PREFIX
     return {name.removeprefix(prefix).lower(): text for name, text in found.items() if name.startswith(prefix) and text}
@@ -34,13 +33,12 @@ FOREIGN_PREFIXES = ("SGLANG_", "VLLM_")
 
 
 def foreign_variables(variables: Mapping[str, str] | None = None) -> list[str]:
-    """Names of variables that other engines read and that are set, in order."""
+    """Sorted names of set variables that belong to other engines."""
     found = os.environ if variables is None else variables
     return sorted(name for name, text in found.items() if name.startswith(FOREIGN_PREFIXES) and text)
 
 
 def openai_api_key(variables: Mapping[str, str] | None = None) -> str:
-    """The key under the name that clients of OpenAI's protocol look for."""
     return (os.environ if variables is None else variables).get("OPENAI_API_KEY", "")
 
 
@@ -50,18 +48,17 @@ NO_BYTECODE, BYTECODE_FOLDER = "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"
 
 
 def use_private_kernel_cache() -> None:
-    """Have packages keep the kernels that they compile, and load as code, in a folder of this user alone; left to
-    themselves they take one with a known name in the shared temporary folder, or keep nothing and compile at every
-    start. Must come before their import."""
-    if (folder := _private_folder("kernels")) is not None:  # nowhere to write: they compile anew
+    """Cache compiled kernels, which are loaded as code, in a folder private to this user. The packages' defaults are a
+    well-known name in the shared temporary folder, or a compile at every start. Call before importing them."""
+    if (folder := _private_folder("kernels")) is not None:  # else they recompile
         for name in KERNEL_CACHES:
             os.environ.setdefault(name, str(folder))
         os.environ.setdefault(KEEPS_ATTENTION, "1")
 
 
 def worker_environment() -> dict[str, str]:
-    """That of a worker's process. Where Python is told to leave no bytecode beside its sources, as container images
-    often do, the worker keeps it with its kernels: to compile all that it imports takes seconds of every start."""
+    """Environment of a worker process. Where Python may not write bytecode beside sources, as in many container images,
+    the worker keeps it in its own cache: compiling every import costs seconds per start."""
     found = dict(os.environ)
     if found.get(NO_BYTECODE) and (folder := _private_folder("bytecode")) is not None:
         del found[NO_BYTECODE]
@@ -73,23 +70,22 @@ LOOPBACK, SHARED_GPU = "GLOO_SOCKET_IFNAME", "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_D
 
 
 def use_loopback() -> None:
-    """Have ranks of one machine speak over its loopback device, unless another one is named: they need no network, and
-    nobody else can reach them."""
+    """Ranks of one machine talk over loopback unless another device is named: no network needed, no outside access."""
     os.environ.setdefault(LOOPBACK, "lo" if sys.platform == "linux" else "lo0")
 
 
 def allows_shared_gpu() -> bool:
-    """Whether several ranks may be on one GPU: torch says so by this variable. For tests: such ranks take turns."""
+    """Whether several ranks may share one GPU (torch's variable). For tests: such ranks take turns."""
     return os.environ.get(SHARED_GPU, "") == "1"
 
 
 def shadow_folder() -> Path | None:
-    """Where inputs of wrong replays are kept, unless another folder was named."""
+    """Default folder for the inputs of wrong replays."""
     return _private_folder("shadow")
 
 
 def _private_folder(name: str) -> Path | None:
-    """A folder for what is kept from start to start, of this user alone; None where it cannot be made."""
+    """A folder for this user only that persists between starts; None if it cannot be created."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(home) / "saccade" / name
     try:
@@ -100,17 +96,15 @@ def _private_folder(name: str) -> Path | None:
 
 
 class Mode(StrEnum):
-    """How a body is captured: in one graph, or in pieces with calls between them."""
+    """How a body is captured: as one graph, or in pieces with calls between them."""
 
     FULL = "full"
     PIECEWISE = "piecewise"
 
 
 class Tier(StrEnum):
-    """How a batch is run."""
-
-    EXACT = "exact"  # a graph of this very structure: no padding
-    CAPACITY = "capacity"  # a graph of a bucket: boundaries are data, rows are padded
+    EXACT = "exact"  # a graph of exactly this structure, without padding
+    CAPACITY = "capacity"  # a bucket's graph: boundaries are data, rows are padded
     EAGER = "eager"  # no graph, with a reason
 
 
@@ -121,7 +115,7 @@ class GraphSettings:
     mode: Mode = Mode.FULL
     tiers: frozenset[Tier] = frozenset({Tier.CAPACITY})
     strict: bool = False  # a fallback is an error
-    exact_after: int = 3  # batches of one structure before it is worth a graph of its own
+    exact_after: int = 3  # batches of one structure before it gets its own graph
     exact_max_graphs: int = 32
     exact_max_bytes: int = 2 * 2**30
 

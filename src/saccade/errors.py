@@ -1,14 +1,14 @@
-"""The errors Saccade raises on purpose. Each says what was met, what is allowed and what to turn.
+"""The errors Saccade raises on purpose. Each says what was found, what is allowed and which setting to change.
 
 SaccadeError
 ├── ConfigError        a setting, a checkpoint or the machine does not fit; the command line exits with 2
 ├── RequestError       one request is wrong; `param` names the field (HTTP 400, or its `status`)
 ├── CapacityError      full for now, try again later (HTTP 503 with Retry-After)
-├── EngineDeadError    the engine's process is gone, or is being closed (HTTP 503)
-│   └── RankGoneError  one of its ranks is gone or hangs; clients may read which
-└── GraphError         a graph was asked to do what its capture does not allow
+├── EngineDeadError    the engine's process is gone or closing (HTTP 503)
+│   └── RankGoneError  one of its ranks is gone or hangs; clients may see which
+└── GraphError         a graph was asked for something its capture does not allow
     ├── CaptureError   the body cannot be captured
-    └── AddressError   a buffer a graph reads or writes is no longer where it was captured
+    └── AddressError   a buffer that a graph reads or writes has moved since capture
 """
 
 
@@ -21,7 +21,7 @@ class ConfigError(SaccadeError):
 
 
 class RequestError(SaccadeError):
-    """One request is wrong; the others are not concerned. `status` is the HTTP status it is answered with."""
+    """One request is wrong; others are unaffected. `status` is the HTTP status of the reply."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
@@ -31,23 +31,21 @@ class RequestError(SaccadeError):
 
 
 class CapacityError(SaccadeError):
-    """Full for now."""
-
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
 class EngineDeadError(SaccadeError):
-    """The engine's process is gone, or is being closed; what ran in it is lost."""
+    """The engine's process is gone or closing; its requests are lost."""
 
 
 class RankGoneError(EngineDeadError):
-    """A rank of the engine is gone or does not answer. Its text has nothing in it that clients must not see."""
+    """A rank of the engine is gone or does not respond. The text is safe to show to clients."""
 
 
 class GraphError(SaccadeError):
-    """A graph was asked to do what its capture does not allow."""
+    """A graph was asked for something its capture does not allow."""
 
 
 class CaptureError(GraphError):
@@ -55,4 +53,4 @@ class CaptureError(GraphError):
 
 
 class AddressError(GraphError):
-    """A buffer that a graph reads or writes is no longer where it was when the graph was captured."""
+    """A buffer that a graph reads or writes has moved since capture."""

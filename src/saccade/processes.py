@@ -1,38 +1,54 @@
-"""How a process ends with its parent, and how the end of a process is told."""
+"""Starting an engine process, tying its life to its parent's, and describing how it ended."""
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 
 EXIT_FAILED, EXIT_ORPHANED = 3, 4
 PR_SET_PDEATHSIG = 1
 
 
+def start_python(
+    module: str, *words: str, environment: Mapping[str, str], fds: Sequence[int] = ()
+) -> "subprocess.Popen[bytes]":
+    """Start a module as a process with a pipe as standard input and the inherited files `fds`. -P bars imports from the
+    working directory. In its own session Ctrl-C does not reach it: the front end decides about requests."""
+    return subprocess.Popen(
+        (sys.executable, "-P", "-m", module, *words),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        env=environment,
+        pass_fds=fds,
+    )
+
+
 def end_with_parent() -> None:
-    """Linux kills this process when the thread that started it ends. A parent that is gone already is not noticed."""
+    """Linux kills this process when the thread that started it ends. A parent that is already gone goes unnoticed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_with_input() -> None:
-    """End this process when its standard input closes, of which the parent holds the other end. Nobody else may read it
-    from now on."""
-    threading.Thread(target=_wait_for_end_of_input, daemon=True).start()
+    """Exit when standard input closes, whose other end the parent holds. Nothing else may read it from now on."""
+
+    def wait_for_end() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(EXIT_ORPHANED)
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
 
 
 def describe_exit(code: int) -> str:
-    """A negative code is that of a signal, as `subprocess` has it. Real-time signals have no names."""
+    """A negative code is a signal, as in `subprocess`. Real-time signals have no names."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
         return f"was ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"was ended by signal {-code}"
-
-
-def _wait_for_end_of_input() -> None:
-    while os.read(0, 1):
-        pass
-    os._exit(EXIT_ORPHANED)

@@ -1,10 +1,12 @@
-"""What people see on a terminal, and what is left of it where there is none, or a narrow one."""
+"""Terminal output, and its plain form where there is no terminal or a narrow one."""
 
 import io
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -15,8 +17,7 @@ NARROW, WIDEST = 60, 10_000
 
 
 class Output(Console):
-    """A command's output. Where its reader has left, as `head` does, the rest goes nowhere; how the command ends is
-    still for the command to say."""
+    """A command's output. Once its reader has left, as `head` does, the rest is discarded; the exit code stays."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -24,20 +25,23 @@ class Output(Console):
 
 
 def warn(text: str) -> None:
-    """A plain line beside a command's output."""
     sys.stderr.write(f"warning: {text}\n")
 
 
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")
+
+
 def discard_output() -> None:
-    """Whatever standard output still holds has nobody to read it, and must not be an error when Python exits."""
-    with suppress(io.UnsupportedOperation):  # not a file, hence no pipe
+    """Standard output has no reader any more; what it still buffers must not raise when Python exits."""
+    with suppress(io.UnsupportedOperation):  # not a file, so no pipe
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
 
 
 def print_table(console: Console, table: Table) -> None:
-    """The table, or where it would be too narrow to read, a list: for each row its cells under each other."""
+    """Print the table, or, where it would be too narrow to read, a list with each row's cells below each other."""
     for column in table.columns:
         column.overflow = "fold"
         column.no_wrap = " " not in f"{column.header}" and not any(" " in str(cell) for cell in column.cells)
@@ -59,14 +63,14 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def _is_readable(console: Console, table: Table) -> bool:
-    """Whether it needs no more than there is, or at least keeps its words whole in cells of more than a few letters."""
+    """Whether the table fits, or can be folded without breaking words on a console wide enough for cells."""
     wide = console.options.update(width=WIDEST)
     needed = Measurement.get(console, wide, table)
     return needed.maximum <= console.width or (console.width >= NARROW and needed.minimum <= console.width)
 
 
 def progress_bar(console: Console | None) -> Progress:
-    """A bar of what is done and what is left; none where nobody watches."""
+    """A progress bar, hidden unless a terminal or notebook shows it."""
     has_watcher = console is not None and (console.is_terminal or console.is_jupyter)
     return Progress(
         *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
@@ -78,7 +82,7 @@ def progress_bar(console: Console | None) -> Progress:
 
 @contextmanager
 def stages(console: Console, first: str) -> Iterator[Callable[[str], None]]:
-    """Says what is going on: in one line that changes on a terminal, elsewhere in a line a stage."""
+    """Reports stages: one changing line on a terminal, one line per stage elsewhere."""
     if console.is_terminal:
         with console.status(first) as status:
             yield status.update

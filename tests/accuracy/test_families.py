@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers as hf
 
-from saccade.eval.choices import KNOWLEDGE, Choice, per_character, pick, read_choices
+from saccade.eval.choices import KNOWLEDGE, ChoiceQuestion, per_character, pick, read_choices
 from saccade.eval.results import Answered, wilson
 from saccade.inputs.tokenizer import Tokenizer
 from tests.accuracy.checkpoints import FAMILIES, checkpoint
@@ -24,14 +24,14 @@ STALE_QUESTIONS = 100
 
 
 @pytest.fixture(scope="module")
-def choices() -> list[Choice]:
+def choices() -> list[ChoiceQuestion]:
     return read_choices(KNOWLEDGE)
 
 
 @pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in FAMILIES])
 def test_graphs_change_no_answer_and_stale_ones_do(
     family: str,
-    choices: list[Choice],
+    choices: list[ChoiceQuestion],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     record_property: Record,
@@ -49,7 +49,7 @@ def test_graphs_change_no_answer_and_stale_ones_do(
 
 
 def row(
-    family: str, way: str, choices: Sequence[Choice], answers: Sequence[Answered], base: Sequence[Answered]
+    family: str, way: str, choices: Sequence[ChoiceQuestion], answers: Sequence[Answered], base: Sequence[Answered]
 ) -> list[str]:
     """A line of the table that is printed at the end."""
     by_length = [pick(choice, per_character(choice, a.scores)) for choice, a in zip(choices, answers, strict=False)]
@@ -72,7 +72,7 @@ def _share(answers: Sequence[Answered]) -> str:
     [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("gemma3", "minimind2")],
 )
 def test_scores_are_those_of_transformers(
-    family: str, choices: list[Choice], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, choices: list[ChoiceQuestion], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the families whose weights are converted here; SmolLM2's are in test_smollm2.py."""
     few = choices[:4]

@@ -12,7 +12,7 @@ import torch
 import transformers as hf
 
 from saccade import LLM, SamplingParams
-from saccade.eval.choices import Choice, read_choices, score_choices
+from saccade.eval.choices import ChoiceQuestion, read_choices, score_choices
 from saccade.inputs.tokenizer import Tokenizer
 from tests.accuracy.checkpoints import checkpoint
 from tests.models.test_smollm2 import DATA, golden
@@ -46,12 +46,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def choices() -> list[Choice]:
+def choices() -> list[ChoiceQuestion]:
     return read_choices(DATA / "eval_general_knowledge.json")[:NUM_CHOICES]
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoints: dict[str, Path], choices: list[Choice]) -> list[list[float]]:
+def expected(checkpoints: dict[str, Path], choices: list[ChoiceQuestion]) -> list[list[float]]:
     """Log-likelihoods by transformers, one choice at a time."""
     oracle = hf.LlamaForCausalLM.from_pretrained(checkpoints["llama"], dtype=torch.float32).eval()
     encode = Tokenizer.from_folder(checkpoints["llama"]).encode
@@ -76,7 +76,7 @@ def _score(oracle: Any, ids: list[int], start: int) -> float:
 def test_golden_tokens_come_out_and_picks_are_those_of_transformers(
     checkpoints: dict[str, Path],
     golden: list[tuple[list[int], list[int]]],
-    choices: list[Choice],
+    choices: list[ChoiceQuestion],
     expected: list[list[float]],
     family: str,
     way: str,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from saccade import LLM
-from saccade.eval.choices import Choice, pick, score_choices
+from saccade.eval.choices import ChoiceQuestion, pick, score_choices
 from saccade.eval.results import Answered
 from tests.engine.test_frozen_inputs import freezing
 
@@ -38,7 +38,7 @@ NOISE = 5e-3
 """Of a summed log-likelihood: graphs run the same shapes, piecewise ones with other temporaries."""
 
 
-def ask(folder: Path, way: str, choices: Sequence[Choice], monkeypatch: pytest.MonkeyPatch) -> list[Answered]:
+def ask(folder: Path, way: str, choices: Sequence[ChoiceQuestion], monkeypatch: pytest.MonkeyPatch) -> list[Answered]:
     """The answers of a checkpoint. With graphs every step is a replay, or it is an error."""
     with monkeypatch.context() as patched:
         if way == STALE:

@@ -8,7 +8,7 @@ import torch
 
 from saccade.bench import allreduce
 from saccade.bench.allreduce import rank_device, run_allreduce_bench
-from saccade.bench.settings import AllReduceBenchSettings
+from saccade.bench.pass_settings import AllReduceBenchSettings
 from saccade.cli import main
 from saccade.errors import ConfigError
 

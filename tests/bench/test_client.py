@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.bench.client import Client
-from saccade.bench.client_connection import Address
-from saccade.bench.client_load import arrivals, drive, run
+from saccade.bench.client import Client, arrivals, drive, run
+from saccade.bench.client_connection import ServerAddress
 from saccade.bench.client_reply import Outcome, ReplyReader
 from saccade.bench.serving_settings import LoadSettings, TargetSettings
 from saccade.errors import ConfigError
@@ -354,11 +353,13 @@ def test_a_rate_spaces_requests() -> None:
 
 
 def test_addresses() -> None:
-    assert Address.of("http://h:81/prefix/") == Address("h", 81, False, "/prefix")
-    assert Address.of("https://[::1]") == Address("::1", 443, True, "")
+    assert ServerAddress.of("http://h:81/prefix/") == ServerAddress("h", 81, False, "/prefix")
+    assert ServerAddress.of("https://[::1]") == ServerAddress("::1", 443, True, "")
     assert (
-        Address.of("https://[::1]").request("GET", "/x", None, {}).startswith(b"GET /x HTTP/1.1\r\nHost: [::1]:443\r\n")
+        ServerAddress.of("https://[::1]")
+        .request("GET", "/x", None, {})
+        .startswith(b"GET /x HTTP/1.1\r\nHost: [::1]:443\r\n")
     )
     for wrong in ("ftp://h", "h:80", "", "http://h:port"):
         with pytest.raises(ConfigError, match="address"):
-            Address.of(wrong)
+            ServerAddress.of(wrong)

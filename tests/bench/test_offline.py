@@ -18,9 +18,8 @@ from saccade.bench.limits import (
     head_limit,
     layer_parameters,
     prefill_limit,
-    read_parameters,
 )
-from saccade.bench.offline import (
+from saccade.bench.offline_bench import (
     NO_GRAPHS,
     WAYS,
     OfflineBench,
@@ -30,15 +29,15 @@ from saccade.bench.offline import (
     run_offline_bench,
 )
 from saccade.bench.offline_report import print_offline_bench
-from saccade.bench.settings import OfflineBenchSettings
+from saccade.bench.pass_settings import OfflineBenchSettings
 from saccade.bench.timing import rates_of
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import Mode
 from saccade.errors import ConfigError
 from saccade.execution.state import DeviceState
 from saccade.graphs import copy_out
-from saccade.layers.spec import AttentionSpec, MLPSpec, MoESpec, NormSpec, RotarySpec
-from saccade.models.spec import DecoderSpec, LayerSpec
+from saccade.layers.layer_spec import AttentionSpec, MLPSpec, MoESpec, NormSpec, RotarySpec
+from saccade.models.model_spec import DecoderSpec, LayerSpec
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model
 from saccade.scheduling.buckets import few_buckets, prefill_buckets
@@ -111,7 +110,7 @@ EIGHT_B = decoder(LayerSpec(mlp=MLPSpec(width=12288, activation="silu")), 36)
 
 def test_parameters_of_8b_layers() -> None:
     # 4096 x (4096 + 2 x 1024) + 4096 x 4096 + 3 x 4096 x 12288 = 192,937,984, times 36
-    assert layer_parameters(EIGHT_B) == read_parameters(EIGHT_B, 7) == 6_945_767_424
+    assert layer_parameters(EIGHT_B) == layer_parameters(EIGHT_B, 7) == 6_945_767_424
 
 
 @pytest.mark.parametrize(("tokens", "products_ms"), [(406, 7.05), (1024, 17.77), (4096, 71.09), (8192, 142.2)])
@@ -160,8 +159,8 @@ def test_a_mixture_computes_with_few_experts_and_reads_many() -> None:
     spec = decoder(LayerSpec(mlp=experts), 1)
     attention, router, expert = 4096 * 128 * 2 * 40, 4096 * 16, 3 * 4096 * 10
     assert layer_parameters(spec) == attention + router + 2 * expert
-    assert read_parameters(spec, 3) == attention + router + 6 * expert
-    assert read_parameters(spec, 300) == attention + router + 16 * expert
+    assert layer_parameters(spec, 3) == attention + router + 6 * expert
+    assert layer_parameters(spec, 300) == attention + router + 16 * expert
 
 
 def test_rates_are_measured_where_none_are_given() -> None:

@@ -15,14 +15,13 @@ from rich.console import Console
 from saccade.bench.client_reply import Outcome
 from saccade.bench.html import page
 from saccade.bench.html_charts import bar, distribution, ticks, timeline
-from saccade.bench.serving import ServingRun
-from saccade.bench.serving_compare import compare
-from saccade.bench.serving_files import as_data, load, save
-from saccade.bench.serving_report import RichShown, block, clock_table, print_comparison, print_run
-from saccade.bench.serving_settings import LoadSettings, OutputSettings, TargetSettings, WorkloadSettings, plain
+from saccade.bench.serving import ServingRun, Shown
+from saccade.bench.serving_report import block, clock_table, print_run
+from saccade.bench.serving_results import as_data, compare, comparison_table, load, save
+from saccade.bench.serving_settings import OutputSettings, ServingPlan, TargetSettings
 from saccade.bench.serving_stats import figures_of, stage_figures
-from saccade.bench.startup import Start, print_startup, save_startup, stages_of, verdict
-from saccade.bench.workload_wording import Sample
+from saccade.bench.startup import TimedStart, print_startup, stages_of, verdict
+from saccade.bench.workload import WorkloadRequest
 from saccade.errors import ConfigError
 
 EVIL = "<script>alert(1)</script>&\"'"
@@ -38,14 +37,9 @@ def make_run(name: str = "one", seed: int = 0, *, scale: float = 1.0, failures: 
             facts = {"error": f"HTTP 400 {EVIL}", "message": EVIL}
         timings = {"queue": times[0] / 2, "vision": times[0] / 4}
         outcomes.append(Outcome(index, index * 0.05, times[0], times[-1], times, timings=timings, **facts))
-    samples = [Sample(b"", 4, 20, ((560, 560),)) for _ in outcomes]
+    samples = [WorkloadRequest(b"", 4, 20, ((560, 560),)) for _ in outcomes]
     phase = {"phase": "vision", "replays": 5, "fallbacks": 1, "fallbacks_by_reason": {"too_large": 1}, "captures": 0}
-    settings = {
-        "target": plain(TargetSettings(api_key="secret")),
-        "workload": plain(WorkloadSettings()),
-        "load": plain(LoadSettings()),
-        "output": plain(OutputSettings(metric_percentiles="50,99.9")),
-    }
+    plan = ServingPlan(TargetSettings(api_key="secret"), output=OutputSettings(metric_percentiles="50,99.9"))
     return ServingRun(
         name=name,
         figures=figures_of(outcomes, samples, 3.0, percentiles=(50, 99.9)),
@@ -56,7 +50,7 @@ def make_run(name: str = "one", seed: int = 0, *, scale: float = 1.0, failures: 
         metrics={"saccade:x_seconds_sum": 2.0, "saccade:x_seconds_count": 4.0, "vllm:x_seconds_sum": 2.0},
         gauges={"gpu_memory_bytes": 3 * 2**20},
         environment={"date": "2030-01-02T03:04:05+00:00", "model": f"m {EVIL}", "server_info": {"a": EVIL}},
-        settings=settings,
+        settings=plan.as_data(),
     )
 
 
@@ -149,15 +143,11 @@ def test_clocks_are_named_in_full_however_narrow_the_terminal(width: int) -> Non
 
 def test_a_bar_is_for_terminals_only() -> None:
     text = io.StringIO()
-    shown = RichShown(Console(file=text, force_terminal=False))
-    shown.begin(3)
-    shown.tick(RUN.outcomes[0])
-    shown.end()
+    with Shown(Console(file=text, force_terminal=False)).counting(3) as tick:
+        tick(RUN.outcomes[0])
     assert text.getvalue() == "sending 3 requests\n"
-    shown = RichShown(Console(file=text, force_terminal=True, width=100))
-    shown.begin(3)
-    shown.tick(RUN.outcomes[0])
-    shown.end()
+    with Shown(Console(file=text, force_terminal=True, width=100)).counting(3) as tick:
+        tick(RUN.outcomes[0])
     assert "1 failed" in text.getvalue() and "1/3" in text.getvalue()
 
 
@@ -201,7 +191,7 @@ def test_a_gain_above_one_is_better_whatever_the_figure() -> None:
     assert rows["p99 TTFT ms"].verdict(1) == "worse" and rows["mean TTFT ms"].verdict(2) == ""
     assert list(rows["failed"].values) == [0, 2, None] and "median ITL ms" not in rows
     text = io.StringIO()
-    print_comparison(["old", "new", "third"], runs, Console(file=text, width=160))
+    Console(file=text, width=160).print(comparison_table(list(zip(("old", "new", "third"), runs, strict=True))))
     assert "compared with old" in text.getvalue() and "1.50x" in text.getvalue() and "0.50x" in text.getvalue()
 
 
@@ -244,8 +234,8 @@ def checked(text: str) -> Checker:
 @pytest.mark.parametrize("runs", [[RUN], [RUN, make_run("two", 1, scale=0.5, failures=0)], [replace(RUN, name="")]])
 @pytest.mark.parametrize("has_earlier", [False, True])
 def test_the_page_is_whole_offline_and_safe(runs: list[ServingRun], has_earlier: bool) -> None:
-    earlier = as_data(make_run("before", 2)) if has_earlier else None
-    text = page(runs, earlier)
+    named = [(run.name or "unnamed", as_data(run)) for run in runs]
+    text = page(runs, [("before", as_data(make_run("before", 2))), *named] if has_earlier else named)
     found = checked(text)
     assert found.references == [] and not {"script", "link", "iframe", "img", "object"} & set(found.tags)
     assert not re.search(r"https?://|url\(|@import", text)
@@ -260,7 +250,7 @@ def test_the_page_is_whole_offline_and_safe(runs: list[ServingRun], has_earlier:
 
 def test_a_page_of_nothing_but_failures_is_written() -> None:
     run = make_run(failures=40)
-    found = checked(page([run]))
+    found = checked(page([run], [("one", as_data(run))]))
     assert not any("TTFT" in line for line in block(run))
     assert "polyline" not in found.tags and "Failures" in " ".join(found.words)
 
@@ -312,17 +302,14 @@ def test_stages_of_a_start_follow_each_other_and_add_up() -> None:
     assert sum(stages.values()) == 6.0
 
 
-def test_a_start_is_shown_and_saved(tmp_path: Path) -> None:
-    first = Start(stages_of(LINES), 6.0, [30.0, 10.0, 12.0, 10.0], [])
-    second = Start({"weights": 1.0, "other": 0.5}, 1.5, [10.0], ["request 2: timeout: late"])
+def test_a_start_is_shown() -> None:
+    first = TimedStart(stages_of(LINES), 6.0, [30.0, 10.0, 12.0, 10.0], [])
+    second = TimedStart({"weights": 1.0, "other": 0.5}, 1.5, [10.0], ["request 2: timeout: late"])
     text = io.StringIO()
     print_startup([first, second], Console(file=text, width=160))
     shown = text.getvalue()
     for part in ("time to ready", "6.00", "1.50", "capture", "other", "failed: request 2: timeout: late"):
         assert part in shown
-    loaded = Start({"process and imports": 1.0, "loading weights": 2.5}, 6.0, [], [])
+    loaded = TimedStart({"process and imports": 1.0, "loading weights": 2.5}, 6.0, [], [])
     assert verdict(1, loaded) == "start 2: ready after 6.00 s, 3.50 of them beyond loading weights"
     assert verdict(0, first).endswith("first request 30.0 ms, median of the others 10.0 ms (3.00x), last 10.0 ms")
-    save_startup([first, second], str(tmp_path / "s.json"))
-    saved = json.loads((tmp_path / "s.json").read_text())["starts"]
-    assert saved[0]["ready_s"] == 6.0 and saved[1]["failures"] == second.failures

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -15,11 +16,12 @@ from rich.console import Console
 
 from saccade.bench import startup_server
 from saccade.bench.client_reply import Outcome
-from saccade.bench.serving import Plan, ServingRun, Shown, run_serving
+from saccade.bench.serving import ServingRun, Shown, run_serving
 from saccade.bench.serving_command import bench_serve
 from saccade.bench.serving_settings import (
     LoadSettings,
     OutputSettings,
+    ServingPlan,
     TargetSettings,
     VariantSettings,
     WorkloadSettings,
@@ -27,13 +29,14 @@ from saccade.bench.serving_settings import (
 from saccade.bench.serving_stats import figures_of, peak_concurrency, split_stages, stage_figures
 from saccade.bench.serving_target import Reading, graphs_between, metrics_between, parse_metrics
 from saccade.bench.startup_server import LaunchedServer
-from saccade.bench.workload_wording import Sample
+from saccade.bench.workload import WorkloadRequest
 from saccade.cli import main
 from saccade.cli.parser import Parser, settings_from
 from saccade.errors import ConfigError
 from tests.bench.scripted import Asked, Reply, Scripted, as_json, plain, serving, stream, stream_of
 
 SMALL = WorkloadSettings(num_prompts=10, image_resolution="20x32", random_input_len=9, random_output_len=3)
+SILENT = Shown(Console(quiet=True))
 LOAD = LoadSettings(max_concurrency=3, warmup_requests=2)
 ANSWERS = ("/v1/chat/completions", "/v1/models", "/version", "/server_info", "/graphs", "/metrics", "/tokenize")
 
@@ -49,7 +52,7 @@ FOUR = [
     outcome(2, 0.5, (0.2, 1.2), prompt_tokens=70, image_tokens=60),
     outcome(3, 0.6, (), error="HTTP 503 queue_full", message="full"),
 ]
-SAMPLES = [Sample(b"", 3, sizes=((8, 8),)) for _ in FOUR]
+SAMPLES = [WorkloadRequest(b"", 3, sizes=((8, 8),)) for _ in FOUR]
 
 
 def test_figures_are_those_worked_out_by_hand() -> None:
@@ -77,7 +80,7 @@ def test_figures_are_those_worked_out_by_hand() -> None:
 
 
 def test_figures_of_nothing_are_none_and_not_zero() -> None:
-    figures = figures_of(FOUR[3:], [Sample(b"", 1)] * 4, 1.0)
+    figures = figures_of(FOUR[3:], [WorkloadRequest(b"", 1)] * 4, 1.0)
     assert figures["completed"] == 0 and figures["failed"] == 1 and figures["request_throughput"] == 0
     assert figures["mean_ttft_ms"] is None and figures["p99_e2el_ms"] is None and figures["ttft_quantiles_ms"] == []
     json.dumps(figures, allow_nan=False)
@@ -108,7 +111,7 @@ def test_percentiles_are_numpys() -> None:
     rng = np.random.default_rng(11)
     times = rng.exponential(1.0, 300)
     outcomes = [outcome(i, 0.0, (float(time),)) for i, time in enumerate(times)]
-    figures = figures_of(outcomes, [Sample(b"", 1)] * 300, 5.0, percentiles=(5, 99.9))
+    figures = figures_of(outcomes, [WorkloadRequest(b"", 1)] * 300, 5.0, percentiles=(5, 99.9))
     for point in (5, 99, 99.9):
         assert figures[f"p{point:g}_ttft_ms"] == pytest.approx(np.percentile(times * 1e3, point))
 
@@ -226,7 +229,7 @@ class Script:
 @pytest.fixture(scope="module")
 def finished() -> Iterator[tuple[ServingRun, Scripted]]:
     with serving(Script()) as server:
-        yield run_serving(TargetSettings(base_url=server.url), Plan(SMALL, LOAD), Shown(), name="one"), server
+        yield run_serving(ServingPlan(TargetSettings(base_url=server.url), SMALL, LOAD), SILENT, name="one"), server
 
 
 def test_a_run_sends_the_workload_behind_a_warm_up_of_other_requests(finished: tuple[ServingRun, Scripted]) -> None:
@@ -274,22 +277,22 @@ def test_texts_are_tokenized_again_by_the_server(finished: tuple[ServingRun, Scr
 def test_caches_are_emptied_behind_the_warm_up_where_that_is_asked_for() -> None:
     load = replace(LOAD, flush_cache=True)
     with serving(Script(paths=(*ANSWERS, "/flush_cache"))) as server:
-        run_serving(TargetSettings(base_url=server.url), Plan(SMALL, load), Shown())
+        run_serving(ServingPlan(TargetSettings(base_url=server.url), SMALL, load), SILENT)
         sent = [asked.path for asked in server.asked if asked.path in ("/v1/chat/completions", "/flush_cache")]
         assert sent == ["/v1/chat/completions"] * 2 + ["/flush_cache"] + ["/v1/chat/completions"] * 10
     with serving(Script()) as server, pytest.raises(ConfigError, match="HTTP 404 from /flush_cache; --flush-cache"):
-        run_serving(TargetSettings(base_url=server.url), Plan(SMALL, load), Shown())
+        run_serving(ServingPlan(TargetSettings(base_url=server.url), SMALL, load), SILENT)
 
 
 def test_any_server_with_the_chat_route_can_be_asked() -> None:
     with serving(Script(is_saccade=False, paths=("/v1/chat/completions",))) as server:
         target = TargetSettings(base_url=f"{server.url}/v1", model="theirs")
-        run = run_serving(target, Plan(SMALL, LOAD), Shown())
+        run = run_serving(ServingPlan(target, SMALL, LOAD), SILENT)
         assert run.figures["completed"] == 10 and run.graphs == [] and run.metrics == {} and run.stages == {}
         assert run.figures["total_output_tokens_retokenized"] is None
         assert all(body["model"] == "theirs" and "timings" not in body for body in server.bodies())
         with pytest.raises(ConfigError, match="--model"):
-            run_serving(TargetSettings(base_url=server.url), Plan(SMALL, LOAD), Shown())
+            run_serving(ServingPlan(TargetSettings(base_url=server.url), SMALL, LOAD), SILENT)
 
 
 @pytest.mark.parametrize(
@@ -307,14 +310,14 @@ def test_a_server_that_names_no_model_is_quoted(status: int, key: str, message: 
         yield as_json({"error": {"message": "no"}}, status)
 
     with serving(refuse) as server, pytest.raises(ConfigError, match=message):
-        run_serving(TargetSettings(base_url=server.url, api_key=key), Plan(SMALL, LOAD), Shown())
+        run_serving(ServingPlan(TargetSettings(base_url=server.url, api_key=key), SMALL, LOAD), SILENT)
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
     with serving(Script()) as server:
         url = server.url
     with pytest.raises(ConfigError, match=r"cannot be reached: .*is it up\? \(--base-url, --host, --port\)"):
-        run_serving(TargetSettings(base_url=url), Plan(SMALL, LOAD), Shown())
+        run_serving(ServingPlan(TargetSettings(base_url=url), SMALL, LOAD), SILENT)
 
 
 @pytest.mark.parametrize(("flags", "sent"), [((), "Bearer common"), (("--api-key", "own"), "Bearer own")])
@@ -333,7 +336,7 @@ def shown_by(
 ) -> tuple[int, str]:
     text = io.StringIO()
     console = Console(file=text, width=200)
-    code = bench_serve(target, SMALL, LOAD, output, variants or VariantSettings(), console)
+    code = bench_serve(ServingPlan(target, SMALL, LOAD, output), variants or VariantSettings(), console)
     return code, text.getvalue()
 
 
@@ -347,7 +350,7 @@ def test_failures_are_counted_told_and_the_exit_code() -> None:
 
 def test_a_server_that_refuses_the_warm_up_stops_the_benchmark() -> None:
     with serving(Script(fail_every=1)) as server, pytest.raises(ConfigError, match="queue_full: try later"):
-        run_serving(TargetSettings(base_url=server.url), Plan(SMALL, LOAD), Shown())
+        run_serving(ServingPlan(TargetSettings(base_url=server.url), SMALL, LOAD), SILENT)
 
 
 def test_what_is_saved_can_be_compared_with(tmp_path: Path) -> None:
@@ -388,7 +391,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that are started are scripted ones, in processes of their own."""
     path = tmp_path / "fake.py"
     path.write_text(textwrap.dedent(FAKE_SERVER))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
     monkeypatch.setattr(startup_server, "SERVE", (sys.executable, str(path)))
 
 

@@ -10,16 +10,16 @@ import torch
 from rich.console import Console
 
 from saccade.bench.limits import Rates, vision_limit
-from saccade.bench.settings import OfflineBenchSettings, VisionBenchSettings
+from saccade.bench.pass_settings import OfflineBenchSettings, VisionBenchSettings, suited_to
 from saccade.bench.timing import NUM_WARM_UPS, TRAIN_LENGTH
-from saccade.bench.vision import MIXED_ROUNDS, TRAIN_ROUNDS, Rig, VisionBench, run_vision_bench
+from saccade.bench.vision_bench import MIXED_ROUNDS, TRAIN_ROUNDS, Rig, VisionBench, run_vision_bench
 from saccade.bench.vision_report import plot_vision_bench, print_vision_bench
 from saccade.config import Tier
 from saccade.errors import ConfigError
 from saccade.inputs.media_settings import read_image_settings
-from saccade.models.config import Config
 from saccade.models.families.qwen2_5_vl import read_vision as read_windowed
 from saccade.models.families.qwen3_vl import read_vision
+from saccade.models.model_config import Config
 from saccade.models.weights import load_model
 from tests.models import tiny
 
@@ -52,7 +52,7 @@ QWEN3_VL_8B = {
 
 def test_the_limit_of_one_image_of_the_benchmark() -> None:
     """1296 patches through 27 blocks, four mergers of 324 units, and attention of 1296 patches to each other."""
-    limit = vision_limit(read_vision(Config(QWEN3_VL_8B)), [(1, 36, 36)], 2, H200)
+    limit = vision_limit(read_vision(Config({"vision_config": QWEN3_VL_8B})), [(1, 36, 36)], 2, H200)
     products = 2 * 1296 * (27 * (4 * 1152**2 + 2 * 1152 * 4304) + 1536 * 1152)
     products += 2 * 324 * 4 * (4608 * 4608 + 4608 * 4096)
     attention = 27 * 4 * 1152 * 1296**2
@@ -79,7 +79,7 @@ def test_windows_see_less(tmp_path: Path) -> None:
 
 def tiny_vision(folder: Path) -> Config:
     made = tiny.make("qwen2_5_vl", folder)
-    return Config(json.loads((made.folder / "config.json").read_text())["vision_config"])
+    return Config.read(made.folder / "config.json")
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_each_way_is_run_as_it_is_called(folder: Path) -> None:
     capacity = {Tier.CAPACITY: calls}
     exact = {Tier.CAPACITY: calls + 1, Tier.EXACT: calls}  # one pass told which layout to capture
     assert seen == [("eager", {}, {}), ("capacity", capacity, {}), ("exact", exact, {})]
-    assert len(rig.encoder.graphs.exact) == 0, "the next size finds none"
+    assert len(rig.encoder.graphs.catalogue.exact.graphs) == 0, "the next size finds none"
 
 
 def test_the_report_shows_all_of_it(bench: VisionBench, tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_wrong_settings_and_models_are_refused(tmp_path: Path) -> None:
 def test_what_was_not_chosen_suits_the_device() -> None:
     """A CPU's graphs hold every temporary of a pass: those of 8192 image rows took all memory."""
     chosen = VisionBenchSettings(counts=(3,), rounds=2)
-    cpu, gpu = (chosen.on(is_cuda=is_cuda) for is_cuda in (False, True))
+    cpu, gpu = (suited_to(device, chosen) for device in ("cpu", "cuda"))
     assert cpu.counts == gpu.counts == (3,) and cpu.rounds == gpu.rounds == 2
     assert cpu.encoder_budget_tokens <= 512 < gpu.encoder_budget_tokens and cpu.mixed_batches < gpu.mixed_batches
     offline = OfflineBenchSettings(batches=(5,))
-    assert offline.on(is_cuda=True).max_model_len == max(offline.on(is_cuda=True).tokens) == 8192
-    assert max(offline.on(is_cuda=False).tokens) < 1000 and offline.on(is_cuda=False).batches == (5,)
+    assert suited_to("cuda", offline).max_model_len == max(suited_to("cuda", offline).tokens) == 8192
+    assert max(suited_to("cpu", offline).tokens) < 1000 and suited_to("cpu", offline).batches == (5,)

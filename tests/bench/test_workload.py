@@ -13,26 +13,25 @@ import pytest
 from PIL import Image
 
 from saccade.bench.serving_settings import TargetSettings, WorkloadSettings
-from saccade.bench.workload import draw_lengths, make_workload
-from saccade.bench.workload_sizes import SizeMix, Sizes, parse_sizes
+from saccade.bench.workload import Wording, WorkloadRequest, draw_lengths, make_workload
+from saccade.bench.workload_images import SizeRange, draw_size, parse_sizes
 from saccade.bench.workload_text import LEAD, WORDS, WordList
-from saccade.bench.workload_wording import Sample, Wording
 from saccade.errors import ConfigError
 
 SMALL = WorkloadSettings(num_prompts=12, image_resolution="20x32", random_input_len=9, random_output_len=4)
 
 
-def made(settings: WorkloadSettings = SMALL, words: WordList | None = None, **target: Any) -> list[Sample]:
-    wording = Wording.of(TargetSettings(**target), settings, "m")
+def made(settings: WorkloadSettings = SMALL, words: WordList | None = None, **target: Any) -> list[WorkloadRequest]:
+    wording = Wording(TargetSettings(**target), "m", settings.ignore_eos)
     return make_workload(settings, wording, words or WordList())
 
 
-def content(sample: Sample) -> list[dict[str, Any]]:
+def content(sample: WorkloadRequest) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(sample.body)["messages"][0]["content"]
     return found
 
 
-def pictures(sample: Sample) -> list[bytes]:
+def pictures(sample: WorkloadRequest) -> list[bytes]:
     links = [part["image_url"]["url"] for part in content(sample) if part["type"] == "image_url"]
     return [base64.b64decode(link.partition("base64,")[2]) for link in links]
 
@@ -53,7 +52,7 @@ def test_a_request_of_the_benchmark_everybody_knows() -> None:
         assert [part["type"] for part in content(sample)] == ["image_url", "text"]
         [picture] = pictures(sample)
         assert picture[:2] == b"\xff\xd8" and size_of(picture) == (560, 560) == sample.sizes[0]
-        assert len(picture) == sample.image_bytes > 150_000
+        assert len(picture) > 150_000
         assert 12 <= len(content(sample)[1]["text"].split()) <= 128
 
 
@@ -79,18 +78,19 @@ def test_lengths_are_uniform_between_ratio_and_longest(longest: int, ratio: floa
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("560x336", [Sizes((560, 336), (560, 336))]),
-        ("720p", [Sizes((720, 1280), (720, 1280))]),
-        ("1080P", [Sizes((1080, 1920), (1080, 1920))]),
-        ("random:224x225-1280x1281", [Sizes((224, 225), (1280, 1281))]),
-        ("random:360p-720p", [Sizes((360, 640), (720, 1280))]),
+        ("560x336", [SizeRange((560, 336), (560, 336))]),
+        ("720p", [SizeRange((720, 1280), (720, 1280))]),
+        ("1080P", [SizeRange((1080, 1920), (1080, 1920))]),
+        ("random:224x225-1280x1281", [SizeRange((224, 225), (1280, 1281))]),
+        ("random:360p-720p", [SizeRange((360, 640), (720, 1280))]),
         ("mix:224x224,448x336:2.5,720p", [
-            Sizes((224, 224), (224, 224)), Sizes((448, 336), (448, 336), 2.5), Sizes((720, 1280), (720, 1280)),
+            SizeRange((224, 224), (224, 224)), SizeRange((448, 336), (448, 336), 2.5),
+            SizeRange((720, 1280), (720, 1280)),
         ]),
     ],
 )  # fmt: skip
-def test_sizes_are_read(text: str, parts: list[Sizes]) -> None:
-    assert parse_sizes(text) == SizeMix(tuple(parts))
+def test_sizes_are_read(text: str, parts: list[SizeRange]) -> None:
+    assert parse_sizes(text) == parts
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_wrong_sizes_are_refused_with_the_flag(text: str) -> None:
 def test_a_mix_keeps_to_its_weights_and_a_range_to_its_ends() -> None:
     rng = np.random.default_rng(5)
     mix = parse_sizes("mix:10x10,20x30:3,40x40:4")
-    counts = Counter(mix.draw(rng) for _ in range(8000))
+    counts = Counter(draw_size(mix, rng) for _ in range(8000))
     assert {size: round(count / 1000) for size, count in counts.items()} == {(10, 10): 1, (20, 30): 3, (40, 40): 4}
-    drawn = [parse_sizes("random:3x7-5x9").draw(rng) for _ in range(400)]
+    drawn = [draw_size(parse_sizes("random:3x7-5x9"), rng) for _ in range(400)]
     assert {height for height, _ in drawn} == {3, 4, 5} and {width for _, width in drawn} == {7, 8, 9}
     assert len(set(drawn)) == 9
 

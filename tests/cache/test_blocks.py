@@ -5,7 +5,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from saccade.cache import BlockPool, PrefixCache
+from saccade.cache.blocks import BlockPool
+from saccade.cache.prefix import PrefixCache
 from saccade.errors import ConfigError
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=10)

@@ -5,8 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from saccade.cache import EncoderIndex, Entry
-from saccade.cache.encoder import MediaKey
+from saccade.cache.encoder import EncoderIndex, Entry, MediaKey
 from saccade.errors import ConfigError
 
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from saccade.cache import BlockPool, PrefixCache, Span
+from saccade.cache.blocks import BlockPool
+from saccade.cache.prefix import PrefixCache, Span
 
 TOKENS = tuple(range(100, 112))
 SPAN = Span(offset=3, length=6, digest=b"a" * 32)

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.choice.catalogue import Catalogue
-from saccade.choice.decision import Decision, Reason
+from saccade.choice.costs import Curve, TierCosts
 from saccade.choice.exact import MAX_CANDIDATES, MAX_PENDING, ExactIndex, ExactLayout
-from saccade.choice.gate import Curve, Gate
-from saccade.choice.key import Capacity, GraphKey
+from saccade.choice.key import Capacity, Decision, GraphKey, Reason
 from saccade.choice.shape import Boundary, PhaseShape
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import GraphError
@@ -36,7 +35,7 @@ def make_catalogue(
     )
     catalogue = Catalogue(shape, GraphSettings(**({"tiers": BOTH, "exact_after": 1} | settings)))  # type: ignore[arg-type]
     for bucket in capacities if captured else ():
-        catalogue.add(catalogue.key(bucket))
+        catalogue.captured.add(catalogue.key(bucket))
     return catalogue
 
 
@@ -88,7 +87,7 @@ class TestCatalogue:
         assert choose(catalogue, 3, 4).reason is Reason.NOT_CAPTURED
         bucket = catalogue.shape.bucket_for(sizes_of(3, 4))
         assert bucket is not None
-        catalogue.add(catalogue.key(bucket))
+        catalogue.captured.add(catalogue.key(bucket))
         assert choose(catalogue, 3, 4).key == catalogue.key(bucket)
         assert choose(catalogue, 9).reason is Reason.NOT_CAPTURED, "the other bucket is not"
 
@@ -131,10 +130,10 @@ class TestCatalogue:
         assert found.reason is Reason.OUT_OF_SERVICE and found.key is None and found.detail == "wrong once"
         assert found.padded_to == bucket.key.capacity, "run at the shapes it would have been replayed at"
 
-    def test_strictness_wants_a_replay_and_no_gate(self) -> None:
-        slow = Gate(eager=Curve(((1, 1.0),)), graph=Curve(((1, 2.0),)))
+    def test_strictness_wants_a_replay_whatever_it_costs(self) -> None:
+        slow = TierCosts(eager=Curve(((1, 1.0),)), graph=Curve(((1, 2.0),)))
         lax, strict = make_catalogue(), make_catalogue(strict=True)
-        lax.gate = strict.gate = slow
+        lax.costs = strict.costs = slow
         assert choose(lax, 3, 4).reason is Reason.EAGER_FASTER and choose(strict, 3, 4).tier is Tier.CAPACITY
         assert choose(lax, 20).reason is Reason.TOO_LARGE
         with pytest.raises(GraphError, match=r"toy batch of segments=1 tokens=20 is not replayed.*20 > 16.*strict"):
@@ -173,7 +172,7 @@ class TestExactIndex:
         assert index.add(key_of(1), 60) == ()
         index.begin(layout_of(2))
         assert index.add(key_of(2), 101) == (key_of(2),)
-        assert key_of(1) in index and key_of(2) not in index and index.nbytes == 60
+        assert key_of(1) in index.graphs and key_of(2) not in index.graphs and index.nbytes == 60
         index.see(key_of(2), Capacity.of(tokens=2), {})
         assert not index.has_pending, "it would be as large the next time"
 
@@ -186,7 +185,7 @@ class TestExactIndex:
             index.use(key_of(number))
         index.begin(layout_of(4))
         assert index.add(key_of(4), 65) == (key_of(2), key_of(3)), "those used least"
-        assert len(index) == 2 and index.nbytes == 95
+        assert len(index.graphs) == 2 and index.nbytes == 95
 
     def test_who_gives_way_is_said_with_the_layout(self) -> None:
         """The executor lets go of it before it captures, so that the new one finds its memory."""
@@ -197,7 +196,7 @@ class TestExactIndex:
             index.see(key_of(2), Capacity.of(tokens=2), {})
         layout = index.next_pending()
         assert layout is not None and (layout.key, layout.dropped) == (key_of(2), (key_of(1),))
-        assert len(index) == 0, "until it is captured there is neither"
+        assert len(index.graphs) == 0, "until it is captured there is neither"
 
     def test_what_is_counted_and_what_waits_are_bounded(self) -> None:
         index = self.index()

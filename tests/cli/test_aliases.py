@@ -19,11 +19,11 @@ from saccade.cli.aliases import (
     TAKEN_VALUES,
     TRANSLATED,
 )
-from saccade.cli.app import COMMANDS, new_parser
+from saccade.cli.commands import COMMANDS, new_parser
 from saccade.cli.parser import settings_from
 from saccade.config import Mode
 from saccade.errors import ConfigError
-from saccade.server.settings import ServerSettings
+from saccade.server.server_settings import ServerSettings
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 # The commands of sglang#15320, but for the first words and the model.

@@ -188,7 +188,7 @@ def test_what_is_explained_is_what_happens(made: tiny.Tiny) -> None:
         for i, (plan, text) in enumerate(zip(plans, texts, strict=True))
     ]
     assert [len(prompt) for prompt in prompts] == lengths
-    passes = [one for step in dry_run(blueprint, prompts).steps for one in step]
+    passes = [one for step in dry_run(blueprint, prompts) for one in step]
     assert Counter(one.graph for one in passes) == replayed
     for phase in ("vision", "prefill", "decode", "head"):
         mine = [one for one in passes if one.phase == phase]

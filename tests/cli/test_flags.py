@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from saccade.cli import main
-from saccade.cli.app import COMMANDS, new_parser
+from saccade.cli.commands import COMMANDS, new_parser
 from saccade.cli.groups import help_text
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.values import human_int, read_value

@@ -106,9 +106,9 @@ def test_numbers_are_whole_however_narrow_the_terminal(
     assert ("┃" in shown) == (width == 80) and "…" not in shown
 
 
-def test_more_of_anything_leaves_less(real_size: Path) -> None:
+def test_more_of_anything_leaves_less(few_layers: Path) -> None:
     def tokens(engine: EngineSettings, limits: SchedulerSettings) -> int:
-        plan = plan_memory(draw(real_size, engine, limits))
+        plan = plan_memory(draw(few_layers, engine, limits))
         return room_on(plan, find_gpu("80GiB").nbytes, engine.gpu_memory_utilization).kv_tokens
 
     limits = SchedulerSettings()
@@ -130,9 +130,9 @@ def test_more_of_anything_leaves_less(real_size: Path) -> None:
     ],
 )
 def test_memory_is_kept_for_vision_passes_without_a_graph(
-    real_size: Path, settings: EngineSettings, is_kept: bool
+    few_layers: Path, settings: EngineSettings, is_kept: bool
 ) -> None:
-    assert bool(plan_memory(draw(real_size, settings, SchedulerSettings())).eager_vision) == is_kept
+    assert bool(plan_memory(draw(few_layers, settings, SchedulerSettings())).eager_vision) == is_kept
 
 
 @pytest.mark.parametrize("graphs", ["", "vision=off,prefill=piecewise"])
@@ -193,10 +193,10 @@ def test_a_shape_that_cannot_be_divided_is_refused(
 
 
 def test_where_heads_of_the_tower_cannot_be_divided_ranks_hold_it_whole(
-    real_size: Path, capsys: pytest.CaptureFixture[str]
+    few_layers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The last of 32 ranks have padding beside their weights, the first have none."""
-    assert main(["plan", str(real_size), "--tensor-parallel-size", "32"]) == 0
+    assert main(["plan", str(few_layers), "--tensor-parallel-size", "32"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "GiB, ranks 0 to" in shown and "padding of weights" in shown
 
@@ -214,12 +214,12 @@ def test_a_plan_says_what_each_rank_allocates(made: tiny.Tiny, mode: str) -> Non
     plans = plan_ranks(draw(made.folder, settings, limits, is_cuda=False))
     for rank, plan in enumerate(plans):
         groups = Groups.imagined(rank, 2)
-        part = build_executor(made.folder, settings, limits, device=torch.device("cpu"), groups=groups)
-        state = part.executor.state
+        executor, _ = build_executor(made.folder, settings, limits, device=torch.device("cpu"), groups=groups)
+        state = executor.state
         assert plan.weights == state.model.parameter_bytes()
         homes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _weights(state.model)}
         assert plan.weights + plan.padding == sum(homes.values())
-        assert plan.arenas == {phase.phase.name: phase.phase.arena.nbytes for phase in part.executor.phases}
+        assert plan.arenas == {phase.phase.name: phase.phase.arena.nbytes for phase in executor.phases}
         room = room_on(plan, 2**32, 0.9)
         assert room.num_blocks == state.num_blocks
         assert room.kv_bytes == sum(keys.nbytes + values.nbytes for keys, values in state.caches)
@@ -240,8 +240,10 @@ def test_the_kv_cache_is_what_the_fullest_rank_can_hold(made: tiny.Tiny) -> None
     assert not least_room([plan, huge], 2**32, 0.9).fits, "one rank without room is enough"
 
 
-def test_shadow_checks_take_memory(real_size: Path) -> None:
-    plain, shadowed = (plan_memory(draw(real_size, EngineSettings(shadow=n), SchedulerSettings())) for n in (0.0, 0.01))
+def test_shadow_checks_take_memory(few_layers: Path) -> None:
+    plain, shadowed = (
+        plan_memory(draw(few_layers, EngineSettings(shadow=n), SchedulerSettings())) for n in (0.0, 0.01)
+    )
     assert plain.shadow == 0 and not any("shadow" in name for name, _, _ in plain.rows())
     assert shadowed.shadow == sum(GPU_SHADOW_BYTES.values()) + shadowed.language_temporaries
     assert shadowed.needed == plain.needed + shadowed.shadow

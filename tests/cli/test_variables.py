@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from saccade.cli import main
-from saccade.cli.variables import INSTEAD, variable_notes
+from saccade.cli.aliases import INSTEAD, variable_notes
 from saccade.config import FOREIGN_PREFIXES
 
 

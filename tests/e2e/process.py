@@ -21,9 +21,9 @@ _LISTENING = re.compile(r"listening on (http://\S+)")
 _PROGRAM = """
 import json, sys
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
-from saccade.inputs.media import MediaSettings
-from saccade.server.run import serve
-from saccade.server.settings import ServerSettings
+from saccade.inputs.media_loader import MediaSettings
+from saccade.server.front_end import serve
+from saccade.server.server_settings import ServerSettings
 given = json.loads(sys.argv[1])
 server = {k: tuple(v) if isinstance(v, list) else v for k, v in given["server"].items()}
 sys.exit(serve(given["model"], ServerSettings(**server), EngineSettings(**given["engine"]),

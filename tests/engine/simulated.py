@@ -5,10 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from saccade.cache import BlockPool, EncoderIndex, PrefixCache, Span
-from saccade.scheduling.plan import Chunk, Plan, Results, RowError
+from saccade.cache.blocks import BlockPool
+from saccade.cache.encoder import EncoderIndex
+from saccade.cache.prefix import PrefixCache, Span
 from saccade.scheduling.request import Request
 from saccade.scheduling.scheduler import Scheduler
+from saccade.scheduling.step_plan import Chunk, Results, RowError, StepPlan
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import FinishReason, Update
@@ -95,7 +97,7 @@ class Device:
     scored: dict[str, set[int]] = field(default_factory=dict)
     poisoned: dict[str, int] = field(default_factory=dict)  # who read garbage, and in which step
 
-    def run(self, plan: Plan, requests: dict[str, Request], failing: Sequence[str] = ()) -> Results:
+    def run(self, plan: StepPlan, requests: dict[str, Request], failing: Sequence[str] = ()) -> Results:
         """The tokens of a plan. Requests in `failing` give an error, and what was encoded for them is garbage."""
         for item in plan.encode:
             span = next(s for s in requests[item.request_id].spans if s.media_idx == item.media_idx)
@@ -171,8 +173,8 @@ class Loop:
     device: Device = field(init=False)
     requests: dict[str, Request] = field(default_factory=dict)
     events: dict[str, list[Update]] = field(default_factory=dict)
-    flights: list[tuple[Plan, Results]] = field(default_factory=list)
-    plans: list[Plan] = field(default_factory=list)
+    flights: list[tuple[StepPlan, Results]] = field(default_factory=list)
+    plans: list[StepPlan] = field(default_factory=list)
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -182,20 +184,20 @@ class Loop:
         ids = self.scheduler.add(request)
         for request_id in ids:
             assert request_id not in self.requests
-            self.requests[request_id] = self.scheduler.request(request_id)
+            self.requests[request_id] = self.scheduler.live[request_id]
             self.events[request_id] = []
         self.scheduler.check()
 
-    def launch(self, failing: Sequence[int] = ()) -> Plan:
+    def launch(self, failing: Sequence[int] = ()) -> StepPlan:
         """`failing` picks chunks of the plan that give an error."""
         is_alone = not self.flights
         plan = self.scheduler.plan(self.now)
         self.plans.append(plan)
         self.take(plan.updates)
-        stuck = is_alone and plan.is_empty and not plan.updates and not self.scheduler.is_idle
+        stuck = is_alone and not plan.chunks and not plan.updates and not self.scheduler.is_idle
         assert not stuck, f"nothing is in flight and nothing is planned: {plan}"
         self._check_hazards(plan)
-        if not plan.is_empty:
+        if plan.chunks:
             bad = [plan.chunks[i % len(plan.chunks)].request_id for i in failing]
             self.flights.append((plan, self.device.run(plan, self.requests, bad)))
         self.scheduler.check()
@@ -211,7 +213,7 @@ class Loop:
         self.take(self.scheduler.abort(request_id))
         self.scheduler.check()
 
-    def step(self, failing: Sequence[int] = ()) -> Plan:
+    def step(self, failing: Sequence[int] = ()) -> StepPlan:
         plan = self.launch(failing)
         while self.flights:
             self.land()
@@ -222,7 +224,7 @@ class Loop:
             if self.scheduler.is_idle:
                 return step
             self.launch()
-            while len(self.flights) > (1 if is_pipelined and not self.plans[-1].is_empty else 0):
+            while len(self.flights) > (1 if is_pipelined and self.plans[-1].chunks else 0):
                 self.land()
         raise AssertionError(f"not idle after {max_steps} steps")
 
@@ -253,7 +255,7 @@ class Loop:
                 is_part = got == expected[: len(got)] and len(got) < max(len(expected), 1)
                 assert is_part, f"{request_id}: {got} of {expected}"
 
-    def _check_hazards(self, plan: Plan) -> None:
+    def _check_hazards(self, plan: StepPlan) -> None:
         """A new plan must not write what a plan in flight reads for somebody else."""
         size = self.scheduler.resources.pool.block_size
         for older, _ in self.flights:

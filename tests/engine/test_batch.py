@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.inputs.placeholders import Prompt
-from saccade.scheduling.arrays import CacheLayout, Running, decode_values, mixed_values, places
-from saccade.scheduling.plan import Chunk, MediaRows
+from saccade.scheduling.arrays import CacheLayout, LiveRequest, decode_values, mixed_values, places
+from saccade.scheduling.step_plan import Chunk, MediaRows
 
 LAYOUT = CacheLayout(block_size=4, max_blocks=12, page_rows=3, has_vision=True, has_limits=True)
 
@@ -25,7 +25,7 @@ def test_places_of_rows_in_pages(data: st.DataObject, page_size: int, pages: lis
         places(first, len(pages) * page_size - first + 1, tuple(pages), page_size)
 
 
-def owner(rng: np.random.Generator, sequence: int, has_limits: bool) -> Running:
+def owner(rng: np.random.Generator, sequence: int, has_limits: bool) -> LiveRequest:
     count = int(rng.integers(1, 30))
     prompt = Prompt(
         rng.integers(0, 99, count).astype(np.int32),
@@ -34,10 +34,10 @@ def owner(rng: np.random.Generator, sequence: int, has_limits: bool) -> Running:
         rng.integers(0, 99, count).astype(np.int32) if has_limits else None,
     )
     request: Any = SimpleNamespace(output_ids=rng.integers(0, 99, 12).tolist())
-    return Running(request, prompt, sequence, 0)
+    return LiveRequest(request, prompt, sequence, 0)
 
 
-def chunk(rng: np.random.Generator, name: str, who: Running) -> Chunk:
+def chunk(rng: np.random.Generator, name: str, who: LiveRequest) -> Chunk:
     blocks = tuple(int(n) for n in rng.integers(1, 99, LAYOUT.max_blocks - int(rng.integers(0, 2))))
     if rng.random() < 0.3:
         start = len(who.prompt) + int(rng.integers(0, 10))
@@ -50,7 +50,7 @@ def chunk(rng: np.random.Generator, name: str, who: Running) -> Chunk:
     return Chunk(name, start, count, blocks, media)
 
 
-def row(who: Running, part: Chunk, i: int) -> dict[str, Any]:
+def row(who: LiveRequest, part: Chunk, i: int) -> dict[str, Any]:
     """What is to be known of one row."""
     num_prompt = len(who.prompt)
     is_prompt = i < num_prompt

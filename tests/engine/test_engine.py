@@ -12,7 +12,7 @@ import torch
 from saccade.config import Mode, Tier
 from saccade.errors import CapacityError, EngineDeadError, GraphError, RequestError
 from saccade.execution.executor import DeviceTicket
-from saccade.execution.lap import DeviceLap
+from saccade.execution.side_stream import DeviceLap, now
 from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.inputs.positions import rope_delta, text_positions
 from saccade.scheduling.engine import Engine
@@ -136,7 +136,7 @@ def test_one_prompt_of_two_requests_is_counted_once(loaded: Load) -> None:
     prompt = random_prompt(made, np.random.default_rng(5), num_images=1)
     engine = build(model, made.folder, Options())
     answers = tokens(engine, {"a": prompt, "b": prompt})
-    assert answers["a"] == answers["b"] and engine._prompts.media_bytes == 0
+    assert answers["a"] == answers["b"] and engine._pixels.nbytes == 0
 
 
 def prompt_scores(answer: Any) -> dict[int, float]:
@@ -279,9 +279,9 @@ def test_pixels_on_the_host_are_bounded(loaded: Load) -> None:
     names += engine.add("text", text_prompt([5, 6]), GREEDY)
     answers = finish(engine, [names[0], "text"])
     assert answers["text"].token_ids == oracle_tokens(made, text_prompt([5, 6]), 8)
-    assert engine._prompts.media_bytes == 0
+    assert engine._pixels.nbytes == 0
     assert tokens(engine, {"b": second}) == expect(made, {"b": second})
-    assert engine._prompts.media_bytes == 0
+    assert engine._pixels.nbytes == 0
 
 
 class TestSurvival:
@@ -507,7 +507,7 @@ class TestSurvival:
         assert engine.scheduler.stats().encoder_usage == 0
         assert ended == {f"r{i}": 1 for i in range(1000)}
         assert len(engine._free_sequences) == executor_of(engine).state.max_sequences
-        assert not engine._prompts and not engine._requests and not engine._running
+        assert not engine._pixels.nbytes and not engine._live
 
     def test_bad_requests_are_refused_and_lose_nothing(self, loaded: Load) -> None:
         made, model = loaded("llama")
@@ -630,9 +630,7 @@ class TestLap:
 
         monkeypatch.setattr(torch.cuda, "Event", Event)
         device = torch.device("cuda")
-        lap = DeviceLap.start(device)
-        assert num_recorded == 1 and lap.seconds() is None, "not launched"
-        lap.stop(device)
+        lap = DeviceLap(now(device), now(device))
         assert num_recorded == 2 and lap.seconds() is None, "still running"
         lap.begin.is_done = lap.end.is_done = True
         assert lap.seconds() == 0.0125
@@ -657,7 +655,7 @@ class TestLap:
         assert encoder is not None
         monkeypatch.setattr(encoder, "run", _noted(log, "pass", encoder.run))
         monkeypatch.setattr(encoder, "side_stream", Stream())
-        monkeypatch.setattr("saccade.execution.lap._now", _noted(log, "now", lambda device: 0.0))
+        monkeypatch.setattr("saccade.execution.vision_encoder.now", _noted(log, "now", lambda device: 0.0))
         engine.add("r", random_prompt(made, np.random.default_rng(25), num_images=1), GREEDY)
         engine.step()
         assert log == ["enter", "now", "pass", "now", "leave", "wait"]

@@ -22,7 +22,7 @@ from saccade.errors import RequestError
 from saccade.execution.logits import Logits
 from saccade.execution.worker import Worker
 from saccade.inputs.placeholders import Prompt
-from saccade.kernels.sampling import sampling_for
+from saccade.kernels.dispatch import sampling_for
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import GrammarCompiler, MaskedRow, Masks, Matcher
 from saccade.wire.engine_settings import SchedulerSettings

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from saccade.client.process import AsyncEngine, Delta
+from saccade.client.process import AsyncEngine
+from saccade.client.stream import Delta
 from saccade.errors import RequestError
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.grammar import Grammar

@@ -15,14 +15,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from saccade import LLM, SamplingParams
 from saccade.choice.exact import ExactLayout
-from saccade.client.process import EngineStats
 from saccade.errors import ConfigError, RequestError
 from saccade.offline import llm as llm_module
 from saccade.offline.llm_inputs import read_prompt
 from saccade.scheduling import engine as engine_module
-from saccade.scheduling import queue as queue_module
+from saccade.scheduling import request as request_module
 from saccade.scheduling import scheduler as scheduler_module
 from saccade.server.metrics import Facts, Metrics
+from saccade.wire.messages import StatsReply
 from tests.engine.counting import num_opcodes
 from tests.engine.rig import executor_of, oracle_tokens
 from tests.models import tiny
@@ -98,7 +98,7 @@ def test_metrics_are_those_of_a_server(llm: LLM, picture: Image.Image) -> None:
     engine = llm.engine
     phases = {runner.phase.name: runner.snapshot() for runner in executor_of(engine).phases}
     facts = Facts(
-        stats=EngineStats(engine.scheduler.stats(), phases),
+        stats=StatsReply(0, engine.scheduler.stats(), phases),
         kv_cache_tokens=1,
         block_size=1,
         num_pending=0,
@@ -251,11 +251,11 @@ def test_hot_layouts_get_graphs_of_their_own_behind_a_call(made: tiny.Tiny, pict
     with LLM(made.folder, **SETTINGS, graphs="vision=exact,prefill=off,decode=off") as llm:
         vision = llm.executor.vision
         assert vision is not None
-        before = len(vision.exact)
+        before = len(vision.catalogue.exact.graphs)
         for shade in range(4):
             own = Image.new("RGB", (24, 30), (shade, 0, 0))  # another image of one layout, so that none is cached
             llm.generate(prompt | {"multi_modal_data": {"image": own}}, GREEDY, progress=False)
-        assert len(vision.exact) == before + 1 and not llm.engine.can_improve
+        assert len(vision.catalogue.exact.graphs) == before + 1 and not llm.engine.can_improve
         replayed = vision.stats.replays.total()
         llm.generate(prompt, GREEDY, progress=False)
         assert vision.stats.replays.total() > replayed
@@ -335,7 +335,7 @@ def test_more_prompts_than_the_queue_holds_take_turns(made: tiny.Tiny) -> None:
 
 
 def test_the_work_for_a_prompt_does_not_grow_with_the_number_of_prompts(made: tiny.Tiny) -> None:
-    modules = (llm_module, engine_module, queue_module, scheduler_module)
+    modules = (llm_module, engine_module, request_module, scheduler_module)
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     with LLM(made.folder, **SETTINGS, enforce_eager=True) as llm:
         few = num_opcodes(lambda: llm.generate(["The quick"] * 60, params), *modules)

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.choice.decision import Decision, Reason
-from saccade.choice.key import Capacity, GraphKey
+from saccade.choice.key import Capacity, Decision, GraphKey, Reason
 from saccade.config import Mode, Tier
 from saccade.errors import GraphError
 from saccade.execution.codec import Codec
 from saccade.execution.executor import DeviceExecutor, DeviceTicket
 from saccade.scheduling.executing import Encoded, StepResult
-from saccade.scheduling.orders import ORDER_TYPES, Capture, Drop, Encode, Orders, Pass, Run, Sample
-from saccade.scheduling.plan import EncodeItem
+from saccade.scheduling.orders import ORDER_TYPES, Capture, Drop, Encode, Orders, Pass, Run, SampleTokens
+from saccade.scheduling.step_plan import EncodeItem
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import FinishReason
 from tests.engine.conftest import Loaded
@@ -77,7 +76,7 @@ def repeat(executor: DeviceExecutor, orders: list[Orders]) -> list[StepResult]:
     results: list[StepResult] = []
     ticket: DeviceTicket | None = None
     for one in orders:
-        if ticket is not None and not isinstance(one, Sample):
+        if ticket is not None and not isinstance(one, SampleTokens):
             results.append(ticket.wait())
             ticket = None
         done = executor.execute(one)
@@ -115,7 +114,7 @@ def assert_same(mine: StepResult, other: StepResult) -> None:
     assert mine.scores.keys() == other.scores.keys()
     pairs = [(mine.scores[row], other.scores[row]) for row in mine.scores]
     for one, two in [*pairs, *zip(mine.prompt_scores, other.prompt_scores, strict=True)]:
-        for name in one.__slots__:
+        for name in one.__struct_fields__:
             np.testing.assert_array_equal(getattr(one, name), getattr(two, name), err_msg=name)
 
 
@@ -311,7 +310,7 @@ class TestLayouts:
 
 def test_what_ranks_compare_is_of_the_newest_order_alone(recording: Recording) -> None:
     """Where nobody asks, as with one rank, nothing piles up."""
-    last = next(one for one in reversed(recording.orders) if isinstance(one, Run | Sample))
+    last = next(one for one in reversed(recording.orders) if isinstance(one, Run | SampleTokens))
     passes = last.passes if isinstance(last, Run) else (last.sampler,) if last.sampler is not None else ()
     expected = "; ".join(str(one.decision.key) for one in passes)
     assert recording.executor.take_trace() == expected

@@ -12,8 +12,6 @@ from saccade.wire.sampling_params import SamplingParams
 def test_defaults_are_vllms() -> None:
     params = SamplingParams()
     assert (params.n, params.temperature, params.top_p, params.top_k, params.max_tokens) == (1, 1.0, 1.0, 0, 16)
-    assert not params.is_greedy
-    assert SamplingParams(temperature=0).is_greedy
 
 
 @pytest.mark.parametrize(

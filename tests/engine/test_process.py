@@ -19,8 +19,9 @@ import pytest
 
 from saccade.client import child, process, spare, stream
 from saccade.client.output import OutputStream, place_prompt_scores
-from saccade.client.process import AsyncEngine, Delta, Stage
+from saccade.client.process import AsyncEngine
 from saccade.client.spare import Spare
+from saccade.client.stream import Delta
 from saccade.config import BYTECODE_FOLDER, NO_BYTECODE, worker_environment
 from saccade.errors import CapacityError, ConfigError, EngineDeadError, RequestError, SaccadeError
 from saccade.execution import worker
@@ -31,6 +32,7 @@ from saccade.inputs.processor import Processor
 from saccade.processes import EXIT_ORPHANED
 from saccade.wire import messages
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.messages import Stage
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import FinishReason
 from tests.engine.rig import Answer, oracle_tokens, random_prompt, run
@@ -149,7 +151,7 @@ def test_a_start_reports_its_stages_and_the_graphs_it_captures(shared: Shared) -
     loaded = [stage.done for stage in shared.stages if stage.name == "loading weights" and stage.total]
     assert len(loaded) > 10 and loaded == sorted(loaded) and loaded[-1] > 10**4
     assert shared.engine.is_alive and shared.engine.limits.max_model_len == 400
-    assert shared.engine.kv_cache_tokens == 2048
+    assert shared.engine.ready.kv_cache_tokens == 2048
 
 
 def test_twenty_requests_at_once_get_the_tokens_of_transformers(made: tiny.Tiny, shared: Shared) -> None:
@@ -328,14 +330,13 @@ def test_stats_have_every_phase(shared: Shared) -> None:
 def children(monkeypatch: pytest.MonkeyPatch) -> list[tuple[child.Child, int]]:
     """Every worker that is started, and the mode of its folder of sockets."""
     found: list[tuple[child.Child, int]] = []
-    spawn = child.Child.spawn
 
     def watched(started: Spare | None = None) -> child.Child:
-        spawned = spawn(started)
+        spawned = child.Child(started)
         found.append((spawned, stat.S_IMODE(spawned.folder.stat().st_mode)))
         return spawned
 
-    monkeypatch.setattr(child.Child, "spawn", watched)
+    monkeypatch.setattr(process, "Child", watched)
     return found
 
 
@@ -550,8 +551,8 @@ def test_nothing_is_pickled(module: Any) -> None:
 
 def test_a_spare_worker_that_nobody_takes_is_gone_with_its_folder() -> None:
     with Spare() as unused:
-        assert unused.exit_code is None and stat.S_IMODE(unused.folder.stat().st_mode) == 0o700
-    assert gone(unused.pid) and not unused.folder.exists()
+        assert unused.process.poll() is None and stat.S_IMODE(unused.folder.stat().st_mode) == 0o700
+    assert gone(unused.process.pid) and not unused.folder.exists()
 
 
 def test_a_worker_keeps_bytecode_of_its_own_where_none_may_lie_beside_the_sources(
@@ -583,8 +584,8 @@ def test_a_spare_worker_is_taken_over(made: tiny.Tiny) -> None:
             return engine.pid
 
     with Spare() as waiting:
-        assert asyncio.run(work(waiting)) == waiting.pid
-    assert waiting.is_taken and gone(waiting.pid) and not waiting.folder.exists()
+        assert asyncio.run(work(waiting)) == waiting.process.pid
+    assert waiting.is_taken and gone(waiting.process.pid) and not waiting.folder.exists()
 
 
 def test_caches_are_emptied_when_nothing_runs(made: tiny.Tiny, shared: Shared) -> None:

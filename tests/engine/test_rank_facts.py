@@ -18,7 +18,7 @@ SETTINGS = EngineSettings(device="cpu", kv_cache_tokens=512, enforce_eager=True,
 def test_ranks_hold_what_was_planned_and_say_how_they_sum_up(made: tiny.Tiny) -> None:
     async def ask(settings: EngineSettings) -> TensorParallel:
         async with await AsyncEngine.start(made.folder, settings, LIMITS) as engine:
-            return engine.ranks
+            return engine.ready.ranks
 
     told = asyncio.run(ask(SETTINGS))
     alone = asyncio.run(ask(replace(SETTINGS, tensor_parallel_size=1)))

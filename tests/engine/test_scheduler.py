@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from saccade.cache import Span
+from saccade.cache.prefix import Span
 from saccade.errors import CapacityError, ConfigError, RequestError
 from saccade.scheduling import request as request_module
-from saccade.scheduling import request_limits as limits_module
-from saccade.scheduling.plan import Plan, RowError
+from saccade.scheduling import request_checks
 from saccade.scheduling.request import Request, Status
 from saccade.scheduling.scheduler import Scheduler
+from saccade.scheduling.step_plan import RowError, StepPlan
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import Finish, FinishReason, Update
@@ -32,7 +32,7 @@ def outputs(count: int, **more: Any) -> SamplingParams:
     return SamplingParams(ignore_eos=True, max_tokens=count, seed=0, **more)
 
 
-def rows(plan: Plan) -> list[tuple[str, int, int]]:
+def rows(plan: StepPlan) -> list[tuple[str, int, int]]:
     return [(chunk.request_id, chunk.start, chunk.count) for chunk in plan.chunks]
 
 
@@ -92,7 +92,7 @@ class TestPolicy:
         assert len(plan.chunks[0].blocks) == 5
 
     def test_plans_are_plain_data(self) -> None:
-        def plans() -> list[Plan]:
+        def plans() -> list[StepPlan]:
             loop = make_loop()
             span = image(2, 5)
             loop.add(make_request("a", with_images(12, span), spans=(span,), params=outputs(2)))
@@ -403,7 +403,7 @@ class TestImages:
         assert loop.launch().chunks[1].is_pending_input
         loop.land()
         assert loop.requests["b"].status is Status.PREEMPTED
-        assert loop.launch().is_empty, "b has rows in flight that will be ignored"
+        assert not loop.launch().chunks, "b has rows in flight that will be ignored"
         loop.land()
         assert [item.request_id for item in loop.step().encode] == ["b"]
         loop.drain()
@@ -495,7 +495,7 @@ class TestPreemption:
         loop.launch()
         loop.abort("a")
         loop.add(make_request("b", text(16), params=outputs(1)))
-        assert loop.launch() == Plan(1)
+        assert loop.launch() == StepPlan(1)
         loop.land()
         assert rows(loop.step()) == [("b", 0, 16)]
         loop.check_ended()
@@ -526,7 +526,7 @@ class TestPreemption:
         loop.add(make_request("image", with_images(26, span), spans=(span,), params=outputs(1)))
         assert rows(loop.step())[3:] == [("image", 0, 2)]
         loop.add(make_request("new", text(4), params=outputs(1)))
-        while len(rows(plan := loop.step())) == 3 and plan.num_tokens == 3:
+        while len(rows(plan := loop.step())) == 3 and sum(chunk.count for chunk in plan.chunks) == 3:
             assert [chunk.request_id for chunk in plan.chunks] == ["a", "b", "c"]
         assert rows(plan)[2:] == [("image", 2, 22)]
         loop.drain()
@@ -571,7 +571,7 @@ class TestPipeline:
         loop = make_loop()
         loop.add(make_request("a", text(6), params=outputs(count)))
         loop.drain()
-        assert sum(plan.num_tokens for plan in loop.plans) == 6 + count - 1
+        assert sum(chunk.count for plan in loop.plans for chunk in plan.chunks) == 6 + count - 1
         loop.check_ended()
 
     def test_rows_behind_an_end_are_ignored_and_give_back_late(self) -> None:
@@ -618,7 +618,7 @@ class TestPipeline:
     def test_an_empty_plan_needs_no_commit(self) -> None:
         scheduler = make_scheduler(LIMITS)
         plan = scheduler.plan(0)
-        assert plan.is_empty
+        assert not plan.chunks
         assert scheduler.commit(plan, {}) == ()
         assert scheduler.is_idle
 
@@ -766,7 +766,7 @@ def test_the_work_for_an_image_does_not_grow_with_the_number_of_images() -> None
         request = Request(id="a", prompt_ids=(7,) * 4 * num_images, params=outputs(1), spans=spans)
         make_scheduler(limits, num_blocks=2000).add(request)
 
-    few, many = (num_opcodes(lambda n=n: add(n), request_module, limits_module) for n in (50, 200))  # type: ignore[misc]
+    few, many = (num_opcodes(lambda n=n: add(n), request_module, request_checks) for n in (50, 200))  # type: ignore[misc]
     assert few > 50 * 10 and many < 1.3 * 4 * few
 
 

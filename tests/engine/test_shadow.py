@@ -14,10 +14,10 @@ from torch import Tensor
 from saccade.config import Mode
 from saccade.errors import ConfigError, GraphError
 from saccade.execution.shadow import MAX_RECORDS, Mismatch, Shadow
-from saccade.execution.shadow_file import MAX_FILES, Origin, read_file
-from saccade.execution.shadow_passes import context_slots
-from saccade.execution.shadow_slab import Slab
-from saccade.graphs import Capacity, CapturedGraph, GraphKey, GraphRunner
+from saccade.execution.shadow_file import MAX_FILES, Origin, digest_of, read_file
+from saccade.execution.shadow_passes import Slab, TooLargeError, context_slots
+from saccade.graphs import Capacity, GraphKey, GraphRunner
+from saccade.graphs.capture import CapturedGraph
 from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.scheduling.engine import Engine
 from saccade.wire.engine_metrics import engine_metrics
@@ -327,7 +327,7 @@ def test_what_does_not_fit_the_slab_is_counted_and_memory_stays_flat(loaded: Loa
     shadow = shadow_of(engine)
     for seed in range(4):
         run(engine, *requests(made, 4, seed))
-        assert shadow.nbytes == 768 * 1024 and len(shadow._records) <= MAX_RECORDS
+        assert sum(slab.nbytes for slab in shadow._slabs.values()) == 768 * 1024 and len(shadow._records) <= MAX_RECORDS
     assert check_all(engine) == []
     found = counts(engine)
     assert found["evicted"] > 0 and found["equal"] > 0
@@ -362,13 +362,13 @@ def test_a_slab_never_hands_out_what_is_still_in_use() -> None:
         holder = Holder()
         tensors = {str(i): torch.randn(int(rng.integers(1, 900))) for i in range(rng.integers(1, 4))}
         copies = slab.copy(holder, tensors)
-        assert copies is not None
         kept.append((holder, tensors, copies))
         kept = [one for one in kept if not one[0].is_lost]
         for _, given, found in kept:
             assert all(torch.equal(found[name], given[name]) for name in given)
     assert len(kept) > 1
-    assert slab.copy(Holder(), {"x": torch.zeros(64 * 256 // 4 + 1)}) is None
+    with pytest.raises(TooLargeError):
+        slab.copy(Holder(), {"x": torch.zeros(64 * 256 // 4 + 1)})
 
 
 def test_the_share_is_kept_and_rare_graphs_get_their_turn(loaded: Load) -> None:
@@ -389,10 +389,11 @@ def test_a_file_has_all_that_is_needed(loaded: Load, tmp_path: Path) -> None:
     [found] = check_all(engine)
     assert found.path is not None and found.path.stat().st_mode & 0o077 == 0
     file = read_file(found.path)
-    assert file.kept.key == found.key and file.digest == file.kept.digest == found.digest
+    assert file.key == found.key and file.digest == found.digest
+    assert file.digest == digest_of({**file.inputs, **file.reads}, file.arrays)
     assert file.origin.model == str(made.folder)
     assert {"slots", "keys of layer 0", "vision rows"} <= file.cached.keys()
-    wrong = {name for name, right in file.kept.eager.items() if not torch.equal(file.kept.replayed[name], right)}
+    wrong = {name for name, right in file.eager.items() if not torch.equal(file.replayed[name], right)}
     assert wrong == {difference.output for difference in found.differences}
 
 

@@ -15,7 +15,7 @@ from saccade.client.process import AsyncEngine
 from saccade.execution.worker import Worker
 from saccade.scheduling.engine import Engine
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
-from saccade.wire.messages import Add, AskStats, Close, Degraded, Reply, StatsReply, encode, pack_prompt
+from saccade.wire.messages import Add, AskStats, Close, Degraded, EngineReply, StatsReply, encode, pack_prompt
 from tests.engine.conftest import Loaded
 from tests.engine.rig import random_prompt, run
 from tests.engine.test_shadow import GREEDY, counts, poison_outputs, requests, runner_of, shadowed
@@ -38,11 +38,11 @@ class Front:
         commands.bind("inproc://commands")
         self.send = self._context.socket(zmq.PUSH)
         self.send.connect("inproc://commands")
-        self.told: queue.Queue[Reply] = queue.Queue()
+        self.told: queue.Queue[EngineReply] = queue.Queue()
         self.worker = Worker(engine, commands, self.told.put)
         self._commands = commands
 
-    def wait_for(self, kind: type[Reply]) -> Reply:
+    def wait_for(self, kind: type[EngineReply]) -> EngineReply:
         while not isinstance(found := self.told.get(timeout=BOUND_S), kind):
             pass
         return found

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.choice.decision import Reason
+from saccade.choice.key import Reason
 from saccade.config import Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.execution.codec import Codec
@@ -20,9 +20,19 @@ from saccade.models.vlm import EncoderMode, Model
 from saccade.models.weights import load_model
 from saccade.scheduling.arrays import places
 from saccade.scheduling.orders import ORDER_TYPES, Encode
-from saccade.scheduling.packing import Bins, MediaPart, default_cost, pack, split
-from saccade.scheduling.plan import EncodeItem
-from saccade.scheduling.sharing import Shares, balanced, bucket_of, in_step, share_out
+from saccade.scheduling.packing import (
+    Bins,
+    MediaPart,
+    Shares,
+    balanced,
+    bucket_of,
+    default_cost,
+    in_step,
+    pack,
+    share_out,
+    split,
+)
+from saccade.scheduling.step_plan import EncodeItem
 from tests.engine.conftest import Loaded
 from tests.engine.rig import executor_of
 from tests.engine.test_packing import images, serving_bins

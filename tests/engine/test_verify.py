@@ -14,7 +14,7 @@ from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import AddressError, ConfigError, GraphError
 from saccade.execution.build import build_engine
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.verification import audit_graphs, check_graphs, sample, verify_graphs
+from saccade.execution.verification import audit_graphs, check_graphs, chosen_buckets, verify_graphs
 from saccade.graphs import GraphRunner
 from saccade.graphs.compare import OutputDifference
 from saccade.graphs.cuda_nodes import UnreadableError
@@ -112,11 +112,11 @@ def test_the_short_form_takes_a_sample_of_every_phase(loaded: Load) -> None:
     report = check_graphs(executor)
     assert {row.key.partition("/")[0] for row in report.rows} == {"vision", "prefill", "decode", "head", "sample"}
     for phase in executor.phases:
-        assert 1 <= len(sample(phase)) <= 2
+        assert 1 <= len(chosen_buckets(phase, is_short=True)) <= 2
     small = thinned(loaded("qwen3_vl"), num_buckets=1)
     news: list[tuple[str, int, int]] = []
     verify_graphs(small, is_short=True, progress=lambda *each: news.append(each))
-    assert all(len(sample(phase)) == 1 for phase in small.phases)
+    assert all(len(chosen_buckets(phase, is_short=True)) == 1 for phase in small.phases)
     assert news[-1][1] == news[-1][2] == 6, "five phases, and vision twice"
 
 

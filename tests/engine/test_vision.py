@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,28 +11,28 @@ import torch
 from torch import Tensor
 
 from saccade.cache.encoder import EncoderIndex
+from saccade.choice.key import Reason
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.executor import ExecutorSettings
-from saccade.execution.pixels import PlainPixels, Shapes, SlotRing, rounds, shape_of, write_slot
+from saccade.execution.pixels import PlainPixels, Shapes, rounds, write_slot
 from saccade.execution.state import StateSizes
-from saccade.execution.vision_encoder import MAX_VIEWS, Encoder
-from saccade.geometry import geometry
-from saccade.graphs import Reason
+from saccade.execution.vision_encoder import Encoder
+from saccade.graphs.staging import NUM_STAGING_SLABS, Staging
 from saccade.inputs.media_settings import read_placeholder_settings
 from saccade.inputs.placeholders import Media, Prompt, place_media
 from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image
 from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column
-from saccade.kernels.images import resize_patchify
+from saccade.kernels.reference_images import resize_patchify
 from saccade.models.media import ImageSettings, VideoSettings
 from saccade.models.vlm import Model
 from saccade.scheduling.arrays import places
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.executing import ENCODE_FAILED, Encoded
-from saccade.scheduling.geometries import Geometries, vision_values
-from saccade.scheduling.orders import Encode, Pass, Picture
-from saccade.scheduling.plan import EncodeItem
+from saccade.scheduling.geometries import Geometries, geometry, vision_values
+from saccade.scheduling.orders import Encode, Pass, PatchSource
+from saccade.scheduling.step_plan import EncodeItem
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import FinishReason
@@ -86,7 +85,7 @@ class Rig:
         )
         executor = new_executor(self.model, sizes, settings)
         self.state = executor.state
-        self.encoder = executor.encoder = Encoder(self.state, replace(settings.encoder, graphs=GraphSettings(**graphs)))
+        self.encoder = executor.encoder = Encoder(self.state, settings, GraphSettings(**graphs))
         self.encoder.graphs.capture_buckets()
         limits = SchedulerSettings(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=8)
         self.engine = new_engine(executor, limits, EncoderIndex(NUM_ROWS, PAGE_ROWS))
@@ -154,17 +153,8 @@ def alone(rig: Rig, media: Media, model: Model | None = None) -> Tensor:
     assert spec is not None and tower is not None
     settings = rig.images if media.kind == "image" else rig.videos
     assert settings is not None
-    patches = resize_patchify(
-        torch.from_numpy(media.pixels.copy()),
-        media.plan.size_hw,
-        mean=settings.mean,
-        std=settings.std,
-        patch=settings.patch,
-        temporal_patch=settings.temporal_patch,
-        merge=settings.merge,
-        resample=settings.resample,
-    )
-    return tower(vision_step(geometry(spec, [media.plan.grid_thw]), patches))
+    patches = resize_patchify(torch.from_numpy(media.pixels.copy()), media.plan.size_hw, settings)
+    return tower(vision_step(spec, [media.plan.grid_thw], patches))
 
 
 def check(rig: Rig, media: Sequence[Media], what: object = "") -> None:
@@ -268,17 +258,15 @@ class TestOrder:
         rig.encoder.graphs = before
         check(rig, [one])
 
-    def test_views_of_patches_are_bounded_and_those_of_the_arena_only(self, loaded: Load) -> None:
+    def test_patches_are_views_of_the_arena_unless_they_are_more_than_it_holds(self, loaded: Load) -> None:
         rig, rng = Rig(loaded("qwen3_vl"), max_units=24), np.random.default_rng(3)
         arena = rig.encoder.graphs.phase.arena
         for media in (rig.video(rng, 1, 2, 3), rig.video(rng, 1, 5, 6), rig.video(rng, 1, 2, 3)):
             _, [vision] = rig.passes([media])
-            assert vision.num_patches == media.plan.num_patches
-            patches = rig.encoder._patches(vision.num_patches)
+            assert sum(picture.num_rows for picture in vision.pictures) == media.plan.num_patches
+            patches = rig.encoder.values(vision)["patches"]
             assert len(patches) == media.plan.num_patches
             assert arena.owns(patches) == (media.plan.num_tokens <= 24)
-        assert rig.encoder._rows_of_arena.cache_info().currsize == 1
-        assert rig.encoder._rows_of_arena.cache_info().maxsize == MAX_VIEWS
 
 
 class TestChoices:
@@ -337,10 +325,12 @@ class TestChoices:
             graphs.catalogue.choose(batch.sizes, batch.structure)
             if count % 50 == 0:
                 assert rig.engine.improve() is None
-            assert len(graphs.graphs) <= buckets + 4 and len(graphs.graphs) == buckets + len(graphs.exact)
-        assert len(graphs.exact) == 4
-        assert graphs.exact.nbytes <= graphs.settings.exact_max_bytes
-        assert len(graphs.exact._pending) <= 64 and len(graphs.exact._uses) <= 1024 + 4
+            assert len(graphs.graphs) <= buckets + 4 and len(graphs.graphs) == buckets + len(
+                graphs.catalogue.exact.graphs
+            )
+        assert len(graphs.catalogue.exact.graphs) == 4
+        assert graphs.catalogue.exact.nbytes <= graphs.settings.exact_max_bytes
+        assert len(graphs.catalogue.exact._pending) <= 64 and len(graphs.catalogue.exact._uses) <= 1024 + 4
 
     @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "gemma3_vl"])
     def test_usual_images_have_graphs_of_their_own_from_the_start(
@@ -350,9 +340,9 @@ class TestChoices:
         rig, rng = Rig(loaded(family), tiers=BOTH, exact_max_graphs=3, max_units=64), np.random.default_rng(2)
         rig.engine.capture_usual()
         graphs = rig.encoder.graphs
-        assert 0 < len(graphs.exact) <= 3
+        assert 0 < len(graphs.catalogue.exact.graphs) <= 3
         if rig.images.fixed_size is None:
-            assert graphs.exact.is_full, "with pairs, where single images are not enough"
+            assert graphs.catalogue.exact.is_full, "with pairs, where single images are not enough"
         for _ in range(2):
             image = rig.image(rng, 24, 24)
             [rows] = rig.run([image])
@@ -360,7 +350,7 @@ class TestChoices:
         assert graphs.stats.replays == {Tier.EXACT: 2}
         off = Rig(loaded(family), tiers=frozenset({Tier.CAPACITY}))
         off.engine.capture_usual()
-        assert len(off.encoder.graphs.exact) == 0
+        assert len(off.encoder.graphs.catalogue.exact.graphs) == 0
 
     def test_words_of_the_setting(self) -> None:
         assert EngineSettings().vision_tiers() == BOTH
@@ -505,19 +495,37 @@ class NeverWaits(LazyEvent):
     def synchronize(self) -> None: ...
 
 
+class LazyTarget:
+    """Memory of that device: what is copied to it arrives when the device gets there."""
+
+    def __init__(self, stream: LazyStream) -> None:
+        self.stream, self.arrived = stream, list[int]()
+
+    def __getitem__(self, rows: slice) -> "LazyTarget":
+        return self
+
+    def copy_(self, source: torch.Tensor, *, non_blocking: bool) -> None:
+        self.stream.queue.append(lambda: self.arrived.append(int(source[0])))
+
+
+def make_staging(event: type[LazyEvent], stream: LazyStream) -> Any:
+    staging: Any = Staging(4, torch.device("cpu"))
+    staging._events = [event(stream) for _ in range(NUM_STAGING_SLABS)]
+    return staging
+
+
 class TestStaging:
     @staticmethod
     def copied(event: type[LazyEvent]) -> list[int]:
         """What a device that lags behind has copied of ten values that went through a ring of three slots."""
-        stream, arrived = LazyStream(), list[int]()
-        ring = SlotRing([np.zeros(4) for _ in range(3)], [event(stream) for _ in range(3)])
+        stream = LazyStream()
+        staging, target = make_staging(event, stream), LazyTarget(stream)
         for value in range(10):
-            slot = ring.take()
+            _, slot = staging.next_slab()
             slot[:] = value
-            stream.queue.append(partial(lambda slot: arrived.append(int(slot[0])), slot))
-            ring.sent()
+            staging.send(target, 4)
         stream.run_until("the end")
-        return arrived
+        return target.arrived
 
     def test_a_slot_is_never_written_before_its_copy_is_done(self) -> None:
         assert self.copied(LazyEvent) == list(range(10))
@@ -527,13 +535,13 @@ class TestStaging:
 
     def test_the_host_runs_ahead_by_as_many_slots_as_there_are(self) -> None:
         stream = LazyStream()
-        ring = SlotRing([0, 1, 2], [LazyEvent(stream) for _ in range(3)])
-        for turn in range(3):
-            assert ring.take() == turn
-            stream.queue.append(lambda: None)
-            ring.sent()
-        assert len(stream.queue) == 6, "nothing had to be waited for yet"
-        ring.take()
+        staging, target = make_staging(LazyEvent, stream), LazyTarget(stream)
+        turns = []
+        for _ in range(3):
+            turns.append(staging.next_slab()[0])
+            staging.send(target, 4)
+        assert sorted(turns) == [0, 1, 2] and len(stream.queue) == 6, "nothing had to be waited for yet"
+        assert staging.next_slab()[0] == turns[0]
         assert len(stream.queue) == 4, "one copy and its event were waited for"
 
     @pytest.mark.parametrize("max_bytes", [20_000, 4_000, 3_000])
@@ -542,20 +550,20 @@ class TestStaging:
         media = [rig.image(rng, 30, 20), rig.image(rng, 9, 9), rig.video(rng, 2, 1, 2), rig.image(rng, 40, 41)]
         pictures, row = [], 0
         for one in media:
-            pictures.append(Picture(0, one.kind, one.pixels, one.plan.size_hw, row, one.plan.num_patches))
+            pictures.append(PatchSource(0, one.kind, one.pixels, one.plan.size_hw, row, one.plan.num_patches))
             row += one.plan.num_patches
         slot = np.full(TABLE_BYTES + max_bytes, 255, dtype=np.uint8)
         written: list[int] = []
         assert rig.videos is not None
-        shapes: Shapes = {"image": shape_of(rig.images), "video": shape_of(rig.videos)}
+        shapes: Shapes = {"image": rig.images.alone(), "video": rig.videos.alone()}
         for shape, jobs in rounds(pictures, shapes, max_bytes):
-            assert shape == shape_of(rig.images) and len(jobs) <= MAX_JOBS
+            assert shape == rig.images.alone() and len(jobs) <= MAX_JOBS
             used, (lines, patches, widest) = write_slot(slot, jobs, shape)
             assert used <= len(slot) and sum(job.scratch_bytes for job in jobs) <= max_bytes
             table = slot[:TABLE_BYTES].view(np.int32).reshape(len(Column), MAX_JOBS)
             for i, job in enumerate(jobs):
                 at = TABLE_BYTES + int(table[Column.PIXELS_AT, i])
-                np.testing.assert_array_equal(slot[at : at + job.nbytes], job.frames.ravel())
+                np.testing.assert_array_equal(slot[at : at + job.frames.nbytes], job.frames.ravel())
                 written += range(job.out_row, job.out_row + job.num_patches(shape))
             assert patches == sum(job.num_patches(shape) for job in jobs)
             assert lines == sum(job.frames.shape[0] * job.frames.shape[1] for job in jobs)
@@ -565,9 +573,11 @@ class TestStaging:
     def test_videos_that_are_cut_in_another_way_have_rounds_of_their_own(self, loaded: Load) -> None:
         rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(6)
         media = [rig.image(rng, 30, 20), rig.image(rng, 9, 9), rig.video(rng, 1, 1, 1), rig.image(rng, 9, 9)]
-        pictures = [Picture(i, m.kind, m.pixels, m.plan.size_hw, 0, m.plan.num_patches) for i, m in enumerate(media)]
+        pictures = [
+            PatchSource(i, m.kind, m.pixels, m.plan.size_hw, 0, m.plan.num_patches) for i, m in enumerate(media)
+        ]
         assert rig.videos is not None
-        shapes: Shapes = {"image": shape_of(rig.images), "video": replace(shape_of(rig.videos), mean=(0.1, 0.2, 0.3))}
+        shapes: Shapes = {"image": rig.images.alone(), "video": replace(rig.videos.alone(), mean=(0.1, 0.2, 0.3))}
         found = [(shape, len(jobs)) for shape, jobs in rounds(pictures, shapes, 20_000)]
         assert found == [(shapes["image"], 2), (shapes["video"], 1), (shapes["image"], 1)]
 
@@ -575,8 +585,8 @@ class TestStaging:
         rig, rng = Rig(loaded("qwen3_vl")), np.random.default_rng(5)
         one = rig.image(rng, 16, 24)
         out = torch.full((60, rig.encoder.spec.patch_values), float("nan"))
-        PlainPixels({"image": shape_of(rig.images)}).patchify(
-            [Picture(0, one.kind, one.pixels, one.plan.size_hw, 3, one.plan.num_patches)], out
+        PlainPixels({"image": rig.images.alone()}).patchify(
+            [PatchSource(0, one.kind, one.pixels, one.plan.size_hw, 3, one.plan.num_patches)], out
         )
         assert out[3 : 3 + one.plan.num_patches].isfinite().all() and out[:3].isnan().all()
 
@@ -590,24 +600,22 @@ def test_remembered_geometry_is_that_of_all_grids_at_once(loaded: Load, family: 
     for _ in range(20):
         shapes = rng.integers(1, 6, (int(rng.integers(1, 5)), 3))
         grids = [(int(t), int(h) * spec.merge, int(w) * spec.merge) for t, h, w in shapes]
-        places_ = geometry(spec, grids)
-        found = remembered.packed(grids)
+        at_once, found = geometry(spec, grids), remembered.packed(grids)
+        assert found.keys() == at_once.keys()
         for name, value in found.items():
-            suffix = {"positions": "P2", "cu_seqlens": "S1", "window_cu_seqlens": "W1"}.get(name)
-            suffix = suffix or ("4P" if name.startswith("grid") else "U")
-            np.testing.assert_array_equal(value, getattr(places_, f"{name}_{suffix}"), err_msg=name)
+            np.testing.assert_array_equal(value, at_once[name], err_msg=name)
 
 
 def test_examples_have_windows_as_pictures_do(loaded: Load) -> None:
-    """The gate is measured with them: a strip has more windows, each smaller, and none of its rows changes places."""
+    """Costs are measured with them: a strip has more windows, each smaller, and none of its rows changes places."""
     spec = loaded("qwen2_5_vl")[1].spec.vision
     assert spec is not None
     phase = Rig(loaded("qwen2_5_vl")).encoder.graphs.phase
     for lengths, grids in (((36,), [(1, 6, 6)]), ((6, 7), [(1, 2, 3), (1, 1, 7)])):
         made = phase.example(lengths, torch.Generator().manual_seed(0))
         picture = geometry(spec, [(frames, h * spec.merge, w * spec.merge) for frames, h, w in grids])
-        np.testing.assert_array_equal(made["window_cu_seqlens"], picture.window_cu_seqlens_W1)
-        np.testing.assert_array_equal(made["window_order"], picture.window_order_U)
+        np.testing.assert_array_equal(made["window_cu_seqlens"], picture["window_cu_seqlens"])
+        np.testing.assert_array_equal(made["window_order"], picture["window_order"])
         assert len(made["patches"]) == sum(lengths) * spec.unit
     squares = phase.example((36,), torch.Generator().manual_seed(0))["window_order"]
     assert sorted(squares) == list(range(36)) != list(squares)
@@ -622,7 +630,7 @@ def test_an_idle_worker_captures_what_is_hot(loaded: Load) -> None:
     encoder.graphs.catalogue.settings = GraphSettings(tiers=BOTH)
     encoder.graphs.forget_exact()
     assert (engine.can_improve, engine.improve()) == (False, None)
-    assert len(encoder.graphs.exact) == 0, "there was nothing to improve"
+    assert len(encoder.graphs.catalogue.exact.graphs) == 0, "there was nothing to improve"
     params = SamplingParams(temperature=0, max_tokens=2)
     for i in range(4):
         prompt = random_prompt(made, np.random.default_rng(11), num_images=1, length=6)
@@ -630,7 +638,7 @@ def test_an_idle_worker_captures_what_is_hot(loaded: Load) -> None:
         finish(engine, [f"r{i}"])
     assert engine.can_improve
     assert engine.improve() is None
-    assert len(encoder.graphs.exact) == 1
+    assert len(encoder.graphs.catalogue.exact.graphs) == 1
     prompt = random_prompt(made, np.random.default_rng(11), num_images=1, length=6)
     engine.add("last", prompt, params, cache_salt="last")
     assert finish(engine, ["last"])["last"].token_ids == oracle_tokens(made, prompt, 2)

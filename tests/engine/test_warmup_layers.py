@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from saccade.graphs import Frame, GraphRunner, run_body
-from saccade.models.config import Config
+from saccade.graphs import Frame, GraphRunner
+from saccade.graphs.frame import run_body
+from saccade.models.model_config import Config
 from saccade.models.registry import read_spec
 from saccade.models.weights import load_model
 from tests.engine.rig import Options, build, executor_of

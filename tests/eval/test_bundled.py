@@ -16,9 +16,9 @@ from PIL import Image
 import saccade.bundled
 from saccade import LLM, SamplingParams
 from saccade.eval.drawing import SHAPES, Thing, draw_things
+from saccade.eval.eval_settings import EvalSettings
+from saccade.eval.evaluation import make_examples
 from saccade.eval.examples import Example, normalise
-from saccade.eval.run import make_examples
-from saccade.eval.settings import EvalSettings
 from saccade.layers.vision import Merger
 
 FLOORS = {
@@ -181,7 +181,7 @@ def share_with_exact_graphs(folder: Path, *, is_stale: bool) -> float:
         assert encoder is not None
         for example in pairs(1, EQUAL_HALVES, 4):
             answers(llm, [example])
-        assert len(encoder.graphs.exact) == 1
+        assert len(encoder.graphs.catalogue.exact.graphs) == 1
         examples = pairs(2, UNEQUAL, 20)
         replays = encoder.graphs.stats.replays.total()
         said = answers(llm, examples[:1])

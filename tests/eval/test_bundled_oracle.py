@@ -1,5 +1,6 @@
 """The bundled checkpoint is an ordinary one: transformers gives its prompts the same log-probabilities."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,10 @@ import transformers as hf
 
 import saccade.bundled
 from saccade import LLM, SamplingParams
-from saccade.eval.run import make_examples
-from saccade.eval.settings import EvalSettings
+from saccade.eval.eval_settings import EvalSettings
+from saccade.eval.evaluation import make_examples
 from saccade.inputs.placeholders import Prompt
-from saccade.kernels.images import resize_patchify
+from saccade.kernels.reference_images import resize_patchify
 from tests.eval.test_bundled import SIZES
 
 TASKS = ("shapes", "words", "pairs", "motion", "text")
@@ -32,11 +33,8 @@ def oracle_inputs(llm: LLM, prompt: Prompt) -> dict[str, Any]:
         return inputs
     settings = processor.images
     assert settings is not None
-    how: dict[str, Any] = {"mean": settings.mean, "std": settings.std, "patch": settings.patch, "merge": settings.merge}
     patches = [
-        resize_patchify(
-            torch.from_numpy(m.pixels.copy()), m.plan.size_hw, temporal_patch=settings.temporal_patch, **how
-        )
+        resize_patchify(torch.from_numpy(m.pixels.copy()), m.plan.size_hw, replace(settings, resample="bicubic"))
         for m in prompt.media
     ]
     suffix, name = ("_videos", "video") if prompt.media[0].kind == "video" else ("", "image")

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from saccade import LLM
 from saccade.errors import ConfigError
-from saccade.eval import EvalSettings, run_eval
-from saccade.eval.choices import KNOWLEDGE, Choice, per_character, pick, read_choices, score_choices
+from saccade.eval.choices import KNOWLEDGE, ChoiceQuestion, per_character, pick, read_choices, score_choices
+from saccade.eval.eval_settings import EvalSettings
+from saccade.eval.evaluation import run_eval
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from tests.models import tiny
 
@@ -79,7 +80,7 @@ def test_the_whole_task_counts_what_was_picked(made: tiny.Tiny, task: Path, llm:
     )
     assert said.getvalue() == "asking choices\n", "no bar where there is no terminal"
     assert [result.name for result in report.tasks] == ["choices", "choices, by length"]
-    found = report.task("choices")
+    found = report.tasks[0]
     assert [answer.said for answer in found.answers] == [c.choices[p] for c, p in zip(choices, picks, strict=True)]
     assert found.right == sum(pick in choice.right for choice, pick in zip(choices, picks, strict=True))
 
@@ -100,7 +101,7 @@ def test_a_question_is_computed_once_for_all_its_choices(made: tiny.Tiny, task: 
 
 
 def test_a_long_choice_may_be_the_likeliest_for_its_length() -> None:
-    choice = Choice("which?", ("no", "certainly"), frozenset({1}))
+    choice = ChoiceQuestion("which?", ("no", "certainly"), frozenset({1}))
     scores = [-4.0, -9.0]
     assert (pick(choice, scores).said, pick(choice, scores).is_right) == ("no", False)
     by_length = pick(choice, per_character(choice, scores))
@@ -117,11 +118,11 @@ def test_a_benchmark_comes_with_the_package(made: tiny.Tiny) -> None:
         engine=EngineSettings(**ENGINE, enforce_eager=True),
         limits=SchedulerSettings(**LIMITS),
     )
-    assert [answer.question for answer in report.task("knowledge").answers] == [choice.question for choice in every[:3]]
+    assert [answer.question for answer in report.tasks[0].answers] == [choice.question for choice in every[:3]]
 
 
 def test_several_choices_may_be_best(task: Path) -> None:
-    assert read_choices(task)[2] == Choice("fox", ("a", "b", "c", "the lazy brown dog"), frozenset({1, 2}))
+    assert read_choices(task)[2] == ChoiceQuestion("fox", ("a", "b", "c", "the lazy brown dog"), frozenset({1, 2}))
 
 
 @pytest.mark.parametrize("text", ["{}", "[", '{"examples": [{"input": "a"}]}', '{"examples": [3]}'])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.eval.choices import KNOWLEDGE, Choice, read_choices
+from saccade.eval.choices import KNOWLEDGE, ChoiceQuestion, read_choices
 from saccade.eval.results import Answered
 from tests.accuracy.checkpoints import checkpoint
 from tests.accuracy.ways import NOISE, STALE, ask, check_same, check_stale
@@ -15,7 +15,7 @@ NUM_QUESTIONS = 12
 
 
 @pytest.fixture(scope="module")
-def choices() -> list[Choice]:
+def choices() -> list[ChoiceQuestion]:
     return read_choices(KNOWLEDGE)[:NUM_QUESTIONS]
 
 
@@ -25,20 +25,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def base(folder: Path, choices: list[Choice]) -> list[Answered]:
+def base(folder: Path, choices: list[ChoiceQuestion]) -> list[Answered]:
     with pytest.MonkeyPatch.context() as patched:
         return ask(folder, "off", choices, patched)
 
 
 @pytest.mark.parametrize("way", ["full", "piecewise"])
 def test_graphs_change_no_answer(
-    way: str, folder: Path, choices: list[Choice], base: list[Answered], monkeypatch: pytest.MonkeyPatch
+    way: str, folder: Path, choices: list[ChoiceQuestion], base: list[Answered], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_same(ask(folder, way, choices, monkeypatch), base)
 
 
 def test_graphs_with_the_boundaries_of_another_batch_are_seen(
-    folder: Path, choices: list[Choice], base: list[Answered], monkeypatch: pytest.MonkeyPatch
+    folder: Path, choices: list[ChoiceQuestion], base: list[Answered], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stale = ask(folder, STALE, choices, monkeypatch)
     check_stale(stale, base)

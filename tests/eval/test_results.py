@@ -7,8 +7,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from saccade.eval import EvalReport, TaskResult, print_eval
-from saccade.eval.results import Answered, wilson
+from saccade.eval.eval_report import print_eval
+from saccade.eval.results import Answered, EvalReport, TaskResult, wilson
 
 
 def result(name: str, *pairs: tuple[str, str]) -> TaskResult:

@@ -10,9 +10,9 @@ from PIL import Image
 
 from saccade.errors import ConfigError
 from saccade.eval.drawing import COLORS, SHAPES, Thing, draw_things, place, rgb, visible_colors
+from saccade.eval.eval_settings import OWN_TASKS, EvalSettings
+from saccade.eval.evaluation import make_examples
 from saccade.eval.examples import Example, normalise
-from saccade.eval.run import make_examples
-from saccade.eval.settings import OWN_TASKS, EvalSettings
 
 
 def pictures(example: Example) -> list[Image.Image]:

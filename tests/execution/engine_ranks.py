@@ -5,7 +5,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from saccade.execution.assembly import new_engine
-from saccade.execution.build import BuiltExecutor, build_executor
-from saccade.execution.follower import Follower
-from saccade.execution.rank_messages import OrderOutcome, RankStart
+from saccade.execution.build import Resolved, build_executor
+from saccade.execution.executor import DeviceExecutor
+from saccade.execution.rank_messages import OrderOutcome, RankExecutor, RankStart
 from saccade.execution.rank_processes import RankPlan, RankProcesses
-from saccade.execution.ranked import RankedExecutor
+from saccade.execution.ranks import RankedExecutor
 from saccade.execution.sizes import encoder_index_for
 from saccade.layers.connect import connect
 from saccade.layers.parallel import Groups
@@ -44,46 +44,48 @@ class Build:
     verify: str
 
 
+ALL_ORDERS = (Build, *ORDER_TYPES)
+
+
 class Builder:
     """A rank that builds an executor whenever it is told to, and obeys with the newest."""
 
-    order_types = (Build, *ORDER_TYPES)
-    facts = None
-
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
-        self._follower: Follower | None = None
+        self._executor: DeviceExecutor | None = None
 
-    def execute(self, order: Any) -> OrderOutcome:
+    def execute(self, order: Any) -> None:
         if isinstance(order, Build):
-            self._follower = Follower(build(order, self._groups).executor, self._groups)
-            return OrderOutcome()
-        assert self._follower is not None, "the first order is to build"
-        return self._follower.execute(order)
+            self._executor, _ = build(order, self._groups)
+        else:
+            assert self._executor is not None, "the first order is to build"
+            self._executor.execute(order)
 
-    def close(self) -> None:
-        self._groups.close()
+    def take_digest(self) -> str:
+        return "" if self._executor is None else self._executor.take_trace()
 
 
-def make(start: RankStart) -> Builder:
+def make(start: RankStart) -> RankExecutor:
     torch.set_num_threads(1)
-    return Builder(connect(rank=start.rank, size=start.num_ranks, store=Path(start.store), device=CPU))
+    groups = connect(rank=start.rank, size=start.num_ranks, store=Path(start.store), device=CPU)
+    made = Builder(groups)
+    return RankExecutor(order_types=ALL_ORDERS, execute=made.execute, take_digest=made.take_digest, close=groups.close)
 
 
-def build(order: Build, groups: Groups = ONE_RANK) -> BuiltExecutor:
+def build(order: Build, groups: Groups = ONE_RANK) -> tuple[DeviceExecutor, Resolved]:
     settings = EngineSettings(
         device="cpu", block_size=8, kv_cache_tokens=192, encoder_cache_tokens=128, verify=order.verify
     )
     return build_executor(Path(order.folder), settings, LIMITS, device=CPU, groups=groups)
 
 
-def engine_of(part: BuiltExecutor, processes: RankProcesses | None = None) -> Engine:
+def engine_of(executor: DeviceExecutor, resolved: Resolved, processes: RankProcesses | None = None) -> Engine:
     return new_engine(
-        part.executor,
-        part.limits,
-        encoder_index_for(part.settings, part.limits),
+        executor,
+        resolved.limits,
+        encoder_index_for(resolved.settings, resolved.limits),
         fingerprint=b"tiny",
-        ordered=None if processes is None else RankedExecutor(part.executor, processes),
+        ordered=None if processes is None else RankedExecutor(executor, processes),
     )
 
 
@@ -95,10 +97,10 @@ class Ranks:
     def engine(self, folder: Path, verify: str = "off") -> Engine:
         order = Build(str(folder), verify)
         number = self.processes.send(order)
-        part = build(order, self.groups)
+        executor, resolved = build(order, self.groups)
         self.processes.record(number, OrderOutcome())
         self.processes.wait(number, BOUND_S)
-        return engine_of(part, self.processes)
+        return engine_of(executor, resolved, self.processes)
 
 
 @contextmanager
@@ -107,15 +109,15 @@ def started(num_ranks: int) -> Iterator[Ranks]:
     plan = RankPlan(
         num_ranks=num_ranks,
         factory=f"{__name__}:make",
-        order_types=Builder.order_types,
+        order_types=ALL_ORDERS,
         environment={"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"},
         start_s=BOUND_S,
         answer_s=BOUND_S,
     )
     torch.set_num_threads(1)
-    with RankProcesses(plan, lambda error: None) as processes:
+    with closing(RankProcesses(plan, lambda error: None)) as processes:
         store = Path(processes.store)
-        groups = connect(rank=0, size=num_ranks, store=store, device=CPU, check=lambda: processes.wait_gone(0))
+        groups = connect(rank=0, size=num_ranks, store=store, device=CPU, check=processes.check)
         try:
             processes.wait_ready()
             yield Ranks(processes, groups)

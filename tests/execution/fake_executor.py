@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.errors import ConfigError, RequestError
-from saccade.execution.rank_messages import OrderOutcome, RankStart
+from saccade.execution.rank_messages import RankExecutor, RankStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,39 +31,45 @@ class Add:
     values: npt.NDArray[np.int64]
 
 
+def digest_of(values: npt.NDArray[np.int64]) -> str:
+    return f"the sum of {len(values)} is {values.sum()}"
+
+
 class FakeExecutor:
     order_types = (Do, Add)
 
     def __init__(self, start: RankStart) -> None:
-        self._start = start
-        self.facts = {"rank": start.rank, "device": start.device, "pid": os.getpid(), "settings": start.settings}
+        self._start, self._digest = start, ""
 
-    def execute(self, order: Do | Add) -> OrderOutcome | None:
+    def execute(self, order: Do | Add) -> None:
+        self._digest = ""
         match order:
             case Add(values=values):
-                return OrderOutcome(digest=f"sum of {len(values)}", value=int(values.sum()))
+                self._digest = digest_of(values)
             case Do(rank=rank) if rank in (0, self._start.rank):
-                return self._do(order)
-        return None
+                self._digest = self._do(order) or ""
+
+    def take_digest(self) -> str:
+        return self._digest
 
     def close(self) -> None:
         if "closed" in self._start.settings:
             Path(self._start.settings["closed"]).touch()
 
-    def _do(self, order: Do) -> OrderOutcome | None:
-        actions: dict[str, Callable[[Do], OrderOutcome | None]] = {
+    def _do(self, order: Do) -> str | None:
+        actions: dict[str, Callable[[Do], str | None]] = {
             "nothing": lambda order: None,
             "sleep": lambda order: time.sleep(order.seconds),
             "wait for file": _wait_for_file,
             "fail": _fail,
             "fail otherwise": _fail_otherwise,
-            "say": lambda order: OrderOutcome(digest=order.text),
-            "answer much": lambda order: OrderOutcome(value="x" * 10**6),
+            "say": lambda order: order.text,
+            "answer much": lambda order: "x" * 10**6,
             "log": lambda order: print(order.text, file=sys.stderr),
             "kill": lambda order: os.kill(os.getpid(), signal.SIGKILL),
             "exit": lambda order: sys.exit(7),
-            "environment": lambda order: OrderOutcome(value=os.environ.get(order.text)),
-            "read store": lambda order: OrderOutcome(value=Path(self._start.store).read_text()),
+            "environment": lambda order: os.environ[order.text],
+            "read store": lambda order: Path(self._start.store).read_text(),
         }
         return actions[order.what](order)
 
@@ -73,19 +79,26 @@ def _wait_for_file(order: Do) -> None:
         time.sleep(0.01)
 
 
-def _fail(order: Do) -> OrderOutcome:
+def _fail(order: Do) -> str:
     raise RequestError(order.text)
 
 
-def _fail_otherwise(order: Do) -> OrderOutcome:
+def _fail_otherwise(order: Do) -> str:
     raise RuntimeError(order.text)
 
 
-def make(start: RankStart) -> FakeExecutor:
+def make(start: RankStart) -> RankExecutor:
     """How the start goes for rank `who` is in the settings."""
     if start.settings.get("who") == start.rank:
         _start_badly(start.settings["how"])
-    return FakeExecutor(start)
+    fake = FakeExecutor(start)
+    return RankExecutor(
+        order_types=FakeExecutor.order_types,
+        execute=fake.execute,
+        take_digest=fake.take_digest,
+        facts={"rank": start.rank, "device": start.device, "pid": os.getpid(), "settings": start.settings},
+        close=fake.close,
+    )
 
 
 def _start_badly(how: str) -> Any:

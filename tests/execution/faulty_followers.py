@@ -4,14 +4,17 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from types import MethodType
 from typing import Any, NoReturn
+
+import torch.distributed as dist
 
 from saccade.config import Tier
 from saccade.errors import ConfigError, GraphError
 from saccade.execution import build, verification
+from saccade.execution.build import follow
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.follower import Follower, follow
-from saccade.execution.rank_messages import OrderOutcome, RankStart
+from saccade.execution.rank_messages import RankExecutor, RankStart
 from saccade.graphs import GraphRunner
 from saccade.graphs.recorded import RecordedPiece
 from saccade.scheduling.orders import Orders, Run
@@ -21,12 +24,18 @@ def fails_before_it_connects(start: RankStart) -> NoReturn:
     raise RuntimeError("no such device")
 
 
-def fails_while_it_loads(start: RankStart) -> Follower:
+def is_killed_before_it_connects(start: RankStart) -> RankExecutor:
+    """It has met the other rank, which waits for its address from then on."""
+    vars(dist)["init_process_group"] = lambda *args, **how: os.kill(os.getpid(), signal.SIGKILL)
+    return follow(start)
+
+
+def fails_while_it_loads(start: RankStart) -> RankExecutor:
     vars(build)["load_model"] = fail(ConfigError("a file of the weights cannot be read"))
     return follow(start)
 
 
-def is_killed_while_it_captures(start: RankStart) -> Follower:
+def is_killed_while_it_captures(start: RankStart) -> RankExecutor:
     capture = GraphRunner.capture_buckets
 
     def stop_at_decode(runner: GraphRunner, *args: Any, **how: Any) -> None:
@@ -38,17 +47,17 @@ def is_killed_while_it_captures(start: RankStart) -> Follower:
     return follow(start)
 
 
-def fails_while_it_verifies(start: RankStart) -> Follower:
-    vars(verification)["_verify_grids"] = vars(verification)["_verify"] = fail(MemoryError("too little memory"))
+def fails_while_it_verifies(start: RankStart) -> RankExecutor:
+    vars(verification)["verify"] = fail(MemoryError("too little memory"))
     return follow(start)
 
 
-def fails_when_it_is_compared(start: RankStart) -> Follower:
+def fails_when_it_is_compared(start: RankStart) -> RankExecutor:
     vars(build)["check_ranks"] = fail(RuntimeError("no results"))
     return follow(start)
 
 
-def has_a_sampler_that_does_nothing(start: RankStart) -> Follower:
+def has_a_sampler_that_does_nothing(start: RankStart) -> RankExecutor:
     def ruin(executor: DeviceExecutor) -> None:
         for graph in executor.sampler.graphs:
             graph.steps = ()
@@ -56,7 +65,7 @@ def has_a_sampler_that_does_nothing(start: RankStart) -> Follower:
     return follow_ruined(start, ruin)
 
 
-def has_a_decode_graph_without_a_product(start: RankStart) -> Follower:
+def has_a_decode_graph_without_a_product(start: RankStart) -> RankExecutor:
     """The last one before a sum over the ranks: all of them get to see it."""
 
     def ruin(executor: DeviceExecutor) -> None:
@@ -66,7 +75,7 @@ def has_a_decode_graph_without_a_product(start: RankStart) -> Follower:
     return follow_ruined(start, ruin)
 
 
-def takes_another_bucket(start: RankStart) -> "Disobedient":
+def takes_another_bucket(start: RankStart) -> RankExecutor:
     """Decode passes in the next larger graph: the answers would be the same, the exchanges have other sizes."""
 
     def change_key(executor: DeviceExecutor, order: Orders) -> Orders:
@@ -76,10 +85,10 @@ def takes_another_bucket(start: RankStart) -> "Disobedient":
         larger = [graph.key for graph in executor.decode.graphs if graph.key != one.decision.key]
         return replace(order, passes=(replace(one, decision=replace(one.decision, key=larger[0])),))
 
-    return Disobedient(follow(start), change_key)
+    return disobedient(follow(start), change_key)
 
 
-def takes_no_graph(start: RankStart) -> "Disobedient":
+def takes_no_graph(start: RankStart) -> RankExecutor:
     """Decode passes run eagerly at the shapes of their graph: every exchange has the right size."""
 
     def change_tier(executor: DeviceExecutor, order: Orders) -> Orders:
@@ -90,21 +99,21 @@ def takes_no_graph(start: RankStart) -> "Disobedient":
         eager = replace(one.decision, tier=Tier.EAGER, key=None, padded_to=one.decision.key.capacity)
         return replace(order, passes=(replace(one, decision=eager),))
 
-    return Disobedient(follow(start), change_tier)
+    return disobedient(follow(start), change_tier)
 
 
-def leaves_passes_out(start: RankStart) -> "Disobedient":
+def leaves_passes_out(start: RankStart) -> RankExecutor:
     def skip(executor: DeviceExecutor, order: Orders) -> Orders:
         is_decode = isinstance(order, Run) and [one.phase for one in order.passes] == ["decode"]
         return replace(order, passes=(), num_sampled=0) if is_decode and isinstance(order, Run) else order
 
-    return Disobedient(follow(start), skip)
+    return disobedient(follow(start), skip)
 
 
-def cannot_end_a_bad_prompt(start: RankStart) -> Follower:
+def cannot_end_a_bad_prompt(start: RankStart) -> RankExecutor:
     """As rank 0 cannot."""
     follower = follow(start)
-    break_head(follower._executor)
+    break_head(executor_of(follower))
     return follower
 
 
@@ -125,23 +134,28 @@ def break_head(executor: DeviceExecutor) -> None:
     vars(executor.prefill)["obey"], vars(executor.head)["obey"] = watched, breaking
 
 
-class Disobedient(Follower):
+def disobedient(follower: RankExecutor, alter: Callable[[DeviceExecutor, Orders], Orders]) -> RankExecutor:
     """Once it is ready, and has a few orders behind it, it executes something else than what it is told."""
+    executor, num_runs = executor_of(follower), 0
 
-    def __init__(self, follower: Follower, alter: Callable[[DeviceExecutor, Orders], Orders]) -> None:
-        super().__init__(follower._executor, follower._groups)
-        self._alter, self._num_runs = alter, 0
+    def execute(order: Orders) -> None:
+        nonlocal num_runs
+        num_runs += isinstance(order, Run)
+        executor.execute(alter(executor, order) if num_runs > NUM_WARM_UP else order)
 
-    def execute(self, order: Orders) -> OrderOutcome:
-        self._num_runs += isinstance(order, Run)
-        return super().execute(self._alter(self._executor, order) if self._num_runs > NUM_WARM_UP else order)
+    return replace(follower, execute=execute)
+
+
+def executor_of(follower: RankExecutor) -> DeviceExecutor:
+    assert isinstance(follower.execute, MethodType) and isinstance(follower.execute.__self__, DeviceExecutor)
+    return follower.execute.__self__
 
 
 NUM_WARM_UP = 60  # runs, more than the engine needs to get ready
 BAD_TOKEN = 77
 
 
-def follow_ruined(start: RankStart, ruin: Callable[[DeviceExecutor], None]) -> Follower:
+def follow_ruined(start: RankStart, ruin: Callable[[DeviceExecutor], None]) -> RankExecutor:
     """Its graphs are changed behind their capture."""
     capture = DeviceExecutor.capture
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import FileStore, ProcessGroupGloo
 
-from saccade.execution.rank_messages import OrderOutcome, RankStart
+from saccade.execution.rank_messages import RankExecutor, RankStart
 
 WAIT_S = 300.0
 
@@ -23,20 +23,19 @@ def join(store: str, rank: int, num_ranks: int) -> Any:
 
 class GlooExecutor:
     order_types = (Reduce,)
-    facts = None
 
     def __init__(self, store: str, rank: int, num_ranks: int) -> None:
         self._rank = rank
         self._group = join(store, rank, num_ranks)
 
-    def execute(self, order: Reduce) -> OrderOutcome:
+    def execute(self, order: Reduce) -> None:
+        self.digest = ""
         tensor = torch.tensor([order.number * 10.0**self._rank])
         self._group.allreduce([tensor]).wait()
-        return OrderOutcome(digest=str(tensor.item()))
-
-    def close(self) -> None: ...
+        self.digest = str(tensor.item())
 
 
-def make(start: RankStart) -> GlooExecutor:
+def make(start: RankStart) -> RankExecutor:
     torch.set_num_threads(1)
-    return GlooExecutor(start.store, start.rank, start.num_ranks)
+    made = GlooExecutor(start.store, start.rank, start.num_ranks)
+    return RankExecutor(order_types=GlooExecutor.order_types, execute=made.execute, take_digest=lambda: made.digest)

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from saccade.choice.decision import Reason
+from saccade.choice.key import Reason
 from saccade.config import Tier
 from saccade.errors import GraphError
 from saccade.execution.assembly import new_engine
@@ -34,8 +34,8 @@ from saccade.scheduling.orders import Encode
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from tests.engine.rig import executor_of, run
+from tests.models.markers import END, IMAGE, START, VIDEO
 from tests.models.rank_families import CONFIGS, SEEING, written
-from tests.models.tiny import END, IMAGE, START, VIDEO
 
 CPU = torch.device("cpu")
 MODEL_TYPES = {"gemma3_vl": "gemma3"}
@@ -72,8 +72,8 @@ def checkpoint(name: str) -> Iterator[Path]:
 
 def engine_of(folder: Path, settings: EngineSettings, groups: Groups) -> Engine:
     settings = replace(settings, tensor_parallel_size=groups.language.size)
-    built = build_executor(folder, settings, LIMITS, device=CPU, groups=groups)
-    engine = new_engine(built.executor, built.limits, encoder_index_for(built.settings, built.limits))
+    executor, resolved = build_executor(folder, settings, LIMITS, device=CPU, groups=groups)
+    engine = new_engine(executor, resolved.limits, encoder_index_for(resolved.settings, resolved.limits))
     engine.warm_up()
     return engine
 
@@ -191,11 +191,11 @@ def check_large(groups: Groups) -> None:
         found = []
         for ranks in (ALONE, groups):
             own = replace(settings, tensor_parallel_size=ranks.language.size)
-            built = build_executor(folder, own, limits, device=CPU, groups=ranks)
-            engine = new_engine(built.executor, built.limits, encoder_index_for(built.settings, built.limits))
+            executor, resolved = build_executor(folder, own, limits, device=CPU, groups=ranks)
+            engine = new_engine(executor, resolved.limits, encoder_index_for(resolved.settings, resolved.limits))
             found.append(answers(engine, asked))
-            assert built.executor.vision is not None
-            assert Reason.TOO_LARGE in built.executor.vision.stats.fallbacks
+            assert executor.vision is not None
+            assert Reason.TOO_LARGE in executor.vision.stats.fallbacks
         assert difference(found[1], found[0]) < CLOSE
 
 

@@ -100,6 +100,16 @@ def test_a_rank_that_fails_while_it_is_built(folder: Path, factory: str, kind: t
     assert time.monotonic() - begun < SOON_S
 
 
+def test_a_rank_that_is_killed_before_it_connects_is_waited_for_as_long_as_the_watchdog_says(folder: Path) -> None:
+    begun = time.monotonic()
+    with (
+        pytest.raises(RankGoneError, match=r"^rank 1 of 2 was ended by SIGKILL before it was ready$"),
+        built(folder, "is_killed_before_it_connects", watchdog_timeout_s=3.0),
+    ):
+        pass
+    assert time.monotonic() - begun < SOON_S
+
+
 @pytest.mark.parametrize(
     ("factory", "kind", "reason"),
     [

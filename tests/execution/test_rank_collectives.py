@@ -3,10 +3,13 @@
 import os
 import signal
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from saccade.execution.rank_messages import attempt
+import pytest
+
+from saccade.execution.rank_messages import OrderOutcome
 from saccade.execution.rank_processes import RankProcesses
 from tests.execution.gloo_executor import GlooExecutor, Reduce
 from tests.execution.test_rank_processes import BOUND_S, PLAN, STORE, Deaths, assert_dead
@@ -17,20 +20,20 @@ GLOO = replace(PLAN, factory="tests.execution.gloo_executor:make", order_types=G
 def test_ranks_meet_in_their_store_and_the_one_that_was_killed_is_the_reason() -> None:
     """All others fail too, because their connections to it are closed, and say so: that is not the reason."""
     deaths = Deaths()
-    with RankProcesses(GLOO, deaths) as ranks:
+    with closing(RankProcesses(GLOO, deaths)) as ranks:
         first = GlooExecutor(ranks.store, 0, 3)
         ranks.wait_ready()
         for number in range(1, 4):
             sequence = ranks.send(Reduce(number))
-            outcome, error = attempt(first.execute, Reduce(number))
-            assert error is None and outcome.digest == f"{number * 111.0}"
-            ranks.record(sequence, outcome)
-            assert ranks.wait(sequence, BOUND_S) == (outcome, outcome)
+            first.execute(Reduce(number))
+            assert first.digest == f"{number * 111.0}"
+            ranks.record(sequence, OrderOutcome(digest=first.digest))
+            ranks.wait(sequence, BOUND_S)
         os.kill(ranks.pids[2], signal.SIGSTOP)  # so that the others are waiting for it when it is killed
         ranks.send(Reduce(1))
         threading.Timer(0.5, os.kill, (ranks.pids[2], signal.SIGKILL)).start()
-        outcome, error = attempt(first.execute, Reduce(1))
-        assert error is not None, "rank 0 waited for a rank that is gone"
+        with pytest.raises(RuntimeError):  # rank 0 waited for a rank that is gone
+            first.execute(Reduce(1))
         assert_dead(ranks, deaths, "rank 2 of 3 was ended by SIGKILL")
     # A FileStore opens its file again when it is collected: by then the number must not be another file's.
     assert STORE in str(Path(ranks.store).readlink())

@@ -14,6 +14,7 @@ from saccade.wire.update import FinishReason, Update
 from tests.engine.rig import Answer, finish, image_settings, random_prompt, run
 from tests.execution.alike import assert_alike
 from tests.execution.engine_ranks import Build, Ranks, build, engine_of, started
+from tests.execution.test_rank_processes import behind
 from tests.models import tiny
 
 FAMILIES = {
@@ -47,13 +48,13 @@ def test_two_ranks_answer_as_one_does(two: Ranks, name: str, tmp_path: Path) -> 
     rng = np.random.default_rng()
     prompts = {f"r{i}": random_prompt(made, rng, num_images=i % 3 if name in tiny.VISION else 0) for i in range(5)}
     prompts["long"] = text_prompt(rng.integers(3, 99, 60).tolist())
-    ours, alone = two.engine(tmp_path, FAMILIES[name]), engine_of(build(Build(str(tmp_path), "off")))
+    ours, alone = two.engine(tmp_path, FAMILIES[name]), engine_of(*build(Build(str(tmp_path), "off")))
     found, expected = (ask(engine, prompts) for engine in (ours, alone))
     for key, right in expected.items():
         assert_alike(found[key], right)
     for phase, snapshot in ours.phase_snapshots().items():
         assert sum(snapshot["replays"].values()) > 0, f"no {phase} pass was replayed: {snapshot}"
-    assert two.processes.behind() == {}, "both are done"
+    assert behind(two.processes) == {}, "both are done"
 
 
 def ask(engine: Engine, prompts: dict[str, Prompt]) -> dict[str, Answer]:

@@ -6,8 +6,8 @@ import pytest
 
 import saccade.bundled
 from saccade import LLM, SamplingParams
-from saccade.eval.run import make_examples
-from saccade.eval.settings import EvalSettings
+from saccade.eval.eval_settings import EvalSettings
+from saccade.eval.evaluation import make_examples
 from tests.execution import rank_images, rank_images_of_four
 from tests.ranks import run_cases
 

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 
 from saccade.cache.encoder import EncoderIndex
+from saccade.choice.key import Decision
 from saccade.config import Mode
 from saccade.execution import assembly
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import StateSizes
-from saccade.graphs import Capacity, Decision, GraphRunner, Phase
+from saccade.graphs import Capacity, GraphRunner, Phase
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.media_settings import PlaceholderSettings
 from saccade.inputs.placeholders import Media, Prompt, place_media, text_prompt
 from saccade.inputs.plans import plan_image
 from saccade.models.media import ImageSettings
-from saccade.models.spec import MediaSpec
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model
 from saccade.scheduling.engine import Engine
@@ -70,7 +70,10 @@ class PaddedEager(GraphRunner):
         return self.eager(values, consume)
 
     def obey(
-        self, decision: Decision, values: Mapping[str, Any], consume: Callable[[Mapping[str, torch.Tensor]], Result]
+        self,
+        decision: Decision | None,
+        values: Mapping[str, Any],
+        consume: Callable[[Mapping[str, torch.Tensor]], Result],
     ) -> Result:
         return self.eager(values, consume)
 
@@ -96,8 +99,8 @@ def dummy_model(config: Mapping[str, Any], folder: Path, *, device: str, dtype: 
 
 
 def image_settings(model: Model, *, max_pixels: int) -> ImageSettings:
-    spec, media = model.spec.vision, model.spec.media
-    assert spec is not None and media is not None
+    spec = model.spec.vision
+    assert spec is not None
     half, side = (0.5, 0.5, 0.5), spec.grid_side * spec.patch
     return ImageSettings(
         patch=spec.patch,
@@ -108,7 +111,7 @@ def image_settings(model: Model, *, max_pixels: int) -> ImageSettings:
         resample="bicubic",
         min_pixels=4 * (spec.patch * spec.merge) ** 2,
         max_pixels=max_pixels,
-        fixed_size=(side, side) if media.sees_whole_image else None,
+        fixed_size=(side, side) if model.spec.sees_whole_image else None,
     )
 
 
@@ -137,7 +140,7 @@ def new_runner(model: Model, sizes: Sizes, way: str, *, num_blocks: int | None =
     for name in PHASES:
         found: GraphRunner = getattr(runner, name)
         phase = replace(found.phase, buckets=_thinned(found.phase, sizes.bucket_stride))
-        thin = GraphRunner(phase, found.settings, found._lane)
+        thin = GraphRunner(phase, found.settings, found.lane)
         if name == "vision":
             assert runner.encoder is not None
             runner.encoder.graphs = thin
@@ -165,12 +168,13 @@ def new_engine(runner: DeviceExecutor, sizes: Sizes, *, has_prefix_cache: bool =
 
 def random_prompt(runner: DeviceExecutor, rng: Rng, num_tokens: int, num_images: int, longest_side: int) -> Prompt:
     """Text with images somewhere inside; the images' rows come on top of `num_tokens`."""
-    ids: list[int] = rng.integers(FIRST_TEXT_ID, _last_text_id(runner), num_tokens).tolist()
+    model = runner.state.model
+    image_id = model.spec.decoder.vocab_size - 1
+    ids: list[int] = rng.integers(FIRST_TEXT_ID, min(LAST_TEXT_ID, image_id), num_tokens).tolist()
     if not num_images:
         return text_prompt(ids)
     images = runner.settings.images
-    spec = runner.state.model.spec.media
-    assert images is not None and spec is not None
+    assert images is not None
     media = []
     for _ in range(num_images):
         height, width = (int(side) for side in rng.integers(images.patch, longest_side + 1, 2))
@@ -178,28 +182,23 @@ def random_prompt(runner: DeviceExecutor, rng: Rng, num_tokens: int, num_images:
         plan = plan_image(height, width, images)
         media.append(Media("image", pixels, plan, digest_pixels(pixels, images.fingerprint)))
     for place in sorted(rng.integers(0, num_tokens + 1, num_images).tolist(), reverse=True):
-        ids.insert(place, spec.image_token_id)
-    return place_media(ids, media, _placeholders(spec, images.merge))
+        ids.insert(place, image_id)
+    return place_media(ids, media, _placeholders(model, image_id))
 
 
-def _last_text_id(runner: DeviceExecutor) -> int:
-    media = runner.state.model.spec.media
-    assert media is not None
-    return min(LAST_TEXT_ID, media.image_token_id)
-
-
-def _placeholders(spec: MediaSpec, merge: int) -> PlaceholderSettings:
+def _placeholders(model: Model, image_id: int) -> PlaceholderSettings:
+    assert model.spec.vision is not None
     return PlaceholderSettings(
         image_marker="<|image_pad|>",
         image_text="<|image_pad|>",
-        image_token_id=spec.image_token_id,
+        image_token_id=image_id,
         video_marker=None,
         video_text=None,
-        video_token_id=spec.video_token_id,
+        video_token_id=None,
         has_timestamps=True,
-        is_mrope=not spec.sees_whole_image,
-        is_bidirectional=spec.sees_whole_image,
-        merge=merge,
+        is_mrope=not model.spec.sees_whole_image,
+        is_bidirectional=model.spec.sees_whole_image,
+        merge=model.spec.vision.merge,
         tokens_per_second=None,
     )
 

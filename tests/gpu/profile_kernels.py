@@ -10,10 +10,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from saccade.kernels.dispatch import Kernels, kernels_for
+from saccade.kernels.dispatch import Kernels, SamplingKernels, kernels_for, sampling_for
 from saccade.kernels.fused_images import JobKernels
-from saccade.kernels.image_jobs import MAX_JOBS, Column, Shape, whole_job, write_table
-from saccade.kernels.sampling import Sampling, sampling_for
+from saccade.kernels.image_jobs import MAX_JOBS, Column, PatchSettings, whole_job, write_table
 from tests.gpu.test_kernels import BF16, cuda, every_attention
 from tests.gpu.test_sampling import GEMMA, QWEN, normal
 from tests.kernels.cases import boundaries, paged_case, photo, qkv_slices, rotary_tables
@@ -118,7 +117,7 @@ def vision_work(kernels: Kernels) -> Iterator[Work]:
 
 def image_work() -> Iterator[Work]:
     """Pixels lie on the device already; the table of a job is written once."""
-    shape = Shape(mean=(0.5,) * 3, std=(0.5,) * 3, patch=16, temporal_patch=2, merge=2, resample="bicubic")
+    shape = PatchSettings(mean=(0.5,) * 3, std=(0.5,) * 3, patch=16, temporal_patch=2, merge=2, resample="bicubic")
     for height, width in ((560, 560), (1080, 1920)):
         pixels = photo(height, width, seed=10)
         new = (height * 3 // 4 // 32 * 32, width * 3 // 4 // 32 * 32)
@@ -158,7 +157,7 @@ def attention_work() -> Iterator[Work]:
             )
 
 
-def sampling_work(sampling: Sampling) -> Iterator[Work]:
+def sampling_work(sampling: SamplingKernels) -> Iterator[Work]:
     """Bytes as if every logit were read once."""
     for count, vocabulary in ((1, QWEN), (64, QWEN), (256, QWEN), (256, GEMMA)):
         logits = normal(count, vocabulary, seed=9)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from saccade.bench.offline import WAYS, bench_executor, bench_state, decode_values, prefill_values
-from saccade.bench.settings import OfflineBenchSettings
+from saccade.bench.offline_bench import WAYS, bench_executor, bench_state, decode_values, prefill_values
+from saccade.bench.pass_settings import OfflineBenchSettings, suited_to
 from saccade.graphs import GraphRunner
 from saccade.models.weights import load_model
 from tests.gpu.test_families import QWEN3_VL_8B
@@ -62,9 +62,10 @@ def _table(events: Any, is_cuda: bool, title: str, num_shown: int) -> list[str]:
 
 
 def profile_steps(folder: str, *, way: str, tokens: int, batch: int, context: int, device: str = "cuda") -> None:
-    settings = OfflineBenchSettings(
+    chosen = OfflineBenchSettings(
         load_format="dummy", device=device, tokens=(tokens,), batches=(batch,), context=context
-    ).on(is_cuda=device == "cuda")
+    )
+    settings = suited_to(device, chosen)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = load_model(folder, device=device, dtype=dtype, load_format="dummy")
     runner = bench_executor(bench_state(model, settings), settings, WAYS[way])

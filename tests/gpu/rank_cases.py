@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.geometry import Grid, geometry
 from saccade.graphs.lane import lane_for
 from saccade.graphs.nodes import Recording
 from saccade.kernels.dispatch import Kernels
@@ -22,6 +21,7 @@ from saccade.layers.parallel import Groups, ParallelGroup
 from saccade.layers.step import Step, VisionStep
 from saccade.models.vlm import EncoderMode, Model
 from saccade.models.weights import load_model
+from saccade.scheduling.geometries import Grid
 from tests.models import steps
 from tests.models.packing import Engine, Request, text_positions
 
@@ -148,7 +148,7 @@ def sums(groups: Groups, algorithm: str, dtype: torch.dtype) -> None:
     """Every algorithm, out of place and in place, eagerly and in a graph that is replayed with other data."""
     group = groups.language
     assert isinstance(group.collectives, SymmetricCollectives)
-    by = partial(group.collectives.all_reduce_by, algorithm)
+    by = partial(group.collectives.all_reduce, algorithm=algorithm)
     for seed, shape in enumerate([(1, 4096), (7, 4096), (333, 1152), (3, 5), (2048, 4096)]):
         x, kept = brought(group.rank, shape, dtype, seed), brought(group.rank, shape, dtype, seed)
         right = total(group.size, shape, dtype, seed)
@@ -242,22 +242,27 @@ def decoder(groups: Groups, name: str) -> None:
     group, alone, model = groups.language, load(name), load(name, groups)
     right = in_float32(name, alone)
     step, other = prefill_step(model, 1), prefill_step(model, 2)
-    hidden = model.body(step)
+    hidden = model.decoder.body(step)
     assert same_bits(group, hidden)
-    agree(f"decoder of {name}", hidden, alone.body(prefill_step(alone, 1)), right.body(prefill_step(right, 1)))
-    piece, replayed = captured(lambda: model.body(step))
+    agree(
+        f"decoder of {name}",
+        hidden,
+        alone.decoder.body(prefill_step(alone, 1)),
+        right.decoder.body(prefill_step(right, 1)),
+    )
+    piece, replayed = captured(lambda: model.decoder.body(step))
     piece()
     assert torch.equal(replayed, hidden)
     step.embeds_TD.copy_(other.embeds_TD)
     piece()
-    assert torch.equal(replayed, model.body(step)) and not torch.equal(replayed, hidden)
+    assert torch.equal(replayed, model.decoder.body(step)) and not torch.equal(replayed, hidden)
 
     ids_T = torch.randint(0, model.spec.decoder.vocab_size, (9,), device=DEVICE, generator=_seeded(5))
     assert torch.equal(model.embed(ids_T)[0], alone.embed(ids_T)[0]), "one rank has a row, the others add zeros"
-    logits = model.logits(hidden[:16])
+    logits = model.decoder.logits(hidden[:16])
     assert same_bits(group, logits) and logits.shape[1] == model.spec.decoder.vocab_size
-    agree(f"head of {name}", logits, alone.logits(hidden[:16]), right.logits(hidden[:16].float()))
-    piece, replayed = captured(lambda: model.logits(hidden[:16]))
+    agree(f"head of {name}", logits, alone.decoder.logits(hidden[:16]), right.decoder.logits(hidden[:16].float()))
+    piece, replayed = captured(lambda: model.decoder.logits(hidden[:16]))
     piece()
     assert torch.equal(replayed, logits)
 
@@ -273,7 +278,7 @@ def vision_step(model: Model, seed: int) -> tuple[VisionStep, int]:
     patches = torch.zeros(NUM_PATCHES, spec.patch_values, device=DEVICE, dtype=model.place.dtype)
     content = torch.randn(count, spec.patch_values, generator=_seeded(seed), device=DEVICE)
     patches[:count] = content.to(torch.bfloat16)
-    return steps.vision_step(geometry(spec, GRIDS, num_rows=NUM_PATCHES), patches), count // spec.unit
+    return steps.vision_step(spec, GRIDS, patches), count // spec.unit
 
 
 def tower(groups: Groups, name: str) -> None:

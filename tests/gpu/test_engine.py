@@ -9,6 +9,7 @@ padding multiplies matrices of other shapes, which add up in another order: ther
 """
 
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -83,7 +84,8 @@ def answer(model: Model, way: str) -> tuple[dict[str, Answer], str]:
     for phase in runner.phases:
         if WAYS[way] is not None and phase.phase.name != "sample":  # greedy requests need no sampler
             assert phase.stats.replays and not phase.stats.fallbacks, f"{way}: {phase.phase.name} {phase.stats}"
-    padding = " ".join(f"{p.phase.name} {p.stats.padding:.1%}" for p in runner.phases if p.stats.real_rows)
+    stats = {p.phase.name: p.stats for p in runner.phases if p.stats.real_rows}
+    padding = " ".join(f"{name} {one.padded_rows / one.real_rows:.1%}" for name, one in stats.items())
     num_tokens = sum(len(found.tokens) for found in answers.values())
     line = f"{way:14} {captured - started:6.1f} s capture {wall_s:6.1f} s traffic {num_tokens:6} tokens  {padding}"
     return answers, line
@@ -260,8 +262,9 @@ def test_verify_finds_no_difference_to_eager_runs_of_the_same_shapes(
 
 @pytest.mark.parametrize("phase_name", ["vision", "prefill"])
 def test_padding_changes_hidden_states_by_rounding_alone(phase_name: str, model: Model, show: Any) -> None:
-    """`verify` as it is shipped compares with eager runs without padding. Its tolerance is shown, not asked for: how
-    far roundings add up over the layers depends on the weights. Wrong rows would differ by about 1."""
+    """`verify` without `same_shape` compares with eager runs without padding. A single row goes through kernels of its
+    own there, whose roundings the estimate does not move: a few values may lie further out than it allows. Where
+    padding does harm, most values of a row do."""
     runner = new_runner(model, SIZES, "full")
     _fill_with_noise(runner)
     phase = getattr(runner, phase_name)
@@ -270,7 +273,13 @@ def test_padding_changes_hidden_states_by_rounding_alone(phase_name: str, model:
     report = verify(few)
     show(summary(report), f"right by the shipped tolerances: {report.is_right}")
     for row in report.rows:
-        assert not row.problem and row.difference < 0.15, row
+        assert not row.problem or is_a_stray(row.problem), row
+
+
+def is_a_stray(problem: str) -> bool:
+    """Whether padding matters to at most one value in a thousand."""
+    found = re.fullmatch(r"padding matters: (\d+) of (\d+) values of .*", problem)
+    return found is not None and int(found[1]) * 1000 <= int(found[2])
 
 
 def summary(report: VerifyReport) -> str:
@@ -305,25 +314,21 @@ def test_a_launch_never_waits_for_the_device(model: Model, show: Any) -> None:
     steps: dict[str, list[float]] = {}
     errors: list[Exception] = []
 
-    def watched(name: str) -> None:
-        execute = getattr(runner, name)
+    execute = runner.execute
 
-        def call(orders: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                with no_sync():
-                    return execute(orders)
-            except Exception as error:
-                errors.append(error)
-                raise
-            finally:
-                kind = f"{name} {orders.passes[0].phase}" if isinstance(orders, Run) else name
-                steps.setdefault(kind, []).append((time.perf_counter() - started) * 1e3)
+    def watched(orders: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            with no_sync():
+                return execute(orders)
+        except Exception as error:
+            errors.append(error)
+            raise
+        finally:
+            kind = f"Run {orders.passes[0].phase}" if isinstance(orders, Run) else type(orders).__name__
+            steps.setdefault(kind, []).append((time.perf_counter() - started) * 1e3)
 
-        setattr(runner, name, call)
-
-    for name in ("begin", "encode", "run", "sample"):
-        watched(name)
+    runner.execute = watched  # type: ignore[method-assign]
     traffic = Traffic(engine, seed=5)
     traffic.run(3.0, wanted=24)
     show(
@@ -335,7 +340,7 @@ def test_a_launch_never_waits_for_the_device(model: Model, show: Any) -> None:
     )
     assert not errors, errors[0]
     assert FinishReason.ERROR not in traffic.ends, "a vision pass that waits fails its request alone"
-    assert {"begin", "encode", "run prefill", "run decode", "sample"} <= steps.keys()
+    assert {"Begin", "Encode", "Run prefill", "Run decode", "SampleTokens"} <= steps.keys()
 
 
 @contextmanager

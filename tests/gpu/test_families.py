@@ -20,13 +20,13 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from saccade.geometry import Grid, geometry
 from saccade.kernels.dispatch import kernels_for
 from saccade.layers.layer import Placement
+from saccade.layers.layer_spec import MoESpec
 from saccade.layers.moe import MoE
-from saccade.layers.spec import MoESpec
 from saccade.models.dummy import fill_with_noise
 from saccade.models.vlm import Model
+from saccade.scheduling.geometries import Grid
 from tests.models.memory import model_of
 from tests.models.packing import Engine, Request, text_positions
 from tests.models.prompts import image_limits
@@ -289,15 +289,11 @@ def our_hidden(model: Model, case: Case, positions_3T: Tensor) -> tuple[Tensor, 
     if case.grids:
         assert model.spec.vision is not None
         padding = 8 * model.spec.vision.unit
-        num_rows = len(case.patches_PC) + padding
         patches = torch.cat([case.patches_PC, torch.full((padding, case.patches_PC.shape[1]), float("nan"))])
-        where = geometry(model.spec.vision, case.grids, num_rows=num_rows)
-        rows_LUD = model.encode(vision_step(where, patches.to(DEVICE).bfloat16()))[
-            :, : -padding // model.spec.vision.unit
-        ]
+        step = vision_step(model.spec.vision, case.grids, patches.to(DEVICE).bfloat16())
+        rows_LUD = model.encode(step)[:, : -padding // model.spec.vision.unit]
     embeds_TD, deepstack_LTD = model.embed(case.ids_T.to(DEVICE), rows_LUD, sources_T)
-    sees_whole = model.spec.media is not None and model.spec.media.sees_whole_image
-    limits_T = image_limits(case.is_image_T) if sees_whole else None
+    limits_T = image_limits(case.is_image_T) if model.spec.sees_whole_image else None
     asked = Request(embeds_TD, positions_3T, deepstack_LTD, limits_T)
     engine = Engine(model, num_blocks=asked.length // BLOCK + 8, block_size=BLOCK, poison=False)
     first = engine.run([(asked, FIRST_CHUNK)], padding=10)

@@ -20,13 +20,13 @@ from saccade.graphs import (
     GraphRunner,
     Phase,
     boundaries,
-    capture,
     copy_out,
     lane_for,
     output,
     rows,
-    run_body,
 )
+from saccade.graphs.capture import capture
+from saccade.graphs.frame import run_body
 from tests.graphs import toy
 from tests.graphs.mutations import Mutations
 
@@ -244,10 +244,9 @@ def test_smaller_buckets_fit_into_the_memory_of_the_largest() -> None:
     assert rest < sizes[4096]
 
 
-def test_a_gate_is_measured_on_the_device() -> None:
+def test_costs_are_measured_on_the_device() -> None:
     """Which way is faster is the device's business; that both were timed at every size is ours."""
     runner = toy.make_runner(device="cuda")
-    gate = runner.calibrate()
-    print("\n" + gate.table())
-    for curve in (gate.eager, gate.graph):
+    costs = runner.calibrate()
+    for curve in (costs.eager, costs.graph):
         assert [rows for rows, _ in curve.points] == [16, 32] and all(0 < s < 10 for _, s in curve.points)

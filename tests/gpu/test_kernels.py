@@ -24,7 +24,7 @@ def kernels() -> Kernels:
 def every_attention(*, is_paged: bool) -> list[AttentionDispatch]:
     """What this GPU gets, torch's backend where it has one, and Triton alone."""
     from saccade.kernels.adapters import load_torch_varlen
-    from saccade.kernels.attention import TritonAttention
+    from saccade.kernels.fused_attention import TritonAttention
 
     chosen, _ = _attention_backends(torch.cuda.get_device_capability(), BF16)
     found = [AttentionDispatch(*chosen), AttentionDispatch(TritonAttention())]

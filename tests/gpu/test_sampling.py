@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels import reference_sampling as reference
-from saccade.kernels.sampling import Sampling, sampling_for
+from saccade.kernels.dispatch import SamplingKernels, sampling_for
 from tests.kernels.sampling_cases import INF, NAN, SETTINGS, Rows, poisoned, repeated, rows_of
 from tests.kernels.test_sampling import check_chi_square
 
@@ -13,7 +13,7 @@ QWEN, GEMMA = 151_936, 262_144
 
 
 @pytest.fixture(scope="module")
-def sampling() -> Sampling:
+def sampling() -> SamplingKernels:
     return sampling_for("cuda")
 
 
@@ -33,8 +33,8 @@ def test_draws_what_the_oracle_draws(vocabulary: int, scale: float) -> None:
 
     settings = SETTINGS * 4
     rows = rows_of(settings, vocabulary, seed=1, scale=scale)
-    ids, floor = (x.cpu() for x in fused_sampling.sample_with_floor(*rows.to("cuda").inputs))
-    expected_ids, expected_floor = reference.sample_with_floor(*rows.inputs)
+    ids, floor = (x.cpu() for x in fused_sampling.sample(*rows.to("cuda").inputs))
+    expected_ids, expected_floor = reference.sample(*rows.inputs)
     kept, expected = ((rows.logits >= f[:, None]).sum(1) for f in (floor, expected_floor))
     for row, (temperature, top_k, top_p, min_p) in enumerate(settings):
         if top_k > 0 and top_p == 1 and min_p == 0 and temperature > 0:
@@ -52,55 +52,54 @@ def test_equal_logits_are_kept_together() -> None:
         [(1.0, 50, 1.0, 0.0), (0.8, 4000, 0.9, 0.0), (1.0, 0, 0.9, 0.0), (1.0, 9, 1.0, 0.2)] * 4, QWEN, seed=2
     )
     rows = rows.with_(logits=rows.logits.bfloat16().float())
-    _, floor = fused_sampling.sample_with_floor(*rows.to("cuda").inputs)
-    _, expected = reference.sample_with_floor(*rows.inputs)
+    _, floor = fused_sampling.sample(*rows.to("cuda").inputs)
+    _, expected = reference.sample(*rows.inputs)
     kept = rows.logits >= floor.cpu()[:, None]
     assert torch.equal(kept, rows.logits >= expected[:, None])
 
 
-def test_a_token_depends_on_its_own_row_only(sampling: Sampling) -> None:
+def test_a_token_depends_on_its_own_row_only(sampling: SamplingKernels) -> None:
     """Bit for bit: alone, among 255 others, and beside poisoned rows."""
     rows = rows_of((SETTINGS * 20)[:256], QWEN, seed=3).to("cuda")
-    together = sampling.sample(*rows.inputs)
+    together, _ = sampling.sample(*rows.inputs)
     for row in range(0, 256, 5):
-        assert torch.equal(sampling.sample(*rows.take([row]).inputs), together[row : row + 1])
-    bad = torch.zeros(256, dtype=torch.bool, device="cuda")
-    dirty = sampling.sample(*poisoned(rows, list(range(0, 256, 2))).inputs, bad_N=bad)
+        assert torch.equal(sampling.sample(*rows.take([row]).inputs)[0], together[row : row + 1])
+    poisoned_rows = poisoned(rows, list(range(0, 256, 2)))
+    dirty, _ = sampling.sample(*poisoned_rows.inputs)
     assert torch.equal(dirty[1::2], together[1::2])
-    assert bad.tolist() == [True, False] * 128
+    assert sampling.greedy(poisoned_rows.logits)[1].tolist() == [True, False] * 128
     assert bool(((dirty >= 0) & (dirty < QWEN)).all())
 
 
 @pytest.mark.parametrize("setting", [(1.0, 0, 1.0, 0.0), (0.7, 40, 1.0, 0.0), (1.2, 0, 0.9, 0.0), (1.0, 30, 0.8, 0.01)])
-def test_draws_from_the_distribution_it_promises(sampling: Sampling, setting: tuple[float, int, float, float]) -> None:
+def test_draws_from_the_distribution_it_promises(
+    sampling: SamplingKernels, setting: tuple[float, int, float, float]
+) -> None:
     logits = torch.randn(211, generator=torch.Generator().manual_seed(4)) * 1.5
     rows = repeated(logits, setting, 50_000, seed=5)
-    _, floor = reference.sample_with_floor(*rows.take([0]).inputs)
+    _, floor = reference.sample(*rows.take([0]).inputs)
     kept = logits >= floor
     expected = torch.softmax(torch.where(kept, logits / setting[0], -INF).double(), 0) * 50_000
-    ids = sampling.sample(*(x.contiguous() for x in rows.to("cuda").inputs)).cpu()
+    ids = sampling.sample(*(x.contiguous() for x in rows.to("cuda").inputs))[0].cpu()
     observed = torch.bincount(ids, minlength=211)
     assert not observed[~kept].any()
     check_chi_square(observed[kept], expected[kept])
-    assert (ids == reference.sample(*rows.inputs)).double().mean() > 0.999
+    assert (ids == reference.sample(*rows.inputs)[0]).double().mean() > 0.999
 
 
-def test_greedy_and_broken_rows(sampling: Sampling) -> None:
+def test_greedy_and_broken_rows(sampling: SamplingKernels) -> None:
     logits = normal(64, QWEN, seed=6).bfloat16().float()
     logits[3, 70_000] = NAN
     logits[4] = -INF
     logits[5] = 1.0
     logits[6, [150_000, 12]] = INF
-    bad = torch.zeros(64, dtype=torch.bool, device="cuda")
-    ids = sampling.greedy(logits, bad_N=bad)
-    assert torch.equal(ids.cpu(), reference.greedy(logits.cpu()))
-    assert torch.equal(bad.cpu(), reference.has_nan(logits.cpu()))
-    assert torch.equal(sampling.has_nan(logits), bad)
+    for ours, theirs in zip(sampling.greedy(logits), reference.greedy(logits.cpu()), strict=True):
+        assert torch.equal(ours.cpu(), theirs)
 
 
 @pytest.mark.parametrize("vocabulary", [QWEN, GEMMA])
 @pytest.mark.parametrize("k", [0, 5, 20])
-def test_logprobs(sampling: Sampling, vocabulary: int, k: int) -> None:
+def test_logprobs(sampling: SamplingKernels, vocabulary: int, k: int) -> None:
     logits = normal(9, vocabulary + 64, seed=7)[:, :vocabulary]
     logits[2] = logits[2].bfloat16().float()
     ids = torch.randint(0, vocabulary, (9,), device="cuda")
@@ -113,7 +112,7 @@ def test_logprobs(sampling: Sampling, vocabulary: int, k: int) -> None:
     torch.testing.assert_close(top, expected[3], rtol=0, atol=1e-4)
 
 
-def test_edits_and_their_state(sampling: Sampling) -> None:
+def test_edits_and_their_state(sampling: SamplingKernels) -> None:
     generator = torch.Generator().manual_seed(8)
     ids = torch.randint(0, 3000, (9000,), generator=generator, dtype=torch.int32) * 50
     slots = torch.randint(1, 33, (9000,), generator=generator, dtype=torch.int32)
@@ -132,13 +131,13 @@ def test_edits_and_their_state(sampling: Sampling) -> None:
 
 
 def edited(
-    sampling: Sampling, ids: Tensor, slots: Tensor, is_real: Tensor, logits: Tensor, *rest: Tensor
+    sampling: SamplingKernels, ids: Tensor, slots: Tensor, is_real: Tensor, logits: Tensor, *rest: Tensor
 ) -> list[Tensor]:
     *rates, bias_ids, bias, allowed = rest
     seen = torch.zeros(33, QWEN, dtype=torch.int32, device=logits.device)
     sampling.mark_prompt(seen, slots, ids, is_real)
     sampling.count_tokens(seen, slots[:2000], ids[:2000], is_real[:2000])
-    sampling.forget(seen, slots[is_real][:2])
+    seen[slots[is_real][:2].long()] = 0
     sampling.penalise(logits, seen, torch.arange(1, 33, device=logits.device), *rates)
     sampling.apply_bias(logits, bias_ids, bias)
     sampling.suppress(logits, bias_ids[:, :4].contiguous(), is_real[:32])
@@ -146,7 +145,7 @@ def edited(
     return [seen, logits]
 
 
-def test_a_captured_step_follows_its_parameters(sampling: Sampling) -> None:
+def test_a_captured_step_follows_its_parameters(sampling: SamplingKernels) -> None:
     """Capture with one set of rows, replay with others: bit-equal to running them eagerly, and no host wait inside."""
     cases = [rows_of((SETTINGS * 5)[first : first + 48], QWEN, seed=first).to("cuda") for first in (1, 7, 12)]
     static = Rows(*(x.clone() for x in cases[0].inputs))
@@ -157,7 +156,7 @@ def test_a_captured_step_follows_its_parameters(sampling: Sampling) -> None:
     def step(rows: Rows, seen: Tensor, out: Tensor) -> tuple[Tensor, ...]:
         raw = sampling.logprobs(rows.logits, slots, 5)
         sampling.penalise(rows.logits, seen, slots, rates, rates, rates)
-        sampling.sample(*rows.inputs, out_N=out)
+        out.copy_(sampling.sample(*rows.inputs)[0])
         sampling.count_tokens(seen, slots, out, is_real)
         return raw
 

@@ -12,11 +12,12 @@ from torch import Tensor
 from saccade.choice.exact import ExactLayout
 from saccade.config import Tier
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.pixels import NUM_SLOTS, PlainPixels, Shapes, StagedPixels, shape_of
+from saccade.execution.pixels import PlainPixels, Shapes, StagedPixels
 from saccade.execution.side_stream import SideStream
 from saccade.execution.verification import check_graphs
 from saccade.execution.vision_encoder import Encoder, EncoderSettings
 from saccade.graphs import GraphSettings
+from saccade.graphs.staging import NUM_STAGING_SLABS
 from saccade.inputs.images import digest_pixels
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
@@ -24,8 +25,8 @@ from saccade.kernels import reference
 from saccade.kernels.dispatch import kernels_for
 from saccade.models.vlm import Model
 from saccade.scheduling.compose import VisionComposer
-from saccade.scheduling.orders import Encode, Pass, Picture
-from saccade.scheduling.plan import EncodeItem
+from saccade.scheduling.orders import Encode, Pass, PatchSource
+from saccade.scheduling.step_plan import EncodeItem
 from tests.gpu.engine_rig import (
     PAGE_ROWS,
     Job,
@@ -99,20 +100,20 @@ class TestKernels:
 
 
 class TestPixels:
-    def pictures(self, model: Model, sizes: list[tuple[int, int]], seed: int = 0) -> list[Picture]:
+    def pictures(self, model: Model, sizes: list[tuple[int, int]], seed: int = 0) -> list[PatchSource]:
         settings = image_settings(model, max_pixels=2**22)
         made, row = [], 0
         for i, (height, width) in enumerate(sizes):
             plan = plan_image(height, width, settings)
             count = plan.grid_thw[1] * plan.grid_thw[2]
-            made.append(Picture(i, "image", photo(height, width, seed=seed + i).numpy(), plan.size_hw, row, count))
+            made.append(PatchSource(i, "image", photo(height, width, seed=seed + i).numpy(), plan.size_hw, row, count))
             row += count
         return made
 
     def shapes(self, model: Model) -> Shapes:
-        return {"image": shape_of(image_settings(model, max_pixels=2**22))}
+        return {"image": image_settings(model, max_pixels=2**22).alone()}
 
-    def both(self, model: Model, pictures: list[Picture], staged: StagedPixels) -> tuple[Tensor, Tensor]:
+    def both(self, model: Model, pictures: list[PatchSource], staged: StagedPixels) -> tuple[Tensor, Tensor]:
         count = sum(picture.num_rows for picture in pictures)
         ours = torch.full((count, 1536), float("nan"), dtype=BF16, device=DEVICE)
         staged.patchify(pictures, ours)
@@ -129,7 +130,7 @@ class TestPixels:
     def test_staging_is_not_written_before_its_copy_is_done(self, model: Model) -> None:
         """The device is kept busy, so that copies lag behind the host, which goes round the ring several times."""
         staged = StagedPixels(torch.device(DEVICE), self.shapes(model), 2 * MIB)
-        rounds = [self.pictures(model, [(560, 560)], seed=i) for i in range(3 * NUM_SLOTS)]
+        rounds = [self.pictures(model, [(560, 560)], seed=i) for i in range(3 * NUM_STAGING_SLABS)]
         outs = [torch.zeros(r[0].num_rows, 1536, dtype=BF16, device=DEVICE) for r in rounds]
         expected = [self.both(model, r, staged)[0] for r in rounds]
         busy = torch.randn(8192, 8192, device=DEVICE)
@@ -159,9 +160,8 @@ def new_encoder(model: Model, runner: DeviceExecutor, **graphs: Any) -> Encoder:
         page_rows=PAGE_ROWS,
         images=image_settings(model, max_pixels=2**22),
         videos=None,
-        graphs=GraphSettings(**graphs),
     )
-    return Encoder(runner.state, settings)
+    return Encoder(runner.state, settings, GraphSettings(**graphs))
 
 
 class Passes:
@@ -287,12 +287,12 @@ class TestStreams:
         encoder.reserve()
         images = Passes(encoder)
         images.capture_usual()
-        assert encoder.graphs.exact.is_full
+        assert encoder.graphs.catalogue.exact.is_full
         before = _used_bytes()
         for i in range(8):  # each hotter than a graph that nobody used
             for _ in range(3):
                 images.encode(images.compose(model, [(320 + 32 * i, 224)], i))
-            layout = encoder.graphs.exact.next_pending()
+            layout = encoder.graphs.catalogue.exact.next_pending()
             assert layout is not None, "it came often enough"
             images.capture(layout)
             images.encode(images.compose(model, [(320 + 32 * i, 224)], i))

@@ -12,19 +12,7 @@ from torch import Tensor, nn
 
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import CaptureError
-from saccade.graphs import (
-    Arena,
-    Batch,
-    Capacity,
-    Frame,
-    GraphRunner,
-    Phase,
-    audit,
-    metadata,
-    output,
-    rows,
-    verify,
-)
+from saccade.graphs import Arena, Batch, Capacity, Frame, GraphRunner, Phase, audit, metadata, output, rows, verify
 from saccade.graphs.capture import CapturedGraph
 from tests.graphs import toy
 

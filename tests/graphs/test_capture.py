@@ -18,13 +18,13 @@ from saccade.graphs import (
     Phase,
     Watched,
     bridge,
-    capture,
     copy_out,
     lane_for,
     output,
     rows,
-    run_body,
 )
+from saccade.graphs.capture import capture
+from saccade.graphs.frame import run_body
 from tests.graphs import toy
 
 CAPACITY = Capacity.of(tokens=16, segments=4)
@@ -50,8 +50,8 @@ def test_a_piecewise_graph_is_pieces_with_calls_between_them() -> None:
     lane = lane_for(phase.arena.device)
     full = capture(phase.body, GraphKey("toy", Mode.FULL, CAPACITY), phase.arena, lane, state=phase.state)
     piecewise = capture(phase.body, GraphKey("toy", Mode.PIECEWISE, CAPACITY), phase.arena, lane, state=phase.state)
-    assert full.num_steps == 1
-    assert piecewise.num_steps == 2 * toy.LAYERS + 1
+    assert len(full.steps) == 1
+    assert len(piecewise.steps) == 2 * toy.LAYERS + 1
 
 
 def test_calls_outside_read_live_host_values_and_pieces_do_not() -> None:

@@ -3,8 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saccade.choice.key import row_buckets, structure_digest
 from saccade.config import Mode
-from saccade.graphs import Capacity, GraphKey, row_buckets, structure_digest
+from saccade.graphs import Capacity, GraphKey
 
 
 def test_boundaries_of_equal_total_have_other_digests() -> None:

@@ -5,10 +5,11 @@ import struct
 import pytest
 import torch
 
-from saccade.graphs import Arena, Capacity, RecordedLane, output, rows
+from saccade.graphs import Arena, Capacity, output, rows
 from saccade.graphs.memory_map import MemoryMap
 from saccade.graphs.node_differences import differences
 from saccade.graphs.nodes import Node, Touch
+from saccade.graphs.recorded import RecordedLane
 
 CAPACITY = Capacity.of(tokens=4)
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from saccade.errors import CaptureError
-from saccade.graphs import RecordedLane, verify
+from saccade.graphs import verify
+from saccade.graphs.recorded import RecordedLane
 from tests.graphs import toy
 
 

@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from saccade.choice.costs import Curve, TierCosts, measure
 from saccade.choice.exact import ExactLayout
-from saccade.choice.gate import measure
+from saccade.choice.key import Reason
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import ConfigError, GraphError
-from saccade.graphs import Batch, Capacity, CapturedGraph, Curve, Gate, GraphKey, GraphRunner, Reason, copy_out
+from saccade.graphs import Batch, Capacity, GraphKey, GraphRunner, copy_out
+from saccade.graphs.capture import CapturedGraph
 from saccade.graphs.phase import Outputs
 from tests.graphs import toy
 
@@ -52,7 +54,7 @@ def test_rows_and_padding_are_counted() -> None:
     runner.run(toy.batch(4, 6), copy_out)
     runner.run(toy.batch(16), copy_out)
     assert (runner.stats.real_rows, runner.stats.padded_rows) == (26, 6)
-    assert runner.stats.padding == pytest.approx(6 / 26)
+    assert (runner.stats.padded_rows, runner.stats.real_rows) == (6, 26)
     snapshot = json.loads(json.dumps(runner.snapshot()))
     assert snapshot["replays"] == {"capacity": 2}
     [graph] = snapshot["graphs"]
@@ -102,7 +104,7 @@ def test_strict_turns_a_fallback_into_an_error() -> None:
 
 def test_strict_replays_even_where_eager_measured_faster() -> None:
     runner = toy.make_runner(GraphSettings(strict=True))
-    runner.gate = Gate(eager=Curve(((16, 1.0),)), graph=Curve(((16, 2.0),)))
+    runner.catalogue.costs = TierCosts(eager=Curve(((16, 1.0),)), graph=Curve(((16, 2.0),)))
     runner.run(toy.batch(5), copy_out)
     assert runner.stats.replays == {Tier.CAPACITY: 1}
 
@@ -287,9 +289,9 @@ def full_runner() -> GraphRunner:
 
 def rows_with_graphs(runner: GraphRunner) -> list[int]:
     exact = [graph.key for graph in runner.graphs if graph.key.digest]
-    assert len(exact) == len(runner.exact) and all(key in runner.exact for key in exact), (
-        "what is kept is what is known"
-    )
+    assert len(exact) == len(runner.catalogue.exact.graphs) and all(
+        key in runner.catalogue.exact.graphs for key in exact
+    ), "what is kept is what is known"
     return sorted(key.capacity["tokens"] for key in exact)
 
 
@@ -336,16 +338,16 @@ class TestExact:
             runner.run(toy.batch(*lengths, seed=seed), copy_out)
             if seed % 10 == 0:
                 runner.capture_hot(limit=2)
-            assert len(runner.exact) <= 4
-            assert runner.exact.nbytes <= 400_000
-        assert len(runner.exact) > 0
+            assert len(runner.catalogue.exact.graphs) <= 4
+            assert runner.catalogue.exact.nbytes <= 400_000
+        assert len(runner.catalogue.exact.graphs) > 0
         assert runner.stats.fallbacks.total() == 0
 
     def test_the_graph_used_least_makes_room_for_a_layout_that_comes_far_more_often(self) -> None:
         runner = full_runner()
         use(runner, 3, 3)
         use(runner, 7, 2)
-        assert not runner.exact.has_pending, "twice as often is not far more often"
+        assert not runner.catalogue.exact.has_pending, "twice as often is not far more often"
         use(runner, 7, 1)
         assert len(runner.capture_hot()) == 1
         assert rows_with_graphs(runner) == [3, 7]
@@ -393,22 +395,22 @@ class TestExact:
 
     def test_a_layout_that_would_not_be_replayed_is_not_captured(self) -> None:
         runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1))
-        runner.gate = Gate(eager=Curve(((16, 1.0),)), graph=Curve(((16, 2.0),)))
+        runner.catalogue.costs = TierCosts(eager=Curve(((16, 1.0),)), graph=Curve(((16, 2.0),)))
         runner.run(toy.batch(3, 5), copy_out)
-        assert not runner.exact.has_pending
-        runner.gate = None
+        assert not runner.catalogue.exact.has_pending
+        runner.catalogue.costs = None
         runner.run(toy.batch(3, 5), copy_out)
         assert len(runner.capture_hot()) == 1
-        runner.gate = Gate(eager=Curve(((16, 1.0),)), graph=Curve(((16, 2.0),)))
+        runner.catalogue.costs = TierCosts(eager=Curve(((16, 1.0),)), graph=Curve(((16, 2.0),)))
         runner.run(toy.batch(3, 5), copy_out)
-        assert runner.stats.fallbacks[Reason.EAGER_FASTER] == 2 and not runner.exact.has_pending
+        assert runner.stats.fallbacks[Reason.EAGER_FASTER] == 2 and not runner.catalogue.exact.has_pending
 
     def test_a_layout_whose_bucket_is_as_fast_is_not_captured(self) -> None:
         runner = toy.make_runner(GraphSettings(tiers=BOTH, exact_after=1))
-        runner.gate = Gate(eager=Curve(((8, 9.0), (16, 9.0))), graph=Curve(((8, 2.0), (16, 1.0))))
+        runner.catalogue.costs = TierCosts(eager=Curve(((8, 9.0), (16, 9.0))), graph=Curve(((8, 2.0), (16, 1.0))))
         runner.run(toy.batch(3, 5), copy_out)
-        assert runner.stats.replays[Tier.CAPACITY] == 1 and not runner.exact.has_pending
-        runner.gate = Gate(eager=Curve(((8, 9.0), (16, 9.0))), graph=Curve(((8, 1.0), (16, 2.0))))
+        assert runner.stats.replays[Tier.CAPACITY] == 1 and not runner.catalogue.exact.has_pending
+        runner.catalogue.costs = TierCosts(eager=Curve(((8, 9.0), (16, 9.0))), graph=Curve(((8, 1.0), (16, 2.0))))
         runner.run(toy.batch(3, 5), copy_out)
         assert len(runner.capture_hot()) == 1
         runner.run(toy.batch(3, 5), copy_out)
@@ -422,15 +424,15 @@ class TestExact:
             with pytest.raises(MemoryError):
                 runner.capture_hot()
         runner.run(toy.batch(3, 5), copy_out)
-        assert not runner.exact.has_pending
+        assert not runner.catalogue.exact.has_pending
         runner.run(toy.batch(4, 5), copy_out)
-        assert len(runner.capture_hot()) == len(runner.exact) == 1, "another one is"
+        assert len(runner.capture_hot()) == len(runner.catalogue.exact.graphs) == 1, "another one is"
         alone = frozenset({Tier.EXACT})  # beside buckets it would find its memory in their pool
         small = toy.make_runner(GraphSettings(tiers=alone, exact_after=1, exact_max_bytes=1))
         for _ in range(3):
             small.run(toy.batch(3, 5), copy_out)
             small.capture_hot()
-        assert small.stats.captures == len(small.graphs) + 1 and len(small.exact) == 0
+        assert small.stats.captures == len(small.graphs) + 1 and len(small.catalogue.exact.graphs) == 0
 
     @staticmethod
     def hot_runner(lengths: tuple[int, ...]) -> GraphRunner:
@@ -440,7 +442,7 @@ class TestExact:
         return runner
 
 
-class TestGate:
+class TestCosts:
     eager = Curve(((10, 1.0), (100, 10.0)))
     graph = Curve(((10, 2.0), (100, 4.0)))
 
@@ -450,15 +452,15 @@ class TestGate:
         assert self.eager.at(200) == pytest.approx(20.0)
 
     def test_the_cheapest_tier_wins(self) -> None:
-        gate = Gate(self.eager, self.graph)
-        assert gate.cheapest({Tier.EAGER: 10, Tier.CAPACITY: 10}) is Tier.EAGER
-        assert gate.cheapest({Tier.EAGER: 90, Tier.CAPACITY: 100}) is Tier.CAPACITY
-        assert gate.cheapest({Tier.EAGER: 90, Tier.CAPACITY: 100, Tier.EXACT: 90}) is Tier.EXACT
+        costs = TierCosts(self.eager, self.graph)
+        assert costs.cheapest({Tier.EAGER: 10, Tier.CAPACITY: 10}) is Tier.EAGER
+        assert costs.cheapest({Tier.EAGER: 90, Tier.CAPACITY: 100}) is Tier.CAPACITY
+        assert costs.cheapest({Tier.EAGER: 90, Tier.CAPACITY: 100, Tier.EXACT: 90}) is Tier.EXACT
 
     def test_of_equal_costs_a_replay_wins(self) -> None:
-        gate = Gate(eager=Curve(((10, 1.0),)), graph=Curve(((10, 1.0),)))
-        assert gate.cheapest({Tier.EAGER: 10, Tier.CAPACITY: 10}) is Tier.CAPACITY
-        assert gate.cheapest({Tier.CAPACITY: 10, Tier.EXACT: 10}) is Tier.EXACT
+        costs = TierCosts(eager=Curve(((10, 1.0),)), graph=Curve(((10, 1.0),)))
+        assert costs.cheapest({Tier.EAGER: 10, Tier.CAPACITY: 10}) is Tier.CAPACITY
+        assert costs.cheapest({Tier.CAPACITY: 10, Tier.EXACT: 10}) is Tier.EXACT
 
     def test_ways_are_measured_in_turn(self) -> None:
         turns: list[tuple[str, int]] = []
@@ -489,24 +491,23 @@ class TestGate:
             nonlocal now
             now = max(now, done)
 
-        monkeypatch.setattr("saccade.choice.gate.perf_counter", lambda: now)
+        monkeypatch.setattr("saccade.choice.costs.perf_counter", lambda: now)
         (curve,) = measure([way], sizes=[1], wait=wait)
         assert curve.at(1) == (4 + 6 + 6) / 2 + 4
 
-    def test_a_runner_obeys_its_gate(self) -> None:
+    def test_a_runner_obeys_its_costs(self) -> None:
         runner = toy.make_runner(buckets=((16, 4),))
-        runner.gate = Gate(eager=Curve(((16, 1.0),)), graph=Curve(((16, 2.0),)))
+        runner.catalogue.costs = TierCosts(eager=Curve(((16, 1.0),)), graph=Curve(((16, 2.0),)))
         runner.run(toy.batch(3), copy_out)
         assert runner.stats.fallbacks == {Reason.EAGER_FASTER: 1}
-        runner.gate = Gate(eager=Curve(((16, 2.0),)), graph=Curve(((16, 1.0),)))
+        runner.catalogue.costs = TierCosts(eager=Curve(((16, 2.0),)), graph=Curve(((16, 1.0),)))
         runner.run(toy.batch(3), copy_out)
         assert runner.stats.replays.total() == 1
 
-    def test_a_gate_is_measured_and_printed(self) -> None:
-        gate = toy.make_runner(buckets=((8, 4), (12, 4), (16, 4))).calibrate()
-        assert [rows for rows, _ in gate.graph.points] == [8, 12, 16]
-        assert all(seconds > 0 for _, seconds in (*gate.graph.points, *gate.eager.points))
-        assert len(gate.table().splitlines()) == 4
+    def test_costs_are_measured(self) -> None:
+        costs = toy.make_runner(buckets=((8, 4), (12, 4), (16, 4))).calibrate()
+        assert [rows for rows, _ in costs.graph.points] == [8, 12, 16]
+        assert all(seconds > 0 for _, seconds in (*costs.graph.points, *costs.eager.points))
 
 
 def _fail(*args: object, **named: object) -> None:

@@ -15,9 +15,9 @@ from PIL import Image
 from saccade.errors import CapacityError, RequestError
 from saccade.inputs import images, processor, tokenizer
 from saccade.inputs.allowance import Allowance, StopWorkError
-from saccade.inputs.images import ImageLimits, Measured, load_image, measure_image
-from saccade.inputs.measuring import MAX_VALUES, size_image
-from saccade.inputs.messages import MediaRef
+from saccade.inputs.chat_messages import MediaRef
+from saccade.inputs.images import ImageLimits, MeasuredImage, load_image, measure_image
+from saccade.inputs.measuring import MAX_VALUES, size_media
 from saccade.inputs.plans import plan_image
 from saccade.inputs.processor import Processor
 from saccade.inputs.videos import Video
@@ -84,7 +84,7 @@ def test_memory_is_asked_for_before_it_is_used(made: Processor, monkeypatch: pyt
         if len(held) > 1:
             raise CapacityError("full")
 
-    def decode(item: Measured, **more: Any) -> Any:
+    def decode(item: MeasuredImage, **more: Any) -> Any:
         decoded.append(len(held))
         return images.decode_image(item, **more)
 
@@ -98,9 +98,9 @@ def test_memory_is_asked_for_before_it_is_used(made: Processor, monkeypatch: pyt
 
 
 def test_nobody_decodes_for_a_client_that_left(made: Processor, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded: list[Measured] = []
+    decoded: list[MeasuredImage] = []
 
-    def decode(item: Measured, **more: Any) -> Any:
+    def decode(item: MeasuredImage, **more: Any) -> Any:
         decoded.append(item)
         return images.decode_image(item, **more)
 
@@ -141,7 +141,7 @@ def test_a_turned_image_has_as_many_tokens_as_its_header_says(made: Processor) -
         exif[0x0112] = int(rng.integers(1, 9))
         buffer = io.BytesIO()
         Image.new("RGB", (width, height)).save(buffer, "JPEG", exif=exif)
-        sized = size_image(MediaRef("image", buffer.getvalue(), "i"), made.images, ImageLimits())
+        sized = size_media(MediaRef("image", buffer.getvalue(), "i"), made.images, ImageLimits())
         [media] = made.chat(talk(buffer.getvalue())).media
         assert sized.num_tokens == media.plan.num_tokens and sized.num_pixels == media.pixels[..., 0].size
 

@@ -8,9 +8,9 @@ import pytest
 import transformers
 
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs import Processor
-from saccade.inputs.chat import ChatTemplate, read_template
-from saccade.inputs.shield import Shield, unused_mark
+from saccade.inputs.chat_template import ChatTemplate, read_template
+from saccade.inputs.processor import Processor
+from saccade.inputs.special_tokens import SpecialTokenGuard, unused_mark
 from tests.inputs.folders import DATA, QWEN_SPECIALS
 from tests.inputs.texts import fuzz_texts
 
@@ -204,7 +204,7 @@ def test_deep_data_is_refused() -> None:
     for _ in range(100):
         value = [value]
     with pytest.raises(RequestError, match="nested deeper"):
-        Shield(QWEN_SPECIALS, "\ufdd0").protect(value)
+        SpecialTokenGuard(QWEN_SPECIALS, "\ufdd0").protect(value)
 
 
 @pytest.mark.parametrize("place", ["content", "part", "tool", "name", "schema", "variable"])
@@ -391,8 +391,7 @@ def test_a_template_of_a_file_takes_the_place_of_the_checkpoints(tmp_path: Path)
     (folder / "chat_template.jinja").write_text("own")
     file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
     assert (read_template(folder), read_template(folder, str(file))) == ("own", file.read_text())
-    template = ChatTemplate.from_folder(folder, file=str(file), special_tokens=["<end>"])
-    assert template is not None
+    template = ChatTemplate(read_template(folder, str(file)) or "", special_tokens=["<end>"])
     rendered = template.render([{"role": "user", "content": "a <end>"}])
     assert rendered.text == "[a <end>]" and len(rendered.segments) > 1, "special tokens in a text stay text"
 
@@ -408,7 +407,7 @@ def test_a_file_that_is_no_template_is_refused(tmp_path: Path, text: str | None,
     if text is not None:
         (tmp_path / "other.jinja").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        ChatTemplate.from_folder(tmp_path, file=str(tmp_path / "other.jinja"))
+        ChatTemplate(read_template(tmp_path, str(tmp_path / "other.jinja")) or "")
 
 
 def test_a_template_of_a_file_has_no_more_fuel_and_no_more_rights_than_a_checkpoints(tmp_path: Path) -> None:
@@ -418,8 +417,7 @@ def test_a_template_of_a_file_has_no_more_fuel_and_no_more_rights_than_a_checkpo
         "{% include '/etc/passwd' %}",
     ):
         file.write_text(text)
-        template = ChatTemplate.from_folder(tmp_path, file=str(file))
-        assert template is not None
+        template = ChatTemplate(read_template(tmp_path, str(file)) or "")
         with pytest.raises(RequestError) as caught:
             template.render([{"role": "user", "content": "a"}])
         assert caught.value.code == "chat_template_failed"

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.errors import RequestError
+from saccade.inputs.chat_messages import MediaRef
 from saccade.inputs.fetch import Fetcher, FetchPolicy, is_public, parse_url, read_domains
 from tests.inputs.web import LIMIT_S, PUBLIC, answer, live, serve
 
@@ -22,7 +23,8 @@ BODY = b"picture" * 100
 
 
 async def fetch(fetcher: Fetcher, url: str, *, max_bytes: int = 10_000, timeout_s: float = LIMIT_S) -> bytes:
-    return await fetcher.fetch(url, max_bytes=max_bytes, timeout_s=timeout_s, param="messages[0].content[1].image_url")
+    with MediaRef("image", url, "messages[0].content[1].image_url").named_in_errors():
+        return await fetcher.fetch(url, max_bytes=max_bytes, timeout_s=timeout_s)
 
 
 async def refusal(fetcher: Fetcher, url: str, *, max_bytes: int = 10_000, timeout_s: float = LIMIT_S) -> RequestError:

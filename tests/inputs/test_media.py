@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from saccade.errors import ConfigError, RequestError
+from saccade.inputs.chat_messages import find_media, read_messages
 from saccade.inputs.images import ImageLimits
-from saccade.inputs.media import MediaLoader, MediaSettings
-from saccade.inputs.messages import find_media, read_messages
+from saccade.inputs.media_loader import MediaLoader, MediaSettings
 from saccade.inputs.videos import load_video
 from tests.inputs.web import answer, live, serve
 

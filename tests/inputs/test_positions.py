@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.inputs.positions import Block, bidirectional_limits, mrope_positions, rope_delta, text_positions
+from saccade.inputs.positions import FeatureRows, bidirectional_limits, mrope_positions, rope_delta, text_positions
 from tests.inputs import oracles
 
 IMAGE, VIDEO, MERGE = 7, 8, 2
@@ -13,12 +13,12 @@ IMAGE, VIDEO, MERGE = 7, 8, 2
 def random_prompt(rng: np.random.Generator, *, has_timestamps: bool, seconds: list[float]) -> dict[str, Any]:
     """A random mix of text, images and videos, as transformers wants it and as blocks."""
     types: list[int] = []
-    blocks: list[Block] = []
+    blocks: list[FeatureRows] = []
     images, videos, steps = [], [], []
 
     def place(kind: int, grid: tuple[int, int, int], interval: float) -> None:
         merged = (grid[0], grid[1] // MERGE, grid[2] // MERGE)
-        blocks.append(Block(len(types), merged, interval))
+        blocks.append(FeatureRows(len(types), merged, interval))
         types.extend([kind] * blocks[-1].length)
         types.extend([0] * int(rng.integers(1, 4)))
 
@@ -66,9 +66,9 @@ def test_positions_equal_transformers(model_type: str) -> None:
 
 def test_fractional_time_steps_are_cut_after_multiplying() -> None:
     """transformers 5.17 cuts the seconds first, so that 4 frames a second stand still; its later versions do not."""
-    found = mrope_positions(8, [Block(2, (4, 1, 1), 2 * 0.5), Block(6, (2, 1, 1), 1.5)])
+    found = mrope_positions(8, [FeatureRows(2, (4, 1, 1), 2 * 0.5), FeatureRows(6, (2, 1, 1), 1.5)])
     assert found[0].tolist() == [0, 1, 2, 3, 4, 5, 3, 4]
-    assert mrope_positions(5, [Block(0, (5, 1, 1), 1.5)])[0].tolist() == [0, 1, 3, 4, 6]
+    assert mrope_positions(5, [FeatureRows(0, (5, 1, 1), 1.5)])[0].tolist() == [0, 1, 3, 4, 6]
 
 
 def test_text_counts_in_all_rows() -> None:
@@ -78,5 +78,5 @@ def test_text_counts_in_all_rows() -> None:
 
 
 def test_limits_end_with_the_image() -> None:
-    limits = bidirectional_limits(12, [Block(2, (1, 1, 3)), Block(7, (1, 2, 2))])
+    limits = bidirectional_limits(12, [FeatureRows(2, (1, 1, 3)), FeatureRows(7, (1, 2, 2))])
     assert limits.tolist() == [0, 0, 5, 5, 5, 0, 0, 11, 11, 11, 11, 0]

@@ -14,9 +14,11 @@ import torch
 from PIL import Image
 
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs import ImageLimits, Processor, Prompt, Video, load_image
-from saccade.inputs.placeholders import Media, place_media
-from saccade.kernels.images import resize_patchify
+from saccade.inputs.images import ImageLimits, load_image
+from saccade.inputs.placeholders import Media, Prompt, place_media
+from saccade.inputs.processor import Processor
+from saccade.inputs.videos import Video
+from saccade.kernels.reference_images import resize_patchify
 from saccade.models.media import ImageSettings, VideoSettings
 from tests.inputs import oracles
 from tests.inputs.folders import write_qwen
@@ -126,16 +128,7 @@ def check_positions(prompt: Prompt, expected: Any, family: str) -> None:
 
 
 def patches_of(media: Media, settings: ImageSettings | VideoSettings) -> torch.Tensor:
-    return resize_patchify(
-        torch.from_numpy(media.pixels.copy()),
-        media.plan.size_hw,
-        mean=settings.mean,
-        std=settings.std,
-        patch=settings.patch,
-        temporal_patch=settings.temporal_patch,
-        merge=settings.merge,
-        resample=settings.resample,
-    )
+    return resize_patchify(torch.from_numpy(media.pixels.copy()), media.plan.size_hw, settings)
 
 
 def pixel_levels(found: torch.Tensor, expected: torch.Tensor, std: tuple[float, float, float]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from saccade.errors import RequestError
-from saccade.inputs import Processor
+from saccade.inputs.processor import Processor
 
 _ATOMS: list[Any] = [None, True, 0, -1, 1e308, float("nan"), "", "x", "user", "tool", "text", "image_url", "<|im_end|>"]
 _ATOMS += ["data:image/png;base64,AAAA", "\ud800", "\ufdd0", "<think>", "{", [], {}]

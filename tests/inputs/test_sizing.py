@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from saccade.errors import RequestError
-from saccade.inputs import Processor, Prompt
+from saccade.inputs.placeholders import Prompt
 from saccade.inputs.plans import plan_image
+from saccade.inputs.processor import Processor
 from saccade.inputs.sizing import LOW_DETAIL_PIXELS, capped, read_sizing
 from saccade.models.media import ImageSettings
 from tests.e2e.pictures import data_url, encoded, picture

@@ -9,8 +9,8 @@ import transformers
 from tokenizers import processors
 
 from saccade.errors import ConfigError
-from saccade.inputs.detokenizer import Decoder, Detokenizer
-from saccade.inputs.shield import Segment
+from saccade.inputs.detokenizer import Detokenizer, TokenDecoder
+from saccade.inputs.special_tokens import Segment
 from saccade.inputs.tokenizer import Tokenizer
 from tests.inputs.folders import QWEN_SPECIALS, QWEN_TAGS, train_byte_level
 from tests.inputs.texts import fuzz_texts
@@ -157,7 +157,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         Tokenizer("{}")
     with pytest.raises(ConfigError, match="WordPiece"):
-        Decoder.from_definition({"type": "WordPiece"}, token_text=str, special_ids=frozenset())
+        TokenDecoder.from_definition({"type": "WordPiece"}, token_text=str, special_ids=frozenset())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -213,7 +213,7 @@ def test_sentencepiece_decoders_drop_the_first_blank() -> None:
         {"type": "Strip", "content": " ", "start": 1, "stop": 0},
     ]
     words = {0: "\u2581The", 1: "\u2581fox", 2: "<0x0A>", 3: "<s>"}
-    decoder = Decoder.from_definition(
+    decoder = TokenDecoder.from_definition(
         {"type": "Sequence", "decoders": steps}, token_text=words.get, special_ids=frozenset({3})
     )
 

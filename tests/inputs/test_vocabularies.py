@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from saccade.errors import RequestError
-from saccade.inputs import Processor
+from saccade.inputs.processor import Processor
 from tests.inputs.test_chat import conversations, hostile_texts
 from tests.inputs.texts import fuzz_texts
 from tests.inputs.vocabularies import PACKAGES, fetch_vocabulary

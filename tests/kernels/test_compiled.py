@@ -71,7 +71,7 @@ def compilers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     stand_ins: dict[str, Compiler] = {}
     overlap = importlib.import_module("saccade.kernels.overlap")
     monkeypatch.setattr(overlap, "_can_overlap", lambda device: request.param >= 90)
-    for module in ("fused", "attention", "fused_images", "fused_vision", "vectors", "scaled"):
+    for module in ("fused", "fused_attention", "fused_images", "fused_vision", "vectors", "scaled"):
         host = importlib.import_module(f"saccade.kernels.{module}")
         for name in [n for n in vars(host) if n.endswith("_kernel")]:
             stand_ins[name] = Compiler(getattr(host, name), request.param)
@@ -140,7 +140,7 @@ def test_rotary_and_stores(compilers: dict[str, Compiler]) -> None:
 
 
 def test_packed_attention(compilers: dict[str, Compiler]) -> None:
-    from saccade.kernels.attention import TritonAttention
+    from saccade.kernels.fused_attention import TritonAttention
 
     for width, max_seqlen in ((80, 64), (128, 96)):
         q = bf16(96, 16, width)
@@ -159,7 +159,7 @@ def test_packed_attention(compilers: dict[str, Compiler]) -> None:
 def test_paged_attention(
     compilers: dict[str, Compiler], heads: int, groups: int, width: int, max_query: int, options: dict[str, Any]
 ) -> None:
-    from saccade.kernels.attention import TritonAttention
+    from saccade.kernels.fused_attention import TritonAttention
 
     cache, starts = bf16(9, 128, groups, width), boundaries([64, 32])
     lengths, tables = torch.ones(2, dtype=torch.int32), torch.zeros(2, 40, dtype=torch.int32)
@@ -173,11 +173,12 @@ def test_paged_attention(
 
 def test_many_images_at_once(compilers: dict[str, Compiler]) -> None:
     from saccade.kernels import fused_images
-    from saccade.kernels.image_jobs import MAX_JOBS, Column, Shape
+    from saccade.kernels.image_jobs import MAX_JOBS, Column, PatchSettings, Resample
 
     table, bytes_ = torch.zeros(len(Column), MAX_JOBS, dtype=torch.int32), torch.zeros(8, dtype=torch.uint8)
-    for patch, temporal, merge, resample in ((16, 2, 2, "bicubic"), (14, 1, 4, "bilinear")):
-        shape = Shape(
+    cases: list[tuple[int, int, int, Resample]] = [(16, 2, 2, "bicubic"), (14, 1, 4, "bilinear")]
+    for patch, temporal, merge, resample in cases:
+        shape = PatchSettings(
             mean=(0.5,) * 3, std=(0.5,) * 3, patch=patch, temporal_patch=temporal, merge=merge, resample=resample
         )
         out = bf16(4, 3 * temporal * patch * patch)

@@ -4,8 +4,7 @@ import inspect
 import os
 import stat
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +13,7 @@ from saccade.config import KEEPS_ATTENTION, KERNEL_CACHES
 from saccade.errors import ConfigError
 from saccade.kernels import dispatch, reference
 from saccade.kernels.backends import AttentionDispatch, PackedCall, PagedCall
-from saccade.kernels.dispatch import Kernels, device_named, kernels_for
-from saccade.kernels.sampling import Sampling
-from saccade.kernels.table import KernelTable
+from saccade.kernels.dispatch import Kernels, KernelTable, SamplingKernels, device_named, kernels_for
 
 FUNCTIONS = Kernels.kernel_names()
 
@@ -28,7 +25,7 @@ def test_a_cpu_gets_the_reference_with_a_reason_for_each_function() -> None:
     rows = kernels.describe()
     assert [row[0] for row in rows] == FUNCTIONS
     assert all(implementation and reason for _, implementation, reason in rows)
-    assert ("paged_attention", "cpu_attention", "the device is a CPU") in rows
+    assert ("paged_attention", "reference_attention", "the device is a CPU") in rows
 
 
 def test_an_unknown_device_is_refused() -> None:
@@ -69,7 +66,7 @@ def test_without_flash_attention_the_reason_is_recorded(
     assert reason in found["varlen_attention"][1]
 
 
-@pytest.mark.parametrize("table", [Kernels, Sampling])
+@pytest.mark.parametrize("table", [Kernels, SamplingKernels])
 def test_every_implementation_has_the_signature_of_its_oracle(table: type[KernelTable]) -> None:
     """mypy checks calls against the oracle; this checks that what is called takes and returns the same."""
     pytest.importorskip("triton")
@@ -114,7 +111,7 @@ def test_each_call_over_pages_goes_to_the_first_backend_that_supports_it(case: d
         num_rows=900, num_heads=32, num_groups=8, head_width=128, dtype=torch.bfloat16, num_requests=3, block_size=128,
         max_query=600, max_keys=32768, window=None, has_limits=False,
     )._replace(**case)  # fmt: skip
-    assert chosen._plan(call)[0].name == taken_by
+    assert chosen._chosen(call)[0].name == taken_by
 
 
 @pytest.mark.parametrize(("longest", "taken_by"), [(64, "triton"), (65, "flash-attn-4")])
@@ -123,20 +120,12 @@ def test_segments_of_one_tile_go_to_triton(longest: int, taken_by: str) -> None:
         num_rows=900, num_heads=16, num_groups=16, head_width=80, dtype=torch.bfloat16, num_segments=20,
         max_seqlen=longest, causal=False,
     )  # fmt: skip
-    assert flash_and_triton()._plan(call)[0].name == taken_by
-
-
-def test_backends_of_one_device_share_the_shape_of_its_cache() -> None:
-    chosen = flash_and_triton()
-    assert chosen.cache_shape(7, 128, 8, 64) == (7, 128, 8, 64)
-    other = SimpleNamespace(name="other", cache_shape=lambda blocks, size, groups, width: (blocks, groups, size, width))
-    with pytest.raises(AssertionError, match="disagree about the cache"):
-        AttentionDispatch(*chosen.backends, cast(Any, other)).cache_shape(7, 128, 8, 64)
+    assert flash_and_triton()._chosen(call)[0].name == taken_by
 
 
 def flash_and_triton() -> AttentionDispatch:
     adapters = pytest.importorskip("saccade.kernels.adapters")
-    attention = pytest.importorskip("saccade.kernels.attention")
+    attention = pytest.importorskip("saccade.kernels.fused_attention")
     return AttentionDispatch(adapters.FlashAttention(lambda: None), attention.TritonAttention())
 
 

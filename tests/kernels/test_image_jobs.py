@@ -7,20 +7,29 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.kernels.image_jobs import BEYOND, MAX_JOBS, Column, Job, Shape, banded_jobs, filter_numbers, write_table
+from saccade.kernels.image_jobs import (
+    BEYOND,
+    MAX_JOBS,
+    Column,
+    ImageJob,
+    PatchSettings,
+    banded_jobs,
+    filter_numbers,
+    write_table,
+)
 from tests.kernels.test_launch import Kernel
 
-SHAPE = Shape(mean=(0.5,) * 3, std=(0.5,) * 3, patch=4, temporal_patch=2, merge=2, resample="bicubic")
+SHAPE = PatchSettings(mean=(0.5,) * 3, std=(0.5,) * 3, patch=4, temporal_patch=2, merge=2, resample="bicubic")
 
 
-def random_jobs(rng: np.random.Generator, count: int) -> list[Job]:
+def random_jobs(rng: np.random.Generator, count: int) -> list[ImageJob]:
     jobs = []
     for _ in range(count):
         frames, rows, width = (int(n) for n in rng.integers(1, 9, 3))
         start, first, out_row, per_step = (int(n) for n in rng.integers(0, 90, 4))
         down, across = (int(n) * 8 for n in rng.integers(1, 5, 2))
         jobs.append(
-            Job(
+            ImageJob(
                 frames=np.zeros((frames, rows, width, 3), np.uint8),
                 old_height=start + rows + int(rng.integers(0, 9)),
                 size_hw=(down, across),
@@ -90,11 +99,11 @@ def test_bands_cover_all_patches_once_within_their_bytes() -> None:
     assert len(jobs) > 2
     rows = [row for job in jobs for row in range(job.out_row, job.out_row + job.num_patches(SHAPE))]
     assert sorted(rows) == list(range(5, 5 + 2 * 16 * 8))
-    assert all(max(job.nbytes, job.scratch_bytes) <= 12_000 for job in jobs)
+    assert all(max(job.frames.nbytes, job.scratch_bytes) <= 12_000 for job in jobs)
 
 
 def test_the_device_code_has_every_column_at_its_place() -> None:
-    device_code: Any = pytest.importorskip("saccade.kernels.triton_images")
+    device_code: Any = pytest.importorskip("saccade.kernels.fused_images")
     assert {column.name: getattr(device_code, column.name).value for column in Column} == Column.__members__
 
 

@@ -1,6 +1,6 @@
 """The plain image path against Pillow and against the image and video processors of transformers."""
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +9,13 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from saccade.errors import ConfigError
-from saccade.kernels.images import resize_patchify
+from saccade.kernels.image_jobs import PatchSettings, Resample
+from saccade.kernels.reference_images import resize_patchify
 from tests.kernels.cases import patches_to_frames, photo
 
-ONE: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+PLAIN = PatchSettings(
+    patch=14, temporal_patch=1, merge=1, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), resample="bicubic"
+)
 
 
 def levels(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -23,11 +26,12 @@ def levels(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     ("old", "new"), [((61, 97), (56, 84)), ((300, 211), (56, 28)), ((9, 5), (84, 56)), ((1, 1), (28, 28))]
 )
 @pytest.mark.parametrize("resample", ["bicubic", "bilinear"])
-def test_resize_is_that_of_pillow_within_one_level(old: tuple[int, int], new: tuple[int, int], resample: str) -> None:
+def test_resize_is_that_of_pillow_within_one_level(
+    old: tuple[int, int], new: tuple[int, int], resample: Resample
+) -> None:
     pixels = photo(*old, seed=1)
-    ours = patches_to_frames(resize_patchify(pixels, new, **ONE, patch=14, merge=2, resample=resample), new, 14, 1, 2)[
-        0
-    ]
+    rows = resize_patchify(pixels, new, replace(PLAIN, merge=2, resample=resample))
+    ours = patches_to_frames(rows, new, 14, 1, 2)[0]
     filters = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
     rows_first = Image.fromarray(pixels.numpy()).resize((new[1], old[0]), filters[resample])
     theirs = np.asarray(rows_first.resize((new[1], new[0]), filters[resample]))
@@ -41,31 +45,25 @@ def test_image_rows_are_those_of_the_qwen_processor(height: int, width: int) -> 
     pixels = photo(height, width, seed=2)
     theirs = processor(Image.fromarray(pixels.numpy()), return_tensors="pt")
     assert theirs["image_grid_thw"].tolist() == [[1, height // 14, width // 14]]
-    ours = resize_patchify(
-        pixels,
-        (height, width),
-        mean=processor.image_mean,
-        std=processor.image_std,
-        patch=14,
-        temporal_patch=2,
-        merge=2,
-    )
+    mean, std = tuple(processor.image_mean), tuple(processor.image_std)
+    settings = replace(PLAIN, temporal_patch=2, merge=2, mean=mean, std=std)
+    ours = resize_patchify(pixels, (height, width), settings)
     torch.testing.assert_close(ours, theirs["pixel_values"], rtol=1e-5, atol=1e-5)
 
 
 def test_video_rows_keep_their_frames_and_repeat_the_last() -> None:
     video = torch.stack([photo(40, 60, seed=s) for s in range(5)])
-    ours = resize_patchify(video, (32, 64), **ONE, patch=16, temporal_patch=2, merge=2)
+    ours = resize_patchify(video, (32, 64), replace(PLAIN, patch=16, temporal_patch=2, merge=2))
     frames = patches_to_frames(ours, (32, 64), 16, 2, 2)
     assert ours.shape == (3 * 8, 3 * 2 * 256)
     for i in range(6):
-        alone = resize_patchify(video[min(i, 4)], (32, 64), **ONE, patch=16, temporal_patch=1, merge=1)
+        alone = resize_patchify(video[min(i, 4)], (32, 64), replace(PLAIN, patch=16))
         assert torch.equal(frames[i], patches_to_frames(alone, (32, 64), 16, 1, 1)[0])
 
 
 def test_rows_without_merging_are_what_a_convolution_sees() -> None:
     pixels = photo(50, 40, seed=3)
-    ours = resize_patchify(pixels, (42, 28), mean=(0.5,) * 3, std=(0.5,) * 3, patch=14, resample="bilinear")
+    ours = resize_patchify(pixels, (42, 28), replace(PLAIN, mean=(0.5,) * 3, std=(0.5,) * 3, resample="bilinear"))
     image = patches_to_frames(ours, (42, 28), 14, 1, 1)[0].permute(2, 0, 1)
     weight = torch.randn(7, 3, 14, 14, generator=torch.Generator().manual_seed(4))
     convolved = torch.nn.functional.conv2d(image[None], weight, stride=14)[0].flatten(1).T
@@ -75,7 +73,7 @@ def test_rows_without_merging_are_what_a_convolution_sees() -> None:
 def test_rows_land_in_the_given_buffer() -> None:
     pixels = photo(20, 20, seed=5)
     arena = torch.full((10, 588), float("nan"), dtype=torch.bfloat16)
-    rows = resize_patchify(pixels, (28, 28), **ONE, patch=14, merge=2, out=arena[3:7])
+    rows = resize_patchify(pixels, (28, 28), replace(PLAIN, merge=2), arena[3:7])
     assert rows.data_ptr() == arena[3].data_ptr()
     assert torch.isfinite(arena[3:7]).all()
     assert torch.isnan(arena[:3]).all()
@@ -85,8 +83,8 @@ def test_rows_land_in_the_given_buffer() -> None:
 def test_bad_requests_say_what_is_wanted() -> None:
     pixels = photo(20, 20, seed=6)
     with pytest.raises(ConfigError, match="allowed: bilinear, bicubic"):
-        resize_patchify(pixels, (28, 28), **ONE, patch=14, resample="nearest")
+        resize_patchify(pixels, (28, 28), replace(PLAIN, resample="nearest"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="multiples of 28"):
-        resize_patchify(pixels, (28, 42), **ONE, patch=14, merge=2)
+        resize_patchify(pixels, (28, 42), replace(PLAIN, merge=2))
     with pytest.raises(ConfigError, match="RGB bytes"):
-        resize_patchify(pixels.float(), (28, 28), **ONE, patch=14)
+        resize_patchify(pixels.float(), (28, 28), PLAIN)

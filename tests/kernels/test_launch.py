@@ -69,7 +69,7 @@ def test_a_key_that_comes_again_is_launched_directly_in_the_order_of_the_paramet
     launch = kernel.kept()
     launch("a", (7, 2), x, y, 4, 0.5, **CONSTANTS, num_warps=8)
     assert kernel.ordinary == [((7, 2), (x, y, 4, 0.5), CONSTANTS | {"num_warps": 8})] and not kernel.direct
-    assert launch.is_direct
+    assert launch._kept
     for grid in ((9, 1), (1, 3)):
         launch("a", grid, x[:3], y.view(2, 4), 4, 0.5, **CONSTANTS, num_warps=8)
     assert len(kernel.ordinary) == 1
@@ -156,7 +156,7 @@ def test_where_there_is_another_interface_every_launch_is_ordinary(kind: type[Ke
     for turn in range(4):
         launch("a", (1 + turn, 1), x, y, 4, 0.5, **CONSTANTS)
     assert [call[0] for call in kernel.ordinary] == [(1, 1), (2, 1), (3, 1), (4, 1)] and not kernel.direct
-    assert not launch.is_direct
+    assert not launch._kept
 
 
 def test_an_error_of_the_device_is_not_taken_for_another_interface() -> None:

@@ -17,7 +17,7 @@ from transformers import (
 from saccade.errors import ConfigError
 from saccade.graphs.recorded import RecordedLane
 from saccade.kernels import reference_sampling as sampling
-from saccade.kernels.sampling import sampling_for
+from saccade.kernels.dispatch import sampling_for
 from tests.kernels.sampling_cases import (
     INF,
     NAN,
@@ -48,7 +48,7 @@ def kept_by_transformers(logits: Tensor, setting: tuple[float, int, float, float
 
 
 def kept_by_us(rows: Rows) -> Tensor:
-    _, floor = sampling.sample_with_floor(*rows.inputs)
+    _, floor = sampling.sample(*rows.inputs)
     return rows.logits >= floor[:, None]
 
 
@@ -82,7 +82,7 @@ def test_draws_from_the_distribution_it_promises(setting: tuple[float, int, floa
     num_draws = 20_000
     kept = kept_by_transformers(logits, (*setting[:1], min(setting[1], 61), *setting[2:]))
     expected = torch.softmax(torch.where(kept, logits / setting[0], -INF).double(), 0) * num_draws
-    observed = torch.bincount(sampling.sample(*repeated(logits, setting, num_draws, seed=77).inputs), minlength=61)
+    observed = torch.bincount(sampling.sample(*repeated(logits, setting, num_draws, seed=77).inputs)[0], minlength=61)
     assert not observed[~kept].any()
     check_chi_square(observed[kept], expected[kept])
 
@@ -101,7 +101,7 @@ def test_a_flat_row_is_drawn_evenly_by_seeds_as_by_counters() -> None:
     rows = repeated(torch.zeros(203), (1.0, 0, 1.0, 0.0), 40_000, seed=3)
     swapped = rows.with_(seeds=rows.counters, counters=rows.seeds)
     for case in (rows, swapped):
-        observed = torch.bincount(sampling.sample(*case.inputs), minlength=203)
+        observed = torch.bincount(sampling.sample(*case.inputs)[0], minlength=203)
         check_chi_square(observed, torch.full((203,), 40_000 / 203, dtype=torch.double))
 
 
@@ -145,23 +145,23 @@ def test_generator_gives_the_published_vectors() -> None:
 
 def test_a_token_depends_on_its_own_row_only() -> None:
     rows = rows_of(SETTINGS, 1537, seed=6)
-    together = sampling.sample(*rows.inputs)
+    together, _ = sampling.sample(*rows.inputs)
     order = torch.randperm(len(SETTINGS), generator=torch.Generator().manual_seed(7)).tolist()
-    assert torch.equal(sampling.sample(*rows.take(order).inputs), together[order])
+    assert torch.equal(sampling.sample(*rows.take(order).inputs)[0], together[order])
     for row in range(len(SETTINGS)):
-        assert torch.equal(sampling.sample(*rows.take([row]).inputs), together[row : row + 1])
+        assert torch.equal(sampling.sample(*rows.take([row]).inputs)[0], together[row : row + 1])
 
 
 def test_seed_and_counter_decide() -> None:
     rows = repeated(torch.zeros(1000), (1.0, 0, 1.0, 0.0), 300, seed=1)
-    first = sampling.sample(*rows.inputs)
-    assert torch.equal(first, sampling.sample(*rows.inputs))
+    first, _ = sampling.sample(*rows.inputs)
+    assert torch.equal(first, sampling.sample(*rows.inputs)[0])
     for changed in (
         rows.with_(seeds=rows.seeds + 1),
         rows.with_(seeds=rows.seeds + 2**40),
         rows.with_(counters=rows.counters + 2**40),
     ):
-        assert (sampling.sample(*changed.inputs) != first).double().mean() > 0.98
+        assert (sampling.sample(*changed.inputs)[0] != first).double().mean() > 0.98
 
 
 def test_broken_rows_are_told_and_hurt_no_other() -> None:
@@ -170,13 +170,12 @@ def test_broken_rows_are_told_and_hurt_no_other() -> None:
     rows.logits[2] = -INF
     rows.logits[5, ::2] = -INF
     dirty = poisoned(rows, [3, 9])
-    bad = torch.zeros(len(SETTINGS), dtype=torch.bool)
-    ids = sampling.sample(*dirty.inputs, bad_N=bad)
+    _, bad = sampling.greedy(dirty.logits)
     assert bad.nonzero()[:, 0].tolist() == [1, 2, 3, 9]
-    assert torch.equal(bad, sampling.has_nan(dirty.logits))
+    ids, _ = sampling.sample(*dirty.inputs)
     assert bool(((ids >= 0) & (ids < 1000)).all())
     healthy = [r for r in range(len(SETTINGS)) if r not in (1, 2, 3, 9)]
-    assert torch.equal(ids[healthy], sampling.sample(*rows.inputs)[healthy])
+    assert torch.equal(ids[healthy], sampling.sample(*rows.inputs)[0][healthy])
 
 
 def test_greedy_takes_the_lowest_of_equals() -> None:
@@ -186,15 +185,14 @@ def test_greedy_takes_the_lowest_of_equals() -> None:
     logits[2, 3] = NAN
     logits[3] = -INF
     logits[4, [7, 8]] = INF
-    out, bad = torch.full((5,), -1, dtype=torch.int32), torch.zeros(5, dtype=torch.bool)
-    assert sampling.greedy(logits, out_N=out, bad_N=bad) is out
-    assert out.tolist() == [20, 0, int(logits[2].nan_to_num(-99).argmax()), 0, 7]
+    ids, bad = sampling.greedy(logits)
+    assert ids.tolist() == [20, 0, int(logits[2].nan_to_num(-99).argmax()), 0, 7]
     assert bad.tolist() == [False, False, True, True, False]
 
 
 def test_rows_at_temperature_zero_are_greedy() -> None:
     rows = rows_of([(0.0, 40, 0.3, 0.1), (1e-6, 0, 1.0, 0.0)] * 3, 500, seed=10)
-    assert torch.equal(sampling.sample(*rows.inputs), rows.logits.argmax(1))
+    assert torch.equal(sampling.sample(*rows.inputs)[0], rows.logits.argmax(1))
 
 
 def test_penalties_are_those_of_transformers_and_openai() -> None:
@@ -222,8 +220,6 @@ def state_of(prompt: Tensor, output: Tensor, vocabulary: int) -> Tensor:
     """Rows 0..3 in slots 2, 0, 4, 3, their prompts in two chunks and their outputs step by step, with padding."""
     seen = torch.zeros(5, vocabulary, dtype=torch.int32)
     slots = integers(2, 0, 4, 3)
-    sampling.count_tokens(seen, slots, integers(1, 2, 3, 4), flags(1, 1, 1, 1))
-    sampling.forget(seen, slots)
     for chunk in prompt.split(50, dim=1):
         width = chunk.shape[1]
         ids = torch.cat([chunk.flatten(), integers(-5, 2**30)])
@@ -303,7 +299,7 @@ def test_a_recorded_step_follows_its_parameters() -> None:
 
     def step() -> None:
         sampling.penalise(static.logits, seen, slots, rates, rates, rates)
-        sampling.sample(*static.inputs, out_N=out)
+        out.copy_(sampling.sample(*static.inputs)[0])
         sampling.count_tokens(seen, slots, out, torch.ones_like(out, dtype=torch.bool))
         sampling.logprobs(static.logits, out, 3)
 
@@ -320,7 +316,7 @@ def test_a_recorded_step_follows_its_parameters() -> None:
         replay()
         expected = case.logits.clone()
         sampling.penalise(expected, before, slots, rates, rates, rates)
-        assert torch.equal(out, sampling.sample(expected, *case.inputs[1:]))
+        assert torch.equal(out, sampling.sample(expected, *case.inputs[1:])[0])
         assert torch.equal(seen.sum(1), before.sum(1) + 1)
 
 

@@ -33,7 +33,7 @@ def test_choosing(monkeypatch: pytest.MonkeyPatch, capability: int, vocabulary: 
     compilers = stand_ins(monkeypatch, capability)
     logits, values, seeds = torch.empty(2, vocabulary), torch.empty(2), integers(2, dtype=torch.int64)
     fused_sampling.greedy(logits)
-    fused_sampling.sample(logits, values, integers(2), values, values, seeds, seeds, out_N=integers(2))
+    fused_sampling.sample(logits, values, integers(2), values, values, seeds, seeds)
     fused_sampling.logprobs(logits, seeds, 20)
     assert {name for name in LAUNCHES if compilers[name].launches == 1} == LAUNCHES
 

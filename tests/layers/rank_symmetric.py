@@ -76,7 +76,7 @@ class Timed(SymmetricCollectives):
 
     def _measure(self, nbytes: int) -> dict[str, float]:
         step = [SMALLEST_BYTES, 4 * SMALLEST_BYTES, 16 * SMALLEST_BYTES].index(nbytes)
-        return {name: TIMES[name][step] * (-1 if self._rank else 1) for name in self.algorithms}
+        return {name: TIMES[name][step] * (-1 if self._group.rank() else 1) for name in self.algorithms}
 
 
 def new_group(groups: Groups) -> ParallelGroup:
@@ -125,7 +125,7 @@ def choices(groups: Groups) -> None:
 def sums(groups: Groups, algorithm: str) -> None:
     group = reserved(groups)
     assert group.collectives is not None
-    by = partial(group.collectives.all_reduce_by, algorithm)
+    by = partial(group.collectives.all_reduce, algorithm=algorithm)
     for seed, (dtype, shape) in enumerate((d, s) for d in DTYPES for s in SHAPES):
         if dtype is torch.float16 and algorithm != "gather":
             continue

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from saccade.errors import ConfigError
-from saccade.kernels.collectives import Choice, choose, fastest
+from saccade.kernels.collectives import AlgorithmChoice, choose, fastest
 from saccade.layers.connect import check_devices, connect, refusal
 from saccade.layers.parallel import ParallelGroup
 from tests.layers import rank_cases
@@ -44,10 +44,10 @@ def test_the_quickest_is_taken_by_size() -> None:
         1024: {"one_shot": 30.0, "two_shot": 16.0},
     }
     choices = fastest(timings)
-    assert choices == (Choice("one_shot", 64), Choice("two_shot"))
+    assert choices == (AlgorithmChoice("one_shot", 64), AlgorithmChoice("two_shot"))
     taken = [choose(choices, nbytes) for nbytes in (1, 64, 65, 256, 10**9)]
     assert taken == ["one_shot", "one_shot", "two_shot", "two_shot", "two_shot"]
-    assert fastest({16: {"one_shot": 1.0, "two_shot": 2.0}}) == (Choice("one_shot"),)
+    assert fastest({16: {"one_shot": 1.0, "two_shot": 2.0}}) == (AlgorithmChoice("one_shot"),)
 
 
 def test_two_ranks_on_one_gpu_are_refused_unless_they_may_share() -> None:

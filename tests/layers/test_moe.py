@@ -7,8 +7,8 @@ from torch.nn.functional import silu
 
 from saccade.kernels.dispatch import kernels_for
 from saccade.layers.layer import Placement
+from saccade.layers.layer_spec import MoESpec
 from saccade.layers.moe import MoE
-from saccade.layers.spec import MoESpec
 from saccade.models.dummy import fill_with_noise
 
 CPU = torch.device("cpu")

@@ -5,9 +5,15 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from saccade.errors import ConfigError
+from saccade.layers.layer_spec import (
+    LinearScaling,
+    Llama3Scaling,
+    RotarySpec,
+    interleaved_axes,
+    plain_axes,
+    sectioned_axes,
+)
 from saccade.layers.rotary import GridRotary, Rotary, inverse_frequencies
-from saccade.layers.spec import LinearScaling, Llama3Scaling, RotarySpec, interleaved_axes, plain_axes, sectioned_axes
 
 CPU = torch.device("cpu")
 
@@ -65,8 +71,3 @@ def test_scalings_are_those_of_transformers(factor: float) -> None:
     linear = LinearScaling(factor=factor)
     ours = inverse_frequencies(RotarySpec(width=128, base=500000.0, axes=spec.axes, scaling=linear))
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
-
-
-def test_sections_that_do_not_fill_the_head_are_refused() -> None:
-    with pytest.raises(ConfigError, match="must add up to 8"):
-        Rotary(RotarySpec(width=16, base=1e4, axes=sectioned_axes((3, 3, 3))), CPU)

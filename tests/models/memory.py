@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saccade.kernels.dispatch import kernels_for
 from saccade.layers.layer import Placement
-from saccade.models.config import Config
+from saccade.models.model_config import Config
 from saccade.models.registry import read_spec
 from saccade.models.vlm import Model
 from saccade.models.weights import fill

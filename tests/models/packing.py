@@ -59,7 +59,7 @@ class Engine:
 
     def run(self, work: list[tuple[Request, int]], padding: int = 3) -> list[Tensor]:
         """Computes rows `done:stop` of each request together, then counts them as done."""
-        hidden_TD = self.model.body(self.pack(work, padding))
+        hidden_TD = self.model.decoder.body(self.pack(work, padding))
         counts = [stop - request.done for request, stop in work]
         for request, stop in work:
             request.done = stop

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.geometry import Grid, geometry
 from saccade.models.vlm import Model
+from saccade.scheduling.geometries import Grid
 from tests.models import tiny
 from tests.models.packing import Request, text_positions
 from tests.models.steps import vision_step
@@ -58,9 +58,8 @@ def encode(model: Model, prompt: Prompt) -> Tensor:
     assert model.spec.vision is not None
     patches = torch.cat([prompt.image_patches, prompt.video_patches])
     padding = 3 * model.spec.vision.unit
-    where = geometry(model.spec.vision, prompt.images + prompt.videos, num_rows=len(patches) + padding)
     poison = torch.full((padding, patches.shape[1]), float("nan"))
-    rows = model.encode(vision_step(where, torch.cat([patches, poison])))
+    rows = model.encode(vision_step(model.spec.vision, prompt.images + prompt.videos, torch.cat([patches, poison])))
     return rows[:, : len(patches) // model.spec.vision.unit]
 
 
@@ -72,8 +71,7 @@ def request(model: Model, prompt: Prompt, positions_3T: Tensor) -> Request:
     sources_T[is_image] = torch.arange(num_images)
     sources_T[is_video] = torch.arange(int(is_video.sum())) + num_images
     embeds_TD, deepstack_LTD = model.embed(prompt.ids_T, rows_LUD, sources_T)
-    media = model.spec.media
-    limits_T = image_limits(is_image) if media and media.sees_whole_image else None
+    limits_T = image_limits(is_image) if model.spec.sees_whole_image else None
     return Request(embeds_TD, positions_3T, deepstack_LTD, limits_T)
 
 

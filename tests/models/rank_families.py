@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.geometry import Grid, geometry
 from saccade.graphs.recorded import RecordedLane
 from saccade.layers.parallel import Groups
 from saccade.layers.step import VisionStep
 from saccade.models.vlm import EncoderMode, Model
 from saccade.models.weights import load_model
+from saccade.scheduling.geometries import Grid
 from tests.models import steps
 from tests.models.packing import Engine, Request, text_positions
 
@@ -132,7 +132,7 @@ def text_logits(model: Model, ids_T: Tensor, step: Any) -> Tensor:
     """From tokens to logits, so that embedding, decoder and head all pass; padding is three rows of token 0."""
     padded_T = torch.cat([ids_T, torch.zeros(3, dtype=ids_T.dtype)])
     step.embeds_TD.copy_(model.embed(padded_T)[0])
-    return model.logits(model.body(step))[:-3]
+    return model.decoder.logits(model.decoder.body(step))[:-3]
 
 
 def check_text(groups: Groups, name: str) -> None:
@@ -176,7 +176,7 @@ def vision_step(model: Model, seed: int) -> tuple[VisionStep, int]:
     count = sum(t * h * w for t, h, w in grids)
     patches = torch.full((NUM_PATCHES, spec.patch_values), float("nan"))
     patches[:count] = torch.randn(count, spec.patch_values, generator=torch.Generator().manual_seed(seed))
-    return steps.vision_step(geometry(spec, grids, num_rows=NUM_PATCHES), patches), count // spec.unit
+    return steps.vision_step(spec, grids, patches), count // spec.unit
 
 
 def model_name(model: Model) -> str:

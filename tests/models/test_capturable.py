@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from saccade.geometry import geometry
 from saccade.layers.step import Step, VisionStep
 from tests.models import tiny
 from tests.models.conftest import Loaded
@@ -83,9 +82,9 @@ def test_the_decoder_can_be_replayed_with_other_boundaries(loaded: Load, name: s
     _, first = packed(1, (4, 11))
     _, second = packed(3, (9, 6))
     with Recorder() as recorder:
-        hidden_TD = model.body(first)
+        hidden_TD = model.decoder.body(first)
     num_rows = int(second.query_start_R1[-2])
-    expected = model.body(second)[:num_rows].clone()
+    expected = model.decoder.body(second)[:num_rows].clone()
     assert not torch.allclose(hidden_TD[:num_rows], expected, atol=1e-3)
     for keys, values in first.caches:
         keys.fill_(float("nan"))
@@ -117,7 +116,7 @@ def _vision_step(spec: Any, grids: Any, num_rows: int, seed: int) -> VisionStep:
     patches = torch.full((num_rows, spec.patch_values), float("nan"))
     real = tiny.pixels(grids, spec.patch_values, seed)
     patches[: len(real)] = real
-    step = vision_step(geometry(spec, grids, num_rows=num_rows), patches)
+    step = vision_step(spec, grids, patches)
     grown: dict[str, Any] = {
         name: torch.cat([value, value[-1:].expand(24 - len(value))])
         for name in ("cu_seqlens_S1", "window_cu_seqlens_W1")
@@ -132,12 +131,12 @@ def test_attention_is_called_outside_once_per_layer_and_may_come_back_in_another
     asked = request(model, prompt, positions(oracle_inputs(made.oracle, prompt)))
     engine = Engine(model)
     step = engine.pack([(asked, asked.length)], padding=3)
-    expected = model.body(step)[:9]
+    expected = model.decoder.body(step)[:9]
     calls: list[tuple[str, tuple[str, ...]]] = []
 
     def outside(fn: Callable[..., Tensor], /, *args: Any, out: str, **bridged: Tensor) -> Tensor:
         calls.append((out, tuple(bridged)))
         return fn(*args, **{name: tensor.clone() for name, tensor in bridged.items()}).flatten()
 
-    assert torch.equal(model.body(replace(step, outside=outside))[:9], expected)
+    assert torch.equal(model.decoder.body(replace(step, outside=outside))[:9], expected)
     assert calls == [("attn", ("q",))] * len(model.spec.decoder.layers)

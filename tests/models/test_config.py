@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from saccade.layers.spec import LinearScaling, PoolSpec
-from saccade.models.config import Config
+from saccade.layers.layer_spec import LinearScaling, PoolSpec
+from saccade.models.model_config import Config
+from saccade.models.model_spec import DecoderSpec, ModelSpec, VisionSpec
 from saccade.models.registry import read_spec
-from saccade.models.spec import DecoderSpec, ModelSpec, VisionSpec
 from tests.gpu.test_families import FAMILIES
 
 

@@ -8,9 +8,9 @@ import pytest
 import transformers as hf
 
 from saccade.inputs.media_settings import read_image_settings, read_placeholder_settings
-from saccade.models.config import Config
+from saccade.models.model_config import Config
+from saccade.models.model_spec import ModelSpec
 from saccade.models.registry import MODEL_TYPES, read_spec
-from saccade.models.spec import ModelSpec
 
 CLASSES: dict[str, Any] = {
     "llama": hf.LlamaConfig,

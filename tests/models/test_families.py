@@ -40,7 +40,7 @@ def parts_of(name: str, prompt: str) -> list[Part]:
 
 def ours(model: Model, prompt: Prompt, positions_3T: Tensor) -> Tensor:
     (hidden_TD,) = Engine(model).prefill(request(model, prompt, positions_3T))
-    return model.logits(hidden_TD)
+    return model.decoder.logits(hidden_TD)
 
 
 def close(a: Tensor, b: Tensor) -> None:
@@ -114,8 +114,8 @@ def test_packed_chunked_and_decoded_rows_equal_a_single_pass(loaded: Load, name:
         *rows_of_b, row_of_a = engine.run(work)
         got_a.append(row_of_a)
         got_b += rows_of_b
-    close(model.logits(torch.cat(got_a)), expected[0])
-    close(model.logits(torch.cat(got_b)), expected[1])
+    close(model.decoder.logits(torch.cat(got_a)), expected[0])
+    close(model.decoder.logits(torch.cat(got_b)), expected[1])
 
 
 @pytest.mark.parametrize("name", tiny.VISION)
@@ -156,7 +156,7 @@ def test_losing_deepstack_is_noticed(loaded: Load) -> None:
     assert blind.deepstack_LTD is not None
     blind.deepstack_LTD = torch.zeros_like(blind.deepstack_LTD)
     with pytest.raises(AssertionError):
-        close(model.logits(Engine(model).prefill(blind)[0]), made.oracle(**inputs).logits[0])
+        close(model.decoder.logits(Engine(model).prefill(blind)[0]), made.oracle(**inputs).logits[0])
 
 
 def test_an_image_that_sees_only_its_past_is_noticed(loaded: Load) -> None:
@@ -166,4 +166,4 @@ def test_an_image_that_sees_only_its_past_is_noticed(loaded: Load) -> None:
     causal = request(model, written, positions(inputs))
     causal.limits_T = torch.zeros_like(causal.limits_T) if causal.limits_T is not None else None
     with pytest.raises(AssertionError):
-        close(model.logits(Engine(model).prefill(causal)[0]), made.oracle(**inputs).logits[0])
+        close(model.decoder.logits(Engine(model).prefill(causal)[0]), made.oracle(**inputs).logits[0])

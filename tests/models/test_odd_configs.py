@@ -14,8 +14,8 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbe
 from saccade.errors import ConfigError
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_settings import read_image_settings, read_placeholder_settings, read_video_settings
-from saccade.layers.spec import interleaved_axes
-from saccade.models.config import Config
+from saccade.layers.layer_spec import interleaved_axes
+from saccade.models.model_config import Config
 from saccade.models.registry import read_spec
 from tests.models import tiny
 

@@ -37,7 +37,7 @@ def logits_of(model: Model, oracle: Any) -> tuple[Tensor, Tensor]:
     inputs = oracle_inputs(oracle, prompt)
     (hidden_TD,) = Engine(model).prefill(request(model, prompt, positions(inputs)))
     with torch.no_grad():
-        return model.logits(hidden_TD), oracle(**inputs).logits[0]
+        return model.decoder.logits(hidden_TD), oracle(**inputs).logits[0]
 
 
 def error_of(found: Tensor, right: Tensor) -> float:

@@ -60,7 +60,7 @@ def as_request(model: Model, ids: list[int]) -> Request:
 
 def logits_of(model: Model, ids: list[int]) -> Tensor:
     (hidden_TD,) = Engine(model).prefill(as_request(model, ids))
-    return model.logits(hidden_TD)
+    return model.decoder.logits(hidden_TD)
 
 
 def answer(model: Model, prompts: list[list[int]], num_tokens: list[int]) -> list[list[int]]:
@@ -70,7 +70,7 @@ def answer(model: Model, prompts: list[list[int]], num_tokens: list[int]) -> lis
     answers: list[list[int]] = [[] for _ in prompts]
     while work := [i for i, tokens in enumerate(answers) if len(tokens) < num_tokens[i]]:
         rows = engine.run([(requests[i], requests[i].length) for i in work])
-        best = model.logits(torch.stack([row[-1] for row in rows])).argmax(-1).tolist()
+        best = model.decoder.logits(torch.stack([row[-1] for row in rows])).argmax(-1).tolist()
         for i, token in zip(work, best, strict=True):
             answers[i].append(token)
             requests[i].grow(model.decoder.embed(torch.tensor([token])))

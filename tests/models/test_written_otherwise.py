@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from saccade.errors import ConfigError
 from saccade.layers.rotary import inverse_frequencies
-from saccade.models.config import Config
+from saccade.models.model_config import Config
 from saccade.models.registry import read_spec
 from saccade.models.weights import load_model
 from tests.models import tiny
@@ -79,7 +79,7 @@ def test_logits_are_those_of_transformers(loaded: Load, tmp_path: Path, name: st
     prompt = write(model, [29], seed=11)
     inputs = oracle_inputs(oracle, prompt)
     (hidden_TD,) = Engine(model).prefill(request(model, prompt, positions(inputs)))
-    torch.testing.assert_close(model.logits(hidden_TD), oracle(**inputs).logits[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(model.decoder.logits(hidden_TD), oracle(**inputs).logits[0], atol=1e-4, rtol=1e-4)
 
 
 def test_deepstack_mergers_belong_to_the_layers_in_the_order_the_config_names_them(

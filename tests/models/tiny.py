@@ -10,7 +10,9 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-IMAGE, VIDEO, START, END = 100, 101, 102, 103
+from tests.models import markers
+
+IMAGE, VIDEO, START, END = markers.IMAGE, markers.VIDEO, markers.START, markers.END
 
 _TEXT = {
     "vocab_size": 120,

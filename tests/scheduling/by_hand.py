@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -12,8 +12,9 @@ from saccade.choice.shape import Boundary, PhaseShape
 from saccade.config import GraphSettings, Tier
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt, text_prompt
 from saccade.inputs.plans import ImagePlan
-from saccade.inputs.positions import Block, mrope_positions, rope_delta
-from saccade.scheduling.arrays import CacheLayout, Running
+from saccade.inputs.positions import FeatureRows, mrope_positions, rope_delta
+from saccade.models.model_spec import VisionSpec
+from saccade.scheduling.arrays import CacheLayout, LiveRequest
 from saccade.scheduling.compose import Composer, VisionFacts
 from saccade.scheduling.executing import Encoded, StepResult
 from saccade.scheduling.matcher import Matcher
@@ -49,7 +50,7 @@ def make_catalogue(
     shape = PhaseShape(name=name, rows=rows, buckets=tuple(buckets), limits=buckets[-1], boundaries=boundaries)
     catalogue = Catalogue(shape, GraphSettings(tiers=frozenset({Tier.CAPACITY}), strict=strict))
     for bucket in buckets:
-        catalogue.add(catalogue.key(bucket))
+        catalogue.captured.add(catalogue.key(bucket))
     return catalogue
 
 
@@ -66,7 +67,7 @@ def make_composer(*, strict: bool = False) -> Composer:
         "head": make_catalogue("head", "tokens", rows, strict=strict),
         "sample": make_catalogue("sample", "tokens", rows, strict=strict),
     }
-    facts = VisionFacts(spec=Grid(), temporal_patch={"image": 2, "video": 2})
+    facts = VisionFacts(spec=cast(VisionSpec, Grid()), temporal_patch={"image": 2, "video": 2})
     return Composer(LAYOUT, catalogues, vocab_size=VOCABULARY, vision=facts)
 
 
@@ -82,13 +83,13 @@ def make_prompt(parts: Sequence[int | Media], rng: np.random.Generator) -> Promp
     """Random text of these lengths, with images between."""
     ids: list[int] = []
     spans: list[MediaSpan] = []
-    blocks: list[Block] = []
+    blocks: list[FeatureRows] = []
     media = tuple(part for part in parts if isinstance(part, Media))
     for part in parts:
         if isinstance(part, Media):
             _, height, width = part.plan.grid_thw
             count = part.plan.num_tokens
-            blocks.append(Block(len(ids), (1, height // 2, width // 2)))
+            blocks.append(FeatureRows(len(ids), (1, height // 2, width // 2)))
             spans.append(MediaSpan(len(spans), "image", len(ids), count, 0, part.digest, part.plan.grid_thw))
             ids += [IMAGE] * count
         else:
@@ -109,13 +110,13 @@ def running(
     seed: int = 0,
     matcher: Matcher | None = None,
     eos: frozenset[int] = frozenset(),
-) -> Running:
+) -> LiveRequest:
     prompt = prompt if isinstance(prompt, Prompt) else text_prompt(prompt)
     params = params or SamplingParams(temperature=0)
     ids = tuple(prompt.token_ids.tolist())
     request = Request(id=f"r{sequence}", prompt_ids=ids, params=params, eos_token_ids=eos)
     request.output_ids += outputs
-    return Running(request, prompt, sequence, seed, matcher)
+    return LiveRequest(request, prompt, sequence, seed, matcher)
 
 
 def plain(value: Any) -> Any:

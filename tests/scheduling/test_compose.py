@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saccade.choice.decision import Reason
+from saccade.choice.key import Reason
 from saccade.config import Tier
 from saccade.errors import GraphError
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import VideoPlan
-from saccade.scheduling.arrays import Running
+from saccade.scheduling.arrays import LiveRequest
 from saccade.scheduling.compose import Composer
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
-from saccade.scheduling.orders import Begin, Encode, Pass, Run, Sample
-from saccade.scheduling.plan import Chunk, EncodeItem, MediaRows, Plan
+from saccade.scheduling.orders import Begin, Encode, Pass, Run, SampleTokens
+from saccade.scheduling.step_plan import Chunk, EncodeItem, MediaRows, StepPlan
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
@@ -62,6 +62,10 @@ def assert_arrays(found: Mapping[str, Any], **expected: Any) -> None:
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
+def num_patches(one: Pass) -> int:
+    return sum(picture.num_rows for picture in one.pictures)
+
+
 def key_of(one: Pass) -> str:
     assert one.decision.tier is Tier.CAPACITY and one.decision.reason is Reason.FITS_BUCKET
     return str(one.decision.key)
@@ -78,7 +82,7 @@ class TestPrefill:
         owner = running(make_prompt([2, image, 3], rng), sequence=5)
         chunk = Chunk("r5", 0, 11, (3, 7, 5), (MediaRows(2, 6, 0, 0, (6, 2)),), wants_logits=True)
         item = EncodeItem("r5", 0, image.digest, 6, (6, 2))
-        orders, sampled = make_composer().run(Plan(4, (item,), (chunk,)), {"r5": owner})
+        orders, sampled = make_composer().run(StepPlan(4, (item,), (chunk,)), {"r5": owner})
         assert (orders.step, orders.num_sampled, orders.waits_for_vision) == (4, 1, True)
         assert sampled == [chunk] and orders.prompt_scores == ()
         prefill, head = orders.passes
@@ -102,7 +106,7 @@ class TestPrefill:
         rng = np.random.default_rng()
         owner = running(make_prompt([3, make_image(2, 3, rng), 8], rng), sequence=2)
         chunk = Chunk("r2", 5, 6, (9, 4, 1), (MediaRows(5, 4, 0, 2, (3, 8)),))
-        orders, sampled = make_composer().run(Plan(1, (), (chunk,)), {"r2": owner})
+        orders, sampled = make_composer().run(StepPlan(1, (), (chunk,)), {"r2": owner})
         [prefill] = orders.passes
         assert (sampled, orders.num_sampled, orders.waits_for_vision) == ([], 0, False)
         assert key_of(prefill) == "prefill/full requests=9 tokens=8"
@@ -131,7 +135,7 @@ class TestPrefill:
             Chunk("r2", 0, 6, (3, 4)),
             Chunk("r3", 3, 1, (5,), wants_logits=True, is_pending_input=True),
         )
-        orders, sampled = make_composer().run(Plan(1, (), chunks), owners)
+        orders, sampled = make_composer().run(StepPlan(1, (), chunks), owners)
         prefill, head = orders.passes
         assert [one.request_id for one in sampled] == ["r1", "r3"] and orders.num_sampled == 2
         later = 4 + owners["r1"].prompt.rope_delta
@@ -163,7 +167,7 @@ class TestPrefill:
             Chunk("r2", 0, 4, (3,), wants_logits=True),
             Chunk("r3", 4, 5, (4, 5, 6), wants_all_logits=True),
         )
-        orders, _ = make_composer().run(Plan(1, (), chunks), owners)
+        orders, _ = make_composer().run(StepPlan(1, (), chunks), owners)
         whole, part = orders.prompt_scores
         assert (whole.row, whole.num_top) == (0, 0)
         assert whole.next_ids.tolist() == owners["r1"].prompt.token_ids[1:].tolist(), "nothing follows the last row"
@@ -184,7 +188,7 @@ class TestDecode:
             Chunk("r1", 4, 1, (3, 5), wants_logits=True),
             Chunk("r6", 7, 1, (6, 1), wants_logits=True),
         )
-        orders, sampled = make_composer().run(Plan(9, (), chunks), owners)
+        orders, sampled = make_composer().run(StepPlan(9, (), chunks), owners)
         [decode] = orders.passes
         assert sampled == list(chunks) and orders.num_sampled == 3
         assert key_of(decode) == "decode/full requests=4 tokens=4"
@@ -204,7 +208,7 @@ class TestDecode:
         """Its token is known, but it may be an image's: only a prefill looks there."""
         rng = np.random.default_rng()
         owner = running(make_prompt([5], rng), sequence=1)
-        orders, _ = make_composer().run(Plan(1, (), (Chunk("r1", 4, 1, (1, 2), wants_logits=True),)), {"r1": owner})
+        orders, _ = make_composer().run(StepPlan(1, (), (Chunk("r1", 4, 1, (1, 2), wants_logits=True),)), {"r1": owner})
         assert [one.phase for one in orders.passes] == ["prefill", "head"]
 
 
@@ -231,7 +235,7 @@ def tokens_of(words: Any) -> set[int]:
 
 
 class TestSample:
-    def compose(self, *owners: Running) -> tuple[Sample | None, dict[str, Matcher]]:
+    def compose(self, *owners: LiveRequest) -> tuple[SampleTokens | None, dict[str, Matcher]]:
         chunks = [
             Chunk(o.request.id, len(o.prompt) + len(o.request.output_ids) - 1, 1, (1,), wants_logits=True)
             for o in owners
@@ -243,7 +247,7 @@ class TestSample:
 
     def test_scores_alone_need_no_sampler(self) -> None:
         orders, _ = self.compose(running([5], 3), running([5], 4, SamplingParams(temperature=0, logprobs=2)))
-        assert orders is not None and plain(orders) == plain(Sample(7, scores=orders.scores))
+        assert orders is not None and plain(orders) == plain(SampleTokens(7, scores=orders.scores))
         [score] = orders.scores
         assert (score.row, score.sequence, score.num_top) == (1, 4, 2)
 
@@ -321,7 +325,7 @@ class TestVision:
         assert [(part.item, part.first, part.count, part.units) for part in parts] == [(1, 0, 1, 6), (0, 0, 1, 4)]
         one = composer.compose(parts, items, media)
         assert one.phase == "vision" and key_of(one) == "vision/full frames=5 patches=64 units=16"
-        assert one.num_patches == 40
+        assert num_patches(one) == 40
         assert one.values["targets"].tolist() == [8, 9, 10, 11, 36, 37, 28, 29, 30, 31]
         assert one.values["cu_seqlens"].tolist() == [0, 24, 40]
         assert one.values.keys() == {"targets", "cu_seqlens", "positions"}
@@ -343,7 +347,7 @@ class TestVision:
         composer = make_composer().vision
         assert composer is not None
         passes = [composer.compose(p, [EncodeItem("a", 0, b"", 42, pages)], media) for p in composer.packs(media)]
-        assert sorted(one.num_patches for one in passes) == [24, 48, 48, 48]
+        assert sorted(num_patches(one) for one in passes) == [24, 48, 48, 48]
         cache_rows = [page * PAGE_ROWS + row for page in pages for row in range(PAGE_ROWS)][:42]
         seen: dict[int, Any] = {}
         for one in passes:
@@ -371,7 +375,7 @@ class TestStrictness:
     def test_a_batch_that_no_graph_holds_is_refused_while_it_is_composed(self) -> None:
         rng = np.random.default_rng()
         owner = running(make_prompt([40], rng), sequence=1)
-        plan = Plan(1, (), (Chunk("r1", 0, 33, tuple(range(1, 10))),))
+        plan = StepPlan(1, (), (Chunk("r1", 0, 33, tuple(range(1, 10))),))
         orders, _ = make_composer().run(plan, {"r1": owner})
         assert orders.passes[0].decision.reason is Reason.TOO_LARGE
         with pytest.raises(GraphError, match=r"prefill batch of .*tokens=33 is not replayed.*--graphs-strict"):
@@ -461,8 +465,8 @@ def test_whatever_an_engine_plans_composes_to_the_same_orders_twice() -> None:
     assert len(ends) == 40 and all(end.finish and end.finish.reason is FinishReason.LENGTH for end in ends.values())
     assert composer.num_compared == 2 * len(scribe.of(Run))
     assert {phase.phase for run in scribe.of(Run) for phase in run.passes} == {"prefill", "decode", "head"}
-    assert scribe.of(Encode) and scribe.of(Sample) and scribe.of(Begin)
-    steps = [one.step for one in scribe.orders if isinstance(one, Encode | Run | Sample)]
+    assert scribe.of(Encode) and scribe.of(SampleTokens) and scribe.of(Begin)
+    steps = [one.step for one in scribe.orders if isinstance(one, Encode | Run | SampleTokens)]
     assert steps == sorted(steps), "orders are given in the order of the plans"
 
 
@@ -509,7 +513,7 @@ def test_a_part_that_cannot_be_composed_is_blamed_like_one_that_fails(monkeypatc
     for name, image in images.items():
         engine.add(name, make_prompt([2, image, 1], rng), SamplingParams(temperature=0, max_tokens=3))
     ends = finish(engine)
-    assert [one.vision.num_patches for one in scribe.of(Encode)] == [12]
+    assert [num_patches(one.vision) for one in scribe.of(Encode)] == [12]
     assert {name: end.finish.detail for name, end in ends.items() if end.finish and end.finish.detail} == {
         "bad": "it does not fit"
     }

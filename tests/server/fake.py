@@ -7,20 +7,19 @@ from typing import Any
 
 import orjson
 
-from saccade.client.process import EngineStats
 from saccade.client.stream import Delta
 from saccade.errors import EngineDeadError
 from saccade.inputs.generation import GenerationDefaults
-from saccade.inputs.media import MediaSettings
+from saccade.inputs.media_loader import MediaSettings
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.server.app import build_app
+from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
-from saccade.server.settings import ServerSettings
 from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.messages import Ready, StatsReply
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.tensor_parallel import ONE_RANK
 
 HANG_S = 120.0  # a wait longer than this is a hang, whatever else the machine does
 Script = Callable[[Prompt, SamplingParams], AsyncGenerator[dict[str, Any], None]]
@@ -37,9 +36,8 @@ class FakeEngine:
     def __init__(self, processor: Processor, script: Script = two_words, *, max_model_len: int = 512) -> None:
         self.processor, self.script = processor, script
         self.limits = SchedulerSettings().resolved(is_cuda=False, max_position=max_model_len)
-        self.kv_cache_tokens, self.block_size, self.is_alive, self.death = 1600, 16, True, ""
-        self.gpu_bytes, self.gpu_ready_bytes = 0, 0
-        self.ranks = ONE_RANK
+        self.ready = Ready(self.limits, kv_cache_tokens=1600, block_size=16)
+        self.is_alive, self.death, self.gpu_bytes = True, "", 0
         self.running: set[str] = set()
         self.seen: list[tuple[Prompt, SamplingParams, dict[str, Any]]] = []
         self.aborted: list[str] = []
@@ -69,7 +67,7 @@ class FakeEngine:
         self.num_flushes += not self.running
         return not self.running
 
-    async def stats(self) -> EngineStats:
+    async def stats(self) -> StatsReply:
         if not self.is_alive:
             raise EngineDeadError("gone")
         numbers = dict.fromkeys(SchedulerStats.__dataclass_fields__, 0)
@@ -77,9 +75,8 @@ class FakeEngine:
         phase = {"phase": "decode", "fallbacks": {"too_large": 2}, "real_rows": 9, "padded_rows": 1, "graphs": [graph]}
         graph["out_of_service"] = "a shadow check found it wrong"
         phase |= {"selfcheck": 0.25, "shadow": {"equal": 7, "different": 1}}
-        return EngineStats(
-            SchedulerStats(**(numbers | {"running": len(self.running)})), {"decode": phase}, self.gpu_bytes
-        )
+        scheduler = SchedulerStats(**(numbers | {"running": len(self.running)}))
+        return StatsReply(0, scheduler, {"decode": phase}, self.gpu_bytes)
 
 
 def service_for(engine: FakeEngine | None, limits: SchedulerSettings | None = None, **settings: Any) -> Service:

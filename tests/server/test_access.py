@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from saccade.server.app import build_app
 from saccade.server.auth import ADMIN_PATHS, Keys
-from saccade.server.errors import HttpError
+from saccade.server.http_errors import HttpError
 from tests.server.fake import Caller, FakeEngine, service_for
 
 Scripted = Callable[..., tuple[Caller, FakeEngine, object]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from saccade.errors import CapacityError, EngineDeadError, RankGoneError, RequestError
-from saccade.server.errors import to_http
+from saccade.server.http_errors import to_http
 from saccade.server.service import Service
 from saccade.wire.update import NO_NUMBERS, NO_TOKEN
 from tests.server.fake import Caller, FakeEngine, Script, service_for
@@ -128,7 +128,7 @@ def test_phases_are_told_truly(engine: FakeEngine) -> None:
 
     async def run() -> None:
         assert await statuses() == [200, 503, 503]
-        service.open(engine, service_for(engine)._defaults)  # type: ignore[arg-type]
+        service.open(engine, service_for(engine).defaults)  # type: ignore[arg-type]
         assert await statuses() == [200, 200, 200]
         engine.is_alive, engine.death = False, "the engine died: rank 1 of 2 was ended by SIGKILL"
         assert await statuses() == [503, 503, 503]

@@ -9,9 +9,9 @@ import pytest
 
 from saccade.client.process import AsyncEngine
 from saccade.errors import ConfigError
-from saccade.inputs.media import MediaSettings
+from saccade.inputs.media_loader import MediaSettings
 from saccade.server import lifecycle
-from saccade.server.lifecycle import Plan, Stages, start
+from saccade.server.lifecycle import Launch, Stages, start
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from tests.inputs.folders import write_qwen
 from tests.server.fake import FakeEngine, service_for
@@ -36,10 +36,10 @@ def test_a_template_from_a_file_is_the_servers_and_part_of_its_fingerprint(
     begun: list[EngineSettings], tmp_path: Path
 ) -> None:
     folder, file = write_qwen(tmp_path / "model"), tmp_path / "other.jinja"
-    plan = Plan(str(folder), EngineSettings(), SchedulerSettings(), MediaSettings())
+    plan = Launch(str(folder), EngineSettings(), SchedulerSettings(), MediaSettings())
     own = replace(plan, engine=EngineSettings(chat_template=str(file)))
 
-    def opened(chosen: Plan) -> tuple[str, str]:
+    def opened(chosen: Launch) -> tuple[str, str]:
         service = service_for(None)
         engine = asyncio.run(start(service, chosen, Stages(lambda text: None, "", 0.0)))
         template = engine.processor.template
@@ -66,14 +66,14 @@ def test_a_revision_is_found_once_and_the_engine_gets_its_folder(
         return folder
 
     monkeypatch.setattr(lifecycle, "find_folder", find)
-    plan = Plan("org/name", EngineSettings(revision="v2"), SchedulerSettings(), MediaSettings())
+    plan = Launch("org/name", EngineSettings(revision="v2"), SchedulerSettings(), MediaSettings())
     asyncio.run(start(service_for(None), plan, Stages(lambda text: None, "", 0.0)))
     assert asked == [("org/name", "v2")] and [settings.revision for settings in begun] == [""]
 
 
 def test_a_template_that_is_not_there_stops_the_start(begun: list[EngineSettings], tmp_path: Path) -> None:
     folder = write_qwen(tmp_path / "model")
-    plan = Plan(str(folder), EngineSettings(chat_template="gone.jinja"), SchedulerSettings(), MediaSettings())
+    plan = Launch(str(folder), EngineSettings(chat_template="gone.jinja"), SchedulerSettings(), MediaSettings())
     with pytest.raises(ConfigError, match=r"chat_template is gone\.jinja, which is not a file"):
         asyncio.run(start(service_for(None), plan, Stages(lambda text: None, "", 0.0)))
     assert not begun

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from saccade.errors import CapacityError
-from saccade.server.errors import explain
-from saccade.server.logs import log_to_stderr
+from saccade.server.front_end import log_to_stderr
+from saccade.server.http_errors import explain
 
 FULL = CapacityError("6 requests are running and waiting, which is the limit; try again later", retry_after_s=1)
 MOST_CALLS = 100  # of Python functions, for one line; a formatted table of one takes thousands

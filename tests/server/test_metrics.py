@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.errors import CapacityError, RequestError
@@ -113,7 +114,7 @@ def test_memory_of_the_device_is_told_where_there_is_one(engine: FakeEngine) -> 
     caller = Caller(service_for(engine))
     names = ("saccade:gpu_memory_used_bytes", "saccade:gpu_memory_ready_bytes")
     assert not set(names) & samples(asyncio.run(caller.get("/metrics")).body.decode()).keys()
-    engine.gpu_bytes, engine.gpu_ready_bytes = 2**36 + 1, 2**36
+    engine.gpu_bytes, engine.ready = 2**36 + 1, structs.replace(engine.ready, gpu_bytes=2**36)
     found = samples(asyncio.run(caller.get("/metrics")).body.decode())
     assert [found[name][0].value for name in names] == [2**36 + 1, 2**36]
 

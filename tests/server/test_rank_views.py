@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 from rich.console import Console
 
-from saccade.inputs.media import MediaSettings
-from saccade.server import run
-from saccade.server.lifecycle import Plan
-from saccade.server.settings import ServerSettings
+from saccade.inputs.media_loader import MediaSettings
+from saccade.server import front_end
+from saccade.server.lifecycle import Launch
+from saccade.server.server_settings import ServerSettings
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Ready, decode_reply, encode
 from saccade.wire.tensor_parallel import ONE_RANK, AllReduceChoice, RankShare, TensorParallel
@@ -35,7 +36,7 @@ TWO = TensorParallel(
 
 
 def test_graphs_and_metrics_know_the_ranks(engine: FakeEngine) -> None:
-    engine.ranks = TWO
+    engine.ready = structs.replace(engine.ready, ranks=TWO)
     caller = Caller(service_for(engine))
     shown = asyncio.run(caller.get("/graphs")).json["ranks"]
     assert (shown["size"], shown["backend"], shown["reason"]) == (2, TWO.backend, TWO.reason)
@@ -111,13 +112,13 @@ def test_a_start_says_how_ranks_sum_up(engine: FakeEngine, monkeypatch: pytest.M
         return engine
 
     def said() -> str:
-        front = run._Front(ServerSettings(), plan, Console(file=(file := io.StringIO()), width=200))
+        front = front_end._Front(ServerSettings(), plan, Console(file=(file := io.StringIO()), width=200))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             asyncio.run(front._start(listener))
         return file.getvalue()
 
-    monkeypatch.setattr(run, "start", start)
-    plan = Plan("m", EngineSettings(), SchedulerSettings(), MediaSettings(), None)
+    monkeypatch.setattr(front_end, "start", start)
+    plan = Launch("m", EngineSettings(), SchedulerSettings(), MediaSettings(), None)
     assert "rank" not in said() and "ready on" in said()
-    engine.ranks = TWO
+    engine.ready = structs.replace(engine.ready, ranks=TWO)
     assert TWO.summary() in said()

@@ -12,29 +12,27 @@ from saccade.errors import ConfigError, RequestError
 from saccade.inputs.generation import GenerationDefaults
 from saccade.server.protocol import ChatRequest, CompletionRequest, GenerateRequest
 from saccade.server.reading import ignored_header, read_request
-from saccade.server.sampling import SamplingLimits, chat_params, completion_params, generate_params
-from saccade.server.settings import ServerSettings
+from saccade.server.request_params import chat_params, completion_params, generate_params
+from saccade.server.server_settings import ServerSettings
 from saccade.server.structure import chosen_grammar
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
 
-LIMITS = SamplingLimits(
-    max_n=4, max_logprobs=5, defaults=GenerationDefaults(eos_token_ids=frozenset(), temperature=0.3, top_k=9)
-)
+SETTINGS = ServerSettings(max_n=4, max_logprobs=5)
+DEFAULTS = GenerationDefaults(eos_token_ids=frozenset(), temperature=0.3, top_k=9)
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 def chat(**fields: Any) -> SamplingParams:
     request, _ = read_request(ChatRequest, orjson.dumps({"messages": HELLO, **fields}))
-    return chat_params(request, LIMITS)
+    return chat_params(request, SETTINGS, DEFAULTS)
 
 
 def test_the_checkpoint_fills_in_what_a_request_leaves_open() -> None:
     assert (chat().temperature, chat().top_k, chat().top_p) == (0.3, 9, 1.0)
     assert chat(temperature=0, top_k=-1).temperature == 0 and chat(top_k=-1).top_k == 0
-    neutral = SamplingLimits(max_n=4, max_logprobs=5, defaults=None)
     request, _ = read_request(ChatRequest, orjson.dumps({"messages": HELLO}))
-    assert chat_params(request, neutral) == SamplingParams(max_tokens=None)
+    assert chat_params(request, SETTINGS, None) == SamplingParams(max_tokens=None)
 
 
 def test_fields_arrive_where_they_belong() -> None:
@@ -90,7 +88,7 @@ NUMERIC = [
 def test_any_number_is_finite_and_in_range_or_refused(name: str, value: float) -> None:
     request_fields = {"messages": HELLO, name: value}
     try:
-        found = chat_params(ChatRequest.model_validate(request_fields), LIMITS)
+        found = chat_params(ChatRequest.model_validate(request_fields), SETTINGS, DEFAULTS)
     except (RequestError, ValueError):
         return
     assert math.isfinite(getattr(found, name, 0) or 0)
@@ -126,7 +124,9 @@ def test_every_way_to_ask_for_structure_gives_its_grammar(fields: dict[str, Any]
 
 def test_completions_have_their_own_defaults() -> None:
     def params(**fields: Any) -> SamplingParams:
-        return completion_params(read_request(CompletionRequest, orjson.dumps({"prompt": "a", **fields}))[0], LIMITS)
+        return completion_params(
+            read_request(CompletionRequest, orjson.dumps({"prompt": "a", **fields}))[0], SETTINGS, DEFAULTS
+        )
 
     assert params().max_tokens == 16 and params(max_tokens=3).max_tokens == 3
     scored = params(echo=True, max_tokens=0, logprobs=2)
@@ -147,13 +147,13 @@ def test_sglangs_names_are_understood() -> None:
         "logprob_start_len": 5,
         "sampling_params": {"max_new_tokens": 4, "min_new_tokens": 1, "sampling_seed": 3, "stop": "x", "regex": "a"},
     }
-    found = generate_params(read_request(GenerateRequest, orjson.dumps(body))[0], LIMITS)
+    found = generate_params(read_request(GenerateRequest, orjson.dumps(body))[0], SETTINGS, DEFAULTS)
     assert (found.max_tokens, found.min_tokens, found.seed, found.stop) == (4, 1, 3, ("x",))
     assert (found.logprobs, found.prompt_logprobs, found.grammar) == (2, 2, Grammar("regex", "a"))
     assert found.prompt_logprobs_start == 5, "what is before may come from the prefix cache"
     with pytest.raises(RequestError, match="logprob_start_len is 2147483648"):
         too_far = orjson.dumps(body | {"logprob_start_len": 2**31})
-        generate_params(read_request(GenerateRequest, too_far)[0], LIMITS)
+        generate_params(read_request(GenerateRequest, too_far)[0], SETTINGS, DEFAULTS)
 
 
 def test_unknown_fields_are_named_safely() -> None:

@@ -7,9 +7,9 @@ from time import monotonic
 
 import pytest
 
+from saccade.server.front_end import serve
 from saccade.server.lifecycle import Stages
-from saccade.server.run import serve
-from saccade.server.settings import ServerSettings
+from saccade.server.server_settings import ServerSettings
 from saccade.wire.messages import Stage
 
 

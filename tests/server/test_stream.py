@@ -12,7 +12,7 @@ from tokenizers import decoders, models
 from saccade.client.output import Logprob
 from saccade.client.stream import RequestStream
 from saccade.execution.worker import gpu_bytes_in_use
-from saccade.inputs.chat import ChatTemplate
+from saccade.inputs.chat_template import ChatTemplate
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.tokenizer import Tokenizer
@@ -27,13 +27,15 @@ def test_tokens_behind_a_stop_string_are_nobodys(processor: Processor) -> None:
     tokenizer = processor.tokenizer
     ids = tuple(processor.text("one STOP two three").token_ids.tolist())
     stream = RequestStream(0, "r", processor.text("x"), SamplingParams(stop="STOP", max_tokens=99), tokenizer)
-    news = [News(0, 0, (token,), 0) for token in ids]
+    news = [News("0", (token,), serial=0, index=0) for token in ids]
     for item in news:
         stream.put(item)
     [(delta, stop)] = list(stream.read(stream._inbox))
     assert stop == "STOP" and delta.text == "one " and delta.finish_reason == "stop"
     assert delta.token_ids == ids[: delta.num_output_tokens] and 0 < len(delta.token_ids) < len(ids)
-    assert not list(stream.read([News(0, 0, ids, 0, Finish(FinishReason.LENGTH))])), "it has ended"
+    assert not list(stream.read([News("0", ids, finish=Finish(FinishReason.LENGTH), serial=0, index=0)])), (
+        "it has ended"
+    )
 
 
 class TestFirstBlank:
@@ -53,7 +55,7 @@ class TestFirstBlank:
     @staticmethod
     def answer(blank: Processor, prompt: Prompt, token_ids: tuple[int, ...]) -> str:
         stream = RequestStream(0, "r", prompt, SamplingParams(), blank.tokenizer)
-        [(delta, _)] = list(stream.read([News(0, 0, token_ids, 0, Finish(FinishReason.LENGTH))]))
+        [(delta, _)] = list(stream.read([News("0", token_ids, finish=Finish(FinishReason.LENGTH), serial=0, index=0)]))
         return delta.text
 
     def test_a_completion_joins_its_prompt(self, blank: Processor) -> None:

@@ -14,16 +14,15 @@ from llguidance import LLMatcher
 from saccade.errors import RequestError
 from saccade.scheduling.matcher import GrammarCompiler
 from saccade.server.tools import (
-    CallArguments,
-    CallStarted,
     Content,
     HermesParser,
     LlamaParser,
+    ToolCall,
     ToolEvent,
     ToolParser,
     check_tools,
+    new_tool_parser,
     tool_grammar,
-    tool_parser,
     tool_style,
 )
 from saccade.wire.grammar import Grammar, check_grammar
@@ -36,20 +35,17 @@ def call(name: str, arguments: Any) -> str:
 
 
 def collect(events: list[ToolEvent]) -> tuple[str, Calls]:
-    """The text, and the calls with their arguments read; ids differ, and every call begins before its arguments."""
+    """The text, and the calls with their arguments read; ids differ."""
     content, calls, ids = "", list[tuple[str, str]](), set[str]()
     for event in events:
         match event:
             case Content(text):
                 assert text
                 content += text
-            case CallStarted(index, id_, name):
+            case ToolCall(index, id_, name, arguments):
                 assert index == len(calls) and id_ not in ids
                 ids.add(id_)
-                calls.append((name, ""))
-            case CallArguments(index, text):
-                assert index == len(calls) - 1
-                calls[index] = (calls[index][0], calls[index][1] + text)
+                calls.append((name, arguments))
     return content, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
@@ -126,7 +122,7 @@ def test_text_is_told_at_once_unless_it_may_begin_a_call() -> None:
     assert parser.push(" \n<tool_call>\n") == []
     assert parser.push('{"name": "f", "arguments": {}}\n</tool_cal') == []
     assert parser.num_calls == 0
-    assert [type(event) for event in parser.push("l>")] == [CallStarted, CallArguments]
+    assert [type(event) for event in parser.push("l>")] == [ToolCall]
     assert parser.num_calls == 1 and parser.finish() == []
 
 
@@ -134,7 +130,7 @@ def test_ids_are_new_for_every_call() -> None:
     ids = count(1)
     parser = HermesParser(new_id=lambda: f"call_{next(ids)}")
     events = parser.push(call("a", {}) + call("b", {}))
-    assert [event.id for event in events if isinstance(event, CallStarted)] == ["call_1", "call_2"]
+    assert [event.id for event in events if isinstance(event, ToolCall)] == ["call_1", "call_2"]
 
 
 @pytest.mark.parametrize("style", ["hermes", "llama3_json"])
@@ -143,7 +139,7 @@ def test_without_parallel_calls_the_first_is_all_there_is(style: Any) -> None:
         "hermes": f"Hm. {call('a', {})} {call('b', {})} and so on",
         "llama3_json": '{"name": "a", "parameters": {}}; {"name": "b", "parameters": {}}',
     }
-    content, calls = parse(texts[style], parser=tool_parser(style, is_parallel=False))
+    content, calls = parse(texts[style], parser=new_tool_parser(style, is_parallel=False))
     assert calls == [("a", {})] and content in ("Hm.", "")
 
 
@@ -297,17 +293,15 @@ def test_a_hermes_call_may_be_cut_anywhere(end: int) -> None:
     if end <= begin:
         assert events == [Content(whole[:end])]
         return
-    assert events[0] == CallStarted(0, "id", "f") and len(events) == 2
-    assert isinstance(events[1], CallArguments)
-    assert events[1].text == whole[begin:end][: len('{"a": [1, {"b": 2}]}')]
+    assert events == [ToolCall(0, "id", "f", whole[begin:end][: len('{"a": [1, {"b": 2}]}')])]
 
 
 def test_llama_calls_may_be_cut_in_the_last_of_them() -> None:
     first, second = '{"name": "f", "parameters": {"a": 1}}', '{"name": "g", "parameters": {"b; c": [2'
     parser = LlamaParser(new_id=lambda: "id")
     events = [*parser.push(f"{first}; {second}"), *parser.finish(is_cut=True)]
-    names = [event.name for event in events if isinstance(event, CallStarted)]
-    assert names == ["f", "g"] and events[-1] == CallArguments(1, '{"b; c": [2')
+    names = [event.name for event in events if isinstance(event, ToolCall)]
+    assert names == ["f", "g"] and events[-1] == ToolCall(1, "id", "g", '{"b; c": [2')
     parser = LlamaParser()
     parser.push(f"{first}; {second}")
     assert parser.finish() == [Content(f"{first}; {second}")]

@@ -1,4 +1,4 @@
-"""Sums over ranks, timed: starts the ranks, hears what rank 0 tells, and ends them all."""
+"""Times all-reduce: starts the ranks, reads the JSON lines of rank 0, and ends all ranks."""
 
 import json
 import subprocess
@@ -10,24 +10,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from time import monotonic
-from typing import IO, Any
+from typing import Any
 
 import torch
 
-from saccade.bench.settings import AllReduceBenchSettings
+from saccade.bench.pass_settings import AllReduceBenchSettings, suited_to
 from saccade.config import SHARED_GPU, worker_environment
 from saccade.errors import ConfigError
 from saccade.kernels.dispatch import device_named
 
 LIMIT_S = 1800.0
-GRACE_S = 3.0  # for ranks that lost one to say what they saw
+GRACE_S = 3.0  # after one rank fails, time for the others to report what they saw
 TAIL_LINES = 20
 RANK = "saccade.bench.allreduce_rank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceLine:
-    """One algorithm at one size. `is_taken` says that a model would take it for this size."""
+    """One algorithm at one size. `is_taken`: a model would use this algorithm at this size."""
 
     rows: int
     nbytes: int
@@ -41,13 +41,13 @@ class AllReduceLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceBench:
     lines: tuple[AllReduceLine, ...]
-    is_shared: bool  # ranks are on one GPU
+    is_shared: bool  # all ranks are on one GPU
     environment: dict[str, Any]
 
 
 def run_allreduce_bench(settings: AllReduceBenchSettings, progress: Callable[[str], None]) -> AllReduceBench:
     device = device_named(settings.device)
-    settings = settings.on(is_cuda=device.type == "cuda")
+    settings = suited_to(device.type, settings)
     is_shared = device.type == "cuda" and torch.cuda.device_count() < settings.ranks
     devices = [rank_device(device, rank, is_shared) for rank in range(settings.ranks)]
     progress(f"{settings.ranks} ranks on {', '.join(dict.fromkeys(devices))}")
@@ -63,7 +63,6 @@ def run_allreduce_bench(settings: AllReduceBenchSettings, progress: Callable[[st
 
 
 def rank_device(device: torch.device, rank: int, is_shared: bool) -> str:
-    """A GPU for each rank, or the first for all."""
     if device.type == "cpu":
         return "cpu"
     return f"cuda:{(device.index or 0) if is_shared else rank}"
@@ -73,48 +72,40 @@ def rank_device(device: torch.device, rank: int, is_shared: bool) -> str:
 def _ranks(
     settings: AllReduceBenchSettings, devices: list[str], folder: Path, is_shared: bool
 ) -> Iterator[Iterator[dict[str, Any]]]:
-    """What rank 0 tells while it runs. All ranks have ended when this does, and a failed one is an error."""
+    """The messages of rank 0 while it runs. On exit all ranks have ended; a failed rank is an error."""
     environment = worker_environment() | ({SHARED_GPU: "1"} if is_shared else {})
     outputs = [folder / f"rank {rank}" for rank in range(settings.ranks)]
     processes: list[subprocess.Popen[str]] = []
     is_over = Event()
-    watch = Thread(target=_watch, args=(processes, is_over), daemon=True)
     try:
         for rank, (device, output) in enumerate(zip(devices, outputs, strict=True)):
             words = [json.dumps(asdict(settings)), str(rank), device, str(folder / "store")]
+            command = [sys.executable, "-m", RANK, *words]
             with output.open("w") as errors:
-                told: Any = subprocess.PIPE if rank == 0 else errors
-                command = [sys.executable, "-m", RANK, *words]
-                processes.append(
-                    subprocess.Popen(command, env=environment, stdout=told, stderr=errors, text=True, bufsize=1)
-                )
-        watch.start()
+                told = subprocess.PIPE if rank == 0 else errors
+                process = subprocess.Popen(command, env=environment, stdout=told, stderr=errors, text=True, bufsize=1)
+            processes.append(process)
+        Thread(target=_watch, args=(processes, is_over), daemon=True).start()
         assert processes[0].stdout is not None
-        yield _messages(processes[0].stdout)
+        yield (json.loads(line) for line in processes[0].stdout if line.startswith("{"))
         for process in processes:
             process.wait()
     finally:
         is_over.set()
         _end(processes)
-        _close(processes)
+        if processes and processes[0].stdout is not None:
+            processes[0].stdout.close()
     _raise_if_failed(processes, outputs)
 
 
 def _watch(processes: list[subprocess.Popen[str]], is_over: Event) -> None:
-    """One rank that fails ends the others, which would wait for it, as does the end of the time for all."""
+    """Ends all ranks when one fails or time is up; the others would wait for it forever."""
     deadline = monotonic() + LIMIT_S
     while not is_over.wait(0.1):
         if any(process.poll() for process in processes) or monotonic() > deadline:
             is_over.wait(GRACE_S)
             _end(processes)
             return
-
-
-def _messages(stdout: IO[str]) -> Iterator[dict[str, Any]]:
-    """Lines of JSON; others are for nobody."""
-    for line in stdout:
-        if line.startswith("{"):
-            yield json.loads(line)
 
 
 def _end(processes: list[subprocess.Popen[str]]) -> None:
@@ -124,14 +115,8 @@ def _end(processes: list[subprocess.Popen[str]]) -> None:
             process.wait()
 
 
-def _close(processes: list[subprocess.Popen[str]]) -> None:
-    for process in processes:
-        if process.stdout is not None:
-            process.stdout.close()
-
-
 def _raise_if_failed(processes: list[subprocess.Popen[str]], outputs: list[Path]) -> None:
-    """The rank that ended first with an error of its own says most; those that lost it say so at length."""
+    """Reports the rank that failed by itself: a rank that only lost its peer prints a long connection error."""
     failed = [rank for rank, process in enumerate(processes) if process.returncode]
     if failed:
         tails = {rank: outputs[rank].read_text(errors="replace").splitlines()[-TAIL_LINES:] for rank in failed}

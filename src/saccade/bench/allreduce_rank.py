@@ -1,7 +1,5 @@
-"""One rank of `saccade bench allreduce`: `python -m saccade.bench.allreduce_rank SETTINGS RANK DEVICE STORE`.
-
-Rank 0 tells what it measures, in lines of JSON.
-"""
+"""One rank of `saccade bench allreduce`: `python -m saccade.bench.allreduce_rank SETTINGS RANK DEVICE STORE`. Rank 0
+prints its measurements as lines of JSON."""
 
 import json
 import os
@@ -16,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.bench.settings import AllReduceBenchSettings
+from saccade.bench.pass_settings import AllReduceBenchSettings
 from saccade.bench.timing import wait
 from saccade.graphs.lane import lane_for
 from saccade.kernels.collectives import Collectives
 from saccade.layers.connect import connect, nccl_beside
 from saccade.layers.parallel import ParallelGroup
 
-NUM_WARM_UPS, NUM_SUMS = 2, 8  # runs before those that count; sums of one run
+NUM_WARM_UPS, NUM_SUMS = 2, 8  # warm-up runs before the timed ones; sums per run
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
 
 Tell = Callable[[dict[str, Any]], None]
@@ -38,7 +36,7 @@ def main(words: list[str]) -> None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.ranks))
     groups = connect(rank=rank, size=settings.ranks, store=Path(words[3]), device=device)
     with torch.no_grad():
-        Bench(groups.language, device, settings, _tell if rank == 0 else lambda message: None).run()
+        RankBench(groups.language, device, settings, _tell if rank == 0 else lambda message: None).run()
     groups.language.barrier()
     groups.close()
 
@@ -48,7 +46,7 @@ def _tell(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-class Bench:
+class RankBench:
     def __init__(
         self, group: ParallelGroup, device: torch.device, settings: AllReduceBenchSettings, tell: Tell
     ) -> None:
@@ -60,12 +58,11 @@ class Bench:
     def run(self) -> None:
         settings = self._settings
         self._group.reserve(max(settings.rows) * settings.width * self._dtype.itemsize)
-        said = self._group.describe()
         name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "CPU"
-        told = {"device": name, "backend": said["backend"], "torch": torch.__version__}
-        self._tell({"environment": told})
+        backend = self._group.describe()["backend"]
+        self._tell({"environment": {"device": name, "backend": backend, "torch": torch.__version__}})
         sums: dict[str, Sum] = {
-            each: partial(self._collectives.all_reduce_by, each) for each in self._collectives.algorithms
+            each: partial(self._collectives.all_reduce, algorithm=each) for each in self._collectives.algorithms
         }
         if nccl := nccl_beside(self._group, self._device):
             sums["nccl"] = nccl.all_reduce
@@ -92,17 +89,16 @@ class Bench:
         }
 
     def _is_right(self, shape: tuple[int, int], call: Sum, target: Tensor) -> bool:
-        """Against a sum of what all ranks bring, which each can make."""
-        everyone = [self._brought(rank, shape) for rank in range(self._group.size)]
+        """Compares with a local sum: seeds are known, so each rank can make the inputs of all ranks."""
+        everyone = []
+        for rank in range(self._group.size):
+            generator = torch.Generator(self._device).manual_seed(1000 + rank)
+            everyone.append(torch.randn(shape, generator=generator, device=self._device).to(self._dtype))
         found = call(everyone[self._group.rank], target).float()
         right = sum((x.float() for x in everyone[1:]), everyone[0].float())
         bound = TOLERANCE[self._dtype]
         is_mine = torch.allclose(found, right, atol=bound, rtol=bound)
         return bool(self._group.agree(int(is_mine)))
-
-    def _brought(self, rank: int, shape: tuple[int, int]) -> Tensor:
-        generator = torch.Generator(self._device).manual_seed(1000 + rank)
-        return torch.randn(shape, generator=generator, device=self._device).to(self._dtype)
 
     def _captured(self, run: Callable[[], object]) -> Callable[[], object]:
         lane = lane_for(self._device)
@@ -116,7 +112,7 @@ class Bench:
         return piece
 
     def _microseconds(self, call: Callable[[], object]) -> float:
-        """Until the device is done; the median of runs that all ranks begin together."""
+        """Median time until the device is done, over runs that all ranks start together."""
         times: list[float] = []
         for _ in range(NUM_WARM_UPS + self._settings.rounds):
             wait(self._device)

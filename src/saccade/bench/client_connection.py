@@ -1,42 +1,29 @@
-"""One keep-alive HTTP/1.1 connection of the benchmark's client: a request is one write, a reply is parsed as it comes.
-
-The general clients cost more for a request than a fast server does; this one parses with httptools on uvloop's or
-asyncio's own callbacks, and takes the time of arrival before it looks at what arrived.
-"""
+"""One keep-alive HTTP/1.1 connection of the benchmark's client. General HTTP clients spend more time on a request than
+a fast server does. Here a request is one write; replies are parsed by httptools in the event loop's own callbacks, and
+the clock is read before the data is parsed."""
 
 import asyncio
 import ssl
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
 
+from saccade.bench.client_reply import ReplyReader
 from saccade.errors import ConfigError
 
 
-class Reader(Protocol):
-    """Takes a reply apart as it arrives."""
-
-    def sent(self, now: float) -> None: ...
-
-    def head(self, status: int, headers: dict[str, str]) -> None: ...
-
-    def body(self, data: bytes, now: float) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server is."""
-
+class ServerAddress:
     host: str
     port: int
     is_tls: bool
-    prefix: str  # of every path
+    prefix: str  # put before every path
 
     @classmethod
-    def of(cls, url: str) -> "Address":
+    def of(cls, url: str) -> "ServerAddress":
         parts = urlsplit(url)
         try:
             port, is_sane = parts.port, parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -48,7 +35,6 @@ class Address:
         return cls(parts.hostname, port or (443 if is_tls else 80), is_tls, parts.path.rstrip("/"))
 
     def request(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
-        """All bytes of a request."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [f"{method} {self.prefix}{path} HTTP/1.1", f"Host: {host}:{self.port}", "Accept: */*"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -58,31 +44,28 @@ class Address:
 
 
 class Connection(asyncio.Protocol):
-    """One exchange at a time. `is_usable` tells whether another can follow."""
+    """One exchange at a time. `is_usable`: another may follow."""
 
     def __init__(self) -> None:
         self.is_usable = True
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._done: asyncio.Future[None] | None = None
-        self._reader: Reader | None = None
+        self._reader: ReplyReader | None = None
         self._headers: dict[str, str] = {}
-        self._ends_with_connection = False  # a reply without a length and without chunks
+        self._ends_with_connection = False  # reply with neither a length nor chunks
         self._now = 0.0
 
     @classmethod
-    async def open(cls, address: Address) -> "Connection":
+    async def open(cls, address: ServerAddress) -> "Connection":
         tls = ssl.create_default_context() if address.is_tls else None
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(cls, address.host, address.port, ssl=tls)
         return connection
 
-    async def exchange(self, request: bytes, reader: Reader) -> None:
-        """Send and read to the end of the reply. The reader is told the time just before the first byte goes out.
-
-        Raises ConnectionError when the connection ends before the reply does; what arrived until then is with the
-        reader. Whoever is cancelled here leaves a closed connection.
-        """
+    async def exchange(self, request: bytes, reader: ReplyReader) -> None:
+        """Sends a request and reads the whole reply. The clock starts just before the first byte is sent. Raises
+        ConnectionError if the connection ends before the reply; the reader keeps what arrived. Cancelling closes it."""
         assert self._transport is not None and self._done is None, "one exchange at a time"
         self._reader, self._headers = reader, {}
         self._done = asyncio.get_running_loop().create_future()
@@ -101,8 +84,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # what asyncio calls
-
+    # asyncio callbacks
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
@@ -120,8 +102,7 @@ class Connection(asyncio.Protocol):
             self.on_message_complete()
         self._fail(ConnectionResetError("the connection was closed before the reply ended"))
 
-    # what httptools calls
-
+    # httptools callbacks
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 

@@ -1,4 +1,4 @@
-"""What came back for one request, and when: the facts that every figure of the benchmark is made of."""
+"""The reply to one request and its times: every figure of the benchmark is computed from these."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,11 +13,8 @@ LONGEST_MESSAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request. Times are seconds: `sent_s` since the clock started, the others since it was sent.
-
-    `token_times_s` has every moment at which tokens arrived; a server may send several tokens in one. A request that
-    failed has an `error` (its kind) and counts in no figure of speed.
-    """
+    """Times are seconds: `sent_s` since the clock started, the others since sending. An entry of `token_times_s` may
+    stand for several tokens. A failed request has an `error` (its kind) and counts in no figure of speed."""
 
     index: int
     sent_s: float
@@ -31,8 +28,6 @@ class Outcome:
     finish_reason: str | None = None
     text: str = ""
     timings: dict[str, float] = field(default_factory=dict)
-    graphs: str = ""  # the server's word on which graphs served it
-    connect_s: float = 0.0  # for a connection of its own; no part of the other times
     error: str | None = None
     message: str = ""
 
@@ -46,21 +41,20 @@ class Outcome:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time for each token after the first; none where there is no second."""
+        """Time per token after the first; None without a second token."""
         return (self.e2el_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
 class ReplyReader:
-    """Reads one reply: events as they arrive, or a whole JSON body at its end."""
+    """Reads one reply: server-sent events as they arrive, or one JSON body at the end."""
 
     def __init__(self) -> None:
         self.sent_at = 0.0
         self.status = 0
-        self.headers: dict[str, str] = {}
         self.arrived_at = 0.0
+        self.data = b""  # received but not yet read as an event
         self._is_events = False
         self._is_done = False
-        self._buffer = b""
         self._times: list[float] = []
         self._ended_at = 0.0
         self._texts: list[str] = []
@@ -70,24 +64,24 @@ class ReplyReader:
         self._error: tuple[str, str] | None = None
 
     def sent(self, now: float) -> None:
-        self.sent_at = self.sent_at or now  # of the first attempt
+        self.sent_at = self.sent_at or now  # keeps the time of the first attempt
 
     def head(self, status: int, headers: dict[str, str]) -> None:
-        self.status, self.headers = status, headers
+        self.status = status
         self._is_events = headers.get("content-type", "").startswith("text/event-stream")
 
     def body(self, data: bytes, now: float) -> None:
         self.arrived_at = now
-        self._buffer += data
+        self.data += data
         if not self._is_events:
             return
-        *lines, self._buffer = self._buffer.split(b"\n")
+        *lines, self.data = self.data.split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
                 self._event(line[5:].strip(), now)
 
     def outcome(self, index: int, clock_at: float, failure: tuple[str, str] | None = None) -> Outcome:
-        """The facts. `failure` is what ended the exchange from outside, such as a timeout."""
+        """`failure` is what ended the exchange from outside, such as a timeout."""
         if failure is None and not self._is_events:
             self._whole()
         failed = failure or self._failure()
@@ -108,10 +102,14 @@ class ReplyReader:
             finish_reason=self._finish,
             text="".join(self._texts),
             timings=self._timings,
-            graphs=self.headers.get("x-graph", ""),
             error=kind,
             message=message[:LONGEST_MESSAGE],
         )
+
+    def lost(self) -> str:
+        if not self.sent_at:
+            return "cannot connect"
+        return "disconnected in the reply" if self.status else "disconnected before a reply"
 
     def _event(self, data: bytes, now: float) -> None:
         if data == b"[DONE]":
@@ -123,10 +121,10 @@ class ReplyReader:
             self._error = self._error or ("unreadable reply", data.decode("utf-8", "replace"))
 
     def _whole(self) -> None:
-        """A reply that is one JSON body: its tokens are there when it is."""
+        """A reply that is one JSON body: all its tokens arrive with the last byte."""
         if self.status != 200:
             return
-        self._event(self._buffer, self.arrived_at)
+        self._event(self.data, self.arrived_at)
         self._is_done = self._error is None
 
     def _read(self, reply: dict[str, Any], now: float) -> None:
@@ -146,7 +144,7 @@ class ReplyReader:
         said = choice.get("delta") or choice.get("message") or {"text": choice.get("text")}
         finish = choice.get("finish_reason")
         spoken = any(said.get(name) for name in SPOKEN)
-        # an empty piece stands for a token without text of its own; the first delta only names who speaks
+        # an empty piece is a token without text of its own; the first delta only carries the role
         is_silent_token = "role" not in said and not finish and said.get("content", said.get("text")) is not None
         if spoken or is_silent_token or (finish and not self._times):
             self._times.append(now)
@@ -155,7 +153,7 @@ class ReplyReader:
         self._ended_at = now
 
     def _native(self, reply: dict[str, Any], now: float) -> None:
-        """SGLang's own endpoint: the text so far, and counts."""
+        """SGLang's native endpoint: the text so far, and counts."""
         told = reply["meta_info"]
         if told.get("completion_tokens", 0) > self._usage.get("completion_tokens", 0) or not self._times:
             self._times.append(now)
@@ -180,13 +178,13 @@ class ReplyReader:
 
     def _refusal(self) -> tuple[str, str]:
         try:
-            return _told(orjson.loads(self._buffer), f"HTTP {self.status}")
+            return _told(orjson.loads(self.data), f"HTTP {self.status}")
         except (ValueError, AttributeError):
-            return f"HTTP {self.status}", self._buffer.decode("utf-8", "replace")
+            return f"HTTP {self.status}", self.data.decode("utf-8", "replace")
 
 
 def _told(reply: dict[str, Any], kind: str) -> tuple[str, str]:
-    """The kind of an error with its code, and its message; nested as OpenAI has it, or flat."""
+    """Kind (with the error's code) and message of an error: nested as in OpenAI's API, or flat."""
     error = reply.get("error") or reply
     if not isinstance(error, dict):
         return kind, str(error)
@@ -196,7 +194,7 @@ def _told(reply: dict[str, Any], kind: str) -> tuple[str, str]:
 
 
 def _seconds(timings: dict[str, Any]) -> dict[str, float]:
-    """Times by stage; a name that ends in _ms says its unit."""
+    """Times by stage, in seconds; names ending in _ms are in milliseconds."""
     numbers = {name: value for name, value in timings.items() if isinstance(value, int | float)}
     return {
         name.removesuffix("_ms"): value / 1e3 if name.endswith("_ms") else float(value)

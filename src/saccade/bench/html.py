@@ -1,15 +1,20 @@
-"""`--report`: a serving benchmark as one HTML file that needs nothing but itself."""
+"""`--report`: a serving benchmark as one self-contained HTML file."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from rich import markup
+from rich.table import Table
+from rich.text import Text
+
 from saccade.bench.html_charts import bar, distribution, timeline
 from saccade.bench.serving import ServingRun
-from saccade.bench.serving_compare import compare
-from saccade.bench.serving_files import as_data
-from saccade.bench.serving_report import TITLES, block, failure_lines
+from saccade.bench.serving_report import TITLES, block, failure_lines, graph_table, stage_table
+from saccade.bench.serving_results import COLOURS, Named, comparison_table
+
+CLASSES = {colour: verdict for verdict, colour in COLOURS.items()}
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #667080; --line: #dde1e6; --ground: #ffffff; --card: #f6f7f9;
@@ -51,18 +56,17 @@ CARDS = (
 )
 
 
-def page(runs: Sequence[ServingRun], earlier: Mapping[str, Any] | None = None) -> str:
-    """The report of one run, or of several compared with the first; `earlier` is a loaded result to compare with."""
-    names = [run.name or f"run {index + 1}" for index, run in enumerate(runs)]
-    data: list[Mapping[str, Any]] = [as_data(run) for run in runs]
-    if earlier is not None:
-        names, data = [earlier.get("label") or "earlier", *names], [earlier, *data]
+def page(runs: Sequence[ServingRun], named: Named) -> str:
+    """The report of one or more runs. `named` has the data of all compared results, with these runs last."""
     model = str(runs[0].environment["model"])
     parts = [_head(model, runs[0])]
     if len(runs) == 1:
         parts.append(_cards(runs[0].figures))
-    parts += [_comparison(names, data), _charts(names, data)]
-    for run, name in zip(runs, names[-len(runs) :], strict=True):
+    if len(named) > 1:
+        title = f"Compared with {escape(named[0][0])}: a gain above 1 is better"
+        parts.append(f"<h2>{title}</h2>{_table(comparison_table(named))}")
+    parts.append(_charts(named))
+    for run, (name, _) in zip(runs, named[-len(runs) :], strict=True):
         if len(runs) > 1:
             parts.append(f"<h2>{escape(name)}</h2>{_cards(run.figures)}")
         parts += _run(run)
@@ -90,8 +94,11 @@ def _run(run: ServingRun) -> Iterable[str]:
         lines = "".join(f"<li>{escape(line)}</li>" for line in failure_lines(run))
         yield f'<h2 class="failed">Failures</h2><ul class="failed">{lines}</ul>'
     yield f"<h2>Requests</h2>{timeline('to the first token, then to the end', run.outcomes)}"
-    yield _stages(run.stages)
-    yield _graphs(run.graphs)
+    if (stages := stage_table(run.stages)) is not None:
+        yield f"<h2>Where the time goes</h2>{bar([(name, told['share']) for name, told in run.stages.items()])}"
+        yield _table(stages)
+    if (graphs := graph_table(run.graphs)) is not None:
+        yield f"<h2>Graphs</h2>{_table(graphs)}"
     yield f"<h2>Figures</h2><pre>{escape(chr(10).join(block(run)))}</pre>"
 
 
@@ -101,68 +108,33 @@ def _cards(figures: Mapping[str, Any]) -> str:
     return f'<div class="cards">{cards}</div>'
 
 
-def _comparison(names: Sequence[str], data: Sequence[Mapping[str, Any]]) -> str:
-    if len(data) < 2:
-        return ""
-    head = [names[0], *(part for name in names[1:] for part in (name, "gain"))]
-    rows = []
-    for row in compare(data):
-        cells = [f"<td>{escape(row.label)}</td>", _cell(row.values[0])]
-        for index in range(1, len(row.values)):
-            gain = row.gains[index]
-            shown = "" if gain is None else f"{gain:.2f}x"
-            cells += [_cell(row.values[index]), f'<td class="{row.verdict(index)}">{shown}</td>']
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    titles = "".join(f"<th>{escape(name)}</th>" for name in ("", *head))
-    title = f"<h2>Compared with {escape(names[0])}: a gain above 1 is better</h2>"
-    return f'{title}<div class="wide"><table><tr>{titles}</tr>{"".join(rows)}</table></div>'
-
-
-def _charts(names: Sequence[str], data: Sequence[Mapping[str, Any]]) -> str:
-    """Distributions of all runs in one chart a metric."""
+def _charts(named: Named) -> str:
+    """One chart per metric, with the distributions of all runs."""
     drawn = []
     for metric in ("ttft", "itl", "e2el", "tpot"):
-        series = [(name, run.get(f"{metric}_quantiles_ms") or ()) for name, run in zip(names, data, strict=True)]
+        series = [(name, run.get(f"{metric}_quantiles_ms") or ()) for name, run in named]
         drawn.append(distribution(TITLES[metric], series))
     return f'<h2>Distributions</h2><div class="charts">{"".join(drawn)}</div>'
 
 
-def _stages(stages: Mapping[str, Mapping[str, float]]) -> str:
-    if not stages:
-        return ""
-    rows = [
-        (name, *(f"{told[key]:.2f}" for key in ("mean_ms", "median_ms", "p99_ms")), f"{told['share']:.1%}")
-        for name, told in stages.items()
-    ]
-    shares = bar([(name, told["share"]) for name, told in stages.items()])
-    return "<h2>Where the time goes</h2>" + shares + _table(("stage", "mean ms", "median ms", "p99 ms", "share"), rows)
-
-
-def _graphs(phases: Sequence[Mapping[str, Any]]) -> str:
-    if not phases:
-        return ""
-    rows = []
-    for phase in phases:
-        why = ", ".join(f"{reason} {count}" for reason, count in phase["fallbacks_by_reason"].items())
-        counts = (phase["phase"], phase["replays"], phase["fallbacks"], why, phase["real_rows"])
-        rows.append((*counts, f"{phase['padding']:.1%}", phase["graphs"], f"{phase['graph_bytes'] / 2**20:.0f}"))
-    names = ("phase", "replays", "not replayed", "why", "rows", "padding", "graphs", "MiB")
-    return "<h2>Graphs</h2>" + _table(names, rows)
-
-
 def _pairs(title: str, values: Mapping[str, Any]) -> str:
-    rows = []
+    table = Table("", "")
     for name, value in values.items():
         if value not in ("", None, {}):
-            rows.append((name, json.dumps(value) if isinstance(value, dict | list) else value))
-    return f"<h2>{escape(title)}</h2>{_table(('', ''), rows)}" if rows else ""
+            shown = json.dumps(value) if isinstance(value, dict | list) else str(value)
+            table.add_row(markup.escape(name), markup.escape(shown))
+    return f"<h2>{escape(title)}</h2>{_table(table)}" if table.rows else ""
 
 
-def _table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+def _table(table: Table) -> str:
+    """A terminal table as HTML, with its colours as classes."""
+    head = "".join(f"<th>{escape(Text.from_markup(str(column.header)).plain)}</th>" for column in table.columns)
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    body = "".join(f"<tr>{''.join(_cell(str(cell)) for cell in row)}</tr>" for row in rows)
     return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
 
 
-def _cell(value: float | None) -> str:
-    return f"<td>{'' if value is None else f'{value:.2f}'}</td>"
+def _cell(cell: str) -> str:
+    text = Text.from_markup(cell)
+    kind = CLASSES.get(str(text.spans[0].style), "") if text.spans else ""
+    return f'<td class="{kind}">{escape(text.plain)}</td>'

@@ -1,4 +1,4 @@
-"""Charts as SVG text that stands in a page by itself: no script, nothing loaded. Colours are the page's variables."""
+"""Self-contained SVG charts: no script, nothing loaded. Colours are CSS variables of the page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +17,6 @@ THICKEST_ROW = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Maps values to pixels."""
-
     low: float
     high: float
     start: float
@@ -30,7 +28,7 @@ class Axis:
 
 
 def distribution(title: str, series: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Cumulative distributions from evenly spaced quantiles in ms; empty where no series has any."""
+    """Cumulative distributions from evenly spaced quantiles in ms; empty if no series has any."""
     drawn = [(index, name, values) for index, (name, values) in enumerate(series) if values]
     if not drawn:
         return ""
@@ -52,7 +50,7 @@ def distribution(title: str, series: Sequence[tuple[str, Sequence[float]]]) -> s
 
 
 def timeline(title: str, outcomes: Sequence[Outcome]) -> str:
-    """One row a request in the order of sending: to its first token, then to its end; failures stand out."""
+    """One row per request in order of sending: time to first token, then time to the end. Failures are highlighted."""
     if not outcomes:
         return ""
     rows = sorted(outcomes, key=lambda outcome: outcome.sent_s)
@@ -67,7 +65,7 @@ def timeline(title: str, outcomes: Sequence[Outcome]) -> str:
 
 
 def bar(shares: Sequence[tuple[str, float]]) -> str:
-    """Shares of a whole, beside each other; what is negative has no width."""
+    """Shares of a whole, side by side; negative ones get no width."""
     whole = sum(max(share, 0.0) for _, share in shares) or 1.0
     x, parts = 0.0, []
     for index, (name, share) in enumerate(shares):
@@ -81,7 +79,7 @@ def bar(shares: Sequence[tuple[str, float]]) -> str:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round numbers within the range, about six of them."""
+    """About six round numbers within the range."""
     span = high - low
     if span <= 0:
         return [low]

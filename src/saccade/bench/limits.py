@@ -1,20 +1,20 @@
-"""What the hardware allows: floating-point operations and bytes of a pass, from the numbers of a model.
+"""Hardware limits: floating-point operations and bytes of a pass, computed from a model's dimensions.
 
-Counted is what no implementation can avoid: matrix products (2 operations a weight and row), the products of attention,
-weights read once a pass, and in decoding the keys and values of every context. Norms, activations, embeddings and what
-is written are left out, so a limit is never too high.
+Only what no implementation can avoid is counted: matrix products (2 operations per weight and row), the products of
+attention, weights read once per pass, and in decoding the keys and values of every context. Norms, activations,
+embeddings and writes are left out, so a limit is never too high.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from saccade.layers.spec import MergerSpec, MLPSpec, MoESpec, PoolSpec
-from saccade.models.spec import DecoderSpec, LayerSpec, VisionSpec
+from saccade.layers.layer_spec import MergerSpec, MLPSpec, MoESpec, PoolSpec
+from saccade.models.model_spec import DecoderSpec, LayerSpec, VisionSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device reaches in the best case."""
+    """Best-case rates of a device."""
 
     flop_per_s: float
     bytes_per_s: float
@@ -22,10 +22,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The least milliseconds of a pass; what is computed and what is read may overlap, so the longer one counts.
-
-    `products_ms` is the part of `flop_ms` that is not attention.
-    """
+    """The least ms of a pass: compute and reads may overlap, so the longer counts. `products_ms` excludes attention."""
 
     products_ms: float
     flop_ms: float
@@ -41,18 +38,16 @@ class Limit:
 
 
 def prefill_limit(spec: DecoderSpec, tokens: int, itemsize: int, rates: Rates) -> Limit:
-    """One prompt of `tokens` rows through all layers but the last MLP, which is the head's.
-
-    products = 2 * tokens * their parameters; attention as in `causal_flops`; bytes = their weights.
-    """
+    """One prompt of `tokens` rows through all layers except the last MLP, which is counted with the head.
+    products = 2 * tokens * their parameters; attention as in `causal_flops`; bytes = their weights."""
     products = 2 * tokens * (layer_parameters(spec) - last_mlp_parameters(spec, None))
     flops = products + causal_flops(spec, tokens)
-    read = read_parameters(spec, tokens) - last_mlp_parameters(spec, tokens)
+    read = layer_parameters(spec, tokens) - last_mlp_parameters(spec, tokens)
     return _limit(products, flops, read * itemsize, rates)
 
 
 def head_limit(spec: DecoderSpec, num_rows: int, itemsize: int, rates: Rates) -> Limit:
-    """`num_rows` rows through the last MLP to logits: 2 operations a row and weight."""
+    """`num_rows` rows through the last MLP to logits: 2 operations per row and weight."""
     products = 2 * num_rows * (last_mlp_parameters(spec, None) + head_parameters(spec))
     read = last_mlp_parameters(spec, num_rows) + head_parameters(spec)
     return _limit(products, products, read * itemsize, rates)
@@ -60,27 +55,19 @@ def head_limit(spec: DecoderSpec, num_rows: int, itemsize: int, rates: Rates) ->
 
 def decode_limit(spec: DecoderSpec, batch: int, context: int, itemsize: int, rates: Rates) -> Limit:
     """One token for each of `batch` requests that read `context` keys, LM head included.
-
-    products = 2 * batch * (layer_parameters + head); bytes = weights of layers and head + batch * `context_bytes`.
-    """
+    products = 2 * batch * (layer_parameters + head); bytes = weights of layers and head + batch * `context_bytes`."""
     products = 2 * batch * (layer_parameters(spec) + head_parameters(spec))
     flops = products + batch * sum(_attention_flops(spec, _reach(layer, context)) for layer in spec.layers)
-    weights = (read_parameters(spec, batch) + head_parameters(spec)) * itemsize
+    weights = (layer_parameters(spec, batch) + head_parameters(spec)) * itemsize
     return _limit(products, flops, weights + batch * context_bytes(spec, context, itemsize), rates)
 
 
-def layer_parameters(spec: DecoderSpec) -> int:
-    """Weights that one row is multiplied with in all layers; of a mixture only the experts it is sent to."""
-    return sum(_attention_parameters(spec) + _mlp_parameters(spec.width, layer.mlp, None) for layer in spec.layers)
-
-
-def read_parameters(spec: DecoderSpec, num_rows: int) -> int:
-    """Weights of all layers that a pass over these rows reads. Of a mixture: as many experts as rows can reach."""
+def layer_parameters(spec: DecoderSpec, num_rows: int | None = None) -> int:
+    """Weights in all layers that one row is multiplied with (None), or that a pass over `num_rows` rows reads."""
     return sum(_attention_parameters(spec) + _mlp_parameters(spec.width, layer.mlp, num_rows) for layer in spec.layers)
 
 
 def last_mlp_parameters(spec: DecoderSpec, num_rows: int | None) -> int:
-    """As `_mlp_parameters`, of the last layer."""
     return _mlp_parameters(spec.width, spec.layers[-1].mlp, num_rows)
 
 
@@ -94,19 +81,19 @@ def causal_flops(spec: DecoderSpec, tokens: int) -> int:
 
 
 def context_bytes(spec: DecoderSpec, context: int, itemsize: int) -> int:
-    """Keys and values that one decoding request reads: 2 * key heads * head width numbers a layer and visible key."""
+    """Keys and values that one decoding request reads: 2 * key heads * head width numbers per layer and visible key."""
     row = 2 * spec.attention.num_kv_heads * spec.attention.head_dim * itemsize
     return sum(row * _reach(layer, context) for layer in spec.layers)
 
 
 def _attention_parameters(spec: DecoderSpec) -> int:
-    """Products to queries, keys, values, and back to the width."""
+    """Projections to queries, keys and values, and back to the width."""
     heads = spec.attention
     return spec.width * heads.head_dim * 2 * (heads.num_heads + heads.num_kv_heads)
 
 
 def _mlp_parameters(width: int, mlp: MLPSpec | MoESpec, num_rows: int | None) -> int:
-    """For one row (None), or all that `num_rows` rows read."""
+    """For a mixture: the experts that one row (None) is sent to, or as many as `num_rows` rows can reach."""
     if isinstance(mlp, MLPSpec):
         return (3 if mlp.gated else 2) * width * mlp.width
     num_experts = mlp.top_k if num_rows is None else min(mlp.num_experts, mlp.top_k * num_rows)
@@ -114,7 +101,7 @@ def _mlp_parameters(width: int, mlp: MLPSpec | MoESpec, num_rows: int | None) ->
 
 
 def _attention_flops(spec: DecoderSpec, num_pairs: int) -> int:
-    """Scores and weighted values of (row, key) pairs: 2 operations a column, twice."""
+    """Scores and weighted values of (row, key) pairs: 2 operations per column, twice."""
     return 4 * spec.attention.num_heads * spec.attention.head_dim * num_pairs
 
 
@@ -133,11 +120,9 @@ def _limit(products: int, flops: int, num_bytes: int, rates: Rates) -> Limit:
 
 
 def vision_limit(spec: VisionSpec, grids: Sequence[tuple[int, int, int]], itemsize: int, rates: Rates) -> Limit:
-    """Images and videos of these grids (frames, rows, columns of patches) through the tower, in one pass.
-
+    """One pass of the vision tower over media of these grids (frames, rows, columns of patches).
     products = 2 * patches * (patch values * width + depth * block weights) + 2 * units * merger weights of all levels;
-    attention = 4 * width operations a pair of patches that see each other; bytes = all of these weights.
-    """
+    attention = 4 * width operations per pair of patches that see each other; bytes = all of these weights."""
     num_patches = sum(frames * rows * columns for frames, rows, columns in grids)
     width, mlp = spec.block.width, spec.block.mlp
     block = 4 * width * width + (3 if mlp.gated else 2) * width * mlp.width
@@ -158,7 +143,7 @@ def _projector_parameters(width: int, projector: MergerSpec | PoolSpec) -> int:
 
 
 def _visible_pairs(spec: VisionSpec, grid: tuple[int, int, int]) -> int:
-    """Pairs of patches that see each other, in all layers together."""
+    """Pairs of patches that see each other, summed over all layers."""
     frames, rows, columns = grid
     whole = frames * (rows * columns) ** 2
     if not spec.window:

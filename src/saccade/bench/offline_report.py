@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from saccade.bench.offline import Captured, Check, Line, OfflineBench
+from saccade.bench.offline_bench import Captured, Check, OfflineBench, PassTimes
 from saccade.terminal import print_table
 
 MIB = 2**20
@@ -15,13 +15,16 @@ def print_offline_bench(bench: OfflineBench, console: Console) -> None:
     print_table(console, _prefill_table(bench.of_phase("prefill"), bench.of_phase("head")))
     print_table(console, _decode_table(bench.of_phase("decode"), bench.environment["context"]))
     print_table(console, _capture_table(bench.captures))
-    print_table(console, _stage_table(bench))
+    stages = Table("stage", "seconds", title="start-up and measurement")
+    for stage in bench.stages:
+        stages.add_row(stage.name, f"{stage.seconds:.2f}")
+    print_table(console, stages)
     for sentence in _verdicts(bench.checks):
         console.print(sentence)
     console.print(" ".join(f"{key}={value}" for key, value in bench.environment.items()))
 
 
-def _prefill_table(lines: Sequence[Line], head: Sequence[Line]) -> Table:
+def _prefill_table(lines: Sequence[PassTimes], head: Sequence[PassTimes]) -> Table:
     table = Table(
         *("tokens", "rows", "way", "ms", "host ms", "products ms", "limit ms", "bound by", "of limit"),
         title="prefill: one prompt to hidden states; head: one row to its token",
@@ -33,7 +36,7 @@ def _prefill_table(lines: Sequence[Line], head: Sequence[Line]) -> Table:
     return table
 
 
-def _decode_table(lines: Sequence[Line], context: int) -> Table:
+def _decode_table(lines: Sequence[PassTimes], context: int) -> Table:
     table = Table(
         *("batch", "rows", "way", "ms a step", "host ms", "tokens/s", "limit ms", "bound by", "of limit"),
         title=f"decode: one token for each request, {context} keys each, greedy sampling inside",
@@ -46,35 +49,20 @@ def _decode_table(lines: Sequence[Line], context: int) -> Table:
 
 
 def _capture_table(captures: Sequence[Captured]) -> Table:
+    """Every phase of every way, and the total per way."""
     table = Table("way", "phase", "graphs", "seconds", "graphs MiB", "buffers MiB", title="capture")
-    for part in (*captures, *_totals(captures)):
-        figures = (f"{part.seconds:.2f}", f"{part.graph_bytes / MIB:.0f}", f"{part.buffer_bytes / MIB:.0f}")
-        table.add_row(part.way, part.phase, str(part.num_graphs), *figures)
-    return table
-
-
-def _totals(captures: Sequence[Captured]) -> Iterable[Captured]:
+    rows = [(part.way, part.phase, [part]) for part in captures]
     for way in dict.fromkeys(part.way for part in captures):
-        own = [part for part in captures if part.way == way]
-        yield Captured(
-            way=way,
-            phase="all",
-            num_graphs=sum(part.num_graphs for part in own),
-            seconds=sum(part.seconds for part in own),
-            graph_bytes=sum(part.graph_bytes for part in own),
-            buffer_bytes=sum(part.buffer_bytes for part in own),
-        )
-
-
-def _stage_table(bench: OfflineBench) -> Table:
-    table = Table("stage", "seconds", title="start-up and measurement")
-    for stage in bench.stages:
-        table.add_row(stage.name, f"{stage.seconds:.2f}")
+        rows.append((way, "all", [part for part in captures if part.way == way]))
+    for way, phase, parts in rows:
+        num_graphs, seconds = sum(part.num_graphs for part in parts), sum(part.seconds for part in parts)
+        sizes = (sum(part.graph_bytes for part in parts), sum(part.buffer_bytes for part in parts))
+        table.add_row(way, phase, str(num_graphs), f"{seconds:.2f}", *(f"{size / MIB:.0f}" for size in sizes))
     return table
 
 
 def _verdicts(checks: Sequence[Check]) -> Iterable[str]:
-    """Replays against eager runs of the same padded buffers, one sentence a way and phase."""
+    """Replays against eager runs of the same padded buffers: one sentence per way and phase."""
     for way, phase in dict.fromkeys((check.way, check.phase) for check in checks):
         own = [check for check in checks if (check.way, check.phase) == (way, phase)]
         wrong = [str(check.size) for check in own if not check.has_equal_tokens]

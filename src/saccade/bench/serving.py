@@ -1,28 +1,24 @@
-"""`saccade bench serve`: the same requests to any OpenAI server, or to servers of its own with other flags."""
+"""`saccade bench serve`: the same requests to any OpenAI server, or to its own servers with different flags."""
 
 import asyncio
 import platform
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from os import cpu_count
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
 from saccade import __version__
-from saccade.bench.client import Client
-from saccade.bench.client_load import drive, run
+from saccade.bench.client import Client, drive, run
 from saccade.bench.client_reply import Outcome
-from saccade.bench.serving_settings import (
-    DATASETS,
-    LoadSettings,
-    OutputSettings,
-    TargetSettings,
-    VariantSettings,
-    WorkloadSettings,
-    plain,
-)
+from saccade.bench.serving_settings import DATASETS, ServingPlan, VariantSettings
 from saccade.bench.serving_stats import Figures, figures_of, stage_figures
 from saccade.bench.serving_target import (
-    Target,
+    TargetFacts,
     count_words,
     describe,
     graphs_between,
@@ -31,41 +27,48 @@ from saccade.bench.serving_target import (
     retokenize,
 )
 from saccade.bench.startup_server import LaunchedServer
-from saccade.bench.workload import make_workload
+from saccade.bench.workload import Wording, WorkloadRequest, make_workload
 from saccade.bench.workload_text import WordList
-from saccade.bench.workload_wording import Sample, Wording
 from saccade.errors import ConfigError
+
+REFRESH_PER_S = 2  # drawing costs the client time
 
 
 class Shown:
-    """What the user sees while it runs; this one shows nothing."""
+    """Progress for the user: a bar on a terminal, plain lines elsewhere."""
 
-    def say(self, text: str) -> None: ...
+    def __init__(self, console: Console) -> None:
+        self._console = console
 
-    def begin(self, total: int) -> None: ...
+    def say(self, text: str) -> None:
+        self._console.print(text, style="dim", markup=False, highlight=False)
 
-    def tick(self, outcome: Outcome) -> None: ...
+    @contextmanager
+    def counting(self, total: int) -> Iterator[Callable[[Outcome], None]]:
+        """Yields a callback to call with every outcome."""
+        if not self._console.is_terminal:
+            self.say(f"sending {total} requests")
+            yield lambda outcome: None
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        failed = 0
+        with Progress(*columns, console=self._console, refresh_per_second=REFRESH_PER_S) as progress:
+            task = progress.add_task("requests", total=total)
 
-    def end(self) -> None: ...
+            def tick(outcome: Outcome) -> None:
+                nonlocal failed
+                failed += not outcome.is_ok
+                progress.update(task, advance=1, description=f"requests, {failed} failed" if failed else "requests")
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is measured, whichever server answers."""
-
-    workload: WorkloadSettings = field(default_factory=WorkloadSettings)
-    load: LoadSettings = field(default_factory=LoadSettings)
-    output: OutputSettings = field(default_factory=OutputSettings)
+            yield tick
 
 
 @dataclass(frozen=True, slots=True)
 class ServingRun:
-    """One run against one server."""
-
     name: str
     figures: Figures
     outcomes: list[Outcome]
-    samples: list[Sample]
+    samples: list[WorkloadRequest]
     stages: dict[str, Any]
     graphs: list[dict[str, Any]]
     metrics: dict[str, float]
@@ -78,53 +81,48 @@ class ServingRun:
         return int(self.figures["failed"])
 
 
-def run_variants(target: TargetSettings, plan: Plan, variants: VariantSettings, shown: Shown) -> list[ServingRun]:
-    """One server after the other, each alone on the machine, for the same requests."""
+def run_variants(plan: ServingPlan, variants: VariantSettings, shown: Shown) -> list[ServingRun]:
+    """Starts one server after the other, each alone on the machine, for the same requests."""
     runs = []
     for name, flags in variants.flags_by_name().items():
         shown.say(f"starting {name or 'a server'} {flags}".rstrip())
         with LaunchedServer(variants.serve_model, flags, timeout_s=variants.start_timeout_s, say=shown.say) as server:
-            own = replace(target, base_url=server.url)
-            made = run_serving(own, plan, shown, name=name)
+            made = run_serving(replace(plan, target=replace(plan.target, base_url=server.url)), shown, name=name)
         made.environment.update(serve_model=variants.serve_model, serve_flags=flags, time_to_ready_s=server.ready_s)
         runs.append(made)
     return runs
 
 
-def run_serving(target: TargetSettings, plan: Plan, shown: Shown, *, name: str = "") -> ServingRun:
-    """Ask a server that runs."""
-    return run(_measure(target, plan, shown, name or plan.output.label))
+def run_serving(plan: ServingPlan, shown: Shown, *, name: str = "") -> ServingRun:
+    """Measures a server that is already running."""
+    return run(_measure(plan, shown, name or plan.output.label))
 
 
-async def _measure(target: TargetSettings, plan: Plan, shown: Shown, name: str) -> ServingRun:
+async def _measure(plan: ServingPlan, shown: Shown, name: str) -> ServingRun:
+    target, output = plan.target, plan.output
     async with Client(target) as client:
         shown.say(f"asking {target.url} what it is")
         facts = await describe(client, target.model)
         is_file = DATASETS[plan.workload.dataset_name] == "file"
         words = WordList() if is_file else await count_words(client, facts.model)
         shown.say(f"making {plan.workload.num_prompts} requests")
-        wording = _wording(target, plan.workload, facts)
+        is_timed = target.request_timings and facts.is_saccade
+        wording = Wording(target, facts.model, plan.workload.ignore_eos, is_timed)
         samples = await asyncio.to_thread(make_workload, plan.workload, wording, words)
         await _warm_up(client, plan, wording, words, shown)
         if plan.load.flush_cache:
             await _flush_cache(client)
         requests = [client.prepare(sample.body) for sample in samples]
-        samples = [replace(sample, body=b"") for sample in samples]  # their bytes are in the requests
-        shown.begin(len(requests))
+        samples = [replace(sample, body=b"") for sample in samples]  # their bytes are in `requests`
         before = await read_counters(client)
-        outcomes, duration_s = await drive(client, requests, plan.load, seed=plan.workload.seed, progress=shown.tick)
-        shown.end()
+        with shown.counting(len(requests)) as tick:
+            outcomes, duration_s = await drive(client, requests, plan.load, seed=plan.workload.seed, progress=tick)
         after = await read_counters(client)
         texts = [outcome.text for outcome in outcomes if outcome.is_ok]
         retokenized = await retokenize(client, facts.model, texts) if words.is_counted or is_file else None
-    output = plan.output
+    limits = output.limits_ms()
     figures = figures_of(
-        outcomes,
-        samples,
-        duration_s,
-        percentiles=output.percentiles(),
-        limits_ms=output.limits_ms(),
-        retokenized=retokenized,
+        outcomes, samples, duration_s, percentiles=output.percentiles(), limits_ms=limits, retokenized=retokenized
     )
     return ServingRun(
         name=name,
@@ -136,24 +134,12 @@ async def _measure(target: TargetSettings, plan: Plan, shown: Shown, name: str) 
         metrics=metrics_between(before, after),
         gauges=after.gauges,
         environment=_environment(facts, words),
-        settings={
-            "target": plain(target),
-            "workload": plain(plan.workload),
-            "load": plain(plan.load),
-            "output": plain(output),
-        },
+        settings=plan.as_data(),
     )
 
 
-def _wording(target: TargetSettings, workload: WorkloadSettings, facts: Target) -> Wording:
-    wording = Wording.of(target, workload, facts.model)
-    if target.request_timings and facts.is_saccade:
-        return replace(wording, extra={"timings": True, **wording.extra})
-    return wording
-
-
-async def _warm_up(client: Client, plan: Plan, wording: Wording, words: WordList, shown: Shown) -> None:
-    """Requests of the same kind that are not among those measured, so that no cache knows them."""
+async def _warm_up(client: Client, plan: ServingPlan, wording: Wording, words: WordList, shown: Shown) -> None:
+    """Sends requests of the same kind that are not among those measured, so that no cache knows them."""
     count = plan.load.warmup_requests
     if not count:
         return
@@ -172,7 +158,7 @@ async def _flush_cache(client: Client) -> None:
         raise ConfigError(f"the server did not empty its caches (HTTP {status} from /flush_cache; --flush-cache)")
 
 
-def _environment(facts: Target, words: WordList) -> dict[str, Any]:
+def _environment(facts: TargetFacts, words: WordList) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "client": f"saccade {__version__}, Python {platform.python_version()}",

@@ -1,4 +1,4 @@
-"""What `saccade bench serve` prints: the familiar block, then tables of what the server told."""
+"""What `saccade bench serve` prints: the usual block of figures, then tables of what the server reported."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,19 +6,15 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from saccade.bench.client_reply import Outcome
-from saccade.bench.serving import ServingRun, Shown
-from saccade.bench.serving_compare import Compared, compare
-from saccade.bench.serving_settings import USUAL_PERCENTILES
+from saccade.bench.serving import ServingRun
+from saccade.bench.serving_settings import USUAL_PERCENTILES, OutputSettings
 from saccade.bench.serving_stats import percentile_name
 from saccade.terminal import print_table
 
 WIDTH = 50
 MIB = 2**20
-REFRESH_PER_S = 2  # drawing takes the client's time
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 CLOCK_END = re.compile(r"_(sum|total)(?=\{|$)")
 SAME_FOR_ALL = ("model_name", "engine")
@@ -50,42 +46,6 @@ HEAD = (
 )
 
 
-class RichShown(Shown):
-    """A progress bar on a terminal, plain lines elsewhere."""
-
-    def __init__(self, console: Console, *, is_talkative: bool = True) -> None:
-        self._console = console
-        self._is_talkative = is_talkative
-        self._progress: Progress | None = None
-        self._failed = 0
-
-    def say(self, text: str) -> None:
-        if self._is_talkative:
-            self._console.print(text, style="dim", markup=False, highlight=False)
-
-    def begin(self, total: int) -> None:
-        if not self._console.is_terminal:
-            self.say(f"sending {total} requests")
-            return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=self._console, refresh_per_second=REFRESH_PER_S)
-        self._task = self._progress.add_task("requests", total=total)
-        self._failed = 0
-        self._progress.start()
-
-    def tick(self, outcome: Outcome) -> None:
-        if self._progress is None:
-            return
-        self._failed += not outcome.is_ok
-        words = f"requests, {self._failed} failed" if self._failed else "requests"
-        self._progress.update(self._task, advance=1, description=words)
-
-    def end(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-
-
 def print_run(run: ServingRun, console: Console) -> None:
     for line in block(run):
         console.print(line, markup=False, highlight=False)
@@ -99,7 +59,7 @@ def print_run(run: ServingRun, console: Console) -> None:
 
 
 def block(run: ServingRun) -> list[str]:
-    """The lines that readers and scripts know from the other servers' benchmarks."""
+    """The block that readers and scripts know from other servers' benchmarks."""
     figures, settings = run.figures, run.settings
     lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}"]
     if run.name:
@@ -108,10 +68,9 @@ def block(run: ServingRun) -> list[str]:
     lines.append(_line("Traffic request rate:", settings["load"]["request_rate"]))
     lines.append(_line("Max request concurrency:", settings["load"]["max_concurrency"] or "not set"))
     lines += [_line(label, format(figures[key], form)) for label, key, form in HEAD if figures[key] is not None]
-    metrics = [part.strip() for part in settings["output"]["percentile_metrics"].split(",") if part.strip()]
-    points = [float(part) for part in settings["output"]["metric_percentiles"].split(",") if part.strip()]
-    for metric in metrics if figures["completed"] else ():
-        lines += _metric_lines(metric, figures, points)
+    output = OutputSettings(**settings["output"])
+    for metric in output.metrics() if figures["completed"] else ():
+        lines += _metric_lines(metric, figures, output.percentiles())
     return [*lines, "=" * WIDTH]
 
 
@@ -121,7 +80,7 @@ def stage_table(stages: Mapping[str, Mapping[str, float]]) -> Table | None:
     table = Table("stage", "mean ms", "median ms", "p99 ms", "share", title="where the time of a request goes")
     for name, told in stages.items():
         numbers = (f"{told[key]:.2f}" for key in ("mean_ms", "median_ms", "p99_ms"))
-        table.add_row(name, *numbers, f"{told['share']:.1%}")
+        table.add_row(escape(name), *numbers, f"{told['share']:.1%}")
     return table
 
 
@@ -131,17 +90,15 @@ def graph_table(phases: Sequence[Mapping[str, Any]]) -> Table | None:
     table = Table("phase", "replays", "not replayed", "why", "rows", "padding", "graphs", "MiB", title="graphs")
     for phase in phases:
         why = ", ".join(f"{reason} {count}" for reason, count in phase["fallbacks_by_reason"].items())
-        counts = (str(phase["replays"]), str(phase["fallbacks"]), why, str(phase["real_rows"]))
+        counts = (str(phase["replays"]), str(phase["fallbacks"]), escape(why), str(phase["real_rows"]))
         size = f"{phase['graph_bytes'] / MIB:.0f}"
-        table.add_row(phase["phase"], *counts, f"{phase['padding']:.1%}", str(phase["graphs"]), size)
+        table.add_row(escape(phase["phase"]), *counts, f"{phase['padding']:.1%}", str(phase["graphs"]), size)
     return table
 
 
 def clock_table(metrics: Mapping[str, float], duration_s: float) -> Table | None:
-    """The server's own clocks: its histograms and counters of seconds, by what they took in while the benchmark ran.
-
-    A clock of the whole server can be compared with the run's time; one of requests counts them side by side.
-    """
+    """The server's own clocks: how much its histograms and counters of seconds grew during the benchmark. A clock of
+    the whole server can be compared with the run's time; one of requests sums times that overlap."""
     rows = []
     for name, seconds in metrics.items():
         family = name.partition("{")[0]
@@ -161,44 +118,24 @@ def clock_table(metrics: Mapping[str, float], duration_s: float) -> Table | None
 
 
 def memory_lines(gauges: Mapping[str, float]) -> list[str]:
-    """Memory that the server reports in bytes."""
     named = {name: value for name, value in gauges.items() if "memory" in name and "bytes" in name and value}
     return [f"{_short(name)}: {value / MIB:.0f} MiB" for name, value in named.items()]
 
 
 def _short(name: str) -> str:
-    """A metric without its prefix, and without labels that all metrics of a server share."""
+    """A metric without its prefix and without labels that all metrics of the server share."""
     family, _, labels = name.partition("{")
     own = [f"{label}={value}" for label, value in LABEL.findall(labels) if label not in SAME_FOR_ALL]
     return " ".join([family.rpartition(":")[2], *own])
 
 
 def failure_lines(run: ServingRun) -> list[str]:
-    """Every kind of failure, how often, and what the server said the first time."""
+    """Each kind of failure with its count and the server's first message."""
     first = {outcome.error: outcome for outcome in reversed(run.outcomes) if outcome.error}
     return [
         f"failed: {count} x {kind}, first request {first[kind].index}: {first[kind].message}"
         for kind, count in run.figures["errors_by_kind"].items()
     ]
-
-
-def print_comparison(names: Sequence[str], runs: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Figures of all runs; factors are to the first, above 1 is better."""
-    headers = [names[0], *(part for name in names[1:] for part in (name, "gain"))]
-    table = Table("", *headers, title=f"compared with {names[0]}: a gain above 1 is better")
-    for row in compare(runs):
-        table.add_row(row.label, *_cells(row))
-    print_table(console, table)
-
-
-def _cells(row: Compared) -> list[str]:
-    colours = {"better": "green", "worse": "red", "": "default"}
-    cells = [_number(row.values[0])]
-    for index in range(1, len(row.values)):
-        gain = row.gains[index]
-        shown = "" if gain is None else f"[{colours[row.verdict(index)]}]{gain:.2f}x[/]"
-        cells += [_number(row.values[index]), shown]
-    return cells
 
 
 def _metric_lines(metric: str, figures: Mapping[str, Any], points: Sequence[float]) -> list[str]:
@@ -213,7 +150,3 @@ def _metric_lines(metric: str, figures: Mapping[str, Any], points: Sequence[floa
 
 def _line(label: str, value: object) -> str:
     return f"{label:<40} {value!s:<10}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"

@@ -1,11 +1,9 @@
-"""What `saccade bench serve` and `saccade bench startup` do. Names are those of SGLang's and vLLM's benchmarks.
-
-No torch here: the command line reads it for its flags.
-"""
+"""Settings of `saccade bench serve` and `saccade bench startup`, named as in SGLang's and vLLM's benchmarks. No torch
+here: the command line reads it for its flags."""
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from saccade.config import setting
@@ -24,7 +22,7 @@ DATASETS = {
     **dict.fromkeys(("custom", "sharegpt"), "file"),
 }
 METRICS = ("ttft", "tpot", "itl", "e2el")
-# Percentiles that SGLang's report has of each, whichever else are asked for.
+# Percentiles in SGLang's report, always included.
 USUAL_PERCENTILES: dict[str, tuple[float, ...]] = {"ttft": (99,), "tpot": (99,), "itl": (95, 99), "e2el": (90, 99)}
 
 
@@ -74,7 +72,7 @@ class TargetSettings:
 
     @property
     def kind(self) -> str:
-        """The shape of requests and replies, by the path that has it."""
+        """Shape of requests and replies, determined by the path."""
         return BACKENDS[self.backend]
 
     def extra_fields(self) -> dict[str, Any]:
@@ -178,7 +176,7 @@ class OutputSettings:
         return found
 
     def limits_ms(self) -> dict[str, float]:
-        """Of each metric that goodput names, the most milliseconds."""
+        """The limit in ms of each metric that goodput names."""
         limits = {}
         for part in self.goodput.replace(",", " ").split():
             metric, _, number = part.partition(":")
@@ -188,6 +186,26 @@ class OutputSettings:
             except ValueError:
                 raise ConfigError(f"goodput has {part!r}; write METRIC:MILLISECONDS, such as ttft:500") from None
         return limits
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPlan:
+    """All that `saccade bench serve` needs except the servers that it starts itself."""
+
+    target: TargetSettings = field(default_factory=TargetSettings)
+    workload: WorkloadSettings = field(default_factory=WorkloadSettings)
+    load: LoadSettings = field(default_factory=LoadSettings)
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+    def as_data(self) -> dict[str, dict[str, Any]]:
+        """For a JSON file: without the API key, and with a word for infinity, which JSON lacks."""
+        values = asdict(self)
+        if self.target.api_key:
+            values["target"]["api_key"] = "(set)"
+        return {
+            part: {name: "inf" if value == math.inf else value for name, value in own.items()}
+            for part, own in values.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,7 +229,7 @@ class VariantSettings:
         return bool(self.serve_model or self.serve_args or self.variants)
 
     def flags_by_name(self) -> dict[str, str]:
-        """The flags of every server to start; one without a name where no variants are given."""
+        """The flags of every server to start; a single unnamed one if no variants are given."""
         found: dict[str, str] = {}
         for part in filter(None, (part.strip() for part in self.variants.split(";"))):
             name, colon, flags = part.partition(":")
@@ -238,11 +256,3 @@ class StartupBenchSettings:
     def __post_init__(self) -> None:
         names = ("starts", "requests", "random_input_len", "random_output_len")
         check_at_least(self, dict.fromkeys(names, 1))
-
-
-def plain(settings: Any) -> dict[str, Any]:
-    """Settings as data for a file; a key is left out, and so is infinity, which JSON cannot say."""
-    values = asdict(settings)
-    if values.get("api_key"):
-        values["api_key"] = "(set)"
-    return {name: str(value) if value == math.inf else value for name, value in values.items()}

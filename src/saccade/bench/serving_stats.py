@@ -1,4 +1,4 @@
-"""The figures of a serving benchmark from the outcomes of its requests, under the names vLLM and SGLang give them."""
+"""Figures of a serving benchmark, computed from the outcomes of its requests and named as in vLLM and SGLang."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 from saccade.bench.client_reply import Outcome
 from saccade.bench.serving_settings import METRICS, USUAL_PERCENTILES
-from saccade.bench.workload_wording import Sample
+from saccade.bench.workload import WorkloadRequest
 
 Figures = dict[str, Any]
 NUM_QUANTILES = 101
@@ -16,20 +16,20 @@ FRONT = ("receive", "parse", "fetch", "decode_media", "preprocess")
 PREPARED = FRONT[1:]
 SUMS = ("prepare", "total", "first_token")
 PREPARE_REST, SERVER_REST, CLIENT_REST = "wait for a thread", "rest of the server", "client and network"
-SGLANG_NAMES = {"e2el": "e2e_latency"}  # it has another word for one of them
+SGLANG_NAMES = {"e2el": "e2e_latency"}  # where its name differs
 
 
 def figures_of(
     outcomes: Sequence[Outcome],
-    samples: Sequence[Sample],
+    samples: Sequence[WorkloadRequest],
     duration_s: float,
     *,
     percentiles: Sequence[float] = (90, 99),
     limits_ms: Mapping[str, float] | None = None,
     retokenized: int | None = None,
 ) -> Figures:
-    """All figures. Rates count whole requests that succeeded; times are theirs, too. `retokenized` counts the tokens
-    of their texts: fewer than were generated where special ones are not shown."""
+    """Rates and times cover successful requests only. `retokenized` counts the tokens of their texts: fewer than were
+    generated where special tokens are not shown."""
     good = [outcome for outcome in outcomes if outcome.is_ok]
     figures: Figures = {
         "completed": len(good),
@@ -52,8 +52,8 @@ def figures_of(
     return figures
 
 
-def token_figures(good: Sequence[Outcome], samples: Sequence[Sample], duration_s: float) -> Figures:
-    """Tokens as the server counted them; where it did not, those of the text that was asked."""
+def token_figures(good: Sequence[Outcome], samples: Sequence[WorkloadRequest], duration_s: float) -> Figures:
+    """Tokens as counted by the server, else those of the text that was sent."""
     prompts = [outcome.prompt_tokens or samples[outcome.index].text_tokens or 0 for outcome in good]
     total_in, total_out = sum(prompts), sum(outcome.output_tokens for outcome in good)
     told = [outcome.image_tokens for outcome in good if outcome.image_tokens is not None]
@@ -75,7 +75,7 @@ def token_figures(good: Sequence[Outcome], samples: Sequence[Sample], duration_s
 
 
 def values_ms(good: Iterable[Outcome], metric: str) -> list[float]:
-    """Of every request one value; of inter-token latency one value a gap."""
+    """One value per request; for inter-token latency, one per gap."""
     match metric:
         case "ttft":
             return [outcome.ttft_s * 1e3 for outcome in good]
@@ -88,7 +88,7 @@ def values_ms(good: Iterable[Outcome], metric: str) -> list[float]:
 
 
 def spread(metric: str, values: Sequence[float], percentiles: Sequence[float]) -> Figures:
-    """Mean, median, deviation, percentiles, and quantiles to draw the distribution from; None where nothing was."""
+    """Mean, median, deviation, percentiles, and quantiles for plotting; None without values."""
     points = dict.fromkeys((*percentiles, *USUAL_PERCENTILES[metric]))
     found: dict[str, float | None] = dict.fromkeys(("mean", "median", "std", "max", *map(percentile_name, points)))
     quantiles: list[float] = []
@@ -109,12 +109,12 @@ def percentile_name(point: float) -> str:
 
 
 def is_good(outcome: Outcome, limits_ms: Mapping[str, float]) -> bool:
-    """Whether a request kept to every limit; for inter-token latency its slowest gap counts."""
+    """Whether a request met every limit; for inter-token latency its slowest gap counts."""
     return all(max(values_ms([outcome], metric), default=0.0) <= most for metric, most in limits_ms.items())
 
 
 def peak_rate(good: Iterable[Outcome]) -> int:
-    """Most tokens that arrived within one second of the clock."""
+    """The most tokens that arrived within one second of the clock."""
     seconds: Counter[int] = Counter()
     for outcome in good:
         share = outcome.output_tokens / max(len(outcome.token_times_s), 1)
@@ -124,7 +124,6 @@ def peak_rate(good: Iterable[Outcome]) -> int:
 
 
 def peak_concurrency(outcomes: Iterable[Outcome]) -> int:
-    """Most requests under way at the same time."""
     steps = sorted(
         step for each in outcomes for step in ((each.sent_s, 1), (each.sent_s + max(each.e2el_s, each.ttft_s), -1))
     )
@@ -136,10 +135,8 @@ def peak_concurrency(outcomes: Iterable[Outcome]) -> int:
 
 
 def stage_figures(good: Sequence[Outcome]) -> dict[str, Figures]:
-    """Where the time of requests went, by the server's own account and the client's clock.
-
-    For every stage the mean, median and 99th percentile in ms, and its share of the mean time to the end.
-    """
+    """Where the time of requests went, from the server's timings and the client's clock: for every stage the mean,
+    median and 99th percentile in ms, and its share of the mean end-to-end time."""
     told = [outcome for outcome in good if outcome.timings]
     if not told:
         return {}
@@ -162,11 +159,9 @@ def stage_figures(good: Sequence[Outcome]) -> dict[str, Figures]:
 
 
 def split_stages(timings: Mapping[str, float], e2el_s: float) -> dict[str, float]:
-    """Stages that follow each other and add up to the time to the end: what the server names, and what is left.
-
-    `total` is all of the server's time, `prepare` all from a body to a prompt; the stages within are told beside them.
-    `vision` is a part of `prefill`, and taken off it.
-    """
+    """Consecutive stages that add up to the end-to-end time. `total` (all of the server's time) and `prepare` (body to
+    prompt) contain other stages: what is left of them, and of the end-to-end time, becomes stages of its own. `vision`
+    is subtracted from `prefill`, which contains it."""
     stages = {name: value for name, value in timings.items() if name not in SUMS}
     if {"vision", "prefill"} <= stages.keys():
         stages["vision"] = min(stages["vision"], stages["prefill"])
@@ -181,6 +176,6 @@ def split_stages(timings: Mapping[str, float], e2el_s: float) -> dict[str, float
 
 
 def _insert_before_engine(stages: Mapping[str, float], name: str, value: float) -> dict[str, float]:
-    """Front end first, whatever order the server told."""
+    """Puts front-end stages first, whatever the server's order."""
     front = {key: stages[key] for key in FRONT if key in stages}
     return {**front, name: value, **{key: each for key, each in stages.items() if key not in front}}

@@ -1,4 +1,4 @@
-"""What a target tells of itself: model, tokenizer, graphs, metrics. It need not tell more than its model."""
+"""What a server reports about itself: model, tokenizer, graphs, metrics. All but the model is optional."""
 
 import asyncio
 import json
@@ -17,8 +17,8 @@ COUNTED_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Facts that do not change while it runs."""
+class TargetFacts:
+    """Facts that do not change while the server runs."""
 
     model: str
     max_model_len: int | None = None
@@ -32,15 +32,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Counters of a target at one moment."""
+    """Counters of a server at one moment."""
 
     graphs: list[dict[str, Any]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     gauges: dict[str, float] = field(default_factory=dict)
 
 
-async def describe(client: Client, model: str) -> Target:
-    """Whatever it tells. Only where no model is named must it tell which it has."""
+async def describe(client: Client, model: str) -> TargetFacts:
+    """The server must name its model only if the user did not."""
     cards = await _json(client, "/v1/models")
     found = [card for card in (cards or {}).get("data", ()) if isinstance(card, dict)]
     card = next((card for card in found if card.get("id") == model), found[0] if found and not model else {})
@@ -49,7 +49,7 @@ async def describe(client: Client, model: str) -> Target:
         raise ConfigError(await _why_nameless(client))
     version = (await _json(client, "/version") or {}).get("version", "")
     info = await _json(client, "/server_info") or {}
-    return Target(name, card.get("max_model_len"), f"{card.get('owned_by', '')} {version}".strip(), info)
+    return TargetFacts(name, card.get("max_model_len"), f"{card.get('owned_by', '')} {version}".strip(), info)
 
 
 async def read_counters(client: Client) -> Reading:
@@ -62,7 +62,7 @@ async def read_counters(client: Client) -> Reading:
 
 
 async def count_words(client: Client, model: str) -> WordList:
-    """Tokens that each word adds to a text, by the target's tokenizer; uncounted where it has none to ask."""
+    """Tokens that each word adds to a text, by the server's tokenizer; uncounted if it has no endpoint for that."""
     base = await _count(client, model, LEAD)
     if base is None:
         return WordList()
@@ -72,7 +72,7 @@ async def count_words(client: Client, model: str) -> WordList:
 
 
 async def retokenize(client: Client, model: str, texts: Sequence[str]) -> int | None:
-    """Tokens that the target's tokenizer makes of these texts together; None where it has none to ask."""
+    """Tokens of these texts together, by the server's tokenizer; None if it has no endpoint for that."""
     several = Counter(text for text in texts if text)
     counts = await _count_all(client, model, list(several))
     known = [count * times for count, times in zip(counts, several.values(), strict=True) if count is not None]
@@ -80,7 +80,7 @@ async def retokenize(client: Client, model: str, texts: Sequence[str]) -> int | 
 
 
 def parse_metrics(text: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Prometheus text: what only grows (counters; sums and counts of histograms), and what is as it is (gauges)."""
+    """Parses Prometheus text into values that only grow (counters; sums and counts of histograms) and gauges."""
     kinds: dict[str, str] = {}
     grown: dict[str, float] = {}
     gauges: dict[str, float] = {}
@@ -100,7 +100,6 @@ def parse_metrics(text: str) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def metrics_between(before: Reading, after: Reading) -> dict[str, float]:
-    """What grew in between."""
     changes = {name: value - before.metrics.get(name, 0.0) for name, value in after.metrics.items()}
     return {name: change for name, change in changes.items() if change}
 
@@ -130,7 +129,7 @@ def _phase_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, 
 
 
 def _count_between(old: Any, new: Any) -> dict[str, int]:
-    """Counters by name; a plain number is one counter."""
+    """Counters by name; a plain number is a single counter."""
     before = old if isinstance(old, dict) else {"all": old or 0}
     after = new if isinstance(new, dict) else {"all": new or 0}
     changes = {name: int(value) - int(before.get(name, 0)) for name, value in after.items()}
@@ -179,7 +178,7 @@ async def _json(client: Client, path: str, body: dict[str, Any] | None = None) -
 
 
 async def _text(client: Client, path: str, body: dict[str, Any] | None = None) -> str | None:
-    """None where the target does not answer such a question."""
+    """None if the server does not answer such a request."""
     try:
         status, data = await client.ask("POST" if body is not None else "GET", path, body)
     except (OSError, TimeoutError):

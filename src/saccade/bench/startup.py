@@ -1,24 +1,20 @@
-"""`saccade bench startup`: how long until ready, on what, and whether first requests are as fast as later ones."""
+"""`saccade bench startup`: time until ready, by stage, and whether first requests are as fast as later ones."""
 
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median
 
 from rich.console import Console
 from rich.table import Table
 
-from saccade.bench.client import Client
-from saccade.bench.client_load import run
+from saccade.bench.client import Client, run
 from saccade.bench.client_reply import Outcome
 from saccade.bench.serving import Shown
 from saccade.bench.serving_settings import StartupBenchSettings, TargetSettings, WorkloadSettings
 from saccade.bench.serving_target import count_words, describe
 from saccade.bench.startup_server import READY, LaunchedServer
-from saccade.bench.workload import make_workload
-from saccade.bench.workload_wording import Wording
+from saccade.bench.workload import Wording, make_workload
 from saccade.terminal import print_table
 
 STAGE_LINE = re.compile(r"^(.+): \d+(?:\.\d+)? s$")
@@ -26,8 +22,8 @@ BEGINNING, WEIGHTS, END = "process and imports", "loading weights", "open for re
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """One start. The stages follow each other without a gap, so their sum is the time until ready."""
+class TimedStart:
+    """One start. Stages follow each other without a gap, so their sum is the time until ready."""
 
     stages: dict[str, float]
     ready_s: float
@@ -35,15 +31,13 @@ class Start:
     failures: list[str]
 
 
-def run_startup_bench(model: str, settings: StartupBenchSettings, shown: Shown) -> list[Start]:
+def run_startup_bench(model: str, settings: StartupBenchSettings, shown: Shown) -> list[TimedStart]:
     return [_start(model, settings, number, shown) for number in range(settings.starts)]
 
 
 def stages_of(lines: Sequence[tuple[float, str]]) -> dict[str, float]:
-    """Seconds of each stage from what a server printed and when: a stage ends when its line comes.
-
-    Before the first line there is the process itself; the last stage ends with the line that says ready.
-    """
+    """Seconds of each stage from a server's output lines and their times; a stage ends with its line. The time before
+    the first line is the process itself; the last stage ends with the line that says ready."""
     stages: dict[str, float] = {}
     last_s = 0.0
     for since_s, line in lines:
@@ -62,7 +56,7 @@ def stages_of(lines: Sequence[tuple[float, str]]) -> dict[str, float]:
     return stages
 
 
-def print_startup(starts: Sequence[Start], console: Console) -> None:
+def print_startup(starts: Sequence[TimedStart], console: Console) -> None:
     table = Table("stage", *(f"start {number + 1}, s" for number in range(len(starts))), title="until ready")
     names = dict.fromkeys(name for start in starts for name in start.stages)
     for name in names:
@@ -71,7 +65,8 @@ def print_startup(starts: Sequence[Start], console: Console) -> None:
     print_table(console, table)
     answers = Table("request", *(f"start {number + 1}, ms" for number in range(len(starts))), title="one at a time")
     for index in range(max((len(start.requests_ms) for start in starts), default=0)):
-        answers.add_row(str(index + 1), *(f"{value:.1f}" for value in _column(starts, index)))
+        times = (start.requests_ms[index : index + 1] for start in starts)
+        answers.add_row(str(index + 1), *(f"{own[0]:.1f}" if own else "nan" for own in times))
     print_table(console, answers)
     for number, start in enumerate(starts):
         console.print(verdict(number, start), highlight=False)
@@ -79,8 +74,8 @@ def print_startup(starts: Sequence[Start], console: Console) -> None:
             console.print(f"failed: {failure}", style="bold red", markup=False, highlight=False)
 
 
-def verdict(number: int, start: Start) -> str:
-    """Whether something was left for the first request to pay."""
+def verdict(number: int, start: TimedStart) -> str:
+    """Whether the first request waited for work that startup left undone."""
     beyond_s = start.ready_s - start.stages.get(WEIGHTS, 0.0)
     ready = f"start {number + 1}: ready after {start.ready_s:.2f} s, {beyond_s:.2f} of them beyond {WEIGHTS}"
     if len(start.requests_ms) < 2:
@@ -93,22 +88,18 @@ def verdict(number: int, start: Start) -> str:
     )
 
 
-def save_startup(starts: Sequence[Start], path: str) -> None:
-    Path(path).write_text(json.dumps({"starts": [asdict(start) for start in starts]}, indent=1), encoding="utf-8")
-
-
-def _start(model: str, settings: StartupBenchSettings, number: int, shown: Shown) -> Start:
+def _start(model: str, settings: StartupBenchSettings, number: int, shown: Shown) -> TimedStart:
     shown.say(f"start {number + 1} of {settings.starts}")
     server = LaunchedServer(model, settings.serve_args, timeout_s=settings.start_timeout_s, say=shown.say)
     with server:
         outcomes = run(_ask(server.url, settings, number))
     good = [outcome.e2el_s * 1e3 for outcome in outcomes if outcome.is_ok]
     failures = [f"request {each.index + 1}: {each.error}: {each.message}" for each in outcomes if not each.is_ok]
-    return Start(stages_of(server.lines), server.ready_s, good, failures)
+    return TimedStart(stages_of(server.lines), server.ready_s, good, failures)
 
 
 async def _ask(url: str, settings: StartupBenchSettings, number: int) -> list[Outcome]:
-    """Requests one after the other, all with images of their own, none like those of another start."""
+    """Sends requests one after the other, all with different images, none repeated from another start."""
     target = TargetSettings(base_url=url, request_timeout_s=settings.request_timeout_s)
     workload = WorkloadSettings(
         dataset_name="image" if settings.image_resolution else "random",
@@ -122,10 +113,6 @@ async def _ask(url: str, settings: StartupBenchSettings, number: int) -> list[Ou
     async with Client(target) as client:
         facts = await describe(client, "")
         words = await count_words(client, facts.model)
-        samples = make_workload(workload, Wording.of(target, workload, facts.model), words)
+        samples = make_workload(workload, Wording(target, facts.model, workload.ignore_eos), words)
         requests = [client.prepare(sample.body) for sample in samples]
         return [await client.send(request, index) for index, request in enumerate(requests)]
-
-
-def _column(starts: Sequence[Start], index: int) -> list[float]:
-    return [start.requests_ms[index] if index < len(start.requests_ms) else float("nan") for start in starts]

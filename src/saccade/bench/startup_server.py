@@ -1,4 +1,4 @@
-"""A server that a benchmark starts and ends itself: `python -m saccade serve` in a process of its own."""
+"""A server that a benchmark starts and stops: `python -m saccade serve` in its own process."""
 
 import re
 import shlex
@@ -8,22 +8,18 @@ import sys
 from collections.abc import Callable
 from threading import Event, Thread
 from time import perf_counter
-from types import TracebackType
 
 from saccade.errors import ConfigError
 
 SERVE = (sys.executable, "-m", "saccade", "serve")
 READY = re.compile(r"ready on (https?://\S+)")
-STOP_S = 60.0  # for a server that was told to leave
+STOP_S = 60.0  # before it is killed
 TAIL_LINES = 20
 
 
 class LaunchedServer:
-    """Runs between `__enter__`, which returns when it is ready, and `__exit__`, which ends it.
-
-    All it prints is kept in `lines` with the seconds since it was started. A server that ends or is not ready in time
-    is a ConfigError with the last lines it printed.
-    """
+    """`__enter__` returns when the server is ready; `__exit__` stops it. `lines` holds all its output with seconds
+    since the start. A server that exits or is not ready in time raises a ConfigError with its last lines."""
 
     def __init__(
         self,
@@ -60,24 +56,20 @@ class LaunchedServer:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def stop(self) -> int:
-        """Ask it to leave, and see to it that it does; its exit code."""
+    def stop(self) -> None:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
-            code = self._process.wait(STOP_S)
+            self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            code = self._process.wait()
+            self._process.wait()
         self._listener.join(STOP_S)
         if self._process.stdout is not None:
             self._process.stdout.close()
-        return code
 
     def _await_ready(self) -> None:
         self._heard.wait(self._timeout_s)

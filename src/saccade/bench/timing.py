@@ -1,19 +1,45 @@
-"""How long a call takes: until the device is done, and until the host may go on."""
+"""Shared by the pass benchmarks: loading the model, timing calls, and measuring what the device can reach."""
 
 from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from saccade.bench.limits import Rates
+from saccade.bench.pass_settings import ModelBenchSettings
+from saccade.errors import ConfigError
+from saccade.models.vlm import Model
+from saccade.models.weights import DTYPES, load_model
 
 NUM_WARM_UPS = 2
 TRAIN_LENGTH = 8
-HEAD_START_CYCLES = 2_000_000  # a millisecond, in which the host queues what is to be timed on the device
-CUDA_SIDE, CPU_SIDE = 8192, 512  # of the product that a device is measured with
-KNOWN_RATES = {"H200": Rates(flop_per_s=783e12, bytes_per_s=4.3e12)}  # of bfloat16, the best that was measured on it
+HEAD_START_CYCLES = 2_000_000  # about a millisecond, in which the host queues the timed work
+CUDA_SIDE, CPU_SIDE = 8192, 512  # of the square product that measures a device
+KNOWN_RATES = {"H200": Rates(flop_per_s=783e12, bytes_per_s=4.3e12)}  # bfloat16, the best measured on it
 COPIED_BYTES = {"cuda": 4 * 2**30, "cpu": 64 * 2**20}
+
+
+def load_measured(name: str, settings: ModelBenchSettings, device: torch.device) -> Model:
+    dtype = torch.float32 if device.type == "cpu" else None
+    if settings.dtype != "auto":
+        if settings.dtype not in DTYPES:
+            raise ConfigError(f"dtype is {settings.dtype!r}; allowed: auto, {', '.join(DTYPES)} (--dtype)")
+        dtype = DTYPES[settings.dtype]
+    return load_model(name, device=device, dtype=dtype, load_format=settings.load_format)  # type: ignore[arg-type]
+
+
+def describe_model(model: Model) -> dict[str, Any]:
+    place = model.place
+    return {
+        "device": torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "model": model.spec.architecture,
+        "layers": len(model.spec.decoder.layers),
+        "dtype": str(place.dtype).removeprefix("torch."),
+        "kernels": place.kernels.name,
+    }
 
 
 def wait(device: torch.device) -> None:
@@ -22,21 +48,20 @@ def wait(device: torch.device) -> None:
 
 
 def latency_ms(call: Callable[[], object], device: torch.device, rounds: int) -> tuple[float, float]:
-    """Medians of single calls on an idle device: until it is done, and until the call returns."""
+    """Medians of single calls on an idle device, in ms: until the device is done, and until the call returns."""
     times = [_timed(call, device) for _ in range(NUM_WARM_UPS + rounds)][NUM_WARM_UPS:]
     whole, host = zip(*times, strict=True)
     return median(whole) * 1e3, median(host) * 1e3
 
 
 def compared_ms(calls: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[float]:
-    """As `latency_ms`, of several calls that take turns: a device whose clock wanders favours none of them."""
+    """As `latency_ms`, with calls taking turns, so that a drifting device clock favours none of them."""
     turns = [[_timed(call, device)[0] for call in calls] for _ in range(NUM_WARM_UPS + rounds)][NUM_WARM_UPS:]
     return [median(times) * 1e3 for times in zip(*turns, strict=True)]
 
 
 def device_ms(call: Callable[[], object], device: torch.device, rounds: int) -> float | None:
-    """What a call takes on the device, from its first work to its last; the median. None where there is no device
-    that keeps its own time."""
+    """Median milliseconds on the device, from a call's first work to its last. None without a GPU."""
     if device.type != "cuda":
         return None
     times: list[float] = []
@@ -62,7 +87,7 @@ def _timed(call: Callable[[], object], device: torch.device) -> tuple[float, flo
 
 
 def step_ms(call: Callable[[], object], device: torch.device, rounds: int) -> tuple[float, float]:
-    """As `latency_ms`, of calls that follow each other without a wait, as steps of an engine that plans ahead do."""
+    """As `latency_ms`, of back-to-back calls without a wait, like the steps of an engine that plans ahead."""
 
     def train() -> None:
         for _ in range(TRAIN_LENGTH):
@@ -73,7 +98,7 @@ def step_ms(call: Callable[[], object], device: torch.device, rounds: int) -> tu
 
 
 def rates_of(device: torch.device, dtype: torch.dtype, flop_per_s: float, bytes_per_s: float) -> Rates:
-    """The given rates; what is 0 and not known is measured, with a large square product and a large copy."""
+    """The given rates; those that are 0 and not known are measured with a large square product and a large copy."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" and dtype.itemsize == 2 else ""
     known = next((rates for word, rates in KNOWN_RATES.items() if word in name), Rates(0.0, 0.0))
     return Rates(
@@ -90,7 +115,7 @@ def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _copy_rate(device: torch.device) -> float:
-    """Bytes read and bytes written both count."""
+    """Counts bytes read and bytes written."""
     source = torch.ones(COPIED_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     ms, _ = step_ms(lambda: target.copy_(source), device, rounds=5)

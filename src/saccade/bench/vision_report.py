@@ -1,4 +1,4 @@
-"""The tables and the picture of `saccade bench vision`."""
+"""The tables and the plot of `saccade bench vision`."""
 
 import importlib
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from saccade.bench.vision import Line, Mixed, Preprocessing, VisionBench
+from saccade.bench.vision_bench import EncodeTimes, MixedBatch, Preprocessing, VisionBench
 from saccade.errors import ConfigError
 from saccade.terminal import print_table
 
@@ -25,7 +25,7 @@ def print_vision_bench(bench: VisionBench, console: Console) -> None:
 
 
 def plot_vision_bench(bench: VisionBench, path: str) -> None:
-    """Latency by number of images, one panel a size, one line a way, and the limit."""
+    """Latency by number of images: one panel per size, one line per way, and the limit."""
     try:
         pyplot: Any = importlib.import_module("matplotlib.pyplot")
     except ImportError:
@@ -46,7 +46,7 @@ def plot_vision_bench(bench: VisionBench, path: str) -> None:
     pyplot.close(figure)
 
 
-def _lines_table(lines: Sequence[Line]) -> Table:
+def _lines_table(lines: Sequence[EncodeTimes]) -> Table:
     table = Table(
         *("size", "images", "way", "rows", "padding", "ms", "host ms", "images/s", "limit ms", "of limit"),
         title="images of one size, encoded together",
@@ -66,7 +66,7 @@ def _preprocessing_table(lines: Sequence[Preprocessing]) -> Table:
     return table
 
 
-def _mixed_table(batches: Sequence[Mixed]) -> Table:
+def _mixed_table(batches: Sequence[MixedBatch]) -> Table:
     table = Table(
         *("images", "rows", "passes", "padding", "eager ms", "ms", "of eager", "chosen"),
         title="batches of images with sides of 224 to 1280 pixels",
@@ -79,7 +79,7 @@ def _mixed_table(batches: Sequence[Mixed]) -> Table:
     return table
 
 
-def _verdicts(batches: Sequence[Mixed]) -> Iterator[str]:
+def _verdicts(batches: Sequence[MixedBatch]) -> Iterator[str]:
     rows = sum(batch.rows for batch in batches)
     padded = sum(batch.rows * batch.padding for batch in batches)
     average = mean(batch.padding for batch in batches)

@@ -1,83 +1,157 @@
-"""The requests of a serving benchmark, complete to the last byte before the first of them is sent."""
+"""The requests of a serving benchmark, all built to the last byte before the first is sent."""
 
-from collections.abc import Sequence
+import json
+import mimetypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import orjson
+import pybase64
 
-from saccade.bench.serving_settings import CHAT, DATASETS, WorkloadSettings
-from saccade.bench.workload_file import read_entries, sample_of
-from saccade.bench.workload_images import ImageStyle, Picture, make_pictures
-from saccade.bench.workload_sizes import Size, parse_sizes
+from saccade.bench.serving_settings import CHAT, COMPLETIONS, DATASETS, GENERATE, TargetSettings, WorkloadSettings
+from saccade.bench.workload_images import Size, draw_size, make_images, parse_sizes
 from saccade.bench.workload_text import WordList
-from saccade.bench.workload_wording import Part, Sample, Wording
 from saccade.errors import ConfigError
 
+Part = dict[str, Any]
+OUTPUT_NAMES = ("output_tokens", "output_len", "max_tokens", "max_completion_tokens")
+LINKS = ("http://", "https://", "data:", "file://")
 
-def make_workload(settings: WorkloadSettings, wording: Wording, words: WordList) -> list[Sample]:
-    """All requests, the same for the same settings, wording and words."""
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRequest:
+    """One request, and what is known about it before its reply."""
+
+    body: bytes
+    max_tokens: int
+    text_tokens: int | None = None
+    sizes: tuple[Size, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """How a server wants to be asked. `is_timed`: it can report where a request's time went."""
+
+    target: TargetSettings
+    model: str
+    ignore_eos: bool
+    is_timed: bool = False
+
+    def body(self, content: str | list[Part], max_tokens: int, messages: list[Part] | None = None) -> bytes:
+        kind, is_streamed = self.target.kind, not self.target.disable_stream
+        extra = ({"timings": True} if self.is_timed else {}) | self.target.extra_fields()
+        if kind == GENERATE:
+            sampling = {"max_new_tokens": max_tokens, "temperature": 0, "ignore_eos": self.ignore_eos}
+            return orjson.dumps({"text": content, "sampling_params": sampling, "stream": is_streamed, **extra})
+        fields: dict[str, Any] = {"model": self.model, "temperature": 0, "stream": is_streamed}
+        if is_streamed:
+            fields["stream_options"] = {"include_usage": True}
+        if self.ignore_eos:
+            fields["ignore_eos"] = True
+        if kind == COMPLETIONS:
+            fields |= {"prompt": content, "max_tokens": max_tokens}
+        else:
+            turns = messages if messages is not None else [{"role": "user", "content": content}]
+            fields |= {"messages": turns, "max_completion_tokens": max_tokens}
+        return orjson.dumps(fields | extra)
+
+
+def make_workload(settings: WorkloadSettings, wording: Wording, words: WordList) -> list[WorkloadRequest]:
+    """Deterministic: the same settings, wording and words give the same requests."""
     kind = DATASETS[settings.dataset_name]
     if kind == "file":
-        return [sample_of(entry, settings, wording) for entry in read_entries(settings)]
-    if kind != "text" and wording.kind != CHAT:
+        return [_request_of(entry, settings, wording) for entry in _read_entries(settings)]
+    if kind != "text" and wording.target.kind != CHAT:
         raise ConfigError(f"dataset {settings.dataset_name} needs a chat backend, such as openai-chat (--backend)")
     rng = np.random.default_rng(settings.seed)
     inputs = draw_lengths(settings.random_input_len, settings, rng)
     outputs = draw_lengths(settings.random_output_len, settings, rng)
     texts = [words.text(length, rng) for length in inputs]
     counts = inputs if words.is_counted else [None] * len(inputs)
-    if kind == "text":
-        return [
-            Sample(wording.body(text, most), most, count)
-            for text, most, count in zip(texts, outputs, counts, strict=True)
-        ]
-    media = draw_media(settings, rng)
+    media = _draw_media(kind, settings, rng) if kind != "text" else [((), [])] * len(inputs)
     return [
-        _media_sample(pictures, text, count, most, settings, wording)
-        for pictures, text, count, most in zip(media, texts, counts, outputs, strict=True)
+        WorkloadRequest(wording.body(_content(parts, text), most), most, count, sizes)
+        for (sizes, parts), text, count, most in zip(media, texts, counts, outputs, strict=True)
     ]
 
 
 def draw_lengths(longest: int, settings: WorkloadSettings, rng: np.random.Generator) -> list[int]:
-    """Uniform from the range ratio's share of the longest up to the longest, at least 1."""
+    """Uniform between range ratio * longest and longest, at least 1."""
     low = max(int(longest * settings.random_range_ratio), 1)
     return [int(length) for length in rng.integers(low, longest + 1, settings.num_prompts)]
 
 
-def draw_media(settings: WorkloadSettings, rng: np.random.Generator) -> list[list[Picture]]:
-    """The pictures of every request: of its images, or all frames of its videos, one video after the other."""
-    is_video = DATASETS[settings.dataset_name] == "video"
-    sizes, frames = parse_sizes(settings.image_resolution), settings.video_frames if is_video else 1
-    units: list[int] = []  # a unit is an image, or all frames of a video
+def _draw_media(
+    kind: str, settings: WorkloadSettings, rng: np.random.Generator
+) -> list[tuple[tuple[Size, ...], list[Part]]]:
+    """For every request the sizes of its images, or of all frames of its videos, and their message parts."""
+    ranges, num_frames = parse_sizes(settings.image_resolution), settings.video_frames if kind == "video" else 1
+    units: list[int] = []  # an image, or all frames of a video
     made: list[Size] = []
     for _ in range(settings.num_prompts * settings.image_count):
         if made and rng.random() < settings.image_repeat_ratio:
             units.append(int(rng.integers(len(made))))
         else:
             units.append(len(made))
-            made.append(sizes.draw(rng))
-    style = ImageStyle(settings.image_format, settings.image_content, settings.image_quality)
-    pictures = make_pictures([size for size in made for _ in range(frames)], style, settings.seed)
-    groups = [units[i : i + settings.image_count] for i in range(0, len(units), settings.image_count)]
-    return [
-        [picture for unit in group for picture in pictures[unit * frames : (unit + 1) * frames]] for group in groups
-    ]
+            made.append(draw_size(ranges, rng))
+    images = make_images([size for size in made for _ in range(num_frames)], settings)
+    media = []
+    for start in range(0, len(units), settings.image_count):
+        group = units[start : start + settings.image_count]
+        frames = [",".join(images[unit * num_frames : (unit + 1) * num_frames]) for unit in group]
+        links = [f"data:{kind}/{settings.image_format};base64,{data}" for data in frames]
+        sizes = tuple(made[unit] for unit in group for _ in range(num_frames))
+        media.append((sizes, [{"type": f"{kind}_url", f"{kind}_url": {"url": link}} for link in links]))
+    return media
 
 
-def _media_sample(
-    pictures: Sequence[Picture], text: str, count: int | None, most: int, settings: WorkloadSettings, wording: Wording
-) -> Sample:
-    kind = f"image/{settings.image_format}"
-    if DATASETS[settings.dataset_name] == "video":
-        step = settings.video_frames
-        videos = [",".join(picture.base64 for picture in pictures[i : i + step]) for i in range(0, len(pictures), step)]
-        mime = f"video/{settings.image_format}"
-        parts: list[Part] = [
-            {"type": "video_url", "video_url": {"url": f"data:{mime};base64,{frames}"}} for frames in videos
-        ]
-    else:
-        parts = [
-            {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{picture.base64}"}} for picture in pictures
-        ]
-    body = wording.body([*parts, {"type": "text", "text": text}], most)
-    sizes, num_bytes = tuple(picture.size for picture in pictures), sum(picture.num_bytes for picture in pictures)
-    return Sample(body, most, count, sizes, num_bytes)
+def _content(parts: list[Part], text: str) -> str | list[Part]:
+    return [*parts, {"type": "text", "text": text}] if parts else text
+
+
+def _read_entries(settings: WorkloadSettings) -> Iterator[dict[str, Any]]:
+    """The entries of the file, starting over if it has too few."""
+    path = Path(settings.dataset_path)
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+        is_list = text.startswith("[")
+        lines = json.loads(text) if is_list else [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON lines or a JSON list: {error} (--dataset-path)") from None
+    if not lines or not all(isinstance(line, dict) for line in lines):
+        raise ConfigError(f"{path} has no requests; every line is a JSON object (--dataset-path)")
+    return islice(cycle(lines), settings.num_prompts)
+
+
+def _request_of(entry: dict[str, Any], settings: WorkloadSettings, wording: Wording) -> WorkloadRequest:
+    """An entry has messages, a prompt (and images), or conversations as in ShareGPT."""
+    most = next((entry[name] for name in OUTPUT_NAMES if entry.get(name)), settings.random_output_len)
+    if not isinstance(most, int) or most < 1:
+        raise ConfigError(f"an entry asks for {most!r} output tokens; want a whole number from 1 on (--dataset-path)")
+    is_chat = wording.target.kind == CHAT
+    if isinstance(entry.get("messages"), list) and is_chat:
+        return WorkloadRequest(wording.body("", most, entry["messages"]), most)
+    prompt = entry.get("prompt")
+    if prompt is None:
+        prompt = next((turn.get("value") for turn in entry.get("conversations", ())), None)
+    if not isinstance(prompt, str):
+        raise ConfigError("an entry needs messages (chat backends), a prompt or conversations (--dataset-path)")
+    links = [_link(name, Path(settings.dataset_path).parent) for name in entry.get("images", ())]
+    if links and not is_chat:
+        raise ConfigError("entries with images need a chat backend, such as openai-chat (--backend)")
+    parts: list[Part] = [{"type": "image_url", "image_url": {"url": link}} for link in links]
+    return WorkloadRequest(wording.body(_content(parts, prompt), most), most)
+
+
+def _link(name: str, folder: Path) -> str:
+    if name.startswith(LINKS):
+        return name
+    kind = mimetypes.guess_type(name)[0] or "image/jpeg"
+    try:
+        return f"data:{kind};base64,{pybase64.b64encode_as_string((folder / name).read_bytes())}"
+    except OSError as error:
+        raise ConfigError(f"image {name!r} of an entry cannot be read: {error.strerror} (--dataset-path)") from None

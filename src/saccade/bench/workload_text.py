@@ -1,4 +1,4 @@
-"""Texts with a given number of tokens, from common words whose tokens the target's own tokenizer has counted."""
+"""Texts with a given number of tokens, made of common words counted by the target's own tokenizer."""
 
 from dataclasses import dataclass
 
@@ -23,10 +23,8 @@ WORDS = tuple(_COMMON.split())
 
 @dataclass(frozen=True, slots=True)
 class WordList:
-    """Words and how many tokens each adds to a text. Where nothing was counted, a word is taken for one token.
-
-    A counted text begins with `LEAD`: without a space before it, a word may have other tokens than those counted.
-    """
+    """Words and how many tokens each adds to a text; uncounted words are taken for one token. A counted text begins
+    with `LEAD`, because a word without a space before it may have other tokens than those counted."""
 
     words: tuple[str, ...] = WORDS
     costs: tuple[int, ...] = ()
@@ -37,7 +35,7 @@ class WordList:
         return bool(self.costs)
 
     def text(self, num_tokens: int, rng: np.random.Generator) -> str:
-        """Words of `num_tokens` tokens in all, or as little above it as the cheapest word allows."""
+        """Words of `num_tokens` tokens in all, or as little above as the cheapest word allows."""
         costs = np.array(self.costs or [1] * len(self.words))
         order = np.argsort(costs, kind="stable")
         costs = costs[order]

@@ -1,4 +1,4 @@
-"""The pool of KV blocks: who refers to which, and which one is handed out next. It knows numbers, not tensors."""
+"""The pool of KV blocks: reference counts, and which block is allocated next. Knows numbers, not tensors."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,10 +11,10 @@ PADDING_BLOCK = 0
 class BlockPool:
     """Reference-counted blocks of `block_size` token slots.
 
-    Invariant: block 0 takes the writes of padded rows and is never handed out. Every other block is either referenced
-    (count >= 1) or free, never both, so free + used == num_blocks - 1. A free block may be *kept*: its content can
-    still be shared. Blocks that are not kept are handed out first, then kept ones, least recently used first; a kept
-    block that is handed out is announced to `on_evict` before anybody can write to it.
+    Invariant: block 0 takes the writes of padded rows and is never allocated. Every other block is either referenced
+    (count >= 1) or free, so free + used == num_blocks - 1. A free block may be *kept*: its content can still be shared.
+    Blocks that are not kept are allocated first, then kept ones, least recently used first; `on_evict` is told of a
+    kept block before anybody can write to it.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -25,6 +25,7 @@ class BlockPool:
             )
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.num_tokens = (num_blocks - 1) * block_size  # allocatable slots
         self.on_evict: Callable[[int], None] | None = None
         self._refs = [0] * num_blocks
         self._blank = list(range(num_blocks - 1, PADDING_BLOCK, -1))
@@ -40,11 +41,6 @@ class BlockPool:
         return self.num_blocks - 1 - self.num_free
 
     @property
-    def num_tokens(self) -> int:
-        """Slots that can be handed out."""
-        return (self.num_blocks - 1) * self.block_size
-
-    @property
     def kept(self) -> frozenset[int]:
         return frozenset(self._kept)
 
@@ -55,12 +51,12 @@ class BlockPool:
         return self._refs[block] == 0
 
     def allocate(self, count: int) -> tuple[int, ...]:
-        """Blocks for one new owner; the caller has looked at `num_free`."""
+        """Blocks for one new owner; the caller must have checked `num_free`."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} free"
         return tuple(self._take() for _ in range(count))
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more reference to each; free blocks among them must be kept ones."""
+        """Adds a reference to each; free blocks among them must be kept ones."""
         for block in blocks:
             if self._refs[block] == 0:
                 assert block in self._idle, f"block {block} is free and its content is not kept"
@@ -68,7 +64,7 @@ class BlockPool:
             self._refs[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """One reference less to each. From the last: the end of a sequence is less likely to be shared again."""
+        """Drops a reference to each, last first: the end of a sequence is less likely to be shared again."""
         for block in reversed(blocks):
             assert self._refs[block] > 0, f"block {block} is released more often than referenced"
             self._refs[block] -= 1
@@ -76,17 +72,17 @@ class BlockPool:
                 self._free(block)
 
     def keep(self, block: int) -> None:
-        """From now on the content of a referenced block outlives its last reference, until it is evicted."""
+        """Let the content of a referenced block outlive its last reference, until it is evicted."""
         assert self._refs[block] > 0, f"block {block} is not referenced"
         self._kept.add(block)
 
     def forget(self) -> None:
-        """Nothing that is kept and free can be shared any more; `on_evict` is told of each block."""
+        """Evict all free kept blocks; `on_evict` is told of each."""
         while self._idle:
             self._blank.append(self._evict())
 
     def check(self, owned: Mapping[int, int] | None = None) -> None:
-        """Assert the invariant, and that the counts are those of `owned` (references by block)."""
+        """Assert the invariant, and that the counts match `owned` (references by block)."""
         blank, idle = set(self._blank), set(self._idle)
         used = {block for block, count in enumerate(self._refs) if count > 0}
         assert len(blank) == len(self._blank), f"a block is free twice: {sorted(self._blank)}"
@@ -107,7 +103,6 @@ class BlockPool:
         return block
 
     def _evict(self) -> int:
-        """The least recently used of the blocks that are kept and free; its content is not kept any more."""
         block, _ = self._idle.popitem(last=False)
         self._kept.remove(block)
         if self.on_evict is not None:

@@ -1,14 +1,14 @@
-"""The index of the encoder cache: which vision rows lie where in a device buffer. It knows numbers, not tensors."""
+"""The index of the encoder cache: which vision rows lie where in a device buffer. Knows numbers, not tensors."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from saccade.errors import ConfigError
 
 PADDING_PAGE = 0
 
-# Salt, digest and rows: tenants with other salts never learn of each other's images.
+# Salt, digest and rows: tenants with different salts never learn of each other's images.
 MediaKey = tuple[str | None, bytes, int]
 
 
@@ -19,16 +19,16 @@ class Entry:
     key: MediaKey
     num_rows: int
     pages: tuple[int, ...]
-    num_holds: int = field(default=0)
+    num_holds: int = 0
 
 
 class EncoderIndex:
     """Entries of vision rows in pages of a buffer of `num_rows` rows, held by the requests that still read them.
 
-    Invariant: page 0 takes the writes of padded rows and belongs to nobody; every other page is free or belongs to
-    exactly one entry. An entry is held (by at least one request) or idle. Idle entries stay findable and are evicted,
-    least recently used first, when their pages are needed; without `keeps_idle` there are none. A discarded entry
-    cannot be found any more and gives its pages back with its last hold.
+    Invariant: page 0 takes the writes of padded rows; every other page is free or belongs to exactly one entry. An
+    entry is held (by at least one request) or idle. Idle entries can be found and are evicted, least recently used
+    first, when their pages are needed; without `keeps_idle` there are none. A discarded entry can no longer be found
+    and frees its pages with its last hold.
     """
 
     def __init__(self, num_rows: int, page_rows: int, *, keeps_idle: bool = True) -> None:
@@ -40,6 +40,7 @@ class EncoderIndex:
         self.page_rows = page_rows
         self._keeps_idle = keeps_idle
         self.num_pages = num_rows // page_rows
+        self.max_rows = (self.num_pages - 1) * page_rows  # of the longest entry that fits an empty cache
         self.num_hits = 0
         self.num_misses = 0
         self._free = list(range(self.num_pages - 1, PADDING_PAGE, -1))
@@ -48,17 +49,11 @@ class EncoderIndex:
         self._discarded: set[Entry] = set()
 
     @property
-    def max_rows(self) -> int:
-        """The longest entry that fits into an empty cache."""
-        return (self.num_pages - 1) * self.page_rows
-
-    @property
     def num_held_rows(self) -> int:
         """Rows of pages that cannot be evicted now."""
         return self.max_rows - self.page_rows * (len(self._free) + sum(len(entry.pages) for entry in self._idle))
 
     def hold(self, key: MediaKey) -> Entry | None:
-        """Hold the entry of a key, if there is one."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -68,7 +63,7 @@ class EncoderIndex:
         return entry
 
     def reserve(self, key: MediaKey, num_rows: int) -> Entry | None:
-        """Make and hold an entry, whose rows the caller will write. None, and nothing evicted, if there is no room."""
+        """Make and hold an entry whose rows the caller will write. None, with nothing evicted, if there is no room."""
         assert key not in self._entries, f"{key} is here already"
         num_pages = -(-num_rows // self.page_rows)
         if num_pages > len(self._free) + sum(len(entry.pages) for entry in self._idle):
@@ -81,7 +76,6 @@ class EncoderIndex:
         return entry
 
     def release(self, entry: Entry) -> None:
-        """One hold less."""
         assert entry.num_holds > 0, f"{entry} is released more often than held"
         entry.num_holds -= 1
         if entry.num_holds > 0:
@@ -95,14 +89,14 @@ class EncoderIndex:
             self.clear()
 
     def discard(self, entry: Entry) -> None:
-        """The rows of a held entry were not written: nobody may find it again."""
+        """The rows of a held entry were not written, so it must not be found again."""
         assert entry.num_holds > 0, f"{entry} is not held"
         if entry not in self._discarded:
             del self._entries[entry.key]
             self._discarded.add(entry)
 
     def clear(self) -> None:
-        """Forget what nobody holds."""
+        """Evict everything that is not held."""
         while self._idle:
             self._evict()
 
@@ -112,7 +106,7 @@ class EncoderIndex:
         self._free.extend(reversed(oldest.pages))
 
     def check(self, held: Mapping[Entry, int] | None = None) -> None:
-        """Assert the invariant, and that the holds are those of `held`."""
+        """Assert the invariant, and that the holds match `held`."""
         entries = [*self._entries.values(), *self._discarded]
         pages = sorted(self._free + [page for entry in entries for page in entry.pages])
         assert pages == list(range(1, self.num_pages)), f"pages are lost, used twice, or padding was used: {pages}"

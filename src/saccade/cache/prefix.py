@@ -14,12 +14,10 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows `offset` to `offset + length` of a sequence are rows from `first_row` on of an image or video.
-
-    `digest` names pixels and settings. `layout` names what else changes keys and values of these rows, above all
-    rotary positions that do not follow from the digest (the time step of a video). `is_whole`: the rows attend to
-    each other in both directions, so that they are computed in one piece.
-    """
+    """Rows `offset` to `offset + length` of a sequence are rows from `first_row` on of an image or video. `digest`
+    identifies pixels and settings. `layout` identifies what else changes keys and values of these rows, above all
+    rotary positions that do not follow from the digest (the time step of a video). `is_whole`: the rows attend to each
+    other in both directions, so they must be computed in one piece."""
 
     offset: int
     length: int
@@ -35,18 +33,16 @@ class Span:
 
 
 class PrefixCache:
-    """Full blocks by key, on top of a pool that keeps their content.
-
-    The key of a block digests the key before it, its tokens, and the media rows in it; the first one digests the
-    model, the block size and the salt. Equal keys mean equal content: they are never truncated, and every field is of
-    fixed width or carries its length, so no two different beginnings are written alike.
+    """Full blocks by key, on top of a pool that keeps their content. A block's key digests the key before it, its
+    tokens, and its media rows; the first one digests the model, block size and salt. Equal keys mean equal content:
+    keys are never truncated, and every field has fixed width or carries its length, so no two different beginnings are
+    encoded alike.
 
     Invariant: a key names one block, a block has at most one key, and exactly the blocks with a key are kept.
     """
 
     def __init__(self, pool: BlockPool, *, model: bytes) -> None:
-        """`model` names everything that is the same for all requests and changes keys and values: weights, data
-        type, processor."""
+        """`model` identifies what keys and values of all requests depend on: weights, dtype, processor."""
         assert pool.on_evict is None, "the pool has a prefix cache already"
         pool.on_evict = self._forget
         self.pool = pool
@@ -74,17 +70,17 @@ class PrefixCache:
             keys.append(parent)
 
     def match(self, keys: Sequence[bytes], max_tokens: int) -> tuple[int, ...]:
-        """The blocks of the longest cached run of at most `max_tokens` tokens. They are not shared yet."""
+        """The blocks of the longest cached run of at most `max_tokens` tokens, not yet shared."""
         run = takewhile(self._blocks.__contains__, keys[: max_tokens // self.pool.block_size])
         return tuple(self._blocks[key] for key in run)
 
     def count(self, num_tokens: int, num_hit_blocks: int) -> None:
-        """One request of `num_tokens` was started with `num_hit_blocks` blocks found here."""
+        """Count a request of `num_tokens` that started with `num_hit_blocks` blocks found here."""
         self.num_queried_tokens += num_tokens
         self.num_hit_tokens += num_hit_blocks * self.pool.block_size
 
     def insert(self, key: bytes, block: int) -> None:
-        """A referenced block is full and computed. Where the key is known already, the first block stays."""
+        """Add a referenced block that is full and computed. If the key is known, the first block stays."""
         if key in self._blocks:
             return
         assert block not in self._keys, f"block {block} has another key"
@@ -109,7 +105,7 @@ class PrefixCache:
 
 
 def overlapping(spans: Sequence[Span], start: int, stop: int) -> Sequence[Span]:
-    """Spans are in order and do not overlap each other."""
+    """Spans must be in order and not overlap each other."""
     first = bisect_right(spans, start, key=lambda span: span.end)
     last = first
     while last < len(spans) and spans[last].offset < stop:

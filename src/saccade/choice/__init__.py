@@ -1,1 +1,1 @@
-"""Which graph a batch is run in: keys, buckets, measured costs and decisions. Knows no tensors."""
+"""Which graph a batch runs in: keys, buckets, measured costs and decisions. Knows no tensors."""

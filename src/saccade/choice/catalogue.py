@@ -1,90 +1,81 @@
-"""The graphs of a phase, as whoever composes knows them: which there are, and which of them a batch is run in."""
+"""The graphs of a phase as the composer sees them: which exist, and which of them a batch runs in."""
 
-from saccade.choice.decision import Decision, Reason
+from saccade.choice.costs import TierCosts
 from saccade.choice.exact import ExactIndex, ExactLayout, Structure
-from saccade.choice.gate import Gate
-from saccade.choice.key import Capacity, GraphKey, structure_digest
+from saccade.choice.key import Capacity, Decision, GraphKey, Reason, structure_digest
 from saccade.choice.shape import PhaseShape
 from saccade.config import GraphSettings, Tier
 from saccade.errors import GraphError
 
 
 class Catalogue:
-    """Decides without touching a device. Whoever captures a graph, or finds one wrong, tells the catalogue."""
+    """Decides without touching a device. Whoever captures a graph, or finds one wrong, updates the catalogue."""
 
     def __init__(self, shape: PhaseShape, settings: GraphSettings) -> None:
         self.shape, self.settings = shape, settings
-        self.gate: Gate | None = None
+        self.costs: TierCosts | None = None
         self.exact = ExactIndex(settings)
         self.retired: dict[GraphKey, str] = {}  # with the reason
-        self._captured: set[GraphKey] = set()
+        self.captured: set[GraphKey] = set()  # the graphs of buckets
 
     def key(self, capacity: Capacity, structure: Structure | None = None) -> GraphKey:
-        """The key of a bucket's graph, or of a graph for one structure alone."""
+        """The key of a bucket's graph or, with a structure, of an exact graph."""
         digest = structure_digest(structure) if structure is not None else ""
         return GraphKey(self.shape.name, self.settings.mode, capacity, digest)
 
-    def add(self, key: GraphKey) -> None:
-        """The graph of a bucket was captured."""
-        self._captured.add(key)
-
     def retire(self, key: GraphKey, reason: str) -> None:
-        """Never replay this graph again. Its batches take another graph of theirs, or run eagerly at the same size."""
+        """Never replay this graph again. Its batches use another fitting graph, or run eagerly at the same size."""
         self.retired[key] = reason
 
-    def forget_exact(self) -> None:
-        self.exact = ExactIndex(self.settings)
-
     def decide(self, sizes: Capacity, structure: Structure) -> Decision:
-        """How a batch is to be run."""
-        return self._decide(sizes, self._exact_key(sizes, structure))
+        return self._decide(sizes, structure)[0]
 
     def choose(self, sizes: Capacity, structure: Structure) -> Decision:
-        """Decide for a batch that is run now: its layout is counted, and `--graphs-strict` wants a replay."""
-        exact_key = self._exact_key(sizes, structure)
-        decision = self._decide(sizes, exact_key)
+        """Decide for a batch that runs now: counts its layout, and raises without a graph under `--graphs-strict`."""
+        decision, exact_key = self._decide(sizes, structure)
         if decision.key is None and self.settings.strict and decision.reason is not Reason.GRAPHS_OFF:
             raise GraphError(f"{self.shape.name} batch of {sizes} is not replayed: {decision} (--graphs-strict)")
-        if exact_key is not None and Tier.EXACT in self.settings.tiers:
-            self._count(decision, exact_key, sizes, structure)
+        if exact_key is None or Tier.EXACT not in self.settings.tiers:
+            return decision
+        if decision.tier is Tier.EXACT:
+            self.exact.use(exact_key)
+        elif exact_key not in self.exact.graphs and self._is_worth_exact(sizes) and self.shape.is_within_limits(sizes):
+            self.exact.see(exact_key, sizes, structure)
         return decision
 
     def layout(self, sizes: Capacity, structure: Structure) -> ExactLayout | None:
-        """What to capture for a structure; None if it has a graph, or a batch of its size would not be run in it."""
+        """What to capture for a structure; None if it has a graph, or batches of its size would not run in it."""
         key = self.key(sizes, structure)
-        if key in self.exact or not self._is_worth_exact(sizes):
+        if key in self.exact.graphs or not self._is_worth_exact(sizes):
             return None
         return self.exact.begin(ExactLayout(key, sizes, structure))
 
-    def _decide(self, sizes: Capacity, exact_key: GraphKey | None) -> Decision:
-        if not self.settings.tiers:
-            return Decision(Tier.EAGER, Reason.GRAPHS_OFF, padded_to=self.shape.bucket_for(sizes))
+    def _decide(self, sizes: Capacity, structure: Structure) -> tuple[Decision, GraphKey | None]:
+        """The decision, and the key of the batch's exact graph if it may have one."""
+        tiers, rows = self.settings.tiers, self.shape.rows
+        exact_key = self.key(sizes, structure) if self.exact.graphs or Tier.EXACT in tiers else None
+        if not tiers:
+            off = Decision(Tier.EAGER, Reason.GRAPHS_OFF, padded_to=self.shape.bucket_for(sizes))
+            return off, exact_key
         options = self._options(sizes, exact_key)
         if not options:
-            return self._explain_no_graph(sizes, exact_key)
-        rows_by_tier = {tier: key.capacity[self.shape.rows] for tier, key in options.items()}
-        gate = None if self.settings.strict else self.gate
-        if gate is not None:
-            tier = gate.cheapest({**rows_by_tier, Tier.EAGER: sizes[self.shape.rows]})
+            return self._explain_no_graph(sizes, exact_key), exact_key
+        rows_by_tier = {tier: key.capacity[rows] for tier, key in options.items()}
+        if self.costs is not None and not self.settings.strict:
+            tier = self.costs.cheapest({**rows_by_tier, Tier.EAGER: sizes[rows]})
         else:
             tier = min(rows_by_tier, key=rows_by_tier.__getitem__)
         if tier is Tier.EAGER:
-            return Decision(tier, Reason.EAGER_FASTER)
+            return Decision(tier, Reason.EAGER_FASTER), exact_key
         reason = Reason.EXACT_GRAPH if tier is Tier.EXACT else Reason.FITS_BUCKET
-        return Decision(tier, reason, options[tier])
-
-    def _exact_key(self, sizes: Capacity, structure: Structure) -> GraphKey | None:
-        """The key of a graph of this structure alone, where there may be one."""
-        if len(self.exact) or Tier.EXACT in self.settings.tiers:
-            return self.key(sizes, structure)
-        return None
+        return Decision(tier, reason, options[tier]), exact_key
 
     def _options(self, sizes: Capacity, exact_key: GraphKey | None) -> dict[Tier, GraphKey]:
         options = {}
-        if exact_key is not None and exact_key in self.exact:
+        if exact_key is not None and exact_key in self.exact.graphs:
             options[Tier.EXACT] = exact_key
         bucket = self.shape.bucket_for(sizes)
-        if bucket is not None and (key := self.key(bucket)) in self._captured:
+        if bucket is not None and (key := self.key(bucket)) in self.captured:
             options[Tier.CAPACITY] = key
         if self.retired:
             return {tier: key for tier, key in options.items() if key not in self.retired}
@@ -99,17 +90,10 @@ class Catalogue:
                 return Decision(Tier.EAGER, Reason.OUT_OF_SERVICE, detail=self.retired[key], padded_to=bucket)
         return Decision(Tier.EAGER, Reason.NOT_CAPTURED)
 
-    def _count(self, decision: Decision, key: GraphKey, sizes: Capacity, structure: Structure) -> None:
-        """Count a layout that has a graph of its own, or that one might serve faster."""
-        if decision.tier is Tier.EXACT:
-            self.exact.use(key)
-        elif key not in self.exact and self._is_worth_exact(sizes) and self.shape.is_within_limits(sizes):
-            self.exact.see(key, sizes, structure)
-
     def _is_worth_exact(self, sizes: Capacity) -> bool:
-        """Whether a batch would be run in a graph of its own, if it had one."""
-        if self.gate is None:
+        """Whether a batch would run in an exact graph if it had one."""
+        if self.costs is None:
             return True
         rows = sizes[self.shape.rows]
         others = {tier: key.capacity[self.shape.rows] for tier, key in self._options(sizes, None).items()}
-        return self.gate.cheapest({Tier.EXACT: rows, Tier.EAGER: rows, **others}) is Tier.EXACT
+        return self.costs.cheapest({Tier.EXACT: rows, Tier.EAGER: rows, **others}) is Tier.EXACT

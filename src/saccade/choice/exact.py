@@ -1,4 +1,4 @@
-"""Graphs of one structure each: which layouts are hot, and which of their graphs are kept."""
+"""Exact graphs, of one structure each: which layouts are hot, and which graphs are kept."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ from saccade.config import GraphSettings
 
 Structure = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 
-MAX_CANDIDATES = 1024  # layouts that are counted; the longest unseen is forgotten first
-MAX_PENDING = 64  # hot layouts that wait for an idle moment, with their boundaries
-WINDOW = 1024  # batches after which every count is halved: what was hot cools down
-HOTTER = 2  # times as often as the graph that gives way, so that layouts which come equally often do not take turns
+MAX_CANDIDATES = 1024  # counted layouts; the least recently seen is forgotten first
+MAX_PENDING = 64  # hot layouts waiting for an idle moment, with their boundaries
+WINDOW = 1024  # batches after which every count is halved, so that old layouts cool down
+HOTTER = 2  # times as often as the graph it replaces, so that equally frequent layouts do not thrash
 
 
 @dataclass(frozen=True, slots=True)
 class ExactLayout:
-    """A structure to be captured, and the graphs that give way first: the new one finds their memory."""
+    """A structure to capture, and the graphs to drop first, whose memory the new one reuses."""
 
     key: GraphKey
     sizes: Capacity
@@ -29,45 +29,37 @@ class ExactLayout:
 
 
 class ExactIndex:
-    """The layouts that come most, bounded by count and bytes. None is captured on the path of a request.
-
-    A layout that came `exact_after` times becomes pending if there is room for its graph, or a graph that serves far
-    fewer batches; the owner captures pending layouts when it is idle.
-    """
+    """The most frequent layouts, bounded by count and bytes. None is captured on the path of a request: a layout that
+    came `exact_after` times becomes pending if there is room for its graph, or if some graph serves far fewer batches;
+    the owner captures pending layouts when idle."""
 
     def __init__(self, settings: GraphSettings) -> None:
         self._settings = settings
-        self._bytes: OrderedDict[GraphKey, int] = OrderedDict()  # of each graph, the last used at the end
-        self._uses: OrderedDict[GraphKey, int] = OrderedDict()  # of these and of others, the last seen at the end
+        self.graphs: OrderedDict[GraphKey, int] = OrderedDict()  # bytes of each, last used at the end
+        self._uses: OrderedDict[GraphKey, int] = OrderedDict()  # of these and of candidates, last seen at the end
         self._num_seen = 0
         self._pending: dict[GraphKey, ExactLayout] = {}
         self._refused: OrderedDict[GraphKey, None] = OrderedDict()
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._bytes
-
-    def __len__(self) -> int:
-        return len(self._bytes)
-
     @property
     def nbytes(self) -> int:
-        return sum(self._bytes.values())
+        return sum(self.graphs.values())
 
     @property
     def is_full(self) -> bool:
-        return len(self._bytes) >= self._settings.exact_max_graphs
+        return len(self.graphs) >= self._settings.exact_max_graphs
 
     @property
     def has_pending(self) -> bool:
         return bool(self._pending)
 
     def use(self, key: GraphKey) -> None:
-        """Count a batch that was run in its own graph."""
-        self._bytes.move_to_end(key)
+        """Count a batch that ran in its exact graph."""
+        self.graphs.move_to_end(key)
         self._count(key)
 
     def see(self, key: GraphKey, sizes: Capacity, structure: Structure) -> None:
-        """Count a layout that has no graph; from its boundaries alone it can be captured later."""
+        """Count a layout without a graph; its boundaries suffice to capture it later."""
         if key in self._refused:
             return
         self._count(key)
@@ -75,7 +67,7 @@ class ExactIndex:
             self._pending[key] = ExactLayout(key, sizes, {name: array.copy() for name, array in structure.items()})
 
     def next_pending(self) -> ExactLayout | None:
-        """The hottest pending layout. One that another has overtaken since must get hot again."""
+        """The hottest pending layout. One that has since been overtaken must get hot again."""
         while self._pending:
             layout = self._pending.pop(max(self._pending, key=lambda key: self._uses.get(key, 0)))
             if self._is_hot(layout.key):
@@ -83,7 +75,7 @@ class ExactIndex:
         return None
 
     def begin(self, layout: ExactLayout) -> ExactLayout:
-        """What to capture. Until `add` says that it went well, the layout is not tried again."""
+        """What to capture. Until `add` reports success, the layout is not tried again."""
         self._refused[layout.key] = None
         if len(self._refused) > MAX_CANDIDATES:
             self._refused.popitem(last=False)
@@ -93,14 +85,14 @@ class ExactIndex:
         return ExactLayout(layout.key, layout.sizes, layout.structure, tuple(dropped))
 
     def add(self, key: GraphKey, nbytes: int) -> tuple[GraphKey, ...]:
-        """A layout was captured. Returns the graphs that must go for it: itself, if it alone is too large."""
+        """A layout was captured. Returns the graphs to drop for it: itself, if it alone is too large."""
         if nbytes > self._settings.exact_max_bytes:
             return (key,)
         dropped = []
         while self.nbytes + nbytes > self._settings.exact_max_bytes:
             dropped.append(self._drop_coldest())
         self._refused.pop(key, None)
-        self._bytes[key] = nbytes
+        self.graphs[key] = nbytes
         self._uses.setdefault(key, 0)
         return tuple(dropped)
 
@@ -110,8 +102,8 @@ class ExactIndex:
         if self._num_seen % WINDOW == 0:
             for each in self._uses:
                 self._uses[each] //= 2
-        if len(self._uses) > MAX_CANDIDATES + len(self._bytes):
-            unseen = next(each for each in self._uses if each not in self._bytes)
+        if len(self._uses) > MAX_CANDIDATES + len(self.graphs):
+            unseen = next(each for each in self._uses if each not in self.graphs)
             del self._uses[unseen]
             self._pending.pop(unseen, None)
 
@@ -122,10 +114,10 @@ class ExactIndex:
         return not self.is_full or uses > HOTTER * self._uses[self._coldest()]
 
     def _coldest(self) -> GraphKey:
-        """The graph that was used least; of several, the one that was not used for longest."""
-        return min(self._bytes, key=self._uses.__getitem__)
+        """The least used graph; of equals, the least recently used."""
+        return min(self.graphs, key=self._uses.__getitem__)
 
     def _drop_coldest(self) -> GraphKey:
         key = self._coldest()
-        del self._bytes[key]
+        del self.graphs[key]
         return key

@@ -1,13 +1,14 @@
-"""Names of graphs. Everything that a capture freezes is a function of the key it is stored under."""
+"""Graph keys, and decisions for a graph. Everything a capture freezes is a function of its key."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, TypeVar
 
 import numpy as np
 
-from saccade.config import Mode
+from saccade.config import Mode, Tier
 
 Bucket = TypeVar("Bucket")
 
@@ -22,7 +23,7 @@ class Capacity(Mapping[str, int]):
     def of(cls, sizes: Mapping[str, int] | None = None, /, **named: int) -> "Capacity":
         if isinstance(sizes, Capacity) and not named:
             return sizes
-        return cls(tuple(sorted({**(sizes or {}), **named}.items())))
+        return cls(tuple(sorted({**({} if sizes is None else sizes), **named}.items())))
 
     def __getitem__(self, dimension: str) -> int:
         for name, size in self.sizes:
@@ -54,11 +55,37 @@ class GraphKey:
         return f"{self.phase}/{self.mode} {self.capacity}{exact}"
 
 
-def structure_digest(structure: Mapping[str, Sequence[int] | np.ndarray[Any, np.dtype[Any]]]) -> str:
-    """Digest of every boundary of a batch: names, counts and values, so that no two structures share one.
+class Reason(StrEnum):
+    """Why a batch was run the way it was."""
 
-    Takes host integers only: a key must never cost a wait for the GPU.
-    """
+    EXACT_GRAPH = "its structure has a graph of its own"
+    FITS_BUCKET = "it fits a bucket"
+    GRAPHS_OFF = "graphs are off"
+    TOO_LARGE = "it is larger than every bucket"
+    NOT_CAPTURED = "no graph is captured for it yet"
+    EAGER_FASTER = "a replay measured no faster"
+    OUT_OF_SERVICE = "its graph was found wrong and taken out of service"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How to run one batch, and why: in the graph of `key`; without one eagerly, at the shapes of `padded_to` if given.
+    With graphs off the same padded shapes are run, so that switching them off changes no answer by a bit."""
+
+    tier: Tier
+    reason: Reason
+    key: GraphKey | None = None
+    detail: str = ""
+    padded_to: Capacity | None = None
+
+    def __str__(self) -> str:
+        place = f" [{self.key}]" if self.key else ""
+        return f"{self.tier}{place}: {self.reason}" + (f" ({self.detail})" if self.detail else "")
+
+
+def structure_digest(structure: Mapping[str, Sequence[int] | np.ndarray[Any, np.dtype[Any]]]) -> str:
+    """Digest of every boundary of a batch: names, counts and values, so that no two structures share one. Takes host
+    integers only: a key must never cost a wait for the GPU."""
     state = blake2b(digest_size=16)
     for name in sorted(structure):
         values = np.asarray(structure[name], dtype="<i8")
@@ -68,15 +95,13 @@ def structure_digest(structure: Mapping[str, Sequence[int] | np.ndarray[Any, np.
 
 
 def thinned(buckets: Sequence[Bucket], stride: int) -> tuple[Bucket, ...]:
-    """Every `stride`-th of buckets that are sorted by size, the largest and the smallest among them."""
+    """Every `stride`-th of buckets sorted by size, including the largest and the smallest."""
     return tuple(sorted({*buckets[::-1][::stride], *buckets[:1]}, key=buckets.index))
 
 
 def row_buckets(largest: int, *, smallest: int = 16, per_octave: int = 8) -> tuple[int, ...]:
-    """Row counts from `smallest` to `largest` in equal steps within each octave, powers of two among them.
-
-    A step is 1/8 to 1/16 of the size, and padding half a step on average: about 4 % on uniformly drawn sizes.
-    """
+    """Row counts from `smallest` to `largest` in equal steps within each octave, including powers of two. A step is 1/8
+    to 1/16 of the size, and padding half a step on average: about 4 % on uniformly drawn sizes."""
     buckets = [min(smallest, largest)]
     while buckets[-1] < largest:
         octave = 1 << (buckets[-1].bit_length() - 1)

@@ -1,36 +1,32 @@
-"""The shape of a phase: which sizes its batches have, and which of its buckets holds a batch."""
+"""The shape of a phase: which sizes its batches have, and which bucket holds a batch."""
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from saccade.choice.key import Capacity
 
-MAX_REMEMBERED = 4096  # what follows from sizes alone is remembered, since they come again; but not without end
+MAX_REMEMBERED = 4096  # sizes recur, so results that depend on them alone are cached, up to this many
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """An input with the boundaries of segments: `count` segments of `rows`, none longer than `longest` (0: any)."""
+    """An input with segment boundaries: `count` segments of `rows`, none longer than `longest` (0: any)."""
 
     name: str
     rows: str
     count: str
     longest: int = 0
 
-    def padding_segments(self, padded_rows: int) -> int:
-        """Segments that padded rows need for themselves."""
-        if padded_rows <= 0:
-            return 0
-        return -(-padded_rows // self.longest) if self.longest else 1
-
 
 def misfit(sizes: Mapping[str, int], room: Mapping[str, int], boundaries: Sequence[Boundary]) -> str | None:
     """Why a batch of these sizes does not fit a capacity; None if it does."""
     needed = dict(sizes)
     for boundary in boundaries:
-        needed[boundary.count] += boundary.padding_segments(room[boundary.rows] - sizes[boundary.rows])
+        num_padded = room[boundary.rows] - sizes[boundary.rows]
+        if num_padded > 0:  # padded rows need their own segments
+            needed[boundary.count] += -(-num_padded // boundary.longest) if boundary.longest else 1
     for name, size in needed.items():
         if size > room[name]:
             return f"{name}: {size} > {room[name]}"
@@ -39,14 +35,13 @@ def misfit(sizes: Mapping[str, int], room: Mapping[str, int], boundaries: Sequen
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseShape:
-    """`rows` is the dimension that buckets are ordered by and padding is counted in; `limits` are the largest sizes."""
+    """`rows` is the dimension that orders buckets and counts padding; `limits` are the largest sizes."""
 
     name: str
     rows: str
     buckets: tuple[Capacity, ...]
     limits: Capacity
     boundaries: tuple[Boundary, ...] = ()
-    _found: dict[Capacity, Capacity | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def ordered(self) -> tuple[Capacity, ...]:
@@ -54,30 +49,20 @@ class PhaseShape:
         return tuple(sorted(self.buckets, key=lambda bucket: (bucket[self.rows], sum(bucket.values()))))
 
     @cached_property
-    def _rows(self) -> list[int]:
-        return [bucket[self.rows] for bucket in self.ordered]
-
-    def bucket_for(self, sizes: Capacity) -> Capacity | None:
+    def bucket_for(self) -> Callable[[Capacity], Capacity | None]:
         """The smallest bucket that holds a batch of these sizes."""
-        if sizes not in self._found:
-            if len(self._found) >= MAX_REMEMBERED:
-                self._found.clear()
-            start = bisect_left(self._rows, sizes[self.rows])
-            fitting = (b for b in self.ordered[start:] if misfit(sizes, b, self.boundaries) is None)
-            self._found[sizes] = next(fitting, None)
-        return self._found[sizes]
+        return lru_cache(MAX_REMEMBERED)(lambda sizes: self.bucket_for_all([sizes]))
 
     def bucket_for_all(self, batches: Sequence[Capacity]) -> Capacity | None:
         """The smallest bucket that holds each of several batches."""
-        start = bisect_left(self._rows, max(sizes[self.rows] for sizes in batches))
-        return next(
-            (b for b in self.ordered[start:] if all(misfit(s, b, self.boundaries) is None for s in batches)), None
-        )
+        rows = [bucket[self.rows] for bucket in self.ordered]
+        for bucket in self.ordered[bisect_left(rows, max(sizes[self.rows] for sizes in batches)) :]:
+            if all(misfit(sizes, bucket, self.boundaries) is None for sizes in batches):
+                return bucket
+        return None
 
     def problem_with_all(self, sizes: Capacity) -> str:
-        """Why not even the largest bucket holds a batch."""
         return misfit(sizes, self.ordered[-1], self.boundaries) or ""
 
     def is_within_limits(self, sizes: Capacity) -> bool:
-        """Whether the buffers of the phase hold a batch."""
-        return all(sizes[name] <= limit for name, limit in self.limits.items())
+        return all(sizes[name] <= limit for name, limit in self.limits.sizes)

@@ -1,5 +1,5 @@
-"""The command line: one module a command, each imported only when its command is called."""
+"""The command line: one module per command, imported only when that command is called."""
 
-from saccade.cli.app import main
+from saccade.cli.commands import main
 
 __all__ = ["main"]

@@ -1,4 +1,4 @@
-"""What flags of other engines do: set something here, change nothing and say why, or stop the command with a reason."""
+"""Actions of other engines' flags: set something here, do nothing and say why, or stop the command with a reason."""
 
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Take(Action):
-    """A flag that changes nothing says what happens instead."""
+    """A flag that changes nothing; notes what happens instead."""
 
     def __init__(self, option_strings: list[str], dest: str, *, note: str, **how: Any) -> None:
         super().__init__(option_strings, dest, **how)
@@ -17,7 +17,7 @@ class Take(Action):
 
 
 class Refuse(Action):
-    """A flag that cannot be honoured says so, unless it asks for what is done anyway."""
+    """A flag that cannot be honoured: an error, unless it asks for the default behaviour."""
 
     def __init__(self, option_strings: list[str], dest: str, *, reason: str, neutral: frozenset[str], **how: Any):
         super().__init__(option_strings, dest, nargs="?", **how)
@@ -29,7 +29,7 @@ class Refuse(Action):
 
 
 class Translate(Action):
-    """Another engine's word for a value of a setting."""
+    """Translates another engine's value of a setting to ours."""
 
     def __init__(self, option_strings: list[str], dest: str, *, words: Mapping[str, str], **how: Any) -> None:
         super().__init__(option_strings, dest, **how)
@@ -42,7 +42,7 @@ class Translate(Action):
 
 
 class GraphWord(Action):
-    """A word for --graphs, before those that --graphs has: of two words for a phase the last one counts."""
+    """A word for --graphs, put before the words of --graphs itself, because the last word for a phase counts."""
 
     def __init__(self, option_strings: list[str], dest: str, *, word: str, **how: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, **how)
@@ -67,5 +67,4 @@ class Budget(Action):
 
 
 def add_note(namespace: Namespace, note: str) -> None:
-    """Keep a line for the user, once."""
     namespace.notes = tuple(dict.fromkeys((*getattr(namespace, "notes", ()), note)))

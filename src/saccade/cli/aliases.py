@@ -1,16 +1,17 @@
-"""Names that users of vLLM and SGLang type: mapped where they mean something here, taken with a note where they are
-harmless, refused with a reason where neither is so."""
+"""Flags of vLLM and SGLang: mapped to a setting, or harmless and accepted with a note, or refused with a reason."""
 
 from argparse import SUPPRESS
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from saccade.cli.actions import Budget, GraphWord, Refuse, Take, Translate
-from saccade.cli.groups import Group
 from saccade.cli.parser import Parser
 from saccade.cli.values import is_list, reader_of
+from saccade.config import foreign_variables
 
-# Another engine's name: the setting it is here.
+Refused = dict[str, tuple[str, frozenset[str]]]
+
+# Another engine's name: our setting.
 SAME = {
     "--mem-fraction-static": "gpu_memory_utilization",
     "--context-length": "max_model_len",
@@ -32,9 +33,9 @@ SAME = {
     "--random-input": "random_input_len",
     "--random-output": "random_output_len",
 }
-# SGLang's limits of a batch of prompts: the smaller one is the budget of a step here.
+# SGLang's limits on a batch of prompts: the smaller one becomes the token budget of a step.
 BUDGETS = {"--chunked-prefill-size": "max_num_batched_tokens", "--max-prefill-tokens": "max_num_batched_tokens"}
-# A switch of another engine: the setting and what the switch sets it to.
+# Another engine's switch: our setting and the value the switch gives it.
 SWITCHES: dict[str, tuple[str, Any]] = {
     "--disable-cuda-graph": ("enforce_eager", True),
     "--disable-radix-cache": ("enable_prefix_caching", False),
@@ -46,7 +47,7 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "--disable-ignore-eos": ("ignore_eos", False),
     "--output-details": ("save_detailed", True),
 }
-# Another engine's flag with words of its own: the setting, and its word for each of theirs.
+# Another engine's flag with values of its own: our setting, and our value for each of theirs.
 TRANSLATED: dict[str, tuple[str, dict[str, str]]] = {
     "--sampling-defaults": ("generation_config", {"model": "auto", "openai": "none"}),
 }
@@ -57,179 +58,158 @@ GRAPH_WORDS = {
 }
 _KERNELS = "kernels are chosen by the GPU; `saccade doctor` shows which and why"
 _RANKS = "ranks exchange tensors through symmetric memory where they can, else through NCCL (gloo on a CPU)"
-_METRICS = "GET /metrics is always there"
 _LOG = "the log has starts, ends and errors; --access-log adds a line for each request"
 _TIMINGS = "a request with timings: true is told its milliseconds by stage, and GET /metrics has them for all"
 _GRAMMARS = "grammars and schemas are followed by llguidance"
 _IMAGES = "images are decoded and resized for each request; what stays is the encoder's, see --encoder-cache-tokens"
-# A switch that changes nothing: what happens instead.
-TAKEN_SWITCHES = {
-    "--enable-multimodal": "a model that sees always takes images and videos",
-    "--disable-custom-all-reduce": _RANKS,
-    "--enable-torch-symm-mem": _RANKS,
-    "--enable-symm-mem": _RANKS,
-    "--enable-nccl-nvls": _RANKS,
-    "--enable-mscclpp": _RANKS,
-    "--enable-p2p-check": _RANKS,
-    "--disable-piecewise-cuda-graph": "prefill has full graphs; --graphs prefill=off runs it without any",
-    "--enable-torch-compile": "kernels are fused already, and graphs are captured without a compiler",
-    "--enable-chunked-prefill": "long prompts are always computed in chunks; see --max-num-batched-tokens",
-    "--enable-mixed-chunk": "prompts and outputs always share steps",
-    "--async-scheduling": "the next step is always planned while one runs",
-    "--no-async-scheduling": "the next step is always planned while one runs",
-    "--disable-overlap-schedule": "the next step is always planned while one runs",
-    "--enable-priority-scheduling": "requests always go by their priority (lower first), then by arrival",
-    "--enable-metrics": _METRICS,
-    "--disable-log-stats": "statistics are in GET /metrics, never in the log",
-    "--enable-server-load-tracking": "GET /load is always there",
-    "--enable-request-id-headers": "every reply has an x-request-id",
-    "--enable-cache-report": "every usage has prompt_tokens_details.cached_tokens",
-    "--enable-prompt-tokens-details": "every usage has prompt_tokens_details",
-    "--enable-auto-tool-choice": "tool calls need no switch",
-    "--skip-server-warmup": "a server is ready when it is warm",
-    "--show-time-cost": _TIMINGS,
-    "--enable-request-time-stats-logging": _TIMINGS,
-    "--sleep-on-idle": "an idle engine waits without work",
-    "--disable-frontend-multiprocessing": "the engine has a process of its own",
-    "--disable-fastapi-docs": "there are no such pages; GET /openapi.json is the description",
-    "--disable-outlines-disk-cache": _GRAMMARS,
-    "--disable-mm-preprocessor-cache": _IMAGES,
-    "--disable-fast-image-processor": _IMAGES,
-    "--keep-mm-feature-on-device": _IMAGES,
-    "--skip-mm-profiling": "the encoder's memory is known from its buffers",
-    "--use-tqdm-on-load": "a terminal shows how far a start is",
-}
-# A flag with a value that changes nothing: what happens instead.
-TAKEN_VALUES = {
-    "--attention-backend": _KERNELS,
-    "--prefill-attention-backend": _KERNELS,
-    "--decode-attention-backend": _KERNELS,
-    "--mm-attention-backend": _KERNELS,
-    "--mm-encoder-attn-backend": _KERNELS,
-    "--sampling-backend": _KERNELS,
-    "--piecewise-cuda-graph-max-tokens": "prefill graphs cover every step up to --max-num-batched-tokens",
-    "--piecewise-cuda-graph-compiler": "pieces are captured as they are, without a compiler",
-    "--torch-compile-max-bs": "kernels are fused already, and graphs are captured without a compiler",
-    "--grammar-backend": _GRAMMARS,
-    "--guided-decoding-backend": _GRAMMARS,
-    "--log-level": _LOG,
-    "--log-level-http": _LOG,
-    "--uvicorn-log-level": _LOG,
-    "--max-log-len": "prompts are never logged",
-    "--log-requests-level": "prompts and outputs are never logged; --access-log logs method, path and status",
-    "--decode-log-interval": "steps are not logged; GET /metrics counts them",
-    "--stream-interval": "a stream gets every token when it is there",
-    "--schedule-policy": "requests go by priority, then by arrival",
-    "--scheduling-policy": "requests go by priority, then by arrival",
-    "--schedule-conservativeness": "a request starts when its whole prompt has room",
-    "--preemption-mode": "a preempted request is recomputed",
-    "--swap-space": "a preempted request is recomputed, not swapped out",
-    "--num-continuous-decode-steps": "every step is planned, while the one before it runs",
-    "--tokenizer-mode": "the checkpoint's tokenizer.json is used",
-    "--chat-template-content-format": "how a template wants contents is read from the template",
-    "--mm-processor-cache-gb": _IMAGES,
-    "--mm-processor-cache-type": _IMAGES,
-    "--mm-feature-transport": _IMAGES,
-    "--nccl-port": _RANKS,
-    "--distributed-executor-backend": _RANKS,
-    "--prefix-caching-hash-algo": "blocks go by BLAKE2 digests of 32 bytes",
-    "--max-parallel-loading-workers": "weights are mapped and copied once",
-    "--file-storage-path": "nothing is stored",
-    "--allowed-methods": "pages of --allowed-origins may use GET and POST",
-    "--allowed-headers": "pages of --allowed-origins may send any header",
-}
+_NO_COMPILER = "kernels are fused already, and graphs are captured without a compiler"
+_PLANNED = "the next step is always planned while one runs"
+
+
+def _each(notes: dict[str, str]) -> dict[str, str]:
+    return {name: note for names, note in notes.items() for name in names.split()}
+
+
+def _refused(notes: dict[str, str | tuple[str, str]]) -> Refused:
+    """The reason and the neutral values of each flag; a plain string is a reason without neutral values."""
+    pairs = {flags: (note, "") if isinstance(note, str) else note for flags, note in notes.items()}
+    return {
+        flag: (reason, frozenset(neutral.split()))
+        for flags, (reason, neutral) in pairs.items()
+        for flag in flags.split()
+    }
+
+
+# A switch without effect: what happens instead.
+TAKEN_SWITCHES = _each(
+    {
+        "--enable-multimodal": "a model that sees always takes images and videos",
+        "--disable-custom-all-reduce --enable-torch-symm-mem --enable-symm-mem --enable-nccl-nvls --enable-mscclpp "
+        "--enable-p2p-check": _RANKS,
+        "--disable-piecewise-cuda-graph": "prefill has full graphs; --graphs prefill=off runs it without any",
+        "--enable-torch-compile": _NO_COMPILER,
+        "--enable-chunked-prefill": "long prompts are always computed in chunks; see --max-num-batched-tokens",
+        "--enable-mixed-chunk": "prompts and outputs always share steps",
+        "--async-scheduling --no-async-scheduling --disable-overlap-schedule": _PLANNED,
+        "--enable-priority-scheduling": "requests always go by their priority (lower first), then by arrival",
+        "--enable-metrics": "GET /metrics is always there",
+        "--disable-log-stats": "statistics are in GET /metrics, never in the log",
+        "--enable-server-load-tracking": "GET /load is always there",
+        "--enable-request-id-headers": "every reply has an x-request-id",
+        "--enable-cache-report": "every usage has prompt_tokens_details.cached_tokens",
+        "--enable-prompt-tokens-details": "every usage has prompt_tokens_details",
+        "--enable-auto-tool-choice": "tool calls need no switch",
+        "--skip-server-warmup": "a server is ready when it is warm",
+        "--show-time-cost --enable-request-time-stats-logging": _TIMINGS,
+        "--sleep-on-idle": "an idle engine waits without work",
+        "--disable-frontend-multiprocessing": "the engine has a process of its own",
+        "--disable-fastapi-docs": "there are no such pages; GET /openapi.json is the description",
+        "--disable-outlines-disk-cache": _GRAMMARS,
+        "--disable-mm-preprocessor-cache --disable-fast-image-processor --keep-mm-feature-on-device": _IMAGES,
+        "--skip-mm-profiling": "the encoder's memory is known from its buffers",
+        "--use-tqdm-on-load": "a terminal shows how far a start is",
+    }
+)
+# A flag with a value, without effect: what happens instead.
+TAKEN_VALUES = _each(
+    {
+        "--attention-backend --prefill-attention-backend --decode-attention-backend --mm-attention-backend "
+        "--mm-encoder-attn-backend --sampling-backend": _KERNELS,
+        "--piecewise-cuda-graph-max-tokens": "prefill graphs cover every step up to --max-num-batched-tokens",
+        "--piecewise-cuda-graph-compiler": "pieces are captured as they are, without a compiler",
+        "--torch-compile-max-bs": _NO_COMPILER,
+        "--grammar-backend --guided-decoding-backend": _GRAMMARS,
+        "--log-level --log-level-http --uvicorn-log-level": _LOG,
+        "--max-log-len": "prompts are never logged",
+        "--log-requests-level": "prompts and outputs are never logged; --access-log logs method, path and status",
+        "--decode-log-interval": "steps are not logged; GET /metrics counts them",
+        "--stream-interval": "a stream gets every token when it is there",
+        "--schedule-policy --scheduling-policy": "requests go by priority, then by arrival",
+        "--schedule-conservativeness": "a request starts when its whole prompt has room",
+        "--preemption-mode": "a preempted request is recomputed",
+        "--swap-space": "a preempted request is recomputed, not swapped out",
+        "--num-continuous-decode-steps": "every step is planned, while the one before it runs",
+        "--tokenizer-mode": "the checkpoint's tokenizer.json is used",
+        "--chat-template-content-format": "how a template wants contents is read from the template",
+        "--mm-processor-cache-gb --mm-processor-cache-type --mm-feature-transport": _IMAGES,
+        "--nccl-port --distributed-executor-backend": _RANKS,
+        "--prefix-caching-hash-algo": "blocks go by BLAKE2 digests of 32 bytes",
+        "--max-parallel-loading-workers": "weights are mapped and copied once",
+        "--file-storage-path": "nothing is stored",
+        "--allowed-methods": "pages of --allowed-origins may use GET and POST",
+        "--allowed-headers": "pages of --allowed-origins may send any header",
+    }
+)
+_CODE = (
+    "it would run code that comes with a checkpoint, which is never done here. Leave it out: the families that are "
+    "known need no code of their own, and `saccade doctor MODEL` says whether a model is one of them"
+)
 _GRAPHS = "graphs are chosen a phase at a time: --graphs vision=auto,prefill=auto,decode=auto"
-_DECODE = "decode graphs cover every batch up to --max-num-seqs; lower that"
-_CHECKPOINT = "give a local folder with the files that are wanted instead"
 _PARALLEL = "only tensor parallelism is there (--tensor-parallel-size); for more, start servers behind a load balancer"
 _ADAPTERS = "adapters are not supported; merge them into the checkpoint"
 _DRAFTS = "speculative decoding is not supported"
+_EMBEDDINGS = "models write text; embeddings are not supported"
 _TRACES = "there are no traces; a request with timings: true is told its milliseconds by stage"
 _KV_DTYPE = "keys and values have the model's dtype: flash-attn-4 reads FP8 on Blackwell GPUs only"
 _KV_ELSEWHERE = "keys and values stay on the GPU"
 _ONE_MODEL_FILE = "config.json says what the model is; change a copy of it in a local folder"
-# A flag that cannot be honoured: why, what to do, and the values that ask for nothing.
-REFUSED: dict[str, tuple[str, frozenset[str]]] = {
-    "--trust-remote-code": (
-        "it would run code that comes with a checkpoint, which is never done here. Leave it out: the families that "
-        "are known need no code of their own, and `saccade doctor MODEL` says whether a model is one of them",
-        frozenset({"false"}),
-    ),
-    "--code-revision": ("code from a checkpoint is never run; --revision chooses the weights", frozenset()),
-    "--kv-cache-dtype": (_KV_DTYPE, frozenset({"auto"})),
-    "--cuda-graph-max-bs": (_DECODE, frozenset()),
-    "--cuda-graph-bs": (_DECODE, frozenset()),
-    "--cuda-graph-sizes": (_DECODE, frozenset()),
-    "--cudagraph-capture-sizes": (_DECODE, frozenset()),
-    "--max-cudagraph-capture-size": (_DECODE, frozenset()),
-    "--disable-cuda-graph-padding": ("batches are padded to buckets; --graphs vision=exact is without", frozenset()),
-    "--piecewise-cuda-graph-tokens": ("buckets follow from --max-num-batched-tokens", frozenset()),
-    "--max-seq-len-to-capture": ("graphs cover every length up to --max-num-batched-tokens", frozenset()),
-    "--compilation-config": (_GRAPHS, frozenset()),
-    "--cuda-graph-config": (_GRAPHS, frozenset()),
-    "--cudagraph-mode": (_GRAPHS, frozenset()),
-    "--pipeline-parallel-size": (_PARALLEL, frozenset({"1"})),
-    "--pp-size": (_PARALLEL, frozenset({"1"})),
-    "--pp": (_PARALLEL, frozenset({"1"})),
-    "--data-parallel-size": (_PARALLEL, frozenset({"1"})),
-    "--dp-size": (_PARALLEL, frozenset({"1"})),
-    "--dp": (_PARALLEL, frozenset({"1"})),
-    "--ep-size": (_PARALLEL, frozenset({"1"})),
-    "--ep": (_PARALLEL, frozenset({"1"})),
-    "--enable-expert-parallel": (_PARALLEL, frozenset({"false"})),
-    "--enable-dp-attention": (_PARALLEL, frozenset({"false"})),
-    "--nnodes": (_PARALLEL, frozenset({"1"})),
-    "--node-rank": (_PARALLEL, frozenset({"0"})),
-    "--dist-init-addr": (_PARALLEL, frozenset()),
-    "--base-gpu-id": ("the first GPU that CUDA shows is taken; choose it by CUDA_VISIBLE_DEVICES", frozenset({"0"})),
-    "--tokenizer": (_CHECKPOINT, frozenset()),
-    "--tokenizer-path": (_CHECKPOINT, frozenset()),
-    "--tokenizer-revision": ("model and tokenizer are of one --revision", frozenset()),
-    "--skip-tokenizer-init": ("answers are text; a request may still send token ids", frozenset({"false"})),
-    "--hf-overrides": (_ONE_MODEL_FILE, frozenset({"{}"})),
-    "--json-model-override-args": (_ONE_MODEL_FILE, frozenset({"{}"})),
-    "--hf-token": ("keys do not belong on a command line; set HF_TOKEN", frozenset()),
-    "--hf-chat-template-name": ("--chat-template takes a file with the template", frozenset({"default"})),
-    "--default-chat-template-kwargs": ("a request brings its own chat_template_kwargs", frozenset({"{}"})),
-    "--completion-template": ("/v1/completions takes text as it is", frozenset()),
-    "--response-role": ("answers are the assistant's", frozenset({"assistant"})),
-    "--override-generation-config": ("a request brings its own values; see --generation-config", frozenset({"{}"})),
-    "--model-impl": ("families have one implementation each", frozenset({"auto", "vllm", "sglang"})),
-    "--task": ("models write text; embeddings are not supported", frozenset({"auto", "generate"})),
-    "--runner": ("models write text; embeddings are not supported", frozenset({"auto", "generate"})),
-    "--is-embedding": ("models write text; embeddings are not supported", frozenset({"false"})),
-    "--model-loader-extra-config": ("weights are read from safetensors; see --load-format", frozenset({"{}"})),
-    "--no-enable-chunked-prefill": ("prompts are always chunked to --max-num-batched-tokens; raise that", frozenset()),
-    "--cpu-offload-gb": ("weights stay on the GPU; `saccade plan` says what fits", frozenset({"0"})),
-    "--enable-lora": (_ADAPTERS, frozenset({"false"})),
-    "--lora-modules": (_ADAPTERS, frozenset()),
-    "--lora-paths": (_ADAPTERS, frozenset()),
-    "--speculative-config": (_DRAFTS, frozenset()),
-    "--speculative-algorithm": (_DRAFTS, frozenset()),
-    "--speculative-draft-model-path": (_DRAFTS, frozenset()),
-    "--kv-cache-memory-bytes": ("use --kv-cache-tokens; `saccade plan` shows the bytes of a token", frozenset()),
-    "--kv-transfer-config": (_KV_ELSEWHERE, frozenset()),
-    "--enable-hierarchical-cache": (_KV_ELSEWHERE, frozenset({"false"})),
-    "--disaggregation-mode": ("prefill and decode share a GPU", frozenset({"null"})),
-    "--mm-processor-kwargs": ("pixel limits come from the checkpoint's preprocessor_config.json", frozenset()),
-    "--enable-sleep-mode": ("a running server keeps its memory; stop it to free the GPU", frozenset({"false"})),
-    "--enable-memory-saver": ("a running server keeps its memory; stop it to free the GPU", frozenset({"false"})),
-    "--enable-deterministic-inference": (
-        "seeds do not depend on the batch, but sums of other batches may differ in the last bits",
-        frozenset({"false"}),
-    ),
-    "--allow-auto-truncate": ("a prompt that is too long is refused, not cut", frozenset({"false"})),
-    "--enable-custom-logit-processor": ("code from requests is never run", frozenset({"false"})),
-    "--logits-processors": ("code by name is never loaded", frozenset()),
-    "--middleware": ("code by name is never loaded", frozenset()),
-    "--enable-force-include-usage": ('a request asks: stream_options: {"include_usage": true}', frozenset({"false"})),
-    "--otlp-traces-endpoint": (_TRACES, frozenset()),
-    "--enable-trace": (_TRACES, frozenset({"false"})),
-    "--tool-call-parser": (
-        "tool calls of Qwen models are parsed as Hermes does",
-        frozenset({"hermes", "qwen", "qwen25"}),
-    ),
-}
+_MEMORY = "a running server keeps its memory; stop it to free the GPU"
+_SUMS = "seeds do not depend on the batch, but sums of other batches may differ in the last bits"
+# A flag that cannot be honoured: why, what to do, and any neutral values, which ask for nothing.
+REFUSED = _refused(
+    {
+        "--trust-remote-code": (_CODE, "false"),
+        "--code-revision": "code from a checkpoint is never run; --revision chooses the weights",
+        "--kv-cache-dtype": (_KV_DTYPE, "auto"),
+        "--cuda-graph-max-bs --cuda-graph-bs --cuda-graph-sizes --cudagraph-capture-sizes "
+        "--max-cudagraph-capture-size": "decode graphs cover every batch up to --max-num-seqs; lower that",
+        "--disable-cuda-graph-padding": "batches are padded to buckets; --graphs vision=exact is without",
+        "--piecewise-cuda-graph-tokens": "buckets follow from --max-num-batched-tokens",
+        "--max-seq-len-to-capture": "graphs cover every length up to --max-num-batched-tokens",
+        "--compilation-config --cuda-graph-config --cudagraph-mode": _GRAPHS,
+        "--pipeline-parallel-size --pp-size --pp --data-parallel-size --dp-size --dp --ep-size --ep --nnodes": (
+            _PARALLEL,
+            "1",
+        ),
+        "--enable-expert-parallel --enable-dp-attention": (_PARALLEL, "false"),
+        "--node-rank": (_PARALLEL, "0"),
+        "--dist-init-addr": _PARALLEL,
+        "--base-gpu-id": ("the first GPU that CUDA shows is taken; choose it by CUDA_VISIBLE_DEVICES", "0"),
+        "--tokenizer --tokenizer-path": "give a local folder with the files that are wanted instead",
+        "--tokenizer-revision": "model and tokenizer are of one --revision",
+        "--skip-tokenizer-init": ("answers are text; a request may still send token ids", "false"),
+        "--hf-overrides --json-model-override-args": (_ONE_MODEL_FILE, "{}"),
+        "--hf-token": "keys do not belong on a command line; set HF_TOKEN",
+        "--hf-chat-template-name": ("--chat-template takes a file with the template", "default"),
+        "--default-chat-template-kwargs": ("a request brings its own chat_template_kwargs", "{}"),
+        "--completion-template": "/v1/completions takes text as it is",
+        "--response-role": ("answers are the assistant's", "assistant"),
+        "--override-generation-config": ("a request brings its own values; see --generation-config", "{}"),
+        "--model-impl": ("families have one implementation each", "auto sglang vllm"),
+        "--task --runner": (_EMBEDDINGS, "auto generate"),
+        "--is-embedding": (_EMBEDDINGS, "false"),
+        "--model-loader-extra-config": ("weights are read from safetensors; see --load-format", "{}"),
+        "--no-enable-chunked-prefill": "prompts are always chunked to --max-num-batched-tokens; raise that",
+        "--cpu-offload-gb": ("weights stay on the GPU; `saccade plan` says what fits", "0"),
+        "--enable-lora": (_ADAPTERS, "false"),
+        "--lora-modules --lora-paths": _ADAPTERS,
+        "--speculative-config --speculative-algorithm --speculative-draft-model-path": _DRAFTS,
+        "--kv-cache-memory-bytes": "use --kv-cache-tokens; `saccade plan` shows the bytes of a token",
+        "--kv-transfer-config": _KV_ELSEWHERE,
+        "--enable-hierarchical-cache": (_KV_ELSEWHERE, "false"),
+        "--disaggregation-mode": ("prefill and decode share a GPU", "null"),
+        "--mm-processor-kwargs": "pixel limits come from the checkpoint's preprocessor_config.json",
+        "--enable-sleep-mode --enable-memory-saver": (_MEMORY, "false"),
+        "--enable-deterministic-inference": (_SUMS, "false"),
+        "--allow-auto-truncate": ("a prompt that is too long is refused, not cut", "false"),
+        "--enable-custom-logit-processor": ("code from requests is never run", "false"),
+        "--logits-processors --middleware": "code by name is never loaded",
+        "--enable-force-include-usage": ('a request asks: stream_options: {"include_usage": true}', "false"),
+        "--otlp-traces-endpoint": _TRACES,
+        "--enable-trace": (_TRACES, "false"),
+        "--tool-call-parser": ("tool calls of Qwen models are parsed as Hermes does", "hermes qwen qwen25"),
+    }
+)
 _COUNTED = "the server counts tokens with the model's own tokenizer"
 # The same for benchmarks of servers.
 BENCH_TAKEN_SWITCHES = {
@@ -237,51 +217,77 @@ BENCH_TAKEN_SWITCHES = {
     "--trust-remote-code": _COUNTED,
     "--disable-tqdm": "a bar is drawn on terminals only",
 }
-BENCH_TAKEN_VALUES = {
-    "--tokenizer": _COUNTED,
-    "--tokenizer-mode": _COUNTED,
-    "--ready-check-timeout-sec": "a server that does not answer is an error at once",
-}
-BENCH_REFUSED = {
-    "--profile": ("profilers are started with the server, from outside", frozenset({"false"})),
-    "--lora-name": (_ADAPTERS, frozenset()),
-    "--tokenize-prompt": ("prompts are text; their lengths are counted by the server", frozenset({"false"})),
-}
+BENCH_TAKEN_VALUES = _each(
+    {
+        "--tokenizer --tokenizer-mode": _COUNTED,
+        "--ready-check-timeout-sec": "a server that does not answer is an error at once",
+    }
+)
+BENCH_REFUSED = _refused(
+    {
+        "--profile": ("profilers are started with the server, from outside", "false"),
+        "--lora-name": _ADAPTERS,
+        "--tokenize-prompt": ("prompts are text; their lengths are counted by the server", "false"),
+    }
+)
+_KEPT = "compiled kernels are kept below XDG_CACHE_HOME, checkpoints by the hub (--download-dir)"
+_POSITIONS = "a request has at most the positions that the model was made for"
+# An environment variable of another engine: what to use instead. None of them is read.
+INSTEAD = _each(
+    {
+        "SGLANG_MM_FEATURE_CACHE_MB": "pixels of waiting requests are bounded by --max-media-bytes",
+        "SGLANG_USE_CUDA_IPC_TRANSPORT": "pixels reach the engine over a local socket and the GPU from pinned memory",
+        "SGLANG_VLM_CACHE_SIZE_MB": "use --encoder-cache-tokens; 0 keeps no image between requests",
+        "SGLANG_VIT_ENABLE_CUDA_GRAPH": "vision passes are graph replays anyway; --graphs vision=off runs them without",
+        "SGLANG_ENABLE_TORCH_COMPILE": _NO_COMPILER,
+        "SGLANG_HOST_IP VLLM_HOST_IP": "use --host",
+        "SGLANG_PORT VLLM_PORT": "use --port",
+        "SGLANG_API_KEY VLLM_API_KEY": "NO KEY is taken from it; use --api-key or SACCADE_API_KEY",
+        "SGLANG_USE_MODELSCOPE VLLM_USE_MODELSCOPE": "models are local folders or come from the Hugging Face hub",
+        "SGLANG_LOGGING_CONFIG_PATH VLLM_LOGGING_LEVEL VLLM_CONFIGURE_LOGGING": _LOG,
+        "SGLANG_CACHE_DIR VLLM_CACHE_ROOT": _KEPT,
+        "SGLANG_REQ_WAITING_TIMEOUT SGLANG_REQ_RUNNING_TIMEOUT": "use --request-timeout-s",
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN VLLM_ALLOW_LONG_MAX_MODEL_LEN": _POSITIONS,
+        "VLLM_ATTENTION_BACKEND": _KERNELS,
+        "VLLM_IMAGE_FETCH_TIMEOUT": "use --image-fetch-timeout-s",
+        "VLLM_VIDEO_FETCH_TIMEOUT": "use --video-fetch-timeout-s",
+    }
+)
+_OTHERS = "settings here are flags, a --config file and SACCADE_ variables"
+
+
+def variable_notes(variables: Mapping[str, str] | None = None) -> list[str]:
+    """One line per variable that is set. Values are not shown: one may be a key."""
+    return [f"{name} changes nothing: {INSTEAD.get(name, _OTHERS)}" for name in foreign_variables(variables)]
 
 
 def add_aliases(parser: Parser) -> None:
-    """What the commands that run a model take of other engines' flags."""
-    group = _add_mapped(parser)
-    _add_taken(parser, group, TAKEN_SWITCHES, TAKEN_VALUES)
-    _add_refused(parser, group, REFUSED)
+    _add_mapped(parser)
+    _add_silent(parser, TAKEN_SWITCHES, TAKEN_VALUES, REFUSED)
     if "tensor_parallel_size" in parser.kinds:
-        parser.add_foreign(group, "-tp", dest="tensor_parallel_size", type=reader_of(int))
+        parser.add_foreign("-tp", dest="tensor_parallel_size", type=reader_of(int))
     if parser.max_words:
-        group.add("--model", "--model-path", dest="model", help=SUPPRESS)
+        parser.add_argument("--model", "--model-path", dest="model", default=SUPPRESS, help=SUPPRESS)
 
 
 def add_bench_aliases(parser: Parser) -> None:
-    """What the benchmark of servers takes of other benchmarks' flags."""
-    group = _add_mapped(parser)
-    _add_taken(parser, group, BENCH_TAKEN_SWITCHES, BENCH_TAKEN_VALUES)
-    _add_refused(parser, group, BENCH_REFUSED)
+    _add_mapped(parser)
+    _add_silent(parser, BENCH_TAKEN_SWITCHES, BENCH_TAKEN_VALUES, BENCH_REFUSED)
 
 
-def _add_mapped(parser: Parser) -> Group:
-    """Other names of settings that a parser has."""
-    group = parser.new_group("aliases", "names of other engines")
+def _add_mapped(parser: Parser) -> None:
+    """Adds only those whose setting this parser has."""
     for flag, field, how in _mapped():
         if field in parser.kinds and not parser.knows(flag):
             if "action" not in how:
                 assert not is_list(parser.kinds[field]), f"{flag} would replace a list"
                 how = {"type": reader_of(parser.kinds[field])}
                 parser.aliases[flag[2:].replace("-", "_")] = field
-            parser.add_foreign(group, flag, dest=field, **how)
-    return group
+            parser.add_foreign(flag, dest=field, **how)
 
 
 def _mapped() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Every flag that sets something, the setting, and how; without an action it reads what the setting reads."""
+    """(flag, setting, how) of every flag that sets something; without an action it is read as the setting is."""
     yield from ((flag, field, {}) for flag, field in SAME.items())
     yield from ((flag, field, {"action": Budget, "type": reader_of(int)}) for flag, field in BUDGETS.items())
     yield from ((flag, field, {"action": "store_const", "const": to}) for flag, (field, to) in SWITCHES.items())
@@ -289,16 +295,11 @@ def _mapped() -> Iterator[tuple[str, str, dict[str, Any]]]:
     yield from ((flag, "graphs", {"action": GraphWord, "word": word}) for flag, word in GRAPH_WORDS.items())
 
 
-def _add_taken(parser: Parser, group: Group, switches: dict[str, str], values: dict[str, str]) -> None:
-    for flag, note in switches.items():
-        if not parser.knows(flag):
-            parser.add_foreign(group, flag, sets=False, action=Take, note=note, nargs=0)
-    for flag, note in values.items():
-        if not parser.knows(flag):
-            parser.add_foreign(group, flag, sets=False, action=Take, note=note)
-
-
-def _add_refused(parser: Parser, group: Group, refused: dict[str, tuple[str, frozenset[str]]]) -> None:
+def _add_silent(parser: Parser, switches: Mapping[str, str], values: Mapping[str, str], refused: Refused) -> None:
+    silent: dict[str, dict[str, Any]] = {flag: {"action": Take, "note": note} for flag, note in values.items()}
+    silent |= {flag: {"action": Take, "note": note, "nargs": 0} for flag, note in switches.items()}
     for flag, (reason, neutral) in refused.items():
+        silent[flag] = {"action": Refuse, "reason": reason, "neutral": neutral}
+    for flag, how in silent.items():
         if not parser.knows(flag):
-            parser.add_foreign(group, flag, sets=False, action=Refuse, reason=reason, neutral=neutral)
+            parser.add_foreign(flag, sets=False, **how)

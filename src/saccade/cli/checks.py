@@ -1,4 +1,4 @@
-"""What `saccade doctor` looks at on a machine. Every check ends in a finding; none of them raises."""
+"""Machine checks of `saccade doctor`. Every check ends in a finding; none of them raises."""
 
 import importlib.util
 import platform
@@ -22,7 +22,7 @@ MIN_PYTHON = (3, 11)
 MIN_CAPABILITY = (8, 0)
 ENOUGH_DISK_BYTES = 40 * GIB
 ENOUGH_FILES = 4096
-# Optional packages by the module they bring: what is missing without them, and how to get it.
+# Optional packages by the module they provide: what is missing without them, and how to get it.
 OPTIONAL = {
     "flash_attn": ("the fastest attention on Hopper and later", "cuda"),
     "quack": ("faster matrix products on Hopper", "cuda"),
@@ -34,13 +34,13 @@ OPTIONAL = {
 
 class Level(StrEnum):
     OK = "ok"
-    NOTE = "note"  # works, but something better is possible
+    NOTE = "note"  # works, but could be better
     BROKEN = "broken"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check met and, where something is to be done, what."""
+    """What a check found and, if needed, what to do about it."""
 
     check: str
     level: Level
@@ -52,7 +52,6 @@ Check = Callable[[], Finding]
 
 
 def guarded(name: str, check: Check, fix: str) -> Finding:
-    """A check that fails in a way nobody foresaw is a finding, too."""
     try:
         return check()
     except SaccadeError as error:
@@ -121,7 +120,7 @@ def check_gpu() -> Finding:
 
 
 def check_gpus() -> Finding:
-    """How many there are, and whether ranks on them can read each other's memory."""
+    """How many there are, and whether ranks can read each other's memory."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -173,7 +172,7 @@ def check_disk() -> Finding:
 
 
 def check_sockets() -> Finding:
-    """The engine is reached over a Unix socket in a temporary folder."""
+    """The engine is reached through a Unix socket in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{folder}/socket")
     return Finding("sockets", Level.OK, f"Unix sockets work in {tempfile.gettempdir()}")
@@ -200,7 +199,7 @@ def check_port(host: str, port: int) -> Finding:
 
 
 def nvidia_gpus() -> list[str]:
-    """Name, driver and memory of each GPU, as nvidia-smi says."""
+    """Name, driver and memory of each GPU, from nvidia-smi."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []

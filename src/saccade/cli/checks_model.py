@@ -1,12 +1,16 @@
-"""What `saccade doctor` looks at in a checkpoint, from its files to an answer about an image."""
+"""Checkpoint checks of `saccade doctor`, from its files to an answer about an image."""
 
 import io
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from saccade.cli.checks import GIB, Finding, Level, guarded
+
+if TYPE_CHECKING:
+    from saccade.inputs.processor import Processor
+    from saccade.models.model_spec import ModelSpec
 
 MAX_SAMPLE_BYTES = 2 * GIB  # a larger model would keep a CPU busy for long
 AGAIN = "download the checkpoint again, or choose another"
@@ -36,27 +40,28 @@ def check_model(model: str, *, sample: bool) -> Iterator[Finding]:
 
 
 def check_config(folder: Path) -> Finding:
-    from saccade.models.config import Config
-    from saccade.models.registry import read_spec
-
-    _, spec = read_spec(Config.read(folder / "config.json"))
+    spec = _spec(folder)
     sees = "sees images" if spec.vision else "text only"
     found = f"{spec.architecture}, {len(spec.decoder.layers)} layers, {spec.max_position} positions, {sees}"
     return Finding("config", Level.OK, found)
 
 
 def check_ranks(folder: Path) -> Finding:
-    """How many ranks can share the model."""
     from saccade.dry_run.blueprint import dividing_sizes
-    from saccade.models.config import Config
-    from saccade.models.registry import read_spec
 
-    _, spec = read_spec(Config.read(folder / "config.json"))
+    spec = _spec(folder)
     sizes = dividing_sizes(spec, "weights")
     found = f"can be shared by {_listed(sizes)} ranks (--tensor-parallel-size)"
     if spec.vision is not None and (more := sorted({*dividing_sizes(spec, "data")} - {*sizes})):
         found += f"; also by {_listed(more)}, which then encode whole images each (--mm-encoder-tp-mode data)"
     return Finding("ranks", Level.OK, found)
+
+
+def _spec(folder: Path) -> "ModelSpec":
+    from saccade.models.model_config import Config
+    from saccade.models.registry import read_spec
+
+    return read_spec(Config.read(folder / "config.json"))[1]
 
 
 def _listed(numbers: list[int]) -> str:
@@ -71,7 +76,7 @@ def check_weights(folder: Path) -> Finding:
 
 
 def check_tokenizer(folder: Path) -> Finding:
-    """Tokens that stand for media must be what config.json says they are."""
+    """Media placeholder tokens must be those that config.json names."""
     from saccade.inputs.generation import GenerationDefaults
     from saccade.inputs.processor import Processor
 
@@ -92,16 +97,13 @@ def check_template(folder: Path) -> Finding:
     from saccade.inputs.processor import Processor
 
     processor = Processor.from_folder(folder)
-    content: list[dict[str, Any]] = [{"type": "text", "text": "What is this?"}]
-    if processor.images is not None:
-        content.insert(0, {"type": "image", "image": sample_image()})
-    prompt = processor.chat([{"role": "user", "content": content}])
+    prompt = processor.chat(_question("What is this?", processor))
     media = sum(span.length for span in prompt.spans)
     return Finding("template", Level.OK, f"renders to {len(prompt)} tokens, {media} of them an image's")
 
 
 def check_sample(folder: Path, wanted: bool) -> Finding:
-    """A real answer on the CPU, about an image where the model sees."""
+    """A real answer on the CPU, about an image if the model takes images."""
     from saccade.models.checkpoint import SafetensorsFolder
 
     size = SafetensorsFolder.open(folder).total_bytes
@@ -113,11 +115,8 @@ def check_sample(folder: Path, wanted: bool) -> Finding:
     started = perf_counter()
     limits = {"max_num_seqs": 1, "max_num_batched_tokens": 2048, "kv_cache_tokens": 4096}
     with LLM(folder, device="cpu", enforce_eager=True, **limits) as llm:
-        content: list[dict[str, Any]] = [{"type": "text", "text": "What shape is this?"}]
-        if llm.processor.images is not None:
-            content.insert(0, {"type": "image", "image": sample_image()})
         params = SamplingParams(temperature=0, max_tokens=8)
-        [output] = llm.chat([{"role": "user", "content": content}], params, progress=False)
+        [output] = llm.chat(_question("What shape is this?", llm.processor), params, progress=False)
     answer = output.outputs[0]
     found = f"answered {answer.text!r} in {perf_counter() - started:.1f} s"
     if answer.finish_reason == "error":
@@ -125,12 +124,15 @@ def check_sample(folder: Path, wanted: bool) -> Finding:
     return Finding("sample", Level.OK, found)
 
 
-def sample_image() -> bytes:
-    """A red circle on white, as PNG."""
+def _question(text: str, processor: "Processor") -> list[dict[str, Any]]:
+    """About a red circle on white if the model takes images."""
     from PIL import Image, ImageDraw
 
+    words = {"type": "text", "text": text}
+    if processor.images is None:
+        return [{"role": "user", "content": [words]}]
     image = Image.new("RGB", (96, 96), "white")
     ImageDraw.Draw(image).ellipse((20, 20, 76, 76), fill="red")
     file = io.BytesIO()
     image.save(file, "PNG")
-    return file.getvalue()
+    return [{"role": "user", "content": [{"type": "image", "image": file.getvalue()}, words]}]

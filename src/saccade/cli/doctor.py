@@ -1,7 +1,5 @@
-"""`saccade doctor`: is everything here that serving needs, and if not, what to do about it."""
+"""`saccade doctor`: checks everything that serving needs, and says what to do about what is missing."""
 
-import json
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -15,7 +13,7 @@ from saccade.cli.model import MODEL_WORD, bundled_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
 from saccade.errors import ConfigError
-from saccade.terminal import Output
+from saccade.terminal import Output, print_json
 
 EXIT_BROKEN = 1
 MARKS = {Level.OK: ("✓", "green"), Level.NOTE: ("•", "yellow"), Level.BROKEN: ("✗", "red")}
@@ -51,7 +49,7 @@ def run(flags: Namespace) -> int:
     broken = [finding for finding in findings if finding.level is Level.BROKEN]
     if settings.json:
         data = {"saccade": __version__, "ok": not broken, "findings": [asdict(finding) for finding in findings]}
-        sys.stdout.write(json.dumps(data, indent=1) + "\n")
+        print_json(data)
     else:
         console.print("all that is needed works" if not broken else f"{len(broken)} of {len(findings)} checks failed")
     return EXIT_BROKEN if broken else 0

@@ -4,12 +4,10 @@ from argparse import Namespace
 
 from rich.console import Console
 
-from saccade.cli.aliases import add_aliases
-from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
+from saccade.cli.model import engine_parser, engine_settings
 from saccade.cli.parser import Parser, settings_from
-from saccade.eval.settings import EvalSettings
+from saccade.eval.eval_settings import EvalSettings
 from saccade.terminal import Output
-from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 
 def new_parser(name: str) -> Parser:
@@ -17,23 +15,15 @@ def new_parser(name: str) -> Parser:
         "Ask questions with known answers: accuracy with its confidence interval, and what was taken for what. Without "
         "MODEL, the model that comes with the package; --graphs-compare answers with graphs on and off."
     )
-    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
-    for settings in (EvalSettings, EngineSettings, SchedulerSettings):
-        parser.add_settings(settings)
-    add_aliases(parser)
-    return parser
+    return engine_parser(name, about, EvalSettings)
 
 
 def run(flags: Namespace) -> int:
-    from saccade.eval import print_eval, run_eval  # imports torch
+    from saccade.eval.eval_report import print_eval
+    from saccade.eval.evaluation import run_eval  # imports torch
 
-    own = {} if flags.words else BUNDLED_LIMITS
-    report = run_eval(
-        chosen_model(flags.words),
-        settings_from(flags, EvalSettings),
-        engine=settings_from(flags, EngineSettings, own),
-        limits=settings_from(flags, SchedulerSettings, own),
-        console=Console(stderr=True),
-    )
+    model, engine, limits = engine_settings(flags)
+    asked = settings_from(flags, EvalSettings)
+    report = run_eval(model, asked, engine=engine, limits=limits, console=Console(stderr=True))
     print_eval(report, Output())
     return 0

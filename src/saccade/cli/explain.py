@@ -1,8 +1,6 @@
 """`saccade explain`: how a request would be run, decided by the code that would run it."""
 
-import json
 import re
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from saccade.cli.aliases import add_aliases
-from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
+from saccade.cli.model import engine_parser, engine_settings
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.plan import settings_folder
 from saccade.config import Word, setting
 from saccade.errors import ConfigError, RequestError
-from saccade.terminal import Output, print_table
-from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.terminal import Output, print_json, print_table
 
 if TYPE_CHECKING:
     from saccade.dry_run.blueprint import Blueprint
-    from saccade.dry_run.steps import DryRun
+    from saccade.dry_run.steps import ExplainedPass
     from saccade.inputs.plans import ImagePlan, VideoPlan
     from saccade.models.media import ImageSettings, VideoSettings
 
@@ -46,21 +42,16 @@ class ExplainSettings:
     json: bool = setting(False, "print JSON")
 
     def __post_init__(self) -> None:
-        for name, low in (("prompt_tokens", 1), ("batch", 1)):
-            if getattr(self, name) < low:
-                flag = name.replace("_", "-")
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {low} (--{flag})")
+        for name in ("prompt_tokens", "batch"):
+            if (met := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} is {met}; it must be at least 1 (--{name.replace('_', '-')})")
         self.videos()
         for text in self.image:
             if not _SIZE.fullmatch(text) and not Path(text).expanduser().is_file():
                 raise ConfigError(f"image is {text!r}; write WIDTHxHEIGHT, or name a file that is there (--image)")
 
-    def images(self) -> list[tuple[int, int]]:
-        """(width, height) of each, within what a server takes."""
-        return [_image_size(text) for text in self.image]
-
     def videos(self) -> list[tuple[int, int, int, float | None]]:
-        """(frames, width, height, frames a second) of each."""
+        """(frames, width, height, frames per second) of each."""
         found = [_VIDEO_SIZE.fullmatch(text) for text in self.video]
         if None in found:
             raise ConfigError(f"video is {self.video[found.index(None)]!r}; write FRAMESxWIDTHxHEIGHT (--video)")
@@ -76,23 +67,17 @@ def new_parser(name: str) -> Parser:
         "replayed and why. Needs neither a GPU nor weights; the engine's own scheduler and runner decide, with the "
         "limits that a GPU has (--device cpu: those of a CPU), or without MODEL those of `saccade serve` here."
     )
-    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
-    for settings in (ExplainSettings, EngineSettings, SchedulerSettings):
-        parser.add_settings(settings)
-    add_aliases(parser)
-    return parser
+    return engine_parser(name, about, ExplainSettings)
 
 
 def run(flags: Namespace) -> int:
     asked = settings_from(flags, ExplainSettings)
-    own = {} if flags.words else BUNDLED_LIMITS
-    engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
+    model, engine, limits = engine_settings(flags)
     from saccade.dry_run.blueprint import draw  # imports torch
     from saccade.dry_run.steps import dry_run, made_up_prompt
     from saccade.inputs.media_settings import read_placeholder_settings
     from saccade.kernels.dispatch import device_named
 
-    model = chosen_model(flags.words)
     folder = settings_folder(model, engine)
     is_cuda = engine.device != "cpu" if flags.words else device_named(engine.device).type == "cuda"
     blueprint = draw(folder, engine, limits, is_cuda=is_cuda)
@@ -100,38 +85,36 @@ def run(flags: Namespace) -> int:
     placeholders = read_placeholder_settings(folder)
     names = [str(index) for index in range(asked.batch)]
     prompts = [made_up_prompt(plans, asked.prompt_tokens, placeholders, name) for name in names]
-    seen = dry_run(blueprint, prompts)
+    steps = dry_run(blueprint, prompts)
     media = list(zip([*asked.image, *asked.video], plans, strict=True))
     if asked.json:
-        data = {"model": model, **_machine(blueprint), **as_data(media, len(prompts[0]), seen)}
-        sys.stdout.write(json.dumps(data, indent=1) + "\n")
+        print_json({"model": model, **as_data(blueprint, media, len(prompts[0]), steps)})
     else:
         console = Output()
         console.print(_assumed(blueprint))
-        _show(console, media, len(prompts[0]), seen)
+        _show(console, media, len(prompts[0]), steps)
     return 0
 
 
-def as_data(media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "DryRun") -> dict[str, Any]:
+def as_data(
+    blueprint: "Blueprint", media: "Sequence[tuple[str, Any]]", num_tokens: int, steps: "list[list[ExplainedPass]]"
+) -> dict[str, Any]:
+    """The inputs of the decision (device kind, engine limits) and the decisions."""
+    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "encoder_budget_tokens")
     return {
+        "device": "cuda" if blueprint.is_cuda else "cpu",
+        "limits": {name: getattr(blueprint.resolved.limits, name) for name in names},
         "media": [
             {"given": text, "resized": plan.size_hw[::-1], "grid_thw": plan.grid_thw, "tokens": plan.num_tokens}
             for text, plan in media
         ],
         "prompt_tokens": num_tokens,
-        "steps": [[{**asdict(one), "padding": one.padding} for one in step] for step in seen.steps],
+        "steps": [[{**asdict(one), "padding": one.padding} for one in step] for step in steps],
     }
 
 
-def _machine(blueprint: "Blueprint") -> dict[str, Any]:
-    """What decides: the kind of device, and the limits of an engine there."""
-    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "encoder_budget_tokens")
-    limits = {name: getattr(blueprint.limits, name) for name in names}
-    return {"device": "cuda" if blueprint.is_cuda else "cpu", "limits": limits}
-
-
 def _assumed(blueprint: "Blueprint") -> str:
-    limits = blueprint.limits
+    limits = blueprint.resolved.limits
     device = "a GPU (--device cpu: a CPU)" if blueprint.is_cuda else "a CPU (--device cuda: a GPU)"
     return (
         f"on {device}: {limits.max_model_len:,} tokens a request, {limits.max_num_seqs:,} requests at a time, "
@@ -140,7 +123,7 @@ def _assumed(blueprint: "Blueprint") -> str:
 
 
 def _image_size(text: str) -> tuple[int, int]:
-    """(width, height) of what was written, or of the upright picture in a file."""
+    """(width, height) as written, or of the image in a file after EXIF orientation."""
     from saccade.inputs.images import ImageLimits, check_size, load_image
 
     try:
@@ -164,13 +147,15 @@ def _plans(
         raise ConfigError("this model takes no videos (--video)")
     found: list[ImagePlan | VideoPlan] = []
     if images is not None:
-        found += [plan_image(height, width, images) for width, height in asked.images()]
+        found += [plan_image(height, width, images) for width, height in map(_image_size, asked.image)]
     if videos is not None:
         found += [plan_video(frames, high, wide, fps, videos) for frames, wide, high, fps in asked.videos()]
     return found
 
 
-def _show(console: Console, media: "Sequence[tuple[str, Any]]", num_tokens: int, seen: "DryRun") -> None:
+def _show(
+    console: Console, media: "Sequence[tuple[str, Any]]", num_tokens: int, steps: "list[list[ExplainedPass]]"
+) -> None:
     for text, plan in media:
         width, height = plan.size_hw[1], plan.size_hw[0]
         frames = f", {plan.grid_thw[0]} steps in time" if plan.grid_thw[0] > 1 else ""
@@ -179,12 +164,12 @@ def _show(console: Console, media: "Sequence[tuple[str, Any]]", num_tokens: int,
         )
     console.print(f"a prompt has {num_tokens} tokens")
     table = Table("step", "phase", "content", "rows", "bucket", "padding", "tier", "why")
-    for number, step in enumerate(seen.steps[:MAX_STEPS_SHOWN], start=1):
+    for number, step in enumerate(steps[:MAX_STEPS_SHOWN], start=1):
         for one in step:
             padding = f"{one.padding:.1%}" if one.graph else "-"
             figures = (f"{one.rows:,}", f"{one.bucket_rows:,}" if one.graph else "-", padding)
             table.add_row(str(number), one.phase, one.content, *figures, one.tier.value, one.reason)
     print_table(console, table)
-    left = len(seen.steps) - MAX_STEPS_SHOWN
+    left = len(steps) - MAX_STEPS_SHOWN
     if left > 0:
         console.print(f"and {left} more steps (--json shows all)")

@@ -1,4 +1,4 @@
-"""Groups of flags and their help: an overview, one group, what a word finds, or all."""
+"""Groups of flags and their help: an overview, one group, a word search, or everything."""
 
 import re
 import sys
@@ -8,12 +8,12 @@ from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any, NoReturn
 
-FEW_FLAGS = 16  # a command with no more shows all of them at once
-WIDEST, NARROWEST = 100, 40  # lines longer than that are hard to read
+FEW_FLAGS = 16  # with no more flags than this, a command shows all of them at once
+WIDEST, NARROWEST = 100, 40  # columns; longer lines are hard to read
 
 
 class Group:
-    """Flags that belong together. None has a default: what was not given can come from elsewhere."""
+    """Flags that belong together. Flags have no argparse default, so that unset ones can be read from elsewhere."""
 
     def __init__(self, parser: ArgumentParser, name: str, about: str) -> None:
         self.name, self.about = name, about
@@ -40,8 +40,6 @@ class HelpAction(Action):
 
 
 class FlagFormatter(HelpFormatter):
-    """The name that switches a flag off is not spelled out: --strict, --no-..."""
-
     def _format_action_invocation(self, action: Action) -> str:
         if isinstance(action, BooleanOptionalAction):
             return ", ".join([*flag_names(action), "--no-..."])
@@ -65,13 +63,12 @@ def help_text(parser: Any, topic: str) -> str:
 
 
 def filled(text: str, indent: str = "", later: str | None = None) -> str:
-    """Text in lines that the terminal holds; flags are never broken. `later` indents all lines but the first."""
+    """Wraps text to the terminal without breaking flags. `later` indents all lines but the first."""
     following = indent if later is None else later
     return fill(text, _width(), initial_indent=indent, subsequent_indent=following, break_on_hyphens=False)
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a docstring, however many lines it takes."""
     words = " ".join(text.split())
     return re.split(r"(?<=\.) (?=\S)", words, maxsplit=1)[0].rstrip(".")
 
@@ -82,7 +79,6 @@ def name_of(settings: type[Any]) -> str:
 
 
 def flag_names(action: Action) -> list[str]:
-    """The names of a flag, without the one that switches it off."""
     return [text for text in action.option_strings if not text.startswith("--no-")] or list(action.option_strings)
 
 

@@ -1,14 +1,19 @@
-"""Which model a command is about."""
+"""Selects the model of a command and its engine settings."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from saccade.cli.aliases import add_aliases
+from saccade.cli.parser import Parser, settings_from
 from saccade.errors import ConfigError
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 MODEL_WORD = "[MODEL]"
-# Where nothing else was chosen, the bundled model gets what a CPU can do soon after the start: graphs recorded there
-# hold every temporary, so few and small ones. Its images have at most 64 tokens.
+# Defaults of the bundled model, for a quick start on a CPU: graphs recorded there hold every temporary, so few and
+# small ones. Its images have at most 64 tokens.
 BUNDLED_LIMITS = {
     "max_model_len": 1024,
     "max_num_seqs": 4,
@@ -18,8 +23,23 @@ BUNDLED_LIMITS = {
 }
 
 
+def engine_parser(name: str, about: str, *settings: type[Any]) -> Parser:
+    """The parser of a command that runs a model: its own settings, the engine's, and flags of other engines."""
+    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
+    for one in (*settings, EngineSettings, SchedulerSettings):
+        parser.add_settings(one)
+    add_aliases(parser)
+    return parser
+
+
+def engine_settings(flags: Namespace) -> tuple[str, EngineSettings, SchedulerSettings]:
+    """The named model, or the bundled one with its own limits, and how to run it."""
+    own = {} if flags.words else BUNDLED_LIMITS
+    engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
+    return chosen_model(flags.words), engine, limits
+
+
 def chosen_model(words: Sequence[str]) -> str:
-    """The model that was named, or the bundled one."""
     return words[0] if words else str(bundled_model())
 
 
@@ -32,15 +52,15 @@ def bundled_model() -> Path:
 
 
 def found_path(word: str) -> Path | None:
-    """The file or folder that a word names; None where it names none, or cannot be a name."""
-    with suppress(OSError, RuntimeError, ValueError):  # too long, somebody's who is unknown, with a zero byte
+    """The file or folder that a word names; None if there is none, or the word cannot be a path."""
+    with suppress(OSError, RuntimeError, ValueError):  # too long, unknown user in ~user, zero byte
         path = Path(word).expanduser()
         return path if path.exists() else None
     return None
 
 
 def looks_like_model(word: str) -> bool:
-    """Whether a lone word names a model and is not a question: a folder, a path, or org/name."""
+    """Whether a lone word is a model rather than a question: a folder, a path, or org/name."""
     path = found_path(word)
     if path is not None and path.is_dir():
         return True

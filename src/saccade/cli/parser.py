@@ -1,8 +1,5 @@
-"""Flags of a command, generated from the fields of its settings, so that none is spelled twice.
-
-A setting is taken from the first of: its flag, the file of `--config`, its environment variable, the command's own
-default, the field's default.
-"""
+"""Flags of a command, generated from the fields of its settings. A setting is taken from the first of: its flag, the
+file of `--config`, its environment variable, the command's own default, the field's default."""
 
 import json
 from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
@@ -23,7 +20,7 @@ Settings = TypeVar("Settings")
 
 
 class Parser(ArgumentParser):
-    """The parser of one command. `words` names what may stand without a flag, such as [MODEL]."""
+    """The parser of one command. `words` names the positional arguments, such as [MODEL]."""
 
     def __init__(self, name: str, *, words: str = "", max_words: int = 0, about: str = "") -> None:
         usage = f"saccade {name} {words} [flags]".replace("  ", " ")
@@ -31,7 +28,7 @@ class Parser(ArgumentParser):
         self.name, self.max_words = name, max_words
         self.groups: list[Group] = []
         self.kinds: dict[str, Any] = {}
-        self.aliases: dict[str, str] = {}  # other names of settings, as a file may spell them
+        self.aliases: dict[str, str] = {}  # other names of settings, allowed in the config file
         self._foreign: set[str] = set()  # flags of other engines
         self._unsuggested: set[str] = set()  # those of them that set nothing
         self._own_defaults: dict[str, Any] = {}
@@ -45,26 +42,24 @@ class Parser(ArgumentParser):
         return group
 
     def add_settings(self, settings: type[Any], **defaults: Any) -> None:
-        """One flag a field: `--max-model-len` for `max_model_len`, with the field's type, default and help.
-
-        `defaults` are this command's own. A field that another settings class has brought already shares its flag.
-        """
+        """One flag per field: `--max-model-len` for `max_model_len`, with the field's type, default and help.
+        `defaults` are this command's own. A field that an earlier settings class already added shares its flag."""
         group = self.new_group(name_of(settings), first_sentence(settings.__doc__ or ""))
         types = get_type_hints(settings, include_extras=True)
         for field in fields(settings):
             if field.name not in self.kinds:
                 self._add_field(group, field, types[field.name], defaults.get(field.name, field.default))
 
-    def add_foreign(self, group: Group, *flags: str, sets: bool = True, **how: Any) -> None:
-        """A flag of another engine. One that `sets` nothing is never suggested for a flag that is unknown."""
-        group.add(*flags, help=SUPPRESS, **how)
-        self._foreign.update(flags)
+    def add_foreign(self, flag: str, *, sets: bool = True, **how: Any) -> None:
+        """A flag of another engine. One that does not set anything (`sets`) is never suggested for an unknown flag."""
+        self.add_argument(flag, default=SUPPRESS, help=SUPPRESS, **how)
+        self._foreign.add(flag)
         if not sets:
-            self._unsuggested.update(flags)
+            self._unsuggested.add(flag)
 
     def read(self, argv: Sequence[str]) -> Namespace:
-        """Every setting by its name, from wherever it comes; `words` holds what stood without a flag, `chosen` the
-        names of those that are not defaults, `notes` what the user should be told."""
+        """All settings by name, from all sources; also `words` (positional arguments), `chosen` (names of settings that
+        are not defaults), `notes` for the user, and `command`."""
         before, rest = _split(argv)
         given, extras = self.parse_known_args(before)
         for extra in extras:
@@ -83,7 +78,8 @@ class Parser(ArgumentParser):
             words = [values["model"]]
         if len(words) > self.max_words:
             self.error(f"unexpected {words[self.max_words]!r}; usage: {self.usage}")
-        return Namespace(**{**values, "words": words, "chosen": frozenset(chosen), "notes": tuple(notes)})
+        read = {"command": self.name, "words": words, "chosen": frozenset(chosen), "notes": tuple(notes)}
+        return Namespace(**{**values, **read})
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see `saccade {self.name} --help`)")
@@ -142,21 +138,19 @@ class Parser(ArgumentParser):
 
 
 class Gather(Action):
-    """Every use of a flag adds to its list."""
-
     def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: Any = None) -> None:
         setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *values))
 
 
 def settings_from(flags: Namespace, settings: type[Settings], defaults: Mapping[str, Any] | None = None) -> Settings:
-    """Settings of one kind. `defaults` replace those of fields that nobody chose."""
+    """Builds one settings class. `defaults` replace those of fields that nobody chose."""
     names = [field.name for field in fields(settings)]  # type: ignore[arg-type]
     own = {name: value for name, value in (defaults or {}).items() if name in names and name not in flags.chosen}
     return settings(**{name: own.get(name, getattr(flags, name)) for name in names})
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """A question to add to a message about an unknown word, or nothing."""
+    """A suffix for an error about an unknown word; may be empty."""
     close = get_close_matches(word, known, n=2, cutoff=0.6)
     bare = word.strip("-")
     close = close or [text for text in known if bare and bare in text][:2]
@@ -164,13 +158,12 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Behind a lone -- nothing is a flag."""
     at = list(argv).index("--") if "--" in argv else len(argv)
     return list(argv[:at]), list(argv[at + 1 :])
 
 
 def _as_flag(flag: str, value: Any) -> list[str]:
-    """What a file says of a flag of another engine, as the command line says it; false asks for nothing."""
+    """Another engine's flag in a config file, as command-line arguments; false gives none."""
     if isinstance(value, bool):
         return [flag] * value
     if isinstance(value, list):

@@ -1,7 +1,5 @@
-"""`saccade plan`: what a model needs on a GPU, from its config.json alone."""
+"""`saccade plan`: the memory a model needs on a GPU, from its config.json alone."""
 
-import json
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,19 +9,18 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from saccade.cli.aliases import add_aliases
-from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
+from saccade.cli.model import engine_parser, engine_settings
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import Word, setting
-from saccade.terminal import Output, print_table
-from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.terminal import Output, print_json, print_table
+from saccade.wire.engine_settings import EngineSettings
 
 if TYPE_CHECKING:
     from saccade.dry_run.memory import GPU, MemoryPlan, Room
 
 EXIT_DOES_NOT_FIT = 1
 GIB = 2**30
-CAPPED = "*"  # marks a number that --max-num-seqs sets, and not memory
+CAPPED = "*"  # marks a number limited by --max-num-seqs, not by memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,26 +36,20 @@ def new_parser(name: str) -> Parser:
         "What a model needs on a GPU and what is left for requests, before anything is downloaded but its settings. "
         "Buffers are counted by the code that allocates them; graphs are estimated."
     )
-    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
-    for settings in (PlanSettings, EngineSettings, SchedulerSettings):
-        parser.add_settings(settings)
-    add_aliases(parser)
-    return parser
+    return engine_parser(name, about, PlanSettings)
 
 
 def run(flags: Namespace) -> int:
     asked = settings_from(flags, PlanSettings)
-    own = {} if flags.words else BUNDLED_LIMITS
-    engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
+    model, engine, limits = engine_settings(flags)
     from saccade.dry_run.blueprint import draw  # imports torch
     from saccade.dry_run.memory import GPUS, find_gpu, least_room, plan_ranks
 
     gpus = [find_gpu(name) for name in asked.gpu] or list(GPUS)
-    model = chosen_model(flags.words)
     plans = plan_ranks(draw(settings_folder(model, engine), engine, limits))
     rooms = [(gpu, least_room(plans, gpu.nbytes, engine.gpu_memory_utilization)) for gpu in gpus]
     if asked.json:
-        sys.stdout.write(json.dumps(as_data(model, plans, rooms), indent=1) + "\n")
+        print_json(as_data(model, plans, rooms))
     else:
         _show(Output(), model, plans, rooms)
     return EXIT_DOES_NOT_FIT if asked.gpu and not all(room.fits for _, room in rooms) else 0
@@ -75,7 +66,7 @@ def settings_folder(model: str, engine: EngineSettings) -> Path:
 
 
 def as_data(model: str, plans: "Sequence[MemoryPlan]", rooms: "list[tuple[GPU, Room]]") -> dict[str, Any]:
-    """Of the first rank, and of each where there are several. A GPU is one rank's."""
+    """Figures of the first rank, plus bytes of each if there are several. A GPU serves one rank."""
     plan = plans[0]
     ranks = [{"rank": rank, "bytes": {name: size for name, size, _ in one.rows()}} for rank, one in enumerate(plans)]
     return {
@@ -98,7 +89,8 @@ def _show(console: Console, model: str, plans: "Sequence[MemoryPlan]", rooms: "l
     table = Table("GPU", "GiB", "KV GiB", "KV tokens", f"requests of {plan.max_model_len:,} tokens", "kernels")
     for gpu, room in rooms:
         if room.fits:
-            figures = (f"{room.kv_bytes / GIB:.1f}", f"{room.kv_tokens:,}", _requests(room))
+            count = f"{room.longest_requests:.0f} {CAPPED}" if room.is_capped else f"{room.longest_requests:.1f}"
+            figures = (f"{room.kv_bytes / GIB:.1f}", f"{room.kv_tokens:,}", count)
         else:
             figures = ("-", "-", f"does not fit: {room.missing_bytes / GIB:.1f} GiB missing")
         table.add_row(gpu.name, f"{gpu.gib:.1f}", *figures, _kernels(gpu))
@@ -118,7 +110,7 @@ def _show(console: Console, model: str, plans: "Sequence[MemoryPlan]", rooms: "l
 
 
 def _show_parts(console: Console, plans: "Sequence[MemoryPlan]") -> None:
-    """A column for all ranks that hold the same amount."""
+    """One column for all ranks that hold the same amount."""
     columns: dict[tuple[tuple[str, int, str], ...], list[int]] = {}
     for rank, plan in enumerate(plans):
         columns.setdefault(tuple(plan.rows()), []).append(rank)
@@ -132,10 +124,6 @@ def _show_parts(console: Console, plans: "Sequence[MemoryPlan]") -> None:
 
 def _named(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
-
-
-def _requests(room: "Room") -> str:
-    return f"{room.longest_requests:.0f} {CAPPED}" if room.is_capped else f"{room.longest_requests:.1f}"
 
 
 def _kernels(gpu: "GPU") -> str:

@@ -1,4 +1,4 @@
-"""`saccade replay`: a pass that a shadow check found wrong, in its graph and without."""
+"""`saccade replay`: reruns a pass that a shadow check found wrong, with its graph and without."""
 
 from argparse import Namespace
 from dataclasses import asdict, replace
@@ -12,8 +12,7 @@ from saccade.errors import ConfigError
 from saccade.terminal import Output, stages
 
 if TYPE_CHECKING:
-    from saccade.execution.shadow_file import ShadowFile
-    from saccade.execution.shadow_replay import Replayed
+    from saccade.execution.shadow_file import Replayed, ShadowFile
 
 EXIT_DIFFERENT = 1
 
@@ -31,8 +30,7 @@ def run(flags: Namespace) -> int:
     if not flags.words:
         raise ConfigError("no file is named: saccade replay FILE [MODEL]")
     from saccade import LLM  # imports torch
-    from saccade.execution.shadow_file import read_file
-    from saccade.execution.shadow_replay import replay_file
+    from saccade.execution.shadow_file import read_file, replay_file
 
     file = read_file(Path(flags.words[0]).expanduser())
     model = flags.words[1] if flags.words[1:] else file.origin.model
@@ -49,12 +47,12 @@ def run(flags: Namespace) -> int:
 def show(console: Console, file: "ShadowFile", found: "Replayed") -> None:
     versions = ", ".join(f"{name} {version}" for name, version in file.versions.items())
     lines = [
-        f"graph [{file.kept.key}], inputs {file.digest}, recorded with {versions}",
+        f"graph [{file.key}], inputs {file.digest}, recorded with {versions}",
         f"in the graph    {found.replay_digest}",
         f"without a graph {found.eager_digest}",
         *map(str, found.differences),
     ]
-    if "block_tables" in file.kept.arrays and "slots" not in file.cached:
+    if "block_tables" in file.arrays and "slots" not in file.cached:
         lines.append("the context was too long for the file: both runs read other keys and values than the server's")
     lines.append("DIFFERENT" if found.differences else "equal")
     if not found.differences and found.as_recorded:

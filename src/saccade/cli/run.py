@@ -1,9 +1,10 @@
-"""`saccade run`: one question, answered while it is generated. Without one, a conversation."""
+"""`saccade run`: one question, with a streamed answer. Without a question, a conversation."""
 
 import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 REQUEST_ID = "run"
-# A path with an image's ending, bare or, with blanks in it, quoted; what it names decides whether it is one.
+# A path with an image suffix, bare, or quoted if it has blanks; whether the file exists decides what it is.
 _ENDING = r"\.(?:jpe?g|png|webp|gif|bmp)"
 _PATH = re.compile(
     rf"""(?:(?<!\w)(['"])(?P<quoted>[^'"\n]+?{_ENDING})\1|(?P<bare>(?:[^\s'"]|\\ )+?{_ENDING}))"""
@@ -42,7 +43,7 @@ def new_parser(name: str) -> Parser:
     )
     parser = Parser(name, words="[MODEL] [PROMPT]", max_words=2, about=about)
     media = parser.new_group("media", "what the prompt is about")
-    shared: dict[str, Any] = {"dest": "media", "action": "append", "metavar": "FILE"}  # their order is kept
+    shared: dict[str, Any] = {"dest": "media", "action": "append", "metavar": "FILE"}  # one list keeps their order
     media.add("--image", type=partial(_part, "image"), help="an image; repeatable", **shared)
     media.add("--video", type=partial(_part, "video"), help="a video; repeatable", **shared)
     parser.add_settings(AnswerSettings)
@@ -64,11 +65,14 @@ def run(flags: Namespace) -> int:
 
     params = SamplingParams(max_tokens=answer.max_tokens, temperature=answer.temperature)
     with llm:
-        return _ask(llm, first, params) if first else _talk(llm, content, params)
+        if not first:
+            return _talk(llm, content, params)
+        _, is_right = _stream(llm, [{"role": "user", "content": first}], params)
+        return 0 if is_right else EXIT_FAILED
 
 
 def parts_of(prompt: str) -> list[Part]:
-    """The prompt as text and images: a path in it becomes the image it names, where it stands."""
+    """The prompt as text and image parts: a path in it becomes an image at that place."""
     parts: list[Part] = []
     at = 0
     for match in _PATH.finditer(prompt):
@@ -88,7 +92,6 @@ def _text(text: str) -> list[Part]:
 
 
 def _model_and_prompt(words: list[str]) -> tuple[str, str]:
-    """One word is a model where it looks like one, else the prompt."""
     if len(words) == 2:
         return words[0], words[1]
     if words and not looks_like_model(words[0]):
@@ -105,8 +108,6 @@ def _part(kind: str, path: str) -> Part:
 
 
 def _load(model: str, flags: Namespace) -> "LLM":
-    from dataclasses import asdict
-
     from saccade import LLM  # imports torch
 
     chosen = {**asdict(settings_from(flags, EngineSettings)), **asdict(settings_from(flags, SchedulerSettings))}
@@ -114,27 +115,17 @@ def _load(model: str, flags: Namespace) -> "LLM":
         return LLM(model, **chosen)
 
 
-def _ask(llm: "LLM", content: list[Part], params: "SamplingParams") -> int:
-    _, error = _stream(llm, [{"role": "user", "content": content}], params)
-    if error:
-        sys.stderr.write(f"saccade: {error}\n")
-    return EXIT_FAILED if error else 0
-
-
 def _talk(llm: "LLM", content: list[Part], params: "SamplingParams") -> int:
-    """A conversation until the end of the input; images that were given belong to its first question. What cannot be
-    asked is as if it had not been."""
+    """A conversation until input ends. Given images belong to its first question; refused questions are dropped."""
     messages: list[dict[str, Any]] = []
     for line in _lines():
         try:
             asked = [*messages, {"role": "user", "content": content + parts_of(line)}]
-            text, error = _stream(llm, asked, params)
+            text, _ = _stream(llm, asked, params)
         except (ConfigError, RequestError) as refused:
             sys.stderr.write(f"saccade: {refused}\n")
             continue
         messages, content = [*asked, {"role": "assistant", "content": text}], []
-        if error:
-            sys.stderr.write(f"saccade: {error}\n")
     return 0
 
 
@@ -148,8 +139,8 @@ def _lines() -> Iterator[str]:
             yield line
 
 
-def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams") -> tuple[str, str]:
-    """Write an answer as it comes. Returns it, and what went wrong."""
+def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams") -> tuple[str, bool]:
+    """Writes an answer as it is generated, and any error. Returns the text and whether it succeeded."""
     from saccade.client.output import OutputStream
 
     engine, tokenizer = llm.engine, llm.processor.tokenizer
@@ -161,5 +152,7 @@ def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams"
             sys.stdout.write(text)
             sys.stdout.flush()
     sys.stdout.write("\n")
-    output = stream.output
-    return output.text, str(output.stop_reason) if output.finish_reason == "error" else ""
+    is_right = stream.output.finish_reason != "error"
+    if not is_right:
+        sys.stderr.write(f"saccade: {stream.output.stop_reason}\n")
+    return stream.output.text, is_right

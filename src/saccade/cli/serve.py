@@ -3,13 +3,12 @@
 from argparse import Namespace
 from typing import Any
 
-from saccade.cli.aliases import add_aliases
+from saccade.cli.aliases import add_aliases, variable_notes
 from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
-from saccade.cli.variables import variable_notes
 from saccade.client.spare import Spare
-from saccade.inputs.media import MediaSettings
-from saccade.server.settings import ServerSettings
+from saccade.inputs.media_loader import MediaSettings
+from saccade.server.server_settings import ServerSettings
 from saccade.terminal import warn
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
@@ -32,7 +31,7 @@ def run(flags: Namespace) -> int:
     model = chosen_model(flags.words)
     for note in variable_notes():
         warn(note)
-    with Spare() as spare:  # before the server is imported: what the worker imports takes longer
-        from saccade.server.run import serve
+    with Spare() as spare:  # before importing the server: the worker's imports take longer
+        from saccade.server.front_end import serve
 
         return serve(model, server, engine, limits, media, spare)

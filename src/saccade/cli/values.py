@@ -1,4 +1,4 @@
-"""Values of settings from text: flags, environment variables and files are read alike."""
+"""Parses values of settings from text, the same way for flags, environment variables and files."""
 
 import json
 from argparse import ArgumentTypeError
@@ -26,7 +26,6 @@ def human_int(text: str) -> int:
 
 
 def reader_of(kind: Any) -> Reader:
-    """What turns text into a value of a field's type."""
     kind = _plain(kind)
     origin = get_origin(kind)
     if keeps_commas(kind):
@@ -42,7 +41,7 @@ def reader_of(kind: Any) -> Reader:
 
 
 def read_value(kind: Any, value: Any) -> Any:
-    """A value of a file: text is read as a flag is; numbers, switches and lists are taken as they are."""
+    """A value from a file: strings are parsed like flags; numbers, booleans and lists are taken as they are."""
     kind = _plain(kind)
     if keeps_commas(kind) and isinstance(value, list):
         return tuple(_read_text(item) for item in value)
@@ -52,7 +51,7 @@ def read_value(kind: Any, value: Any) -> Any:
         return tuple(read_value(get_args(kind)[0], item) for item in value)
     if kind is str and isinstance(value, dict | list):
         return json.dumps(value)
-    if kind is str and isinstance(value, bool):  # a bare word in YAML
+    if kind is str and isinstance(value, bool):  # YAML reads a bare on or off as a boolean
         return "on" if value else "off"
     if isinstance(value, bool) and kind is not bool:
         raise ArgumentTypeError(f"{value!r} is not a {kind.__name__}")
@@ -66,7 +65,7 @@ def is_list(kind: Any) -> bool:
 
 
 def keeps_commas(kind: Any) -> bool:
-    """Whether a list's items are any text, such as keys or names of files: a comma is then a part of an item."""
+    """Whether items are free text, such as keys or file names, in which a comma is part of the item."""
     return is_list(kind) and get_args(kind)[0] is str
 
 
@@ -77,19 +76,17 @@ def read_bool(text: str) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A default as help shows it."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _plain(kind: Any) -> Any:
-    """A type without None, and without what is only noted about it."""
+    """A type without None and without annotations."""
     if get_origin(kind) in (Union, UnionType):
         return next(part for part in get_args(kind) if part is not NoneType)
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def _read_list(text: str, read: Reader) -> tuple[Any, ...]:
-    """Parts between commas, or a JSON list."""
     if not text.startswith("["):
         return tuple(read(part) for part in text.split(","))
     try:
@@ -100,7 +97,7 @@ def _read_list(text: str, read: Reader) -> tuple[Any, ...]:
 
 
 def _read_texts(text: str) -> tuple[str, ...]:
-    """One item, as it is; several are a JSON list of strings, which an environment variable needs."""
+    """One item taken literally, or a JSON list of strings (the only way to give several in an environment variable)."""
     try:
         parts = json.loads(text) if text.startswith("[") else None
     except ValueError:
@@ -111,7 +108,7 @@ def _read_texts(text: str) -> tuple[str, ...]:
 
 
 def _read_text(value: Any) -> str:
-    """An item in a file. What YAML took for something else is not guessed back: yes, 0123 and 1e3 are text no more."""
+    """An item in a file. What YAML parsed as another type is refused, because the text (yes, 0123, 1e3) is lost."""
     if not isinstance(value, str):
         raise ArgumentTypeError(f"YAML takes this for {type(value).__name__}, not for text; write it in quotes")
     return value

@@ -1,4 +1,4 @@
-"""The worker's process as its parent holds it: started, spoken to, waited for, ended."""
+"""The worker process as its parent sees it: started, messaged, waited for, ended."""
 
 import asyncio
 import shutil
@@ -9,69 +9,60 @@ import zmq.asyncio
 
 from saccade.client.spare import Spare
 from saccade.errors import ConfigError
-from saccade.wire.messages import COMMANDS, REPLIES, Command, PromptArrays, Reply, decode_reply, encode
+from saccade.wire.messages import COMMANDS, REPLIES, EngineCommand, EngineReply, PromptArrays, decode_reply, encode
 
-RECONNECT_MS = 20  # the worker's socket appears only when its imports are done
+RECONNECT_MS = 20  # the worker's socket appears only after its imports
 TERMINATE_S, KILL_S = 3.0, 5.0
+POLL_S = 0.05
 
 
 class Child:
-    """A worker and the sockets to it.
+    """A worker and its sockets, in a new folder that only this user may enter. `hide` removes the folder once both ends
+    are connected: then nobody else can connect, and a killed parent leaves nothing behind (see `Spare`)."""
 
-    Sockets live in a new folder that only this user may enter. `hide` removes it once both ends are connected: then
-    nobody else can connect, and a parent that is killed leaves nothing behind (see `Spare`).
-    """
+    def __init__(self, spare: Spare | None = None) -> None:
+        worker = spare or Spare()
+        self.process, self.folder = worker.process, worker.folder
+        try:
+            _check_length(self.folder)
+            self._open_sockets()
+        except BaseException:
+            with worker:
+                raise
+        worker.is_taken = True
 
-    def __init__(self, process: Spare) -> None:
-        """Takes the process over."""
-        self.process = process
-        self.folder = folder = process.folder
+    def _open_sockets(self) -> None:
         self._context = zmq.asyncio.Context()
         self._replies = self._context.socket(zmq.PULL)
-        # Not one of asyncio's: an abort must go out from where nothing can be awaited.
+        # A plain socket, not asyncio's: aborts are sent from code that cannot await.
         self._commands: zmq.Socket[bytes] = zmq.Context.shadow(self._context.underlying).socket(zmq.PUSH)
         for socket in (self._replies, self._commands):
             socket.setsockopt(zmq.LINGER, 0)
-            # Sending never waits: the worker takes commands between steps and refuses what is too much.
+            # No limit, so sending never waits: the worker reads between steps and refuses what is too much.
             socket.set_hwm(0)
         self._commands.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        self._replies.bind(f"ipc://{folder / REPLIES}")
-        self._commands.connect(f"ipc://{folder / COMMANDS}")
+        self._replies.bind(f"ipc://{self.folder / REPLIES}")
+        self._commands.connect(f"ipc://{self.folder / COMMANDS}")
 
-    @classmethod
-    def spawn(cls, spare: Spare | None = None) -> "Child":
-        """With a spare, that one; a new process otherwise."""
-        process = spare or Spare()
-        try:
-            _check_length(process.folder)
-            child = cls(process)
-        except BaseException:
-            with process:
-                raise
-        process.is_taken = True
-        return child
-
-    def send(self, command: Command, arrays: PromptArrays | None = None) -> None:
-        """Never waits. Arrays are not copied: they must not change, as those of a prompt never do."""
+    def send(self, command: EngineCommand, arrays: PromptArrays | None = None) -> None:
+        """Never waits. Arrays are not copied and must not change; a prompt's never do."""
         self._commands.send_multipart([encode(command), *(arrays or ())], zmq.NOBLOCK, copy=False)
 
-    async def receive(self) -> Reply:
-        reply: Reply = decode_reply(await self._replies.recv())
+    async def receive(self) -> EngineReply:
+        reply: EngineReply = decode_reply(await self._replies.recv())
         return reply
 
     def hide(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     async def wait(self) -> int:
-        """The exit code; that of a signal is negative."""
-        return await self.process.wait()
-
-    def kill(self) -> None:
-        if self.process.exit_code is None:
-            self.process.kill()
+        """The exit code, negative for a signal. Polls, so that a cancelled wait leaves no thread behind."""
+        while (code := self.process.poll()) is None:
+            await asyncio.sleep(POLL_S)
+        return code
 
     async def close(self, wait_s: float) -> None:
-        """Wait for the process to leave, then ask it to, then force it; clean up in any case."""
+        """Wait for the process to exit, then terminate it, then kill it; clean up in any case."""
         try:
             if not await self._has_left(wait_s):
                 self.process.terminate()
@@ -79,19 +70,17 @@ class Child:
                     self.process.kill()
                     await self._has_left(KILL_S)
         finally:
-            self.kill()
-            self._clean_up()
-
-    def _clean_up(self) -> None:
-        self.process.close_input()
-        self._replies.close()
-        self._commands.close()
-        self._context.term()
-        self.hide()
+            self.process.kill()
+            assert self.process.stdin is not None, "it is a pipe"
+            self.process.stdin.close()
+            self._replies.close()
+            self._commands.close()
+            self._context.term()
+            self.hide()
 
     async def _has_left(self, wait_s: float) -> bool:
         try:
-            await asyncio.wait_for(self.process.wait(), wait_s)
+            await asyncio.wait_for(self.wait(), wait_s)
         except TimeoutError:
             return False
         return True

@@ -1,11 +1,13 @@
-"""What a caller gets: tokens as text, stop strings, log-probabilities. Shaped like vLLM's."""
+"""What callers get: text, stop strings, log-probabilities. Shaped like vLLM's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from saccade.inputs.detokenizer import Detokenizer
 from saccade.inputs.markers import split_undecided
+from saccade.inputs.placeholders import Prompt
 from saccade.inputs.positions import Ints
+from saccade.inputs.tokenizer import Tokenizer
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import Finish, FinishReason, PromptScores, Scores, Update
 
@@ -21,8 +23,6 @@ Logprobs = dict[int, Logprob]
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of the `n` outputs of a request."""
-
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -45,8 +45,33 @@ class RequestOutput:
         return all(output.finish_reason is not None for output in self.outputs)
 
 
+class RequestOutputs:
+    def __init__(self, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        how = {"skip_special_tokens": params.skip_special_tokens, "is_continued": prompt.is_continued}
+        self.prompt_ids = prompt.token_ids
+        self.streams = [OutputStream(i, tokenizer.detokenizer(**how), params) for i in range(params.n)]
+        has_scores = params.prompt_logprobs is not None
+        self.prompt_logprobs: list[Logprobs | None] | None = [None] * len(prompt) if has_scores else None
+
+    @property
+    def is_done(self) -> bool:
+        return all(stream.output.finish_reason is not None for stream in self.streams)
+
+    def take(self, index: int, update: Update) -> tuple[str, str | None] | None:
+        """The text that an update adds to an output, and a stop string it met that the engine does not know about. None
+        if it adds nothing: only prompt scores, or the output had already ended."""
+        if update.prompt_scores is not None and self.prompt_logprobs is not None:
+            place_prompt_scores(self.prompt_logprobs, self.prompt_ids, update.prompt_scores)
+        stream = self.streams[index]
+        is_news = bool(update.token_ids) or update.finish is not None
+        if not is_news or stream.output.finish_reason is not None:
+            return None
+        text, stop = stream.take(update)
+        return text, stop if update.finish is None else None
+
+
 class OutputStream:
-    """Builds one output as its updates come. Text that may be the beginning of a stop string is held back."""
+    """Builds one output from its updates. Text that may begin a stop string is held back."""
 
     def __init__(self, index: int, detokenizer: Detokenizer, params: SamplingParams) -> None:
         self.output = CompletionOutput(index, logprobs=[] if params.logprobs is not None else None)
@@ -56,7 +81,7 @@ class OutputStream:
         self._early_stop: str | None = None  # met before `min_tokens`
 
     def take(self, update: Update) -> tuple[str, str | None]:
-        """The text that an update adds, and the stop string that it met; tokens behind that are dropped."""
+        """The text that an update adds, and the stop string it met; tokens after that are dropped."""
         output, finish = self.output, update.finish
         text, stop = "", None
         for i, token in enumerate(update.token_ids):
@@ -86,7 +111,7 @@ class OutputStream:
         self.output.stop_reason = finish.detail
 
     def _release(self, *, is_last: bool) -> tuple[str, str | None]:
-        """What can be given out of the text held back, and the stop string that ends it."""
+        """Held-back text that can be given out now, and the stop string that ends it."""
         num_tokens, least = len(self.output.token_ids), self._params.min_tokens
         at, stop = min(
             ((at, stop) for stop in self._params.stop if (at := self._held.find(stop)) >= 0), default=(0, None)
@@ -104,7 +129,7 @@ class OutputStream:
 
 
 def to_logprobs(token_ids: Sequence[int], scores: Scores) -> list[Logprobs]:
-    """One mapping a token: the likeliest tokens, and the token itself."""
+    """One mapping per token: the likeliest tokens, and the token itself."""
     found = []
     for row, token in enumerate(token_ids):
         top = zip(scores.top_ids[row].tolist(), scores.top_logprobs[row].tolist(), strict=True)

@@ -1,13 +1,9 @@
-"""The engine in a process of its own, for asyncio.
-
-The worker schedules and computes; this side turns tokens into text, so that the two overlap. When the worker dies,
-every request that waits for it ends with an EngineDeadError at once.
-"""
+"""The engine in its own process, for asyncio. The worker computes while this side turns tokens into text. When the
+worker dies, every pending request ends at once with an EngineDeadError."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,66 +16,28 @@ from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.models.folder import find_folder
 from saccade.processes import describe_exit
-from saccade.wire.engine_metrics import SchedulerStats
+from saccade.wire import messages
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
-from saccade.wire.messages import (
-    Abort,
-    Add,
-    AskStats,
-    Close,
-    Closed,
-    Command,
-    Degraded,
-    Failure,
-    Flush,
-    Flushed,
-    OnStage,
-    PromptArrays,
-    Ready,
-    Refused,
-    Reply,
-    Stage,
-    Start,
-    StatsReply,
-    Stop,
-    Updates,
-    pack_prompt,
-)
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.tensor_parallel import TensorParallel
 
-__all__ = ["AsyncEngine", "Delta", "EngineStats", "Stage"]
-
-CLOSE_S = 5.0  # for a worker that was told to leave
-PULSE_S = 5.0  # between two looks at a worker
-LAST_WORDS_S = 0.5  # for what a worker said before it ended to be read
+CLOSE_S = 5.0  # for a worker told to exit
+ASK_S = 5.0  # between two questions to a worker
+LAST_WORDS_S = 0.5  # to read what a worker sent before it ended
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """The scheduler's numbers, each phase's counters and graphs by its name, and the device's memory in use (0 on a
-    CPU)."""
-
-    scheduler: SchedulerStats
-    phases: Mapping[str, Mapping[str, Any]]
-    gpu_bytes: int = 0
-
-
 class AsyncEngine:
-    """An engine that runs in a process of its own. Made by `start`, ended by `aclose`; of one event loop.
+    """An engine in its own process. Created by `start`, ended by `aclose`, used in one event loop. Every `generate`
+    ends: with the last delta of each output, or with an error."""
 
-    Every `generate` ends: with the last delta of each output, or with an error.
-    """
-
-    def __init__(self, child: Child, report: OnStage) -> None:
+    def __init__(self, child: Child, report: messages.OnStage) -> None:
         self._child, self._report = child, report
         self._serials = count()
         self._streams: dict[int, RequestStream] = {}
         self._by_id: dict[str, RequestStream] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[messages.Ready] = asyncio.get_running_loop().create_future()
         self._dead: asyncio.Future[SaccadeError] = asyncio.get_running_loop().create_future()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -87,7 +45,7 @@ class AsyncEngine:
         self._closed: asyncio.Task[None] | None = None
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
         self._processor: Processor | None = None
-        self.degraded: list[str] = []  # what is wrong with an engine that goes on
+        self.degraded: list[str] = []  # what is wrong with an engine that keeps running
 
     @classmethod
     async def start(
@@ -97,17 +55,16 @@ class AsyncEngine:
         limits: SchedulerSettings | None = None,
         *,
         processor: Processor | None = None,
-        report: OnStage = lambda stage: None,
+        report: messages.OnStage = lambda stage: None,
         spare: Spare | None = None,
     ) -> "AsyncEngine":
-        """Returns when the engine is ready. `report` hears of every stage. Without a processor the folder's own is
-        made; a `spare` worker is taken over. What the worker finds wrong with model or settings is raised here as the
-        same ConfigError."""
+        """Returns when the engine is ready. `report` receives every stage. Without a processor the folder's own is
+        created; a `spare` worker is taken over. Raises the worker's ConfigError for a wrong model or setting."""
         chosen = settings or EngineSettings()
         folder = await asyncio.to_thread(find_folder, model, revision=chosen.revision, download_dir=chosen.download_dir)
-        engine = cls(Child.spawn(spare), report)
+        engine = cls(Child(spare), report)
         try:
-            start = Start(str(folder.resolve()), chosen, limits or SchedulerSettings())
+            start = messages.StartEngine(str(folder.resolve()), chosen, limits or SchedulerSettings())
             engine._send(start)
             engine._processor = processor or await asyncio.to_thread(
                 Processor.from_folder, folder, chat_template=chosen.chat_template
@@ -115,9 +72,9 @@ class AsyncEngine:
             await _wait_first(engine._ready, engine._dead)
             if engine._dead.done():
                 raise engine._dead.result()
-            engine._tasks.append(asyncio.create_task(engine._feel_pulse(start.settings.watchdog_timeout_s)))
+            engine._tasks.append(asyncio.create_task(engine._ask_regularly(start.settings.watchdog_timeout_s)))
         except BaseException:
-            engine._child.kill()
+            engine._child.process.kill()
             await engine.aclose()
             raise
         return engine
@@ -134,27 +91,13 @@ class AsyncEngine:
         return self._processor
 
     @property
+    def ready(self) -> messages.Ready:
+        return self._ready.result()
+
+    @property
     def limits(self) -> SchedulerSettings:
-        """The limits asked for, lowered to what the model allows."""
-        return self._ready.result().limits
-
-    @property
-    def kv_cache_tokens(self) -> int:
-        return self._ready.result().kv_cache_tokens
-
-    @property
-    def block_size(self) -> int:
-        return self._ready.result().block_size
-
-    @property
-    def gpu_ready_bytes(self) -> int:
-        """The device's memory in use when the engine got ready; 0 on a CPU."""
-        return self._ready.result().gpu_bytes
-
-    @property
-    def ranks(self) -> TensorParallel:
-        """How many processes share the model, what each holds and how they sum up."""
-        return self._ready.result().ranks
+        """The requested limits, lowered to what the model allows."""
+        return self.ready.limits
 
     @property
     def pid(self) -> int:
@@ -162,17 +105,16 @@ class AsyncEngine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests can be answered."""
         return self._ready.done() and not self._dead.done() and not self._is_closing
 
     @property
     def death(self) -> str:
-        """Which rank is gone, and so the engine; empty where it is there, or ended otherwise."""
+        """Which rank's loss killed the engine; empty if it lives or ended otherwise."""
         error = self._dead.result() if self._dead.done() else None
         return str(error) if isinstance(error, RankGoneError) else ""
 
     async def wait_dead(self) -> str:
-        """Returns when the engine is gone, with the reason."""
+        """Returns the reason once the engine is gone."""
         return str(await asyncio.shield(self._dead))
 
     async def generate(
@@ -185,41 +127,40 @@ class AsyncEngine:
         deadline: float | None = None,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """The outputs of a request, piece by piece. Whoever stops listening aborts it.
-
-        A request that is refused raises the engine's RequestError or CapacityError; one that fails while it runs ends
-        with finish reason "error". `deadline` is a time of `time.monotonic`.
-        """
+        """The outputs of a request, piece by piece. Closing the generator aborts the request. A refused request raises
+        the engine's RequestError or CapacityError; one that fails while running ends with finish reason "error".
+        `deadline` is a time of `time.monotonic`."""
         stream = self._open(request_id, prompt, params)
         try:
-            head, arrays = pack_prompt(prompt)
-            self._send(Add(stream.serial, head, params, priority, deadline, cache_salt), arrays)
-            del prompt, head, arrays  # pixels need not stay here while the worker has them
+            head, arrays = messages.pack_prompt(prompt)
+            self._send(messages.Add(stream.serial, head, params, priority, deadline, cache_salt), arrays)
+            del prompt, head, arrays  # the worker has the pixels now
             while not stream.is_done:
                 for delta, stop in stream.read(await stream.receive()):
                     if stop is not None:
-                        self._send(Stop(stream.serial, delta.index, stop))
+                        self._send(messages.Stop(stream.serial, delta.index, stop))
                     yield delta
         finally:
             self._leave(stream)
 
     def abort(self, request_id: str) -> None:
-        """End a request; its outputs that have not ended get finish reason "abort". An unknown one is nobody's."""
+        """End a request; its unfinished outputs get finish reason "abort". Unknown ids are ignored."""
         stream = self._by_id.get(request_id)
         if stream is not None:
-            self._send(Abort(stream.serial))
+            self._send(messages.Abort(stream.serial))
 
-    async def stats(self) -> EngineStats:
-        stats: EngineStats = await self._ask(AskStats)
+    async def stats(self) -> messages.StatsReply:
+        """The scheduler's numbers, each phase's counters and graphs by name, and the device memory in use."""
+        stats: messages.StatsReply = await self._ask(messages.AskStats)
         return stats
 
     async def flush_cache(self) -> bool:
-        """Empty the caches of prompts and images. False, and nothing is done, while requests run or wait."""
-        is_done: bool = await self._ask(Flush)
-        return is_done
+        """Empty the prompt and image caches. Returns False without doing anything while requests run or wait."""
+        flushed: messages.Flushed = await self._ask(messages.Flush)
+        return flushed.is_done
 
-    async def _ask(self, question: type[AskStats] | type[Flush]) -> Any:
-        """The worker's answer to a question of its own, which comes between two steps."""
+    async def _ask(self, question: type[messages.AskStats] | type[messages.Flush]) -> Any:
+        """The worker answers between two steps."""
         self._check_alive()
         serial = next(self._serials)
         self._asked[serial] = asyncio.get_running_loop().create_future()
@@ -230,7 +171,7 @@ class AsyncEngine:
             del self._asked[serial]
 
     async def aclose(self, *, drain_s: float = 0.0) -> None:
-        """Take no more requests, give those that run `drain_s` seconds to end, abort the rest, end the process."""
+        """Refuse new requests, give running ones `drain_s` seconds to end, abort the rest, end the process."""
         self._is_closing = True
         if self._closed is None:
             self._closed = asyncio.create_task(self._close(drain_s))
@@ -242,7 +183,7 @@ class AsyncEngine:
                 drained = asyncio.ensure_future(self._is_idle.wait())
                 await _wait_first(drained, self._dead, timeout_s=drain_s)
                 drained.cancel()
-            self._send(Close())
+            self._send(messages.Close())
             await _wait_first(self._dead, timeout_s=CLOSE_S)
         finally:
             self._die(EngineDeadError("the engine was closed"))
@@ -262,12 +203,12 @@ class AsyncEngine:
 
     def _leave(self, stream: RequestStream) -> None:
         del self._by_id[stream.request_id], self._streams[stream.serial]
-        if not stream.is_done and not stream.is_failed:
-            self._send(Abort(stream.serial))
+        if not stream.is_done and stream.error is None:
+            self._send(messages.Abort(stream.serial))
         if not self._streams:
             self._is_idle.set()
 
-    def _send(self, command: Command, arrays: PromptArrays | None = None) -> None:
+    def _send(self, command: messages.EngineCommand, arrays: messages.PromptArrays | None = None) -> None:
         if not self._dead.done():
             self._child.send(command, arrays)
 
@@ -281,42 +222,39 @@ class AsyncEngine:
         try:
             while True:
                 self._hear(await self._child.receive())
-        except Exception as error:  # nobody would hear the engine any more
+        except Exception as error:  # the engine could no longer be heard
             self._die(EngineDeadError(f"the engine's messages cannot be read: {type(error).__name__}: {error}"))
 
-    def _hear(self, reply: Reply) -> None:
+    def _hear(self, reply: messages.EngineReply) -> None:
         match reply:
-            case Updates(news=news):
+            case messages.Updates(news=news):
                 for item in news:
                     if (stream := self._streams.get(item.serial)) is not None:
                         stream.put(item)
-            case Refused(serial=serial):
+            case messages.Refused(serial=serial):
                 if serial in self._streams:
                     self._streams[serial].fail(_exception(reply))
-            case StatsReply(serial=serial):
-                self._answer(serial, EngineStats(reply.scheduler, reply.phases, reply.gpu_bytes))
-            case Flushed(serial=serial):
-                self._answer(serial, reply.is_done)
+            case messages.StatsReply(serial=serial) | messages.Flushed(serial=serial):
+                if serial in self._asked and not self._asked[serial].done():
+                    self._asked[serial].set_result(reply)
             case _:
                 self._hear_of_engine(reply)
 
-    def _answer(self, serial: int, found: Any) -> None:
-        if serial in self._asked and not self._asked[serial].done():
-            self._asked[serial].set_result(found)
-
-    def _hear_of_engine(self, reply: Stage | Ready | Degraded | Failure | Closed) -> None:
+    def _hear_of_engine(
+        self, reply: messages.Stage | messages.Ready | messages.Degraded | messages.Failure | messages.Closed
+    ) -> None:
         match reply:
-            case Stage():
+            case messages.Stage():
                 self._child.hide()
                 self._report(reply)
-            case Ready():
+            case messages.Ready():
                 self._ready.set_result(reply)
-            case Degraded(reason=reason, note=note):
+            case messages.Degraded(reason=reason, note=note):
                 _log.error("%s", note)
                 self.degraded.append(reason)
-            case Closed():
+            case messages.Closed():
                 self._die(EngineDeadError("the engine was closed"))
-            case Failure():
+            case messages.Failure():
                 if reply.is_config and not self._ready.done():
                     self._die(ConfigError(reply.message))
                     return
@@ -324,16 +262,16 @@ class AsyncEngine:
                 self._die(kind(_died(reply.message)))
 
     async def _watch(self) -> None:
-        """Notices the end of the process. What it said last may still be on its way here."""
+        """Notices when the process ends. Its last messages may still be on their way."""
         code = await self._child.wait()
         if code >= 0:
             await _wait_first(self._dead, timeout_s=LAST_WORDS_S)
         self._die(EngineDeadError(_died(f"its process {describe_exit(code)}")))
 
-    async def _feel_pulse(self, limit_s: float) -> None:
-        """The worker answers between steps. One that does not for so long hangs: nothing else would tell."""
+    async def _ask_regularly(self, limit_s: float) -> None:
+        """The worker answers between steps, so one that stays silent for this long hangs; nothing else shows it."""
         while limit_s > 0 and not self._dead.done():
-            await asyncio.sleep(min(PULSE_S, limit_s))
+            await asyncio.sleep(min(ASK_S, limit_s))
             try:
                 await asyncio.wait_for(self.stats(), limit_s)
             except EngineDeadError:
@@ -352,14 +290,14 @@ class AsyncEngine:
             if not asked.done():
                 asked.set_exception(_dead_error(error))
         if not self._is_closing:
-            self._child.kill()
+            self._child.process.kill()
 
 
 async def _wait_first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
     await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _exception(refused: Refused) -> SaccadeError:
+def _exception(refused: messages.Refused) -> SaccadeError:
     if refused.kind == "request":
         return RequestError(refused.message, param=refused.param, code=refused.code)
     if refused.kind == "capacity":
@@ -368,7 +306,7 @@ def _exception(refused: Refused) -> SaccadeError:
 
 
 def _dead_error(error: SaccadeError) -> EngineDeadError:
-    """A new one for each who asks."""
+    """A new exception for each caller."""
     return (RankGoneError if isinstance(error, RankGoneError) else EngineDeadError)(str(error))
 
 

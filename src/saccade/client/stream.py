@@ -1,4 +1,4 @@
-"""One request as its consumer sees it: news of the engine in, pieces of text out."""
+"""One request as its consumer sees it: engine news in, pieces of text out."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from saccade.client.output import Logprobs, OutputStream, place_prompt_scores
+from saccade.client.output import Logprobs, RequestOutputs
 from saccade.errors import SaccadeError
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.tokenizer import Tokenizer
@@ -15,14 +15,11 @@ from saccade.wire.sampling_params import SamplingParams
 
 
 class Delta(Struct, frozen=True, kw_only=True):
-    """What output `index` of a request gained. The one with a `finish_reason` is that output's last.
-
-    `stop_reason` is the stop token or string that was met, or the message of an error. `num_output_tokens` counts the
-    whole output so far. `prompt_logprobs` come with the last delta of output 0. `timings` are the engine's seconds by
-    stage, with the last delta of every output: queue, prefill (first step to first token), decode, and, where images
-    or videos of the request were encoded, vision: the passes that they were in, a part of prefill's time (see
-    `execution.stopwatch`). What was found in the cache was not encoded.
-    """
+    """What output `index` of a request gained. The one with a `finish_reason` is that output's last. `stop_reason` is
+    the stop token or string that was met, or an error message. `num_output_tokens` counts the whole output so far.
+    `prompt_logprobs` come with the last delta of output 0. `timings`, with the last delta of every output, are the
+    engine's seconds by stage: queue, prefill (first step to first token), decode, and vision: the passes that encoded
+    the request's media, a part of prefill's time, missing where all came from the cache."""
 
     request_id: str
     index: int
@@ -39,38 +36,21 @@ class Delta(Struct, frozen=True, kw_only=True):
 
 
 class RequestStream:
-    """Collects the news of one request and turns them into deltas. It is done when all `n` outputs have ended.
-
-    Tokens that wait for a slow consumer are put together, so that whoever is late catches up with less work.
-    """
+    """Turns the news of one request into deltas. Done when all `n` outputs have ended. Tokens waiting for a slow
+    consumer are merged, so it catches up with less work."""
 
     def __init__(
         self, serial: int, request_id: str, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer
     ) -> None:
         self.serial, self.request_id = serial, request_id
-        self._prompt_ids = prompt.token_ids
-        self._outputs = [
-            OutputStream(
-                index,
-                tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens, is_continued=prompt.is_continued),
-                params,
-            )
-            for index in range(params.n)
-        ]
-        self._prompt_logprobs: list[Logprobs | None] | None = None
-        if params.prompt_logprobs is not None:
-            self._prompt_logprobs = [None] * len(prompt)
+        self._outputs = RequestOutputs(prompt, params, tokenizer)
         self._inbox: list[News] = []
-        self._error: SaccadeError | None = None
+        self.error: SaccadeError | None = None
         self._wake = asyncio.Event()
 
     @property
     def is_done(self) -> bool:
-        return all(output.output.finish_reason is not None for output in self._outputs)
-
-    @property
-    def is_failed(self) -> bool:
-        return self._error is not None
+        return self._outputs.is_done
 
     def put(self, news: News) -> None:
         if self._inbox and _is_plain(news) and _is_plain(self._inbox[-1]) and news.index == self._inbox[-1].index:
@@ -79,55 +59,48 @@ class RequestStream:
         self._wake.set()
 
     def fail(self, error: SaccadeError) -> None:
-        """Ends the request behind the news that came before."""
-        self._error = self._error or error
+        """Ends the request after the news that came before."""
+        self.error = self.error or error
         self._wake.set()
 
     async def receive(self) -> list[News]:
-        """What came since the last call, at least one; or raises what the request failed with."""
+        """News since the last call, at least one; or raises the request's error."""
         while not self._inbox:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             self._wake.clear()
             await self._wake.wait()
         news, self._inbox = self._inbox, []
         return news
 
     def read(self, news: list[News]) -> Iterator[tuple[Delta, str | None]]:
-        """Deltas, each with the stop string that it met and that the engine does not know of."""
+        """Deltas, each with a stop string it met that the engine does not know about."""
         for item in news:
-            output = self._outputs[item.index]
-            update = item.to_update()
-            if update.prompt_scores is not None and self._prompt_logprobs is not None:
-                place_prompt_scores(self._prompt_logprobs, self._prompt_ids, update.prompt_scores)
-            is_news = bool(update.token_ids) or update.finish is not None
-            if not is_news or output.output.finish_reason is not None:
-                continue
-            start = len(output.output.token_ids)
-            text, stop = output.take(update)
-            yield self._delta(item, output, text, start), stop if update.finish is None else None
+            start = len(self._outputs.streams[item.index].output.token_ids)
+            taken = self._outputs.take(item.index, item)
+            if taken is not None:
+                yield self._delta(item, taken[0], start), taken[1]
 
-    def _delta(self, news: News, stream: OutputStream, text: str, start: int) -> Delta:
-        """Tokens from `start` on. Behind a stop string there are none, though the engine may have sent some."""
-        output = stream.output
-        is_last = output.finish_reason is not None
-        has_scores = self._prompt_logprobs is not None and is_last and news.index == 0
+    def _delta(self, news: News, text: str, start: int) -> Delta:
+        """Tokens from `start` on; none after a stop string, though the engine may have sent some."""
+        output, prompt_logprobs = self._outputs.streams[news.index].output, self._outputs.prompt_logprobs
+        has_scores = prompt_logprobs is not None and output.finish_reason is not None and news.index == 0
         return Delta(
             request_id=self.request_id,
             index=news.index,
             token_ids=tuple(output.token_ids[start:]),
             text=text,
             logprobs=None if output.logprobs is None else tuple(output.logprobs[start : len(output.token_ids)]),
-            num_prompt_tokens=len(self._prompt_ids),
+            num_prompt_tokens=len(self._outputs.prompt_ids),
             num_cached_tokens=news.num_cached_tokens,
             num_output_tokens=len(output.token_ids),
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
-            prompt_logprobs=tuple(self._prompt_logprobs or ()) if has_scores else None,
+            prompt_logprobs=tuple(prompt_logprobs or ()) if has_scores else None,
             timings=news.timings,
         )
 
 
 def _is_plain(news: News) -> bool:
-    """Tokens alone. The last token of an output is kept apart: its text may not belong to the output."""
+    """Tokens only. An output's last token stays separate: its text may not belong to the output."""
     return news.finish is None and news.scores is None and news.prompt_scores is None

@@ -1,11 +1,8 @@
-"""An engine without a device: every buffer has its true shape and none has memory.
-
-It is made by the code that makes real engines, on torch's meta device, so that what is read off it cannot differ from
-what is built: sizes for `saccade plan`, buckets and decisions for `saccade explain`.
-"""
+"""An engine without a device: every buffer has its true shape and none has memory. Built on torch's meta device by the
+code for real engines, so it cannot differ: sizes for `saccade plan`, buckets and decisions for `saccade explain`."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,21 +14,17 @@ from torch.utils._pytree import tree_leaves
 
 from saccade.errors import ConfigError
 from saccade.execution.assembly import new_executor
-from saccade.execution.build import affordable
+from saccade.execution.build import Resolved, resolve
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.sizes import executor_settings_for, state_sizes_for
-from saccade.execution.state import StateSizes
+from saccade.execution.ranks import check_division
 from saccade.graphs import Frame, GraphRunner
-from saccade.inputs.media_settings import read_image_settings, read_video_settings
-from saccade.kernels.dispatch import kernels_for
-from saccade.kernels.sampling import sampling_for
-from saccade.kernels.table import KernelTable
+from saccade.kernels.dispatch import KernelTable, kernels_for, sampling_for
 from saccade.layers.layer import Placement
 from saccade.layers.parallel import Groups
-from saccade.models.config import Config
+from saccade.models.model_config import Config
+from saccade.models.model_spec import ModelSpec
 from saccade.models.quantization import Quantize, read_formats
 from saccade.models.registry import read_spec
-from saccade.models.spec import ModelSpec
 from saccade.models.vlm import EncoderMode, Model
 from saccade.models.weights import DTYPES, checkpoint_dtype
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
@@ -44,20 +37,15 @@ MOST_RANKS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blueprint:
-    """What an engine with these settings would be made of."""
-
     model: Model
     executor: DeviceExecutor
-    sizes: StateSizes
-    settings: EngineSettings
-    limits: SchedulerSettings
+    resolved: Resolved
     is_cuda: bool
     live: "LiveBytes"
 
 
 def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, is_cuda: bool = True) -> Blueprint:
-    """The blueprint of an engine for a checkpoint, of which config.json and the settings of images are read. Of several
-    ranks, it is the first one's."""
+    """The blueprint of an engine (rank 0 of several), from the checkpoint's config.json and image settings."""
     config = Config.read(folder / "config.json")
     family, spec = read_spec(config)
     dtype = _dtype(settings, config, is_cuda=is_cuda)
@@ -65,37 +53,18 @@ def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, i
     asked = Quantize(language=settings.quantization, vision=settings.mm_encoder_quantization)
     formats = read_formats(config, family.renames, asked)
     place = Placement(kernels=_counted(kernels_for("cpu", dtype), live), device=META, dtype=dtype, formats=formats)
-    model = _model_of_rank(0, place, spec, settings)
-    settings = affordable(settings, model, is_cuda=is_cuda)
-    limits = limits.resolved(is_cuda=is_cuda, max_position=spec.max_position)
-    sizes = state_sizes_for(settings, limits, is_cuda=is_cuda)
-    images, videos = read_image_settings(folder), read_video_settings(folder)
-    own = executor_settings_for(settings, limits, images, videos, spec.vision, is_cuda=is_cuda)
-    return Blueprint(
-        model=model,
-        executor=new_executor(model, sizes, own, _counted(sampling_for("cpu"), live)),
-        sizes=sizes,
-        settings=settings,
-        limits=limits,
-        is_cuda=is_cuda,
-        live=live,
-    )
-
-
-def models_of_ranks(blueprint: Blueprint) -> Iterator[Model]:
-    """The share of the model that each rank holds."""
-    yield blueprint.model
-    for rank in range(1, blueprint.settings.tensor_parallel_size):
-        yield _model_of_rank(rank, blueprint.model.place, blueprint.model.spec, blueprint.settings)
+    model = model_of_rank(0, place, spec, settings)
+    resolved = resolve(folder, settings, limits, model, is_cuda=is_cuda)
+    executor = new_executor(model, resolved.sizes, resolved.executor, _counted(sampling_for("cpu"), live))
+    return Blueprint(model=model, executor=executor, resolved=resolved, is_cuda=is_cuda, live=live)
 
 
 def dividing_sizes(spec: ModelSpec, encoder_mode: EncoderMode) -> list[int]:
-    """The tensor-parallel sizes that this model can be divided into."""
     return [size for size in range(1, MOST_RANKS + 1) if _can_be_divided(spec, size, encoder_mode)]
 
 
 def peak_bytes(blueprint: Blueprint, runner: GraphRunner) -> int:
-    """Bytes of temporaries that are alive at the same time in a phase's largest bucket, with fused kernels."""
+    """Peak bytes of live temporaries in a phase's largest bucket, with fused kernels."""
     arena = runner.phase.arena
     live = blueprint.live
     live.reset()
@@ -105,10 +74,8 @@ def peak_bytes(blueprint: Blueprint, runner: GraphRunner) -> int:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the storages that operations make, until nothing refers to them any more.
-
-    A kernel counts as one operation: what its plain-torch oracle makes on the way, the fused one does not.
-    """
+    """Counts the live storages that operations made. A kernel counts as one operation, because its fused form does not
+    allocate the intermediates of its plain-torch reference."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -150,16 +117,14 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _can_be_divided(spec: ModelSpec, size: int, encoder_mode: EncoderMode) -> bool:
-    group = Groups.imagined(0, size).language
-    place = Placement(kernels=kernels_for("cpu", torch.float32), device=META, dtype=torch.float32, group=group)
     try:
-        Model(place, spec, encoder_mode=encoder_mode)
+        check_division(spec, size, encoder_mode)
     except ConfigError:
         return False
     return True
 
 
-def _model_of_rank(rank: int, place: Placement, spec: ModelSpec, settings: EngineSettings) -> Model:
+def model_of_rank(rank: int, place: Placement, spec: ModelSpec, settings: EngineSettings) -> Model:
     group = Groups.imagined(rank, settings.tensor_parallel_size).language
     return Model(replace(place, group=group), spec, encoder_mode=settings.mm_encoder_tp_mode)  # type: ignore[arg-type]
 
@@ -171,7 +136,7 @@ def _dtype(settings: EngineSettings, config: Config, *, is_cuda: bool) -> torch.
 
 
 def _like_queries(queries: Tensor, *args: Any, **how: Any) -> Tensor:
-    """What attention gives; its oracle would take seconds to find out."""
+    """The shape attention returns; running its reference would take seconds."""
     return torch.empty_like(queries)
 
 

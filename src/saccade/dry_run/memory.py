@@ -1,4 +1,4 @@
-"""What an engine takes of a GPU's memory, from a blueprint: exact where buffers are concerned, estimated for graphs."""
+"""GPU memory of an engine, from a blueprint: exact for buffers, estimated for graphs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,38 +7,38 @@ from math import inf
 from torch import Tensor
 
 from saccade.config import Tier
-from saccade.dry_run.blueprint import Blueprint, models_of_ranks, peak_bytes
+from saccade.dry_run.blueprint import Blueprint, model_of_rank, peak_bytes
 from saccade.errors import ConfigError
-from saccade.execution.ranks import exchange_bytes
-from saccade.execution.sizes import HEADROOM_BYTES, block_bytes, blocks_that_fit, shadow_bytes_for, wanted_blocks
+from saccade.execution.ranks import largest_passes
+from saccade.execution.sizes import HEADROOM_BYTES, block_bytes, blocks_that_fit, wanted_blocks
 from saccade.graphs import GraphRunner
 from saccade.models.vlm import Model
 
-CONTEXT_BYTES = 600 * 2**20  # CUDA's context, the libraries' code and workspaces; about that on an H200
-# What a graph takes beside temporaries: on an H200 347 graphs of Qwen3-VL-8B took 0.7 GiB beyond them.
+CONTEXT_BYTES = 600 * 2**20  # CUDA context, library code and workspaces; about this much on an H200
+# Per graph, besides temporaries: on an H200, 347 graphs of Qwen3-VL-8B took 0.7 GiB beyond them.
 GRAPH_BYTES = 2 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes of everything but the KV cache, and of a block of it, on one rank."""
+    """Bytes of everything except the KV cache, and of one KV block, on one rank."""
 
     weights: int
     encoder_cache: int
     sampling: int  # logits and what penalties count
     arenas: dict[str, int]
     language_temporaries: int  # of the largest graph; all share them
-    vision_temporaries: int  # of the largest graph; vision graphs have a pool of their own
+    vision_temporaries: int  # of the largest graph; vision graphs have their own pool
     eager_vision: int  # kept for passes without a graph
     num_graphs: int
     block_bytes: int
     block_size: int
     max_model_len: int
     max_num_seqs: int
-    wanted_blocks: int | None  # where tokens were asked for, or memory is not measured
+    wanted_blocks: int | None  # if tokens were configured, or memory is not measured
     shadow: int = 0  # copies for shadow checks, and memory for language passes without a graph
     padding: int = 0  # zeros that make the shares of all ranks equally large
-    exchange: int = 0  # what tensors pass through on their way to other ranks
+    exchange: int = 0  # buffers for exchange with other ranks
 
     @property
     def graphs(self) -> int:
@@ -46,7 +46,7 @@ class MemoryPlan:
 
     @property
     def needed(self) -> int:
-        """All but weights and KV cache."""
+        """All except weights and KV cache."""
         own = self.padding + self.exchange + self.encoder_cache + self.sampling + sum(self.arenas.values())
         return own + self.graphs + self.eager_vision + self.shadow
 
@@ -55,7 +55,7 @@ class MemoryPlan:
         return self.block_bytes / self.block_size
 
     def rows(self) -> list[tuple[str, int, str]]:
-        """What takes memory: name, bytes, and where the number comes from."""
+        """Memory consumers: name, bytes, and the source of the number."""
         return [
             ("weights", self.weights, "config.json"),
             *([("padding of weights", self.padding, "exact")] if self.padding else []),
@@ -76,11 +76,11 @@ class Room:
     """What a GPU has left for keys and values."""
 
     total_bytes: int
-    num_blocks: int  # block 0, which takes padding's writes, included
+    num_blocks: int  # including block 0, which takes padding's writes
     kv_tokens: int
     kv_bytes: int
-    longest_requests: float  # requests of --max-model-len tokens at the same time
-    is_capped: bool  # there is room for more of them than --max-num-seqs lets run
+    longest_requests: float  # concurrent requests of --max-model-len tokens
+    is_capped: bool  # there is room for more of them than --max-num-seqs allows
     missing_bytes: int  # what one request of --max-model-len lacks; 0 where the model can be served
 
     @property
@@ -89,22 +89,24 @@ class Room:
 
 
 def plan_ranks(blueprint: Blueprint) -> list[MemoryPlan]:
-    """What each rank holds. All have the same buffers and graphs; their shares of the weights differ."""
-    first = plan_memory(blueprint)
-    if blueprint.settings.tensor_parallel_size == 1:
+    """One plan per rank. All have the same buffers and graphs; their shares of the weights differ."""
+    first, model, resolved = plan_memory(blueprint), blueprint.model, blueprint.resolved
+    settings = resolved.settings
+    if settings.tensor_parallel_size == 1:
         return [first]
-    exchange = exchange_bytes(blueprint.model, blueprint.executor.settings, blueprint.sizes)
+    exchange = sum(model.exchanged_bytes(**largest_passes(model, resolved.executor, resolved.sizes)))
+    ranks = range(settings.tensor_parallel_size)
     return [
-        replace(first, weights=model.parameter_bytes(), padding=_padding_bytes(model), exchange=exchange)
-        for model in models_of_ranks(blueprint)
+        replace(first, weights=held.parameter_bytes(), padding=_padding_bytes(held), exchange=exchange)
+        for held in (model_of_rank(rank, model.place, model.spec, settings) for rank in ranks)
     ]
 
 
 def plan_memory(blueprint: Blueprint) -> MemoryPlan:
-    executor = blueprint.executor
-    state = executor.state
+    executor, resolved = blueprint.executor, blueprint.resolved
+    settings, limits, block_size = resolved.settings, resolved.limits, resolved.sizes.block_size
+    state, copies = executor.state, sum(resolved.shadow_bytes.values())
     captured = [phase for phase in executor.phases if phase.settings.tiers]
-    settings = blueprint.settings
     measured = blueprint.is_cuda and not settings.kv_cache_tokens
     peaks = {phase.phase.name: peak_bytes(blueprint, phase) for phase in executor.phases}
     vision = peaks.pop("vision", 0)
@@ -117,30 +119,23 @@ def plan_memory(blueprint: Blueprint) -> MemoryPlan:
         language_temporaries=max(peaks.values()),
         vision_temporaries=vision,
         eager_vision=vision if may_be_eager else 0,
-        shadow=_shadow_bytes(blueprint, max(peaks.values())),
+        shadow=copies + max(peaks.values()) if copies else 0,
         num_graphs=sum(_num_graphs(phase, is_cuda=blueprint.is_cuda) for phase in captured),
-        block_bytes=block_bytes(blueprint.model, blueprint.sizes.block_size),
-        block_size=blueprint.sizes.block_size,
-        max_model_len=blueprint.limits.max_model_len,
-        max_num_seqs=blueprint.limits.max_num_seqs,
-        wanted_blocks=None if measured else wanted_blocks(settings, blueprint.limits, blueprint.sizes.block_size),
+        block_bytes=block_bytes(blueprint.model, block_size),
+        block_size=block_size,
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        wanted_blocks=None if measured else wanted_blocks(settings, limits, block_size),
     )
 
 
-def _shadow_bytes(blueprint: Blueprint, eager: int) -> int:
-    has_vision = blueprint.model.spec.vision is not None
-    copies = sum(shadow_bytes_for(blueprint.settings, is_cuda=blueprint.is_cuda, has_vision=has_vision).values())
-    return copies + eager if copies else 0
-
-
 def least_room(plans: Sequence[MemoryPlan], total_bytes: int, utilization: float) -> Room:
-    """The KV cache of an engine whose ranks have a GPU of this size each: as many blocks as any of them can hold."""
+    """The KV cache of an engine with such a GPU per rank: as many blocks as every rank can hold."""
     rooms = (room_on(plan, total_bytes, utilization) for plan in plans)
     return max(rooms, key=lambda room: (room.missing_bytes, -room.num_blocks))
 
 
 def room_on(plan: MemoryPlan, total_bytes: int, utilization: float) -> Room:
-    """The KV cache that fits on a GPU of this size."""
     usable = int(total_bytes * utilization)
     left = usable - CONTEXT_BYTES - plan.weights
     possible = blocks_that_fit(left, plan.needed, plan.block_bytes)
@@ -191,7 +186,7 @@ GPUS = (
 
 
 def find_gpu(name: str) -> GPU:
-    """A GPU of the list, or one of a size such as 80GiB or 24GB."""
+    """A listed GPU, or one of a size such as 80GiB or 24GB."""
     for unit, scale in (("GIB", 1.0), ("GB", 1e9 / 2**30)):
         if name.upper().endswith(unit):
             return GPU(name, _positive(name[: -len(unit)], name) * scale, (0, 0))
@@ -205,7 +200,7 @@ def find_gpu(name: str) -> GPU:
 
 
 def _runs_eagerly(runner: GraphRunner) -> bool:
-    """At times, or at least before a layout gets a graph of its own."""
+    """Whether some passes run without a graph, at least until their layout has an exact one."""
     settings = runner.settings
     return Tier.EXACT in settings.tiers or not (settings.strict or settings.tiers)
 
@@ -225,14 +220,14 @@ def _positive(text: str, name: str) -> float:
 
 
 def _num_graphs(runner: GraphRunner, *, is_cuda: bool) -> int:
-    """At the start: every bucket and, on a GPU, as many layouts of images as may have graphs of their own."""
+    """Graphs at start-up: every bucket and, on a GPU, as many exact graphs as allowed."""
     settings = runner.settings
     buckets = len(runner.phase.buckets) if Tier.CAPACITY in settings.tiers else 0
     return buckets + (settings.exact_max_graphs if is_cuda and Tier.EXACT in settings.tiers else 0)
 
 
 def _padding_bytes(model: Model) -> int:
-    """Parameters that no tensor of a checkpoint fills."""
+    """Bytes of parameters that no checkpoint tensor fills."""
     storages = [slot.view.untyped_storage() for _, slot in model.slots()]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values()) - model.parameter_bytes()
 

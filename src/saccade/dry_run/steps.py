@@ -1,11 +1,8 @@
-"""A dry run: the scheduler, the composer and the choice of graphs as they are, and nothing executed.
-
-Requests are made up from sizes; every step is planned and composed by the code that serves real ones. So `saccade
-explain` can say how a batch would be run, without a GPU and without weights.
-"""
+"""A dry run: the real scheduler, composer and graph choice, with nothing executed. Requests are made up from sizes, so
+`saccade explain` can tell how a batch would run, without a GPU and without weights."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,43 +21,36 @@ from saccade.wire.sampling_params import SamplingParams
 
 MAX_STEPS = 10_000
 NUM_OUTPUTS = 2  # the first token comes from the prompt's pass, the second from a decode pass
-ROWS = {"vision": "units"}  # the dimension that a phase's rows are counted in; tokens elsewhere
+ROWS = {"vision": "units"}  # the dimension that counts a phase's rows; tokens for the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedPass:
-    """One pass of a step: what it holds, how it would be run, and why."""
+    """One pass of a step: its content, how it would be run, and why."""
 
     phase: str
     content: str
     rows: int
-    bucket_rows: int  # the same where nothing is padded
+    bucket_rows: int  # equal to `rows` without padding
     tier: Tier
     reason: str
     graph: str = ""
 
     @property
     def padding(self) -> float:
-        """Padded rows as a share of real ones."""
+        """Padded rows relative to real ones."""
         return (self.bucket_rows - self.rows) / self.rows if self.rows else 0.0
 
 
-@dataclass(slots=True)
-class DryRun:
-    """The passes of every step, in order."""
-
-    steps: list[list[ExplainedPass]] = field(default_factory=list)
-
-
-def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> DryRun:
-    """What happens when these requests arrive together, until each has answered with a second token."""
-    limits, sizes = blueprint.limits, blueprint.sizes
+def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> list[list[ExplainedPass]]:
+    """The passes of every step when these requests arrive together, until each has its second token."""
+    limits, sizes = blueprint.resolved.limits, blueprint.resolved.sizes
     blocks = sum(-(-(len(prompt) + NUM_OUTPUTS) // sizes.block_size) + 1 for prompt in prompts)
     notes = _Notes()
     engine = new_engine(
         blueprint.executor,
         limits,
-        encoder_index_for(blueprint.settings, limits),
+        encoder_index_for(blueprint.resolved.settings, limits),
         num_blocks=max(blocks, -(-limits.max_model_len // sizes.block_size)) + 1,
         ordered=notes,
     )
@@ -72,13 +62,13 @@ def dry_run(blueprint: Blueprint, prompts: Sequence[Prompt]) -> DryRun:
             break
         for update in engine.step():
             assert update.finish is None or update.finish.reason == "length", f"a request of a dry run failed: {update}"
-    return notes.seen
+    return notes.steps
 
 
 def made_up_prompt(
     plans: Sequence[ImagePlan | VideoPlan], num_text_tokens: int, settings: PlaceholderSettings | None, name: str
 ) -> Prompt:
-    """A prompt with these media, none of them seen before, and this much text behind them."""
+    """A prompt of these media, none seen before, followed by this much text."""
     if settings is None:
         return text_prompt([0] * num_text_tokens)
     reserved = {settings.image_token_id, settings.video_token_id}
@@ -96,21 +86,21 @@ def made_up_prompt(
 
 
 def _pretend_captured(blueprint: Blueprint, vision: VisionComposer | None) -> None:
-    """Every graph that such an engine captures before it is ready."""
+    """Mark every graph that such an engine captures before it is ready."""
     for catalogue in blueprint.executor.catalogues.values():
         if Tier.CAPACITY in catalogue.settings.tiers:
             for bucket in catalogue.shape.buckets:
-                catalogue.add(catalogue.key(bucket))
+                catalogue.captured.add(catalogue.key(bucket))
     if vision is not None and blueprint.is_cuda:
         for layout in vision.usual_layouts():
             vision.catalogue.exact.add(layout.key, 0)
 
 
 class _Notes:
-    """An executor that notes its orders and answers every request with token 0."""
+    """An executor that records its orders and answers every request with token 0."""
 
     def __init__(self) -> None:
-        self.seen = DryRun()
+        self.steps: list[list[ExplainedPass]] = []
         self._vision: list[ExplainedPass] = []
 
     def execute(self, orders: Orders) -> Any:
@@ -131,7 +121,7 @@ class _Notes:
 
     def _run(self, orders: Run) -> Ticket:
         passes = [_explained(one, _content(one)) for one in orders.passes]
-        self.seen.steps.append([*self._vision, *passes])
+        self.steps.append([*self._vision, *passes])
         self._vision = []
         count = orders.num_sampled
         return _Done(StepResult([0] * count, [False] * count))

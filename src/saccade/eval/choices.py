@@ -1,8 +1,5 @@
-"""Multiple choice by log-likelihood, from the task files of BIG-bench.
-
-A question has no generated answer: every choice is put behind the prompt, and the one whose tokens are likeliest
-together is picked, or the one that is likeliest for its length. The first of equals wins, as everywhere.
-"""
+"""Multiple choice by log-likelihood, from the task files of BIG-bench. Nothing is generated: each choice is appended to
+the prompt, and the one with the highest summed log-likelihood, or highest for its length, wins; on ties the first."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -25,15 +22,15 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A question with its choices; `right` are the indices of the best ones."""
+class ChoiceQuestion:
+    """`right` are the indices of the best choices."""
 
     question: str
     choices: tuple[str, ...]
     right: frozenset[int]
 
 
-def read_choices(path: Path) -> list[Choice]:
+def read_choices(path: Path) -> list[ChoiceQuestion]:
     """The examples of a task.json that have `target_scores`."""
     try:
         task = json.loads(path.read_text(encoding="utf-8"))
@@ -44,17 +41,17 @@ def read_choices(path: Path) -> list[Choice]:
         ) from None
 
 
-def _read(example: dict[str, Any]) -> Choice:
+def _read(example: dict[str, Any]) -> ChoiceQuestion:
     scores: dict[str, float] = example["target_scores"]
     best = max(scores.values())
     right = frozenset(index for index, score in enumerate(scores.values()) if score == best)
-    return Choice(example["input"], tuple(scores), right)
+    return ChoiceQuestion(example["input"], tuple(scores), right)
 
 
 def score_choices(
-    llm: LLM, choices: Sequence[Choice], prompt: str, step: Step = lambda count: None
+    llm: LLM, choices: Sequence[ChoiceQuestion], prompt: str, step: Step = lambda count: None
 ) -> list[list[float]]:
-    """The summed log-likelihood of every choice of every question. `step` is told how many questions are done."""
+    """The summed log-likelihood of every choice of every question. `step` is told how many are done."""
     found = []
     for start in range(0, len(choices), GROUP):
         group = choices[start : start + GROUP]
@@ -63,8 +60,8 @@ def score_choices(
     return found
 
 
-def _score_group(llm: LLM, group: Sequence[Choice], prompt: str) -> list[list[float]]:
-    """The first choices of all questions come first: the others find their question in the prefix cache."""
+def _score_group(llm: LLM, group: Sequence[ChoiceQuestion], prompt: str) -> list[list[float]]:
+    """Sends the first choices of all questions first, so that the others find their question in the prefix cache."""
     encode = llm.processor.tokenizer.encode
     order = _by_turns([len(choice.choices) for choice in group])
     rows, params = [], []
@@ -96,13 +93,13 @@ def _likelihood(output: RequestOutput, start: int) -> float:
     return total
 
 
-def pick(choice: Choice, scores: Sequence[float]) -> Answered:
-    """The answer that these scores give: the choice with the highest one."""
+def pick(choice: ChoiceQuestion, scores: Sequence[float]) -> Answered:
+    """The choice with the highest score."""
     best = max(range(len(scores)), key=scores.__getitem__)
     right = choice.choices[min(choice.right)]
     return Answered(choice.question, right, choice.choices[best], best in choice.right, tuple(scores))
 
 
-def per_character(choice: Choice, scores: Sequence[float]) -> list[float]:
-    """Log-likelihoods by the length of the choices, so that a long one is not less likely for its length."""
+def per_character(choice: ChoiceQuestion, scores: Sequence[float]) -> list[float]:
+    """Log-likelihood per character, so that long choices are not at a disadvantage."""
     return [score / max(len(text), 1) for score, text in zip(scores, choice.choices, strict=True)]

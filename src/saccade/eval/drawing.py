@@ -1,4 +1,4 @@
-"""Draws test pictures with Pillow. Shares no code with the recipe that training pictures come from."""
+"""Draws test pictures with Pillow. Shares no code with the generator of the training pictures."""
 
 import math
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "diamond", "heart", "ring", "rectangle", "oval")
 COLORS = (
-    ("red", "green", "blue", "yellow", "orange", "purple")  # twelve, in two rows
-    + ("pink", "brown", "black", "white", "gray", "cyan")
+    *("red", "green", "blue", "yellow", "orange", "purple"),
+    *("pink", "brown", "black", "white", "gray", "cyan"),
 )
 BACKGROUNDS = ("white", "white", "black", "whitesmoke", "lightgray", "lightyellow", "lightblue", "darkslategray")
 SIZES = ((128, 128), (160, 160), (224, 224), (256, 256), (320, 240), (240, 320), (400, 300), (512, 512), (300, 150))
@@ -23,7 +23,7 @@ Random = np.random.Generator
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """A shape to draw: centre and radius as shares of the picture's size and shorter side."""
+    """A shape to draw: centre and radius as fractions of the picture's size and shorter side."""
 
     shape: str
     color: str
@@ -42,23 +42,18 @@ def rgb(name: str) -> Color:
     return red, green, blue
 
 
-def stands_out(color: str, background: str) -> bool:
-    return math.dist(rgb(color), rgb(background)) > 120
-
-
 def visible_colors(background: str) -> list[str]:
-    return [color for color in COLORS if stands_out(color, background)]
+    return [color for color in COLORS if math.dist(rgb(color), rgb(background)) > 120]
 
 
 def new_canvas(random: Random) -> tuple[str, tuple[int, int]]:
-    """A background and a size."""
     return pick(random, BACKGROUNDS), SIZES[int(random.integers(len(SIZES)))]
 
 
 def place(
     random: Random, num: int, size: tuple[int, int], radius: tuple[float, float]
 ) -> list[tuple[float, float, float]]:
-    """Centres and radii (shares) of things that do not touch; radii shrink until they fit."""
+    """Centres and radii (fractions) of things that do not touch; radii shrink until they fit."""
     width, height = size
     side = min(size)
     for attempt in range(400):
@@ -75,15 +70,14 @@ def place(
 
 
 def draw_things(random: Random, things: Sequence[Thing], background: str, size: tuple[int, int]) -> Image.Image:
-    """Drawn large and scaled down, or, in a third of the pictures, drawn as it is, with Pillow's hard edges."""
+    """Two thirds of the pictures are drawn large and scaled down, the others drawn at size with Pillow's hard edges."""
     factor = 1 if random.random() < 1 / 3 else _SMOOTH
     image = Image.new("RGB", (size[0] * factor, size[1] * factor), background)
     draw = ImageDraw.Draw(image)
     for thing in things:
         radius = thing.radius * min(image.size)
-        _draw_shape(
-            draw, thing.shape, rgb(thing.color), (thing.x * image.width, thing.y * image.height), radius, random
-        )
+        centre = (thing.x * image.width, thing.y * image.height)
+        _draw_shape(draw, thing.shape, rgb(thing.color), centre, radius, random)
     return image.resize(size, Image.Resampling.LANCZOS) if factor > 1 else image
 
 
@@ -123,18 +117,8 @@ def _corners(shape: str) -> list[tuple[float, float]]:
     if shape == "cross":
         a, b = 0.3, 0.95
         return [
-            (-a, -b),
-            (a, -b),
-            (a, -a),
-            (b, -a),
-            (b, a),
-            (a, a),
-            (a, b),
-            (-a, b),
-            (-a, a),
-            (-b, a),
-            (-b, -a),
-            (-a, -a),
+            *((-a, -b), (a, -b), (a, -a), (b, -a), (b, a), (a, a)),
+            *((a, b), (-a, b), (-a, a), (-b, a), (-b, -a), (-a, -a)),
         ]
     if shape == "star":
         turns = [math.pi * i / 5 - math.pi / 2 for i in range(10)]
@@ -146,7 +130,7 @@ def _corners(shape: str) -> list[tuple[float, float]]:
 
 
 def draw_text(random: Random, text: str, font: ImageFont.FreeTypeFont, colors: tuple[str, str]) -> Image.Image:
-    """A word on a picture that is a little larger than it. `colors` are ink and background."""
+    """A word on a picture slightly larger than it. `colors` are ink and background."""
     left, top, right, bottom = font.getbbox(text)
     width, height = right - left, bottom - top
     room_x, room_y = (float(random.uniform(0.15, 0.9)) * height for _ in range(2))

@@ -1,14 +1,21 @@
-"""The bundled model's own test questions: drawn from a seed, the same every time."""
+"""Test questions for the bundled model, reproducible from a seed. Words use Pillow's own font and, if installed, those
+of matplotlib. The model was trained with Pillow's font and DejaVu, not with STIX and Computer Modern."""
 
-from collections.abc import Callable, Sequence
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageFont
 
+from saccade.errors import ConfigError
 from saccade.eval.drawing import (
+    BACKGROUNDS,
     COLORS,
     SHAPES,
     Random,
     Thing,
+    draw_text,
     draw_things,
     new_canvas,
     pick,
@@ -16,22 +23,30 @@ from saccade.eval.drawing import (
     visible_colors,
 )
 from saccade.eval.examples import Example
-from saccade.eval.lettering import find_fonts, letter_examples
 
+SEEN = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif", "DejaVuSansMono")
+UNSEEN = ("STIXGeneral", "STIXGeneralBol", "cmr10", "cmss10")
+WORDS = (
+    *("CAT", "DOG", "SUN", "MAP", "BOX", "RED", "SKY", "ICE", "OWL", "KEY", "JAR", "ZOO", "VAN", "HAT", "PEN"),
+    *("MOON", "FISH", "TREE", "BOOK", "DOOR", "MILK", "RAIN", "SNOW", "BIRD", "LAMP", "GOLD", "WIND", "FARM"),
+    *("HOUSE", "TABLE", "RIVER", "BREAD", "CLOUD", "GREEN", "MUSIC", "STONE", "APPLE", "LIGHT", "QUICK", "JUICE"),
+    *("GARDEN", "WINTER", "SILVER", "PLANET", "BRIDGE", "COFFEE", "ORANGE", "WINDOW", "YELLOW", "FOREST", "ROCKET"),
+    *("GO", "UP", "NO", "HI", "ME", "TO"),
+)
+UNKNOWN = (
+    *("Who is the mayor of Berlin?", "What is the population of Spain?", "Who painted this picture?"),
+    *("How old is the man?", "What is the name of the dog?", "Where was this photo taken?", "How do I bake bread?"),
+    *("What is the meaning of life?", "Tell me a story about a dragon.", "Translate house into German."),
+)
 PLURALS = {name: name + ("es" if name.endswith("s") else "s") for name in SHAPES}
-Maker = Callable[[Random], Example]
 
 
 def _with_article(words: str) -> str:
     return f"an {words}" if words[0] in "aeiou" else f"a {words}"
 
 
-def _ask(random: Random, *wordings: str) -> str:
-    return pick(random, wordings)
-
-
 def _scene(random: Random, names: Sequence[str], radius: tuple[float, float]) -> tuple[Image.Image, list[Thing]]:
-    """Shapes of these names, in colours that can be seen."""
+    """Shapes of these names, in visible colours."""
     background, size = new_canvas(random)
     colors = visible_colors(background)
     spots = place(random, len(names), size, radius)
@@ -41,14 +56,14 @@ def _scene(random: Random, names: Sequence[str], radius: tuple[float, float]) ->
 
 def shapes(random: Random) -> Example:
     image, (thing,) = _scene(random, [pick(random, SHAPES)], (0.12, 0.4))
-    question = _ask(random, "What shape is this?", "Which shape do you see?", "What shape is in the picture?")
+    question = pick(random, ("What shape is this?", "Which shape do you see?", "What shape is in the picture?"))
     return Example(question, thing.shape, (image,))
 
 
 def colors(random: Random) -> Example:
     if random.random() < 0.5:
         image, (thing,) = _scene(random, [pick(random, SHAPES)], (0.12, 0.4))
-        return Example(_ask(random, "What color is it?", "What color is the shape?"), thing.color, (image,))
+        return Example(pick(random, ("What color is it?", "What color is the shape?")), thing.color, (image,))
     names = random.permutation(SHAPES)[: int(random.integers(2, 5))].tolist()
     image, things = _scene(random, names, (0.1, 0.2))
     return Example(f"What color is the {things[0].shape}?", things[0].color, (image,))
@@ -61,14 +76,14 @@ def counts(random: Random) -> Example:
     others = [pick(random, SHAPES, [shape]) for _ in range(int(random.integers(0, min(4, 8 - num))))]
     image, things = _scene(random, [shape] * num + others, (0.07, 0.14))
     if random.random() < 0.25 and len(things) <= 6:
-        return Example(_ask(random, "How many shapes are there?", "Count the shapes."), str(len(things)), (image,))
+        return Example(pick(random, ("How many shapes are there?", "Count the shapes.")), str(len(things)), (image,))
     many = PLURALS[shape]
-    question = _ask(random, f"How many {many} are there?", f"How many {many} do you see?", f"Count the {many}.")
+    question = pick(random, (f"How many {many} are there?", f"How many {many} do you see?", f"Count the {many}."))
     return Example(question, str(num), (image,))
 
 
 def positions(random: Random) -> Example:
-    """Left, right, above and below, where that is clear."""
+    """Left, right, above and below, only where unambiguous."""
     while True:
         names = random.permutation(SHAPES)[: int(random.integers(2, 4))].tolist()
         image, things = _scene(random, names, (0.1, 0.18))
@@ -104,7 +119,6 @@ def presence(random: Random) -> Example:
 
 
 def pairs(random: Random) -> Example:
-    """Questions about two pictures."""
     if random.random() < 0.5:
         shape = pick(random, SHAPES)
         few, many = sorted(random.choice(range(1, 6), 2, replace=False).tolist())
@@ -123,7 +137,7 @@ def pairs(random: Random) -> Example:
 
 
 def motion(random: Random) -> Example:
-    """Two frames of a shape that moves."""
+    """Two frames of a moving shape."""
     background, size = new_canvas(random)
     shape, color = pick(random, SHAPES), pick(random, visible_colors(background))
     radius = float(random.uniform(0.1, 0.18))
@@ -134,21 +148,18 @@ def motion(random: Random) -> Example:
     frames = []
     for end in ends:
         x, y = (end, other) if way in ("left", "right") else (other, end)
-        frames.append(
-            draw_things(
-                type(random)(type(random.bit_generator)(seed)), [Thing(shape, color, x, y, radius)], background, size
-            )
-        )
-    question = _ask(random, "Which way does it move?", f"In which direction does the {shape} move?")
+        drawing = type(random)(type(random.bit_generator)(seed))  # same seed for both frames
+        frames.append(draw_things(drawing, [Thing(shape, color, x, y, radius)], background, size))
+    question = pick(random, ("Which way does it move?", f"In which direction does the {shape} move?"))
     return Example(question, way, (frames,), kind="video")
 
 
 def text(random: Random) -> Example:
-    """No picture: sums, comparisons, copies."""
+    """Without a picture: sums, comparisons, copies."""
     kind = int(random.integers(3))
     a, b = int(random.integers(0, 11)), int(random.integers(0, 11))
     if kind == 0:
-        return Example(_ask(random, f"What is {a} + {b}?", f"How much is {a} + {b}?"), str(a + b))
+        return Example(pick(random, (f"What is {a} + {b}?", f"How much is {a} + {b}?")), str(a + b))
     if kind == 1:
         b = (a + 1 + int(random.integers(10))) % 11
         return Example(f"Is {a} larger than {b}?", "yes" if a > b else "no")
@@ -157,48 +168,51 @@ def text(random: Random) -> Example:
 
 
 def refusal(random: Random) -> Example:
-    """Questions about what the model was never shown."""
+    """Questions about things the model was never shown."""
     image, _ = _scene(random, [pick(random, SHAPES)], (0.15, 0.35))
-    question = _ask(
-        random,
-        "Who is the mayor of Berlin?",
-        "What is the population of Spain?",
-        "Who painted this picture?",
-        "How old is the man?",
-        "What is the name of the dog?",
-        "Where was this photo taken?",
-        "How do I bake bread?",
-        "What is the meaning of life?",
-        "Tell me a story about a dragon.",
-        "Translate house into German.",
-    )
-    return Example(question, "I do not know", (image,))
+    return Example(pick(random, UNKNOWN), "I do not know", (image,))
 
 
-def words(random: Random) -> Example:
-    return letter_examples(random, find_fonts(seen=True))
+@cache
+def _find_fonts(*, is_seen: bool) -> tuple[Path | None, ...]:
+    """None is Pillow's own font."""
+    spec = importlib.util.find_spec("matplotlib")
+    folder = Path(spec.origin).parent / "mpl-data" / "fonts" / "ttf" if spec and spec.origin else None
+    found = [folder / f"{name}.ttf" for name in (SEEN if is_seen else UNSEEN)] if folder else []
+    files: list[Path | None] = [path for path in found if path.is_file()]
+    if is_seen:
+        return (None, *files)
+    if not files:
+        raise ConfigError("the task new-fonts needs the fonts of matplotlib (pip install matplotlib)")
+    return tuple(files)
 
 
-def new_fonts(random: Random) -> Example:
-    return letter_examples(random, find_fonts(seen=False))
+def letter_example(random: Random, *, is_seen: bool, has_digits: bool = False) -> Example:
+    """A word of two to six letters (half from a list, half random) or a number of two to four digits. `is_seen`: in a
+    font that the bundled model was trained with."""
+    fonts = _find_fonts(is_seen=is_seen)
+    path = fonts[int(random.integers(len(fonts)))]
+    size = int(random.integers(28, 90))
+    font = ImageFont.truetype(str(path), size) if path else ImageFont.load_default(size)
+    assert isinstance(font, ImageFont.FreeTypeFont), "Pillow is built with FreeType"
+    if has_digits:
+        text = str(int(random.integers(10, 10000)))
+    elif random.random() < 0.5:
+        text = pick(random, WORDS)
+    else:
+        text = "".join(chr(65 + int(code)) for code in random.integers(0, 26, int(random.integers(2, 7))))
+    style = random.random()
+    shown = text if style < 0.5 else text.lower() if style < 0.8 else text.capitalize()
+    background = pick(random, BACKGROUNDS)
+    image = draw_text(random, shown, font, (pick(random, visible_colors(background)), background))
+    wordings = ("What number is this?", "Read the number.") if has_digits else ("What does it say?", "Read the word.")
+    return Example(pick(random, wordings), text, (image,))
 
 
-def numbers(random: Random) -> Example:
-    """Printed numbers of two to four digits."""
-    return letter_examples(random, find_fonts(seen=True), digits=True)
-
-
-MAKERS: dict[str, Maker] = {
-    "shapes": shapes,
-    "colors": colors,
-    "counts": counts,
-    "positions": positions,
-    "presence": presence,
-    "words": words,
-    "new-fonts": new_fonts,
-    "numbers": numbers,
-    "pairs": pairs,
-    "motion": motion,
-    "text": text,
-    "refusal": refusal,
+MAKERS: Mapping[str, Callable[[Random], Example]] = {
+    make.__name__: make for make in (shapes, colors, counts, positions, presence, pairs, motion, text, refusal)
+} | {
+    "words": partial(letter_example, is_seen=True),
+    "new-fonts": partial(letter_example, is_seen=False),
+    "numbers": partial(letter_example, is_seen=True, has_digits=True),
 }

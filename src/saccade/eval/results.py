@@ -1,4 +1,4 @@
-"""What an evaluation found, as plain values."""
+"""Results of an evaluation, as plain values."""
 
 import math
 from collections import Counter
@@ -11,8 +11,8 @@ Z_95 = 1.959964
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A question, what was expected, what was said, and what that counts as. Of multiple choice also the score of every
-    choice, the highest of which was said."""
+    """A question, the expected answer, the given one, and whether it counts as right. For multiple choice also the
+    score of every choice; the highest was given."""
 
     question: str
     expected: str
@@ -21,14 +21,14 @@ class Answered:
     scores: tuple[float, ...] = ()
 
     def off_by(self, other: "Answered") -> float:
-        """The largest difference of a choice's score. A score that is no number is infinitely far off."""
+        """The largest difference of a choice's score. NaN scores are infinitely far off."""
         differences = (abs(ours - theirs) for ours, theirs in zip(self.scores, other.scores, strict=True))
         return max((math.inf if math.isnan(found) else found for found in differences), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """All answers of a task. `skipped` says why a task was not run."""
+    """`skipped` says why a task was not run."""
 
     name: str
     answers: tuple[Answered, ...] = ()
@@ -52,13 +52,12 @@ class TaskResult:
         return wilson(self.right, self.total)
 
     def confusions(self) -> Counter[tuple[str, str]]:
-        """How often each expected answer got each other answer."""
         return Counter((answer.expected, answer.said) for answer in self.answers)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An answer that one way of running gave and another did not."""
+    """An answer that differs between two ways of running."""
 
     task: str
     index: int
@@ -68,7 +67,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
-    """`results` holds for every way of running (graphs full, piecewise, off) the results of all tasks."""
+    """`results` holds the results of all tasks for every way of running (graphs full, piecewise, off)."""
 
     model: str
     results: Mapping[str, Sequence[TaskResult]]
@@ -76,14 +75,11 @@ class EvalReport:
 
     @property
     def tasks(self) -> Sequence[TaskResult]:
-        """Of the first way, which is the usual one."""
+        """Those of the first way, the default one."""
         return next(iter(self.results.values()))
 
-    def task(self, name: str) -> TaskResult:
-        return next(result for result in self.tasks if result.name == name)
-
     def differences(self) -> list[Difference]:
-        """Answers that are not the same whichever way the model is run."""
+        """Answers that depend on how the model is run."""
         found = []
         for results in zip(*self.results.values(), strict=True):
             for index, answers in enumerate(zip(*(result.answers for result in results), strict=True)):
@@ -93,7 +89,7 @@ class EvalReport:
         return found
 
     def score_gaps(self) -> dict[str, float]:
-        """Multiple choice: by how much the scores of each way are off those of the last one, at most."""
+        """For multiple choice: the largest difference of each way's scores from those of the last way."""
         *_, last = self.results.values()
         gaps = {}
         for way, results in self.results.items():
@@ -135,7 +131,7 @@ def _task_json(result: TaskResult) -> dict[str, Any]:
 
 
 def wilson(right: int, total: int, z: float = Z_95) -> tuple[float, float]:
-    """The score interval of a share: it stays within 0 and 1 and is right for few questions and for none wrong."""
+    """Wilson score interval: stays within 0 and 1, and holds for few questions and for none wrong."""
     if not total:
         return 0.0, 1.0
     share, weight = right / total, z * z / total

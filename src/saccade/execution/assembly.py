@@ -1,4 +1,4 @@
-"""How an engine is put together. Servers, dry runs, benchmarks and tests all come here."""
+"""Assembles an engine. Servers, dry runs, benchmarks and tests all use it."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from saccade.cache.encoder import EncoderIndex
 from saccade.cache.prefix import PrefixCache
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import StateSizes, new_state
-from saccade.kernels.sampling import Sampling, sampling_for
+from saccade.kernels.dispatch import SamplingKernels, sampling_for
 from saccade.models.vlm import Model
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.executing import Executor
@@ -16,9 +16,9 @@ from saccade.wire.engine_settings import SchedulerSettings
 
 
 def new_executor(
-    model: Model, sizes: StateSizes, settings: ExecutorSettings, sampling: Sampling | None = None
+    model: Model, sizes: StateSizes, settings: ExecutorSettings, sampling: SamplingKernels | None = None
 ) -> DeviceExecutor:
-    """An executor with all its buffers; no graph is captured yet."""
+    """An executor with all its buffers but no graphs captured."""
     return DeviceExecutor(new_state(model, sampling or sampling_for(model.place.device), sizes), settings)
 
 
@@ -32,8 +32,8 @@ def new_engine(
     ordered: Executor | None = None,
     **of_engine: Any,
 ) -> Engine:
-    """`fingerprint` names what keys and values depend on besides tokens: with it, prompts are found again. Orders go to
-    `ordered` if it is given, such as one that passes them on to other ranks. The rest is for `Engine`."""
+    """`fingerprint` identifies what keys and values depend on besides tokens, and turns prefix caching on. `ordered`
+    replaces the executor that gets orders, e.g. one that forwards them to other ranks. The rest is for `Engine`."""
     state = executor.state
     pool = BlockPool(num_blocks or state.num_blocks, state.block_size)
     prefix = None if fingerprint is None else PrefixCache(pool, model=fingerprint)

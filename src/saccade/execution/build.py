@@ -1,4 +1,4 @@
-"""From a checkpoint to a running engine: weights, buffers and graphs first, KV blocks from what is left."""
+"""Builds a running engine from a checkpoint: weights, buffers and graphs first, KV blocks from the memory left."""
 
 import gc
 import logging
@@ -8,15 +8,24 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from saccade.config import shadow_folder
 from saccade.errors import ConfigError
 from saccade.execution.assembly import new_engine, new_executor
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
-from saccade.execution.rank_processes import OnDeath
-from saccade.execution.ranked import CALIBRATION_ROUNDS, RankedExecutor
-from saccade.execution.ranks import Ranks, check_ranks, describe_ranks, reserve_exchange, share_of, start_ranks
+from saccade.execution.rank_messages import RankExecutor, RankStart
+from saccade.execution.rank_processes import OnDeath, RankProcesses
+from saccade.execution.ranks import (
+    CALIBRATION_ROUNDS,
+    RankedExecutor,
+    check_ranks,
+    describe_ranks,
+    largest_passes,
+    share_of,
+    start_ranks,
+)
 from saccade.execution.shadow import Shadow
 from saccade.execution.shadow_file import Origin
 from saccade.execution.sizes import (
@@ -34,20 +43,21 @@ from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_settings import read_image_settings, read_video_settings
 from saccade.inputs.processor import Processor
 from saccade.kernels.dispatch import device_named, open_device
+from saccade.kernels.packages import import_packages
 from saccade.layers.connect import connect
 from saccade.layers.parallel import Groups
-from saccade.models.config import Config
+from saccade.models.model_config import Config
 from saccade.models.quantization import Quantize
 from saccade.models.registry import read_spec
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, ONE_RANK, load_model
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import GrammarCompiler
-from saccade.scheduling.orders import Calibrate
+from saccade.scheduling.orders import ORDER_TYPES, Calibrate
 from saccade.scheduling.scheduler import Scheduler
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
-from saccade.wire.messages import OnStage, Stage
-from saccade.wire.tensor_parallel import TensorParallel
+from saccade.wire.messages import OnStage, Stage, StartEngine
+from saccade.wire.tensor_parallel import RankShare, TensorParallel
 
 MOST_RECORDED_BYTES = 256 * 10**6
 
@@ -56,16 +66,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An engine, the executor of this process, and the other ranks if there are any."""
+    """An engine, this process's executor, and the other ranks if any."""
 
     engine: Engine
     executor: DeviceExecutor
     groups: Groups
     tensor_parallel: TensorParallel
-    ranks: Ranks | None = None
+    ranks: RankProcesses | None = None
 
     def close(self) -> None:
-        """End the other ranks, and watch no more replays."""
         if self.engine.shadow is not None:
             self.engine.shadow.close()
         if self.ranks is not None:
@@ -73,13 +82,15 @@ class Built:
         self.groups.close()
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltExecutor:
-    """One rank's executor, with graphs that are captured and checked, and the settings it came to."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """Settings resolved for one model and kind of device, and all derived sizes except the KV cache's."""
 
-    executor: DeviceExecutor
     settings: EngineSettings
     limits: SchedulerSettings
+    executor: ExecutorSettings
+    sizes: StateSizes
+    shadow_bytes: Mapping[str, int]
 
 
 def build_engine(
@@ -91,22 +102,33 @@ def build_engine(
     report: OnStage = lambda stage: None,
     on_death: OnDeath = lambda error: None,
 ) -> Built:
-    """`report` is told of each stage, and in it of each tensor or graph; `on_death`, from another thread, why the ranks
-    of the engine cannot go on."""
+    """`report` is called for each stage and each tensor or graph in it; `on_death` is called from another thread with
+    the reason why the engine's ranks cannot continue."""
     folder, device = Path(folder), device_named(settings.device)
     eos = GenerationDefaults.from_folder(folder).eos_token_ids
-    vocab_size = read_spec(Config.read(folder / "config.json"))[1].decoder.vocab_size
-    grammars = GrammarCompiler(processor.tokenizer, vocab_size, eos)  # its thread has work meanwhile
-    ranks = start_ranks(folder, settings, limits, device, on_death) if settings.tensor_parallel_size > 1 else None
-    groups = Groups()
+    _, spec = read_spec(Config.read(folder / "config.json"))
+    grammars = GrammarCompiler(processor.tokenizer, spec.decoder.vocab_size, eos)  # its thread starts early
+    size, ranks, groups = settings.tensor_parallel_size, None, Groups()
+    if size > 1:
+        device = torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+        ranks = start_ranks(StartEngine(str(folder), settings, limits), spec, device, on_death)
     try:
         if ranks is not None:
-            device, size = ranks.device, settings.tensor_parallel_size
-            groups = connect(rank=0, size=size, store=Path(ranks.store), device=device, check=ranks.require)
-        part = build_executor(folder, settings, limits, device=device, groups=groups, report=report)
-        held = [share_of(part.executor), *([] if ranks is None else ranks.wait_ready())]
-        engine = _finish(folder, part, ranks, report, eos_token_ids=eos, seed=settings.seed, grammars=grammars)
-        return Built(engine, part.executor, groups, describe_ranks(part.executor.state.model, groups, held), ranks)
+            groups = connect(
+                rank=0,
+                size=size,
+                store=Path(ranks.store),
+                device=device,
+                connect_s=settings.watchdog_timeout_s,
+                check=ranks.check,
+            )
+        executor, resolved = build_executor(folder, settings, limits, device=device, groups=groups, report=report)
+        held = [share_of(executor)]
+        if ranks is not None:
+            held += [msgspec.convert(facts, RankShare) for facts in ranks.wait_ready()]
+        of_engine = {"eos_token_ids": eos, "seed": settings.seed, "grammars": grammars}
+        engine = _finish(folder, executor, resolved, ranks, report, **of_engine)
+        return Built(engine, executor, groups, describe_ranks(executor.state.model, groups, held), ranks)
     except BaseException as error:
         if ranks is None:
             raise
@@ -116,28 +138,31 @@ def build_engine(
         raise reason from None if reason is error else error
 
 
-def _finish(folder: Path, part: BuiltExecutor, ranks: Ranks | None, report: OnStage, **of_engine: Any) -> Engine:
-    """An engine around an executor, warmed up."""
-    executor, settings, limits = part.executor, part.settings, part.limits
-    model = executor.state.model
+def _finish(
+    folder: Path,
+    executor: DeviceExecutor,
+    resolved: Resolved,
+    ranks: RankProcesses | None,
+    report: OnStage,
+    **of_engine: Any,
+) -> Engine:
+    settings, limits, model = resolved.settings, resolved.limits, executor.state.model
     fingerprint = _fingerprint(folder, model) if settings.enable_prefix_caching else None
     engine = new_engine(
         executor,
         limits,
         encoder_index_for(settings, limits),
         fingerprint=fingerprint,
-        ordered=None if ranks is None else RankedExecutor(executor, ranks.processes),
+        ordered=None if ranks is None else RankedExecutor(executor, ranks),
         **of_engine,
     )
     report(Stage("warming up"))
-    is_cuda = model.place.device.type == "cuda"
-    if is_cuda:  # elsewhere a replay is a twin for tests, and speed is none of its virtues
+    if model.place.device.type == "cuda":  # elsewhere replays only emulate graphs, and are no faster
         engine.executor.execute(Calibrate(CALIBRATION_ROUNDS if ranks is not None else 0))
         engine.capture_usual()
     engine.warm_up()
     if settings.shadow:
-        shadow_bytes = shadow_bytes_for(settings, is_cuda=is_cuda, has_vision=model.spec.vision is not None)
-        engine.shadow = _new_shadow(executor, engine.scheduler, folder, settings, shadow_bytes)
+        engine.shadow = _new_shadow(executor, engine.scheduler, folder, resolved)
     report(Stage("ready"))
     return engine
 
@@ -150,8 +175,8 @@ def build_executor(
     device: torch.device,
     groups: Groups = ONE_RANK,
     report: OnStage = lambda stage: None,
-) -> BuiltExecutor:
-    """What every rank builds, all of them in step: weights, buffers and graphs, checked."""
+) -> tuple[DeviceExecutor, Resolved]:
+    """Built by every rank in lockstep: weights, buffers and checked graphs; also returns the resolved settings."""
     is_cuda = device.type == "cuda"
     if is_cuda:
         report(Stage("opening the device"))
@@ -167,54 +192,75 @@ def build_executor(
         quantize=Quantize(language=settings.quantization, vision=settings.mm_encoder_quantization),
         progress=lambda done, total, name: report(Stage("loading weights", done, total, name)),
     )
-    settings = affordable(settings, model, is_cuda=is_cuda)
-    limits = _resolved(limits, model, is_cuda=is_cuda)
-    images, videos = read_image_settings(folder), read_video_settings(folder)
-    own = executor_settings_for(settings, limits, images, videos, model.spec.vision, is_cuda=is_cuda)
-    sizes = state_sizes_for(settings, limits, is_cuda=is_cuda)
-    reserve_exchange(model, own, sizes)
+    resolved = resolve(folder, settings, limits, model, is_cuda=is_cuda)
+    if resolved.limits.max_num_batched_tokens < limits.max_num_batched_tokens:
+        log.warning(
+            "a step on a CPU has at most %d rows, not %d: longer prompts take several (--max-num-batched-tokens)",
+            resolved.limits.max_num_batched_tokens,
+            limits.max_num_batched_tokens,
+        )
+    model.reserve(**largest_passes(model, resolved.executor, resolved.sizes))
     report(Stage("compiling kernels"))
     model.place.kernels.compile(device, model.place.dtype)
     report(Stage("measuring memory"))
-    shadow_bytes = shadow_bytes_for(settings, is_cuda=is_cuda, has_vision=model.spec.vision is not None)
-    num_blocks = _num_blocks(model, settings, limits, sizes, own, sum(shadow_bytes.values()))
-    sizes = replace(sizes, num_blocks=groups.language.agree(num_blocks))
+    sizes = replace(resolved.sizes, num_blocks=groups.language.agree(_num_blocks(model, resolved)))
     report(Stage("capturing graphs"))
-    executor = new_executor(model, sizes, own)
+    executor = new_executor(model, sizes, resolved.executor)
     executor.capture(lambda done, total, key: report(Stage("capturing graphs", done, total, str(key))))
-    _verify(executor, settings, groups, report)
+    _verify(executor, resolved.settings, groups, report)
     executor.reserve()
     check_ranks(executor, groups)
-    return BuiltExecutor(executor, settings, limits)
+    return executor, resolved
 
 
-def _new_shadow(
-    executor: DeviceExecutor,
-    scheduler: Scheduler,
-    folder: str | Path,
-    settings: EngineSettings,
-    slab_bytes: Mapping[str, int],
-) -> Shadow:
-    """Shadow checks that know how to build the same engine again."""
+def follow(start: RankStart) -> RankExecutor:
+    """Ranks 1 and up: build the same executor for this rank's share of the model, and execute the orders sent."""
+    given = msgspec.convert(start.settings["engine"], StartEngine)
+    torch.set_num_threads(start.settings["num_threads"])
+    device = device_named(given.settings.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", start.device)
+        torch.cuda.set_device(device)
+    import_packages()
+    groups = connect(rank=start.rank, size=start.num_ranks, store=Path(start.store), device=device)
+    executor, _ = build_executor(Path(given.folder), given.settings, given.limits, device=device, groups=groups)
+    return RankExecutor(
+        order_types=ORDER_TYPES,
+        execute=executor.execute,
+        take_digest=executor.take_trace,
+        facts=msgspec.to_builtins(share_of(executor)),
+        close=groups.close,
+    )
+
+
+def resolve(
+    folder: Path, settings: EngineSettings, limits: SchedulerSettings, model: Model, *, is_cuda: bool
+) -> Resolved:
+    """Graphs recorded on a CPU hold every temporary and save no time, so only small models get them by default."""
+    is_large = not is_cuda and model.parameter_bytes() > MOST_RECORDED_BYTES
+    if is_large and not settings.graphs:
+        settings = replace(settings, enforce_eager=True)
+    limits = limits.resolved(is_cuda=is_cuda, max_position=model.spec.max_position)
+    images, videos, vision = read_image_settings(folder), read_video_settings(folder), model.spec.vision
+    return Resolved(
+        settings=settings,
+        limits=limits,
+        executor=executor_settings_for(settings, limits, images, videos, vision, is_cuda=is_cuda),
+        sizes=state_sizes_for(settings, limits, is_cuda=is_cuda),
+        shadow_bytes=shadow_bytes_for(settings, is_cuda=is_cuda, has_vision=vision is not None),
+    )
+
+
+def _new_shadow(executor: DeviceExecutor, scheduler: Scheduler, folder: Path, resolved: Resolved) -> Shadow:
+    settings = resolved.settings
     kept_in = Path(settings.shadow_dir).expanduser() if settings.shadow_dir else shadow_folder()
     same = replace(settings, kv_cache_tokens=scheduler.resources.pool.num_tokens)
-    origin = Origin(model=str(Path(folder).resolve()), settings=same, limits=scheduler.settings, folder=kept_in)
-    return Shadow(executor, settings.shadow, origin, slab_bytes=slab_bytes)
-
-
-def _resolved(asked: SchedulerSettings, model: Model, *, is_cuda: bool) -> SchedulerSettings:
-    limits = asked.resolved(is_cuda=is_cuda, max_position=model.spec.max_position)
-    if limits.max_num_batched_tokens < asked.max_num_batched_tokens:
-        log.warning(
-            "a step on a CPU has at most %d rows, not %d: longer prompts take several (--max-num-batched-tokens)",
-            limits.max_num_batched_tokens,
-            asked.max_num_batched_tokens,
-        )
-    return limits
+    origin = Origin(model=str(folder.resolve()), settings=same, limits=scheduler.settings, folder=kept_in)
+    return Shadow(executor, settings.shadow, origin, slab_bytes=resolved.shadow_bytes)
 
 
 def _verify(executor: DeviceExecutor, settings: EngineSettings, groups: Groups, report: OnStage) -> None:
-    """Refuses to go on where a graph is wrong."""
+    """Raises if a graph is wrong."""
     is_cuda = executor.state.model.place.device.type == "cuda"
     how = settings.verify if settings.verify != "auto" else ("short" if is_cuda else "off")
     if how == "off":
@@ -222,57 +268,43 @@ def _verify(executor: DeviceExecutor, settings: EngineSettings, groups: Groups, 
     report(Stage("verifying graphs"))
     check_graphs(executor, is_short=how == "short", group=groups.language)
     if is_cuda:
-        torch.cuda.empty_cache()  # of eager runs that will not come again
+        torch.cuda.empty_cache()  # left by eager runs that will not recur
 
 
-def _num_blocks(
-    model: Model,
-    settings: EngineSettings,
-    limits: SchedulerSettings,
-    sizes: StateSizes,
-    executor_settings: ExecutorSettings,
-    shadow_bytes: int,
-) -> int:
-    """Blocks of the KV cache, block 0 (padding's) included: as asked for, or all that memory leaves."""
+def _num_blocks(model: Model, resolved: Resolved) -> int:
+    """KV cache blocks including block 0 (padding): as configured, or as many as memory allows."""
+    settings, longest, block_size = resolved.settings, resolved.limits.max_model_len, resolved.sizes.block_size
     if settings.kv_cache_tokens or model.place.device.type != "cuda":
-        num_blocks = wanted_blocks(settings, limits, sizes.block_size)
+        num_blocks = wanted_blocks(settings, resolved.limits, block_size)
     else:
-        num_blocks = _measured_blocks(model, settings, sizes, executor_settings, shadow_bytes)
-    if (num_blocks - 1) * sizes.block_size < limits.max_model_len:
+        num_blocks = _measured_blocks(model, resolved)
+    if (num_blocks - 1) * block_size < longest:
         raise ConfigError(
-            f"the KV cache holds {(num_blocks - 1) * sizes.block_size} tokens; a request may have "
-            f"{limits.max_model_len} (lower --max-model-len, or raise --kv-cache-tokens or --gpu-memory-utilization)"
+            f"the KV cache holds {(num_blocks - 1) * block_size} tokens; a request may have {longest} (lower "
+            "--max-model-len, or raise --kv-cache-tokens or --gpu-memory-utilization)"
         )
     return num_blocks
 
 
-def _measured_blocks(
-    model: Model, settings: EngineSettings, sizes: StateSizes, executor_settings: ExecutorSettings, shadow_bytes: int
-) -> int:
-    """Build everything but the cache once, with the largest graph of each phase, and see what it takes."""
-    device = model.place.device
+def _measured_blocks(model: Model, resolved: Resolved) -> int:
+    """Build everything except the cache once, with the largest graph of each phase, and measure it."""
+    device, sizes = model.place.device, resolved.sizes
     before = _free_bytes(device)
     bytes_per_block = block_bytes(model, sizes.block_size)
-    trial = new_executor(model, sizes, executor_settings)
+    trial = new_executor(model, sizes, resolved.executor)
     trial.capture(largest_only=True)
     needed = before - _free_bytes(device) - sizes.num_blocks * bytes_per_block + trial.reserve()
     del trial
     gc.collect()
     _, total = torch.cuda.mem_get_info(device)
-    free = _free_bytes(device) - total * (1 - settings.gpu_memory_utilization)
-    return blocks_that_fit(free, needed + shadow_bytes, bytes_per_block)
+    free = _free_bytes(device) - total * (1 - resolved.settings.gpu_memory_utilization)
+    return blocks_that_fit(free, needed + sum(resolved.shadow_bytes.values()), bytes_per_block)
 
 
 def _free_bytes(device: torch.device) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
-
-
-def affordable(settings: EngineSettings, model: Model, *, is_cuda: bool) -> EngineSettings:
-    """Graphs recorded on a CPU hold every temporary and save no time: only small models get them unasked."""
-    is_large = not is_cuda and model.parameter_bytes() > MOST_RECORDED_BYTES
-    return replace(settings, enforce_eager=True) if is_large and not settings.graphs else settings
 
 
 def _dtype(settings: EngineSettings, device: torch.device) -> torch.dtype | None:
@@ -283,7 +315,6 @@ def _dtype(settings: EngineSettings, device: torch.device) -> torch.dtype | None
     return DTYPES[settings.dtype]
 
 
-def _fingerprint(folder: str | Path, model: Model) -> bytes:
-    """Names everything besides tokens that keys and values depend on."""
-    named = f"{Path(folder).resolve()} {model.place.dtype} {model.place.formats} {model.spec}"
+def _fingerprint(folder: Path, model: Model) -> bytes:
+    named = f"{folder.resolve()} {model.place.dtype} {model.place.formats} {model.spec}"
     return blake2b(named.encode(), digest_size=32).digest()

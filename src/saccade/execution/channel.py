@@ -1,9 +1,8 @@
-"""Messages from one process to several others on a machine, and their short replies.
+"""Messages from one process to several others on the same machine, and their short replies.
 
-The bytes of a message lie once, in memory that every process has mapped. A socket to each reader says where (a notice)
-and carries its replies back; it also wakes a reader that sleeps, orders the accesses to memory, and tells when the
-other side is gone. Memory and sockets have no names: they are handed down to child processes, and nothing is left when
-the processes end, however they do.
+A message lies once in memory that every process maps. A socket to each reader carries notices of where it lies, and the
+replies; it also wakes sleeping readers, orders memory accesses, and reveals that the other side is gone. Memory and
+sockets are nameless and inherited by child processes, so nothing is left however the processes end.
 """
 
 import mmap
@@ -13,6 +12,7 @@ import socket
 import struct
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,32 +23,36 @@ import numpy as np
 from msgspec import msgpack
 
 from saccade.errors import ConfigError, SaccadeError
-from saccade.execution.codec import Bytes, Codec, Packed, aligned
+from saccade.execution.codec import Bytes, Codec, aligned
 from saccade.execution.rank_messages import Done, Heard, OrderOutcome, RankReply
-from saccade.execution.ring import Ring
 
 CAPACITY_BYTES = 128 * 2**20
-MAX_OUTSTANDING = 128  # messages; their notices and replies always fit into the buffers of a socket
+MAX_OUTSTANDING = 128  # messages; their notices and replies always fit into socket buffers
 MAX_REPLY_BYTES = 2**16
-POLL_S = 0.02  # another thread may have read the reply that this one waits for
+POLL_S = 0.02  # another thread may have read the reply this one waits for
 
-_NOTICE = struct.Struct("<BQQQQ")  # kind, sequence number, offset, bytes, bytes with those of parts to come
+_NOTICE = struct.Struct("<BQQQ")  # kind, sequence number, offset, bytes
 
 
 class _Kind(IntEnum):
-    MESSAGE, PART, PING, CLOSE = range(4)
+    MESSAGE, PING, CLOSE = range(3)
 
 
 class ReaderGoneError(SaccadeError):
-    def __init__(self, rank: int) -> None:
-        super().__init__(f"rank {rank} has closed its end of the channel")
-        self.rank = rank
+    """A rank has closed its end of the channel."""
 
 
 class ReaderBehindError(SaccadeError):
-    def __init__(self, rank: int, num_messages: int, wait_s: float) -> None:
-        super().__init__(f"rank {rank} is {num_messages} messages behind and has not made room for {wait_s:g} s")
-        self.rank = rank
+    """A rank did not make room for new messages in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A message whose bytes may still be read."""
+
+    sequence: int
+    end: int
+    sent_at: float
 
 
 @dataclass(slots=True)
@@ -56,17 +60,16 @@ class _Reader:
     rank: int
     socket: socket.socket
     heard_at: float
-    acknowledged: int = 0  # the last message that it is done with
+    acknowledged: int = 0  # the last message it finished
     pinged_at: float | None = None
     is_gone: bool = False
 
 
 class Sender:
-    """The writing end, of rank 0. Readers are ranks 1 to `num_readers`.
-
-    One thread sends; any thread may collect, ping and ask. `on_reply(rank, reply)` hears each reply once, in the thread
-    that happened to read it, and must not call the sender.
-    """
+    """The writing end, of rank 0. Readers are ranks 1 to `num_readers`. Messages lie one behind the other; once all are
+    read the next begins at 0, so usually only the first pages are touched: they stay in the CPU cache, and the rest
+    costs no memory. One thread sends; any thread may collect, ping and query. `on_reply(rank, reply)` gets each reply
+    once, in the thread that happened to read it, and must not call the sender."""
 
     def __init__(
         self,
@@ -79,10 +82,10 @@ class Sender:
         if sys.platform != "linux":
             raise ConfigError(f"several ranks need Linux; this is {sys.platform} (--tensor-parallel-size 1)")
         self._codec, self._on_reply = codec, on_reply
-        self._ring = Ring(aligned(capacity_bytes))
+        self._capacity = aligned(capacity_bytes)
+        self._sent: deque[_Sent] = deque()
         self.memory_fd = os.memfd_create("saccade-orders")
-        os.ftruncate(self.memory_fd, self._ring.capacity)
-        self._memory = np.frombuffer(mmap.mmap(self.memory_fd, self._ring.capacity), np.uint8)
+        self._map_memory()
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(num_readers)]
         self.reader_sockets = {rank: theirs for rank, (_, theirs) in enumerate(pairs, 1)}
         self._readers = {rank: _Reader(rank, ours, monotonic()) for rank, (ours, _) in enumerate(pairs, 1)}
@@ -94,7 +97,7 @@ class Sender:
         self._lock = threading.Lock()
 
     def release_reader_ends(self) -> None:
-        """Call it once the readers have their ends: only then does this side notice that one is gone."""
+        """Call once readers have their ends: only then does this side notice that one is gone."""
         for end in self.reader_sockets.values():
             end.close()
 
@@ -112,112 +115,109 @@ class Sender:
             self._memory = np.empty(0, np.uint8)  # the last reference to the mapping
 
     def send(self, message: object, *, timeout_s: float) -> int:
-        """The message's sequence number. Waits for room, not for the readers to read: arrays are copied.
-
-        Numbers only grow. A message that is larger than the memory goes in parts, which have numbers too.
-        """
+        """Returns the message's sequence number. Waits for room, not for the readers: arrays are copied."""
         packed = self._codec.pack(message)
-        deadline = monotonic() + timeout_s
-        if packed.num_bytes > self._ring.capacity:
-            return self._send_parts(packed, deadline, timeout_s)
-        start = self._wait_for_room(packed.num_bytes, deadline, timeout_s)
+        start = self._wait_for_room(packed.num_bytes, timeout_s)
+        if packed.num_bytes > self._capacity:
+            self._capacity = aligned(packed.num_bytes)
+            self._map_memory()
         packed.write(self._memory[start : start + packed.num_bytes])
-        return self._announce(_Kind.MESSAGE, start, packed.num_bytes, packed.num_bytes)
+        return self._announce(start, packed.num_bytes)
 
     def collect(self) -> None:
-        """Read the replies that are there."""
         with self._lock:
             self._collect()
 
     def wait(self, timeout_s: float) -> None:
-        """Returns when there may be replies, and has then read them."""
+        """Waits until there may be replies, and reads them."""
         self._poll.poll(max(0.0, min(timeout_s, POLL_S)) * 1000)
         self.collect()
 
+    def is_done(self, sequence: int) -> bool:
+        """Whether all ranks have finished a message, as far as replies were read."""
+        return all(reader.acknowledged >= sequence for reader in self._readers.values())
+
     def behind(self) -> dict[int, int]:
-        """How many messages each rank has not ended, as far as replies were read; ranks that ended all are left out."""
+        """Unfinished messages by rank, as far as replies were read; ranks without any are left out."""
         counts = {rank: self._sequence - reader.acknowledged for rank, reader in self._readers.items()}
         return {rank: count for rank, count in counts.items() if count}
 
     def filenos(self) -> list[int]:
-        """File numbers of the sockets, for a poll that waits until one is closed at the other end."""
+        """Sockets to poll for hang-ups."""
         return [reader.socket.fileno() for reader in self._readers.values() if not reader.is_gone]
 
     def gone(self) -> list[int]:
-        """Ranks whose end is closed."""
         return [rank for rank, reader in self._readers.items() if reader.is_gone]
 
     def silent_s(self, rank: int, now: float) -> float:
-        """For how long a rank has owed an answer and given none; 0 when it owes none."""
+        """How long a rank has owed an answer; 0 if it owes none."""
         with self._lock:
             reader = self._readers[rank]
-            owed = [span.sent_at for span in self._ring.spans if span.sequence > reader.acknowledged][:1]
+            owed = [one.sent_at for one in self._sent if one.sequence > reader.acknowledged][:1]
             if reader.pinged_at is not None:
                 owed.append(reader.pinged_at)
             return max(0.0, now - max(reader.heard_at, min(owed))) if owed else 0.0
 
     def forgive(self, now: float) -> None:
-        """Count silence from now on."""
+        """Restart the measurement of silence."""
         for reader in self._readers.values():
             reader.heard_at = now
 
     def ping(self, after_s: float, now: float) -> None:
-        """Ping the ranks that owe no answer and have been silent for so long."""
+        """Ping ranks that owe no answer and have been silent for `after_s`."""
         with self._lock:
             for reader in self._readers.values():
                 is_idle = reader.acknowledged == self._sequence and reader.pinged_at is None
                 if is_idle and not reader.is_gone and now - reader.heard_at > after_s:
                     reader.pinged_at = now
-                    self._notify(reader, _NOTICE.pack(_Kind.PING, 0, 0, 0, 0))
+                    self._notify(reader, _Kind.PING)
 
     def tell_to_close(self) -> None:
-        """Tell readers to close, after everything that was sent."""
+        """Tell readers to close after everything already sent."""
         with self._lock:
             for reader in self._readers.values():
-                self._notify(reader, _NOTICE.pack(_Kind.CLOSE, 0, 0, 0, 0))
+                self._notify(reader, _Kind.CLOSE)
 
-    def _send_parts(self, packed: Packed, deadline: float, timeout_s: float) -> int:
-        whole = np.empty(packed.num_bytes, np.uint8)
-        packed.write(whole)
-        size = max(1, self._ring.capacity // 2)
-        for first in range(0, len(whole), size):
-            part = whole[first : first + size]
-            start = self._wait_for_room(len(part), deadline, timeout_s)
-            self._memory[start : start + len(part)] = part
-            sequence = self._announce(_Kind.PART, start, len(part), len(whole) - first)
-        return sequence
+    def _map_memory(self) -> None:
+        os.ftruncate(self.memory_fd, self._capacity)
+        self._memory = np.frombuffer(mmap.mmap(self.memory_fd, self._capacity), np.uint8)
 
-    def _wait_for_room(self, num_bytes: int, deadline: float, timeout_s: float) -> int:
+    def _wait_for_room(self, num_bytes: int, timeout_s: float) -> int:
+        deadline = monotonic() + timeout_s
         while True:
             with self._lock:
                 self._collect()
                 self._check_nobody_is_gone()
-                start = self._ring.find(num_bytes) if len(self._ring.spans) < MAX_OUTSTANDING else None
-                if start is not None:
+                if not self._sent:  # any size fits: the memory grows
+                    return 0
+                start = self._sent[-1].end
+                if start + num_bytes <= self._capacity and len(self._sent) < MAX_OUTSTANDING:
                     return start
             if monotonic() > deadline:
                 slowest = min(self._readers.values(), key=lambda reader: reader.acknowledged)
-                raise ReaderBehindError(slowest.rank, self._sequence - slowest.acknowledged, timeout_s)
+                count = self._sequence - slowest.acknowledged
+                raise ReaderBehindError(
+                    f"rank {slowest.rank} is {count} messages behind and has not made room for {timeout_s:g} s"
+                )
             self._poll.poll(POLL_S * 1000)
 
-    def _announce(self, kind: _Kind, start: int, num_bytes: int, num_left: int) -> int:
+    def _announce(self, start: int, num_bytes: int) -> int:
         with self._lock:
             self._sequence += 1
-            self._ring.take(self._sequence, start, num_bytes, monotonic())
-            notice = _NOTICE.pack(kind, self._sequence, start, num_bytes, num_left)
+            self._sent.append(_Sent(self._sequence, start + aligned(num_bytes), monotonic()))
             for reader in self._readers.values():
-                self._notify(reader, notice)
+                self._notify(reader, _Kind.MESSAGE, self._sequence, start, num_bytes)
             self._check_nobody_is_gone()
             return self._sequence
 
     def _check_nobody_is_gone(self) -> None:
         for rank in self.gone():
-            raise ReaderGoneError(rank)
+            raise ReaderGoneError(f"rank {rank} has closed its end of the channel")
 
-    def _notify(self, reader: _Reader, notice: bytes) -> None:
+    def _notify(self, reader: _Reader, kind: _Kind, sequence: int = 0, start: int = 0, num_bytes: int = 0) -> None:
         if not reader.is_gone:
             try:
-                reader.socket.send(notice)
+                reader.socket.send(_NOTICE.pack(kind, sequence, start, num_bytes))
             except (BrokenPipeError, ConnectionResetError):
                 self._lose(reader)
 
@@ -226,20 +226,21 @@ class Sender:
             while not reader.is_gone and (data := self._receive(reader)) is not None:
                 reply: RankReply = _decode_reply(data)
                 reader.heard_at, reader.pinged_at = monotonic(), None
-                if isinstance(reply, Done | Heard) and reply.sequence:
+                if isinstance(reply, Done):
                     assert reply.sequence == reader.acknowledged + 1, f"rank {reader.rank} skipped: {reply}"
                     reader.acknowledged = reply.sequence
                 self._on_reply(reader.rank, reply)
-        self._ring.give_back(min(reader.acknowledged for reader in self._readers.values()))
+        while self._sent and self.is_done(self._sent[0].sequence):
+            self._sent.popleft()
 
     def _receive(self, reader: _Reader) -> bytes | None:
-        """None when there is nothing now, or never again."""
+        """None if there is nothing now, or never will be."""
         for _ in range(2):
             try:
                 data = reader.socket.recv(MAX_REPLY_BYTES)
             except BlockingIOError:
                 return None
-            except ConnectionResetError:  # it left without reading all; its last words come behind the error
+            except ConnectionResetError:  # it exited with unread data; its last replies follow the error
                 continue
             if data:
                 return data
@@ -252,58 +253,46 @@ class Sender:
         self._poll.unregister(reader.socket)
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A packed message and its number. The bytes are valid until the message is acknowledged."""
-
-    sequence: int
-    packed: Bytes
-
-
 class Receiver:
-    """The reading end, of one thread."""
+    """The reading end, for one thread."""
 
     def __init__(self, socket_fd: int, memory_fd: int) -> None:
         os.set_inheritable(socket_fd, False)
-        self._socket = socket.socket(fileno=socket_fd)
-        self._memory = np.frombuffer(mmap.mmap(memory_fd, 0, prot=mmap.PROT_READ), np.uint8)
-        os.close(memory_fd)
+        os.set_inheritable(memory_fd, False)
+        self._socket, self._file = socket.socket(fileno=socket_fd), os.fdopen(memory_fd, "rb", buffering=0)
+        self._memory = self._map_memory()
 
-    def receive(self) -> Received | None:
-        """Waits for the next message; None when there is none to come. Answers pings meanwhile."""
-        whole = np.empty(0, np.uint8)
+    def receive(self) -> tuple[int, Bytes] | None:
+        """Waits for the next message; answers pings meanwhile. Returns its sequence number and its bytes, valid until
+        the reply that it is done; None if no more will come."""
         while notice := self._next_notice():
-            kind, sequence, start, num_bytes, num_left = _NOTICE.unpack(notice)
-            found = self._memory[start : start + num_bytes]
+            kind, sequence, start, num_bytes = _NOTICE.unpack(notice)
             match kind:
                 case _Kind.MESSAGE:
-                    return Received(sequence, found)
-                case _Kind.PART:
-                    whole = whole if len(whole) else np.empty(num_left, np.uint8)
-                    whole[len(whole) - num_left :][:num_bytes] = found
-                    if num_bytes == num_left:
-                        return Received(sequence, whole)
-                    self.reply(Heard(sequence))
+                    if start + num_bytes > len(self._memory):  # it has grown
+                        self._memory = self._map_memory()
+                    return sequence, self._memory[start : start + num_bytes]
                 case _Kind.PING:
                     self.reply(Heard())
                 case _Kind.CLOSE:
                     return None
         return None
 
-    def acknowledge(self, sequence: int, outcome: OrderOutcome) -> None:
-        self.reply(Done(sequence, outcome))
-
     def reply(self, reply: RankReply) -> None:
-        """Hardly ever waits. If nobody listens any more, `receive` will say so."""
+        """Hardly ever blocks. If nobody listens any more, `receive` will tell."""
         data = _encode_reply(reply)
         with suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)
 
     def close(self) -> None:
         self._socket.close()
+        self._file.close()
+
+    def _map_memory(self) -> Bytes:
+        return np.frombuffer(mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)
 
     def _next_notice(self) -> bytes:
-        """Empty when the other side is gone. Sleeps at once: to look for a while first made others wait for a core."""
+        """Empty when the other side is gone. Blocks at once: spinning first took cores from other processes."""
         try:
             return self._socket.recv(_NOTICE.size)
         except ConnectionResetError:

@@ -1,9 +1,6 @@
-"""Messages with numpy arrays inside as flat bytes, and back without copying the arrays.
-
-A packed message is a prefix, a msgpack head, and the bytes of every array, each aligned. In the head an array is its
-dtype, its shape and where its bytes lie. Nothing is unpickled: what comes out is what the
-annotations of the message say.
-"""
+"""Packs messages with numpy arrays into flat bytes, and unpacks them without copying the arrays. A packed message is a
+prefix, a msgpack head (dtype, shape and offset of each array), and the aligned bytes of every array. Nothing is
+unpickled: decoded types are those of the message's annotations."""
 
 import struct
 from collections.abc import Sequence
@@ -19,8 +16,8 @@ from saccade.errors import SaccadeError
 ALIGNMENT = 64
 Bytes = npt.NDArray[np.uint8]
 
-_PREFIX = struct.Struct("<III")  # index of the type, bytes of the head, mentions of arrays
-_KINDS = "biufc"  # bool, integers, floats, complex: what has no references in it
+_PREFIX = struct.Struct("<III")  # type index, head bytes, number of array references
+_KINDS = "biufc"  # bool, integers, floats, complex: dtypes without object references
 
 
 class CodecError(SaccadeError):
@@ -29,14 +26,14 @@ class CodecError(SaccadeError):
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A message that is ready to be written: `arrays` are still the sender's own."""
+    """A message ready to be written. `arrays` still belong to the sender."""
 
     head: bytes
     arrays: Sequence[tuple[int, npt.NDArray[Any]]]
     num_bytes: int
 
     def write(self, target: Bytes) -> None:
-        """Takes the first `num_bytes` of `target`, which begins at an aligned address."""
+        """Writes to the first `num_bytes` of `target`, which must start at an aligned address."""
         target[: len(self.head)] = np.frombuffer(self.head, np.uint8)
         start, buffer = aligned(len(self.head)), target.data
         for offset, array in self.arrays:
@@ -44,12 +41,9 @@ class Packed:
 
 
 class Codec:
-    """Knows the types of message that one side sends: frozen dataclasses and msgspec Structs.
-
-    Inside they may have whatever msgspec takes, and arrays of numbers where the annotation says so (`NDArray[...]` or
-    `NDArray[...] | None`). A union of several classes needs Structs with `tag=True`. Both sides must be given the same
-    types in the same order.
-    """
+    """Packs and unpacks the message types one side sends: frozen dataclasses and msgspec Structs. Fields may be
+    anything msgspec supports, and arrays of numbers annotated `NDArray[...]` or `NDArray[...] | None`. A union of
+    several classes needs Structs with `tag=True`. Both sides must be given the same types in the same order."""
 
     def __init__(self, *types: type) -> None:
         self._types = types
@@ -68,7 +62,7 @@ class Codec:
             names = ", ".join(kind.__name__ for kind in self._types)
             raise CodecError(f"a {type(message).__name__} is no message; known are: {names}")
         arrays: list[tuple[int, npt.NDArray[Any]]] = []
-        known: dict[int, object] = {}  # an array that is in a message twice is sent once
+        known: dict[int, object] = {}  # an array referenced twice is sent once
         num_found = end = 0
 
         def describe(value: object) -> object:
@@ -92,7 +86,7 @@ class Codec:
         return Packed(head, arrays, aligned(len(head)) + end)
 
     def unpack(self, packed: Bytes) -> Any:
-        """The arrays of the message are views of `packed`, which must be aligned; read-only where it is."""
+        """Arrays of the message are views of `packed`, which must be aligned; they are read-only if it is."""
         index, num_bytes, num_arrays = _PREFIX.unpack_from(packed.data)
         body = packed[_PREFIX.size :][:num_bytes]
         start = aligned(_PREFIX.size + num_bytes)
@@ -116,5 +110,4 @@ class Codec:
 
 
 def aligned(num_bytes: int) -> int:
-    """The next offset at which an array may begin."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,7 +1,7 @@
-"""The executor: obeys orders. The only code that launches anything, one for each rank; it never chooses.
+"""The executor carries out orders. It is the only code that launches anything, one per rank, and makes no decisions.
 
-A run returns at once with a ticket; `DeviceTicket.wait` is the one place where the host waits for the device. Later
-work is queued behind it on the same stream, so nothing that a ticket still needs is overwritten before it is copied.
+A run returns at once with a ticket; only `DeviceTicket.wait` makes the host wait for the device. Later work is queued
+on the same stream, so nothing that a ticket still needs is overwritten before it is copied.
 """
 
 import gc
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,25 +26,22 @@ from saccade.execution.state import DeviceState
 from saccade.execution.vision_encoder import Encoder, EncoderSettings, largest_frame
 from saccade.graphs import GraphRunner, Phase, lane_for
 from saccade.graphs.runner import Progress
-from saccade.models.media import ImageSettings, VideoSettings
 from saccade.scheduling.arrays import CacheLayout
 from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import USUAL_SIZES, Composer
 from saccade.scheduling.executing import Encoded, StepResult
-from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Orders, Pass, Run, Sample, WarmUp
+from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Orders, Pass, Run, SampleTokens, WarmUp
 from saccade.wire.update import Scores
 
 NUM_TICKETS = 3  # two steps may be in flight
 EXACT_VISION_GRAPHS = len(USUAL_SIZES)
-EXACT_VISION_AFTER = 32  # a graph of its own saves 0.3 ms a batch and costs 30 once, when nobody waits
-EXACT_ONLY_AFTER = 3  # where the other way is without a graph, and 20 ms longer
-EXACT_VISION_BYTES = 256 * 2**20  # what exact vision graphs may add to the pool that the largest bucket made
+EXACT_VISION_AFTER = 32  # an exact graph saves 0.3 ms a batch and costs 30 ms once, while idle
+EXACT_ONLY_AFTER = 3  # where the alternative is eager, and 20 ms slower
+EXACT_VISION_BYTES = 256 * 2**20  # that exact vision graphs may add to the pool of the largest bucket
 
 
 @dataclass(slots=True)
 class DeviceTicket:
-    """A step on its way."""
-
     turn: int
     num_sampled: int
     ids: Tensor | None = None
@@ -64,40 +62,26 @@ class DeviceTicket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorSettings:
-    """Largest step, pixels of images and videos, and the graphs of each phase (None: eager)."""
+class ExecutorSettings(EncoderSettings):
+    """Also the largest step, and the graphs of each phase (None: eager)."""
 
     max_tokens: int
-    max_units: int
-    page_rows: int
-    images: ImageSettings | None
-    videos: VideoSettings | None
     modes: Mapping[str, Mode | None]
     strict: bool
     vision_tiers: frozenset[Tier] = frozenset({Tier.CAPACITY})  # where vision has graphs at all
-    has_few_buckets: bool = False  # as on a CPU, where graphs save no time
-    has_shadow: bool = False  # any pass may be run again without its graph
 
     def largest_frame(self, longest: int) -> int:
-        """Rows of the largest image or frame, of which a request of `longest` tokens has room for no more."""
+        """Rows of the largest image or frame, capped at the `longest` tokens of a request."""
         return min(largest_frame(self.images, self.videos), longest)
 
     @property
-    def encoder(self) -> EncoderSettings:
-        return EncoderSettings(
-            max_units=self.max_units,
-            page_rows=self.page_rows,
-            images=self.images,
-            videos=self.videos,
-            has_few_buckets=self.has_few_buckets,
-            has_shadow=self.has_shadow,
-            graphs=GraphSettings(
-                tiers=self.vision_tiers if self.modes["vision"] else frozenset(),
-                strict=self.strict,
-                exact_after=EXACT_VISION_AFTER if Tier.CAPACITY in self.vision_tiers else EXACT_ONLY_AFTER,
-                exact_max_graphs=EXACT_VISION_GRAPHS,
-                exact_max_bytes=EXACT_VISION_BYTES,
-            ),
+    def vision_graphs(self) -> GraphSettings:
+        return GraphSettings(
+            tiers=self.vision_tiers if self.modes["vision"] else frozenset(),
+            strict=self.strict,
+            exact_after=EXACT_VISION_AFTER if Tier.CAPACITY in self.vision_tiers else EXACT_ONLY_AFTER,
+            exact_max_graphs=EXACT_VISION_GRAPHS,
+            exact_max_bytes=EXACT_VISION_BYTES,
         )
 
 
@@ -114,7 +98,7 @@ class DeviceExecutor:
         self.decode = self._graph_runner(decode_phase(model, state), "decode")
         self.head = self._graph_runner(head_phase(model, state, trunk_TD), "decode")
         self.sampler = self._graph_runner(sample_phase(state), "decode")
-        self.encoder = Encoder(state, settings.encoder) if model.tower is not None else None
+        self.encoder = Encoder(state, settings, settings.vision_graphs) if model.tower is not None else None
         self._logits = Logits(state, trunk_TD, num_turns=NUM_TICKETS)
         self._host_ids = [self._host(torch.int64) for _ in range(NUM_TICKETS)]
         self._host_bad = [self._host(torch.bool) for _ in range(NUM_TICKETS)]
@@ -123,15 +107,14 @@ class DeviceExecutor:
         self._trace: list[GraphKey | str] = []
 
     def composer(self) -> Composer:
-        """Composes for executors like this one, with the graphs that this one has."""
         spec, state = self._model.spec, self.state
-        media, encoder = spec.media, self.encoder
+        encoder = self.encoder
         layout = CacheLayout(
             block_size=state.block_size,
             max_blocks=state.max_blocks,
             page_rows=self.settings.page_rows,
             has_vision=encoder is not None,
-            has_limits=media is not None and media.sees_whole_image,
+            has_limits=spec.sees_whole_image,
         )
         vision = None if encoder is None else encoder.facts
         return Composer(layout, self.catalogues, vocab_size=state.logits.shape[1], vision=vision)
@@ -150,50 +133,51 @@ class DeviceExecutor:
         return tuple(runner for runner in found if runner is not None)
 
     def capture(self, progress: Progress | None = None, *, largest_only: bool = False) -> None:
-        """Capture every phase's graphs, each largest first; `largest_only` to measure what they need. Language passes
-        share one pool; vision passes, which run beside them, have their own."""
+        """Capture every phase's graphs, largest first; `largest_only` to measure their memory. Language passes share
+        one pool; vision passes, which run concurrently, have their own."""
         gc.collect()  # once: captures run with the collector off
         for runner in self.phases:
             runner.capture_buckets(progress, largest_only=largest_only)
 
     def execute(self, orders: Orders) -> Any:
-        """Obey any order; `scheduling.executing.Executor` says what each gives."""
+        """Carry out any order; `scheduling.executing.Executor` documents what each returns."""
         match orders:
             case Run():
                 return self.run(orders)
-            case Sample():
+            case SampleTokens():
                 self.sample(orders)
             case Encode():
                 return self.encode(orders)
             case Begin():
-                self.begin(orders)
+                self._logits.begin(orders)
             case Capture():
                 return self.capture_layout(orders.layout)
             case Drop():
-                self.drop(orders.keys)
+                assert self.encoder is not None, "only images have layouts"
+                self.encoder.graphs.drop(orders.keys)
             case Calibrate():
-                self.calibrate(orders.num_rounds)
+                if self.encoder is not None:
+                    self.encoder.calibrate(orders.num_rounds)
             case WarmUp():
                 self.warm_up()
         return None
 
     @contextmanager
     def in_order(self, runner: GraphRunner) -> Iterator[None]:
-        """Vision passes have a stream of their own, which must wait for what is done with their graphs here."""
-        if self.encoder is not None and runner is self.encoder.graphs:
-            with self.encoder.alone():
-                yield
-        else:
+        """Order work on a phase's graphs here with the vision stream, on which vision passes run."""
+        side = self.encoder.side_stream if self.encoder is not None and runner is self.encoder.graphs else None
+        if side is not None:
+            side.wait()
+        try:
             yield
+        finally:
+            if side is not None:
+                side.join()
 
     def take_trace(self) -> str:
-        """How the passes of the newest order were run, the one that failed too; told once. Ranks must agree on it."""
+        """How the newest order's passes ran, including a failed one; read once. Ranks must agree on it."""
         trace, self._trace = self._trace, []
         return "; ".join(map(str, trace))
-
-    @torch.no_grad()
-    def begin(self, orders: Begin) -> None:
-        self._logits.begin(orders)
 
     def encode(self, orders: Encode) -> Encoded:
         assert self.encoder is not None, f"{self._model.spec.architecture} sees no images"
@@ -202,30 +186,27 @@ class DeviceExecutor:
         self._trace = [f"{last}: {encoded.problem}" if encoded.problem else last]
         return encoded
 
-    def run(self, orders: Run) -> DeviceTicket:
-        try:
-            return self._run(orders)
-        except BaseException:
-            if self.encoder is not None:
-                self.encoder.side_stream.join()  # what was launched of this step is committed before it is over
-            raise
-
     @torch.no_grad()
-    def _run(self, orders: Run) -> DeviceTicket:
+    def run(self, orders: Run) -> DeviceTicket:
         self._trace = []
         self._turn = (self._turn + 1) % NUM_TICKETS
         ticket = self._ticket = DeviceTicket(self._turn, orders.num_sampled)
-        if orders.waits_for_vision and self.encoder is not None:
-            self.encoder.side_stream.wait()
-        for one in orders.passes:
-            self._run_pass(one, ticket)
-        ticket.prompt_scores = [self._logits.score_prompt(scored) for scored in orders.prompt_scores]
-        self._mark(ticket)
+        try:
+            if orders.waits_for_vision and self.encoder is not None:
+                self.encoder.side_stream.wait()
+            for one in orders.passes:
+                self._run_pass(one, ticket)
+            ticket.prompt_scores = [self._logits.score_prompt(scored) for scored in orders.prompt_scores]
+            self._mark(ticket)
+        except BaseException:
+            if self.encoder is not None:
+                self.encoder.side_stream.join()  # the launched part of this step is committed before it has finished
+            raise
         return ticket
 
     @torch.no_grad()
-    def sample(self, orders: Sample) -> None:
-        """Obey what follows the passes of the newest run; its ticket has the results."""
+    def sample(self, orders: SampleTokens) -> None:
+        """Carry out what follows the passes of the newest run; its ticket gets the results."""
         ticket = self._ticket
         assert ticket is not None, "there was no run to sample from"
         self._trace = []
@@ -236,13 +217,8 @@ class DeviceExecutor:
         self._mark(ticket)
 
     def capture_layout(self, layout: ExactLayout) -> int:
-        """Capture a vision graph of one layout; the bytes it added."""
         assert self.encoder is not None, "only images have layouts"
         return self.encoder.capture_layout(layout)
-
-    def drop(self, keys: Sequence[GraphKey]) -> None:
-        assert self.encoder is not None, "only images have layouts"
-        self.encoder.graphs.drop(keys)
 
     def _run_pass(self, one: Pass, ticket: DeviceTicket) -> None:
         runner = {"prefill": self.prefill, "decode": self.decode, "head": self.head, "sample": self.sampler}[one.phase]
@@ -252,7 +228,6 @@ class DeviceExecutor:
             self._trace.append(runner.last)
 
     def _deliver(self, ticket: DeviceTicket, outputs: Mapping[str, Tensor]) -> None:
-        """Queue the copies of tokens, and of what is wrong with them, to the host."""
         count = ticket.num_sampled
         if "next_ids" in outputs:
             ticket.ids = self._host_ids[ticket.turn][:count]
@@ -267,23 +242,22 @@ class DeviceExecutor:
             ticket.done.record()
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
-        """Counters and graphs of each phase, by its name."""
         return {runner.phase.name: runner.snapshot() for runner in self.phases}
 
     def warm_up(self) -> None:
-        """Compile what runs outside of graphs: pixels to patches, masks of grammars."""
+        """Compile what runs outside graphs: pixels to patches, grammar masks."""
         if self.encoder is not None:
             self.encoder.warm_up()
         self._logits.warm_up()
 
     def reserve(self) -> int:
-        """Keep memory for passes that may run without a graph; how many bytes."""
+        """Keep memory for passes that may run without a graph; returns the bytes."""
         vision = 0 if self.encoder is None else self.encoder.reserve()
         return vision + (self._reserve_language() if self.settings.has_shadow and self._is_cuda else 0)
 
     @torch.no_grad()
     def _reserve_language(self) -> int:
-        """Run the largest pass of each phase, so that torch keeps the memory it needs."""
+        """Run the largest pass of each phase, so that torch keeps its memory."""
         device = self._model.place.device
         before = torch.cuda.memory_reserved(device)
         for runner in (self.prefill, self.decode, self.head, self.sampler):
@@ -291,13 +265,8 @@ class DeviceExecutor:
             runner.eager({**batch.tensors, **batch.arrays}, lambda outputs: None, at=runner.phase.buckets[-1])
         return torch.cuda.memory_reserved(device) - before
 
-    def calibrate(self, num_rounds: int = 0) -> None:
-        """Measure what there is to choose between."""
-        if self.encoder is not None:
-            self.encoder.calibrate(num_rounds)
-
     def require_device(self) -> None:
-        """After an error: some, such as an access beyond memory, leave a GPU on which every later call fails."""
+        """Call after an error: some, such as an illegal access, leave a GPU on which every later call fails."""
         if self._is_cuda:
             try:
                 torch.cuda.synchronize(self._model.place.device)
@@ -319,9 +288,9 @@ class DeviceExecutor:
 
 
 def _scores(parts: Sequence[tuple[Tensor, ...]]) -> Scores:
-    return (
-        Scores(*(torch.cat([part[i] for part in parts]).numpy() for i in range(4))) if parts else Scores([], [], [], [])
-    )
+    if not parts:
+        return Scores(*(np.zeros(0) for _ in range(4)))
+    return Scores(*(torch.cat(columns).numpy() for columns in zip(*parts, strict=True)))
 
 
 def _first_line(error: Exception) -> str:

@@ -1,8 +1,6 @@
-"""The language passes as phases to be replayed: prompts and mixed batches (`prefill`), one row each (`decode`), and the
-head that turns rows into logits and tokens.
-
-T token rows, R requests, M blocks of a table, N rows of logits, D width, V vocabulary, L levels of vision rows.
-"""
+"""Language passes as phases: prompts and mixed batches (`prefill`), one row per request (`decode`), and the `head` that
+turns rows into logits and tokens. T token rows, R requests, M blocks of a table, N rows of logits, D width, V
+vocabulary, L levels of vision rows."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,46 +11,27 @@ from torch import Tensor
 
 from saccade.execution.example_passes import example_prompts, example_rows
 from saccade.execution.state import TOKEN_STATE, DeviceState, runs
-from saccade.graphs import (
-    Arena,
-    Buffer,
-    Capacity,
-    Fill,
-    Frame,
-    Phase,
-    boundaries,
-    bridge,
-    metadata,
-    output,
-)
+from saccade.graphs import Arena, Buffer, Capacity, Fill, Frame, Phase, boundaries, bridge, metadata, output
 from saccade.layers.step import Step
 from saccade.models.vlm import Model
 from saccade.scheduling.buckets import decode_buckets, head_buckets, prefill_buckets
 
 
 def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
-    """Rows of any number of requests, prompts and outputs mixed, to what the head makes tokens of."""
-    dtype = model.place.dtype
-    arena = Arena(
-        [
-            *_row_buffers(model),
-            boundaries("query_start", of="tokens", count="requests"),
-            metadata("key_lengths", ("requests",)),
-            metadata("block_tables", ("requests", state.max_blocks)),
-            *_bridges(model),
-            output("trunk", ("tokens", model.spec.decoder.width), dtype),
-        ],
-        {"tokens": max_tokens, "requests": state.max_sequences + 1},
-        model.place.device,
-    )
+    """Rows of any number of requests, prompts and outputs mixed, to the rows that the head reads."""
+    buffers = [
+        *_row_buffers(model),
+        *_request_buffers(model, state),
+        output("trunk", ("tokens", model.spec.decoder.width), model.place.dtype),
+    ]
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        return {"trunk": model.trunk(_step(model, state, frame, max_query=frame.capacity["tokens"]))}
+        return {"trunk": model.decoder.trunk(_step(model, state, frame, max_query=frame.capacity["tokens"]))}
 
     return Phase(
         name="prefill",
         body=body,
-        arena=arena,
+        arena=Arena(buffers, {"tokens": max_tokens, "requests": state.max_sequences + 1}, model.place.device),
         rows="tokens",
         buckets=prefill_buckets(max_tokens, state.max_sequences + 1),
         example=lambda lengths, rng: example_prompts(model, state, lengths, rng),
@@ -66,24 +45,15 @@ def prefill_phase(model: Model, state: DeviceState, max_tokens: int) -> Phase:
 
 
 def decode_phase(model: Model, state: DeviceState) -> Phase:
-    """One row of each request to its next token. Padded rows are requests of their own, without keys."""
-    arena = Arena(
-        [
-            *(buffer for buffer in _row_buffers(model) if buffer.name not in ("limits", "sources")),
-            boundaries("query_start", of="tokens", count="requests", longest=1),
-            metadata("key_lengths", ("requests",)),
-            metadata("block_tables", ("requests", state.max_blocks)),
-            metadata("sequences", ("tokens",)),
-            *_bridges(model),
-            output("next_ids", ("tokens",), torch.int64),
-            output("is_bad", ("tokens",), torch.bool),
-        ],
-        {"tokens": state.max_sequences, "requests": state.max_sequences},
-        model.place.device,
-    )
+    """One row of each request to its next token. Padded rows are separate requests without keys."""
+    buffers = [
+        *(buffer for buffer in _row_buffers(model) if buffer.name not in ("limits", "sources")),
+        *_request_buffers(model, state, longest=1),
+        *_token_buffers(),
+    ]
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        hidden_TD = model.body(_step(model, state, frame, max_query=1))
+        hidden_TD = model.decoder.body(_step(model, state, frame, max_query=1))
         return _tokens(model, state, hidden_TD, frame["sequences"])
 
     def set_up(values: Mapping[str, Any]) -> None:
@@ -93,7 +63,7 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
     return Phase(
         name="decode",
         body=body,
-        arena=arena,
+        arena=Arena(buffers, {"tokens": state.max_sequences, "requests": state.max_sequences}, model.place.device),
         rows="tokens",
         buckets=tuple(Capacity.of(tokens=n, requests=n) for n in decode_buckets(state.max_sequences)),
         example=lambda lengths, rng: example_rows(model, state, lengths, rng),
@@ -107,20 +77,11 @@ def decode_phase(model: Model, state: DeviceState) -> Phase:
 
 
 def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
-    """Chosen rows of the prefill's output through the last MLP to their next tokens."""
-    arena = Arena(
-        [
-            metadata("rows", ("tokens",)),
-            metadata("sequences", ("tokens",)),
-            output("next_ids", ("tokens",), torch.int64),
-            output("is_bad", ("tokens",), torch.bool),
-        ],
-        {"tokens": state.max_sequences},
-        model.place.device,
-    )
+    """Selected rows of the prefill's output, through the last MLP, to their next tokens."""
+    limits = {"tokens": state.max_sequences}
 
     def body(frame: Frame) -> dict[str, Tensor]:
-        return _tokens(model, state, model.finish(trunk_TD[frame["rows"]]), frame["sequences"])
+        return _tokens(model, state, model.decoder.finish(trunk_TD[frame["rows"]]), frame["sequences"])
 
     def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
         count = sum(lengths)
@@ -128,7 +89,7 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
         return {"rows": rows, "sequences": state.some_sequences(count, rng)}
 
     def set_up(values: Mapping[str, Any]) -> None:
-        """Rows of its own: a prefill leaves anything in those that were padding."""
+        """Sets all rows, because a prefill leaves arbitrary values in padding."""
         same = torch.Generator(trunk_TD.device).manual_seed(0)
         trunk_TD.normal_(generator=same)
         state.forget_scores(values)
@@ -139,7 +100,7 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
     return Phase(
         name="head",
         body=body,
-        arena=arena,
+        arena=Arena([metadata("rows", ("tokens",)), *_token_buffers()], limits, model.place.device),
         rows="tokens",
         buckets=tuple(Capacity.of(tokens=n) for n in head_buckets(state.max_sequences)),
         example=example,
@@ -154,8 +115,8 @@ def head_phase(model: Model, state: DeviceState, trunk_TD: Tensor) -> Phase:
 
 
 def _row_buffers(model: Model) -> list[Buffer]:
-    """What every row brings. `pending` names the sequence whose newest token is the row's input (-1: `ids` has it);
-    `sources` the row of the encoder cache that stands there (-1: a token)."""
+    """Inputs of every row. `pending` is the sequence whose newest token is the row's input (-1: `ids` has it);
+    `sources` is the row of the encoder cache to use (-1: a token)."""
     buffers = [
         metadata("ids", ("tokens",)),
         metadata("pending", ("tokens",), padding=Fill(-1)),
@@ -164,15 +125,31 @@ def _row_buffers(model: Model) -> list[Buffer]:
     ]
     if model.spec.vision is not None:
         buffers.append(metadata("sources", ("tokens",), padding=Fill(-1)))
-    if model.spec.media is not None and model.spec.media.sees_whole_image:
+    if model.spec.sees_whole_image:
         buffers.append(metadata("limits", ("tokens",)))
     return buffers
 
 
-def _bridges(model: Model) -> list[Buffer]:
+def _request_buffers(model: Model, state: DeviceState, longest: int | None = None) -> list[Buffer]:
+    """What attention reads of each request, and the bridges for queries and results in piecewise graphs."""
     heads = model.decoder.layers[0].attention.qkv
     shape = ("tokens", heads.num_heads, heads.head_dim)
-    return [bridge("q", shape, model.place.dtype), bridge("attn", shape, model.place.dtype)]
+    return [
+        boundaries("query_start", of="tokens", count="requests", longest=longest),
+        metadata("key_lengths", ("requests",)),
+        metadata("block_tables", ("requests", state.max_blocks)),
+        bridge("q", shape, model.place.dtype),
+        bridge("attn", shape, model.place.dtype),
+    ]
+
+
+def _token_buffers() -> list[Buffer]:
+    """For passes that produce tokens: sequences, tokens, and whether logits are unusable (a NaN, or all -inf)."""
+    return [
+        metadata("sequences", ("tokens",)),
+        output("next_ids", ("tokens",), torch.int64),
+        output("is_bad", ("tokens",), torch.bool),
+    ]
 
 
 def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> Step:
@@ -200,9 +177,9 @@ def _step(model: Model, state: DeviceState, frame: Frame, *, max_query: int) -> 
 
 
 def _tokens(model: Model, state: DeviceState, hidden_ND: Tensor, sequences_N: Tensor) -> dict[str, Tensor]:
-    """Logits to where samplers and scores find them; the likeliest tokens to the sequences they continue."""
-    logits_NV = model.logits(hidden_ND)
+    """Stores logits for samplers and scores, and the likeliest tokens in their sequences."""
+    logits_NV = model.decoder.logits(hidden_ND)
     state.logits[: logits_NV.shape[0]].copy_(logits_NV)
-    ids_N = state.sampling.greedy(logits_NV)
+    ids_N, is_bad_N = state.sampling.greedy(logits_NV)
     state.newest_ids[sequences_N] = ids_N
-    return {"next_ids": ids_N, "is_bad": state.sampling.has_nan(logits_NV)}
+    return {"next_ids": ids_N, "is_bad": is_bad_N}

@@ -1,7 +1,4 @@
-"""What is done with logits outside of graphs: edits and masks before a sampler, log-probabilities, counted tokens.
-
-N rows, V vocabulary, W words of 32 bits.
-"""
+"""Logits outside graphs: edits, masks, log-probabilities, token counts. N rows, V vocabulary, W 32-bit words."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,13 +11,13 @@ from saccade.execution.state import DeviceState
 from saccade.scheduling.orders import Array, Begin, Edit, Mask, ScorePrompt, ScoreToken
 from saccade.wire.sampling_params import MAX_LOGPROBS
 
-MAX_SCORED_ROWS = 256  # prompt rows whose logits exist at the same time
-ALIGNMENT = 16  # words; Triton compiles another version for rows that begin elsewhere
+MAX_SCORED_ROWS = 256  # prompt rows whose logits are in memory at once
+ALIGNMENT = 16  # words; Triton compiles another version for rows aligned differently
 _TORCH_DTYPES = {"uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 
 
 class Logits:
-    """Masks have static buffers: one on the device, and one on the host for each step in flight."""
+    """Masks have static buffers: one on the device, and one on the host per step in flight."""
 
     def __init__(self, state: DeviceState, trunk_TD: Tensor, *, num_turns: int) -> None:
         self._state, self._trunk_TD = state, trunk_TD
@@ -32,17 +29,18 @@ class Logits:
         is_cuda = device.type == "cuda"
         self._host_masks = [torch.full(shape, -1, dtype=torch.int32, pin_memory=is_cuda) for _ in range(num_turns)]
 
+    @torch.no_grad()
     def begin(self, orders: Begin) -> None:
-        """Count the tokens of another request."""
+        """Count the tokens of a new request."""
         sampling, seen = self._state.sampling, self._state.seen
-        sampling.forget(seen, self._to_device(np.asarray([orders.sequence])))
+        seen[orders.sequence].zero_()
         for ids, note in ((orders.prompt_ids, sampling.mark_prompt), (orders.output_ids, sampling.count_tokens)):
             if len(ids):
                 sequence = self._to_device(np.full(len(ids), orders.sequence))
                 note(seen, sequence, self._to_device(ids), torch.ones_like(sequence) > 0)
 
     def edit(self, count: int, edits: Sequence[Edit], mask: Mask | None, turn: int) -> None:
-        """Copy the logits of the last pass for a sampler, changed as ordered."""
+        """Copy the last pass's logits for a sampler, with the ordered changes."""
         state = self._state
         state.edited[:count].copy_(state.logits[:count])
         for one in edits:
@@ -71,22 +69,21 @@ class Logits:
         return self._scores(self._state.logits[orders.row : orders.row + 1], newest, orders.num_top)
 
     def score_prompt(self, orders: ScorePrompt) -> list[tuple[Tensor, ...]]:
-        """Log-probabilities of prompt tokens, from the rows that the last prefill left."""
+        """Log-probabilities of prompt tokens, from the rows of the last prefill."""
         model, parts = self._state.model, []
         for start in range(0, len(orders.next_ids), MAX_SCORED_ROWS):
             ids = orders.next_ids[start : start + MAX_SCORED_ROWS]
             first = orders.row + start
-            logits_NV = model.logits(model.finish(self._trunk_TD[first : first + len(ids)]))
+            logits_NV = model.decoder.logits(model.decoder.finish(self._trunk_TD[first : first + len(ids)]))
             parts.append(self._scores(logits_NV, self._to_device(ids), orders.num_top))
         return parts
 
     def warm_up(self) -> None:
-        """Compile what masks launch; rows and strides are such that one version serves all."""
+        """Compile the mask kernel; rows and strides are such that one version serves all."""
         self._state.sampling.allow_only(self._state.edited[:1], self._masks_NW[:1].fill_(-1))
 
     def _scores(self, logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor, ...]:
-        """On a GPU as many as anybody may ask for are computed, and the rest is cut off: one kernel, compiled before
-        the first request."""
+        """On a GPU always computes MAX_LOGPROBS and cuts: one kernel, compiled before the first request."""
         most = min(MAX_LOGPROBS, logits_NV.shape[1]) if self._device_type == "cuda" else num_top
         chosen, ranks, top_ids, top_logprobs = self._state.sampling.logprobs(logits_NV, ids_N, most)
         return tuple(self._to_host(part) for part in (chosen, ranks, top_ids[:, :num_top], top_logprobs[:, :num_top]))
@@ -94,7 +91,7 @@ class Logits:
     def _to_device(self, array: Array) -> Tensor:
         """Through pinned memory, so that nothing waits."""
         if self._device_type != "cuda":
-            return torch.from_numpy(np.array(array))  # arrays may be read-only, which torch has no notion of
+            return torch.from_numpy(np.array(array))  # arrays may be read-only, which torch does not support
         pinned = torch.empty(array.shape, dtype=_TORCH_DTYPES[array.dtype.name], pin_memory=True)
         pinned_array: Any = pinned.numpy()
         pinned_array[...] = array

@@ -1,72 +1,41 @@
-"""Decoded pixels to patches: through pinned host memory that is never written while it is copied, into static device
-memory, and from there by two kernels into the arena. Nothing is allocated after the start.
-"""
+"""Turns decoded pixels into patches: through pinned host memory that is never written while being copied, into static
+device memory, and from there by two kernels into the arena. Nothing is allocated after start-up."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from saccade.inputs.messages import MediaKind
-from saccade.kernels.image_jobs import MAX_JOBS, TABLE_BYTES, Column, Job, Shape, banded_jobs, whole_job, write_table
-from saccade.kernels.images import resize_patchify
-from saccade.models.media import ImageSettings, VideoSettings
-from saccade.scheduling.orders import Picture
+from saccade.graphs.staging import Staging
+from saccade.inputs.chat_messages import MediaKind
+from saccade.kernels.image_jobs import (
+    MAX_JOBS,
+    TABLE_BYTES,
+    Column,
+    ImageJob,
+    PatchSettings,
+    banded_jobs,
+    whole_job,
+    write_table,
+)
+from saccade.kernels.reference_images import resize_patchify
+from saccade.scheduling.orders import PatchSource
 
-SlotT = TypeVar("SlotT")
-Shapes = Mapping[MediaKind, Shape]  # how pixels are cut, by the kind of media
+Shapes = Mapping[MediaKind, PatchSettings]  # how pixels are cut, by media kind
 
-NUM_SLOTS = 3  # the host may fill one while two are on their way
-SLOT_BYTES = 32 * 2**20  # pixels of one copy; larger media come in bands, one after the other
+SLOT_BYTES = 32 * 2**20  # pixels of one copy; larger media are copied in bands
 ALIGNMENT_BYTES = 16
 
 
-class Patchifier(Protocol):
-    """Turns pictures into patches, in the order of the current stream."""
-
-    def patchify(self, pictures: Sequence[Picture], out_PC: Tensor) -> None: ...
-
-
-class DeviceEvent(Protocol):
-    """As `torch.cuda.Event`: never recorded counts as done."""
-
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
-class SlotRing(Generic[SlotT]):
-    """Slots of host memory that a device copies from, used in turn.
-
-    Invariant: between `take` and `sent` the slot belongs to the host; from `sent` on to the device, until the event
-    that was recorded behind its copy is over. `take` waits for that, and for nothing else.
-    """
-
-    def __init__(self, slots: Sequence[SlotT], events: Sequence[DeviceEvent]) -> None:
-        assert len(slots) == len(events) > 0, f"{len(slots)} slots, {len(events)} events"
-        self._slots, self._events = tuple(slots), tuple(events)
-        self._turn = 0
-
-    def take(self) -> SlotT:
-        self._events[self._turn].synchronize()
-        return self._slots[self._turn]
-
-    def sent(self) -> None:
-        """Call when the copy from the slot is queued."""
-        self._events[self._turn].record()
-        self._turn = (self._turn + 1) % len(self._slots)
-
-
 class StagedPixels:
-    """On a GPU. One copy takes the pixels of as many pictures as a slot holds, with the table that describes them; two
-    launches do the rest. A picture larger than a slot comes in bands: slower by the copies that then wait for each
-    other, never larger in memory."""
+    """For GPUs. One copy takes as many pictures as a slot holds, with the table that describes them; two launches do
+    the rest. Larger pictures are copied in bands: slower, because copies wait for each other, but in bounded memory."""
 
     def __init__(self, device: torch.device, shapes: Shapes, slot_bytes: int = SLOT_BYTES) -> None:
-        # Not imported with this module: Triton is there only where a GPU may be.
+        # Imported late: Triton is only installed where a GPU may be.
         from saccade.kernels.fused_images import JobKernels
 
         self._max_bytes, self._shapes = slot_bytes, shapes
@@ -75,52 +44,43 @@ class StagedPixels:
         table_XJ = self._staged[:TABLE_BYTES].view(torch.int32).view(len(Column), MAX_JOBS)
         scratch = torch.zeros(slot_bytes, dtype=torch.uint8, device=device)
         self._run = JobKernels(table_XJ, self._staged[TABLE_BYTES:], scratch)
-        pinned = [torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(NUM_SLOTS)]
-        slots = [(slab, slab.numpy()) for slab in pinned]
-        self._ring = SlotRing(slots, [torch.cuda.Event() for _ in slots])
+        self._slots = Staging(nbytes, device)
 
-    def patchify(self, pictures: Sequence[Picture], out_PC: Tensor) -> None:
+    def patchify(self, pictures: Sequence[PatchSource], out_PC: Tensor) -> None:
         for shape, jobs in rounds(pictures, self._shapes, self._max_bytes):
-            slab, array = self._ring.take()
-            used, counts = write_slot(array, jobs, shape)
-            self._staged[:used].copy_(slab[:used], non_blocking=True)
-            self._ring.sent()
+            _, slot = self._slots.next_slab()
+            used, counts = write_slot(slot, jobs, shape)
+            self._slots.send(self._staged, used)
             self._run(out_PC, shape, counts)
 
 
 class PlainPixels:
-    """Anywhere else: one picture after the other."""
+    """For other devices: one picture after the other."""
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
 
-    def patchify(self, pictures: Sequence[Picture], out_PC: Tensor) -> None:
+    def patchify(self, pictures: Sequence[PatchSource], out_PC: Tensor) -> None:
         for picture in pictures:
-            shape = self._shapes[picture.kind]
-            resize_patchify(
-                torch.from_numpy(np.array(picture.pixels)),  # pixels are read-only, which torch has no notion of
-                picture.size_hw,
-                mean=shape.mean,
-                std=shape.std,
-                patch=shape.patch,
-                temporal_patch=shape.temporal_patch,
-                merge=shape.merge,
-                resample=shape.resample,
-                out=out_PC[picture.out_row : picture.out_row + picture.num_rows],
-            )
+            pixels = torch.from_numpy(np.array(picture.pixels))  # a copy: torch has no read-only tensors
+            out = out_PC[picture.out_row : picture.out_row + picture.num_rows]
+            resize_patchify(pixels, picture.size_hw, self._shapes[picture.kind], out)
 
 
-def new_pixels(device: torch.device, shapes: Shapes) -> Patchifier:
+def new_pixels(device: torch.device, shapes: Shapes) -> StagedPixels | PlainPixels:
+    """Turns pictures into patches, in order on the current stream."""
     return StagedPixels(device, shapes) if device.type == "cuda" else PlainPixels(shapes)
 
 
-def rounds(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterator[tuple[Shape, list[Job]]]:
-    """Jobs that fit one slot, and one scratch buffer, together; all of a round are cut alike."""
-    pending: list[Job] = []
-    cut: Shape | None = None
+def rounds(
+    pictures: Sequence[PatchSource], shapes: Shapes, max_bytes: int
+) -> Iterator[tuple[PatchSettings, list[ImageJob]]]:
+    """Groups of jobs that fit one slot and one scratch buffer; all jobs of a round are cut alike."""
+    pending: list[ImageJob] = []
+    cut: PatchSettings | None = None
     pixels = scratch = 0
     for shape, job in _jobs(pictures, shapes, max_bytes):
-        nbytes = _aligned(job.nbytes)
+        nbytes = _aligned(job.frames.nbytes)
         is_full = pixels + nbytes > max_bytes or scratch + job.scratch_bytes > max_bytes or len(pending) == MAX_JOBS
         if pending and cut is not None and (is_full or shape != cut):
             yield cut, pending
@@ -132,23 +92,23 @@ def rounds(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Itera
         yield cut, pending
 
 
-def write_slot(slot: NDArray[np.uint8], jobs: list[Job], shape: Shape) -> tuple[int, tuple[int, int, int]]:
-    """The table and, behind it, the pixels of a round. Returns the bytes used, and the counts of the table."""
+def write_slot(slot: NDArray[np.uint8], jobs: list[ImageJob], shape: PatchSettings) -> tuple[int, tuple[int, int, int]]:
+    """Writes the table and, behind it, the pixels of a round. Returns the bytes used and the table's counts."""
     places, end = [], 0
     for job in jobs:
         places.append(end)
         start = TABLE_BYTES + end
-        slot[start : start + job.nbytes].reshape(job.frames.shape)[...] = job.frames
-        end += _aligned(job.nbytes)
+        slot[start : start + job.frames.nbytes].reshape(job.frames.shape)[...] = job.frames
+        end += _aligned(job.frames.nbytes)
     table = slot[:TABLE_BYTES].view(np.int32).reshape(len(Column), MAX_JOBS)
     return TABLE_BYTES + min(end, len(slot) - TABLE_BYTES), write_table(table, jobs, places, shape)
 
 
-def _jobs(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterator[tuple[Shape, Job]]:
+def _jobs(pictures: Sequence[PatchSource], shapes: Shapes, max_bytes: int) -> Iterator[tuple[PatchSettings, ImageJob]]:
     for picture in pictures:
         shape = shapes[picture.kind]
         job = whole_job(picture.frames, picture.size_hw, picture.out_row, shape)
-        if max(_aligned(job.nbytes), job.scratch_bytes) <= max_bytes:
+        if max(_aligned(job.frames.nbytes), job.scratch_bytes) <= max_bytes:
             yield shape, job
         else:
             limit = max_bytes - ALIGNMENT_BYTES
@@ -156,23 +116,12 @@ def _jobs(pictures: Sequence[Picture], shapes: Shapes, max_bytes: int) -> Iterat
                 yield shape, band
 
 
-def shape_of(settings: ImageSettings | VideoSettings) -> Shape:
-    return Shape(
-        mean=settings.mean,
-        std=settings.std,
-        patch=settings.patch,
-        temporal_patch=settings.temporal_patch,
-        merge=settings.merge,
-        resample=settings.resample,
-    )
-
-
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def warm_up_picture(kind: MediaKind, shape: Shape, side_units: int = 1) -> Picture:
-    """The smallest picture that goes all the way."""
+def warm_up_picture(kind: MediaKind, shape: PatchSettings, side_units: int = 1) -> PatchSource:
+    """The smallest picture that exercises all the code."""
     side = shape.patch * shape.merge * side_units
     frames: Any = np.zeros((shape.temporal_patch, 2 * side, side, 3), dtype=np.uint8)
-    return Picture(0, kind, frames, (side, side), 0, (side // shape.patch) ** 2)
+    return PatchSource(0, kind, frames, (side, side), 0, (side // shape.patch) ** 2)

@@ -1,8 +1,7 @@
-"""A rank's process: `python -m saccade.execution.rank`, started by `saccade.execution.rank_processes` alone.
+"""A rank's process: `python -m saccade.execution.rank`, started only by `saccade.execution.rank_processes`.
 
-It obeys orders one after the other and says what became of each. Its settings are the first line of its standard input,
-which stays open as long as its parent lives. SIGTERM keeps its default: the process ends at once, as nothing it does
-outlives it.
+It executes orders one after the other and reports each outcome. Its settings are the first line of standard input,
+which stays open as long as its parent lives. SIGTERM keeps its default (exit at once), as nothing outlives the process.
 """
 
 import io
@@ -18,7 +17,15 @@ import msgspec
 from saccade.errors import ConfigError, SaccadeError
 from saccade.execution.channel import Receiver
 from saccade.execution.codec import Codec
-from saccade.execution.rank_messages import NotStarted, RankExecutor, RankReady, RankStart, attempt, describe
+from saccade.execution.rank_messages import (
+    Done,
+    NotStarted,
+    OrderOutcome,
+    RankExecutor,
+    RankReady,
+    RankStart,
+    describe,
+)
 from saccade.processes import EXIT_FAILED, EXIT_ORPHANED, end_with_input, end_with_parent
 
 
@@ -28,14 +35,14 @@ def main() -> int:
     if not line:
         return EXIT_ORPHANED
     start = msgspec.json.decode(line, type=RankStart)
-    if os.getppid() != start.parent_pid:  # it ended before this process asked to end with it
+    if os.getppid() != start.parent_pid:  # it exited before end_with_parent took effect
         return EXIT_ORPHANED
     end_with_input()
     os.set_inheritable(start.store_fd, False)
-    sys.stderr = _Marked(sys.stderr, f"rank {start.rank}: ")
+    sys.stderr = _Prefixed(sys.stderr, f"rank {start.rank}: ")
     receiver = Receiver(start.socket_fd, start.memory_fd)
     try:
-        executor = find_factory(start.factory)(start)
+        executor = _find_factory(start.factory)(start)
         receiver.reply(RankReady(executor.facts))
     except Exception as error:
         if not isinstance(error, SaccadeError):
@@ -49,34 +56,36 @@ def main() -> int:
 
 
 def serve(receiver: Receiver, executor: RankExecutor) -> None:
-    """Returns when rank 0 says so, or is gone."""
+    """Returns when rank 0 says so or is gone."""
     codec = Codec(*executor.order_types)
     while (received := receiver.receive()) is not None:
-        packed = received.packed
-        outcome, error = attempt(lambda packed: executor.execute(codec.unpack(packed)), packed)
-        if error is not None:
-            traceback.print_exception(error)
-        receiver.acknowledge(received.sequence, outcome)
+        sequence, packed = received
+        error = ""
+        try:
+            executor.execute(codec.unpack(packed))
+        except Exception as raised:  # rank 0 decides whether it is fatal
+            traceback.print_exc()
+            error = describe(raised)
+        receiver.reply(Done(sequence, OrderOutcome(digest=executor.take_digest(), error=error)))
 
 
-def find_factory(path: str) -> Callable[[RankStart], RankExecutor]:
-    """By its import path: package.module:function."""
+def _find_factory(path: str) -> Callable[[RankStart], RankExecutor]:
     module, _, name = path.partition(":")
     factory: Callable[[RankStart], RankExecutor] = getattr(import_module(module), name)
     return factory
 
 
-class _Marked(io.TextIOBase):
-    """Begins every line with a mark, so that the output of several processes can be told apart."""
+class _Prefixed(io.TextIOBase):
+    """Prefixes every line, to tell the output of several processes apart."""
 
-    def __init__(self, target: TextIO, mark: str) -> None:
-        self._target, self._mark = target, mark
+    def __init__(self, target: TextIO, prefix: str) -> None:
+        self._target, self._prefix = target, prefix
         self._rest = ""
 
     def write(self, text: str) -> int:
         *lines, self._rest = (self._rest + text).split("\n")
         if lines:
-            self._target.write("".join(f"{self._mark}{line}\n" for line in lines))
+            self._target.write("".join(f"{self._prefix}{line}\n" for line in lines))
             self._target.flush()
         return len(text)
 

@@ -1,7 +1,8 @@
-"""What the ranks of an engine say to each other beside orders: how a rank starts, and what it did with an order."""
+"""Messages between ranks other than orders: how a rank starts, and the outcome of each order."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from msgspec import Struct
 
@@ -9,7 +10,7 @@ MAX_TEXT = 4000  # characters of an error
 
 
 class RankStart(Struct, frozen=True, kw_only=True):
-    """The first line that a rank reads, as JSON. `factory` is an import path: package.module:function."""
+    """The first line a rank reads, as JSON. `factory` is an import path: package.module:function."""
 
     rank: int
     num_ranks: int
@@ -24,40 +25,30 @@ class RankStart(Struct, frozen=True, kw_only=True):
     @property
     def store(self) -> str:
         """The file of a torch.distributed.FileStore, the same for all ranks."""
-        return store_path(self.store_fd)
+        return f"/proc/self/fd/{self.store_fd}"
 
 
 class OrderOutcome(Struct, frozen=True, kw_only=True):
-    """What a rank did with one order.
-
-    Ranks must agree on `digest`, a short text such as the keys of the graphs that were replayed, and on whether there
-    was an error and of which type. `value` is an answer of the rank's own: anything that JSON can say, below 64 KiB.
-    """
+    """What a rank did with one order. Ranks must agree on `digest` (such as replayed graph keys) and error type."""
 
     digest: str = ""
-    error: str = ""  # "TypeOfError: its text"; empty when all went well
-    value: Any = None
+    error: str = ""  # "ErrorType: text"; empty on success
 
     @property
     def error_type(self) -> str:
         return self.error.partition(":")[0]
 
 
-class RankExecutor(Protocol):
-    """What a rank's factory makes: `factory(start: RankStart) -> RankExecutor`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExecutor:
+    """What a rank's factory returns. `order_types` must match rank 0's, in sequence. Arrays of an order are valid only
+    until `execute` returns; `take_digest` then tells what was done, even after an error. Rank 0 gets `facts` (JSON)."""
 
-    @property
-    def order_types(self) -> tuple[type, ...]:
-        """The types that rank 0 sends, in the same order as there."""
-
-    @property
-    def facts(self) -> Any:
-        """Told to rank 0 with "ready": anything that JSON can say."""
-
-    def execute(self, order: Any) -> OrderOutcome | None:
-        """The arrays of an order are only valid until this returns."""
-
-    def close(self) -> None: ...
+    order_types: tuple[type, ...]
+    execute: Callable[[Any], Any]
+    take_digest: Callable[[], str] = lambda: ""
+    facts: Any = None
+    close: Callable[[], None] = lambda: None
 
 
 class RankReady(Struct, frozen=True, tag=True):
@@ -65,38 +56,24 @@ class RankReady(Struct, frozen=True, tag=True):
 
 
 class NotStarted(Struct, frozen=True, tag=True):
-    """The last words of a rank whose executor could not be made."""
+    """Sent by a rank whose executor could not be built, before it exits."""
 
     error: str
     is_config: bool = False
 
 
 class Heard(Struct, frozen=True, tag=True):
-    """A ping was heard (0), or a part of a message was taken."""
-
-    sequence: int = 0
+    """Reply to a ping."""
 
 
 class Done(Struct, frozen=True, tag=True):
-    """A message was executed; its bytes are no longer read."""
+    """A message was executed; the rank no longer reads its bytes."""
 
     sequence: int
     outcome: OrderOutcome
 
 
 RankReply = RankReady | NotStarted | Heard | Done
-
-
-def store_path(fd: int) -> str:
-    return f"/proc/self/fd/{fd}"
-
-
-def attempt(execute: Callable[[Any], OrderOutcome | None], order: Any) -> tuple[OrderOutcome, Exception | None]:
-    """What became of an order. An error is part of the outcome: whether it is fatal is for rank 0 to say."""
-    try:
-        return execute(order) or OrderOutcome(), None
-    except Exception as error:
-        return OrderOutcome(error=describe(error)), error
 
 
 def describe(error: BaseException) -> str:

@@ -1,33 +1,34 @@
-"""Ranks 1 and up of an engine, as rank 0 holds them: processes that are started, sent orders, watched and ended."""
+"""Ranks 1 and up of an engine, as rank 0 manages them: it starts the processes, sends orders, watches and ends them."""
 
 import os
 import select
 import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic, sleep
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import msgspec
 
 from saccade.config import worker_environment
 from saccade.errors import ConfigError, EngineDeadError, RankGoneError, SaccadeError
 from saccade.execution.agreement import Agreement
-from saccade.execution.channel import CAPACITY_BYTES, ReaderBehindError, ReaderGoneError, Sender
+from saccade.execution.channel import ReaderBehindError, ReaderGoneError, Sender
 from saccade.execution.codec import Codec
-from saccade.execution.rank_messages import Done, NotStarted, OrderOutcome, RankReady, RankReply, RankStart, store_path
-from saccade.processes import describe_exit
+from saccade.execution.rank_messages import Done, NotStarted, OrderOutcome, RankReady, RankReply, RankStart
+from saccade.processes import describe_exit, start_python
 
 MODULE = "saccade.execution.rank"
-TICK_S = 0.25  # between two looks at ranks; the end of one is noticed at once
-PING_S = 5.0  # of silence, after which an idle rank is asked whether it is there
-STUCK_S = 30.0  # after a rank failed, for the others to end the step
-ROOM_S = 300.0  # for a slow rank to make room for orders, where nothing else limits its time
-EXIT_S = 10.0  # for a process to be gone that has closed its end, was told to leave, or was killed
-VERDICT_S = 2 * EXIT_S  # for the watching thread to find out why
+TICK_S = 0.25  # between checks of the ranks; an exit is noticed at once
+PING_S = 5.0  # of silence before an idle rank is pinged
+STUCK_S = 30.0  # after a rank failed, for the others to finish the step
+ROOM_S = 300.0  # for a slow rank to make room for orders, if nothing else limits it
+EXIT_S = 10.0  # for a process to exit after it closed its end, was told to leave, or was killed
+VERDICT_S = 2 * EXIT_S  # for the watcher thread to find the reason
+GONE_S = 3.0  # to notice that a rank is gone after an exchange with it failed
 POLL_S = 0.02
 
 OnDeath = Callable[[SaccadeError], None]
@@ -40,31 +41,24 @@ class RankPlan:
     num_ranks: int
     factory: str  # package.module:function, which takes a RankStart and returns a RankExecutor
     order_types: tuple[type, ...]
-    settings: Mapping[str, Any] = field(default_factory=dict)  # what JSON can say
-    devices: tuple[int, ...] = ()  # of all ranks, rank 0 among them; by default a rank's is its number
+    settings: Mapping[str, Any] = field(default_factory=dict)  # JSON-compatible
+    devices: tuple[int, ...] = ()  # of all ranks including rank 0; by default the rank's number
     environment: Mapping[str, str] = field(default_factory=dict)  # added to that of this process
-    start_s: float = 1800.0  # for executors to be made
-    answer_s: float = 300.0  # without an answer, until a rank counts as hung (--watchdog-timeout-s); 0: never
-    capacity_bytes: int = CAPACITY_BYTES
+    start_s: float = 1800.0  # to build executors
+    answer_s: float = 300.0  # without an answer until a rank counts as hung (--watchdog-timeout-s); 0: never
 
 
 class RankProcesses:
-    """Processes with an executor each. Rank 0 sends orders to all and records what it did with each of them itself.
-
-    When a rank ends, hangs or does something else than rank 0, all are killed, and `on_death` hears the reason once, in
-    the watching thread: the main thread may hang in a collective. Every later call raises the same reason.
-
-    Orders are sent and recorded by one thread. The watching thread starts the processes, as they end with the thread
-    that started them.
-    """
+    """Processes with an executor each. Rank 0 sends orders to all and records its own outcome of each. When a rank
+    exits, hangs or diverges from rank 0, all are killed, and `on_death` is called once with the reason, in the watcher
+    thread, because the main thread may hang in a collective. Every later call raises the same reason. One thread sends
+    and records orders. The watcher thread starts the processes, because they end with the thread that started them."""
 
     def __init__(self, plan: RankPlan, on_death: OnDeath) -> None:
-        """Returns when the processes run; `wait_ready` waits for their executors."""
+        """Returns once the processes run; `wait_ready` waits for their executors."""
         assert plan.num_ranks > 1, "one rank needs no others"
         self._plan, self._on_death = plan, on_death
-        self._sender = Sender(
-            Codec(*plan.order_types), plan.num_ranks - 1, self._hear, capacity_bytes=plan.capacity_bytes
-        )
+        self._sender = Sender(Codec(*plan.order_types), plan.num_ranks - 1, self._hear)
         self._store_fd = os.memfd_create("saccade-store")
         self._agreement, self._noting = Agreement(plan.num_ranks), threading.Lock()
         self._facts: dict[int, Any] = {}
@@ -79,25 +73,17 @@ class RankProcesses:
         self._watcher.start()
         self._has_started.wait()
         try:
-            self._check()
+            self.check()
         except SaccadeError:
             self.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     @property
     def store(self) -> str:
-        """The file of a torch.distributed.FileStore for all ranks, without a name that others could open.
-
-        It stays open as long as this process lives: a FileStore opens it again when it is collected, however late, and
-        would write into another file that has its number by then.
-        """
-        return store_path(self._store_fd)
+        """The file of a FileStore for all ranks, without a name that others could open. It stays open until this
+        process ends: a FileStore reopens it when collected, and could otherwise write to a file that reuses the
+        descriptor."""
+        return f"/proc/self/fd/{self._store_fd}"
 
     @property
     def pids(self) -> dict[int, int]:
@@ -108,16 +94,16 @@ class RankProcesses:
         return len(self._facts) == len(self._processes)
 
     def wait_ready(self) -> tuple[Any, ...]:
-        """The facts that ranks 1 and up tell when their executors are made."""
+        """Waits for the executors of ranks 1 and up; returns the facts they report."""
         while not self._are_ready:
-            self._check()
+            self.check()
             self._sender.wait(POLL_S)
-        self._check()
+        self.check()
         return tuple(self._facts[rank] for rank in sorted(self._facts))
 
     def send(self, order: object) -> int:
-        """The order's number, by which rank 0 records what it did. Waits only where a rank is far behind."""
-        self._check()
+        """Returns the order's number, for `record`. Waits only if a rank is far behind."""
+        self.check()
         assert self._are_ready, "orders are for ranks that are ready"
         try:
             return self._sender.send(order, timeout_s=self._plan.answer_s or ROOM_S)
@@ -125,51 +111,45 @@ class RankProcesses:
             self._suspect(str(error))
 
     def record(self, number: int, outcome: OrderOutcome) -> None:
-        """Record what rank 0 did with an order; every order must be recorded, in any sequence."""
-        self._check()
+        """Record what rank 0 did with an order. Every order must be recorded, in any sequence."""
+        self.check()
         with self._noting:
             why = self._agreement.note(0, number, outcome, monotonic())
         if why is not None:
             self._suspect(why)
 
-    def behind(self) -> dict[int, int]:
-        """How many orders each rank still has to finish; ranks that are done are left out. Never waits."""
-        self._sender.collect()
-        self._check()
-        return self._sender.behind()
-
-    def wait(self, number: int, timeout_s: float) -> tuple[OrderOutcome, ...]:
-        """What ranks 1 and up did with an order, or a TimeoutError. Outcomes are kept for 512 orders."""
+    def wait(self, number: int, timeout_s: float) -> None:
+        """Returns when ranks 1 and up have finished an order; otherwise raises TimeoutError."""
         deadline = monotonic() + timeout_s
         self._sender.collect()
-        while True:
-            self._check()
-            with self._noting:
-                answers = self._agreement.answers(number)
-            if answers is not None:
-                return answers
+        while not self._sender.is_done(number):
+            self.check()
             if monotonic() > deadline:
                 behind = ", ".join(map(str, self._sender.behind()))
                 raise TimeoutError(f"step {number} was not ended in {timeout_s:g} s by rank {behind}")
             self._sender.wait(deadline - monotonic())
+        self.check()
 
-    def wait_gone(self, timeout_s: float) -> None:
-        """Raises the reason if a rank is gone or goes within this time."""
+    def explain(self, error: BaseException) -> BaseException:
+        """Why rank 0 failed while building. Our own errors stand as they are; any other error or cause may stem from a
+        rank that died, which is detected a moment later."""
+        root = error.__cause__ or error
+        if isinstance(root, SaccadeError) or not isinstance(root, Exception):
+            return error
         self._wake()
-        self._is_dead.wait(timeout_s)
-        self._check_alive()
+        self._is_dead.wait(GONE_S)
+        return self._error or error
 
     def settle(self, number: int) -> None:
-        """Returns when all ranks have answered an order in which rank 0 failed, and have failed alike. Raises what is
-        wrong with which rank else."""
-        self._check()
+        """After rank 0 failed in an order: returns when all ranks failed alike, else raises which one diverged."""
+        self.check()
         try:
             self.wait(number, self._stuck_s + VERDICT_S)
         except TimeoutError as error:
             self._suspect(str(error))
 
     def close(self) -> None:
-        """Let ranks end what they were ordered, for a while; then end them. May be called again."""
+        """Let ranks finish their orders for a while, then end them. May be called again."""
         self._is_closing.set()
         self._wake()
         if threading.current_thread() is self._watcher:
@@ -180,7 +160,8 @@ class RankProcesses:
             os.close(self._wake_fd)
             self._wake_fd = -1
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises the reason if the ranks cannot continue."""
         self._check_alive()
         if self._is_closing.is_set():
             raise EngineDeadError("the ranks were closed")
@@ -188,7 +169,7 @@ class RankProcesses:
             self._suspect(self._suspicion)
 
     def _suspect(self, why: str) -> NoReturn:
-        """The watching thread decides: what is found here may be caused by a rank that is gone."""
+        """Leave the verdict to the watcher thread: the problem found here may be caused by a rank that died."""
         self._suspicion = self._suspicion or why
         self._wake()
         self._is_dead.wait(VERDICT_S)
@@ -218,7 +199,6 @@ class RankProcesses:
                     self._wake()
 
     def _live(self) -> None:
-        """The watching thread, from the start of the processes to their end."""
         try:
             self._start_all()
             self._has_started.set()
@@ -227,10 +207,10 @@ class RankProcesses:
                 if (error := self._look(monotonic())) is not None:
                     self._die(error)
                     return
-            if self._are_ready:  # one that is still being made hears nothing, and may wait for rank 0
+            if self._are_ready:  # one still being built does not listen, and may be waiting for rank 0
                 self._sender.tell_to_close()
                 self._wait_for_exits(EXIT_S)
-        except Exception as error:  # nobody would watch the ranks any more
+        except Exception as error:  # otherwise the ranks would go unwatched
             traceback.print_exc()
             self._die(EngineDeadError(f"the ranks cannot be watched: {type(error).__name__}: {error}"))
         finally:
@@ -244,24 +224,45 @@ class RankProcesses:
     def _start_all(self) -> None:
         try:
             for rank, end in self._sender.reader_sockets.items():
-                self._processes[rank] = _start(self._plan, rank, end.fileno(), self._sender.memory_fd, self._store_fd)
+                self._processes[rank] = self._start(rank, end.fileno())
         finally:
             self._sender.release_reader_ends()
 
+    def _start(self, rank: int, socket_fd: int) -> "subprocess.Popen[bytes]":
+        plan, memory_fd, store_fd = self._plan, self._sender.memory_fd, self._store_fd
+        start = RankStart(
+            rank=rank,
+            num_ranks=plan.num_ranks,
+            device=plan.devices[rank] if plan.devices else rank,
+            factory=plan.factory,
+            settings=dict(plan.settings),
+            parent_pid=os.getpid(),
+            socket_fd=socket_fd,
+            memory_fd=memory_fd,
+            store_fd=store_fd,
+        )
+        environment = worker_environment() | dict(plan.environment)
+        process = start_python(MODULE, environment=environment, fds=(socket_fd, memory_fd, store_fd))
+        assert process.stdin is not None, "it is a pipe"
+        with suppress(BrokenPipeError):  # it exited at once; the watcher will see that
+            process.stdin.write(msgspec.json.encode(start) + b"\n")
+            process.stdin.flush()
+        return process
+
     def _wait_for_news(self) -> None:
-        """Until a rank is gone, somebody calls, or it is time to look again. Replies are left to others."""
+        """Waits until a rank dies, `_wake` is called, or the next check is due. Leaves replies to others."""
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
         for fd in self._sender.filenos():
-            poll.register(fd, 0)  # the end of the connection is told in any case
+            poll.register(fd, 0)  # hang-ups are reported in any case
         for fd, _ in poll.poll(TICK_S * 1000):
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
 
     def _look(self, now: float) -> SaccadeError | None:
-        """Why the ranks cannot go on. A rank that is gone comes first: what else is wrong may follow from it."""
+        """Why the ranks cannot continue. Dead ranks come first, because other problems may follow from them."""
         codes = self._exit_codes()
-        self._sender.collect()  # behind the look at the processes: last words were said before the end
+        self._sender.collect()  # after polling the processes: last words were sent before the exit
         for rank, words in self._last_words.items():
             kind = ConfigError if words.is_config else EngineDeadError
             return kind(f"rank {rank} failed to start: {words.error}")
@@ -297,7 +298,7 @@ class RankProcesses:
         self._looked_at = now
         if not limit_s:
             return None
-        if overslept:  # this process was stopped, and so may the others have been
+        if overslept:  # this process was suspended, and the others may have been too
             self._sender.forgive(now)
         for rank in self._processes:
             if self._sender.silent_s(rank, now) > limit_s:
@@ -330,35 +331,3 @@ class RankProcesses:
         deadline = monotonic() + timeout_s
         while len(self._exit_codes()) < len(self._processes) and monotonic() < deadline:
             sleep(POLL_S)
-
-
-def _start(plan: RankPlan, rank: int, socket_fd: int, memory_fd: int, store_fd: int) -> "subprocess.Popen[bytes]":
-    start = RankStart(
-        rank=rank,
-        num_ranks=plan.num_ranks,
-        device=plan.devices[rank] if plan.devices else rank,
-        store_fd=store_fd,
-        factory=plan.factory,
-        settings=dict(plan.settings),
-        parent_pid=os.getpid(),
-        socket_fd=socket_fd,
-        memory_fd=memory_fd,
-    )
-    line = msgspec.json.encode(start) + b"\n"
-    # -P: what lies in the working directory is not imported. A session of its own: Ctrl-C reaches the front end, which
-    # decides what becomes of the requests.
-    process = subprocess.Popen(
-        (sys.executable, "-P", "-m", MODULE),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-        env=worker_environment() | dict(plan.environment),
-        pass_fds=(socket_fd, memory_fd, store_fd),
-    )
-    assert process.stdin is not None, "it is a pipe"
-    try:
-        process.stdin.write(line)
-        process.stdin.flush()
-    except BrokenPipeError:  # it ended at once, which the watching thread will see
-        pass
-    return process

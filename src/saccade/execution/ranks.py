@@ -1,9 +1,8 @@
-"""The ranks of a tensor-parallel engine: started by rank 0, each on its device, and checked against each other."""
+"""The ranks of a tensor-parallel engine: started and directed by rank 0, and checked against each other."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,66 +10,58 @@ import torch
 from torch import Tensor
 
 from saccade.config import allows_shared_gpu
-from saccade.errors import ConfigError, GraphError, SaccadeError
+from saccade.errors import ConfigError, GraphError
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.logits import MAX_SCORED_ROWS
+from saccade.execution.rank_messages import OrderOutcome, describe
 from saccade.execution.rank_processes import OnDeath, RankPlan, RankProcesses
 from saccade.execution.state import StateSizes
 from saccade.graphs import GraphRunner
 from saccade.kernels.dispatch import kernels_for
-from saccade.layers.layer import Placement
+from saccade.layers.formats import Formats
+from saccade.layers.layer import PLAIN, Placement
 from saccade.layers.parallel import Groups, ParallelGroup
-from saccade.models.config import Config
-from saccade.models.quantization import Quantize, read_formats
-from saccade.models.registry import read_spec
+from saccade.models.model_spec import ModelSpec
 from saccade.models.vlm import Model
-from saccade.scheduling.orders import ORDER_TYPES
-from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.scheduling.orders import ORDER_TYPES, Orders
+from saccade.wire.messages import StartEngine
 from saccade.wire.tensor_parallel import RankShare, TensorParallel
 
-META = torch.device("meta")
-FACTORY = "saccade.execution.follower:follow"
-GONE_S = 3.0  # for a rank to be seen to be gone after an exchange with it failed
-ANSWER_SHARE = 0.8  # of the watchdog's time: rank 0 names the rank that hangs before the front end gives up on rank 0
+FACTORY = "saccade.execution.build:follow"
+CALIBRATION_ROUNDS = 5  # ranks that measure together must run equally many rounds
+ANSWER_SHARE = 0.8  # of the watchdog's time: rank 0 names the hung rank before the front end gives up on rank 0
 
 
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """The processes of all ranks but the first, and the device of the first."""
+class RankedExecutor:
+    """Rank 0 of several: forwards every order before executing it. That the others did the same is checked later."""
 
-    processes: RankProcesses
-    device: torch.device
+    def __init__(self, executor: DeviceExecutor, processes: RankProcesses) -> None:
+        self._executor, self._processes = executor, processes
+        self._number = 0  # of the newest order
 
-    @property
-    def store(self) -> str:
-        return self.processes.store
-
-    def wait_ready(self) -> list[RankShare]:
-        """What each of them holds."""
-        return [msgspec.convert(facts, RankShare) for facts in self.processes.wait_ready()]
-
-    def require(self) -> None:
-        """Raises if one of them is gone."""
-        self.processes.behind()
-
-    def explain(self, error: BaseException) -> BaseException:
-        """Why rank 0 failed while it built. An error of our own speaks for itself; any other, or one that was caused by
-        such, may have its reason in a rank that is gone, which is found out a moment later."""
-        root = error.__cause__ or error
-        if isinstance(root, SaccadeError) or not isinstance(root, Exception):
-            return error
+    def execute(self, orders: Orders) -> Any:
+        self._number = number = self._processes.send(orders)
+        error = ""
         try:
-            self.processes.wait_gone(GONE_S)
-        except SaccadeError as reason:
-            return reason
-        return error
+            return self._executor.execute(orders)
+        except BaseException as raised:
+            error = describe(raised)
+            raise
+        finally:
+            self._processes.record(number, OrderOutcome(digest=self._executor.take_trace(), error=error))
 
-    def close(self) -> None:
-        self.processes.close()
+    def snapshots(self) -> dict[str, dict[str, Any]]:
+        """Of rank 0 only: the others replay the same."""
+        return self._executor.snapshots()
+
+    def require_device(self) -> None:
+        """Call after an error: returns if all ranks met the same one, else raises which rank diverged."""
+        self._executor.require_device()
+        if self._number:
+            self._processes.settle(self._number)
 
 
 def share_of(executor: DeviceExecutor) -> RankShare:
-    """What the rank of this executor holds."""
     model = executor.state.model
     return RankShare(
         rank=model.place.group.rank, weights_bytes=model.parameter_bytes(), num_blocks=executor.state.num_blocks
@@ -82,74 +73,45 @@ def describe_ranks(model: Model, groups: Groups, held: Sequence[RankShare]) -> T
     return msgspec.convert({**groups.language.describe(), **encoder, "held": msgspec.to_builtins(held)}, TensorParallel)
 
 
-def start_ranks(
-    folder: Path, settings: EngineSettings, limits: SchedulerSettings, device: torch.device, on_death: OnDeath
-) -> Ranks:
-    """Start the other ranks. They begin to build at once, and rank 0 must too: ranks wait for each other on the way."""
-    size = settings.tensor_parallel_size
-    check_division(folder, settings)
-    devices = devices_for(size, device)
-    given = {
-        "folder": str(folder),
-        "settings": msgspec.to_builtins(settings),
-        "limits": msgspec.to_builtins(limits),
-        "num_threads": torch.get_num_threads(),
-    }
+def start_ranks(engine: StartEngine, spec: ModelSpec, device: torch.device, on_death: OnDeath) -> RankProcesses:
+    """Start the other ranks. They build at once, and rank 0 must too, because ranks wait for each other on the way."""
+    settings, size = engine.settings, engine.settings.tensor_parallel_size
+    check_division(spec, size, settings.mm_encoder_tp_mode)  # before starting processes that would all fail
     plan = RankPlan(
         num_ranks=size,
         factory=FACTORY,
         order_types=ORDER_TYPES,
-        settings=given,
-        devices=devices,
+        settings={"engine": msgspec.to_builtins(engine), "num_threads": torch.get_num_threads()},
+        devices=devices_for(size, device),
         answer_s=settings.watchdog_timeout_s * ANSWER_SHARE,
     )
-    first = torch.device("cuda", devices[0]) if device.type == "cuda" else device
-    return Ranks(RankProcesses(plan, on_death), first)
+    return RankProcesses(plan, on_death)
 
 
-def check_division(folder: Path, settings: EngineSettings) -> None:
-    """Raises where the model cannot be divided, before processes are started that would all say so."""
-    group = ParallelGroup(size=settings.tensor_parallel_size)
-    config = Config.read(folder / "config.json")
-    family, spec = read_spec(config)
-    asked = Quantize(language=settings.quantization, vision=settings.mm_encoder_quantization)
-    place = Placement(
-        kernels=kernels_for("cpu", torch.float32),
-        device=META,
-        dtype=torch.float32,
-        group=group,
-        formats=read_formats(config, family.renames, asked),
-    )
-    Model(place, spec, encoder_mode=settings.mm_encoder_tp_mode)  # type: ignore[arg-type]
+def check_division(spec: ModelSpec, size: int, encoder_mode: str, formats: Formats = PLAIN) -> None:
+    """Raises a ConfigError if the model cannot be divided over this many ranks."""
+    group = ParallelGroup(size=size)
+    kernels, meta = kernels_for("cpu", torch.float32), torch.device("meta")
+    place = Placement(kernels=kernels, device=meta, dtype=torch.float32, group=group, formats=formats)
+    Model(place, spec, encoder_mode=encoder_mode)  # type: ignore[arg-type]
 
 
 def devices_for(size: int, device: torch.device) -> tuple[int, ...]:
-    """The device of each rank."""
     if device.type != "cuda":
         return tuple(range(size))
     count, first = torch.cuda.device_count(), device.index or 0
+    if first + size <= count:
+        return tuple(range(first, first + size))
     if allows_shared_gpu():
-        return tuple(range(first, first + size)) if first + size <= count else (first,) * size
-    if first + size > count:
-        raise ConfigError(
-            f"{size} ranks need {size} GPUs, from cuda:{first} on; this machine has {count} "
-            "(--tensor-parallel-size, --device)"
-        )
-    return tuple(range(first, first + size))
+        return (first,) * size
+    raise ConfigError(
+        f"{size} ranks need {size} GPUs, from cuda:{first} on; this machine has {count} "
+        "(--tensor-parallel-size, --device)"
+    )
 
 
-def reserve_exchange(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> None:
-    """Make room for what ranks exchange in the largest passes."""
-    model.reserve(**_largest_passes(model, settings, sizes))
-
-
-def exchange_bytes(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> int:
-    """Memory of one rank that its tensors pass through on their way to the others."""
-    return sum(model.exchanged_bytes(**_largest_passes(model, settings, sizes)))
-
-
-def _largest_passes(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> dict[str, int]:
-    """Rows, rows of logits and patches; passes without a graph are included."""
+def largest_passes(model: Model, settings: ExecutorSettings, sizes: StateSizes) -> dict[str, int]:
+    """The most that ranks exchange in a pass, with or without a graph: rows, rows of logits and patches."""
     unit = 0 if model.spec.vision is None else model.spec.vision.unit
     longest = max(settings.max_units, settings.largest_frame(sizes.max_blocks * sizes.block_size))
     logit_rows = max(sizes.max_sequences, MAX_SCORED_ROWS)
@@ -158,8 +120,7 @@ def _largest_passes(model: Model, settings: ExecutorSettings, sizes: StateSizes)
 
 @torch.no_grad()
 def check_ranks(executor: DeviceExecutor, groups: Groups) -> None:
-    """Check that all ranks get the same bits from the same pass: each picks tokens for itself, so they would drift
-    apart."""
+    """Check that all ranks get the same bits from the same pass: each samples by itself, so they would diverge."""
     if groups.language.size == 1:
         return
     for runner in executor.phases:
@@ -173,7 +134,7 @@ def check_ranks(executor: DeviceExecutor, groups: Groups) -> None:
 
 
 def _digest(executor: DeviceExecutor, runner: GraphRunner) -> bytes:
-    """Digest of what the smallest bucket gives for its example: outputs, and logits where there are any."""
+    """Digest of the smallest bucket's results for its example: outputs, and logits if any."""
     phase = runner.phase
     values = runner.example_values(runner.catalogue.shape.ordered[0])
     phase.set_up(values)

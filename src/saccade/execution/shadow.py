@@ -1,10 +1,9 @@
-"""Shadow checks: a share of the replays that live requests cause is run again eagerly and compared bit for bit.
+"""Shadow checks: a share of live replays is rerun eagerly and compared bit for bit.
 
-What a replay read and gave is copied on its own stream, into memory that is there from the start: no wait and no
-allocation. The eager run comes when the engine has nothing else to do, and ends between two operations when somebody
-wants something. It changes nothing that a request could see: it puts into the caches the bits that are there already.
-Where it does not, the graph was wrong: then the graph is retired, the caches are emptied, and the inputs are kept in a
-file.
+What a replay read and produced is copied on its own stream into preallocated memory, without waiting. The eager run
+happens when the engine is idle, and stops between two operations when a command arrives. It changes nothing that a
+request could see: it writes the same bits to the caches that are there already. If it does not, the graph was wrong:
+then the graph is retired, the caches are emptied, and the inputs are saved to a file.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -22,9 +21,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from saccade.execution.executor import DeviceExecutor
-from saccade.execution.shadow_file import Kept, Origin, write_file
+from saccade.execution.shadow_file import Origin, ShadowFile, context_of, current_versions, digest_of, write_file
 from saccade.execution.shadow_passes import (
     PassArrays,
+    Slab,
+    TooLargeError,
     Writers,
     put_back,
     results_of,
@@ -32,7 +33,6 @@ from saccade.execution.shadow_passes import (
     written_keys,
     written_rows,
 )
-from saccade.execution.shadow_slab import Slab
 from saccade.graphs import Batch, GraphKey, GraphRunner
 from saccade.graphs.compare import OutputDifference, Tensors, bit_differences
 
@@ -40,12 +40,12 @@ ShouldStop = Callable[[], bool]
 Found = tuple[list[OutputDifference], dict[str, Tensor]]
 
 MAX_RECORDS = 256
-MOST_DUE = 2  # records that chance asked for and no replay was taken for yet
+MOST_DUE = 2  # records that were drawn but not yet assigned to a replay
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class ReplayRecord:
-    """One replay. Tensors lie in a slab, and are another record's when `is_lost`."""
+    """One replay. Tensors lie in a slab, and belong to another record once `is_lost`."""
 
     runner: GraphRunner
     key: GraphKey
@@ -54,14 +54,14 @@ class ReplayRecord:
     inputs: dict[str, Tensor] = field(default_factory=dict)
     reads: dict[str, Tensor] = field(default_factory=dict)
     results: dict[str, Tensor] = field(default_factory=dict)
-    cached: dict[str, Tensor] | None = None  # what it left in caches; a check writes there, too
+    cached: dict[str, Tensor] | None = None  # what it left in caches; a check writes there too
     is_begun: bool = False  # a check of it was interrupted
     is_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """A replay that gave something else than an eager run of the same inputs."""
+    """A replay whose results differ from an eager run of the same inputs."""
 
     key: GraphKey
     digest: str  # of the inputs
@@ -70,7 +70,7 @@ class Mismatch:
 
     @property
     def reason(self) -> str:
-        """For anybody: without the path."""
+        """Public text: it does not name the file."""
         more = f" (and {len(self.differences) - 1} more results)" if self.differences[1:] else ""
         return (
             f"graph [{self.key}] is out of service: it gave something else than an eager run of inputs {self.digest}: "
@@ -83,12 +83,12 @@ class Mismatch:
 
 
 class Shadow:
-    """Keeps records of an engine's replays, and checks them one at a time."""
+    """Records an engine's replays, and checks them one at a time."""
 
     def __init__(
         self, executor: DeviceExecutor, share: float, origin: Origin, *, slab_bytes: Mapping[str, int]
     ) -> None:
-        """`slab_bytes` are those of language passes and, if there are any, of vision passes (see `sizes`)."""
+        """`slab_bytes` are for language passes and, if there are any, vision passes (see `sizes`)."""
         self._executor, self._share, self._origin = executor, share, origin
         device = executor.state.model.place.device
         self._slabs = {name: Slab(nbytes, device) for name, nbytes in slab_bytes.items()}
@@ -101,24 +101,20 @@ class Shadow:
         for phase in executor.phases:
             phase.observer = _Watcher(self, phase)
         with _Interruptible(lambda: False, torch.device("cpu")):
-            torch.zeros(1)  # torch imports its compiler for the first such operation, for seconds: not in a check
+            torch.zeros(1)  # the first such operation imports torch's compiler, for seconds: not in a check
 
     def close(self) -> None:
-        """Watch no longer, and let go of the executor."""
+        """Stop watching and release the executor."""
         for phase in self._executor.phases:
             phase.observer = None
         self._records.clear()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(slab.nbytes for slab in self._slabs.values())
 
     @property
     def has_records(self) -> bool:
         return bool(self._records)
 
     def counts(self, phase: str) -> dict[str, int]:
-        """How many records ended in which way: equal, different, or why there was nothing to compare."""
+        """How many records ended in which way: equal, different, or why nothing was compared."""
         return dict(self._counts[phase])
 
     def count(self, phase: str, result: str) -> None:
@@ -128,8 +124,7 @@ class Shadow:
         return self._slabs["vision" if runner is self._executor.vision else "language"]
 
     def wants(self, key: GraphKey) -> bool:
-        """Whether to record this replay. Chance says how many; a graph that was recorded lately lets others go first,
-        so that rare ones get their turn, but not for long."""
+        """Whether to record this replay. Chance sets how many; recently recorded graphs briefly yield to rare ones."""
         self._due = min(self._due + (self._chance.random() < self._share), MOST_DUE)
         if self._due == 0 or (self._due < MOST_DUE and self._share < 1 and self._is_recent(key)):
             return False
@@ -145,8 +140,7 @@ class Shadow:
 
     @torch.no_grad()
     def check(self, should_stop: ShouldStop = lambda: False) -> Mismatch | Exception | None:
-        """Run one record again, if there is one. Returns what was found wrong, or what kept it from being found out.
-        After a mismatch the caches must be emptied."""
+        """Rerun one record. Returns the error that prevented it, or a mismatch, after which caches must be emptied."""
         record = self._next(should_stop)
         if record is None:
             return None
@@ -160,11 +154,11 @@ class Shadow:
             self.count(record.key.phase, "failed")
             return error
         mismatch = None if found is None else self._condemn(record, *found)
-        record.cached = None  # it is new memory, and a slab knows its records until their place is taken
+        record.cached = None  # extra memory, which the slab would keep alive until the record's place is reused
         return mismatch
 
     def _is_recent(self, key: GraphKey) -> bool:
-        """Whether a graph is in the half that was recorded last."""
+        """Whether a graph is in the more recently recorded half."""
         newest = islice(reversed(self._recorded), len(self._recorded) // 2)
         return key in set(newest)
 
@@ -180,29 +174,29 @@ class Shadow:
         return None
 
     def _put_off(self, record: ReplayRecord) -> None:
-        """Check it before all others, later."""
+        """Check it later, before all others."""
         self.count(record.key.phase, "interrupted")
         record.is_begun = True
         if "slots" not in record.arrays:
-            record.cached = None  # others may write there meanwhile, which the check did not
+            record.cached = None  # others may write there meanwhile; the check did not
         self._records.appendleft(record)
 
     def _drop(self, record: ReplayRecord, why: str) -> None:
-        """Never check it. What an unfinished check wrote counts as a pass of its own: if the graph is wrong, keys and
-        values are no longer those that other replays read."""
+        """Never check it. What an unfinished check wrote counts as a pass: if the graph is wrong, keys and values are
+        no longer those that other replays read."""
         self.count(record.key.phase, why)
         if record.is_begun and "slots" in record.arrays:
             self.writers.note({"slots": record.arrays["slots"]})
 
     def _judge(self, record: ReplayRecord) -> Found | None:
-        """What differs, and what is right; None if nothing does."""
+        """What differs, and the right results; None if equal."""
         if record.cached is None:
             record.cached = self._cached(record)
         found = self._run_again(record, {**record.results, **record.cached})
         if found is None:
             self.count(record.key.phase, "equal")
         elif record.runner.phase.nondeterministic or self._run_again(record, found[1]) is not None:
-            self.count(record.key.phase, "unsteady")  # eager runs differ, too: that says nothing about the graph
+            self.count(record.key.phase, "unsteady")  # eager runs differ too, which says nothing about the graph
             return None
         return found
 
@@ -218,7 +212,7 @@ class Shadow:
         return run_eagerly(record.runner, {**record.inputs, **record.arrays}, compare, like=record.key)
 
     def _cached(self, record: ReplayRecord, outputs: Tensors | None = None) -> dict[str, Tensor]:
-        """What a replay left in caches; with the outputs of an eager run, what that one would have left there."""
+        """What a replay left in caches; with the outputs of an eager run, what that would have left there."""
         state, most_bytes = self._executor.state, self.slab_for(record.runner).most_bytes
         if "targets" not in record.arrays:
             return written_keys(state, record.arrays, most_bytes)
@@ -232,25 +226,30 @@ class Shadow:
     def _condemn(self, record: ReplayRecord, differences: list[OutputDifference], right: Tensors) -> Mismatch:
         self.count(record.key.phase, "different")
         assert record.cached is not None, "it was compared"
-        kept = Kept(
+        digest = digest_of({**record.inputs, **record.reads}, record.arrays)
+        file = ShadowFile(
+            origin=self._origin,
             key=record.key,
             arrays=record.arrays,
             inputs=record.inputs,
             reads=record.reads,
+            cached=context_of(self._executor.state, record.arrays),
             replayed={**record.results, **record.cached},
             eager=right,
             most_bytes=self.slab_for(record.runner).most_bytes,
+            digest=digest,
+            versions=current_versions(record.runner.phase.arena.device),
         )
-        path = write_file(self._origin, self._executor.state, kept)
-        record.runner.catalogue.retire(record.key, f"a shadow check found it wrong (digest {kept.digest})")
-        for other in self._records:  # they may have read what the wrong graph wrote and the check wrote anew
+        path = write_file(file)
+        record.runner.catalogue.retire(record.key, f"a shadow check found it wrong (digest {digest})")
+        for other in self._records:  # they may have read what the wrong graph wrote and the check overwrote
             self.count(other.key.phase, "overwritten")
         self._records.clear()
-        return Mismatch(key=record.key, digest=kept.digest, differences=tuple(differences), path=path)
+        return Mismatch(key=record.key, digest=digest, differences=tuple(differences), path=path)
 
     @contextmanager
     def _stream_of(self, runner: GraphRunner) -> Iterator[None]:
-        """Where passes of a phase run: memory for eager ones is kept there."""
+        """The stream that a phase's passes run on, where memory for eager runs is kept."""
         encoder = self._executor.encoder
         if encoder is not None and runner is encoder.graphs:
             with encoder.side_stream.work():
@@ -262,7 +261,7 @@ class Shadow:
 
 
 class _Watcher:
-    """Sees the passes of one phase, and records some. Whatever goes wrong here must not hurt a request."""
+    """Sees the passes of one phase and records some. A failure here must not affect a request."""
 
     def __init__(self, shadow: Shadow, runner: GraphRunner) -> None:
         self._shadow, self._runner = shadow, runner
@@ -271,52 +270,41 @@ class _Watcher:
     def before(self, batch: Batch, key: GraphKey | None) -> None:
         self._open = None
         number = self._shadow.writers.note(batch.arrays)
-        if key is not None and self._shadow.wants(key):
-            with self._counting_failures():
-                self._open = self._begin(batch, key, number)
+        if key is None or not self._shadow.wants(key):
+            return
+        with self._counting_failures():
+            arrays = {name: np.array(array) for name, array in batch.arrays.items()}
+            record = ReplayRecord(runner=self._runner, key=key, number=number, arrays=arrays)
+            reads = self._runner.phase.volatile_in(arrays)
+            copies = self._shadow.slab_for(self._runner).copy(record, {**batch.tensors, **reads})
+            record.inputs = {name: copies[name] for name in batch.tensors}
+            record.reads = {name: copies[name] for name in reads}
+            self._open = record
 
     def after(self, outputs: Tensors) -> None:
         record, self._open = self._open, None
-        if record is not None:
-            with self._counting_failures():
-                self._end(record, outputs)
-
-    def _begin(self, batch: Batch, key: GraphKey, number: int) -> ReplayRecord | None:
-        arrays = {name: np.array(array) for name, array in batch.arrays.items()}
-        record = ReplayRecord(runner=self._runner, key=key, number=number, arrays=arrays)
-        reads = self._runner.phase.volatile_in(arrays)
-        copies = self._shadow.slab_for(self._runner).copy(record, {**batch.tensors, **reads})
-        if copies is None:
-            self._shadow.count(key.phase, "too_large")
-            return None
-        record.inputs = {name: copies[name] for name in batch.tensors}
-        record.reads = {name: copies[name] for name in reads}
-        return record
-
-    def _end(self, record: ReplayRecord, outputs: Tensors) -> None:
-        slab = self._shadow.slab_for(self._runner)
-        results = slab.copy(record, results_of(self._runner.phase, record.arrays, outputs, slab.most_bytes))
-        if results is None:
-            self._shadow.count(record.key.phase, "too_large")
-        else:
-            record.results = results
+        if record is None:
+            return
+        with self._counting_failures():
+            slab = self._shadow.slab_for(self._runner)
+            found = results_of(self._runner.phase, record.arrays, outputs, slab.most_bytes)
+            record.results = slab.copy(record, found)
             self._shadow.keep(record)
 
     @contextmanager
     def _counting_failures(self) -> Iterator[None]:
         try:
             yield
-        except Exception:
-            self._shadow.count(self._runner.phase.name, "failed")
+        except Exception as error:
+            self._shadow.count(self._runner.phase.name, "too_large" if isinstance(error, TooLargeError) else "failed")
 
 
 class StoppedError(Exception):
-    """Somebody wants something of the engine."""
+    """A command is waiting for the engine."""
 
 
 class _Interruptible(TorchDispatchMode):
-    """Looks between two operations whether to stop. The device is never more than one behind the host, so that it is
-    free as soon as the host is."""
+    """Checks for a stop between operations. The device stays at most one operation behind, so it is soon free."""
 
     def __init__(self, should_stop: ShouldStop, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

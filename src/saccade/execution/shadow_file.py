@@ -1,16 +1,14 @@
-"""The file of a replay that was found wrong: its inputs and all that it read, for `saccade replay`.
-
-A safetensors file, so that reading it runs no code; its metadata is JSON.
-"""
+"""The file of a replay found wrong: its inputs and all it read, for `saccade replay`. A safetensors file, so that
+reading it runs no code; its metadata is JSON."""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,22 +17,33 @@ from torch import Tensor
 
 from saccade import __version__
 from saccade.config import Mode
-from saccade.errors import ConfigError
-from saccade.execution.shadow_passes import PassArrays, cached_keys, context_slots, source_rows
+from saccade.errors import ConfigError, GraphError
+from saccade.execution.executor import DeviceExecutor
+from saccade.execution.shadow_passes import (
+    PassArrays,
+    cached_keys,
+    context_slots,
+    put_back,
+    results_of,
+    run_eagerly,
+    source_rows,
+    written_keys,
+)
 from saccade.execution.state import DeviceState
-from saccade.graphs import Capacity, GraphKey
-from saccade.graphs.compare import Tensors
+from saccade.graphs import Batch, Capacity, GraphKey, GraphRunner
+from saccade.graphs.compare import OutputDifference, Tensors, bit_differences
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 FORMAT = "saccade shadow 1"
 SUFFIX = ".shadow.safetensors"
-MAX_FILES = 4  # of some hundred megabytes each at most
-MAX_CONTEXT_BYTES = 256 * 2**20  # of keys and values: a longer context is left out
+MAX_FILES = 4  # of at most some hundred megabytes each
+GROUPS = {"input": "inputs", "read": "reads", "cached": "cached", "replayed": "replayed", "eager": "eager"}
+MAX_CONTEXT_BYTES = 256 * 2**20  # of keys and values: longer contexts are left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The engine that writes files: what is needed to build it again, and where files go (None: nowhere)."""
+    """The engine that writes files: what is needed to rebuild it, and where files go (None: nowhere)."""
 
     model: str
     settings: EngineSettings
@@ -42,57 +51,72 @@ class Origin:
     folder: Path | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """One replay: its inputs, what it read, what it gave, and what an eager run gave."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowFile:
+    """One replay: its inputs, what it read of memory that the next step overwrites (`reads`) and of caches (`cached`),
+    its results, and those of an eager run. Keys and values of too long a context are left out."""
 
+    origin: Origin
     key: GraphKey
     arrays: PassArrays
     inputs: Tensors
     reads: Tensors
+    cached: Tensors
     replayed: Tensors
     eager: Tensors
     most_bytes: int  # of one result (see `results_of`)
-
-    @cached_property
-    def digest(self) -> str:
-        """Of all inputs."""
-        return digest_of({**_tensors(self.arrays), **self.inputs, **self.reads})
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShadowFile:
-    """A file that was read. The caches' rows are empty where the context was too long to be kept."""
-
-    origin: Origin
-    kept: Kept
-    digest: str
-    cached: Tensors
+    digest: str  # of all inputs
     versions: Mapping[str, str]
 
 
-def digest_of(tensors: Tensors) -> str:
-    """Names, types, shapes and bits."""
+def digest_of(tensors: Tensors, arrays: PassArrays | None = None) -> str:
+    """Digest of names, types, shapes and bits."""
     state = blake2b(digest_size=16)
-    for name, tensor in sorted(tensors.items()):
+    for name, tensor in sorted({**_tensors(arrays or {}), **tensors}.items()):
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
 
 
-def write_file(origin: Origin, state: DeviceState, kept: Kept) -> Path | None:
-    """The file's path; None where it could not be written. The oldest files make room."""
-    if origin.folder is None:
+def current_versions(device: torch.device) -> dict[str, str]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {"saccade": __version__, "torch": str(torch.__version__), "device": name}
+
+
+def context_of(state: DeviceState, arrays: PassArrays) -> dict[str, Tensor]:
+    """Keys, values and image rows that a pass reads, with their places, unless they are too many."""
+    found: dict[str, Tensor] = {}
+    if "sources" in arrays and state.vision_rows is not None:
+        rows = torch.from_numpy(source_rows(arrays).astype(np.int64))
+        found |= {"rows": rows, "vision rows": state.vision_rows.index_select(1, rows.to(state.vision_rows.device))}
+    if "block_tables" in arrays:
+        slots = context_slots(arrays, state.block_size)
+        row_bytes = sum(part[0, 0].nbytes for pair in state.caches for part in pair)
+        if len(slots) * row_bytes <= MAX_CONTEXT_BYTES:
+            found |= {"slots": torch.from_numpy(slots.astype(np.int64)), **cached_keys(state, slots)}
+    return found
+
+
+def write_file(file: ShadowFile) -> Path | None:
+    """Returns the file's path; None if it could not be written. Deletes the oldest files beyond the limit."""
+    folder = file.origin.folder
+    if folder is None:
         return None
-    path = origin.folder / f"{kept.key.phase}-{kept.digest}{SUFFIX}"
+    path = folder / f"{file.key.phase}-{file.digest}{SUFFIX}"
     try:
-        origin.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files = sorted(origin.folder.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime)
         for old in files[: max(0, len(files) - MAX_FILES + 1)]:
             old.unlink()
-        save_file(dict(_named(state, kept)), path, _metadata(origin, kept))
+        groups = {"array": _tensors(file.arrays)} | {name: getattr(file, field) for name, field in GROUPS.items()}
+        tensors = {
+            f"{group}/{name}": tensor.detach().cpu().contiguous().clone()
+            for group, named in groups.items()
+            for name, tensor in named.items()
+        }
+        save_file(tensors, path, _metadata(file))
         path.chmod(0o600)
-    except (OSError, SafetensorError):  # no room, or not allowed: the report goes on without
+    except (OSError, SafetensorError):  # disk full or no permission: the report does without a file
         return None
     return path
 
@@ -111,84 +135,132 @@ def read_file(path: Path) -> ShadowFile:
         raise ConfigError(f"{path} is not a file of a shadow check, or is broken: {error}") from None
 
 
-def _named(state: DeviceState, kept: Kept) -> Iterator[tuple[str, Tensor]]:
-    groups = {
-        "array": _tensors(kept.arrays),
-        "input": kept.inputs,
-        "read": kept.reads,
-        "replayed": kept.replayed,
-        "eager": kept.eager,
-        "cached": _context(state, kept.arrays),
-    }
-    for group, tensors in groups.items():
-        for name, tensor in tensors.items():
-            yield f"{group}/{name}", tensor.detach().cpu().contiguous().clone()
-
-
-def _context(state: DeviceState, arrays: PassArrays) -> dict[str, Tensor]:
-    """Keys, values and rows of images that a pass reads, with their places, if they are not too many."""
-    found: dict[str, Tensor] = {}
-    if "sources" in arrays and state.vision_rows is not None:
-        rows = torch.from_numpy(source_rows(arrays).astype(np.int64))
-        found |= {"rows": rows, "vision rows": state.vision_rows.index_select(1, rows.to(state.vision_rows.device))}
-    if "block_tables" in arrays:
-        slots = context_slots(arrays, state.block_size)
-        row_bytes = sum(part[0, 0].nbytes for pair in state.caches for part in pair)
-        if len(slots) * row_bytes <= MAX_CONTEXT_BYTES:
-            found |= {"slots": torch.from_numpy(slots.astype(np.int64)), **cached_keys(state, slots)}
-    return found
-
-
-def _metadata(origin: Origin, kept: Kept) -> dict[str, str]:
-    key = kept.key
+def _metadata(file: ShadowFile) -> dict[str, str]:
+    key, origin = file.key, file.origin
     data = {
         "model": origin.model,
-        "settings": asdict(origin.settings),
-        "limits": asdict(origin.limits),
-        "key": {"phase": key.phase, "mode": key.mode.value, "capacity": dict(key.capacity), "digest": key.digest},
-        "digest": kept.digest,
-        "most_bytes": kept.most_bytes,
-        "versions": {"saccade": __version__, "torch": torch.__version__, "device": _device_name(kept)},
+        "settings": origin.settings,
+        "limits": origin.limits,
+        "key": {"phase": key.phase, "mode": key.mode, "capacity": dict(key.capacity), "digest": key.digest},
+        "digest": file.digest,
+        "most_bytes": file.most_bytes,
+        "versions": file.versions,
     }
-    return {"format": FORMAT} | {name: json.dumps(value) for name, value in data.items()}
-
-
-def _device_name(kept: Kept) -> str:
-    device = next(iter(kept.replayed.values())).device
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {"format": FORMAT} | {name: msgspec.json.encode(value).decode() for name, value in data.items()}
 
 
 def _parsed(tensors: Tensors, data: dict[str, Any]) -> ShadowFile:
+    """Unknown settings are ignored; missing ones get their defaults."""
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         group, _, own = name.partition("/")
         groups.setdefault(group, {})[own] = tensor
     key = data["key"]
-    kept = Kept(
-        key=GraphKey(key["phase"], Mode(key["mode"]), Capacity.of(key["capacity"]), key["digest"]),
-        arrays={name: tensor.numpy() for name, tensor in groups.get("array", {}).items()},
-        inputs=groups.get("input", {}),
-        reads=groups.get("read", {}),
-        replayed=groups.get("replayed", {}),
-        eager=groups.get("eager", {}),
-        most_bytes=int(data["most_bytes"]),
-    )
     origin = Origin(
         model=str(data["model"]),
-        settings=_settings(EngineSettings, data["settings"]),
-        limits=_settings(SchedulerSettings, data["limits"]),
+        settings=msgspec.convert(data["settings"], EngineSettings),
+        limits=msgspec.convert(data["limits"], SchedulerSettings),
         folder=None,
     )
     return ShadowFile(
-        origin=origin, kept=kept, digest=data["digest"], cached=groups.get("cached", {}), versions=data["versions"]
+        origin=origin,
+        key=GraphKey(key["phase"], Mode(key["mode"]), Capacity.of(key["capacity"]), key["digest"]),
+        arrays={name: tensor.numpy() for name, tensor in groups.get("array", {}).items()},
+        most_bytes=int(data["most_bytes"]),
+        digest=data["digest"],
+        versions=data["versions"],
+        **{field: groups.get(name, {}) for name, field in GROUPS.items()},
     )
-
-
-def _settings(kind: Any, data: Mapping[str, Any]) -> Any:
-    """Those that this version knows; others have their defaults."""
-    known = {field.name for field in fields(kind)}
-    return kind(**{name: value for name, value in data.items() if name in known})
 
 
 def _tensors(arrays: PassArrays) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """Results of the graph and of an eager run now: their digests, and where they differ."""
+
+    replay_digest: str
+    eager_digest: str
+    differences: list[OutputDifference]
+    as_recorded: list[OutputDifference]  # where the graph's results differ from those in the file
+
+
+def replay_file(executor: DeviceExecutor, file: ShadowFile) -> Replayed:
+    """Both runs start from the file's state. Writes to caches, so nothing else may run."""
+    runner, batch = _find(executor, file)
+    state = executor.state
+    _check_fits(state, runner, file)
+    with torch.no_grad():
+        _restore(state, runner, file)
+        replay = runner.replay(file.key, batch, lambda outputs: _results(state, runner, file, outputs))
+        _restore(state, runner, file)
+        values = {**batch.tensors, **batch.arrays}
+        eager = run_eagerly(runner, values, lambda outputs: _results(state, runner, file, outputs), like=file.key)
+    recorded = {name: file.replayed[name].to(tensor.device) for name, tensor in replay.items()}
+    return Replayed(
+        replay_digest=digest_of(replay),
+        eager_digest=digest_of(eager),
+        differences=bit_differences(replay, eager),
+        as_recorded=bit_differences(replay, recorded),
+    )
+
+
+def _find(executor: DeviceExecutor, file: ShadowFile) -> tuple[GraphRunner, Batch]:
+    runners = {runner.phase.name: runner for runner in executor.phases}
+    runner = runners.get(file.key.phase)
+    if runner is None:
+        raise ConfigError(f"the file is of a {file.key.phase} pass; this model has {', '.join(runners)}")
+    device = runner.phase.arena.device
+    values = {**{name: tensor.to(device) for name, tensor in file.inputs.items()}, **file.arrays}
+    try:
+        batch = runner.phase.arena.admit(values)
+    except GraphError as error:
+        raise ConfigError(f"the file is of another model, or of an engine with other limits: {error}") from None
+    if file.key.digest:
+        runner.catalogue.costs = None  # capture it even if it is not the fastest way
+        runner.capture_exact(values)
+    if file.key not in {graph.key for graph in runner.graphs}:
+        raise ConfigError(
+            f"an engine with the settings of the file has no graph [{file.key}]: the file is of another model, or of "
+            "another version of Saccade"
+        )
+    return runner, batch
+
+
+def _check_fits(state: DeviceState, runner: GraphRunner, file: ShadowFile) -> None:
+    """Raises if this engine could not have written the file."""
+    try:
+        there, known = (
+            runner.phase.volatile_in(file.arrays) | context_of(state, file.arrays),
+            {**file.reads, **file.cached},
+        )
+        wrong = [name for name, tensor in there.items() if not _is_like(tensor, known[name])]
+    except (KeyError, IndexError, RuntimeError) as error:
+        wrong = [str(error).partition("\n")[0]]
+    if wrong:
+        raise ConfigError(f"the file is of another model, or of an engine with other limits: {wrong[0]}")
+
+
+def _is_like(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.dtype == other.dtype and tensor.shape == other.shape
+
+
+def _restore(state: DeviceState, runner: GraphRunner, file: ShadowFile) -> None:
+    """Put everything the pass read back in its place."""
+    device, cached = state.newest_ids.device, file.cached
+    put_back(runner.phase, file.arrays, {name: tensor.to(device) for name, tensor in file.reads.items()})
+    if "rows" in cached and state.vision_rows is not None:
+        state.vision_rows.index_copy_(1, cached["rows"].to(device), cached["vision rows"].to(device))
+    if "slots" in cached:
+        slots = cached["slots"].to(device)
+        for layer, (keys, values) in enumerate(state.caches):
+            keys.flatten(0, 1).index_copy_(0, slots, cached[f"keys of layer {layer}"].to(device))
+            values.flatten(0, 1).index_copy_(0, slots, cached[f"values of layer {layer}"].to(device))
+
+
+def _results(state: DeviceState, runner: GraphRunner, file: ShadowFile, outputs: Tensors) -> dict[str, Tensor]:
+    found = results_of(runner.phase, file.arrays, outputs, file.most_bytes)
+    found |= written_keys(state, file.arrays, file.most_bytes)
+    return {name: view.clone() for name, view in found.items()}

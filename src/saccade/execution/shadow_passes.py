@@ -1,12 +1,13 @@
-"""What a pass of an engine read, wrote and gave: how it is looked at, and how it is put back for another run.
+"""What a pass read, wrote and produced: viewing it, copying it, and restoring it for another run.
 
-What a pass reads besides its inputs is of two kinds. Newest tokens, logits and rows of the prefill's output are
-overwritten by the next step: phases name them in `volatile_in`. Keys, values and rows of images stay where they are
-until their place is given away: `Writers` knows whether it was.
+A pass reads two kinds of data besides its inputs. Newest tokens, logits and rows of the prefill's output are
+overwritten by the next step: phases name them in `volatile_in`. Keys, values and image rows stay until their place is
+reused, which `Writers` tracks.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,9 +22,11 @@ from saccade.scheduling.arrays import AnyInts, places
 
 PassArrays = Mapping[str, AnyInts]
 
+ALIGNMENT_BYTES = 256
+
 
 class Writers:
-    """Which pass wrote each slot of the KV cache and each row of the encoder cache last. Passes are counted."""
+    """The last pass, by number, that wrote each slot of the KV cache and each row of the encoder cache."""
 
     def __init__(self, state: DeviceState) -> None:
         self._block_size = state.block_size
@@ -32,7 +35,7 @@ class Writers:
         self._rows = np.zeros(0 if state.vision_rows is None else state.vision_rows.shape[1], dtype=np.int64)
 
     def note(self, arrays: PassArrays) -> int:
-        """The number of a pass that is about to run."""
+        """Number a pass that is about to run."""
         self._number += 1
         if "slots" in arrays:
             self._slots[arrays["slots"]] = self._number
@@ -41,14 +44,14 @@ class Writers:
         return self._number
 
     def is_intact(self, arrays: PassArrays, number: int) -> bool:
-        """Whether all that pass `number` read from caches is what it was."""
+        """Whether everything that pass `number` read from caches is unchanged."""
         if "block_tables" in arrays and self._last_writer(arrays) > number:
             return False
         return "sources" not in arrays or not (self._rows[source_rows(arrays)] > number).any()
 
     def _last_writer(self, arrays: PassArrays) -> int:
-        """The last pass that wrote a key which this one read. Of its last block, a request may have written more since:
-        there slots are looked at, and whole blocks before, for there may be millions of slots."""
+        """The last pass that wrote a key this one read. Slots are compared in the last block, to which the request may
+        have added since; before it whole blocks, because there may be millions of slots."""
         tables, size = arrays["block_tables"], self._block_size
         num_full, rest = np.divmod(arrays["key_lengths"].astype(np.int64), size)
         by_block = self._slots.reshape(-1, size).max(axis=1)
@@ -60,30 +63,28 @@ class Writers:
         return int(max(by_block[full].max(initial=0), self._slots[partial].max(initial=0)))
 
     def own_rows(self, arrays: PassArrays, number: int) -> AnyInts:
-        """Which rows of a vision pass still lie where it put them."""
         return np.flatnonzero(self._rows[arrays["targets"]] == number)
 
 
 def context_slots(arrays: PassArrays, block_size: int) -> AnyInts:
-    """Where the keys and values lie that a pass reads, those it wrote itself among them."""
+    """Slots of the keys and values that a pass reads, including those it wrote."""
     pairs = zip(arrays["block_tables"], arrays["key_lengths"].tolist(), strict=True)
     found = [places(0, length, table.tolist(), block_size) for table, length in pairs]
     return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *found]))
 
 
 def source_rows(arrays: PassArrays) -> AnyInts:
-    """The rows of the encoder cache that a pass reads."""
     return np.unique(arrays["sources"][arrays["sources"] >= 0])
 
 
 def every_nth(view: Tensor, axis: int, most_bytes: int) -> Tensor:
-    """Rows from all over a tensor, as many as take no more than so many bytes."""
-    step = max(1, -(-view.numel() * view.itemsize // most_bytes))
+    """Rows spread over a tensor, of at most `most_bytes` in total."""
+    step = max(1, -(-view.nbytes // most_bytes))
     return view[(slice(None),) * axis + (slice(None, None, step),)]
 
 
 def results_of(phase: Phase, arrays: PassArrays, outputs: Tensors, most_bytes: int) -> dict[str, Tensor]:
-    """Views of what a pass gave and of what it left outside its arena; of large tensors, rows from all over them."""
+    """Views of a pass's outputs and of what it left outside its arena; only spread-out rows of large tensors."""
     found = {name: every_nth(view, phase.arena.buffers[name].axis or 0, most_bytes) for name, view in outputs.items()}
     return found | {name: every_nth(view, 0, most_bytes) for name, view in phase.volatile_out(arrays).items()}
 
@@ -95,7 +96,7 @@ def put_back(phase: Phase, arrays: PassArrays, reads: Tensors) -> None:
 
 
 def written_keys(state: DeviceState, arrays: PassArrays, most_bytes: int) -> dict[str, Tensor]:
-    """Keys and values that a pass wrote, as the cache has them now; of many, those of slots from all over them."""
+    """Keys and values that a pass wrote, as cached now; of many, those of spread-out slots."""
     if "slots" not in arrays:
         return {}
     row_bytes = sum(part[0, 0].nbytes for pair in state.caches for part in pair)
@@ -104,14 +105,12 @@ def written_keys(state: DeviceState, arrays: PassArrays, most_bytes: int) -> dic
 
 
 def written_rows(state: DeviceState, arrays: PassArrays, own: AnyInts) -> dict[str, Tensor]:
-    """Rows of images that a pass wrote, as the cache has them now."""
     assert state.vision_rows is not None, "a vision pass wrote there"
     targets = torch.from_numpy(np.asarray(arrays["targets"], dtype=np.int64)[own])
     return {"rows of the cache": state.vision_rows.index_select(1, targets.to(state.vision_rows.device))}
 
 
 def cached_keys(state: DeviceState, slots: AnyInts) -> dict[str, Tensor]:
-    """Copies of the keys and values in these slots."""
     index = torch.from_numpy(np.asarray(slots, dtype=np.int64)).to(state.newest_ids.device)
     found = {}
     for layer, (keys, values) in enumerate(state.caches):
@@ -123,8 +122,60 @@ def cached_keys(state: DeviceState, slots: AnyInts) -> dict[str, Tensor]:
 def run_eagerly(
     runner: GraphRunner, values: Mapping[str, Any], consume: Callable[[Outputs], Result], *, like: GraphKey
 ) -> Result:
-    """Run a batch as the graph of key `like` would, without it. Rows of images go where padding goes: those that the
-    graph wrote may be somebody else's by now."""
+    """Run a batch as the graph of `like` would, but eagerly. Image rows go to the padding row, because the rows that
+    the graph wrote may have a new owner by now."""
     if "targets" in values:
         values = {**values, "targets": np.zeros_like(values["targets"])}
     return runner.eager(values, consume, at=None if like.digest else like.capacity)
+
+
+class TooLargeError(Exception):
+    """A slab has no room for one owner's copies."""
+
+
+class Owner(Protocol):
+    """The owner of copies in a slab; lost when newer copies overwrite them."""
+
+    is_lost: bool
+
+
+class Slab:
+    """A ring buffer on the device: new copies evict the oldest. All copies into one slab are queued on one stream, so
+    that none is overwritten by an older one."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self._bytes = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self._regions: deque[tuple[int, int, Owner]] = deque()  # oldest first
+        self._cursor = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._bytes.nbytes
+
+    @property
+    def most_bytes(self) -> int:
+        """The most kept of one result; of a larger one, spread-out rows."""
+        return self.nbytes // 4
+
+    def copy(self, owner: Owner, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        sizes = {name: -(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for name, tensor in tensors.items()}
+        start = self._reserve(owner, sum(sizes.values()))
+        copies = {}
+        for name, tensor in tensors.items():
+            room = self._bytes[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            copies[name] = room.copy_(tensor, non_blocking=True)
+            start += sizes[name]
+        return copies
+
+    def _reserve(self, owner: Owner, nbytes: int) -> int:
+        if nbytes > self.nbytes:
+            raise TooLargeError
+        start = self._cursor if self._cursor + nbytes <= self.nbytes else 0
+        stop = start + nbytes
+        while any(begin < stop and start < end for begin, end, _ in self._regions):
+            self._regions.popleft()[2].is_lost = True
+        self._regions.append((start, stop, owner))
+        self._cursor = stop
+        if owner.is_lost:
+            raise TooLargeError
+        return start

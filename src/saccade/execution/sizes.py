@@ -1,18 +1,17 @@
-"""How large everything of an engine is, from settings and a model alone: what the engine allocates, and what
-`saccade plan` foretells, come from here."""
+"""Sizes of everything in an engine, from settings and model alone; used by the engine and by `saccade plan`."""
 
 from saccade.cache.encoder import EncoderIndex
 from saccade.errors import ConfigError
 from saccade.execution.executor import ExecutorSettings
 from saccade.execution.state import StateSizes
 from saccade.models.media import ImageSettings, VideoSettings
-from saccade.models.spec import VisionSpec
+from saccade.models.model_spec import VisionSpec
 from saccade.models.vlm import Model
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 PAGE_ROWS = 16
 CPU_KV_TOKENS = 16384
-HEADROOM_BYTES = 512 * 2**20  # for what libraries take late; measured use stays below it
+HEADROOM_BYTES = 512 * 2**20  # for late library allocations; measured use stays below it
 GPU_BLOCK_SIZE, CPU_BLOCK_SIZE = 128, 16
 # Copies for shadow checks: a decode pass of 64 rows has 40 MB of logits, one over an image of 1024 rows 50 MB in all.
 GPU_SHADOW_BYTES = {"language": 256 * 2**20, "vision": 128 * 2**20}
@@ -28,7 +27,7 @@ def executor_settings_for(
     *,
     is_cuda: bool,
 ) -> ExecutorSettings:
-    """`vision` is the tower that patches of images and videos go to: they must be what it was made for."""
+    """`vision` is the tower that the patches of images and videos must match."""
     if vision is not None:
         _check_patches("images", images, vision)
         _check_patches("videos", videos, vision)
@@ -47,7 +46,7 @@ def executor_settings_for(
 
 
 def state_sizes_for(settings: EngineSettings, limits: SchedulerSettings, *, is_cuda: bool) -> StateSizes:
-    """All sizes but that of the KV cache, which gets two blocks until it is known how many there is room for."""
+    """All sizes except the KV cache's, which gets two blocks until it is known how many fit."""
     block_size = settings.block_size or (GPU_BLOCK_SIZE if is_cuda else CPU_BLOCK_SIZE)
     return StateSizes(
         num_blocks=2,
@@ -59,8 +58,8 @@ def state_sizes_for(settings: EngineSettings, limits: SchedulerSettings, *, is_c
 
 
 def encoder_rows_for(settings: EngineSettings, limits: SchedulerSettings) -> int:
-    """Rows of the encoder cache. One that keeps nothing between requests has room for the images of two steps: those of
-    the next one are encoded while a step still reads its own."""
+    """Rows of the encoder cache. Without caching across requests it holds the images of two steps, because those of the
+    next step are encoded while the current one reads its own."""
     return settings.encoder_cache_tokens or 2 * limits.encoder_budget_tokens + PAGE_ROWS
 
 
@@ -70,7 +69,6 @@ def encoder_index_for(settings: EngineSettings, limits: SchedulerSettings) -> En
 
 
 def shadow_bytes_for(settings: EngineSettings, *, is_cuda: bool, has_vision: bool) -> dict[str, int]:
-    """Memory for copies of language and vision passes; none without shadow checks."""
     if not settings.shadow:
         return {}
     chosen = GPU_SHADOW_BYTES if is_cuda else CPU_SHADOW_BYTES
@@ -78,7 +76,7 @@ def shadow_bytes_for(settings: EngineSettings, *, is_cuda: bool, has_vision: boo
 
 
 def _check_patches(kind: str, settings: ImageSettings | VideoSettings | None, vision: VisionSpec) -> None:
-    """Refuse patches of another shape or order than the tower's: it would misread them."""
+    """Refuse patches of another shape or order than the tower's, which would misread them."""
     if settings is None:
         return
     for name in ("patch", "temporal_patch", "merge"):
@@ -98,18 +96,17 @@ def _check_patches(kind: str, settings: ImageSettings | VideoSettings | None, vi
 
 
 def block_bytes(model: Model, block_size: int) -> int:
-    """Keys and values of one block in all layers."""
     heads = model.decoder.layers[0].attention.qkv
     row = heads.num_kv_heads * heads.head_dim * model.place.dtype.itemsize
     return 2 * len(model.decoder.layers) * block_size * row
 
 
 def blocks_that_fit(free_bytes: float, needed_bytes: float, bytes_per_block: int) -> int:
-    """Blocks in what is free, once everything else that is needed and some room to spare are taken off."""
+    """Blocks that fit into free memory after everything else and the headroom."""
     return int((free_bytes - needed_bytes - HEADROOM_BYTES) // bytes_per_block)
 
 
 def wanted_blocks(settings: EngineSettings, limits: SchedulerSettings, block_size: int) -> int:
-    """Blocks for the tokens that were asked for, or for a device whose memory is not measured; with block 0."""
+    """Blocks, including block 0, for the tokens asked for, or for a device whose memory is not measured."""
     wanted = settings.kv_cache_tokens or max(CPU_KV_TOKENS, limits.max_model_len)
     return -(-wanted // block_size) + 1

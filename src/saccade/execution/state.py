@@ -1,7 +1,5 @@
-"""What lives on the device from start to end: caches, vision rows, newest tokens, logits. Never moved, never grown.
-
-N rows of logits, V vocabulary, L levels of vision rows, E rows of the encoder cache, D width.
-"""
+"""Device state for the engine's whole life: caches, vision rows, newest tokens, logits. Never moved, never grown. N
+rows of logits, V vocabulary, L levels of vision rows, E rows of the encoder cache, D width."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,26 +11,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.graphs import Watched
-from saccade.kernels.sampling import Sampling
+from saccade.kernels.dispatch import SamplingKernels
 from saccade.layers.layer import EXCHANGE_MEMORY, Layer
 from saccade.layers.step import Cache
 from saccade.models.vlm import Model
 
-TOKEN_STATE = frozenset({"newest ids", "logits"})  # what every pass that gives tokens writes
+TOKEN_STATE = frozenset({"newest ids", "logits"})  # written by every pass that produces tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
-    """Tensors that graphs read and write besides their arenas. Sequence 0, block 0 and vision page 0 take padding."""
+    """Tensors that graphs use besides their arenas. Sequence 0, block 0 and vision page 0 take padding."""
 
     model: Model
     caches: Sequence[Cache]
     vision_rows: Tensor | None  # (L, E, D)
     newest_ids: Tensor  # by sequence: the token sampled last
     logits: Tensor  # (N, V) float32: of the last head or decode pass
-    edited: Tensor  # (N, V) float32: a copy of them for the sampler to change
+    edited: Tensor  # (N, V) float32: a copy that the sampler changes
     seen: Tensor  # (sequences, V) int32: the tokens of prompts and outputs, for penalties
-    sampling: Sampling
+    sampling: SamplingKernels
     max_blocks: int  # of one request
 
     @property
@@ -53,44 +51,36 @@ class DeviceState:
 
     @property
     def vision_row_bytes(self) -> int:
-        """Bytes of one row of the encoder cache, on all levels."""
+        """Bytes of one row of the encoder cache, over all levels."""
         return 0 if self.vision_rows is None else self.vision_rows[:, 0].nbytes
 
     def some_sequences(self, count: int, rng: torch.Generator) -> Tensor:
-        """Different ones, for examples."""
+        """Distinct sequences, for examples."""
         return (torch.randperm(self.max_sequences, generator=rng)[:count] + 1).int()
-
-    def newest(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The tokens that a pass with these inputs wrote to its sequences."""
-        return {"newest ids": self.newest_ids[self.sequences_of(values)]}
-
-    def forget_newest(self, values: Mapping[str, Any]) -> None:
-        self.newest_ids[self.sequences_of(values)] = 0
 
     def sequences_of(self, values: Mapping[str, Any]) -> Tensor:
         return torch.as_tensor(values["sequences"], device=self.newest_ids.device).long()
 
     def scores(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
-        """These tokens, and the logits they come from: a token alone hides a small error."""
-        return {**self.newest(values), "logits": self.logits[: len(values["sequences"])].clone()}
+        """The tokens a pass wrote, and the logits they come from, because a token alone hides a small error."""
+        newest, logits = self.newest_ids[self.sequences_of(values)], self.logits[: len(values["sequences"])]
+        return {"newest ids": newest, "logits": logits.clone()}
 
     def forget_keys(self, values: Mapping[str, Any]) -> None:
-        """Clear the keys and values that a pass with these inputs writes: those of an earlier run would pass for its
-        own."""
+        """Clear the keys and values that a pass writes, so that those of an earlier run cannot pass for its own."""
         slots = torch.as_tensor(values["slots"], device=self.newest_ids.device).long()
         for cache in (part for pair in self.caches for part in pair):
             cache.flatten(0, 1).index_fill_(0, slots, 0)
 
     def forget_scores(self, values: Mapping[str, Any]) -> None:
-        self.forget_newest(values)
+        self.newest_ids[self.sequences_of(values)] = 0
         self.logits[: len(values["sequences"])] = 0
 
     def cache_names(self) -> frozenset[str]:
-        """Names of keys and values, and of what ranks exchange, as `watched` has them."""
+        """Names, as in `watched`, of keys, values and the memory that ranks exchange through."""
         return frozenset(self._named_caches()) | self.exchange_names()
 
     def exchange_names(self) -> frozenset[str]:
-        """Names of the memory that tensors of the ranks pass through."""
         return frozenset() if self.model.decoder.exchange is None else frozenset({EXCHANGE_MEMORY})
 
     def _named_caches(self) -> dict[str, Tensor]:
@@ -100,16 +90,15 @@ class DeviceState:
         return found
 
     def reads_newest(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
-        """What a language pass reads that the next one overwrites, besides its inputs."""
+        """What a language pass reads, besides its inputs, that the next one overwrites."""
         return {"newest ids": self.newest_ids}
 
     def writes_scores(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
-        """What a pass that gives tokens leaves outside its outputs. Sequence 0 takes what padding writes."""
+        """What a pass that produces tokens writes besides its outputs. Sequence 0 takes padding's writes."""
         return {"newest ids": self.newest_ids[1:], "logits": self.logits[: len(values["sequences"])]}
 
     def watched(self, decoder: Layer | None = None) -> Watched:
-        """What a language pass reads or writes, by name: a graph refuses to replay if the storage of any has moved.
-        Without a decoder, what a sampler does."""
+        """What a language pass (or, without decoder, a sampler) touches. Graphs refuse to replay if any moved."""
         named = {
             "newest ids": self.newest_ids,
             "logits": self.logits,
@@ -126,7 +115,7 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSizes:
-    """How much of everything there is. Padding has a sequence, a block and a vision page of its own."""
+    """Sizes of everything. Padding has its own sequence, block and vision page."""
 
     num_blocks: int
     block_size: int
@@ -136,7 +125,7 @@ class StateSizes:
 
 
 def runs(tensor: Tensor, rows: NDArray[np.integer[Any]], name: str) -> dict[str, Tensor]:
-    """Views of these rows of a tensor, neighbours in one."""
+    """Views of these rows of a tensor, one per contiguous run."""
     if not len(rows):
         return {}
     ends = np.flatnonzero(np.diff(rows) != 1) + 1
@@ -146,7 +135,7 @@ def runs(tensor: Tensor, rows: NDArray[np.integer[Any]], name: str) -> dict[str,
     return {f"{name} {first}": tensor.narrow(0, first, n) for first, n in zip(firsts, lengths, strict=True)}
 
 
-def new_state(model: Model, sampling: Sampling, sizes: StateSizes) -> DeviceState:
+def new_state(model: Model, sampling: SamplingKernels, sizes: StateSizes) -> DeviceState:
     place, spec = model.place, model.spec
     logits = (sizes.max_sequences, spec.decoder.vocab_size)
     vision_rows = None

@@ -1,13 +1,13 @@
-"""Every graph of an executor against eager runs, in the sequences that break graphs which froze or leaked something,
-and the audit of what graphs froze.
+"""Verifies an executor's graphs against eager runs, in sequences that break graphs which froze or leaked something, and
+audits what graphs froze.
 
 Replays are compared bit for bit with eager runs of the same padded shapes, which launch the same kernels. The short
-form takes a sample that runs in a second or two and is part of the start; the long one takes all. Both write to caches
-and must not run while requests do.
+form takes a sample, runs in a second or two and is part of start-up; the long form takes all. Both write to caches and
+must not run while requests do.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,16 +16,15 @@ import torch
 from saccade.errors import GraphError
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.vision_encoder import Encoder
-from saccade.geometry import Grid
 from saccade.graphs import (
     AuditReport,
     AuditRow,
     Capacity,
     GraphRunner,
     Known,
-    Row,
     Values,
     VerifyReport,
+    VerifyRow,
     audit,
     verify,
     verify_batches,
@@ -34,7 +33,7 @@ from saccade.graphs.cuda_nodes import UnreadableError
 from saccade.graphs.node_differences import PERHAPS
 from saccade.graphs.stats import GraphStats
 from saccade.layers.parallel import ALONE, ParallelGroup
-from saccade.scheduling.geometries import vision_values
+from saccade.scheduling.geometries import Grid, vision_values
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +46,9 @@ SHORT_ROWS = {"vision": 400, "prefill": 512, "decode": 64, "head": 64, "sample":
 def verify_graphs(
     executor: DeviceExecutor, *, is_short: bool = False, progress: OnGraph = lambda *news: None
 ) -> VerifyReport:
-    """A row for every phase, bucket and sequence. Without graphs there are none. `progress` hears the phase, how
-    many graphs are done and how many there are, before the first and after each."""
-    rows: list[Row] = []
+    """A row for every phase, bucket and sequence; none without graphs. `progress` is told the phase, and how many
+    graphs of how many are done, before the first and after each."""
+    rows: list[VerifyRow] = []
     count = _Count(executor, is_short, progress)
     for runner in executor.phases:
         if not runner.settings.tiers:
@@ -57,23 +56,25 @@ def verify_graphs(
         count.enter(runner.phase.name)
         encoder = executor.encoder
         with _unseen(runner), executor.in_order(runner):
-            found = [*_verify(runner, count, is_short)]
+            chosen = chosen_buckets(runner, is_short=is_short)
+            found = [*verify(runner, buckets=chosen, same_shape=True, on_graph=count.one).rows]
             if encoder is not None and runner is encoder.graphs:
-                found += _verify_grids(encoder, count, is_short)
+                found += _verify_grids(encoder, count, chosen)
         runner.selfcheck = max((row.difference for row in found), default=None)
         rows += found
     return VerifyReport(tuple(rows))
 
 
 class _Count:
-    """Graphs that are done. Verification has those of vision `twice`: with rows of any kind, and with images and
-    videos."""
+    """Counts finished graphs. Verification runs vision graphs `twice`: on generic rows, and on images and videos."""
 
     def __init__(self, executor: DeviceExecutor, is_short: bool, progress: OnGraph, *, twice: bool = True) -> None:
         self._progress = progress
         self._phase, self._done, self._total = "", 0, 0
         for runner in executor.phases:
-            self._total += len(_chosen(runner, is_short)) * (2 if twice and runner is executor.vision else 1)
+            self._total += len(chosen_buckets(runner, is_short=is_short)) * (
+                2 if twice and runner is executor.vision else 1
+            )
 
     def enter(self, phase: str) -> None:
         self._phase = phase
@@ -85,7 +86,7 @@ class _Count:
 
 
 def check_graphs(executor: DeviceExecutor, *, is_short: bool = True, group: ParallelGroup = ALONE) -> VerifyReport:
-    """Verify; raises where a replay is not what an eager run is. Ranks do it in step, and refuse together."""
+    """Verify and audit; raises if a replay differs from eager. Ranks run it in lockstep, and fail together."""
     report = verify_graphs(executor, is_short=is_short)
     _require(group, _describe_wrong(report))
     found = _findings(executor, is_short)
@@ -96,7 +97,7 @@ def check_graphs(executor: DeviceExecutor, *, is_short: bool = True, group: Para
 
 
 def _require(group: ParallelGroup, problem: str) -> None:
-    """Raises if this rank has a problem, or another one: what is wrong before a sum is seen by all of them."""
+    """Raises if any rank has a problem: what goes wrong before a sum shows on all ranks."""
     told = [each.decode() for each in group.gather(problem.encode())]
     ranks = [rank for rank, each in enumerate(told) if each]
     if not ranks:
@@ -125,7 +126,7 @@ def _describe_faults(found: list[tuple[str, str]]) -> str:
 
 
 def _findings(executor: DeviceExecutor, is_short: bool) -> list[tuple[str, str]]:
-    """What the audit found, with the key of the graph; nothing where the driver tells no nodes."""
+    """Audit findings with the graph's key; none if the driver cannot read nodes."""
     try:
         report = audit_graphs(executor, is_short=is_short)
     except UnreadableError as error:
@@ -140,8 +141,7 @@ NOT_SERVING = "Not serving: run `saccade verify`, or turn the phase's graphs off
 def audit_graphs(
     executor: DeviceExecutor, *, is_short: bool = False, progress: OnGraph = lambda *news: None
 ) -> AuditReport:
-    """What graphs froze, read from the graphs: a row for every bucket, and for a replay and the exact tier of every
-    phase."""
+    """What graphs froze, read from the graphs: a row per bucket, and per phase one for a replay and the exact tier."""
     rows: list[AuditRow] = []
     count = _Count(executor, is_short, progress, twice=False)
     for runner in executor.phases:
@@ -149,33 +149,25 @@ def audit_graphs(
             continue
         count.enter(runner.phase.name)
         with _unseen(runner), executor.in_order(runner):
-            rows += audit(runner, buckets=_chosen(runner, is_short), on_graph=count.one).rows
+            rows += audit(runner, buckets=chosen_buckets(runner, is_short=is_short), on_graph=count.one).rows
     return AuditReport(tuple(rows))
 
 
-def _verify(runner: GraphRunner, count: _Count, is_short: bool) -> tuple[Row, ...]:
-    return verify(runner, buckets=_chosen(runner, is_short), same_shape=True, on_graph=count.one).rows
-
-
-def _chosen(runner: GraphRunner, is_short: bool) -> list[Capacity]:
-    captured = [graph.key.capacity for graph in runner.graphs if not graph.key.digest]
-    return sample(runner) if is_short and captured else captured
-
-
-def sample(runner: GraphRunner) -> list[Capacity]:
-    """The smallest bucket and the largest that is still quick to run."""
+def chosen_buckets(runner: GraphRunner, *, is_short: bool) -> list[Capacity]:
+    """All captured buckets; in the short form the smallest, and the largest that is still quick."""
     rows = runner.phase.rows
     captured = [graph.key.capacity for graph in runner.graphs if not graph.key.digest]
+    if not is_short or not captured:
+        return captured
     ordered = sorted(captured, key=lambda bucket: (bucket[rows], sum(bucket.values())))
     quick = [bucket for bucket in ordered if bucket[rows] <= SHORT_ROWS.get(runner.phase.name, 64)] or ordered[:1]
     return list(dict.fromkeys((quick[0], quick[-1])))
 
 
-def _verify_grids(encoder: Encoder, count: _Count, is_short: bool) -> Iterator[Row]:
-    """Equal rows and frames, but other heights and widths (so other positions and windows); videos; images twice."""
+def _verify_grids(encoder: Encoder, count: _Count, chosen: Sequence[Capacity]) -> Iterator[VerifyRow]:
+    """Equal rows and frames with other heights and widths (other positions and windows); videos; repeated images."""
     runner = encoder.graphs
     rng = torch.Generator().manual_seed(1)
-    chosen = _chosen(runner, is_short)
     for graph in runner.graphs:
         if graph.key.digest or graph.key.capacity not in chosen:
             continue
@@ -210,7 +202,7 @@ def _grid_sequences(encoder: Encoder, capacity: Capacity) -> dict[str, list[Grid
 
 
 def _batch(encoder: Encoder, grids: Grids, rng: torch.Generator) -> dict[str, Any]:
-    """Random patches; images of one grid get the same ones."""
+    """Random patches; images of the same grid get the same ones."""
     unit = encoder.spec.unit
     units = [frames * rows * columns // unit for frames, rows, columns in grids]
     made = encoder.graphs.phase.example((sum(units),), rng)
@@ -227,7 +219,7 @@ def _batch(encoder: Encoder, grids: Grids, rng: torch.Generator) -> dict[str, An
 
 @contextmanager
 def _unseen(runner: GraphRunner) -> Iterator[None]:
-    """What verification replays and captures is not counted, and nothing of it stays."""
+    """Replays and captures of verification are not counted, and its exact graphs are dropped."""
     stats, runner.stats = runner.stats, GraphStats()
     replays = {graph.key: graph.num_replays for graph in runner.graphs}
     try:

@@ -1,8 +1,6 @@
 """The vision pass as a phase: patches of any images and frames to rows of the encoder cache. Boundaries, windows,
-positions and where the rows go are data.
-
-Where every rank has images of its own, a pass writes the rows of all: one share behind the other, each as long as the
-bucket. All ranks are told where all of them go.
+positions and target rows are data. Where every rank has its own images, a pass writes the rows of all ranks, one share
+after the other, each as long as the bucket, and all ranks know all targets.
 
 P patches, U merged units (of all ranks), C values of a patch, L levels, D width of the decoder.
 """
@@ -16,21 +14,10 @@ import torch
 from torch import Tensor
 
 from saccade.execution.state import DeviceState
-from saccade.graphs import (
-    Arena,
-    Buffer,
-    Frame,
-    OwnIndex,
-    Phase,
-    Watched,
-    boundaries,
-    metadata,
-    output,
-    rows,
-)
+from saccade.graphs import Arena, Buffer, Frame, OwnIndex, Phase, Watched, boundaries, metadata, output, rows
 from saccade.layers.layer import EXCHANGE_MEMORY
 from saccade.layers.step import VisionStep
-from saccade.models.spec import VisionSpec
+from saccade.models.model_spec import VisionSpec
 from saccade.models.vlm import Model
 from saccade.scheduling.buckets import longest_window, vision_buckets, vision_capacity
 from saccade.scheduling.geometries import vision_values
@@ -56,8 +43,8 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
         grids = [_example_grid(length, spec.merge) for length in lengths]
         count = sum(lengths) * spec.unit
         seed = int(torch.randint(2**31, (), generator=rng))
-        own_seed = seed + sharing.rank  # where ranks have images of their own, these differ
-        on_device = torch.Generator(model.place.device).manual_seed(own_seed)  # thousands of patches: no work for a CPU
+        own_seed = seed + sharing.rank  # differs where ranks have their own images
+        on_device = torch.Generator(model.place.device).manual_seed(own_seed)  # thousands of patches: too slow on a CPU
         patches = torch.randn(
             count, spec.patch_values, generator=on_device, device=model.place.device, dtype=model.place.dtype
         )
@@ -89,13 +76,13 @@ def vision_phase(model: Model, state: DeviceState, max_units: int) -> Phase:
 
 
 def _example_grid(num_units: int, merge: int) -> tuple[int, int, int]:
-    """As near to a square as the number lets it: windows of a strip are smaller than those of pictures."""
+    """As square as possible: a strip has smaller windows than a picture."""
     height = max(n for n in range(1, math.isqrt(num_units) + 1) if num_units % n == 0)
     return 1, merge * height, merge * (num_units // height)
 
 
 def _example_targets(shape: tuple[int, ...], num_rows: int, seed: int) -> Any:
-    """Any rows of the cache, each once; where there are not as many, rows from anywhere go where padding goes."""
+    """Distinct random rows of the cache; if there are too few, units at random go to the padding row."""
     chance, count = np.random.default_rng(seed), math.prod(shape)
     found = np.zeros(max(count, num_rows - 1), dtype=np.int64)
     found[: num_rows - 1] = chance.permutation(num_rows - 1) + 1
@@ -103,7 +90,7 @@ def _example_targets(shape: tuple[int, ...], num_rows: int, seed: int) -> Any:
 
 
 def _targets(values: Mapping[str, Any], vision_rows: Tensor) -> Tensor:
-    """Where the rows of a pass go, but for padding's."""
+    """Target rows of a pass, without padding."""
     targets = np.asarray(values["targets"], dtype=np.int64)
     return torch.from_numpy(targets[targets > 0]).to(vision_rows.device)
 

@@ -1,8 +1,8 @@
-"""The engine's process: `python -m saccade.execution.worker FOLDER`, started by `saccade.client.process` alone.
+"""The engine process: `python -m saccade.execution.worker FOLDER`, started only by `saccade.client.process`.
 
-It takes commands between steps and waits for them only when idle. Whoever started it holds the other end of its
-standard input: when that closes, or the kernel says that the parent is gone, the process ends. Nothing it does outlives
-it, so SIGTERM keeps its default: the process ends at once. The orderly way is the `Close` command.
+It takes commands between steps and blocks on them only when idle. The parent holds the other end of its standard input:
+when that closes, or the kernel reports the parent's death, the process exits. Nothing it does outlives it, so SIGTERM
+keeps its default and ends it at once. The orderly way is the `Close` command.
 """
 
 import gc
@@ -18,6 +18,7 @@ from time import monotonic, sleep
 import torch
 import zmq
 from llguidance import LLMatcher
+from msgspec.structs import astuple
 
 from saccade.errors import CapacityError, ConfigError, RankGoneError, RequestError, SaccadeError
 from saccade.execution.build import Built, build_engine
@@ -28,47 +29,22 @@ from saccade.processes import EXIT_FAILED, end_with_input, end_with_parent
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import refusal
 from saccade.scheduling.request import Request
-from saccade.wire.messages import (
-    COMMANDS,
-    REPLIES,
-    Abort,
-    Add,
-    AskStats,
-    Buffers,
-    Close,
-    Closed,
-    Degraded,
-    Failure,
-    Flush,
-    Flushed,
-    News,
-    Ready,
-    Refused,
-    Reply,
-    Start,
-    StatsReply,
-    Stop,
-    Updates,
-    decode_command,
-    encode,
-    to_news,
-    unpack_prompt,
-)
+from saccade.wire import messages
 from saccade.wire.update import Finish, FinishReason, Update
 
-LINGER_MS = 2000  # for the last words to get out
+LINGER_MS = 2000  # to deliver the last messages
 SMALL_BYTES = 256 * 10**6
-MAX_COMMANDS = 128  # between two steps, so that a storm of requests does not stop those that run
+MAX_COMMANDS = 128  # per step, so that a burst of requests does not stall running ones
 COMPILE_POLL_MS = 2
-IDLE_MS = 500  # without a command: what is then done for later requests would keep one waiting for some 50 ms
+IDLE_MS = 500  # without a command, before idle work that could delay a request by some 50 ms
 ABORTED = Finish(FinishReason.ABORT)
 
-Tell = Callable[[Reply], None]
+Tell = Callable[[messages.EngineReply], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """Which output of which command a request of the engine is."""
+    """Which output of which command an engine request belongs to."""
 
     serial: int
     index: int
@@ -77,22 +53,20 @@ class _Member:
 
 @dataclass(frozen=True, slots=True)
 class _Compiling:
-    """A request that waits for its grammar."""
-
-    command: Add
-    frames: Buffers
+    command: messages.Add
+    frames: messages.Buffers
     grammar: Future[LLMatcher]
 
 
 class Worker:
-    """Steps an engine and speaks for it. Every `Add` is answered by a refusal, or by news that end each output once."""
+    """Steps an engine and reports for it. Every `Add` gets a refusal, or news that end each output exactly once."""
 
     def __init__(self, engine: Engine, commands: "zmq.Socket[bytes]", tell: Tell) -> None:
         self._engine, self._commands, self._tell = engine, commands, tell
         self._members: dict[str, _Member] = {}
         self._ids: dict[tuple[int, int], str] = {}
         self._compiling: dict[int, _Compiling] = {}
-        self._news: list[News] = []
+        self._news: list[messages.News] = []
         self._is_open = True
 
     def run(self) -> None:
@@ -102,7 +76,7 @@ class Worker:
             if self._engine.has_work:
                 self._note(self._engine.step())
             if self._news:
-                self._tell(Updates(self._news))
+                self._tell(messages.Updates(self._news))
                 self._news = []
 
     def _take_commands(self) -> None:
@@ -128,35 +102,35 @@ class Worker:
         return bool(self._commands.poll(0))
 
     def _check_shadow(self) -> None:
-        """Check a replay, unless a command comes meanwhile."""
+        """Check one replay; stops when a command arrives."""
         found = self._engine.check_shadow(self._has_command)
         if isinstance(found, Exception):
             traceback.print_exception(found)
         elif found is not None:
-            self._tell(Degraded(found.reason, str(found)))
+            self._tell(messages.Degraded(found.reason, str(found)))
 
-    def _obey(self, frames: Buffers) -> None:
-        match decode_command(frames[0]):
-            case Add() as command:
+    def _obey(self, frames: messages.Buffers) -> None:
+        match messages.decode_command(frames[0]):
+            case messages.Add() as command:
                 self._take(command, frames[1:])
-            case Abort(serial=serial):
+            case messages.Abort(serial=serial):
                 self._forget(serial)
                 self._note(self._engine.abort(str(serial)))
-            case Stop(serial=serial, index=index, stop=stop):
+            case messages.Stop(serial=serial, index=index, stop=stop):
                 if (serial, index) in self._ids:
                     self._note(self._engine.stop(self._ids[serial, index], stop))
-            case AskStats(serial=serial):
+            case messages.AskStats(serial=serial):
                 phases = self._engine.phase_snapshots()
-                self._tell(StatsReply(serial, self._engine.scheduler.stats(), phases, gpu_bytes_in_use()))
-            case Flush(serial=serial):
-                self._tell(Flushed(serial, not self._compiling and self._engine.forget_cached()))
-            case Close():
+                self._tell(messages.StatsReply(serial, self._engine.scheduler.stats(), phases, gpu_bytes_in_use()))
+            case messages.Flush(serial=serial):
+                self._tell(messages.Flushed(serial, not self._compiling and self._engine.scheduler.forget_cached()))
+            case messages.Close():
                 self._close()
-            case Start():
+            case messages.StartEngine():
                 raise ConfigError("the engine was told to start twice")
 
-    def _take(self, command: Add, frames: Buffers) -> None:
-        """A request whose grammar has to be compiled first is overtaken by others meanwhile."""
+    def _take(self, command: messages.Add, frames: messages.Buffers) -> None:
+        """Requests whose grammar must be compiled first may be overtaken by others."""
         grammar = command.params.grammar
         if grammar is None:
             self._add(command, frames)
@@ -181,37 +155,41 @@ class Worker:
                     self._add(waiting.command, waiting.frames, waiting.grammar.result())
 
     def _forget(self, serial: int, ended: Finish = ABORTED) -> None:
-        """End a request that waits for its grammar."""
+        """End a request that is waiting for its grammar."""
         waiting = self._compiling.pop(serial, None)
         if waiting is not None:
             if all(other.grammar is not waiting.grammar for other in self._compiling.values()):
                 assert waiting.command.params.grammar is not None, "it waits for one"
                 self._engine.forget_grammar(waiting.command.params.grammar, waiting.grammar)
-            self._news += [News(serial, index, (), 0, ended) for index in range(waiting.command.params.n)]
+            many = range(waiting.command.params.n)
+            self._news += [messages.News(str(serial), finish=ended, serial=serial, index=index) for index in many]
 
-    def _add(self, command: Add, frames: Buffers, compiled: LLMatcher | None = None) -> None:
+    def _add(self, command: messages.Add, frames: messages.Buffers, compiled: LLMatcher | None = None) -> None:
         try:
             ids = self._engine.add(
                 str(command.serial),
-                unpack_prompt(command.prompt, frames),
+                messages.unpack_prompt(command.prompt, frames),
                 command.params,
                 priority=command.priority,
                 deadline=command.deadline,
                 cache_salt=command.cache_salt,
                 compiled=compiled,
             )
-        except Exception as error:  # whatever is wrong with a request concerns nobody else
+        except Exception as error:  # a bad request must not affect others
             self._engine.abort(str(command.serial))
             self._tell(_refusal(command.serial, error))
             return
         for index, member_id in enumerate(ids):
-            self._members[member_id] = _Member(command.serial, index, self._engine.scheduler.request(member_id))
+            self._members[member_id] = _Member(command.serial, index, self._engine.scheduler.live[member_id])
             self._ids[command.serial, index] = member_id
 
     def _note(self, updates: Iterable[Update]) -> None:
         for update in updates:
             member = self._members[update.request_id]
-            self._news.append(to_news(member.serial, member.index, member.request.num_cached_tokens, update))
+            cached = member.request.num_cached_tokens
+            self._news.append(
+                messages.News(*astuple(update), serial=member.serial, index=member.index, num_cached_tokens=cached)
+            )
             if update.finish is not None:
                 del self._members[update.request_id], self._ids[member.serial, member.index]
 
@@ -227,23 +205,23 @@ def main(folder: Path) -> int:
     end_with_parent()
     end_with_input()
     context = zmq.Context()
-    # The last socket is for the thread that watches other ranks: if one is gone, this thread may wait for it for ever.
+    # The last socket is for the thread watching other ranks: if one dies, this thread may hang in a collective forever.
     commands, replies, last_words = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
     for socket in (commands, replies, last_words):
         socket.set_hwm(0)  # the scheduler limits what is queued; a step must never wait for a slow reader
-    commands.bind(f"ipc://{folder / COMMANDS}")
+    commands.bind(f"ipc://{folder / messages.COMMANDS}")
     for socket in (replies, last_words):
         socket.linger = LINGER_MS
-        socket.connect(f"ipc://{folder / REPLIES}")
+        socket.connect(f"ipc://{folder / messages.REPLIES}")
     import_packages()  # while the parent reads the model's files
 
     def die(error: SaccadeError) -> None:
-        last_words.send(encode(_failure(error)))
-        sleep(LINGER_MS / 1000)  # whoever hears it ends this process
+        last_words.send(messages.encode(_failure(error)))
+        sleep(LINGER_MS / 1000)  # the receiver ends this process
         os._exit(EXIT_FAILED)
 
     try:
-        return _serve(commands, lambda reply: replies.send(encode(reply)), die)
+        return _serve(commands, lambda reply: replies.send(messages.encode(reply)), die)
     finally:
         gc.unfreeze()
         context.destroy()
@@ -252,23 +230,23 @@ def main(folder: Path) -> int:
 def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
     built: Built | None = None
     try:
-        start = decode_command(commands.recv())
-        assert isinstance(start, Start), f"the first command is {start}"
+        start = messages.decode_command(commands.recv())
+        assert isinstance(start, messages.StartEngine), f"the first command is {start}"
         built = _build(start, tell, die)
         engine = built.engine
         gc.collect()
-        gc.freeze()  # what stays for good need not be looked at again while requests run
+        gc.freeze()  # permanent objects need not be scanned again while requests run
         pool = engine.scheduler.resources.pool
         limits = engine.scheduler.settings
-        tell(Ready(limits, pool.num_tokens, pool.block_size, gpu_bytes_in_use(), built.tensor_parallel))
+        tell(messages.Ready(limits, pool.num_tokens, pool.block_size, gpu_bytes_in_use(), built.tensor_parallel))
         Worker(engine, commands, tell).run()
-        tell(Closed())
+        tell(messages.Closed())
     except SaccadeError as error:
         tell(_failure(error))
         return EXIT_FAILED
     except Exception as error:
         traceback.print_exc()
-        tell(Failure(f"{type(error).__name__}: {error}"))
+        tell(messages.Failure(f"{type(error).__name__}: {error}"))
         return EXIT_FAILED
     finally:
         if built is not None:
@@ -276,10 +254,10 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
     return 0
 
 
-def _build(start: Start, tell: Tell, die: OnDeath) -> Built:
+def _build(start: messages.StartEngine, tell: Tell, die: OnDeath) -> Built:
     folder = Path(start.folder)
     if sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_BYTES:
-        torch.set_num_threads(1)  # on a CPU, threads that wait for each other cost a small model more than they save
+        torch.set_num_threads(1)  # on a CPU, thread synchronisation costs a small model more than it saves
     return build_engine(
         folder,
         start.settings,
@@ -291,25 +269,26 @@ def _build(start: Start, tell: Tell, die: OnDeath) -> Built:
 
 
 def gpu_bytes_in_use() -> int:
-    """Bytes in use on the whole device, whoever uses them; what the allocator keeps and what graphs and libraries took
-    is included."""
+    """Bytes in use on the whole device by anyone, including what the allocator, graphs and libraries hold."""
     if not torch.cuda.is_initialized():
         return 0
     free, total = torch.cuda.mem_get_info()
     return total - free
 
 
-def _failure(error: SaccadeError) -> Failure:
-    return Failure(str(error), is_config=isinstance(error, ConfigError), is_rank_gone=isinstance(error, RankGoneError))
+def _failure(error: SaccadeError) -> messages.Failure:
+    return messages.Failure(
+        str(error), is_config=isinstance(error, ConfigError), is_rank_gone=isinstance(error, RankGoneError)
+    )
 
 
-def _refusal(serial: int, error: Exception) -> Refused:
+def _refusal(serial: int, error: Exception) -> messages.Refused:
     if isinstance(error, RequestError):
-        return Refused(serial, "request", str(error), error.param, error.code)
+        return messages.Refused(serial, "request", str(error), error.param, error.code)
     if isinstance(error, CapacityError):
-        return Refused(serial, "capacity", str(error), retry_after_s=error.retry_after_s)
+        return messages.Refused(serial, "capacity", str(error), retry_after_s=error.retry_after_s)
     traceback.print_exception(error)
-    return Refused(serial, "internal", f"the engine could not take the request in: {type(error).__name__}")
+    return messages.Refused(serial, "internal", f"the engine could not take the request in: {type(error).__name__}")
 
 
 if __name__ == "__main__":

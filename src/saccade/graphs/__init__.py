@@ -1,4 +1,4 @@
-"""Capture and replay for any callable whose inputs vary in length. Knows tensors and callables, no model.
+"""Capture and replay for any callable whose inputs vary in length. Knows tensors and callables, no models.
 
 arena = Arena([rows(...), boundaries(...), output(...)], limits, device)    static buffers, allocated once
 phase = Phase(name=..., body=..., arena=arena, buckets=..., example=...)    what is to be replayed
@@ -8,35 +8,17 @@ assert verify(runner).is_right                                              repl
 result = runner.run(values, copy_out)                                       any boundaries, one graph
 """
 
-from saccade.choice.decision import Decision, Reason
-from saccade.choice.gate import Curve, Gate
-from saccade.choice.key import Capacity, GraphKey, row_buckets, structure_digest, thinned
+from saccade.choice.key import Capacity, GraphKey
 from saccade.config import GraphSettings, Mode, Tier
 from saccade.graphs.arena import Arena, Batch
 from saccade.graphs.audit import AuditReport, AuditRow, audit
-from saccade.graphs.buffers import (
-    Buffer,
-    DummySegment,
-    Fill,
-    OwnIndex,
-    Padding,
-    RepeatLast,
-    Role,
-    boundaries,
-    bridge,
-    metadata,
-    output,
-    rows,
-)
-from saccade.graphs.capture import CapturedGraph, capture
+from saccade.graphs.buffers import Buffer, Fill, OwnIndex, RepeatLast, boundaries, bridge, metadata, output, rows
 from saccade.graphs.example_layouts import Values
-from saccade.graphs.frame import Body, Frame, run_body
-from saccade.graphs.lane import CudaLane, Lane, lane_for
+from saccade.graphs.frame import Body, Frame
+from saccade.graphs.lane import lane_for
 from saccade.graphs.phase import Phase, copy_out
-from saccade.graphs.recorded import RecordedLane
 from saccade.graphs.runner import GraphRunner
-from saccade.graphs.stats import GraphStats
-from saccade.graphs.verify import Known, Row, VerifyReport, verify, verify_batches
+from saccade.graphs.verify import Known, VerifyReport, VerifyRow, verify, verify_batches
 from saccade.graphs.watched import Watched
 
 __all__ = [
@@ -47,46 +29,29 @@ __all__ = [
     "Body",
     "Buffer",
     "Capacity",
-    "CapturedGraph",
-    "CudaLane",
-    "Curve",
-    "Decision",
-    "DummySegment",
     "Fill",
     "Frame",
-    "Gate",
     "GraphKey",
     "GraphRunner",
     "GraphSettings",
-    "GraphStats",
     "Known",
-    "Lane",
     "Mode",
     "OwnIndex",
-    "Padding",
     "Phase",
-    "Reason",
-    "RecordedLane",
     "RepeatLast",
-    "Role",
-    "Row",
     "Tier",
     "Values",
     "VerifyReport",
+    "VerifyRow",
     "Watched",
     "audit",
     "boundaries",
     "bridge",
-    "capture",
     "copy_out",
     "lane_for",
     "metadata",
     "output",
-    "row_buckets",
     "rows",
-    "run_body",
-    "structure_digest",
-    "thinned",
     "verify",
     "verify_batches",
 ]

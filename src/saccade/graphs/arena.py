@@ -1,7 +1,8 @@
-"""The arena: static buffers allocated once, and the only code that writes a batch into them."""
+"""The arena: static buffers allocated once, and the only code that writes batches into them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -17,14 +18,14 @@ from saccade.graphs.staging import HostArray, SlabLayout, Staging, numpy_dtype
 
 __all__ = ["Arena", "Batch", "HostArray"]
 
-# What follows from sizes alone is remembered, since they come again; but eager runs may bring any, so not without end.
+# Results that depend on sizes alone are cached, since sizes recur; bounded, since eager runs may bring any size.
 MAX_LAYOUTS = 1024
 MAX_SIZES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One admitted batch: valid rows only, sizes agreed, boundaries checked on the host."""
+    """An admitted batch: valid rows only, consistent sizes, boundaries checked on the host."""
 
     tensors: Mapping[str, Tensor]
     arrays: Mapping[str, HostArray]
@@ -35,9 +36,9 @@ class Batch:
 class Arena:
     """Static buffers of one lane, allocated at their largest before any capture and never grown.
 
-    Invariant: at a given capacity every buffer is one contiguous view at one address, for the arena's whole life.
-    Rows, bridges and outputs start at the base of their own storage at every capacity. Metadata is packed one after
-    the other into one slab, so that all of a batch's metadata goes to the device in a single copy.
+    Invariant: at a given capacity every buffer is one contiguous view at one address, for the arena's whole life. Rows,
+    bridges and outputs start at the base of their own storage at every capacity. Metadata is packed into one slab, so
+    that all of a batch's metadata goes to the device in a single copy.
     """
 
     def __init__(self, buffers: Sequence[Buffer], limits: Mapping[str, int], device: torch.device | str) -> None:
@@ -54,16 +55,15 @@ class Arena:
         self._rows = [b for b in buffers if b.role is Role.INPUT]
         self._metadata = [b for b in buffers if b.role is Role.METADATA]
         self._dtypes = {b.name: numpy_dtype(b) for b in self._metadata}
-        self._boundaries = [(b, b.padding) for b in self._metadata if isinstance(b.padding, DummySegment)]
         self.boundaries = tuple(
-            Boundary(b.name, padding.rows, b.dimension[0], padding.longest or 0)
-            for b, padding in self._boundaries
-            if b.dimension is not None
+            Boundary(b.name, b.padding.rows, b.dimension[0], b.padding.longest or 0)
+            for b in self._metadata
+            if isinstance(b.padding, DummySegment) and b.dimension is not None
         )
-        self._layouts: dict[Capacity, SlabLayout] = {}
-        self._sizes: dict[tuple[Any, ...], Capacity] = {}
-        self._misfits: dict[tuple[Capacity, Capacity], str | None] = {}
-        slab_bytes = self._layout(self.limits).nbytes
+        self._layouts = lru_cache(MAX_LAYOUTS)(partial(SlabLayout, list(buffers)))
+        self._sizes = lru_cache(MAX_SIZES)(self._agreed_sizes)
+        self._misfits = lru_cache(MAX_SIZES)(partial(misfit, boundaries=self.boundaries))
+        slab_bytes = self._layouts(self.limits).nbytes
         self._slab = torch.zeros(slab_bytes, dtype=torch.uint8, device=self.device)
         self._staging = Staging(slab_bytes, self.device)
 
@@ -72,30 +72,27 @@ class Arena:
         return self._slab.nbytes + sum(storage.nbytes for storage in self._storages.values())
 
     def addresses(self) -> dict[str, int]:
-        """Where every storage starts; with the capacity this fixes the address of every view."""
+        """Where every storage starts; together with the capacity this fixes the address of every view."""
         return dict(zip(("metadata", *self._storages), self.pointers(), strict=True))
 
     def pointers(self) -> list[int]:
-        """The same without names, to be compared at every replay. They are read anew each time, so that a replaced
-        storage shows."""
+        """The same without names, for comparison at every replay. Read anew each time, so a replaced storage shows."""
         return [self._slab.data_ptr(), *map(Tensor.data_ptr, self._storages.values())]
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a view of this arena: its buffers start where their storages start."""
+        """Whether a tensor is a view of this arena."""
         return tensor.untyped_storage().data_ptr() in self.pointers()
 
     def storages(self) -> dict[str, Tensor]:
-        """Every storage at its full length, by the names of `addresses`."""
+        """Every storage at full length, by the names of `addresses`."""
         return {"metadata": self._slab, **self._storages}
 
     def num_views(self, names: Sequence[str]) -> int:
-        """How many tensors are views of these buffers now, whoever holds them; arrays that share their memory count
-        too."""
+        """How many tensors, held by anyone, are views of these buffers now; arrays sharing their memory count too."""
         return sum(torch._C._storage_Use_Count(self._storages[name].untyped_storage()._cdata) for name in names)
 
     def views(self, capacity: Mapping[str, int]) -> dict[str, Tensor]:
-        """Every buffer at a capacity."""
-        layout = self._layout(capacity)
+        layout = self._layouts(Capacity.of(capacity))
         views = {name: layout.front(name, storage) for name, storage in self._storages.items()}
         for place in layout.places:
             raw = self._slab[place.start : place.stop]
@@ -103,7 +100,7 @@ class Arena:
         return views
 
     def rows(self, name: str, count: int) -> Tensor:
-        """The first rows of an input, to be written in place; passing them to `admit` then copies nothing."""
+        """The first rows of an input, to be written in place; admitted like that, they are not copied."""
         buffer = self.buffers[name]
         if buffer.axis != 0 or buffer.dimension is None:
             raise GraphError(f"buffer {name!r} of shape {buffer.shape} has no rows to write in place")
@@ -116,43 +113,36 @@ class Arena:
             self._refuse_names(values)
         tensors = {b.name: self._as_tensor(b, values[b.name]) for b in self._rows}
         arrays = {name: _as_array(name, values[name], dtype) for name, dtype in self._dtypes.items()}
-        sizes = self._sizes_of(tensors, arrays)
-        structure = {
-            b.name: _checked_boundaries(b.name, arrays[b.name], sizes[padding.rows], padding)
-            for b, padding in self._boundaries
-        }
+        shapes = (*[tensor.shape for tensor in tensors.values()], *[array.shape for array in arrays.values()])
+        sizes = self._sizes(shapes)
+        structure = {b.name: _checked_boundaries(b, arrays[b.name], sizes[b.rows]) for b in self.boundaries}
         return Batch(tensors, arrays, sizes, structure)
 
     def empty_batch(self) -> Batch:
-        """A batch of no rows and no segments: at any capacity it is all padding."""
+        """A batch without rows or segments: all padding at any capacity."""
         none = dict.fromkeys(self.limits, 0)
         views = self.views(none)
         arrays = {b.name: np.zeros(b.sized(none), dtype=self._dtypes[b.name]) for b in self._metadata}
-        structure = {b.name: arrays[b.name] for b, _ in self._boundaries}
+        structure = {b.name: arrays[b.name] for b in self.boundaries}
         rows = {b.name: views[b.name] for b in self._rows}
         return Batch(rows, arrays, Capacity.of(none), structure)
 
     def misfit(self, sizes: Mapping[str, int], capacity: Mapping[str, int]) -> str | None:
         """Why a batch of these sizes does not fit a capacity; None if it does."""
-        key = Capacity.of(sizes), Capacity.of(capacity)
-        if key not in self._misfits:
-            if len(self._misfits) >= MAX_SIZES:
-                self._misfits.clear()
-            self._misfits[key] = misfit(*key, self.boundaries)
-        return self._misfits[key]
+        return self._misfits(Capacity.of(sizes), Capacity.of(capacity))
 
     def fill(self, batch: Batch, capacity: Mapping[str, int]) -> None:
-        """Write a batch and its padding. No allocation on the device; waits only for a copy of three batches ago."""
+        """Write a batch and its padding. No allocation on the device; waits only for the copy three batches ago."""
         if problem := self.misfit(batch.sizes, capacity):
             raise GraphError(f"batch of {batch.sizes} does not fit {Capacity.of(capacity)}: {problem}")
-        layout = self._layout(capacity)
+        layout = self._layouts(Capacity.of(capacity))
         for name, value in batch.tensors.items():
             _fill_rows(self.buffers[name], value, layout.front(name, self._storages[name]))
         if layout.places:
             layout.send(batch.arrays, self._staging, self._slab)
 
     def poison(self, capacity: Mapping[str, int], sizes: Mapping[str, int] | None = None) -> None:
-        """Overwrite with NaN: the padded rows of a filled batch, or (no sizes) every floating buffer whole."""
+        """Overwrite with NaN: the padded rows of a filled batch or, without sizes, every floating-point buffer."""
         for name, view in self.views(capacity).items():
             buffer = self.buffers[name]
             if not view.is_floating_point() or (sizes is not None and buffer.role is not Role.INPUT):
@@ -179,35 +169,18 @@ class Arena:
             )
         return value
 
-    def _layout(self, capacity: Mapping[str, int]) -> SlabLayout:
-        key = Capacity.of(capacity)
-        layout = self._layouts.get(key)
-        if layout is None:
-            if len(self._layouts) >= MAX_LAYOUTS:
-                self._layouts.clear()
-            layout = self._layouts[key] = SlabLayout(list(self.buffers.values()), capacity)
-        return layout
-
     def _refuse_names(self, values: Mapping[str, Any]) -> None:
         takes = f"the arena takes {', '.join(self._inputs)}"
         if missing := self._inputs.keys() - values.keys():
             raise GraphError(f"missing input {sorted(missing)[0]!r}; {takes}")
         raise GraphError(f"unexpected input {sorted(values.keys() - self._inputs.keys())[0]!r}; {takes}")
 
-    def _sizes_of(self, tensors: Mapping[str, Tensor], arrays: Mapping[str, HostArray]) -> Capacity:
-        shapes = (*[tensor.shape for tensor in tensors.values()], *[array.shape for array in arrays.values()])
-        sizes = self._sizes.get(shapes)
-        if sizes is None:
-            if len(self._sizes) >= MAX_SIZES:
-                self._sizes.clear()
-            sizes = self._sizes[shapes] = self._agreed_sizes(tensors, arrays)
-        return sizes
-
-    def _agreed_sizes(self, tensors: Mapping[str, Tensor], arrays: Mapping[str, HostArray]) -> Capacity:
-        """The size of every dimension, on which all inputs must agree."""
+    def _agreed_sizes(self, shapes: tuple[tuple[int, ...], ...]) -> Capacity:
+        """The size of every dimension, on which all inputs (rows, then metadata) must agree."""
         sizes: dict[str, int] = {}
+        by_name = dict(zip((b.name for b in (*self._rows, *self._metadata)), shapes, strict=True))
         for name, buffer in self._inputs.items():
-            shape = tensors[name].shape if name in tensors else arrays[name].shape
+            shape = by_name[name]
             expected, axis = buffer.shape, buffer.axis
             if axis is not None and buffer.dimension is not None and len(shape) == len(expected):
                 dimension, extra = buffer.dimension
@@ -265,20 +238,15 @@ def _as_array(name: str, value: Any, dtype: np.dtype[Any]) -> HostArray:
     if array.dtype != dtype and array.size and dtype.kind in "iu":
         if not np.can_cast(array.dtype, np.int64):
             raise GraphError(f"metadata {name!r} is {array.dtype}; the buffer holds integers")
-        _check_range(name, array, dtype)
+        room, low, high = np.iinfo(dtype), array.min(), array.max()
+        if low < room.min or high > room.max:  # it would silently wrap
+            met = low if low < room.min else high
+            raise GraphError(f"metadata {name!r} has {met}; its buffer is {dtype} and holds {room.min} to {room.max}")
     return array
 
 
-def _check_range(name: str, array: HostArray, dtype: np.dtype[Any]) -> None:
-    """Refuse a number that its dtype cannot hold: it would silently become another one."""
-    room = np.iinfo(dtype)
-    low, high = array.min(), array.max()
-    if low < room.min or high > room.max:
-        met = low if low < room.min else high
-        raise GraphError(f"metadata {name!r} has {met}; its buffer is {dtype} and holds {room.min} to {room.max}")
-
-
-def _checked_boundaries(name: str, values: HostArray, num_rows: int, padding: DummySegment) -> HostArray:
+def _checked_boundaries(boundary: Boundary, values: HostArray, num_rows: int) -> HostArray:
+    name, most = boundary.name, boundary.longest
     if values.size == 0 or values[0] != 0:
         raise GraphError(f"boundaries {name!r} start with {values[:1].tolist()}; they must start with 0")
     is_fall = values[1:] < values[:-1]
@@ -287,7 +255,7 @@ def _checked_boundaries(name: str, values: HostArray, num_rows: int, padding: Du
         low, high = values[at : at + 2].tolist()
         raise GraphError(f"boundaries {name!r} fall from {low} to {high} at {at + 1}; they must not decrease")
     if values[-1] != num_rows:
-        raise GraphError(f"boundaries {name!r} end at {values[-1]}; the batch has {num_rows} {padding.rows}")
-    if padding.longest and (longest := np.diff(values).max(initial=0)) > padding.longest:
-        raise GraphError(f"boundaries {name!r} have a segment of {longest}; the longest may be {padding.longest}")
+        raise GraphError(f"boundaries {name!r} end at {values[-1]}; the batch has {num_rows} {boundary.rows}")
+    if most and (longest := np.diff(values).max(initial=0)) > most:
+        raise GraphError(f"boundaries {name!r} have a segment of {longest}; the longest may be {most}")
     return values

@@ -1,9 +1,9 @@
-"""Audit: what a graph froze, found in the graph itself. Needs no reference output.
+"""Audit: finds what a graph froze, in the graph itself, without a reference output.
 
-Two captures of one bucket with different inputs are compared node by node. What differs is a host value that was
-frozen, and the finding names the node and the argument. Beside that: every node touches declared memory only, capture
-and eager run launch the same nodes, a replay changes nothing but what the phase declares, padding is what its policy
-says, and nothing has moved. On CUDA nodes are read from the graph, elsewhere from the recording of the twin.
+Two captures of one bucket with different inputs are compared node by node. A difference is a frozen host value; the
+finding names the node and argument. Also checked: nodes touch declared memory only, capture and eager run launch the
+same nodes, a replay changes only what the phase declares, padding follows its policy, and nothing has moved. On CUDA
+nodes are read from the graph, elsewhere from the CPU recording.
 """
 
 import re
@@ -34,15 +34,15 @@ from saccade.graphs.phase import Outputs, copy_out
 from saccade.graphs.piecewise import Tape
 from saccade.graphs.runner import GraphRunner
 
-SMALL_BYTES = 2**20  # state up to this size is compared byte by byte, larger by its sum
-# cuBLAS has a workspace of its own, which it clears before it uses it; sums over ranks have tables of their memory.
+SMALL_BYTES = 2**20  # state up to this size is compared byte by byte, larger state by its sum
+# cuBLAS has its own workspace, which it clears before use; all-reduces have tables of their memory.
 HAS_OWN_MEMORY = re.compile("^nvjet|cublas|[dhs]gemm|gemv|splitK|all_reduce_kernel|barrier_kernel|nccl")
-MAX_FINDINGS = 5  # of one check: the first few tell what is wrong
+MAX_FINDINGS = 5  # per check: the first few show what is wrong
 
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """One graph: how many nodes it has, and what is wrong with it."""
+    """One graph: its number of nodes, and what is wrong with it."""
 
     key: str
     num_nodes: int
@@ -59,7 +59,7 @@ class AuditReport:
 
     @property
     def is_right(self) -> bool:
-        """Whether something was looked at, and nothing found."""
+        """Whether something was audited and nothing was found."""
         return bool(self.rows) and all(row.is_right for row in self.rows)
 
     @property
@@ -82,8 +82,8 @@ def audit(
     consume: Callable[[Outputs], Any] = copy_out,
     on_graph: Callable[[], None] = lambda: None,
 ) -> AuditReport:
-    """Look at captured buckets, all or those given, and, where the exact tier is on, at exact graphs. Like verification
-    it writes where requests read. `consume` is how results are taken out."""
+    """Audit captured buckets, all or those given, and exact graphs if that tier is on. Like verification it writes
+    where requests read. `consume` is how results are taken out."""
     rng, chance = torch.Generator().manual_seed(seed), set[Position]()
     served = [graph for graph in runner.graphs if not graph.key.digest]
     served = [graph for graph in served if buckets is None or graph.key.capacity in buckets]
@@ -121,14 +121,13 @@ def _audit_graph(runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator
 
 
 def _is_cpu(runner: GraphRunner) -> bool:
-    """There a graph in service tells its own nodes; on CUDA another capture of the same batch stands for it."""
+    """On a CPU a graph in service reports its own nodes; on CUDA another capture of the same batch stands in."""
     return runner.phase.arena.device.type == "cpu"
 
 
 def _captured_on(runner: GraphRunner, key: GraphKey, values: Values) -> list[Node]:
-    """A batch is admitted right before its capture, as before a run: whatever the host remembers is of this batch. On
-    CUDA a capture runs nothing, so that buffers may hold no rows at all: filled with the same each time, they leave the
-    same on the stack."""
+    """Admits the batch right before the capture, as before a run, so that host state is of this batch. A CUDA capture
+    runs nothing, so buffers get the empty batch: always the same, it leaves the same bytes on the stack."""
     arena = runner.phase.arena
     batch = arena.admit(values)
     arena.fill(batch if _is_cpu(runner) else arena.empty_batch(), key.capacity)
@@ -149,9 +148,9 @@ def _frozen(
     first: Values,
     other: Values,
 ) -> list[str]:
-    """What differs between two captures and not by chance: a struct that a kernel takes has bytes that nobody sets, and
-    they hold what was on the stack. Captures of the same inputs, called by way of another stack and again as before,
-    show which bytes these are; `chance` remembers them."""
+    """What differs between two captures, except by chance: structs passed to kernels have uninitialised bytes, which
+    hold what was on the stack. Captures of the same inputs, once through another stack and once as before, reveal those
+    bytes; `chance` remembers them."""
     there = _captured_on(runner, key, other)
     found = [one for one in differences(base, there, memory) if one.position not in chance]
     if found and not _is_cpu(runner):
@@ -165,7 +164,7 @@ def _frozen(
 
 
 class _AnotherStack(TorchDispatchMode):
-    """Sends every operation through Python, so that other leftovers are on the stack when its kernel is launched."""
+    """Routes every operation through Python, so that the stack holds other leftovers when its kernel is launched."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -177,24 +176,21 @@ class _AnotherStack(TorchDispatchMode):
 
 
 def _undeclared(nodes: Sequence[Node], memory: MemoryMap) -> list[str]:
-    """Tensors that are neither buffers nor state nor made in the graph: copies of what a capture saw."""
+    """Tensors that are neither buffers nor state nor made in the graph: copies of what the capture saw."""
     found = [
         f"undeclared: node {i} ({node.name}) has {argument} = {what} in memory that is neither a buffer, nor declared "
         "state, nor made in the graph: what it holds is frozen"
         for i, node in enumerate(nodes)
-        for argument, what in (*_undeclared_touches(node, memory), *_undeclared_words(node, memory))
+        for argument, what in _undeclared_arguments(node, memory)
     ]
     return found[:MAX_FINDINGS]
 
 
-def _undeclared_touches(node: Node, memory: MemoryMap) -> Iterator[tuple[str, str]]:
+def _undeclared_arguments(node: Node, memory: MemoryMap) -> Iterator[tuple[str, str]]:
+    """Only one-word raw arguments: larger ones may have stray addresses in uninitialised bytes."""
     for argument, touch in node.touches.items():
         if touch.address and memory.find(touch.address) is None:
             yield argument, touch.layout
-
-
-def _undeclared_words(node: Node, memory: MemoryMap) -> Iterator[tuple[str, str]]:
-    """Of raw arguments only those that are one word: a larger one may have stray addresses in bytes nobody sets."""
     if node.name == "fill" or HAS_OWN_MEMORY.search(node.name):
         return
     for argument, data in node.raw.items():
@@ -203,15 +199,14 @@ def _undeclared_words(node: Node, memory: MemoryMap) -> Iterator[tuple[str, str]
 
 
 class _BoundsOfCapacity(Frame):
-    """What an eager run sees, host boundaries among it, but with the bounds of a capacity graph: so that the same
-    kernels are launched."""
+    """An eager frame with host boundaries but a capacity graph's bounds, so that the same kernels are launched."""
 
     def longest(self, name: str) -> int:
         return Frame(self.arena, self.capacity).longest(name)
 
 
 def _not_one_body(runner: GraphRunner, key: GraphKey, base: Sequence[Node], values: Values) -> list[str]:
-    """Where a body does one thing while it is captured and another when it is run eagerly, with host boundaries."""
+    """Where a body behaves differently when captured and when run eagerly with host boundaries."""
     arena, capacity = runner.phase.arena, key.capacity
     arena.fill(arena.admit(values), capacity)
     tape = Tape(runner.lane, arena, runner.watched)
@@ -228,7 +223,7 @@ def _not_one_body(runner: GraphRunner, key: GraphKey, base: Sequence[Node], valu
 
 
 def _padded_structure(runner: GraphRunner, capacity: Capacity) -> dict[str, HostArray]:
-    """The boundaries of a filled arena, padding included, as an eager run of all rows would have them."""
+    """The boundaries of a filled arena, padding included, as an eager run of all rows would see them."""
     views = runner.phase.arena.views(capacity)
     boundaries = [b.name for b in runner.phase.arena.buffers.values() if isinstance(b.padding, DummySegment)]
     return {name: views[name].cpu().numpy().copy() for name in boundaries}
@@ -237,7 +232,7 @@ def _padded_structure(runner: GraphRunner, capacity: Capacity) -> dict[str, Host
 def _audit_runs(
     runner: GraphRunner, graph: CapturedGraph, rng: torch.Generator, consume: Callable[[Outputs], Any]
 ) -> AuditRow:
-    """What only a replay shows: what it writes, what it is filled with, and what is kept of its outputs."""
+    """What only a replay shows: what it writes, how buffers are filled, and which output views are kept."""
     phase, capacity = runner.phase, graph.key.capacity
     values = phase.example(equal_totals(phase, capacity, rng)[0], rng)
     batch = phase.arena.admit(values)
@@ -267,7 +262,7 @@ def _kept_views(runner: GraphRunner, result: Any) -> list[str]:
 
 
 def _contents(runner: GraphRunner) -> dict[str, Tensor]:
-    """State that a pass must leave alone: small tensors as they are, of large ones the sum of their bits."""
+    """State that a pass must not change: small tensors as they are, large ones as the sum of their bits."""
     return {name: _bits(tensor) for name, tensor in runner.watched.items() if name not in runner.phase.writes}
 
 
@@ -280,7 +275,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def fill_problems(runner: GraphRunner, batch: Batch, capacity: Capacity) -> list[str]:
-    """Where filled buffers are not the batch with padding by its policy, worked out anew."""
+    """Where filled buffers differ from the batch with padding by its policy, recomputed here."""
     views, found = runner.phase.arena.views(capacity), []
     for name, buffer in runner.phase.arena.buffers.items():
         if buffer.role not in (Role.INPUT, Role.METADATA):
@@ -314,13 +309,13 @@ def _padded(buffer: Buffer, given: Tensor, capacity: Capacity) -> Tensor:
 
 
 def _audit_exact(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> AuditRow:
-    """Two structures of the same sizes: graphs that differ must have keys that differ."""
+    """Two structures of the same sizes: different graphs must have different keys."""
     phase = runner.phase
     found: list[tuple[GraphKey, list[Node]]] = []
     for lengths in equal_totals(phase, capacity, rng):
         values = phase.example(lengths, rng)
         batch = phase.arena.admit(values)
-        runner.eager(values, lambda outputs: None)  # compiles what these sizes need; a capture cannot
+        runner.eager(values, lambda outputs: None)  # compiles kernels for these sizes; a capture cannot
         key = runner.key_of(batch)
         found.append((key, _captured_on(runner, key, values)))
     (one, here), (other, there) = found
@@ -332,8 +327,8 @@ def _audit_exact(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) 
 
 
 def _varied_values(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> list[Values]:
-    """The inputs that a bucket is captured with; then others: with other numbers also in what examples never vary, with
-    other boundaries, with one row, and with all rows in many segments."""
+    """The inputs a bucket is captured with, then others: other numbers (even where examples never vary), other
+    boundaries, a single row, and all rows in many segments."""
     phase, arena = runner.phase, runner.phase.arena
     rows = capacity[phase.rows]
     layouts = (*equal_totals(phase, capacity, rng), (1,), compose(rows, num_segments(phase, capacity), rng))
@@ -343,12 +338,12 @@ def _varied_values(runner: GraphRunner, capacity: Capacity, rng: torch.Generator
         if arena.misfit(arena.admit(values).sizes, capacity) is None:
             found.append(values if found else _with_all_varied(runner, values, phase.example(lengths, rng)))
     if not _is_cpu(runner) and capacity != min(phase.buckets, key=lambda bucket: bucket[phase.rows]):
-        found = found[:1]  # there each costs a capture, and what one bucket freezes, all do
+        found = found[:1]  # each costs a capture there, and what one bucket freezes, all do
     return [runner.example_values(capacity), *found]
 
 
 def _with_all_varied(runner: GraphRunner, values: Values, again: Values) -> Values:
-    """The same inputs, with other numbers in the metadata that a second example of the same lengths does not vary."""
+    """The same inputs, with other numbers in metadata that a second example of the same lengths does not vary."""
     arena = runner.phase.arena
     batch, other = arena.admit(values), arena.admit(again)
     changed: dict[str, Any] = dict(values)
@@ -360,7 +355,7 @@ def _with_all_varied(runner: GraphRunner, values: Values, again: Values) -> Valu
 
 
 def _changed(array: HostArray) -> HostArray:
-    """Other numbers of the same kind: reversed where that changes them, otherwise one less, and 1 instead of 0."""
+    """Other numbers of the same kind: rolled by one if that changes them, otherwise one less, and 1 for 0."""
     turned = np.roll(array, 1, axis=-1)
     if not np.array_equal(turned, array):
         return turned
@@ -368,7 +363,7 @@ def _changed(array: HostArray) -> HostArray:
 
 
 def _can_run(runner: GraphRunner, values: Values) -> bool:
-    """Whether a body takes these numbers: on a CPU a recording runs it, and some are places."""
+    """Whether the body accepts these numbers: on a CPU a recording runs it, and some are indices."""
     try:
         runner.phase.set_up(values)
         runner.eager(values, lambda outputs: None)

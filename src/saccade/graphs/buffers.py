@@ -1,4 +1,4 @@
-"""Declarations of static buffers: what each holds, which axis varies, and what its padding is filled with."""
+"""Declarations of static buffers: what each holds, which axis varies, and how it is padded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ from saccade.errors import ConfigError
 
 class Role(StrEnum):
     INPUT = "input"  # filled on the device: copied from a tensor, or written in place by a kernel
-    METADATA = "metadata"  # filled on the host; all of a batch's metadata travels in one copy
-    BRIDGE = "bridge"  # made by the body: what crosses a break, or a wide temporary; shared by all layers
+    METADATA = "metadata"  # filled on the host; all of a batch's metadata goes in one copy
+    BRIDGE = "bridge"  # written by the body: what crosses a graph break, or a wide temporary; shared by all layers
     OUTPUT = "output"  # written by the body; valid until the next replay
 
 
@@ -26,21 +26,19 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class RepeatLast:
-    """Padded rows repeat the last valid row (zero where there is none)."""
+    """Padded rows repeat the last valid row (zero if there is none)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnIndex:
-    """Padded entries hold their own index: a permutation of the valid rows stays one of all rows."""
+    """Padded entries hold their own index, so a permutation of the valid rows stays one of all rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class DummySegment:
-    """Padding of boundaries: the padded rows form one segment of their own, and the segments after it are empty.
-
-    So the last boundary always equals the row capacity: every row is written, and none reaches into another. Where a
-    kernel takes segments of at most `longest` rows (windows), the padded rows form as many as that needs.
-    """
+    """Padding of boundaries: the padded rows form one segment, and the segments after it are empty. So the last
+    boundary always equals the row capacity: every row is written, and none reaches into another. Where a kernel takes
+    segments of at most `longest` rows (windows), the padded rows form as many as needed."""
 
     rows: str
     longest: int | None = None
@@ -60,7 +58,7 @@ class Buffer:
     role: Role
     padding: Padding = ZERO
     axis: int | None = field(init=False, repr=False)  # the one that varies
-    # what that axis counts, and how many more it has: "segments+1" -> (segments, 1)
+    # what that axis counts, and its surplus: "segments+1" -> (segments, 1)
     dimension: tuple[str, int] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -70,13 +68,11 @@ class Buffer:
         object.__setattr__(self, "dimension", (name, int(extra or 0)) if name else None)
         if sum(isinstance(size, str) for size in self.shape) > 1:
             raise ConfigError(f"buffer {self.name!r} varies in several axes of {self.shape}; at most one may")
-        if isinstance(self.padding, DummySegment) and (self.role is not Role.METADATA or len(self.shape) != 1):
-            raise ConfigError(f"buffer {self.name!r} holds boundaries: declare it one-dimensional metadata")
-        if isinstance(self.padding, OwnIndex) and (self.role is not Role.METADATA or len(self.shape) != 1):
-            raise ConfigError(f"buffer {self.name!r} holds a permutation: declare it one-dimensional metadata")
+        what = {DummySegment: "boundaries", OwnIndex: "a permutation"}.get(type(self.padding))
+        if what and (self.role is not Role.METADATA or len(self.shape) != 1):
+            raise ConfigError(f"buffer {self.name!r} holds {what}: declare it one-dimensional metadata")
 
     def sized(self, capacity: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape at a capacity."""
         if self.dimension is None or self.axis is None:
             return tuple(int(size) for size in self.shape)
         name, extra = self.dimension
@@ -105,18 +101,15 @@ def metadata(name: str, shape: BufferShape, dtype: torch.dtype = torch.int32, *,
 
 
 def boundaries(name: str, *, of: str, count: str, longest: int | None = None) -> Buffer:
-    """Cumulative lengths `[0, ..., total]` that cut the rows of dimension `of` into `count` segments.
-
-    `longest` is the most rows that any segment may ever have, where a kernel relies on one.
-    """
+    """Cumulative lengths `[0, ..., total]` that cut the rows of dimension `of` into `count` segments. `longest` is the
+    most rows any segment may ever have, if a kernel relies on it."""
     return Buffer(name, (f"{count}+1",), torch.int32, Role.METADATA, DummySegment(of, longest))
 
 
 def bridge(name: str, shape: BufferShape, dtype: torch.dtype) -> Buffer:
-    """What crosses a break of a piecewise graph, or a temporary that all layers share."""
+    """Carries tensors across a break of a piecewise graph, or is a temporary that all layers share."""
     return Buffer(name, shape, dtype, Role.BRIDGE)
 
 
 def output(name: str, shape: BufferShape, dtype: torch.dtype) -> Buffer:
-    """What the body gives."""
     return Buffer(name, shape, dtype, Role.OUTPUT)

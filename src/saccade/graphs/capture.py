@@ -1,4 +1,4 @@
-"""Capture: warm a body up, record it, keep what it reads and writes alive, and check addresses on every replay."""
+"""Capture: warm up a body, record it, keep what it touches alive, and check addresses on every replay."""
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter
@@ -12,14 +12,15 @@ from saccade.errors import AddressError
 from saccade.graphs.arena import Arena, HostArray
 from saccade.graphs.frame import Body, Frame, run_body
 from saccade.graphs.lane import Lane
-from saccade.graphs.piecewise import Tape, TapeStep
+from saccade.graphs.nodes import Recording
+from saccade.graphs.piecewise import Tape
 from saccade.graphs.watched import Watched
 
 
 class CapturedGraph:
-    """Pieces to replay and calls to make, in order, with all they touch kept alive."""
+    """Pieces to replay and calls to make, in order, with everything they touch kept alive."""
 
-    def __init__(self, key: GraphKey, steps: Sequence[TapeStep], frame: Frame, state: Mapping[str, Tensor]) -> None:
+    def __init__(self, key: GraphKey, steps: Sequence[Recording], frame: Frame, state: Mapping[str, Tensor]) -> None:
         self.key = key
         self.frame = frame
         self.capture_s = 0.0
@@ -32,16 +33,10 @@ class CapturedGraph:
         self._pointers = self._arena.pointers()
         self._marks = self._state.marks()
 
-    @property
-    def num_steps(self) -> int:
-        return len(self.steps)
-
     def replay(self) -> None:
-        """Run the graph on what its buffers hold now. Refused if any of them has moved since the capture.
-
-        Weights and caches are many, and all that was captured is kept alive: they are looked at while the device is at
-        work. If one has moved, nobody gets to see what the graph made of the old one.
-        """
+        """Run the graph on what its buffers hold now. Raises if any has moved since the capture. Weights and caches are
+        many, so they are checked while the device works; that is safe because what was captured is kept alive, and if
+        one has moved, nobody sees the results."""
         if self._arena.pointers() != self._pointers:
             self._refuse_moved()
         for step in self.steps:
@@ -51,7 +46,7 @@ class CapturedGraph:
         self.num_replays += 1
 
     def moved(self) -> list[str]:
-        """What is no longer where it was, or what it was, at the capture."""
+        """What has moved or was replaced since the capture."""
         then = zip(self._arena.addresses().items(), self._pointers, strict=True)
         buffers = [f"{name!r} was at {was:#x} and is at {now:#x}" for (name, now), was in then if now != was]
         return buffers + self._state.changes(self._marks)
@@ -74,16 +69,14 @@ def capture(
     structure: Mapping[str, HostArray] | None = None,
     is_warm: bool = False,
 ) -> CapturedGraph:
-    """Capture a body over the arena's buffers, which must hold a batch that fits the key.
-
-    `state` names the tensors outside the arena that the body reads or writes (weights, caches). `structure` is
-    given for an exact graph: then the key holds its digest. `is_warm` says that the body has just run at this key.
-    """
+    """Capture a body over the arena's buffers, which must hold a batch that fits the key. `state` names the tensors
+    outside the arena that the body touches (weights, caches). `structure` is given for an exact graph, whose key holds
+    its digest. `is_warm`: the body has just run at this key."""
     assert (structure is not None) == bool(key.digest), f"structure and digest go together: {key}"
     started = perf_counter()
     tape = Tape(lane, arena, state)
     with torch.no_grad(), lane.session():
-        if not is_warm:  # compiles, autotunes, loads: a capture can do none of it
+        if not is_warm:  # compiles, autotunes, loads: none of it is possible in a capture
             run_body(body, Frame(arena, key.capacity, structure, is_warmup=True))
         held_before = lane.nbytes
         frame = Frame(arena, key.capacity, structure, tape if key.mode is Mode.PIECEWISE else None)

@@ -1,9 +1,8 @@
-"""Comparing results: bit for bit where the same kernels ran on the same shapes, and against an estimated error where
-shapes differ.
+"""Compares results: bit for bit where the same kernels ran on the same shapes, else against an estimated error.
 
-The error is estimated by running the same body a few times with every operation's result moved by one unit in its last
-place, at random (Monte Carlo arithmetic), and products by what the rounding of their sums amounts to. How far an output
-then moves is how far rounding may move it: by row and channel, so that one large channel excuses nothing in the others.
+The error is estimated by running the body a few times with every operation's result moved randomly by one unit in the
+last place (Monte Carlo arithmetic), and products by the rounding of their sums. How far an output then moves is how far
+rounding may move it: by row and channel, so that one large channel excuses nothing in the others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +14,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from saccade.graphs.recorded import EMPTY, is_fresh, storages_of
+
 Tensors = Mapping[str, Tensor]
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 NUM_NOISY_RUNS = 4
-ALLOWED_ERRORS = 16  # times the estimate: of millions of roundings, the largest lies several estimates out
+ALLOWED_ERRORS = 16  # times the estimate: the largest of millions of roundings lies several estimates out
 
 
 @dataclass(frozen=True, slots=True)
 class OutputDifference:
-    """Where one output is not what it should be: the first such row, and the largest distance in units of what is
-    allowed there (infinite where nothing is, or where one of the two is no number)."""
+    """Where an output is wrong: the first wrong row, and the largest distance in units of what is allowed there
+    (infinite if nothing is, or if one of the two is not a number)."""
 
     output: str
     num_wrong: int
@@ -52,7 +53,7 @@ def _bit_difference(name: str, actual: Tensor, right: Tensor) -> OutputDifferenc
 
 
 def _relative(actual: Tensor, right: Tensor, is_wrong: Tensor) -> float:
-    """The largest difference as a share of the value it should be."""
+    """The largest difference relative to the expected value."""
     off = (actual[is_wrong].double() - right[is_wrong].double()).abs()
     share = (off / right[is_wrong].double().abs().clamp_min(1e-30)).max().item()
     return share if share == share else float("inf")
@@ -67,8 +68,8 @@ def _located(name: str, is_wrong: Tensor, size: Callable[[], float]) -> OutputDi
 
 
 def error_differences(actual: Tensors, expected: Tensors, noisy: Sequence[Tensors]) -> list[OutputDifference]:
-    """Every output that is further from what is expected than rounding explains. `noisy` are the results of
-    `noisy_runs`; where they agree on a whole number or on what is not finite, there is nothing to round."""
+    """Every output further from the expected one than rounding explains. `noisy` comes from `noisy_runs`; where its
+    runs agree on an integer or a non-finite value, there is nothing to round."""
     found = (
         _error_difference(name, actual[name], right, [run[name] for run in noisy]) for name, right in expected.items()
     )
@@ -95,7 +96,7 @@ def _error_difference(name: str, actual: Tensor, right: Tensor, noisy: Sequence[
 
 
 def _smoothed(error: Tensor) -> Tensor:
-    """Few runs underestimate some elements: each gets at least what its row and its channel have on average."""
+    """Few runs underestimate some elements: each gets at least the average of its row and channel."""
     table = error.reshape(-1, error.shape[-1] if error.ndim > 1 else 1)
     squares = table.square()
     rows, channels, mean = squares.mean(1, keepdim=True), squares.mean(0, keepdim=True), squares.mean()
@@ -104,7 +105,7 @@ def _smoothed(error: Tensor) -> Tensor:
 
 
 def noisy_runs(run: Callable[[], Tensors], *, seed: int = 0) -> list[Tensors]:
-    """The results of a few runs with noise in the last place of what operations give."""
+    """Results of a few runs with noise in the last place of every operation."""
     found = []
     for turn in range(NUM_NOISY_RUNS):
         with _LastPlaceNoise(seed * NUM_NOISY_RUNS + turn):
@@ -113,7 +114,7 @@ def noisy_runs(run: Callable[[], Tensors], *, seed: int = 0) -> list[Tensors]:
 
 
 class _LastPlaceNoise(TorchDispatchMode):
-    """Operations that write in place are left alone: they may write to weights and caches, which outlive the run."""
+    """Leaves in-place operations alone: they may write to weights and caches, which outlive the run."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -124,12 +125,11 @@ class _LastPlaceNoise(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func._schema.is_mutable or func.overloadpacket in _GIVES_NO_NUMBERS:
+        if func._schema.is_mutable or func.overloadpacket in (*EMPTY, torch.ops.aten.clone):
             return result
-        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        given = storages_of((args, kwargs))
         for leaf in tree_leaves(result):
-            is_fresh = isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in given
-            if is_fresh and leaf.is_floating_point() and leaf.numel():
+            if is_fresh(leaf, given) and leaf.is_floating_point() and leaf.numel():
                 if func.overloadpacket in _PRODUCTS:
                     self._move_sums(leaf, *args[-2:])
                 self._move(leaf)
@@ -140,7 +140,7 @@ class _LastPlaceNoise(TorchDispatchMode):
         tensor.mul_(1 + steps.to(tensor.dtype) * torch.finfo(tensor.dtype).eps)
 
     def _move_sums(self, tensor: Tensor, one: Tensor, other: Tensor) -> None:
-        """Sums are made in float32 at least, and their rounding errors add up like steps of a random walk."""
+        """Sums are made in float32 or wider, and their rounding errors add up like a random walk."""
         precise = torch.promote_types(tensor.dtype, torch.float32)
         walk = torch.matmul(one.to(precise).square(), other.to(precise).square()).sqrt()
         steps = torch.randn(tensor.shape, generator=self._chance(tensor), device=tensor.device, dtype=precise)
@@ -154,11 +154,3 @@ class _LastPlaceNoise(TorchDispatchMode):
 
 
 _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm)
-_GIVES_NO_NUMBERS = (
-    torch.ops.aten.empty,
-    torch.ops.aten.empty_like,
-    torch.ops.aten.empty_strided,
-    torch.ops.aten.new_empty,
-    torch.ops.aten.new_empty_strided,
-    torch.ops.aten.clone,
-)

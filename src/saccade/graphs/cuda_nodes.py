@@ -38,8 +38,6 @@ MAX_ARGUMENTS = 256
 
 
 class CudaPiece:
-    """A captured CUDA graph."""
-
     def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
         self.graph = graph
 
@@ -47,17 +45,17 @@ class CudaPiece:
         self.graph.replay()
 
     def nodes(self) -> list[Node]:
-        """Only of a graph that was captured to be read."""
+        """Only for graphs captured with `keeping_nodes`."""
         return read_nodes(self.graph.raw_cuda_graph())
 
 
 def read_nodes(graph: int) -> list[Node]:
-    """Every node of a graph, in the order in which they were captured."""
-    driver, count = _driver(), c_size_t()
-    _check("cuGraphGetNodes", driver.cuGraphGetNodes(c_void_p(graph), None, byref(count)))
+    """Every node of a graph, in capture order."""
+    count = c_size_t()
+    _call("cuGraphGetNodes", c_void_p(graph), None, byref(count))
     handles = (c_void_p * count.value)()
-    _check("cuGraphGetNodes", driver.cuGraphGetNodes(c_void_p(graph), handles, byref(count)))
-    return [_read(driver, c_void_p(handle)) for handle in handles]
+    _call("cuGraphGetNodes", c_void_p(graph), handles, byref(count))
+    return [_read(c_void_p(handle)) for handle in handles]
 
 
 class _KernelParams(Structure):
@@ -101,29 +99,29 @@ class _FillParams(Structure):
     )
 
 
-def _read(driver: Any, node: c_void_p) -> Node:
+def _read(node: c_void_p) -> Node:
     kind = c_int()
-    _check("cuGraphNodeGetType", driver.cuGraphNodeGetType(node, byref(kind)))
+    _call("cuGraphNodeGetType", node, byref(kind))
     if kind.value == KERNEL:
-        return _read_kernel(driver, node)
+        return _read_kernel(node)
     if kind.value == COPY:
         copied = _CopyParams()
-        _check("cuGraphMemcpyNodeGetParams", driver.cuGraphMemcpyNodeGetParams(node, byref(copied)))
+        _call("cuGraphMemcpyNodeGetParams", node, byref(copied))
         sides = {"source": copied.source, "target": copied.target}
         addresses = {name: int(side.device or side.host or 0) for name, side in sides.items()}
         values = {"bytes": tuple(copied.extent), **{f"{n} kind": side.memory_type for n, side in sides.items()}}
         return Node("copy", values, raw={name: address.to_bytes(8, "little") for name, address in addresses.items()})
     if kind.value == FILL:
         filled = _FillParams()
-        _check("cuGraphMemsetNodeGetParams", driver.cuGraphMemsetNodeGetParams(node, byref(filled)))
+        _call("cuGraphMemsetNodeGetParams", node, byref(filled))
         size = (filled.width, filled.height, filled.element_bytes)
         return Node("fill", {"value": filled.value, "size": size}, raw={"target": filled.target.to_bytes(8, "little")})
     return Node(KINDS.get(kind.value, f"node of kind {kind.value}"))
 
 
-def _read_kernel(driver: Any, node: c_void_p) -> Node:
+def _read_kernel(node: c_void_p) -> Node:
     params = _KernelParams()
-    _check("cuGraphKernelNodeGetParams", driver.cuGraphKernelNodeGetParams_v2(node, byref(params)))
+    _call("cuGraphKernelNodeGetParams_v2", node, byref(params))
     function = params.function or _function_of(params.kernel)
     values = {"grid": tuple(params.grid), "block": tuple(params.block), "shared bytes": params.shared_bytes}
     raw: dict[str, bytes] = {}
@@ -151,7 +149,7 @@ def _packed_arguments(extra: Any) -> dict[str, bytes]:
 @cache
 def _function_of(kernel: int) -> int:
     function = c_void_p()
-    _check("cuKernelGetFunction", _driver().cuKernelGetFunction(byref(function), c_void_p(kernel)))
+    _call("cuKernelGetFunction", byref(function), c_void_p(kernel))
     return function.value or 0
 
 
@@ -160,8 +158,8 @@ def _argument_sizes(function: int) -> tuple[int, ...]:
     sizes: list[int] = []
     offset, size = c_size_t(), c_size_t()
     for i in range(MAX_ARGUMENTS):
-        if _driver().cuFuncGetParamInfo(c_void_p(function), c_size_t(i), byref(offset), byref(size)):
-            break  # there is no such argument: these were all
+        if _driver("cuFuncGetParamInfo")(c_void_p(function), c_size_t(i), byref(offset), byref(size)):
+            break  # no such argument: that was the last
         sizes.append(size.value)
     return tuple(sizes)
 
@@ -169,37 +167,26 @@ def _argument_sizes(function: int) -> tuple[int, ...]:
 @cache
 def _name_of(function: int) -> str:
     name = c_char_p()
-    _check("cuFuncGetName", _driver().cuFuncGetName(byref(name), c_void_p(function)))
+    _call("cuFuncGetName", byref(name), c_void_p(function))
     return (name.value or b"").decode(errors="replace")
 
 
 class UnreadableError(GraphError):
-    """This driver does not tell the nodes of a graph: there is nothing to audit, and nothing wrong with the graph."""
+    """This driver cannot list a graph's nodes: nothing can be audited, but nothing is wrong with the graph."""
+
+
+def _call(name: str, *arguments: Any) -> None:
+    if status := _driver(name)(*arguments):
+        raise UnreadableError(f"{name} failed with CUDA error {status}: the nodes of a graph cannot be read")
 
 
 @cache
-def _driver() -> Any:
+def _driver(name: str) -> Any:
     try:
-        driver = CDLL("libcuda.so.1")
+        return getattr(CDLL("libcuda.so.1"), name)
     except OSError as error:
         raise UnreadableError(f"nodes of graphs are read through CUDA's driver, which is not there: {error}") from error
-    if missing := [name for name in _CALLS if not hasattr(driver, name)]:
-        raise UnreadableError(f"nodes of graphs are read with {missing[0]}, which this driver does not have: update it")
-    return driver
-
-
-_CALLS = (
-    "cuGraphGetNodes",
-    "cuGraphNodeGetType",
-    "cuGraphKernelNodeGetParams_v2",
-    "cuGraphMemcpyNodeGetParams",
-    "cuGraphMemsetNodeGetParams",
-    "cuKernelGetFunction",
-    "cuFuncGetParamInfo",
-    "cuFuncGetName",
-)
-
-
-def _check(call: str, status: int) -> None:
-    if status:
-        raise UnreadableError(f"{call} failed with CUDA error {status}: the nodes of a graph cannot be read")
+    except AttributeError:
+        raise UnreadableError(
+            f"nodes of graphs are read with {name}, which this driver does not have: update it"
+        ) from None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saccade.choice.key import Capacity
 from saccade.errors import GraphError
-from saccade.graphs.arena import Arena, Batch, HostArray
+from saccade.graphs.arena import Arena, HostArray
 from saccade.graphs.buffers import DummySegment, Role
 
 Body = Callable[["Frame"], Mapping[str, Tensor] | None]
@@ -23,14 +23,10 @@ class Splitter(Protocol):
 
 
 class Frame(Mapping[str, Tensor]):
-    """The static buffers at one capacity, by name.
-
-    `structure` holds the boundaries as host values, and only where the key covers them (exact graphs, eager runs):
-    in a capacity graph they are data, so a body that asks for them there is refused instead of freezing them.
-
-    Nobody reads the results of a warm-up run: its purpose is to have every kernel compiled and loaded. A body may skip
-    what launches nothing new, such as a layer that is like one before it.
-    """
+    """The static buffers at one capacity, by name. `structure` holds the boundaries as host values, only where the key
+    covers them (exact graphs, eager runs): in a capacity graph they are data, so a body that asks for them is refused
+    rather than allowed to freeze them. Results of a warm-up run, which only compiles and loads kernels, are not used: a
+    body may skip what launches nothing new, such as a layer like the one before it."""
 
     def __init__(
         self,
@@ -64,7 +60,7 @@ class Frame(Mapping[str, Tensor]):
         return self._structure[name]
 
     def longest(self, name: str) -> int:
-        """The longest segment that may occur under this key: the real one if the key covers it, else all rows."""
+        """The longest segment possible under this key: the real one if the key covers it, else all rows."""
         if self._structure is not None:
             return int(np.diff(self._structure[name]).max(initial=0))
         padding = self.arena.buffers[name].padding
@@ -72,11 +68,9 @@ class Frame(Mapping[str, Tensor]):
         return padding.longest or self.capacity[padding.rows]
 
     def outside(self, fn: Callable[..., Tensor], /, *args: Any, out: str, **bridged: Tensor) -> Tensor:
-        """Call `fn(*args, **bridged)` between the pieces of a piecewise graph; anywhere else just call it.
-
-        Keywords name the bridge buffers that carry the tensors across, `out` the one that carries the result back.
-        The result may come in another layout than its bridge: what must agree is the element count.
-        """
+        """Call `fn(*args, **bridged)` between the pieces of a piecewise graph; elsewhere just call it. Keywords name
+        the bridge buffers that carry tensors across, `out` the one for the result, whose layout may differ from its
+        bridge's as long as the element counts agree."""
         into = self._views[out]
         if self._splitter is None:
             return conform(fn(*args, **bridged), into, f"the result of {call_name(fn)}")
@@ -84,7 +78,7 @@ class Frame(Mapping[str, Tensor]):
 
 
 def run_body(body: Body, frame: Frame) -> None:
-    """Run a body and see that every declared output is in its buffer."""
+    """Run a body and put every result into its output buffer."""
     results = body(frame) or {}
     outputs = {name for name, buffer in frame.arena.buffers.items() if buffer.role is Role.OUTPUT}
     if unknown := results.keys() - outputs:
@@ -94,7 +88,7 @@ def run_body(body: Body, frame: Frame) -> None:
 
 
 def store(buffer: Tensor, value: Tensor, what: str) -> None:
-    """Put a value into a static buffer, unless it was made there."""
+    """Copy a value into a static buffer, unless it was computed in place."""
     if value.data_ptr() == buffer.data_ptr() and value.is_contiguous() and value.numel() == buffer.numel():
         return
     buffer.copy_(conform(value, buffer, what))
@@ -109,11 +103,3 @@ def conform(value: Tensor, buffer: Tensor, what: str) -> Tensor:
 
 def call_name(fn: Callable[..., Any]) -> str:
     return getattr(getattr(fn, "func", fn), "__qualname__", type(fn).__name__)
-
-
-def eager_frame(arena: Arena, batch: Batch) -> Frame:
-    """A frame of exactly the batch's size, filled. A batch larger than the arena gets an arena of its own."""
-    if any(batch.sizes[name] > arena.limits[name] for name in arena.limits):
-        arena = Arena(list(arena.buffers.values()), batch.sizes, arena.device)
-    arena.fill(batch, batch.sizes)
-    return Frame(arena, batch.sizes, batch.structure)

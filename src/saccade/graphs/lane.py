@@ -1,11 +1,11 @@
-"""Where graphs are recorded: a lane is one sequence of executions with one memory pool."""
+"""A lane records graphs: one sequence of executions with one memory pool."""
 
 import gc
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Protocol
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -13,76 +13,32 @@ from saccade.graphs.cuda_nodes import CudaPiece
 from saccade.graphs.nodes import Recording
 from saccade.graphs.recorded import RecordedLane
 
-# torch keeps temporaries up to this size apart from larger ones, which find room where any larger one was.
+# torch keeps temporaries up to this size apart from larger ones, which fit wherever a larger one was.
 SMALL_BYTES = 2**20
-NUM_SMALL = 16  # that a body has at the same time
-
-
-class Lane(Protocol):
-    """One sequence of executions that share a memory pool: its graphs never run at the same time."""
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Held by the thread that runs or captures one of its graphs."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Memory reserved; its growth from `begin` to the last `end` is what a graph's temporaries hold."""
-        ...
-
-    def session(self) -> AbstractContextManager[None]:
-        """Where warm-ups and captures run."""
-        ...
-
-    def keeping_nodes(self) -> AbstractContextManager[None]:
-        """Pieces recorded in here can tell their nodes; they are for reading, not for replays."""
-        ...
-
-    def memory(self) -> list[tuple[int, int]]:
-        """The addresses that are the lane's own, where temporaries lie: first of each range, and first behind it."""
-        ...
-
-    def device_memory(self) -> list[tuple[int, int]]:
-        """All memory of the device that tensors lie in, where that can be told."""
-        ...
-
-    def reserve_small(self) -> None:
-        """Hold memory for small temporaries, so that a capture while requests are served takes none."""
-        ...
-
-    def begin(self) -> None:
-        """Start to record a piece."""
-        ...
-
-    def end(self) -> Recording | None:
-        """Finish the piece; None if nothing was recorded."""
-        ...
-
-    def abandon(self) -> None:
-        """Drop a piece whose recording failed."""
-        ...
+NUM_SMALL = 16  # small temporaries alive at once in a body
 
 
 class CudaLane:
-    """CUDA graphs that share one pool. All of them are captured on, and must be replayed on, one stream at a time."""
+    """CUDA graphs that share one pool. They must be captured and replayed on one stream at a time."""
 
     def __init__(self, device: torch.device) -> None:
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # held while a thread runs or captures one of its graphs
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._first: torch.cuda.CUDAGraph | None = None  # a pool is gone with its last graph: this one stays
+        self._first: torch.cuda.CUDAGraph | None = None  # kept, because a pool is freed with its last graph
         self._keeps_nodes = False
 
     @property
     def nbytes(self) -> int:
+        """Memory reserved; its growth from `begin` to the last `end` is what a graph's temporaries hold."""
         return torch.cuda.memory_reserved(self._device)
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        # A collection inside a capture could free CUDA memory or events, which a capture does not allow.
+        """Context for warm-ups and captures."""
+        # Garbage collection could free CUDA memory or events, which is not allowed during a capture.
         was_enabled = gc.isenabled()
         gc.disable()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -95,7 +51,8 @@ class CudaLane:
                 gc.enable()
 
     def reserve_small(self) -> None:
-        """By a capture that has many at the same time: a pool keeps what it once had."""
+        """Reserve memory for small temporaries, so that captures while serving allocate none: a capture with many of
+        them at once makes the pool keep that memory."""
         with torch.no_grad(), self.session():
             self.begin()
             try:
@@ -108,6 +65,7 @@ class CudaLane:
 
     @contextmanager
     def keeping_nodes(self) -> Iterator[None]:
+        """Pieces recorded in here can list their nodes; they are for reading, not for replay."""
         self._keeps_nodes = True
         try:
             yield
@@ -115,9 +73,11 @@ class CudaLane:
             self._keeps_nodes = False
 
     def memory(self) -> list[tuple[int, int]]:
+        """The lane's own address ranges, where temporaries lie, as (start, stop)."""
         return [_range(each) for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) == self._pool]
 
     def device_memory(self) -> list[tuple[int, int]]:
+        """All address ranges that torch holds on the device."""
         return [_range(each) for each in torch.cuda.memory_snapshot()]
 
     def begin(self) -> None:
@@ -125,6 +85,7 @@ class CudaLane:
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
     def end(self) -> Recording | None:
+        """Finish the piece; None if nothing was recorded."""
         graph, self._graph = self._graph, None
         assert graph is not None, "end() without begin()"
         with warnings.catch_warnings(record=True) as caught:
@@ -135,11 +96,12 @@ class CudaLane:
         return None if is_empty else CudaPiece(graph)
 
     def abandon(self) -> None:
+        """Drop a piece whose recording failed."""
         graph, self._graph = self._graph, None
         if graph is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                with suppress(RuntimeError):  # the error that broke the capture is the one to report
+                with suppress(RuntimeError):  # report the error that broke the capture instead
                     graph.capture_end()
 
 
@@ -147,6 +109,8 @@ def _range(segment: dict[str, Any]) -> tuple[int, int]:
     return segment["address"], segment["address"] + segment["total_size"]
 
 
+Lane = CudaLane | RecordedLane
+
+
 def lane_for(device: torch.device) -> Lane:
-    """CUDA graphs on a GPU, their recorded twin anywhere else."""
     return CudaLane(device) if device.type == "cuda" else RecordedLane()

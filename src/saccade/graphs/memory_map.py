@@ -1,8 +1,7 @@
-"""Names for addresses: which buffer, weight or temporary the argument of a node points to."""
+"""Names for addresses: which buffer, weight or temporary a node's argument points to."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -10,23 +9,12 @@ from saccade.graphs.arena import Arena
 from saccade.graphs.lane import Lane
 
 TEMPORARY = "a temporary"
-DEEPEST = 64  # ranges that begin inside another one: the metadata of a batch lies in one storage
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """Somewhere in a named piece of memory."""
-
-    name: str
-    offset: int
-
-    def __str__(self) -> str:
-        return f"{self.name}+{self.offset}" if self.offset else self.name
+DEEPEST = 64  # ranges that begin inside another: all metadata of a batch lies in one storage
 
 
 class MemoryMap:
-    """Buffers of an arena at a capacity, declared state, and the lane's own memory, whose addresses all look alike:
-    where a temporary lies may differ from capture to capture."""
+    """Buffers of an arena at a capacity, declared state, and the lane's own memory. Addresses in the latter all get one
+    name, because a temporary may lie elsewhere in another capture."""
 
     def __init__(self, arena: Arena, capacity: Mapping[str, int], state: Mapping[str, Tensor], lane: Lane) -> None:
         ranges = [(start, stop, TEMPORARY) for start, stop in lane.memory()]
@@ -37,29 +25,29 @@ class MemoryMap:
         self._device_memory = lane.device_memory()
 
     def is_foreign(self, address: int) -> bool:
-        """Whether somebody else's tensors lie there. False for what is no address of the device's memory."""
+        """Whether an address is in device memory that is not declared here. False for values that are no address."""
         in_use = any(start <= address < stop for start, stop in self._device_memory)
         return in_use and self.find(address) is None
 
-    def find(self, address: int) -> Location | None:
-        """None if nothing declared lies there."""
+    def find(self, address: int) -> str | None:
+        """Name and byte offset of what lies there; None if nothing declared does."""
         last = bisect_right(self._starts, address) - 1
         for at in range(last, max(last - DEEPEST, -1), -1):
             if address < self._stops[at]:
-                name = self._names[at]
-                return Location(name, 0 if name == TEMPORARY else address - self._starts[at])
+                name, offset = self._names[at], address - self._starts[at]
+                return f"{name}+{offset}" if offset and name != TEMPORARY else name
         return None
 
 
 def _range(name: str, tensor: Tensor) -> tuple[int, int, str]:
-    """From its first byte to its last, whatever its strides."""
+    """From the first byte to the last, whatever the strides."""
     extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size)
     nbytes = (extent + 1) * tensor.element_size() if tensor.numel() else 0
     return tensor.data_ptr(), tensor.data_ptr() + nbytes, name
 
 
 def _flattened(ranges: Iterable[tuple[int, int, str]]) -> tuple[list[int], list[int], list[str]]:
-    """Ranges in order, without overlaps: of two at the same place the later in the list names it."""
+    """Ranges in order of start; of two with the same start, the later in the list gives the name."""
     kept: dict[int, tuple[int, str]] = {}
     for start, stop, name in ranges:
         if stop > start:

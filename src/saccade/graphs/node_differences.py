@@ -9,20 +9,18 @@ from saccade.graphs.memory_map import MemoryMap
 from saccade.graphs.nodes import Node
 
 WORD = 8
-# torch's own kernels take structs with bytes that nobody sets: what looks frozen there may be a leftover after all.
+# torch's own kernels take structs with uninitialised bytes: what looks frozen there may be a leftover.
 TORCH_KERNEL, PERHAPS = "_ZN2at", "perhaps "
-CASTING = (
-    "WithCast"  # its kernels take a byte for the type, three that nobody sets, and four for the size of an element
-)
+CASTING = "WithCast"  # its kernels take a type byte, three uninitialised bytes, and four for the element size
 MAX_DIMENSIONS = 64
 
-# A word of an argument: kernel, argument, how many dimensions it describes (structs begin with that), and which word.
+# A word of an argument: kernel, argument, number of dimensions (structs begin with it), and word index.
 Position = tuple[str, str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeDifference:
-    """A difference between two captures. In raw arguments it has a position, because it may be there by chance."""
+    """A difference between two captures. Those in raw arguments have a position, because they may be chance."""
 
     node: int
     name: str
@@ -42,7 +40,7 @@ def differences(one: Sequence[Node], other: Sequence[Node], memory: MemoryMap) -
         was, now = (nodes[i].name if i < len(nodes) else "nothing" for nodes in (one, other))
         if was != now:
             yield NodeDifference(i, "", "", was, now)
-            return  # behind it nothing lines up
+            return  # nothing lines up after it
         yield from _node_differences(i, one[i], other[i], memory)
 
 
@@ -61,7 +59,7 @@ def _raw_differences(
     i: int, name: str, argument: str, one: bytes, other: bytes, memory: MemoryMap
 ) -> Iterator[NodeDifference]:
     if len(one) == 1:
-        return  # an empty functor, which nobody sets
+        return  # an empty functor, which is never initialised
     if CASTING in name and len(one) == WORD:
         one, other = (data[:1] + bytes(3) + data[4:] for data in (one, other))
     first = int.from_bytes(one[:4], "little")
@@ -73,19 +71,17 @@ def _raw_differences(
 
 
 def _arguments(node: Node, memory: MemoryMap) -> dict[str, str]:
-    """The arguments that are not raw, in a form that can be compared: addresses by name."""
+    """Arguments that are not raw, in comparable form: addresses by name."""
     found = {name: str(value) for name, value in node.values.items()}
     for argument, touch in node.touches.items():
-        place = memory.find(touch.address)
-        found[argument] = f"{place if place else 'undeclared memory'} {touch.layout}"
+        found[argument] = f"{memory.find(touch.address) or 'undeclared memory'} {touch.layout}"
     return found
 
 
 def words(data: bytes, memory: MemoryMap) -> Iterator[str]:
     whole = len(data) // WORD * WORD
     for (word,) in struct.iter_unpack("<Q", data[:whole]):
-        place = memory.find(word)
-        yield str(place) if place else f"{word:#x}"
+        yield memory.find(word) or f"{word:#x}"
     if rest := data[whole:]:
         yield f"{int.from_bytes(rest, 'little'):#x}"
 

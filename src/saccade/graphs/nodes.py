@@ -1,4 +1,4 @@
-"""What a captured piece consists of: operations with their arguments, so that two captures can be compared."""
+"""The operations of a captured piece with their arguments, so that two captures can be compared."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """Memory that an argument points to: where it begins, and how it is laid out."""
+    """Memory that an argument points to: its start and layout."""
 
     address: int
     layout: str = ""
@@ -19,8 +19,8 @@ class Touch:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation of a graph: plain values by argument, and the memory it touches. `raw` are the bytes of arguments
-    as a kernel gets them; words in them may be addresses."""
+    """One operation of a graph: plain argument values, and the memory it touches. `raw` holds argument bytes as passed
+    to a kernel; words in them may be addresses."""
 
     name: str
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Node:
 
 
 class Recording(Protocol):
-    """A piece that can tell what it consists of."""
+    """A piece that can list its operations."""
 
     def __call__(self) -> None: ...
 
@@ -37,7 +37,6 @@ class Recording(Protocol):
 
 
 def describe(name: str, arguments: Mapping[str, Any]) -> Node:
-    """The node of a call with these arguments."""
     values: dict[str, Any] = {}
     touches: dict[str, Touch] = {}
     for path, leaf in _leaves(arguments):
@@ -65,12 +64,12 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_frame(value: Any) -> bool:
-    """A frame is a mapping of buffers that are there at every replay, not an argument made of tensors."""
+    """A frame is a mapping of static buffers, not an argument made of tensors."""
     return hasattr(value, "capacity") and hasattr(value, "outside")
 
 
 def _plain(value: Any) -> Any:
-    """What can be compared: numbers and words as they are, arrays by their content, other objects by their type."""
+    """A comparable form: numbers and strings as they are, arrays by content, other objects by type."""
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.shape, value.tobytes())
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):

@@ -1,4 +1,4 @@
-"""A phase: a forward pass to be replayed, and what captures, checks and shadow runs need to know of it."""
+"""A phase: a forward pass to be replayed, and what captures, checks and shadow runs need to know about it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,6 @@ from saccade.choice.key import Capacity
 from saccade.choice.shape import PhaseShape
 from saccade.errors import ConfigError
 from saccade.graphs.arena import Arena
-from saccade.graphs.buffers import DummySegment
 from saccade.graphs.frame import Body
 
 Outputs = Mapping[str, Tensor]
@@ -22,17 +21,16 @@ ExampleMaker = Callable[[tuple[int, ...], torch.Generator], Mapping[str, Any]]
 class Phase:
     """A forward pass to be replayed: its body, its buffers, its buckets.
 
-    `example` makes a batch with the given segment lengths and random content; it serves warm-up, capture, the gate
-    and verification. `state` names what the body touches outside the arena: weights, caches. `typical` is the length
-    of an ordinary segment: where it is given, examples consist of such, so that what is measured is what will be run.
-    `is_repeatable` says that an example gives the same outputs whatever ran before it, as one does that reads nothing
-    from caches but what it wrote itself; verification then needs one eager run of it. `set_up` puts what an example
-    needs, or will write, outside the arena into one condition, and `written` copies what it wrote there: verification
-    looks at that as at outputs. `writes` names what of `state` a pass may change; the audit finds everything else that
-    it changes. `nondeterministic` names the kernels whose results differ from run to run: without any, replays are
-    compared with eager runs bit for bit, with some, against an estimated error. `volatile_in` and
-    `volatile_out` are views of what a pass with these inputs reads and writes outside the arena, as far as other passes
-    overwrite it: with the first put back, the pass can be run again.
+    `example` makes a batch with the given segment lengths and random content, for warm-up, capture, timing and
+    verification. `typical` is the length of an ordinary segment: if given, examples consist of those, so that
+    measurements match real batches. `state` names what the body touches outside the arena: weights, caches.
+    `is_repeatable`: an example gives the same outputs whatever ran before, because it reads from caches only what it
+    wrote; verification then needs one eager run of it. `set_up` brings what an example reads or writes outside the
+    arena into a known state, and `written` copies what it wrote there, which verification treats like outputs. `writes`
+    names the parts of `state` that a pass may change; the audit reports any other change. `nondeterministic` names
+    kernels whose results vary from run to run: without any, replays must equal eager runs bit for bit; with some,
+    within an estimated error. `volatile_in` and `volatile_out` are views of what a pass reads and writes outside the
+    arena and other passes overwrite: with the first restored, the pass can be rerun.
     """
 
     name: str
@@ -58,7 +56,6 @@ class Phase:
 
     @property
     def shape(self) -> PhaseShape:
-        """What decisions depend on."""
         return PhaseShape(
             name=self.name,
             rows=self.rows,
@@ -69,13 +66,10 @@ class Phase:
 
     @property
     def segments(self) -> str | None:
-        """The dimension that counts the segments of a batch, where it has any."""
-        for buffer in self.arena.buffers.values():
-            if isinstance(buffer.padding, DummySegment) and buffer.dimension:
-                return buffer.dimension[0]
-        return None
+        """The dimension that counts a batch's segments, if it has any."""
+        return self.arena.boundaries[0].count if self.arena.boundaries else None
 
 
 def copy_out(outputs: Outputs) -> dict[str, Tensor]:
-    """The consumer that just copies: what it returns outlives the next replay."""
+    """A consumer that just copies: its result outlives the next replay."""
     return {name: output.clone() for name, output in outputs.items()}

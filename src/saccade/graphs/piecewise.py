@@ -1,4 +1,4 @@
-"""Graphs in pieces, without a compiler: a call marked as outside ends one piece, runs, and begins the next."""
+"""Piecewise graphs without a compiler: a call marked as outside ends one piece, runs, and begins the next."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from saccade.graphs.nodes import Node, Recording, describe
 
 @dataclass(frozen=True, slots=True)
 class OutsideCall:
-    """A call between two pieces: run anew at every replay, on bridge buffers."""
+    """A call between two pieces: made anew at every replay, on bridge buffers."""
 
     fn: Callable[..., Tensor]
     args: tuple[Any, ...]
@@ -29,14 +29,11 @@ class OutsideCall:
         return [describe(f"call {call_name(self.fn)}", {"args": self.args, **self.bridged, "into": self.into})]
 
 
-TapeStep = Recording | OutsideCall
-
-
 class Tape:
     """Records a body as pieces and the calls between them."""
 
     def __init__(self, lane: Lane, arena: Arena, state: Mapping[str, Tensor]) -> None:
-        self.steps: list[TapeStep] = []
+        self.steps: list[Recording] = []
         self._lane = lane
         self._arena = arena
         self._state_storages = {t.untyped_storage().data_ptr() for t in state.values()}
@@ -77,7 +74,7 @@ class Tape:
             self.steps.append(piece)
 
     def _check_static(self, fn: Callable[..., Tensor], args: tuple[Any, ...]) -> None:
-        """A tensor made inside a piece belongs to the pool, which may carve it up again: a replay must not read it."""
+        """A tensor made inside a piece belongs to the pool, which may reuse its memory: a replay must not read it."""
         for position, value in enumerate(args):
             if not isinstance(value, Tensor) or self._arena.owns(value):
                 continue

@@ -1,9 +1,8 @@
-"""The CPU twin of a CUDA graph: operations recorded once and replayed on the same storages.
+"""The CPU counterpart of a CUDA graph: operations recorded once and replayed on the same storages.
 
-Like a CUDA graph it freezes every host value that the body used, keeps every address, and runs no Python of the body
-again. So what goes wrong with a graph goes wrong here too, on any machine: a boundary read on the host while
-recording is stale in every later replay. Like CUDA graphs of one pool, the graphs of a lane share the memory of their
-temporaries.
+Like a CUDA graph it freezes every host value that the body used, keeps every address, and does not rerun the body's
+Python. So graph bugs show on any machine: a boundary read on the host while recording is stale in every later replay.
+As in a CUDA pool, the graphs of a lane share the memory of their temporaries.
 """
 
 import threading
@@ -22,10 +21,12 @@ from saccade.errors import CaptureError
 from saccade.graphs.nodes import Node, Recording, describe
 
 aten = torch.ops.aten
+# Operations that write nothing.
+EMPTY = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided)
 
 
 class RecordedLane:
-    """Records on the CPU. Same interface as `CudaLane`."""
+    """Records on the CPU, with the interface of `CudaLane`."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -46,17 +47,18 @@ class RecordedLane:
 
     @contextmanager
     def keeping_nodes(self) -> Iterator[None]:
-        """Nothing to do: recorded pieces always tell their nodes."""
+        """Nothing to do: recorded pieces can always list their nodes."""
         yield
 
     def memory(self) -> list[tuple[int, int]]:
         return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in self._pool.storages]
 
     def device_memory(self) -> list[tuple[int, int]]:
+        """Unknown on a CPU."""
         return []
 
     def reserve_small(self) -> None:
-        """Temporaries are few and small, and shared already."""
+        """Not needed: temporaries are few, small and already shared."""
 
     def begin(self) -> None:
         self._recorder = _Recorder(self._pool)
@@ -103,7 +105,7 @@ class RecordedPiece:
 
 
 class _Pool:
-    """Memory of temporaries. What one graph took is free for the next: graphs of a lane never run at the same time."""
+    """Memory of temporaries. Each graph may reuse that of others, because graphs of a lane never run concurrently."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -140,17 +142,16 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         _refuse_host_reads(func, args, kwargs)
         result = func(*args, **kwargs)
-        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        given = storages_of((args, kwargs))
         moved: dict[int, UntypedStorage] = {}
-        result = tree_map(lambda leaf: self._pooled(leaf, moved) if _is_fresh(leaf, given) else leaf, result)
-        fresh = tuple(leaf if _is_fresh(leaf, given) else None for leaf in tree_leaves(result))
+        result = tree_map(lambda leaf: self._pooled(leaf, moved) if is_fresh(leaf, given) else leaf, result)
+        fresh = tuple(leaf if is_fresh(leaf, given) else None for leaf in tree_leaves(result))
         does_nothing = not func._schema.is_mutable and not any(t is not None for t in fresh)  # a view, already made
-        if not does_nothing and func.overloadpacket not in _LEAVES_MEMORY_AS_IT_IS:
+        if not does_nothing and func.overloadpacket not in EMPTY:
             self.operations.append(_Operation(func, args, kwargs, fresh))
         return result
 
     def _pooled(self, tensor: Tensor, moved: dict[int, UntypedStorage]) -> Tensor:
-        """The same tensor in the pool's memory."""
         source = tensor.untyped_storage()
         nbytes = source.nbytes()
         if nbytes == 0:
@@ -166,21 +167,17 @@ def _as_bytes(storage: UntypedStorage, nbytes: int) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))
 
 
-def _is_fresh(leaf: Any, given: set[int]) -> bool:
+def storages_of(values: Any) -> set[int]:
+    return {t.untyped_storage().data_ptr() for t in tree_leaves(values) if isinstance(t, Tensor)}
+
+
+def is_fresh(leaf: Any, given: set[int]) -> bool:
+    """Whether a result is a tensor in none of the given storages."""
     return isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in given
 
 
-_LEAVES_MEMORY_AS_IT_IS = (
-    aten.empty,
-    aten.empty_like,
-    aten.empty_strided,
-    aten.new_empty,
-    aten.new_empty_strided,
-)
-
-
 def _refuse_host_reads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse what a CUDA capture refuses: an operation whose value or shape the host must wait for."""
+    """Refuse what a CUDA capture refuses: operations whose value or shape the host must wait for."""
     if torch.Tag.data_dependent_output not in func.tags and torch.Tag.dynamic_output_shape not in func.tags:
         return
     if func.overloadpacket in (aten.index, aten.index_put, aten.index_put_):

@@ -1,7 +1,9 @@
-"""The runner of a phase: fill the buffers, replay the graph that was chosen, hand the outputs over."""
+"""Runs a phase: fills the buffers, replays the chosen graph, hands the outputs over."""
 
 import gc
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from threading import Lock, RLock
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -9,45 +11,42 @@ import torch
 from torch import Tensor
 
 from saccade.choice.catalogue import Catalogue
-from saccade.choice.decision import Decision
+from saccade.choice.costs import TierCosts, measure
 from saccade.choice.exact import ExactIndex, ExactLayout
-from saccade.choice.gate import Gate, measure
-from saccade.choice.key import Capacity, GraphKey
+from saccade.choice.key import Capacity, Decision, GraphKey
 from saccade.config import GraphSettings, Tier
 from saccade.errors import ConfigError, GraphError
-from saccade.graphs.arena import Batch, HostArray
+from saccade.graphs.arena import Arena, Batch, HostArray
 from saccade.graphs.buffers import Role
 from saccade.graphs.capture import CapturedGraph, capture
-from saccade.graphs.exclusive import Exclusive
-from saccade.graphs.frame import Frame, eager_frame, run_body
+from saccade.graphs.frame import Frame, run_body
 from saccade.graphs.lane import Lane, lane_for
 from saccade.graphs.phase import Outputs, Phase
 from saccade.graphs.stats import GraphStats
 from saccade.graphs.watched import Watched
 
 Result = TypeVar("Result")
+Consume = Callable[[Outputs], Result]
 Progress = Callable[[int, int, GraphKey], None]
 
-NUM_GATE_SIZES = 7
+NUM_TIMED_SIZES = 7
 
 
 class Observer(Protocol):
-    """Sees every pass that `GraphRunner.run` makes, in order. It must neither wait nor raise."""
+    """Sees every pass of `GraphRunner.run` and `obey`, in order. It must neither wait nor raise."""
 
     def before(self, batch: Batch, key: GraphKey | None) -> None:
         """The batch is about to be replayed in the graph of this key; None: to be run eagerly."""
         ...
 
     def after(self, outputs: Outputs) -> None:
-        """Valid rows of what it gave, which the next pass overwrites."""
+        """Valid rows of the outputs, which the next pass overwrites."""
         ...
 
 
 class GraphRunner:
-    """Runs a phase. The catalogue knows its graphs and decides; a decision not to replay has a reason, and is counted.
-
-    `run` decides and obeys. `obey` runs a batch as somebody else decided, who asked the same catalogue.
-    """
+    """Runs a phase. The catalogue knows its graphs and decides; a decision not to replay has a reason and is counted.
+    `run` decides and executes; `obey` executes a decision that was made elsewhere with the same catalogue."""
 
     def __init__(self, phase: Phase, settings: GraphSettings | None = None, lane: Lane | None = None) -> None:
         self.phase = phase
@@ -55,43 +54,21 @@ class GraphRunner:
         self.stats = GraphStats()
         self.catalogue = Catalogue(phase.shape, self.settings)
         self.observer: Observer | None = None
-        self.selfcheck: float | None = None  # the largest difference that the last verification found
-        self._lane = lane or lane_for(phase.arena.device)
+        self.selfcheck: float | None = None  # the largest difference found by the last verification
+        self.lane = lane or lane_for(phase.arena.device)
         self._graphs: dict[GraphKey, CapturedGraph] = {}
-        self._exact: dict[GraphKey, CapturedGraph] = {}
-        self.last: GraphKey | str = ""  # how the last batch was run: the key of its graph, or eagerly
+        self.last: GraphKey | str = ""  # how the last batch ran: its graph's key, or eagerly
         self._outputs = [buffer for buffer in phase.arena.buffers.values() if buffer.role is Role.OUTPUT]
-        self._state = Watched.of(phase.state) | Watched.of_body(phase.body)
-        self._alone = Exclusive(phase.name, self._lane.lock)
-
-    @property
-    def lane(self) -> Lane:
-        return self._lane
-
-    @property
-    def watched(self) -> Watched:
-        """What the body relies on besides its arena."""
-        return self._state
-
-    @property
-    def gate(self) -> Gate | None:
-        return self.catalogue.gate
-
-    @gate.setter
-    def gate(self, gate: Gate | None) -> None:
-        self.catalogue.gate = gate
-
-    @property
-    def exact(self) -> ExactIndex:
-        return self.catalogue.exact
+        self.watched = Watched.of(phase.state) | Watched.of_body(phase.body)
+        self._alone = _OneUser(phase.name, self.lane.lock)
 
     def key_of(self, batch: Batch) -> GraphKey:
-        """The key of a graph of this batch's structure alone."""
+        """The key of an exact graph for this batch's structure."""
         return self.catalogue.key(batch.sizes, batch.structure)
 
     @property
     def graphs(self) -> tuple[CapturedGraph, ...]:
-        return (*self._graphs.values(), *self._exact.values())
+        return tuple(self._graphs.values())
 
     def snapshot(self) -> dict[str, Any]:
         """Counters and every graph, as plain data for metrics and pages."""
@@ -109,10 +86,8 @@ class GraphRunner:
         return {"phase": self.phase.name, "selfcheck": self.selfcheck, **self.stats.snapshot(), "graphs": graphs}
 
     def capture_buckets(self, progress: Progress | None = None, *, largest_only: bool = False) -> None:
-        """Capture every bucket, largest first, so that the smaller ones fit into the memory of the largest.
-
-        `largest_only` captures just that one, to measure the memory that all of them will need.
-        """
+        """Capture every bucket, largest first, so that smaller ones fit into the memory of the largest. `largest_only`
+        captures just that one, to measure the memory that all of them need."""
         if Tier.CAPACITY not in self.settings.tiers:
             return
         buckets = self.catalogue.shape.ordered[::-1][: 1 if largest_only else None]
@@ -123,33 +98,35 @@ class GraphRunner:
             with self._alone:
                 self.phase.arena.fill(self.example_for(bucket), bucket)
                 self._graphs[key] = self._capture(key)
-            self.catalogue.add(key)
+            self.catalogue.captured.add(key)
 
-    def calibrate(self, num_rounds: int = 0) -> Gate:
-        """Time eager runs and replays of a few buckets; from then on the cheaper one is chosen. Small ones lie closer
-        together: there an eager run stops waiting for the host and starts to wait for the device."""
+    def calibrate(self, num_rounds: int = 0) -> TierCosts:
+        """Time eager runs and replays of a few buckets; from then on the cheaper way is chosen. Small sizes are sampled
+        more densely: there an eager run turns from host-bound to device-bound."""
         buckets = self.catalogue.shape.ordered
         last = len(buckets) - 1
-        picked = sorted({round(last * (i / (NUM_GATE_SIZES - 1)) ** 2) for i in range(NUM_GATE_SIZES)})
+        picked = sorted({round(last * (i / (NUM_TIMED_SIZES - 1)) ** 2) for i in range(NUM_TIMED_SIZES)})
         by_rows = {buckets[i][self.phase.rows]: self.example_for(buckets[i]) for i in picked}
+        device = self.phase.arena.device
+        wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
         ways = (lambda rows: self._eager(by_rows[rows]), lambda rows: self._replay_in_bucket(by_rows[rows]))
-        self.gate = gate = Gate(*measure(ways, list(by_rows), self._wait, num_rounds))
-        return gate
+        self.catalogue.costs = costs = TierCosts(*measure(ways, list(by_rows), wait, num_rounds))
+        return costs
 
     def forget_exact(self) -> None:
-        """Let go of all graphs of one structure each, and of what was counted on the way to them."""
-        self._exact.clear()
-        self.catalogue.forget_exact()
+        """Drop all exact graphs and the counts that led to them."""
+        self.drop([key for key in self._graphs if key.digest])
+        self.catalogue.exact = ExactIndex(self.catalogue.settings)
 
     def capture_exact(self, values: Mapping[str, Any]) -> None:
-        """Capture a graph for the structure of a batch, if a batch of its size would be replayed in it."""
+        """Capture an exact graph for a batch's structure, if batches of its size would be replayed in it."""
         batch = self.phase.arena.admit(values)
         layout = self.catalogue.layout(batch.sizes, batch.structure)
         if layout is not None:
             self._add_exact(layout)
 
     def capture_hot(self, limit: int = 1) -> list[GraphKey]:
-        """Capture layouts that came often enough. For idle moments: never call it on the path of a request."""
+        """Capture layouts that came often enough. Call only when idle, never on the path of a request."""
         captured: list[GraphKey] = []
         while len(captured) < limit and (layout := self.catalogue.exact.next_pending()) is not None:
             self._add_exact(layout)
@@ -160,80 +137,58 @@ class GraphRunner:
         self.drop(self.catalogue.exact.add(layout.key, self.capture_layout(layout)))
 
     def capture_layout(self, layout: ExactLayout) -> int:
-        """Capture a graph of one structure alone. Returns the bytes it added to its pool."""
+        """Capture an exact graph. Returns the bytes it added to its pool."""
         self.drop(layout.dropped)
         with self._alone:
-            graph = self._exact[layout.key] = self._capture_exact(layout)
+            graph = self._graphs[layout.key] = self._capture_exact(layout)
         return graph.nbytes
 
     def drop(self, keys: Iterable[GraphKey]) -> None:
-        """Let go of graphs of one structure each."""
         for key in keys:
-            self._exact.pop(key, None)
-
-    def reserve_small(self) -> None:
-        """Hold memory for the small temporaries of graphs that may be captured later."""
-        self._lane.reserve_small()
+            self._graphs.pop(key, None)
 
     def decide(self, batch: Batch) -> Decision:
         """How a batch is to be run: pure, touches no device."""
         return self.catalogue.decide(batch.sizes, batch.structure)
 
-    def run(self, values: Mapping[str, Any], consume: Callable[[Outputs], Result]) -> Result:
+    def run(self, values: Mapping[str, Any], consume: Consume[Result]) -> Result:
         """Run one batch. `consume` gets views of the valid output rows, which the next replay overwrites: it may
         reduce, scatter or copy them (`copy_out`), but not keep them."""
+        return self.obey(None, values, consume)
+
+    def obey(self, decision: Decision | None, values: Mapping[str, Any], consume: Consume[Result]) -> Result:
+        """Run one batch as decided, or (None) as the catalogue decides now; `consume` as in `run`."""
         with self._alone:
             batch = self.phase.arena.admit(values)
-            return self._obey(self.catalogue.choose(batch.sizes, batch.structure), batch, consume)
-
-    def obey(self, decision: Decision, values: Mapping[str, Any], consume: Callable[[Outputs], Result]) -> Result:
-        """Run one batch as it was decided; `consume` is that of `run`."""
-        with self._alone:
-            return self._obey(decision, self.phase.arena.admit(values), consume)
-
-    def _obey(self, decision: Decision, batch: Batch, consume: Callable[[Outputs], Result]) -> Result:
-        real_rows = batch.sizes[self.phase.rows]
-        graph_rows = decision.key.capacity[self.phase.rows] if decision.key else real_rows
-        self.stats.count(decision, real_rows, graph_rows)
-        if self.observer is not None:
-            self.observer.before(batch, decision.key)
-            consume = _observed(consume, self.observer)
-        if decision.key is None:
+            if decision is None:
+                decision = self.catalogue.choose(batch.sizes, batch.structure)
+            key, real_rows = decision.key, batch.sizes[self.phase.rows]
+            self.stats.count(decision, real_rows, key.capacity[self.phase.rows] if key else real_rows)
+            if self.observer is not None:
+                self.observer.before(batch, key)
+                consume = _observed(consume, self.observer)
+            if key is not None:
+                return self._replay(key, batch, consume)
             self.last = f"{self.phase.name} eager {decision.padded_to or batch.sizes}"
             return self._hand_over(self._eager(batch, decision.padded_to), batch, consume)
-        return self._replay(decision.key, batch, consume)
 
     def eager(
-        self,
-        values: Mapping[str, Any],
-        consume: Callable[[Outputs], Result],
-        *,
-        at: Capacity | None = None,
-        poison: bool = False,
+        self, values: Mapping[str, Any], consume: Consume[Result], *, at: Capacity | None = None, poison: bool = False
     ) -> Result:
-        """Run one batch without a graph, on the same buffers: unpadded, or padded to a capacity. `poison` fills padded
-        rows with NaN: they must not matter."""
+        """Run one batch without a graph on the same buffers, unpadded or padded to a capacity. `poison` fills padded
+        rows with NaN, which must not matter."""
         with self._alone:
             batch = self.phase.arena.admit(values)
             return self._hand_over(self._eager(batch, at, poison=poison), batch, consume)
 
-    def replay(
-        self,
-        key: GraphKey,
-        batch: Batch,
-        consume: Callable[[Outputs], Result],
-        *,
-        poison: bool = False,
-    ) -> Result:
-        """Replay a graph on a batch that fits it. `poison` is that of `eager`."""
+    def replay(self, key: GraphKey, batch: Batch, consume: Consume[Result], *, poison: bool = False) -> Result:
+        """Replay a graph on a batch that fits it; `poison` as in `eager`."""
         with self._alone:
             return self._replay(key, batch, consume, poison=poison)
 
-    def _replay(
-        self, key: GraphKey, batch: Batch, consume: Callable[[Outputs], Result], *, poison: bool = False
-    ) -> Result:
+    def _replay(self, key: GraphKey, batch: Batch, consume: Consume[Result], *, poison: bool = False) -> Result:
         self.last = key
-        graph = self._graphs.get(key) or self._exact.get(key)
+        graph = self._graphs.get(key)
         if graph is None:
             raise GraphError(f"no graph is captured for [{key}]")
         arena = self.phase.arena
@@ -248,7 +203,7 @@ class GraphRunner:
         return self._hand_over(graph.frame, batch, consume)
 
     def example_for(self, bucket: Capacity) -> Batch:
-        """A batch that fills a bucket as far as the example's own structure lets it."""
+        """A batch that fills a bucket as far as the example's structure allows."""
         return self.phase.arena.admit(self.example_values(bucket))
 
     def example_values(self, bucket: Capacity) -> Mapping[str, Any]:
@@ -273,48 +228,51 @@ class GraphRunner:
     def record(
         self, key: GraphKey, structure: Mapping[str, HostArray] | None = None, *, is_warm: bool = False
     ) -> CapturedGraph:
-        """Capture the body on what the buffers hold now, without putting the graph into service."""
+        """Capture the body on the current buffers, without putting the graph into service."""
         phase = self.phase
         return capture(
-            phase.body, key, phase.arena, self._lane, state=self._state, structure=structure, is_warm=is_warm
+            phase.body, key, phase.arena, self.lane, state=self.watched, structure=structure, is_warm=is_warm
         )
 
     def _capture_exact(self, layout: ExactLayout) -> CapturedGraph:
-        """From its boundaries alone: whatever else a batch brings may say where its results go, and a capture, which
-        runs the body, must not write there again."""
+        """Uses the boundaries alone: a batch's other metadata may say where results go, and a capture, which runs the
+        body, must not write there again."""
         arena, key = self.phase.arena, layout.key
-        views = arena.views(key.capacity)  # rows keep what they hold: a capture depends on the structure alone
+        views = arena.views(key.capacity)  # rows keep their content: a capture depends on the structure alone
         rows = {name: views[name] for name, buffer in arena.buffers.items() if buffer.role is Role.INPUT}
         padding = arena.empty_batch().arrays
-        structure = {name: np.array(array) for name, array in layout.structure.items()}  # frames keep it
+        structure = {name: np.array(array) for name, array in layout.structure.items()}  # copies: frames keep it
         arena.fill(Batch(rows, {**padding, **structure}, layout.sizes, structure), key.capacity)
-        with torch.no_grad():  # on the current stream, which has memory for it: nothing may be allocated any more
+        with torch.no_grad():  # on the current stream, which has reserved memory: nothing more may be allocated
             run_body(self.phase.body, Frame(arena, key.capacity, structure, is_warmup=True))
         return self._capture(key, structure, is_warm=True)
 
     def _eager(self, batch: Batch, bucket: Capacity | None = None, *, poison: bool = False) -> Frame:
-        frame = eager_frame(self.phase.arena, batch) if bucket is None else self._padded_frame(batch, bucket, poison)
+        """Without a bucket, at exactly the batch's size; a batch larger than the arena gets its own arena."""
+        arena, structure = self.phase.arena, None
+        if bucket is None:
+            bucket, structure = batch.sizes, batch.structure
+            if any(bucket[name] > limit for name, limit in arena.limits.sizes):
+                arena = Arena(list(arena.buffers.values()), bucket, arena.device)
+        arena.fill(batch, bucket)
+        if poison:
+            arena.poison(bucket, batch.sizes)
+        frame = Frame(arena, bucket, structure)
         with torch.no_grad():
             run_body(self.phase.body, frame)
         return frame
-
-    def _padded_frame(self, batch: Batch, bucket: Capacity, poison: bool) -> Frame:
-        self.phase.arena.fill(batch, bucket)
-        if poison:
-            self.phase.arena.poison(bucket, batch.sizes)
-        return Frame(self.phase.arena, bucket)
 
     def _replay_in_bucket(self, batch: Batch) -> None:
         bucket = self.catalogue.shape.bucket_for(batch.sizes)
         assert bucket is not None, f"{batch.sizes} was made to fit a bucket"
         self.replay(self.catalogue.key(bucket), batch, lambda outputs: None)
 
-    def _hand_over(self, frame: Frame, batch: Batch, consume: Callable[[Outputs], Result]) -> Result:
+    def _hand_over(self, frame: Frame, batch: Batch, consume: Consume[Result]) -> Result:
         arena, names = frame.arena, [buffer.name for buffer in self._outputs]
         num_before = arena.num_views(names)
         result = consume(self._valid_outputs(frame, batch))
         if arena.num_views(names) != num_before:
-            gc.collect()  # a view in a cycle that nobody can reach is not kept
+            gc.collect()  # a view in an unreachable cycle is not kept
             if arena.num_views(names) > num_before:
                 raise GraphError(
                     f"the consumer of {self.phase.name} kept a view of an output buffer ({', '.join(names)}), in what "
@@ -332,12 +290,33 @@ class GraphRunner:
             outputs[buffer.name] = view
         return outputs
 
-    def _wait(self) -> None:
-        if self.phase.arena.device.type == "cuda":
-            torch.cuda.synchronize(self.phase.arena.device)
+
+class _OneUser:
+    """Guards a phase's buffers and the lane whose memory its graphs share: one batch at a time, by one thread, and not
+    re-entered by the consumer of the outputs. Phases of one lane may follow each other in one thread. A second user is
+    refused rather than made to wait, because it would find the buffers changed."""
+
+    def __init__(self, phase: str, lane: "RLock") -> None:
+        self._phase, self._lane, self._buffers = phase, lane, Lock()
+
+    def __enter__(self) -> None:
+        if not self._lane.acquire(blocking=False):
+            raise GraphError(f"{self._phase} shares memory with a pass that runs in another thread; {_RULE}")
+        if not self._buffers.acquire(blocking=False):
+            self._lane.release()
+            raise GraphError(f"{self._phase} was entered again by the consumer of its own outputs; {_RULE}")
+
+    def __exit__(self, *error: object) -> None:
+        self._buffers.release()
+        self._lane.release()
 
 
-def _observed(consume: Callable[[Outputs], Result], observer: Observer) -> Callable[[Outputs], Result]:
+_RULE = (
+    "graphs have one set of buffers: run one batch at a time, or give each thread a runner with its own arena and lane"
+)
+
+
+def _observed(consume: Consume[Result], observer: Observer) -> Consume[Result]:
     def call(outputs: Outputs) -> Result:
         observer.after(outputs)
         return consume(outputs)
@@ -346,6 +325,5 @@ def _observed(consume: Callable[[Outputs], Result], observer: Observer) -> Calla
 
 
 def _lengths(rows: int, typical: int) -> tuple[int, ...]:
-    """Segments of typical length and a rest."""
     whole, rest = divmod(rows, typical)
     return (typical,) * whole + ((rest,) if rest else ())

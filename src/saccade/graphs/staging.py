@@ -1,4 +1,4 @@
-"""Metadata on its way to the device: where it lies in a slab at a capacity, and the host slabs it is written to."""
+"""Metadata on its way to the device: its layout in a slab at a capacity, and the host slabs it is written to."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -14,11 +14,11 @@ from saccade.graphs.buffers import Buffer, DummySegment, Fill, OwnIndex, RepeatL
 HostArray = np.ndarray[Any, np.dtype[Any]]
 
 ALIGNMENT_BYTES = 256
-NUM_STAGING_SLABS = 3  # a slab is written again only when its copy is done; three let the host run two batches ahead
+NUM_STAGING_SLABS = 3  # a slab is rewritten only after its copy; three let the host run two batches ahead
 
 
 class SlabPlace:
-    """Bytes `start` to `stop` of the metadata slab hold a buffer of this shape."""
+    """Bytes `start` to `stop` of the metadata slab hold one buffer."""
 
     __slots__ = ("_num_rows", "buffer", "dtype", "shape", "start", "stop")
 
@@ -31,12 +31,12 @@ class SlabPlace:
         self._num_rows = capacity[padding.rows] if isinstance(padding, DummySegment) else 0
 
     def view(self, slab: HostArray) -> HostArray:
-        """The buffer in a host slab, the axis that varies first."""
+        """The buffer in a host slab, with the varying axis first."""
         view = slab[self.start : self.stop].view(self.dtype).reshape(self.shape)
         return view.swapaxes(self.buffer.axis, 0) if self.buffer.axis else view
 
     def write(self, view: HostArray, value: HostArray) -> None:
-        """Put a value into a view that `view` gave, and its padding behind it."""
+        """Write a value, and its padding after it, into a view from `view`."""
         axis = self.buffer.axis
         if axis is None:
             view[...] = value
@@ -62,7 +62,7 @@ class SlabPlace:
 
 
 class SlabLayout:
-    """How a batch lies in the arena at one capacity; worked out once, since buckets come again and again."""
+    """How a batch lies in the arena at one capacity; computed once, since buckets recur."""
 
     def __init__(self, buffers: Sequence[Buffer], capacity: Mapping[str, int]) -> None:
         self.places: list[SlabPlace] = []
@@ -77,7 +77,7 @@ class SlabLayout:
         self._views: list[list[HostArray] | None] = [None] * NUM_STAGING_SLABS
 
     def front(self, name: str, storage: Tensor) -> Tensor:
-        """What a buffer takes of its storage. Kept for the next time, unless the storage was replaced or has moved."""
+        """The part of a storage that a buffer uses. Cached until the storage is replaced or moves."""
         front = self._fronts.get(name)
         if front is None or front.data_ptr() != storage.data_ptr():
             shape = self.shapes[name]
@@ -96,7 +96,8 @@ class SlabLayout:
 
 
 class Staging:
-    """A ring of host slabs. On CUDA they are pinned, and a slab is reused only after its copy is done."""
+    """A ring of host slabs. On CUDA they are pinned, and reused only after their copy: from `next_slab` on a slab
+    belongs to the host, from `send` on to the device. Nothing else is waited for."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
@@ -107,7 +108,7 @@ class Staging:
         self._turn = 0
 
     def next_slab(self) -> tuple[int, HostArray]:
-        """The number of a slab, and the slab, which from now on is the host's."""
+        """A slab with its number, owned by the host from now on."""
         self._turn = (self._turn + 1) % NUM_STAGING_SLABS
         if self._events is not None:
             self._events[self._turn].synchronize()

@@ -1,16 +1,16 @@
-"""What a runner did: counters that are always on."""
+"""Counters of what a runner did, always on."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from saccade.choice.decision import Decision, Reason
+from saccade.choice.key import Decision, Reason
 from saccade.config import Tier
 
 
 @dataclass(slots=True)
 class GraphStats:
-    """Counters of one runner, bounded whatever passes through it. Padded rows are those that replays added."""
+    """Counters of one runner, of bounded size. Padded rows are those that replays added."""
 
     replays: Counter[Tier] = field(default_factory=Counter)
     fallbacks: Counter[Reason] = field(default_factory=Counter)
@@ -27,13 +27,7 @@ class GraphStats:
         self.real_rows += real_rows
         self.padded_rows += graph_rows - real_rows
 
-    @property
-    def padding(self) -> float:
-        """Padded rows as a share of real ones."""
-        return self.padded_rows / self.real_rows if self.real_rows else 0.0
-
     def snapshot(self) -> dict[str, Any]:
-        """Plain data for metrics and pages."""
         return {
             "replays": {tier.value: count for tier, count in self.replays.items()},
             "fallbacks": {reason.name.lower(): count for reason, count in self.fallbacks.items()},

@@ -1,11 +1,12 @@
-"""Verify: replays against eager runs, in the sequences that break graphs which froze or leaked something.
+"""Verify: replays against eager runs, in sequences that break graphs which froze or leaked something.
 
-A replay and an eager run of the same padded shapes launch the same kernels on the same numbers: they are compared bit
-for bit. That padding does no harm shows in an unpadded run, where products add up in another order: there the allowed
-error is estimated, by row and channel (`compare.py`).
+A replay and an eager run of the same padded shapes launch the same kernels on the same numbers, so they are compared
+bit for bit. That padding is harmless is checked by an unpadded run, where products add up in another order: there the
+allowed error is estimated by row and channel (`compare.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
@@ -29,9 +30,8 @@ NUM_REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One sequence on one graph. `difference` is how far its results were from eager, as a share of the values that
-    they should have been: 0 where every bit agrees."""
+class VerifyRow:
+    """One sequence on one graph. `difference` is relative to the eager results: 0 if every bit agrees."""
 
     key: str
     sequence: str
@@ -46,11 +46,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    rows: tuple[Row, ...]
+    rows: tuple[VerifyRow, ...]
 
     @property
     def is_right(self) -> bool:
-        """Whether something was checked, and all of it was right."""
+        """Whether something was checked and all of it was right."""
         return bool(self.rows) and all(row.is_right for row in self.rows)
 
     def __str__(self) -> str:
@@ -70,15 +70,13 @@ def verify(
     same_shape: bool = False,
     on_graph: Callable[[], None] = lambda: None,
 ) -> VerifyReport:
-    """Run the adversarial sequences on captured buckets, all or those given, and, where the exact tier is on, on exact
-    graphs. A replay costs as much as its bucket is large, whatever is in it: so every batch serves several sequences.
-
-    `consume` is how results are taken out of the buffers: what it keeps must survive later replays. With `same_shape`
-    replays are compared with eager runs of the same padded shapes only; without it, these also with unpadded ones.
-    `on_graph` is called after each graph.
-    """
+    """Run the adversarial sequences on captured buckets, all or those given, and on exact graphs if that tier is on. A
+    replay costs its bucket's full size whatever is in it, so every batch serves several sequences. `consume` takes
+    results out of the buffers: what it keeps must survive later replays. With `same_shape` replays are only compared
+    with eager runs of the same padded shapes; without it, those also with unpadded ones. `on_graph` is called per
+    graph."""
     rng = torch.Generator().manual_seed(seed)
-    rows: list[Row] = []
+    rows: list[VerifyRow] = []
     keys = [graph.key for graph in runner.graphs if not graph.key.digest]
     keys = [key for key in keys if buckets is None or key.capacity in buckets]
     for key in keys:
@@ -103,9 +101,9 @@ def verify_batches(
     consume: Consume = copy_out,
     same_shape: bool = False,
     known: Known | None = None,
-) -> Row:
-    """Replay one graph on batches that fit it, in order. A name that begins with "poisoned" has everything that is not
-    a valid row filled with NaN before each. `known` keeps the eager results of batches that come again."""
+) -> VerifyRow:
+    """Replay one graph on batches that fit it, in order. If the name begins with "poisoned", everything except valid
+    rows is filled with NaN before each. `known` keeps the eager results of batches that recur."""
     poison = name.startswith("poisoned")
 
     def replay(values: Values) -> TensorDict:
@@ -114,114 +112,149 @@ def verify_batches(
         runner.phase.set_up(values)
         return runner.replay(key, runner.phase.arena.admit(values), consume, poison=poison)
 
-    eager = _Eager(runner, known, same_shape=same_shape, poison=poison)
-    return _compare(str(key), name, batches, replay, eager, lambda values: key.capacity)
+    comparison = _Comparison(runner, known=known, same_shape=same_shape, poison=poison)
+    return comparison.row(str(key), name, batches, replay, lambda values: key.capacity)
 
 
 def _verify_across(
     runner: GraphRunner, keys: Sequence[GraphKey], consume: Consume, rng: torch.Generator, *, same_shape: bool
-) -> Row:
+) -> VerifyRow:
     """Random layouts through all buckets, which share one pool: none may see what another left there."""
     layouts = [random_layout(runner.phase, key.capacity, rng) for key in keys]
     order = torch.randperm(len(layouts), generator=rng).tolist()
     batches = [runner.phase.example(layouts[i], rng) for i in order]
     turns = count()
 
-    def run(values: Values) -> TensorDict:
+    def poison_some() -> None:
         if next(turns) % POISON_EVERY == 0:
             _poison(runner, keys[int(torch.randint(len(keys), (), generator=rng))])
-        runner.phase.set_up(values)
-        return runner.run(values, consume)
 
-    gate, runner.gate = runner.gate, None
-    try:
-        name = f"{runner.phase.name}/{runner.settings.mode} all buckets"
-        eager = _Eager(runner, None, same_shape=same_shape)
-        return _compare(name, "shuffled", batches, run, eager, lambda values: _capacity_chosen(runner, values))
-    finally:
-        runner.gate = gate
+    name = f"{runner.phase.name}/{runner.settings.mode} all buckets"
+    return _row_of_choice(runner, name, "shuffled", batches, consume, same_shape=same_shape, before=poison_some)
 
 
-def _verify_exact(runner: GraphRunner, capacity: Capacity, consume: Consume, rng: torch.Generator) -> Row:
+def _verify_exact(runner: GraphRunner, capacity: Capacity, consume: Consume, rng: torch.Generator) -> VerifyRow:
     """Two structures of the same sizes, through the runner's own choice: neither may get the other's graph."""
     one, other = equal_totals(runner.phase, capacity, rng)
     name = f"{runner.phase.name}/{runner.settings.mode} exact"
-
-    def run(values: Values) -> TensorDict:
-        runner.phase.set_up(values)
-        return runner.run(values, consume)
-
-    gate, runner.gate = runner.gate, None
-    try:
+    with _without_costs(runner):
         runner.capture_exact(runner.phase.example(one, rng))
-        replays_before = _num_exact_replays(runner)
-        batches = [runner.phase.example(part, rng) for part in (one, other, one, other)]
-        eager = _Eager(runner, None, same_shape=True)
-        row = _compare(name, "equal totals", batches, run, eager, lambda values: _capacity_chosen(runner, values))
-    finally:
-        runner.gate = gate
-    if _num_exact_replays(runner) == replays_before:
-        return Row(row.key, row.sequence, 0, row.difference, "no exact graph was replayed")
+    replays_before = runner.stats.replays[Tier.EXACT]
+    batches = [runner.phase.example(part, rng) for part in (one, other, one, other)]
+    row = _row_of_choice(runner, name, "equal totals", batches, consume, same_shape=True)
+    if runner.stats.replays[Tier.EXACT] == replays_before:
+        return VerifyRow(row.key, row.sequence, 0, row.difference, "no exact graph was replayed")
     return row
 
 
-def _capacity_chosen(runner: GraphRunner, values: Values) -> Capacity | None:
-    """What the runner will pad a batch to; None where it runs it unpadded."""
-    key = runner.decide(runner.phase.arena.admit(values)).key
-    return None if key is None or key.digest else key.capacity
+def _row_of_choice(
+    runner: GraphRunner,
+    name: str,
+    sequence: str,
+    batches: Sequence[Values],
+    consume: Consume,
+    *,
+    same_shape: bool,
+    before: Callable[[], None] = lambda: None,
+) -> VerifyRow:
+    """A sequence run in the graphs that the runner itself chooses."""
+
+    def run(values: Values) -> TensorDict:
+        before()
+        runner.phase.set_up(values)
+        return runner.run(values, consume)
+
+    def capacity_chosen(values: Values) -> Capacity | None:
+        """What the runner will pad a batch to; None if it runs unpadded."""
+        key = runner.decide(runner.phase.arena.admit(values)).key
+        return None if key is None or key.digest else key.capacity
+
+    with _without_costs(runner):
+        return _Comparison(runner, same_shape=same_shape).row(name, sequence, batches, run, capacity_chosen)
 
 
-def _num_exact_replays(runner: GraphRunner) -> int:
-    return runner.stats.replays[Tier.EXACT]
+@contextmanager
+def _without_costs(runner: GraphRunner) -> Iterator[None]:
+    """So that no batch runs eagerly because that is faster."""
+    costs, runner.catalogue.costs = runner.catalogue.costs, None
+    try:
+        yield
+    finally:
+        runner.catalogue.costs = costs
 
 
-class _Eager:
-    """Eager runs to compare replays with."""
+class _Comparison:
+    """Compares batches with eager runs. `known` keeps the results of those that recur."""
 
     def __init__(
-        self, runner: GraphRunner, known: Known | None, *, same_shape: bool = False, poison: bool = False
+        self, runner: GraphRunner, *, known: Known | None = None, same_shape: bool = False, poison: bool = False
     ) -> None:
         self._runner, self._known = runner, known
         self._same_shape, self._poison = same_shape, poison
 
-    def expected(self, values: Values, at: Capacity | None) -> TensorDict:
-        """What a replay at this capacity must give, bit for bit."""
-        return self._remembered(values, at, self._poison)
+    def row(
+        self,
+        key: str,
+        name: str,
+        batches: Sequence[Values],
+        run: Callable[[Values], TensorDict],
+        capacity_of: Callable[[Values], Capacity | None],
+    ) -> VerifyRow:
+        """Run a sequence; compare each result with eager at once, and again after all later replays."""
+        kept: list[tuple[TensorDict, TensorDict, Values, Capacity | None]] = []
+        worst = 0.0
 
-    def written(self, values: Values) -> TensorDict:
-        """What the last run wrote elsewhere."""
-        return self._runner.phase.written(values)
+        def wrong(difference: float, problem: str) -> VerifyRow:
+            return VerifyRow(key, name, len(kept), difference, problem)
 
-    def differences(
+        try:
+            for values in batches:
+                at = capacity_of(values)
+                if harm := self._harm_of_padding(values, at):
+                    return wrong(_size(harm), f"padding matters: {harm[0]}")
+                expected = self._remembered(values, at, self._poison)
+                actual = {**run(values), **self._runner.phase.written(values)}
+                kept.append((actual, expected, values, at))
+                if found := self._differences(actual, expected, values, at):
+                    repeats = (self._run(values, at, self._poison) for _ in range(NUM_REPEATS))
+                    is_repeated = not any(bit_differences(repeat, expected) for repeat in repeats)
+                    return wrong(_size(found), str(found[0]) if is_repeated else f"{found[0]}; {_NOT_REPEATED}")
+                worst = max(worst, _size(bit_differences(actual, expected)))
+            for actual, expected, values, at in kept:
+                if found := self._differences(actual, expected, values, at):
+                    return wrong(_size(found), f"a result changed after it was handed over: {found[0]}")
+        except GraphError as error:
+            return wrong(float("inf"), str(error))
+        except RuntimeError as error:
+            problem = f"the body fails on a batch that is padded to its bucket: {str(error).splitlines()[0]}"
+            return wrong(float("inf"), problem)
+        return VerifyRow(key, name, len(batches), worst)
+
+    def _differences(
         self, actual: TensorDict, expected: TensorDict, values: Values, at: Capacity | None
     ) -> list[OutputDifference]:
-        found = bit_differences(actual, expected)
-        if not found or not self._runner.phase.nondeterministic:
-            return found
-        return error_differences(actual, expected, noisy_runs(lambda: self._run(values, at, self._poison)))
+        """Bit for bit, unless the phase has nondeterministic kernels."""
+        if not self._runner.phase.nondeterministic:
+            return bit_differences(actual, expected)
+        return self._beyond_error(actual, expected, values, at, self._poison)
 
-    def repeats(self, expected: TensorDict, values: Values, at: Capacity | None) -> bool:
-        """Whether more eager runs give the same bits."""
-        runs = (self._run(values, at, self._poison) for _ in range(NUM_REPEATS))
-        return not any(bit_differences(run, expected) for run in runs)
-
-    def harm_of_padding(self, values: Values, at: Capacity | None) -> list[OutputDifference]:
-        """Outputs that padding changes: its content, and (without `same_shape`) that it is there."""
+    def _harm_of_padding(self, values: Values, at: Capacity | None) -> list[OutputDifference]:
+        """Outputs changed by the content of padding or (without `same_shape`) by its presence."""
         if at is None or (self._same_shape and not self._poison):
             return []
         padded, found = self._remembered(values, at, False), []
         if self._poison:
-            found = self._beyond_error(self._remembered(values, at, True), padded, values, at)
+            found = self._beyond_error(self._remembered(values, at, True), padded, values, at, False)
         if not found and not self._same_shape:
-            found = self._beyond_error(padded, self._run(values, None, False), values, None)
+            found = self._beyond_error(padded, self._run(values, None, False), values, None, False)
         return found
 
     def _beyond_error(
-        self, actual: TensorDict, expected: TensorDict, values: Values, at: Capacity | None
+        self, actual: TensorDict, expected: TensorDict, values: Values, at: Capacity | None, poison: bool
     ) -> list[OutputDifference]:
         if not bit_differences(actual, expected):
             return []
-        return error_differences(actual, expected, noisy_runs(lambda: self._run(values, at, False)))
+        return error_differences(actual, expected, noisy_runs(lambda: self._run(values, at, poison)))
 
     def _remembered(self, values: Values, at: Capacity | None, poison: bool) -> TensorDict:
         if self._known is None:
@@ -232,46 +265,9 @@ class _Eager:
         return self._known[key]
 
     def _run(self, values: Values, at: Capacity | None, poison: bool) -> TensorDict:
-        """What a batch puts out and what it writes elsewhere."""
         phase = self._runner.phase
         phase.set_up(values)
         return {**self._runner.eager(values, copy_out, at=at, poison=poison), **phase.written(values)}
-
-
-def _compare(
-    key: str,
-    name: str,
-    batches: Sequence[Values],
-    run: Callable[[Values], TensorDict],
-    eager: _Eager,
-    capacity_of: Callable[[Values], Capacity | None],
-) -> Row:
-    """Run a sequence; compare each result with eager at once, and again when all later replays are done."""
-    kept: list[tuple[TensorDict, TensorDict, Values, Capacity | None]] = []
-    worst = 0.0
-    try:
-        for values in batches:
-            at = capacity_of(values)
-            if harm := eager.harm_of_padding(values, at):
-                return Row(key, name, len(kept), _size(harm), f"padding matters: {harm[0]}")
-            expected = eager.expected(values, at)
-            actual = {**run(values), **eager.written(values)}
-            kept.append((actual, expected, values, at))
-            if found := eager.differences(actual, expected, values, at):
-                problem = str(found[0])
-                if not eager.repeats(expected, values, at):
-                    problem += f"; {_NOT_REPEATED}"
-                return Row(key, name, len(kept), _size(found), problem)
-            worst = max(worst, _size(bit_differences(actual, expected)))
-        for actual, expected, values, at in kept:
-            if found := eager.differences(actual, expected, values, at):
-                return Row(key, name, len(kept), _size(found), f"a result changed after it was handed over: {found[0]}")
-    except GraphError as error:
-        return Row(key, name, len(kept), float("inf"), str(error))
-    except RuntimeError as error:
-        problem = f"the body fails on a batch that is padded to its bucket: {str(error).splitlines()[0]}"
-        return Row(key, name, len(kept), float("inf"), problem)
-    return Row(key, name, len(batches), worst)
 
 
 _NOT_REPEATED = (
@@ -285,15 +281,14 @@ def _size(differences: Sequence[OutputDifference]) -> float:
 
 
 def _poison(runner: GraphRunner, key: GraphKey) -> None:
-    """Replay on nothing but NaN and no valid row: every temporary of the graph is NaN before the next replay."""
+    """Replay on NaN alone without valid rows, so that every temporary of the graph is NaN before the next replay."""
     arena = runner.phase.arena
     arena.poison(key.capacity)
-    empty = arena.empty_batch()
-    runner.replay(key, empty, lambda outputs: None, poison=True)
+    runner.replay(key, arena.empty_batch(), lambda outputs: None, poison=True)
 
 
 def _sequences(runner: GraphRunner, capacity: Capacity, rng: torch.Generator) -> dict[str, list[Values]]:
-    """A batch whose example exceeds the bucket in some dimension, such as windows of a segment, is left out."""
+    """Leaves out batches whose example exceeds the bucket in some dimension, such as windows of a segment."""
     one, other = equal_totals(runner.phase, capacity, rng)
     full = compose(capacity[runner.phase.rows], num_segments(runner.phase, capacity), rng)
     made = {lengths: runner.phase.example(lengths, rng) for lengths in (one, other, (1,), full)}

@@ -1,4 +1,4 @@
-"""What a graph relies on besides its arena: weights and caches at their addresses, modules as they were built."""
+"""What a graph depends on besides its arena: addresses of weights and caches, and the structure of modules."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import partial
@@ -8,18 +8,16 @@ from torch import Tensor, nn
 
 from saccade.errors import AddressError
 
-Home = tuple[Any, Any]  # what a thing lives in (a dictionary or list), and the key it has there
+Home = tuple[Any, Any]  # the container (dictionary or list) of an object, and its key there
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _MEMBERS = ("_parameters", "_buffers", "_modules")
 
 
 class Watched(Mapping[str, Tensor]):
-    """Tensors under their names, read anew at every look from where they live, so that a replaced one is noticed.
-
-    `links` are other things that a capture took as they were (submodules, a bias that is None, the training flag): each
-    must still be the same object. `sizes` are containers that must not grow: parameters and hooks that came later.
-    """
+    """Named tensors, looked up anew in their containers each time, so that a replaced one is noticed. `links` are other
+    objects a capture relied on (submodules, a bias that is None, the training flag): each must stay the same object.
+    `sizes` are containers that must not grow, to notice parameters and hooks added later."""
 
     def __init__(
         self,
@@ -59,11 +57,10 @@ class Watched(Mapping[str, Tensor]):
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor]) -> "Watched":
-        """The values of a mapping."""
         return state if isinstance(state, Watched) else cls({name: (state, name) for name in state})
 
     def marks(self) -> list[int]:
-        """Addresses, identities and sizes as they are now: equal lists mean that nothing moved."""
+        """Current addresses, identities and sizes: equal lists mean that nothing moved."""
         try:
             return [
                 *[home[key].data_ptr() for home, key in self._places],
@@ -71,10 +68,11 @@ class Watched(Mapping[str, Tensor]):
                 *map(len, self._counted),
             ]
         except (AttributeError, KeyError, IndexError):
-            return [*map(_address, self._places), *map(_identity, self._joints), *map(len, self._counted)]
+            addresses = (t.data_ptr() if isinstance(t, Tensor) else 0 for t in map(_found, self._places))
+            return [*addresses, *(id(_found(place)) for place in self._joints), *map(len, self._counted)]
 
     def changes(self, before: Sequence[int]) -> list[str]:
-        """What is not as it was when `marks` gave these."""
+        """What changed since `marks` returned these."""
         found = []
         names = [*self._homes, *self._links, *self._sizes]
         for i, (name, was, now) in enumerate(zip(names, before, self.marks(), strict=True)):
@@ -125,17 +123,11 @@ def _is_empty(cell: Any) -> bool:
     return False
 
 
-def _address(place: Home) -> int:
-    """0 where the tensor is gone."""
-    try:
-        tensor = place[0][place[1]]
-    except (KeyError, IndexError):
-        return 0
-    return tensor.data_ptr() if isinstance(tensor, Tensor) else 0
+_GONE = object()
 
 
-def _identity(place: Home) -> int:
+def _found(place: Home) -> Any:
     try:
-        return id(place[0][place[1]])
+        return place[0][place[1]]
     except (KeyError, IndexError):
-        return 0
+        return _GONE

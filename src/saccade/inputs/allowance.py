@@ -1,8 +1,5 @@
-"""What making one prompt may cost, asked before the cost arises.
-
-A few kilobytes can stand for gigabytes of pixels, and a long text takes seconds to encode only to be found too long.
-So lengths, sizes and memory are judged by what is known beforehand: headers of images, characters of a text.
-"""
+"""Limits on the cost of one prompt, checked before it arises: a few kilobytes can decode to gigabytes of pixels, and a
+long text takes seconds to encode only to be found too long. Image headers and text lengths decide."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +13,9 @@ class StopWorkError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """Without one, everything is allowed.
-
-    A prompt may have `max_tokens`; where they are only counted (`is_count`), refused is what is sure to have more by
-    the length of its text alone. `hold` hears of memory before it is used, and raises an error for the client where
-    there is none; `go_on` is called between two pieces of work, and raises a StopWorkError where nobody waits. Both are
-    called in the thread that works.
-    """
+    """At most `max_tokens` per prompt; if tokens are only counted (`is_count`), only text that is certain to have more
+    is refused. `hold` is called before memory is used and raises a client error if there is none; `go_on` is called
+    between pieces of work and raises StopWorkError if nobody waits. Both run in the working thread."""
 
     max_tokens: int | None = None
     is_count: bool = False
@@ -34,7 +27,7 @@ class Allowance:
             self.check_length(num_tokens, f"{what} {num_tokens} tokens", param)
 
     def check_length(self, num_tokens: int, met: str, param: str) -> None:
-        """`num_tokens`: as many as there are at the least."""
+        """`num_tokens` is a lower bound."""
         if self.max_tokens is not None and num_tokens > self.max_tokens:
             raise self.too_long(met, param)
 

@@ -1,8 +1,8 @@
-"""Video files and animated images as frames: MP4, MOV, WebM, MKV and AVI through PyAV, GIF and WebP through Pillow.
+"""Frames of video files and animated images: MP4, MOV, WebM, MKV and AVI through PyAV, GIF and WebP through Pillow.
 
-The format is told by the first bytes and given to the demuxer, so that none is guessed that would open other files
-(playlists do); only common codecs are decoded. The size is checked before a decoder runs. Long videos are thinned
-evenly while they are decoded, so that no more frames exist at a time than the limits allow.
+The format is detected from the first bytes and given to the demuxer, because a guessed format such as a playlist could
+open other files. Only common codecs are decoded. The size is checked before a decoder runs. Long videos are thinned
+evenly while decoding, so that there are never more frames in memory than the limits allow.
 """
 
 import math
@@ -21,45 +21,40 @@ from saccade.inputs.headers import read_header
 from saccade.inputs.images import ImageLimits, Pixels, check_size, load_image
 
 MAX_DECODED_FRAMES = 100_000
-FRAME_BYTES = 6  # a pixel: the frames, and the array that they are put into
+FRAME_BYTES = 6  # per pixel: the frames, and the array they are stacked into
 MAX_DECODE_S = 30.0
 CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"})
 _ANIMATED: dict[str, Any] = {"GIF": GifImagePlugin.GifImageFile, "WEBP": WebPImagePlugin.WebPImageFile}
 _BROKEN = "the video is damaged or incomplete"
 
 
-def decode_video(
-    data: bytes, limits: ImageLimits, *, param: str | None = None, allowance: Allowance = ANYTHING
-) -> tuple[Any, float | None]:
-    """Frames (an array, or a list for a still image) and their rate, None where it is not known."""
+def decode_video(data: bytes, limits: ImageLimits, allowance: Allowance = ANYTHING) -> tuple[Any, float | None]:
+    """Frames (an array, or a list for a still image) and their rate, None if unknown."""
     header = read_header(data)
     demuxer = _demuxer(data)
     if header is None and demuxer is None:
-        raise RequestError(
-            "the video format is not known; MP4, MOV, WebM, MKV, AVI, GIF and WebP are accepted",
-            param=param,
-            code="video_unsupported",
-        )
+        message = "the video format is not known; MP4, MOV, WebM, MKV, AVI, GIF and WebP are accepted"
+        raise RequestError(message, code="video_unsupported")
     if header is not None and header.format not in _ANIMATED:
         return [data], None
     thinned = _Thinned(limits, monotonic() + MAX_DECODE_S, allowance)
     try:
         if header is not None:
-            check_size(header.height, header.width, limits, param=param)
-            _read_animation(_ANIMATED[header.format](BytesIO(data)), thinned, limits, param)
+            check_size(header.height, header.width, limits)
+            _read_animation(_ANIMATED[header.format](BytesIO(data)), thinned)
         elif demuxer is not None:
-            _read_container(data, demuxer, thinned, limits, param)
-        return thinned.result(param)
+            _read_container(data, demuxer, thinned)
+        return thinned.result()
     except (SaccadeError, StopWorkError):
         raise
     except Exception:  # decoders raise many kinds; none of their texts may reach a client
-        raise _invalid(_BROKEN, param) from None
+        raise invalid_video(_BROKEN) from None
 
 
 @dataclass(slots=True)
 class _Thinned:
-    """Every frame at first; every second, fourth, ... of all once there would be too many. The memory of as many as
-    there ever were at a time is held."""
+    """Keeps every frame at first, then every second, fourth, ... once there are too many. Holds memory for the largest
+    number of frames kept at a time."""
 
     limits: ImageLimits
     deadline: float
@@ -70,27 +65,19 @@ class _Thinned:
     num_held: int = 0
     step: int = 1
 
-    def wants_next(self, height: int, width: int, param: str | None) -> bool:
-        """Called before a frame is converted; `add` must follow where it is wanted."""
+    def wants_next(self, height: int, width: int) -> bool:
+        """Called before a frame is converted; if True, `add` must follow."""
         if self.num_seen >= MAX_DECODED_FRAMES or monotonic() > self.deadline:
-            raise RequestError(
-                "the video takes too long to decode; send a shorter one, or frames",
-                param=param,
-                code="video_too_long",
-                status=413,
-            )
+            message = "the video takes too long to decode; send a shorter one, or frames"
+            raise RequestError(message, code="video_too_long", status=413)
         self.num_seen += 1
         self.allowance.go_on()
         if (self.num_seen - 1) % self.step:
             return False
         most = min(self.limits.max_frames, self.limits.max_video_pixels // (height * width))
         if most < 1:
-            raise RequestError(
-                f"the video has frames of {width}x{height} pixels; the limit is {self.limits.max_video_pixels} in all",
-                param=param,
-                code="video_too_large",
-                status=413,
-            )
+            met, limit = f"the video has frames of {width}x{height} pixels", self.limits.max_video_pixels
+            raise RequestError(f"{met}; the limit is {limit} in all", code="video_too_large", status=413)
         if len(self.frames) >= most:
             self.frames = self.frames[::2]
             self.step *= 2
@@ -100,69 +87,62 @@ class _Thinned:
             self.num_held += 1
         return is_wanted
 
-    def result(self, param: str | None) -> tuple[Any, float | None]:
+    def result(self) -> tuple[Any, float | None]:
         if not self.frames or any(frame.shape != self.frames[0].shape for frame in self.frames):
-            raise _invalid(_BROKEN, param)
+            raise invalid_video(_BROKEN)
         rate = self.num_seen / self.seconds / self.step if self.seconds > 0 else math.nan
         return np.stack(self.frames), rate if math.isfinite(rate) and rate > 0 else None
 
 
-def _read_animation(image: Any, thinned: _Thinned, limits: ImageLimits, param: str | None) -> None:
+def _read_animation(image: Any, thinned: _Thinned) -> None:
     for index in range(MAX_DECODED_FRAMES + 1):
         try:
             image.seek(index)
-            wants = thinned.wants_next(image.height, image.width, param)
-            image.load()  # WebP tells how long a frame lasts only now
+            wants = thinned.wants_next(image.height, image.width)
+            image.load()  # WebP knows a frame's duration only after this
         except EOFError:
             return
         thinned.seconds += max(float(image.info.get("duration") or 100), 10) / 1000
         if wants:
-            thinned.frames.append(load_image(image.copy(), limits, param=param))
+            thinned.frames.append(load_image(image.copy(), thinned.limits))
 
 
-def _read_container(data: bytes, demuxer: str, thinned: _Thinned, limits: ImageLimits, param: str | None) -> None:
+def _read_container(data: bytes, demuxer: str, thinned: _Thinned) -> None:
     try:
         import av
     except ImportError:
-        raise RequestError(
-            "this server cannot read video files (pip install 'saccade[video]'); send frames as data:video/jpeg",
-            param=param,
-            code="video_unsupported",
-        ) from None
+        message = "this server cannot read video files (pip install 'saccade[video]'); send frames as data:video/jpeg"
+        raise RequestError(message, code="video_unsupported") from None
     with av.open(BytesIO(data), mode="r", format=demuxer) as container:
         if not container.streams.video:
-            raise _invalid("the file has no video in it", param)
+            raise invalid_video("the file has no video in it")
         stream = container.streams.video[0]
         if stream.codec_context.codec.canonical_name not in CODECS:
             message = f"the video's codec is not accepted; allowed: {', '.join(sorted(CODECS))}"
-            raise RequestError(message, param=param, code="video_unsupported")
-        check_size(stream.codec_context.height, stream.codec_context.width, limits, param=param)
+            raise RequestError(message, code="video_unsupported")
+        check_size(stream.codec_context.height, stream.codec_context.width, thinned.limits)
         stream.codec_context.thread_count = 2
         rate = float(stream.average_rate or 0)
         for frame in _frames(container, stream):
-            check_size(frame.height, frame.width, limits, param=param)
-            if thinned.wants_next(frame.height, frame.width, param):
+            check_size(frame.height, frame.width, thinned.limits)
+            if thinned.wants_next(frame.height, frame.width):
                 pixels = frame.to_ndarray(format="rgb24")
                 thinned.frames.append(np.rot90(pixels, round(frame.rotation / 90)) if frame.rotation else pixels)
         thinned.seconds = thinned.num_seen / rate if rate > 0 else 0.0
 
 
 def _frames(container: Any, stream: Any) -> Iterator[Any]:
-    """A video that breaks off gives the frames before the break."""
+    """A truncated video gives the frames before the break."""
     import av
 
-    decoded = container.decode(stream)
     seen = False
-    while True:
-        try:
-            yield next(decoded)
-        except StopIteration:
-            return
-        except av.error.FFmpegError:
-            if not seen:
-                raise
-            return
-        seen = True
+    try:
+        for frame in container.decode(stream):
+            yield frame
+            seen = True
+    except av.error.FFmpegError:
+        if not seen:
+            raise
 
 
 def _demuxer(data: bytes) -> str | None:
@@ -175,5 +155,5 @@ def _demuxer(data: bytes) -> str | None:
     return None
 
 
-def _invalid(message: str, param: str | None) -> RequestError:
-    return RequestError(message, param=param, code="video_invalid")
+def invalid_video(message: str) -> RequestError:
+    return RequestError(message, code="video_invalid")

@@ -1,8 +1,5 @@
-"""Token ids to text, one id at a time, without ever splitting a character.
-
-A token is a string of bytes; the bytes go through an incremental UTF-8 decoder, which holds back an unfinished
-character. Work per token is constant, whatever came before. Bytes that are not UTF-8 become U+FFFD.
-"""
+"""Token ids to text, one id at a time, never splitting a character: an incremental UTF-8 decoder holds back unfinished
+ones. Work per token is constant. Bytes that are not UTF-8 become U+FFFD."""
 
 import codecs
 from collections.abc import Callable, Iterable
@@ -13,7 +10,7 @@ from saccade.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Decoder:
+class TokenDecoder:
     """The bytes of every token. `strip_spaces` leading blanks belong to the encoding, not to the text."""
 
     token_text: Callable[[int], str | None]
@@ -25,7 +22,7 @@ class Decoder:
     @classmethod
     def from_definition(
         cls, definition: Any, *, token_text: Callable[[int], str | None], special_ids: frozenset[int]
-    ) -> "Decoder":
+    ) -> "TokenDecoder":
         """`definition` is the "decoder" object of tokenizer.json."""
         steps = {step["type"]: step for step in _steps(definition)}
         if "ByteLevel" in steps:
@@ -40,7 +37,7 @@ class Decoder:
         )
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The bytes of one token; none for an id that the vocabulary does not have (padding rows of an embedding)."""
+        """Empty for an id that the vocabulary does not have (padding rows of an embedding)."""
         found = self._cache.get(token_id)
         if found is None:
             text = self.token_text(token_id)
@@ -49,13 +46,10 @@ class Decoder:
 
 
 class Detokenizer:
-    """The text of one growing sequence: `push` gives what each id adds, `flush` what is left at the end.
+    """The text of one growing sequence: `push` returns what each id adds, `flush` the rest at the end. With
+    `is_continued` the sequence continues earlier text, and a leading blank belongs to the text."""
 
-    The pieces put together are the text of all ids. A sequence that `is_continued` goes on in a text that came before:
-    a blank that it begins with is of the text, and not of the encoding.
-    """
-
-    def __init__(self, decoder: Decoder, *, skip_special_tokens: bool = True, is_continued: bool = False) -> None:
+    def __init__(self, decoder: TokenDecoder, *, skip_special_tokens: bool = True, is_continued: bool = False) -> None:
         self._decoder = decoder
         self._skip = decoder.special_ids if skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -70,7 +64,6 @@ class Detokenizer:
         return self._strip(self._utf8.decode(b"", final=True))
 
     def push_all(self, token_ids: Iterable[int]) -> str:
-        """The whole text of a finished sequence."""
         return "".join(map(self.push, token_ids)) + self.flush()
 
     def _strip(self, text: str) -> str:
@@ -89,14 +82,10 @@ def _steps(definition: Any) -> list[dict[str, Any]]:
     return [definition]
 
 
-def _byte_of_char() -> dict[str, int]:
-    """GPT-2's printable alphabet for bytes: printable Latin-1 stands for itself, the others follow from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF_CHAR = _byte_of_char()
+# GPT-2's printable alphabet for bytes: printable Latin-1 maps to itself, the others from U+0100 on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF_CHAR = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
 
 
 def _from_byte_level(token: str) -> bytes:

@@ -1,9 +1,9 @@
-"""The one place that opens connections on behalf of a request.
+"""The only place that opens connections on behalf of a request.
 
-An address is parsed once, by one strict pattern, and what it parses to is what is connected to. The host is resolved
-once; unless every address found is public, nothing is sent. The connection goes to an address that was checked, never
-to the name again, while TLS still proves the name. A redirect is a new address with all checks. Proxies of the
-environment are not used, bodies are not decompressed, and bytes and seconds are counted while they come.
+A URL is parsed once, by one strict pattern, and the result is what is connected to. The host is resolved once; nothing
+is sent unless every address found is public. The connection goes to a checked address, never to the name again, while
+TLS still verifies the name. A redirect is a new URL with all checks. Proxies of the environment are not used, bodies
+are not decompressed, and bytes and seconds are counted as they arrive.
 """
 
 import asyncio
@@ -52,8 +52,8 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """Where a URL leads: all that is needed to ask for it, and nothing that would have to be parsed again."""
+class RemoteAddress:
+    """All parts of a URL that a request needs, so that nothing has to be parsed again."""
 
     scheme: str
     host: str
@@ -67,15 +67,11 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class FetchPolicy:
-    """Who may be asked: nobody, the named hosts (`*.a.org` for all below a.org), or everybody."""
+    """Allowed hosts: none, the named ones (`*.a.org` for all below a.org), or all."""
 
     allows_all: bool = False
     domains: frozenset[str] = frozenset()
     max_redirects: int = 3
-
-    @property
-    def is_open(self) -> bool:
-        return self.allows_all or bool(self.domains)
 
     def allows(self, host: str) -> bool:
         if not self.domains:
@@ -86,7 +82,7 @@ class FetchPolicy:
 
 
 class Fetcher:
-    """Fetches one URL at a time for any number of tasks. Nothing stays open between two fetches."""
+    """Fetches URLs for any number of tasks. No connection stays open between fetches."""
 
     def __init__(
         self,
@@ -96,26 +92,26 @@ class Fetcher:
         dial: Dial | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """`resolve` and `dial` replace the system's name service and its connections, for tests."""
+        """`resolve` and `dial` replace the system's resolver and connections in tests."""
         self.policy = policy
         self._resolve = resolve or self._look_up
-        # Threads of their own: looking up a name cannot be cancelled, and names that take long must hold up only names.
+        # Own threads: a name lookup cannot be cancelled, and slow lookups must delay only other lookups.
         self._names = ThreadPoolExecutor(NAME_THREADS, thread_name_prefix="names")
         self._dial = dial or _dial
         self._ssl_context = ssl_context
 
-    async def fetch(self, url: str, *, max_bytes: int, timeout_s: float, param: str | None = None) -> bytes:
-        """The body of a URL. Every way to fail is a RequestError with a fixed text."""
+    async def fetch(self, url: str, *, max_bytes: int, timeout_s: float) -> bytes:
+        """The body of a URL. Every failure is a RequestError with a fixed text."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._follow(url, max_bytes, param)
+                return await self._follow(url, max_bytes)
         except TimeoutError:
             message = f"the URL was not fetched within {timeout_s:g} s"
-            raise RequestError(message, param=param, code="media_fetch_timeout", status=504) from None
+            raise RequestError(message, code="media_fetch_timeout", status=504) from None
         except RequestError:
             raise
-        except Exception:  # what a library says about a connection may tell of the inside
-            raise _failed("the URL could not be fetched", param) from None
+        except Exception:  # a library's message may reveal the internal network
+            raise _failed("the URL could not be fetched") from None
 
     def close(self) -> None:
         self._names.shutdown(wait=False, cancel_futures=True)
@@ -123,21 +119,21 @@ class Fetcher:
     async def _look_up(self, host: str, port: int) -> Sequence[str]:
         return await asyncio.get_running_loop().run_in_executor(self._names, _addresses, host, port)
 
-    async def _follow(self, url: str, max_bytes: int, param: str | None) -> bytes:
-        address = parse_url(url, param)
+    async def _follow(self, url: str, max_bytes: int) -> bytes:
+        address = parse_url(url)
         for _ in range(self.policy.max_redirects + 1):
-            answer = await self._ask(address, max_bytes, param)
+            answer = await self._ask(address, max_bytes)
             if isinstance(answer, bytes):
                 return answer
-            following = parse_url(urljoin(address.url, answer), param)
+            following = parse_url(urljoin(address.url, answer))
             if address.scheme == "https" and following.scheme != "https":
-                raise _refused("the URL redirects from https to http", param)
+                raise _refused("the URL redirects from https to http")
             address = following
-        raise _failed(f"the URL redirects more than {self.policy.max_redirects} times", param)
+        raise _failed(f"the URL redirects more than {self.policy.max_redirects} times")
 
-    async def _ask(self, address: Address, max_bytes: int, param: str | None) -> bytes | str:
-        """The body, or where to look instead."""
-        backend = _Pinned(await self._check(address, param), self._dial)
+    async def _ask(self, address: RemoteAddress, max_bytes: int) -> bytes | str:
+        """The body, or the redirect's target."""
+        backend = _Pinned(await self._check(address), self._dial)
         if address.scheme == "https" and self._ssl_context is None:
             self._ssl_context = await asyncio.to_thread(ssl.create_default_context)
         url = httpcore2.URL(scheme=address.scheme, host=address.host, port=address.port, target=address.target)
@@ -151,46 +147,47 @@ class Fetcher:
                 return headers[b"location"]
             if response.status != 200:
                 status = 400 if 400 <= response.status < 500 else 424
-                raise _failed(f"the URL was answered with status {response.status}", param, status)
+                raise _failed(f"the URL was answered with status {response.status}", status)
             if headers.get(b"content-encoding", "identity").strip().lower() not in ("", "identity"):
-                raise _failed("the URL was answered with compressed data", param)
-            return await _read(response, headers.get(b"content-length", ""), max_bytes, param)
+                raise _failed("the URL was answered with compressed data")
+            return await _read(response, headers.get(b"content-length", ""), max_bytes)
 
-    async def _check(self, address: Address, param: str | None) -> Sequence[str]:
+    async def _check(self, address: RemoteAddress) -> Sequence[str]:
         """The addresses that may be connected to."""
-        if not self.policy.is_open:
+        if not self.policy.allows_all and not self.policy.domains:
             hint = "the server does not fetch media (--allow-remote-media, --allowed-media-domains); send a data URL"
-            raise _refused(hint, param)
+            raise _refused(hint)
         if not self.policy.allows(address.host):
-            raise _refused("the URL's host is not among those allowed (--allowed-media-domains)", param)
-        found = [address.host] if _is_literal(address.host) else await self._resolve(address.host, address.port)
+            raise _refused("the URL's host is not among those allowed (--allowed-media-domains)")
+        is_literal = ":" in address.host or address.host.replace(".", "").isdecimal()
+        found = [address.host] if is_literal else await self._resolve(address.host, address.port)
         if not found:
-            raise _failed("the URL's host has no address", param)
+            raise _failed("the URL's host has no address")
         if not all(map(is_public, found)):
-            raise _refused("the URL's host is not a public address", param)
+            raise _refused("the URL's host is not a public address")
         return found
 
 
-def parse_url(text: str, param: str | None = None) -> Address:
-    """The only parser of remote URLs: whatever is not plainly a host and a path is refused."""
-    match = _URL.fullmatch(text) if len(text) <= MAX_URL_CHARS and _is_plain(text) else None
+def parse_url(text: str) -> RemoteAddress:
+    """The only parser of remote URLs: refuses everything that is not plainly a host and a path."""
+    is_plain = len(text) <= MAX_URL_CHARS and not any(char <= " " or char in "\\\x7f" for char in text)
+    match = _URL.fullmatch(text) if is_plain else None
     if match is None:
-        raise _invalid("the URL must be https://host[:port]/path or http://host[:port]/path", param)
+        raise _invalid("the URL must be https://host[:port]/path or http://host[:port]/path")
     scheme = match["scheme"].lower()
-    host = _read_six(match["six"], param) if match["six"] else _read_name(match["name"], param)
+    host = _read_host(match["six"], match["name"])
     port = int(match["port"] or (443 if scheme == "https" else 80))
     if not 1 <= port <= 65535:
-        raise _invalid("the URL's port must be 1 to 65535", param)
+        raise _invalid("the URL's port must be 1 to 65535")
     target = quote(match["target"] or "/", safe="%/?:@!$&'()*+,;=-._~[]|")
-    return Address(scheme, host, port, target if target.startswith("/") else f"/{target}")
+    return RemoteAddress(scheme, host, port, target if target.startswith("/") else f"/{target}")
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is on the public internet, for the packets as for the name: what is mapped, tunnelled or
-    translated to another address must be so too."""
+    """Whether an address is on the public internet; an IPv4 address inside it (mapped, NAT64) must be public too."""
     try:
         address = ipaddress.ip_address(text)
-    except ValueError:  # also addresses with a zone
+    except ValueError:  # includes addresses with a zone
         return False
     if isinstance(address, ipaddress.IPv6Address):
         if getattr(address, "scope_id", None):
@@ -204,12 +201,11 @@ def is_public(text: str) -> bool:
 
 
 def read_domains(text: str) -> frozenset[str]:
-    """Host names of a comma-separated list."""
     return frozenset(name.strip().lower().rstrip(".") for name in text.split(",") if name.strip())
 
 
 class _Pinned(httpcore2.AsyncNetworkBackend):
-    """Connects to addresses that were checked, whatever name it is given."""
+    """Connects only to the checked addresses, whatever name it is given."""
 
     def __init__(self, addresses: Sequence[str], dial: Dial) -> None:
         self._addresses, self._dial = addresses, dial
@@ -239,64 +235,49 @@ async def _dial(address: str, port: int) -> httpcore2.AsyncNetworkStream:
     return await httpcore2.AnyIOBackend().connect_tcp(address, port)
 
 
-async def _read(response: httpcore2.Response, length: str, max_bytes: int, param: str | None) -> bytes:
+async def _read(response: httpcore2.Response, length: str, max_bytes: int) -> bytes:
     if length.isdecimal() and len(length) < 20 and int(length) > max_bytes:
-        raise too_large("the URL's body", max_bytes, param)
+        raise too_large("the URL's body", max_bytes)
     parts, size = [], 0
     async for part in response.aiter_stream():
         size += len(part)
         if size > max_bytes:
-            raise too_large("the URL's body", max_bytes, param)
+            raise too_large("the URL's body", max_bytes)
         parts.append(part)
     return b"".join(parts)
 
 
-def _is_plain(text: str) -> bool:
-    return "\\" not in text and not any(char <= " " or char == "\x7f" for char in text)
-
-
-def _read_six(text: str, param: str | None) -> str:
+def _read_host(six: str | None, name: str | None) -> str:
+    """A host in lower case. What ends in a number is an address, accepted only in its canonical spelling."""
+    plain = (name or "").lower().rstrip(".")
     try:
-        return str(ipaddress.IPv6Address(text))
+        if six:
+            return str(ipaddress.IPv6Address(six))
+        return str(ipaddress.IPv4Address(plain)) if _NUMBER.fullmatch(plain.rpartition(".")[2]) else plain
     except ValueError:
-        raise _invalid("the URL's host is not an address", param) from None
-
-
-def _read_name(text: str, param: str | None) -> str:
-    """A host name in lower case. What ends in a number is an address, and only its usual spelling is taken."""
-    name = text.lower().rstrip(".")
-    if _NUMBER.fullmatch(name.rpartition(".")[2]):
-        try:
-            return str(ipaddress.IPv4Address(name))
-        except ValueError:
-            raise _invalid("the URL's host is not an address", param) from None
-    return name
-
-
-def _is_literal(host: str) -> bool:
-    return ":" in host or host.replace(".", "").isdecimal()
+        raise _invalid("the URL's host is not an address") from None
 
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _host_header(address: Address) -> str:
+def _host_header(address: RemoteAddress) -> str:
     is_default = address.port == (443 if address.scheme == "https" else 80)
     return _bracketed(address.host) + ("" if is_default else f":{address.port}")
 
 
-def too_large(what: str, limit: int, param: str | None, *, code: str = "media_too_large") -> RequestError:
-    return RequestError(f"{what} has more than {limit} bytes, which is the limit", param=param, code=code, status=413)
+def too_large(what: str, limit: int, *, code: str = "media_too_large") -> RequestError:
+    return RequestError(f"{what} has more than {limit} bytes, which is the limit", code=code, status=413)
 
 
-def _refused(message: str, param: str | None) -> RequestError:
-    return RequestError(message, param=param, code="media_not_allowed")
+def _refused(message: str) -> RequestError:
+    return RequestError(message, code="media_not_allowed")
 
 
-def _invalid(message: str, param: str | None) -> RequestError:
-    return RequestError(message, param=param, code="media_invalid_url")
+def _invalid(message: str) -> RequestError:
+    return RequestError(message, code="media_invalid_url")
 
 
-def _failed(message: str, param: str | None, status: int = 424) -> RequestError:
-    return RequestError(message, param=param, code="media_fetch_failed", status=status)
+def _failed(message: str, status: int = 424) -> RequestError:
+    return RequestError(message, code="media_fetch_failed", status=status)

@@ -1,11 +1,11 @@
-"""What a checkpoint suggests for sampling, and the tokens that end its answers."""
+"""A checkpoint's sampling defaults and end tokens."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from saccade.errors import ConfigError
-from saccade.inputs.folder import read_json, read_optional_json
+from saccade.inputs.checkpoint_files import read_json, read_optional_json
 from saccade.inputs.tokenizer import Tokenizer
 
 MAX_NUMBER = 2**31
@@ -13,12 +13,9 @@ MAX_NUMBER = 2**31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """Sampling values of generation_config.json; None where the checkpoint has no opinion.
-
-    `do_sample: false` reads as temperature 0. `eos_token_ids` never lacks a token that config.json or
-    generation_config.json names; where neither does it is the tokenizer's, for a model that nothing stops runs to the
-    length limit.
-    """
+    """Sampling values of generation_config.json, None if absent; `do_sample: false` means temperature 0.
+    `eos_token_ids` come from it and config.json, else from the tokenizer: without any, a model runs to the length
+    limit."""
 
     eos_token_ids: frozenset[int]
     temperature: float | None = None
@@ -41,7 +38,6 @@ class GenerationDefaults:
 
 
 def named_ends(folder: Path) -> frozenset[int]:
-    """The end tokens that config.json and generation_config.json name."""
     config = read_json(folder / "config.json")
     raw = read_optional_json(folder / "generation_config.json")
     parts = [part for part in (raw, config, config.get("text_config")) if isinstance(part, dict)]
@@ -56,7 +52,7 @@ def _token_ids(value: Any, folder: Path) -> list[int]:
     values = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(token) is int for token in values):
         raise ConfigError(f"{folder}: eos_token_id must be a whole number or a list of them; got {value!r:.200}")
-    return [token for token in values if 0 <= token < MAX_NUMBER]  # -1 and the like: no token, and none ends
+    return [token for token in values if 0 <= token < MAX_NUMBER]  # -1 and the like mean no token
 
 
 def _tokenizer_ends(folder: Path) -> frozenset[int]:

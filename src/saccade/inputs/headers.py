@@ -1,8 +1,5 @@
-"""Format and size of an encoded image, read from its first bytes.
-
-Limits are checked on what this module finds before any decoder sees the data: opening a file with a decoder may already
-allocate a canvas (WebP) or walk every chunk. Only the formats listed in `Format` are known; everything else is refused.
-"""
+"""Format and size of an encoded image, read from its first bytes. Limits are checked on these before any decoder sees
+the data: opening a file with one may already allocate a canvas (WebP) or walk every chunk."""
 
 import struct
 from dataclasses import dataclass
@@ -17,7 +14,7 @@ _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the first bytes of an image say. `components` counts colour channels and is known for JPEG only."""
+    """`components` counts colour channels and is known for JPEG only."""
 
     format: Format
     height: int
@@ -26,7 +23,7 @@ class Header:
 
 
 def read_header(data: bytes) -> Header | None:
-    """The header, or None where the data is not a known format or stops before its size is told."""
+    """None if the format is unknown or the data ends before its size."""
     try:
         return _read(data)
     except (struct.error, IndexError):

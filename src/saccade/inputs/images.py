@@ -2,11 +2,11 @@
 
 The model sees what a person sees: EXIF orientation is applied, transparency (alpha channels, palette and colour-key
 transparency) is flattened on white, greyscale, CMYK and 16-bit images become 8-bit RGB, and an animation gives its
-first frame. Limits are checked on the file's header before a decoder runs. Error texts are fixed: they never carry a
+first frame. Limits are checked on the file's header before a decoder runs. Error texts are fixed: they never contain a
 decoder's message, a path or part of the data.
 
-Pillow is the reference. Grey and three-channel JPEGs take simplejpeg; both are libjpeg-turbo, and with the accurate DCT
-and "fancy" chroma upsampling (fastdct=False, fastupsample=False) their pixels are equal bit for bit.
+Pillow is the reference. Grey and three-channel JPEGs use simplejpeg; both are libjpeg-turbo, and with the accurate DCT
+and "fancy" chroma upsampling (fastdct=False, fastupsample=False) their pixels are bit-identical.
 """
 
 import binascii
@@ -30,7 +30,7 @@ Pixels = npt.NDArray[np.uint8]
 ImageSource = bytes | bytearray | memoryview | str | os.PathLike[str] | npt.NDArray[Any] | Image.Image
 
 BAND_PIXELS = 2 * 2**20
-SCRATCH_BYTES = 8  # a pixel, beside the result, while an image is decoded: what a decoder fills, and a turned copy
+SCRATCH_BYTES = 8  # per pixel, beside the result, while decoding: what a decoder fills, and a rotated copy
 _ORIENTATION = 0x0112
 _ALPHA_MODES = frozenset({"RGBA", "LA", "PA", "RGBa", "La"})
 _PLAIN_MODES = frozenset({"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
@@ -38,16 +38,12 @@ _PLAIN_MODES = frozenset({"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
-    """Largest and smallest image or video that is decoded, and how many of each a prompt may have.
-
-    The aspect limit is the one of Qwen's own processors. A video counts its frames as they arrive, before sampling.
-    `max_request_pixels` is for the images of a prompt together.
-    """
+    """The largest image or video that is decoded, and how many of each a prompt may have. The aspect limit is that of
+    Qwen's processors. Video frames are counted as sent; `max_request_pixels` is for all images together."""
 
     max_bytes: int = 32 * 2**20
     max_pixels: int = 64 * 2**20
     max_aspect: float = 200.0
-    min_side: int = 1
     max_frames: int = 768
     max_video_pixels: int = 256 * 2**20
     max_images: int = 128
@@ -56,11 +52,9 @@ class ImageLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """An image that is not decoded yet, whose size is known and within the limits.
-
-    The size is the one before EXIF turns it: neither its area nor its number of tokens depends on that.
-    """
+class MeasuredImage:
+    """An image not decoded yet, with a size within the limits. The size is that before EXIF rotation, which changes
+    neither the area nor the number of tokens."""
 
     source: bytes | npt.NDArray[Any] | Image.Image
     height: int
@@ -72,96 +66,83 @@ class Measured:
         return self.height * self.width
 
 
-def load_image(source: ImageSource | object, limits: ImageLimits, *, param: str | None = None) -> Pixels:
-    """Pixels of an image given in any accepted form."""
-    return decode_image(measure_image(source, limits, param=param), param=param)
+def load_image(source: ImageSource | object, limits: ImageLimits) -> Pixels:
+    return decode_image(measure_image(source, limits))
 
 
-def measure_image(source: ImageSource | object, limits: ImageLimits, *, param: str | None = None) -> Measured:
-    """The size of an image given in any accepted form; no decoder sees it.
-
-    A string is a data URL and nothing else, so that text of a request can never open a file; files are given as
-    `pathlib.Path`. Remote addresses are fetched elsewhere.
-    """
+def measure_image(source: ImageSource | object, limits: ImageLimits) -> MeasuredImage:
+    """The size of an image in any accepted form, without a decoder. A string can only be a data URL, so that request
+    text never opens a file: files are given as `pathlib.Path`."""
     if isinstance(source, str):
-        return _measure_encoded(read_data_url(source, limits, param=param), limits, param)
+        return _measure_encoded(read_data_url(source, limits), limits)
     if isinstance(source, bytes | bytearray | memoryview):
-        return _measure_encoded(bytes(source), limits, param)
+        return _measure_encoded(bytes(source), limits)
     if isinstance(source, Image.Image):
-        check_size(source.height, source.width, limits, param=param)
-        return Measured(source, source.height, source.width)
+        check_size(source.height, source.width, limits)
+        return MeasuredImage(source, source.height, source.width)
     if isinstance(source, np.ndarray):
-        return _measure_array(source, limits, param)
+        return _measure_array(source, limits)
     if isinstance(source, os.PathLike):
-        return _measure_encoded(_read_file(Path(source), limits, param), limits, param)
-    raise _invalid("an image must be a data URL, bytes, a file, a Pillow image or an array", param)
+        return _measure_encoded(_read_file(Path(source), limits), limits)
+    raise _invalid("an image must be a data URL, bytes, a file, a Pillow image or an array")
 
 
-def decode_image(measured: Measured, *, param: str | None = None) -> Pixels:
-    """Pixels of an image whose size was found to be allowed."""
+def decode_image(measured: MeasuredImage) -> Pixels:
+    """The image must have passed `measure_image`."""
     source, header = measured.source, measured.header
     if isinstance(source, np.ndarray):
-        return _finish(_from_array(source), param)
+        return _finish(_from_array(source))
     if isinstance(source, Image.Image):
-        return _finish(source, param)
+        return _finish(source)
     assert header is not None, "encoded images are measured by their headers"
     try:
         image = _OPEN[header.format](BytesIO(source))
     except Exception:  # decoders raise many kinds; none of their texts may reach a client
-        raise _invalid(_BROKEN, param) from None
-    if image.height * image.width > measured.num_pixels:  # two headers in one file, and all limits saw the other one
-        raise _invalid(_BROKEN, param)
+        raise _invalid(_BROKEN) from None
+    if image.height * image.width > measured.num_pixels:  # two headers in one file, and the limits saw the other one
+        raise _invalid(_BROKEN)
     if header.format == "PNG":
         _widen_key(image)
-    return _finish(image, param, fast=_decode_jpeg(source, header))
+    return _finish(image, fast=_decode_jpeg(source, header))
 
 
-def _measure_encoded(data: bytes, limits: ImageLimits, param: str | None) -> Measured:
+def _measure_encoded(data: bytes, limits: ImageLimits) -> MeasuredImage:
     if not data:
-        raise _invalid("the image is empty (0 bytes)", param)
-    check_bytes(len(data), limits, param=param)
+        raise _invalid("the image is empty (0 bytes)")
+    check_bytes(len(data), limits)
     header = read_header(data)
     if header is None:
-        raise RequestError(
-            "the image format is not known; JPEG, PNG, WebP, GIF and BMP are accepted",
-            param=param,
-            code="image_unsupported",
-        )
-    check_size(header.height, header.width, limits, param=param)
-    return Measured(data, header.height, header.width, header)
+        message = "the image format is not known; JPEG, PNG, WebP, GIF and BMP are accepted"
+        raise RequestError(message, code="image_unsupported")
+    check_size(header.height, header.width, limits)
+    return MeasuredImage(data, header.height, header.width, header)
 
 
-def _measure_array(array: npt.NDArray[Any], limits: ImageLimits, param: str | None) -> Measured:
+def _measure_array(array: npt.NDArray[Any], limits: ImageLimits) -> MeasuredImage:
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
-        raise RequestError(
-            f"an image array must be uint8 of shape (height, width[, 1|3|4]); got {array.dtype} {array.shape}",
-            param=param,
-            code="image_unsupported",
-        )
-    check_size(array.shape[0], array.shape[1], limits, param=param)
-    return Measured(array, array.shape[0], array.shape[1])
+        message = f"an image array must be uint8 of shape (height, width[, 1|3|4]); got {array.dtype} {array.shape}"
+        raise RequestError(message, code="image_unsupported")
+    check_size(array.shape[0], array.shape[1], limits)
+    return MeasuredImage(array, array.shape[0], array.shape[1])
 
 
-def read_data_url(url: str, limits: ImageLimits, *, param: str | None = None) -> bytes:
-    """The bytes of a base64 data URL. The size is checked on the text, before it is decoded."""
+def read_data_url(url: str, limits: ImageLimits) -> bytes:
+    """The bytes of a base64 data URL. The size is checked on the text, before decoding."""
     head, comma, body = url.partition(",")
     if not head[:5].lower() == "data:":
-        raise _invalid("an image URL must be a base64 data URL (data:image/...;base64,...)", param)
+        raise _invalid("an image URL must be a base64 data URL (data:image/...;base64,...)")
     if not comma or not head.rstrip().lower().endswith(";base64"):
-        raise _invalid("a data URL must be base64 encoded (data:image/...;base64,...)", param)
-    check_bytes(len(body) * 3 // 4 - 2, limits, param=param)
+        raise _invalid("a data URL must be base64 encoded (data:image/...;base64,...)")
+    check_bytes(len(body) * 3 // 4 - 2, limits)
     try:
         return pybase64.b64decode(_unwrap(body), validate=True)
     except (binascii.Error, ValueError):
-        raise _invalid("the data URL is not valid base64", param) from None
+        raise _invalid("the data URL is not valid base64") from None
 
 
 def digest_pixels(pixels: npt.NDArray[np.uint8], settings: bytes) -> bytes:
-    """A 256-bit name of an image or video: its shape, its values and the settings that will process it.
-
-    Shape and settings come first and at fixed width, so that two inputs that differ in any of them cannot hash the same
-    bytes.
-    """
+    """A 256-bit name of an image or video: its shape, its values and the settings that process it. Shape and settings
+    come first, with their lengths, so that different inputs never hash the same bytes."""
     name = hashlib.sha256()
     name.update(len(settings).to_bytes(8, "little") + settings)
     name.update(np.asarray([pixels.ndim, *pixels.shape], dtype="<i8").tobytes())
@@ -169,43 +150,31 @@ def digest_pixels(pixels: npt.NDArray[np.uint8], settings: bytes) -> bytes:
     return name.digest()
 
 
-def check_bytes(num_bytes: int, limits: ImageLimits, *, param: str | None = None) -> None:
+def check_bytes(num_bytes: int, limits: ImageLimits) -> None:
     if num_bytes > limits.max_bytes:
-        raise RequestError(
-            f"the image has {num_bytes} bytes; the limit is {limits.max_bytes}",
-            param=param,
-            code="image_too_large",
-            status=413,
-        )
+        message = f"the image has {num_bytes} bytes; the limit is {limits.max_bytes}"
+        raise RequestError(message, code="image_too_large", status=413)
 
 
-def check_size(height: int, width: int, limits: ImageLimits, *, param: str | None = None) -> None:
-    """Refuses what is too large, too small or too narrow, by the numbers alone."""
-    if min(height, width) < max(1, limits.min_side):
-        raise RequestError(
-            f"the image is {width}x{height} pixels; each side must have at least {max(1, limits.min_side)}",
-            param=param,
-            code="image_too_small",
-        )
+def check_size(height: int, width: int, limits: ImageLimits) -> None:
+    """Refuses what is too large, too small or too narrow."""
+    if min(height, width) < 1:
+        message = f"the image is {width}x{height} pixels; each side must have at least 1"
+        raise RequestError(message, code="image_too_small")
     if height * width > limits.max_pixels:
-        raise RequestError(
-            f"the image is {width}x{height} pixels; the limit is {limits.max_pixels} pixels",
-            param=param,
-            code="image_too_large",
-            status=413,
-        )
+        message = f"the image is {width}x{height} pixels; the limit is {limits.max_pixels} pixels"
+        raise RequestError(message, code="image_too_large", status=413)
     if max(height, width) > limits.max_aspect * min(height, width):
         raise RequestError(
             f"the image is {width}x{height} pixels; "
             f"the longer side may be at most {limits.max_aspect:g} times the shorter",
-            param=param,
             code="image_aspect_ratio",
         )
 
 
 _BROKEN = "the image is damaged or incomplete"
 
-# The plugins' own classes, not Image.open: nothing is guessed, and its size warning (a process-wide filter) stays out.
+# The plugin classes, not Image.open: nothing is guessed, and its size warning (a process-wide filter) is avoided.
 _OPEN: dict[Format, Any] = {
     "JPEG": JpegImagePlugin.JpegImageFile,
     "PNG": PngImagePlugin.PngImageFile,
@@ -215,13 +184,13 @@ _OPEN: dict[Format, Any] = {
 }
 
 
-# What Pillow multiplies the values of such files by.
+# The factors Pillow scales pixel values of such files by.
 _DEPTHS = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}
 
 
 def _widen_key(image: PngImagePlugin.PngImageFile) -> None:
-    """Makes a colour that stands for transparency what Pillow makes of the pixels; it leaves the file's value as it is.
-    Of 16 bits only the higher 8 are left to compare."""
+    """Scales a PNG's transparent colour as Pillow scales its pixels, because Pillow leaves it at the file's value. Of
+    16 bits only the higher 8 are left to compare."""
     key = image.info.get("transparency")
     times = _DEPTHS.get(str(image.tile[0].args)) if image.tile else None
     if key is None or times is None:
@@ -241,34 +210,33 @@ def _decode_jpeg(data: bytes, header: Header) -> Pixels | None:
     return pixels if pixels.shape == (header.height, header.width, 3) else None
 
 
-def _finish(image: Image.Image, param: str | None, fast: Pixels | None = None) -> Pixels:
-    """Upright RGB pixels; `fast` holds them, not yet upright, where another decoder made them."""
+def _finish(image: Image.Image, fast: Pixels | None = None) -> Pixels:
+    """Upright RGB pixels; `fast` are those of another decoder, not yet upright."""
     try:
-        pixels = fast if fast is not None else _in_bands(image, param)
+        pixels = fast if fast is not None else _in_bands(image)
         pixels = _upright(pixels, _orientation(image))
     except RequestError:
         raise
     except Exception:  # see decode_image
-        raise _invalid(_BROKEN, param) from None
+        raise _invalid(_BROKEN) from None
     pixels.flags.writeable = False
     return pixels
 
 
-def _in_bands(image: Image.Image, param: str | None) -> Pixels:
-    """RGB pixels. Pillow's conversions keep the interpreter to themselves and make copies of all they get, so that a
-    large image is given to them in bands."""
+def _in_bands(image: Image.Image) -> Pixels:
+    """Pillow's conversions hold the interpreter lock and copy their whole input, so large images go in bands."""
     num_rows = max(1, BAND_PIXELS // image.width)
     if num_rows >= image.height:
-        return _to_rgb(image, param)
+        return _to_rgb(image)
     image.load()
     pixels = np.empty((image.height, image.width, 3), dtype=np.uint8)
     for top in range(0, image.height, num_rows):
         bottom = min(top + num_rows, image.height)
-        pixels[top:bottom] = _to_rgb(image.crop((0, top, image.width, bottom)), param)
+        pixels[top:bottom] = _to_rgb(image.crop((0, top, image.width, bottom)))
     return pixels
 
 
-def _to_rgb(image: Image.Image, param: str | None) -> Pixels:
+def _to_rgb(image: Image.Image) -> Pixels:
     if image.mode.startswith("I"):
         return _from_16_bit(image)
     if image.mode in _ALPHA_MODES or (image.mode in ("1", "L", "P", "RGB") and "transparency" in image.info):
@@ -276,11 +244,8 @@ def _to_rgb(image: Image.Image, param: str | None) -> Pixels:
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, image)
     elif image.mode not in _PLAIN_MODES:
-        raise RequestError(
-            "the image's pixel type is not known; 8-bit and 16-bit images are accepted",
-            param=param,
-            code="image_unsupported",
-        )
+        message = "the image's pixel type is not known; 8-bit and 16-bit images are accepted"
+        raise RequestError(message, code="image_unsupported")
     return np.array(image.convert("RGB"), dtype=np.uint8)
 
 
@@ -304,7 +269,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _upright(pixels: Pixels, orientation: int) -> Pixels:
-    """Undoes what an EXIF orientation (1 to 8) says was done to the picture."""
+    """Undoes the transformation of an EXIF orientation (1 to 8)."""
     if orientation in (5, 6, 7, 8):
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (3, 4, 7, 8):
@@ -320,17 +285,17 @@ def _from_array(array: npt.NDArray[Any]) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array))
 
 
-def _read_file(path: Path, limits: ImageLimits, param: str | None) -> bytes:
+def _read_file(path: Path, limits: ImageLimits) -> bytes:
     try:
         with path.open("rb") as file:
             data = file.read(limits.max_bytes + 1)
     except OSError:
-        raise _invalid("the image file cannot be read", param) from None
+        raise _invalid("the image file cannot be read") from None
     return data
 
 
 def _unwrap(body: str) -> str:
-    """Base64 text without what some clients add or take away: line breaks, percent escapes, missing padding."""
+    """Base64 text without line breaks and percent escapes, and with the padding some clients leave out."""
     if "\r" in body or "\n" in body:  # a search costs a hundredth of a replacement, and nearly always finds nothing
         body = body.replace("\r", "").replace("\n", "")
     if "%" in body:
@@ -338,5 +303,5 @@ def _unwrap(body: str) -> str:
     return body + "=" * (-len(body) % 4)
 
 
-def _invalid(message: str, param: str | None) -> RequestError:
-    return RequestError(message, param=param, code="image_invalid")
+def _invalid(message: str) -> RequestError:
+    return RequestError(message, code="image_invalid")

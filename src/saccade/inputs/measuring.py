@@ -1,4 +1,4 @@
-"""How much a prompt will come to, by what is known before its images are decoded and its text is encoded."""
+"""The size of a prompt, from what is known before its images are decoded and its text is encoded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,26 +6,27 @@ from typing import Any
 
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.images import SCRATCH_BYTES, ImageLimits, Measured, measure_image
-from saccade.inputs.messages import MediaRef
+from saccade.inputs.chat_messages import MediaRef
+from saccade.inputs.images import SCRATCH_BYTES, ImageLimits, MeasuredImage, measure_image
 from saccade.inputs.plans import plan_image, plan_video
-from saccade.inputs.shield import Segment
+from saccade.inputs.special_tokens import Segment
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.inputs.videos import measure_frames
 from saccade.models.media import ImageSettings, VideoSettings
 
-MAX_VALUES = 200_000  # strings, numbers, lists and objects that a template may be shown
+MAX_VALUES = 200_000  # strings, numbers, lists and objects that a template may be given
 LONG_TEXT_CHARS = 64 * 1024
-ENCODE_BYTES = 128  # a character, while a text is encoded
+ENCODE_BYTES = 128  # per character, while a text is encoded
 PIXEL_BYTES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """An image or video that is not decoded yet. What only a decoder can tell, as of a video file, counts nothing."""
+    """An image or video not decoded yet. What only a decoder can know, as for a video file, counts as zero."""
 
     ref: MediaRef
-    image: Measured | None = None
+    settings: ImageSettings | VideoSettings
+    image: MeasuredImage | None = None
     num_tokens: int = 0
 
     @property
@@ -33,47 +34,41 @@ class Sized:
         return 0 if self.image is None else self.image.num_pixels
 
 
-def size_image(ref: MediaRef, settings: ImageSettings, limits: ImageLimits) -> Sized:
-    """Exact: no turn by EXIF changes the number of tokens, as all rules of size treat both sides alike."""
-    image = measure_image(ref.source, limits, param=ref.param)
-    return Sized(ref, image, plan_image(image.height, image.width, settings).num_tokens)
-
-
-def size_video(ref: MediaRef, settings: VideoSettings, limits: ImageLimits) -> Sized:
-    found = measure_frames(ref.source, limits, param=ref.param)
+def size_media(ref: MediaRef, settings: ImageSettings | VideoSettings, limits: ImageLimits) -> Sized:
+    """Exact for images: size rules treat both sides alike, so EXIF rotation does not change the number of tokens."""
+    if isinstance(settings, ImageSettings):
+        with ref.named_in_errors():
+            image = measure_image(ref.source, limits)
+        return Sized(ref, settings, image, plan_image(image.height, image.width, settings).num_tokens)
+    with ref.named_in_errors():
+        found = measure_frames(ref.source, limits)
     if found is None:
-        return Sized(ref)
+        return Sized(ref, settings)
     num_frames, height, width, fps = found
-    return Sized(ref, None, plan_video(num_frames, height, width, fps or ref.fps, settings).num_tokens)
+    return Sized(ref, settings, None, plan_video(num_frames, height, width, fps or ref.fps, settings).num_tokens)
 
 
 def check_pixels(media: Sequence[Sized], limits: ImageLimits) -> None:
-    """Refuses images that are too large together, though each of them is not."""
+    """Refuses images that are too large together, though each is allowed."""
     limit, total = limits.max_request_pixels, 0
     for item in media:
         total += item.num_pixels
         if limit is not None and total > limit:
-            raise RequestError(
-                f"the images of the request have {total} pixels and more; the limit is {limit} (--max-request-pixels)",
-                param=item.ref.param,
-                code="image_too_large",
-                status=413,
-            )
+            met = f"the images of the request have {total} pixels and more"
+            message = f"{met}; the limit is {limit} (--max-request-pixels)"
+            raise RequestError(message, param=item.ref.param, code="image_too_large", status=413)
 
 
 def needed_bytes(media: Sequence[Sized]) -> int:
-    """Memory for all images: their pixels, what the largest needs while it is decoded, and what data URLs hold."""
+    """Memory for all images: their pixels, what the largest needs while decoding, and what data URLs hold."""
     urls = [item.image.source for item in media if item.image is not None and isinstance(item.ref.source, str)]
     pixels = [item.num_pixels for item in media]
-    return (
-        sum(len(data) for data in urls if isinstance(data, bytes))
-        + PIXEL_BYTES * sum(pixels)
-        + SCRATCH_BYTES * max(pixels, default=0)
-    )
+    encoded = sum(len(data) for data in urls if isinstance(data, bytes))
+    return encoded + PIXEL_BYTES * sum(pixels) + SCRATCH_BYTES * max(pixels, default=0)
 
 
-def check_talk(messages: Any, allowance: Allowance) -> None:
-    """Refuses lists that are too long, before they are read. Every message has a token at least."""
+def check_messages(messages: Any, allowance: Allowance) -> None:
+    """Refuses lists that are too long, before they are read. Every message has at least one token."""
     if allowance.max_tokens is None or not isinstance(messages, list | tuple):
         return
     allowance.check_length(len(messages), f"there are {len(messages)} messages", "messages")
@@ -84,7 +79,7 @@ def check_talk(messages: Any, allowance: Allowance) -> None:
 
 
 def check_text(value: Any, tokenizer: Tokenizer, allowance: Allowance, param: str) -> None:
-    """Refuses text that is sure to be too long; `value` may hold it anywhere."""
+    """Refuses text that is certain to be too long; `value` may contain it at any depth."""
     if allowance.max_tokens is None:
         return
     num_chars, num_values, waiting = 0, 0, [value]
@@ -103,7 +98,7 @@ def check_text(value: Any, tokenizer: Tokenizer, allowance: Allowance, param: st
 
 
 def hold_text(segments: Sequence[Segment], tokenizer: Tokenizer, allowance: Allowance, param: str) -> None:
-    """Asks for what it takes to encode a text."""
+    """Reserves the memory to encode a text."""
     num_chars = sum(len(segment.text) for segment in segments)
     _check_chars(num_chars, tokenizer, allowance, param)
     if num_chars > LONG_TEXT_CHARS:

@@ -1,7 +1,5 @@
-"""What a checkpoint folder says about images, videos and their tokens.
-
-Where a file or a field is missing, the family's own values count, which are those of transformers.
-"""
+"""A checkpoint folder's settings for images, videos and their tokens. Missing files and fields take the family's own
+defaults, which are those of transformers."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import ConfigError
-from saccade.inputs.folder import read_json, read_optional_json
-from saccade.models.media import ImageSettings, MediaDefaults, Placeholders, Resample, Triple, VideoSettings
+from saccade.inputs.checkpoint_files import read_json, read_optional_json
+from saccade.kernels.image_jobs import Resample, Triple
+from saccade.models.media import ImageSettings, MediaDefaults, Placeholders, VideoSettings
 from saccade.models.registry import MODEL_TYPES
 
 MAX_COUNT = 2**40
@@ -29,7 +28,7 @@ class PlaceholderSettings(Placeholders):
 
 
 def read_image_settings(folder: Path) -> ImageSettings | None:
-    """None where the model takes no images."""
+    """None if the model takes no images."""
     media = _media_defaults(folder)
     if media is None:
         return None
@@ -43,11 +42,11 @@ def read_image_settings(folder: Path) -> ImageSettings | None:
 
 
 def read_video_settings(folder: Path) -> VideoSettings | None:
-    """None where the model takes no videos."""
+    """None if the model takes no videos."""
     media = _media_defaults(folder)
     if media is None or media.video is None:
         return None
-    # transformers, too, reads the image file where there is no video file.
+    # Like transformers, reads the image file if there is no video file.
     raw = _processor_dict(folder, "video_processor", "video_preprocessor_config.json", "preprocessor_config.json")
     default = media.video
     return VideoSettings(
@@ -65,7 +64,7 @@ def read_video_settings(folder: Path) -> VideoSettings | None:
 
 
 def read_placeholder_settings(folder: Path) -> PlaceholderSettings | None:
-    """None where the model takes no images."""
+    """None if the model takes no images."""
     media = _media_defaults(folder)
     if media is None:
         return None
@@ -81,13 +80,13 @@ def read_placeholder_settings(folder: Path) -> PlaceholderSettings | None:
 
 
 def _media_defaults(folder: Path) -> MediaDefaults | None:
-    """Of the family of a checkpoint; None for a text model."""
+    """The defaults of the checkpoint's family; None for a text model."""
     family = MODEL_TYPES.get(str(read_json(folder / "config.json").get("model_type", "")))
     return None if family is None else family.media
 
 
 def _processor_dict(folder: Path, nested: str, *names: str) -> dict[str, Any]:
-    """The first of a folder's processor files, in transformers' order: processor_config.json before all."""
+    """The first of a folder's processor files, in transformers' order: processor_config.json first."""
     part = read_optional_json(folder / "processor_config.json").get(nested)
     if isinstance(part, dict):
         return part
@@ -106,7 +105,7 @@ def _pixel_fields(raw: dict[str, Any], default: ImageSettings | VideoSettings, f
     if abs((_positive(raw, "rescale_factor", 1 / 255, folder) or 0) - 1 / 255) > 1e-6:
         raise ConfigError(f"{folder}: rescale_factor {raw['rescale_factor']!r} is not supported; 1/255 is")
     for name in ("do_resize", "do_rescale", "do_normalize"):
-        if not raw.get(name, True):  # to transformers, null is off, too
+        if not raw.get(name, True):  # as in transformers, null is off
             raise ConfigError(f"{folder}: {name} is off, which is not supported; set it to true")
     return {
         "patch": _count(raw, "patch_size", default.patch, folder),
@@ -132,10 +131,10 @@ def _area(raw: dict[str, Any], default: ImageSettings | VideoSettings, folder: P
 
 
 def _fixed_fields(base: dict[str, Any], raw: dict[str, Any], folder: Path, default: ImageSettings) -> dict[str, Any]:
-    """A tower of one image size: its patch comes from the model's configuration, not from the processor's."""
+    """A tower of one image size: its patch size is in the model's configuration, not in the processor's."""
     config = _model_config(folder)
     return base | {
-        "patch": _need_count(config["vision_config"], "patch_size", folder),
+        "patch": _count(config["vision_config"], "patch_size", None, folder),
         "fixed_size": _height_width(raw.get("size"), folder) or default.fixed_size,
         "merge": _merge(config, folder),
     }
@@ -152,7 +151,7 @@ def _height_width(size: Any, folder: Path) -> tuple[int, int] | None:
 
 
 def _model_config(folder: Path) -> dict[str, Any]:
-    """config.json with the defaults the model is built with, so that both sides count the same rows."""
+    """config.json with the model's own defaults, so that processor and model count the same rows."""
     given = {"vision_config": {}} | read_json(folder / "config.json")
     config = MODEL_TYPES[str(given["model_type"])].defaults.complete(given)
     if not isinstance(config["vision_config"], dict):
@@ -161,12 +160,12 @@ def _model_config(folder: Path) -> dict[str, Any]:
 
 
 def _merge(config: dict[str, Any], folder: Path) -> int:
-    """The side of the square of patches that becomes one token: named, or what pooling to a number of tokens needs."""
+    """The side of the square of patches behind one token: named, or derived from `mm_tokens_per_image`."""
     vision = config["vision_config"]
     if "mm_tokens_per_image" not in config:
-        return _need_count(vision, "spatial_merge_size", folder)
-    per_side = isqrt(_need_count(config, "mm_tokens_per_image", folder))
-    return _need_count(vision, "image_size", folder) // _need_count(vision, "patch_size", folder) // per_side
+        return _count(vision, "spatial_merge_size", None, folder)
+    per_side = isqrt(_count(config, "mm_tokens_per_image", None, folder))
+    return _count(vision, "image_size", None, folder) // _count(vision, "patch_size", None, folder) // per_side
 
 
 def _token_id(config: dict[str, Any], folder: Path, *names: str) -> int:
@@ -183,24 +182,20 @@ def _triple(values: Any, folder: Path, *, is_divisor: bool = False) -> Triple:
     return (float(values[0]), float(values[1]), float(values[2]))
 
 
-def _need_count(raw: Mapping[str, Any], name: str, folder: Path) -> int:
-    if raw.get(name) is None:
-        raise ConfigError(f"{folder}: {name} is missing")
-    return _count(raw, name, 1, folder)
-
-
-def _count(raw: Mapping[str, Any], name: str, default: int, folder: Path) -> int:
+def _count(raw: Mapping[str, Any], name: str, default: int | None, folder: Path) -> int:
     value = _get(raw, name, default)
+    if value is None:
+        raise ConfigError(f"{folder}: {name} is missing")
     if not _is_finite(value) or value != int(value) or not 1 <= value <= MAX_COUNT:
         raise ConfigError(f"{folder}: {name} is {value!r:.200}; a whole number from 1 to {MAX_COUNT} is needed")
     return int(value)
 
 
 def _positive(raw: Mapping[str, Any], name: str, default: float | None, folder: Path) -> float | None:
-    value = _get(raw, name, default)
+    value: float | None = _get(raw, name, default)
     if value is not None and not (_is_finite(value) and value > 0):
         raise ConfigError(f"{folder}: {name} is {value!r:.200}; a number above 0 is needed")
-    return None if value is None else value
+    return value
 
 
 def _is_finite(value: Any) -> bool:
@@ -208,6 +203,6 @@ def _is_finite(value: Any) -> bool:
 
 
 def _get(raw: Mapping[str, Any], name: str, default: Any) -> Any:
-    """A field of a JSON object, where null means the default, too."""
+    """A field of a JSON object; null means the default."""
     value = raw.get(name)
     return default if value is None else value

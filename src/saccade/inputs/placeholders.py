@@ -1,23 +1,23 @@
 """Puts images and videos into a prompt: from a template's markers to tokens, spans and positions.
 
-Expansion has two steps. Markers become the family's text around one placeholder token each (so that newlines and
-timestamps merge with their neighbours exactly as when a processor expands text); after tokenisation every placeholder
-is repeated for its feature rows. Placeholders are counted against the media before either step.
+Expansion has two steps. Each marker becomes the family's text around one placeholder token, so that newlines and
+timestamps merge with their neighbours exactly as in the families' processors; after tokenisation every placeholder is
+repeated once per feature row. Placeholders are counted against the media before either step.
 """
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from saccade.errors import RequestError
+from saccade.inputs.chat_messages import MediaKind
 from saccade.inputs.media_settings import PlaceholderSettings
-from saccade.inputs.messages import MediaKind
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.positions import (
-    Block,
+    FeatureRows,
     Ints,
     bidirectional_limits,
     mrope_positions,
@@ -25,13 +25,13 @@ from saccade.inputs.positions import (
     rope_delta,
     text_positions,
 )
-from saccade.inputs.shield import Segment
+from saccade.inputs.special_tokens import Segment
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One image or video of a prompt. `pixels` is (height, width, 3), for a video (frames, height, width, 3), with the
-    frames already those of the plan; `digest` names pixels and settings; `decode_s` is what reading it took."""
+    """One image or video of a prompt. `pixels` is (height, width, 3), for a video (frames, height, width, 3) with only
+    the frames of the plan; `digest` names pixels and settings; `decode_s` is the time to read it."""
 
     kind: MediaKind
     pixels: npt.NDArray[np.uint8] = field(repr=False)
@@ -55,12 +55,9 @@ class MediaSpan:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the engine takes. Arrays are read-only.
-
-    Every placeholder token lies in exactly one span, and the spans of a media together cover its features once.
-    `limits_T` is None where attention is causal throughout (see paged attention). The answer to a prompt that
-    `is_continued` goes on in its text; to any other, it is a text of its own.
-    """
+    """A prompt for the engine. Arrays are read-only. Every placeholder token lies in exactly one span, and the spans of
+    a media together cover its features once. `limits_T` is None if attention is fully causal (see paged attention).
+    With `is_continued` the answer continues the prompt's text, else it is a text of its own."""
 
     token_ids: Ints = field(repr=False)
     positions_3T: Ints = field(repr=False)
@@ -79,18 +76,17 @@ class Prompt:
 
 
 def text_prompt(token_ids: Sequence[int] | Ints) -> Prompt:
-    """A prompt without media."""
     positions = text_positions(len(token_ids))
     return Prompt(_frozen(np.asarray(token_ids, dtype=np.int32)), _frozen(positions), rope_delta(positions))
 
 
 def marker_kinds(segments: Sequence[Segment], settings: PlaceholderSettings) -> list[MediaKind]:
-    """What the markers of a text stand for, in order."""
+    """The kinds of the markers in a text, in order."""
     return [kind for segment in segments for _, kind in _markers(segment, settings)]
 
 
 def check_markers(segments: Sequence[Segment], kinds: Sequence[MediaKind], settings: PlaceholderSettings) -> None:
-    """The text must have one marker for each media, in the order of the media."""
+    """The text must have one marker per media, in the order of the media."""
     found = marker_kinds(segments, settings)
     if found != list(kinds):
         raise RequestError(
@@ -103,7 +99,7 @@ def check_markers(segments: Sequence[Segment], kinds: Sequence[MediaKind], setti
 def expand_text(
     segments: Sequence[Segment], plans: Sequence[ImagePlan | VideoPlan], settings: PlaceholderSettings
 ) -> tuple[Segment, ...]:
-    """Markers replaced by the family's text; `check_markers` has passed."""
+    """Replaces markers by the family's text; `check_markers` must have passed."""
     remaining = iter(plans)
     return tuple(
         segment if segment.is_plain else Segment(_expand(segment, remaining, settings)) for segment in segments
@@ -111,14 +107,14 @@ def expand_text(
 
 
 def place_media(token_ids: Sequence[int], media: Sequence[Media], settings: PlaceholderSettings) -> Prompt:
-    """Repeats every placeholder for its feature rows and lays out spans and positions."""
+    """Repeats every placeholder once per feature row and builds spans and positions."""
     ids = np.asarray(token_ids, dtype=np.int32)
-    chunks = [chunk for index, item in enumerate(media) for chunk in _chunks(index, item, settings)]
-    places = _check_places(ids, chunks, media, settings)
+    blocks = [block for index, item in enumerate(media) for block in _blocks(index, item, settings)]
+    places = _check_places(ids, blocks, media, settings)
     counts = np.ones(len(ids), dtype=np.int64)
-    counts[places] = [chunk.length for chunk in chunks]
+    counts[places] = [block.length for block in blocks]
     offsets = (np.cumsum(counts) - counts)[places].tolist()
-    blocks = [Block(offset, chunk.grid_thw, chunk.interval) for offset, chunk in zip(offsets, chunks, strict=True)]
+    blocks = [replace(block, offset=offset) for offset, block in zip(offsets, blocks, strict=True)]
     total = int(counts.sum())
     positions = mrope_positions(total, blocks) if settings.is_mrope else text_positions(total)
     limits = bidirectional_limits(total, blocks) if settings.is_bidirectional else None
@@ -128,61 +124,44 @@ def place_media(token_ids: Sequence[int], media: Sequence[Media], settings: Plac
         rope_delta=rope_delta(positions),
         limits_T=None if limits is None else _frozen(limits),
         media=tuple(media),
-        spans=tuple(_span(offset, chunk, media) for offset, chunk in zip(offsets, chunks, strict=True)),
+        spans=tuple(_span(block, media[block.media_idx]) for block in blocks),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """The feature rows that one placeholder token stands for; the grid is in merged units."""
-
-    media_idx: int
-    feature_offset: int
-    grid_thw: tuple[int, int, int]
-    interval: float
-
-    @property
-    def length(self) -> int:
-        return self.grid_thw[0] * self.grid_thw[1] * self.grid_thw[2]
-
-
-def _chunks(media_idx: int, media: Media, settings: PlaceholderSettings) -> Iterator[_Chunk]:
+def _blocks(media_idx: int, media: Media, settings: PlaceholderSettings) -> Iterator[FeatureRows]:
+    """What each placeholder token of a media stands for; offsets are not known yet."""
     frames, height, width = media.plan.grid_thw
     grid = (frames, height // settings.merge, width // settings.merge)
     if isinstance(media.plan, VideoPlan) and settings.has_timestamps:
         rows = grid[1] * grid[2]
         for frame in range(frames):
-            yield _Chunk(media_idx, frame * rows, (1, grid[1], grid[2]), 1.0)
+            yield FeatureRows(0, (1, grid[1], grid[2]), 1.0, media_idx, frame * rows)
         return
     interval = 1.0
     if isinstance(media.plan, VideoPlan) and settings.tokens_per_second is not None:
         interval = settings.tokens_per_second * media.plan.second_per_grid
-    yield _Chunk(media_idx, 0, grid, interval)
+    yield FeatureRows(0, grid, interval, media_idx)
 
 
 def _check_places(
-    ids: Ints, chunks: Sequence[_Chunk], media: Sequence[Media], settings: PlaceholderSettings
+    ids: Ints, blocks: Sequence[FeatureRows], media: Sequence[Media], settings: PlaceholderSettings
 ) -> npt.NDArray[np.intp]:
-    """Where the placeholder tokens are. They must be those of the chunks, one by one."""
+    """The indices of the placeholder tokens, which must match the blocks one by one."""
     expected = [
-        settings.image_token_id if media[chunk.media_idx].kind == "image" else settings.video_token_id
-        for chunk in chunks
+        settings.image_token_id if media[block.media_idx].kind == "image" else settings.video_token_id
+        for block in blocks
     ]
     known = [token for token in (settings.image_token_id, settings.video_token_id) if token is not None]
     (places,) = np.nonzero(np.isin(ids, known))
     if ids[places].tolist() != expected:
-        raise RequestError(
-            f"the prompt has {len(places)} placeholder tokens, its images and videos need {len(expected)}",
-            code="media_mismatch",
-        )
+        message = f"the prompt has {len(places)} placeholder tokens, its images and videos need {len(expected)}"
+        raise RequestError(message, code="media_mismatch")
     return places
 
 
-def _span(offset: int, chunk: _Chunk, media: Sequence[Media]) -> MediaSpan:
-    item = media[chunk.media_idx]
-    return MediaSpan(
-        chunk.media_idx, item.kind, offset, chunk.length, chunk.feature_offset, item.digest, item.plan.grid_thw
-    )
+def _span(block: FeatureRows, media: Media) -> MediaSpan:
+    place = (block.offset, block.length, block.feature_offset)
+    return MediaSpan(block.media_idx, media.kind, *place, media.digest, media.plan.grid_thw)
 
 
 def _markers(segment: Segment, settings: PlaceholderSettings) -> Iterator[tuple[re.Match[str], MediaKind]]:

@@ -1,8 +1,6 @@
-"""From an image's size to its patches: target size, grid and token count, before any pixel is touched.
-
-These are the rules of the families' own processors, with their rounding (Python's round: halves to even), so that grids
-and token counts agree with transformers for every size.
-"""
+"""From an image's size to its patches: target size, grid and token count, before any pixel is touched. These are the
+rules of the families' own processors, with their rounding (Python's round: halves to even), so that grids and token
+counts agree with transformers for every size."""
 
 import math
 from dataclasses import dataclass
@@ -13,12 +11,12 @@ from saccade.errors import RequestError
 from saccade.models.media import ImageSettings, VideoSettings
 
 MAX_ASPECT = 200
-_DEFAULT_FPS = 24.0  # what transformers assumes where a video's rate is not known
+_DEFAULT_FPS = 24.0  # what transformers assumes if a video's rate is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """What an image will be resized to. `grid_thw` counts patches; `num_tokens` rows reach the language model."""
+    """The target of an image's resize. `grid_thw` counts patches; `num_tokens` rows reach the language model."""
 
     size_hw: tuple[int, int]
     grid_thw: tuple[int, int, int]
@@ -28,11 +26,8 @@ class ImagePlan:
 
 @dataclass(frozen=True, slots=True)
 class VideoPlan:
-    """What a video will be sampled and resized to.
-
-    `frames` are indices into the given frames, filled up to a multiple of the temporal patch with the last one.
-    `timestamps` holds seconds for every step of grid_thw[0]; `second_per_grid` the mean step.
-    """
+    """How a video is sampled and resized. `frames` index the given frames, padded with the last to a multiple of the
+    temporal patch; `timestamps` are seconds per step of grid_thw[0], `second_per_grid` the mean step."""
 
     frames: tuple[int, ...]
     size_hw: tuple[int, int]
@@ -75,7 +70,7 @@ def plan_video(num_frames: int, height: int, width: int, fps: float | None, sett
 
 
 def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Sides as multiples of `factor`, area between the two bounds, shape kept as far as those allow."""
+    """Sides as multiples of `factor`, area between the bounds, aspect ratio kept as far as possible."""
     _check_aspect(height, width)
     return _fit(height, width, 1, 1, factor, min_pixels, max_pixels)
 
@@ -93,13 +88,10 @@ def smart_resize_video(
 
 
 def sample_frames(num_frames: int, fps: float, settings: VideoSettings) -> tuple[int, ...]:
-    """Indices of the frames to keep, in order."""
     if not settings.is_sampled:
         if num_frames > settings.max_frames:
-            raise RequestError(
-                f"the video has {num_frames} frames; the limit is {settings.max_frames}: send fewer frames",
-                code="video_too_long",
-            )
+            message = f"the video has {num_frames} frames; the limit is {settings.max_frames}: send fewer frames"
+            raise RequestError(message, code="video_too_long")
         return tuple(range(num_frames))
     if settings.budget == "video":
         return _sample_evenly(num_frames, fps, settings)
@@ -119,7 +111,7 @@ def _fit(
         grow = math.sqrt(min_pixels / (frames * height * width))
         high = math.ceil(height * grow / factor) * factor
         wide = math.ceil(width * grow / factor) * factor
-    # A side can still round to nothing when the bounds leave room for it: a tower has no empty images.
+    # A side can still round to zero when the bounds leave room for it, but a tower cannot take an empty image.
     return max(factor, high), max(factor, wide)
 
 
@@ -162,20 +154,18 @@ def _sample_by_step(num_frames: int, fps: float, settings: VideoSettings) -> tup
         wanted = most
     if wanted < unit:
         return tuple(range(min(num_frames, settings.max_frames)))
-    # Single precision before the cut, as torch.arange gives it: 2.9999999 is frame 3.
+    # Single precision before truncation, as torch.arange gives it: 2.9999999 is frame 3.
     steps = np.arange(0, num_frames, num_frames / wanted).astype(np.float32).astype(int)
     return tuple(np.minimum(steps, num_frames - 1).tolist())
 
 
 def _timestamps(frames: tuple[int, ...], fps: float, unit: int) -> tuple[float, ...]:
-    """For each group of frames the middle between its first and its last, in seconds."""
+    """Seconds of the midpoint between the first and last frame of each group."""
     seconds = [frame / fps for frame in frames]
     return tuple((seconds[i] + seconds[i + unit - 1]) / 2 for i in range(0, len(seconds), unit))
 
 
 def _check_aspect(height: int, width: int) -> None:
     if max(height, width) / min(height, width) > MAX_ASPECT:
-        raise RequestError(
-            f"the image is {width}x{height} pixels; the longer side may be at most {MAX_ASPECT} times the shorter",
-            code="image_aspect_ratio",
-        )
+        message = f"the image is {width}x{height} pixels; the longer side may be at most {MAX_ASPECT} times the shorter"
+        raise RequestError(message, code="image_aspect_ratio")

@@ -1,4 +1,4 @@
-"""Rotary positions and attention limits of a prompt with images and videos. Numpy over whole spans, never per token."""
+"""Rotary positions and attention limits of a prompt with images and videos. Vectorised over spans, never per token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,15 @@ Ints = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """A run of feature rows at `offset`: a grid in merged units, its time steps `interval` positions apart."""
+class FeatureRows:
+    """Feature rows at `offset` of a prompt, from `feature_offset` on of media[media_idx]: a grid in merged units, its
+    time steps `interval` positions apart."""
 
     offset: int
     grid_thw: tuple[int, int, int]
     interval: float = 1.0
+    media_idx: int = 0
+    feature_offset: int = 0
 
     @property
     def length(self) -> int:
@@ -27,13 +30,11 @@ def text_positions(num_tokens: int) -> Ints:
     return np.tile(np.arange(num_tokens, dtype=np.int32), (3, 1))
 
 
-def mrope_positions(num_tokens: int, blocks: Sequence[Block]) -> Ints:
-    """Time, row and column of every token. Blocks are in order and do not overlap.
-
-    Text counts on in all three rows. A block's rows and columns start at the position it is met at, and what follows
-    goes on behind the longer of the two, as in transformers: time steps do not push the text after a video back.
-    A time step is cut to a whole number after it was multiplied, so that intervals below one still move.
-    """
+def mrope_positions(num_tokens: int, blocks: Sequence[FeatureRows]) -> Ints:
+    """Time, row and column of every token. Blocks are in order and do not overlap. Text counts up in all three rows. A
+    block's grid starts at the current position, and what follows continues after the longer of its rows and columns, as
+    in transformers: time steps do not push back the text after a video. A time step is multiplied by the interval
+    before it is cut to a whole number, so that intervals below one still move."""
     positions = np.empty((3, num_tokens), dtype=np.int32)
     at = position = 0
     for block in blocks:
@@ -54,13 +55,13 @@ def rope_delta(positions_3T: Ints) -> int:
 
 
 def output_shift(positions_3T: Ints) -> int:
-    """How much further on a generated token is than text in its place would be: `rope_delta` counts time steps of a
-    video, and text does not. A later prompt with the same tokens has them elsewhere."""
+    """How much further on a generated token is than text in its place would be, because `rope_delta` counts a video's
+    time steps and text does not. A later prompt with the same tokens has them elsewhere."""
     return int(positions_3T.max()) - int(positions_3T[1:].max()) if positions_3T.size else 0
 
 
-def bidirectional_limits(num_tokens: int, blocks: Sequence[Block]) -> Ints:
-    """For each row the key index its sight goes up to: the end of its own image, 0 for text (causal alone)."""
+def bidirectional_limits(num_tokens: int, blocks: Sequence[FeatureRows]) -> Ints:
+    """For each row the key index it may see up to: the end of its own image, 0 for text (causal only)."""
     limits = np.zeros(num_tokens, dtype=np.int32)
     for block in blocks:
         limits[block.offset : block.offset + block.length] = block.offset + block.length
@@ -68,7 +69,7 @@ def bidirectional_limits(num_tokens: int, blocks: Sequence[Block]) -> Ints:
 
 
 def _fill_text(positions: Ints, start: int, stop: int, position: int) -> int:
-    """Counts on through text; returns the position after it."""
+    """Counts up through text; returns the position after it."""
     length = stop - start
     positions[:, start:stop] = np.arange(position, position + length, dtype=np.int32)
     return position + length

@@ -1,4 +1,4 @@
-"""A checkpoint folder to prompts: messages or text in, what the engine takes out."""
+"""Makes engine prompts from messages or text, for one checkpoint folder."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -6,7 +6,6 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from time import perf_counter
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,18 +14,18 @@ from PIL import Image
 
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
-from saccade.inputs.chat import ChatTemplate, Rendered
+from saccade.inputs.chat_messages import MediaKind, MediaRef
+from saccade.inputs.chat_template import ChatTemplate, Rendered, read_template
 from saccade.inputs.generation import named_ends
-from saccade.inputs.images import ImageLimits, decode_image, digest_pixels
+from saccade.inputs.images import ImageLimits, Pixels, decode_image, digest_pixels
 from saccade.inputs.measuring import (
     Sized,
+    check_messages,
     check_pixels,
-    check_talk,
     check_text,
     hold_text,
     needed_bytes,
-    size_image,
-    size_video,
+    size_media,
 )
 from saccade.inputs.media_settings import (
     PlaceholderSettings,
@@ -34,7 +33,6 @@ from saccade.inputs.media_settings import (
     read_placeholder_settings,
     read_video_settings,
 )
-from saccade.inputs.messages import MediaKind, MediaRef
 from saccade.inputs.placeholders import (
     Media,
     Prompt,
@@ -44,10 +42,10 @@ from saccade.inputs.placeholders import (
     place_media,
     text_prompt,
 )
-from saccade.inputs.plans import ImagePlan, plan_image, plan_video
+from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image, plan_video
 from saccade.inputs.positions import Ints
-from saccade.inputs.shield import Segment, plain_segments, special_pattern
 from saccade.inputs.sizing import at_detail, read_details
+from saccade.inputs.special_tokens import Segment, plain_segments, special_pattern
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.inputs.videos import load_video
 from saccade.models.media import ImageSettings, VideoSettings
@@ -57,7 +55,7 @@ _VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class Processor:
-    """Makes prompts for one checkpoint. It keeps no state of a request, so threads may share it."""
+    """Makes prompts for one checkpoint. It keeps no request state, so threads may share it."""
 
     def __init__(
         self,
@@ -78,20 +76,15 @@ class Processor:
 
     @classmethod
     def from_folder(cls, folder: Path, *, limits: ImageLimits | None = None, chat_template: str = "") -> "Processor":
-        """The processor of a checkpoint; `chat_template` is a file with another template than the checkpoint's."""
+        """`chat_template` is a file that replaces the checkpoint's template."""
         placeholders = read_placeholder_settings(folder)
         protected = (*_placeholder_ids(placeholders), *named_ends(folder))
         tokenizer = Tokenizer.from_folder(folder, protected=protected)
-        named = {name: tokenizer.named_token(name) for name in _VARIABLES}
-        template = ChatTemplate.from_folder(
-            folder,
-            file=chat_template,
-            special_tokens=tokenizer.special_tokens,
-            named_tokens={name: text for name, text in named.items() if text is not None},
-        )
+        named = {name: text for name in _VARIABLES if (text := tokenizer.named_token(name)) is not None}
+        source, specials = read_template(folder, chat_template), tokenizer.special_tokens
         return cls(
             tokenizer,
-            template=template,
+            template=ChatTemplate(source, special_tokens=specials, named_tokens=named) if source else None,
             images=read_image_settings(folder),
             videos=read_video_settings(folder),
             placeholders=placeholders,
@@ -99,8 +92,8 @@ class Processor:
         )
 
     def rehearse(self) -> None:
-        """Make prompts and forget them, so that no request pays for what is built at a first use: one of text and,
-        where the model sees, one with a picture. What is wrong with a checkpoint is for others to say."""
+        """Makes and drops a text prompt and, if the model takes images, an image prompt, so that no request pays for
+        what is built at first use. Errors are ignored: other checks report them."""
         contents: list[Any] = ["Hello"]
         if self.images is not None:
             contents.append([{"type": "image"}, {"type": "text", "text": "Hello"}])
@@ -120,11 +113,11 @@ class Processor:
         images: ImageSettings | None = None,
         allowance: Allowance = ANYTHING,
     ) -> Prompt:
-        """The prompt of a conversation. `media` fills, in order, the parts that name no source of their own. `images`
-        are the checkpoint's settings with other bounds (see `read_sizing`)."""
+        """The prompt of a conversation. `media` fills, in order, the parts that name no source. `images` are the
+        checkpoint's settings with other bounds (see `read_sizing`)."""
         if self.template is None:
             raise ConfigError("the checkpoint has no chat template; use a text prompt or add chat_template.jinja")
-        check_talk(messages, allowance)
+        check_messages(messages, allowance)
         rendered = self.template.render(
             messages,
             tools=tools,
@@ -135,12 +128,9 @@ class Processor:
         )
         wanted = images or self.images
         details = read_details(messages) if rendered.media else {}
-        sizes = (
-            {} if wanted is None else {ref.param: at_detail(wanted, details.get(ref.param)) for ref in rendered.media}
-        )
-        prompt = self._finish(
-            _fill_sources(rendered, media), has_bos=False, sizes=sizes, allowance=allowance, param="messages"
-        )
+        sizes = {param: at_detail(wanted, detail) for param, detail in details.items()} if wanted is not None else {}
+        filled = _fill_sources(rendered, media)
+        prompt = self._finish(filled, has_bos=False, images=wanted, sizes=sizes, allowance=allowance, param="messages")
         return replace(prompt, is_continued=continue_final_message)
 
     def text(
@@ -151,25 +141,23 @@ class Processor:
         has_bos: bool = True,
         allowance: Allowance = ANYTHING,
     ) -> Prompt:
-        """The prompt of raw text, in which whoever wrote it may use special tokens. `media` are (kind, source) pairs.
-
-        Without media, a placeholder token in the text is text.
-        """
+        """The prompt of raw text, which may use special tokens. `media` are (kind, source) pairs; without them, a
+        placeholder token in the text is text."""
         check_text(prompt, self.tokenizer, allowance, "prompt")
         refs = tuple(_check_kind(kind, source, f"media[{i}]") for i, (kind, source) in enumerate(media))
         segments: tuple[Segment, ...] = (Segment(prompt),)
         if not refs and self.placeholders is not None:
             segments = _plain_placeholders(prompt, self.tokenizer, self.placeholders)
+        made = Rendered(segments, refs)
         return self._continued(
-            self._finish(Rendered(segments, refs), has_bos=has_bos, allowance=allowance, param="prompt")
+            self._finish(made, has_bos=has_bos, images=self.images, sizes={}, allowance=allowance, param="prompt")
         )
 
     def marker_kinds(self, prompt: str) -> list[MediaKind]:
-        """What the placeholders of raw text stand for, in order."""
+        """The kinds of the placeholders in raw text, in order."""
         return marker_kinds([Segment(prompt)], self.placeholders) if self.placeholders is not None else []
 
     def tokens(self, token_ids: Sequence[int] | npt.NDArray[Any], *, allowance: Allowance = ANYTHING) -> Prompt:
-        """The prompt of given ids, without media."""
         if isinstance(token_ids, Sequence | np.ndarray):  # anything else is refused below
             allowance.check_tokens(len(token_ids), "prompt has", "prompt")
         ids = _token_ids(token_ids)
@@ -179,7 +167,7 @@ class Processor:
         return self._continued(text_prompt(ids))
 
     def _continued(self, prompt: Prompt) -> Prompt:
-        """An answer goes on in what was given, unless that has no text."""
+        """The answer continues the prompt, unless that has no text."""
         has_text = any(token not in self.tokenizer.special_ids for token in prompt.token_ids.tolist())
         return replace(prompt, is_continued=has_text)
 
@@ -188,11 +176,12 @@ class Processor:
         rendered: Rendered,
         *,
         has_bos: bool,
-        sizes: Mapping[str, ImageSettings] = MappingProxyType({}),
+        images: ImageSettings | None,
+        sizes: Mapping[str, ImageSettings],
         allowance: Allowance,
         param: str,
     ) -> Prompt:
-        """`sizes` are the settings of the images that do not have the checkpoint's, by their param."""
+        """`images` are the settings of all images except those that have their own, by param, in `sizes`."""
         for ref in rendered.media:
             self._check_supported(ref)
         self._check_count(rendered.media, "image", self.limits.max_images)
@@ -204,17 +193,17 @@ class Processor:
         if settings is None:
             prompt = text_prompt(self.tokenizer.encode(rendered.segments, has_bos=has_bos))
         else:
-            media = self._load_all(rendered.media, sizes, allowance, param)
+            by_kind = {"image": images, "video": self.videos}  # none missing: unsupported kinds were refused above
+            wanted = [(ref, sizes.get(ref.param) or by_kind[ref.kind]) for ref in rendered.media]
+            sized = [size_media(ref, own, self.limits) for ref, own in wanted if own is not None]
+            media = self._load_all(sized, allowance, param)
             segments = expand_text(rendered.segments, [item.plan for item in media], settings)
             prompt = place_media(self.tokenizer.encode(segments, has_bos=has_bos), media, settings)
         allowance.check_tokens(len(prompt), "prompt has", param)
         return prompt
 
-    def _load_all(
-        self, refs: Sequence[MediaRef], sizes: Mapping[str, ImageSettings], allowance: Allowance, param: str
-    ) -> list[Media]:
-        """Nothing is decoded before all of it was measured and found to fit."""
-        sized = [self._size(ref, sizes.get(ref.param)) for ref in refs]
+    def _load_all(self, sized: Sequence[Sized], allowance: Allowance, param: str) -> list[Media]:
+        """Nothing is decoded before everything was measured and found to fit."""
         check_pixels(sized, self.limits)
         num_tokens = sum(item.num_tokens for item in sized)
         allowance.check_tokens(num_tokens, "the images and videos alone have", param)
@@ -222,18 +211,10 @@ class Processor:
         media: list[Media] = []
         for item in sized:
             allowance.go_on()
-            media.append(self._load(item, sizes.get(item.ref.param), allowance))
+            media.append(self._load(item, allowance))
             num_tokens += media[-1].plan.num_tokens - item.num_tokens
             allowance.check_tokens(num_tokens, "the images and videos alone have", param)
         return media
-
-    def _size(self, ref: MediaRef, settings: ImageSettings | None) -> Sized:
-        if ref.kind == "video":
-            assert self.videos is not None, "checked before"
-            return size_video(ref, self.videos, self.limits)
-        settings = settings or self.images
-        assert settings is not None, "checked before"
-        return size_image(ref, settings, self.limits)
 
     def _check_supported(self, ref: MediaRef) -> None:
         if self.images is None:
@@ -244,52 +225,42 @@ class Processor:
     def _check_count(self, media: Sequence[MediaRef], kind: MediaKind, limit: int) -> None:
         same = [ref for ref in media if ref.kind == kind]
         if len(same) > limit:
-            raise RequestError(
-                f"the request has {len(same)} {kind}s; the limit is {limit}",
-                param=same[limit].param,
-                code="too_many_media",
-            )
+            message = f"the request has {len(same)} {kind}s; the limit is {limit}"
+            raise RequestError(message, param=same[limit].param, code="too_many_media")
 
-    def _load(self, item: Sized, settings: ImageSettings | None, allowance: Allowance) -> Media:
-        ref = item.ref
-        if item.image is None:
-            return self._load_video(ref, allowance)
-        settings = settings or self.images
-        assert settings is not None, "checked before"
-        begun = perf_counter()
-        pixels = decode_image(item.image, param=ref.param)
+    def _load(self, item: Sized, allowance: Allowance) -> Media:
+        """The digest covers the settings without bounds, plus the resulting size: the same pixels at the same size have
+        the same features. A video's times are in the prompt's text or positions, not in the features, so left out."""
+        ref, settings, begun = item.ref, item.settings, perf_counter()
+        pixels, plan = self._decode(item, allowance)
         decode_s = perf_counter() - begun
-        plan = plan_image(pixels.shape[0], pixels.shape[1], settings)
-        self._check_plan(plan, settings, ref)
-        # Not the bounds but what they come to: at the same size, the same pixels have the same features.
+        if isinstance(plan, ImagePlan):
+            self._check_plan(plan, settings, ref)
+        else:
+            pixels = pixels[list(plan.frames)]
+            pixels.flags.writeable = False
         name = settings.fingerprint + repr(plan.size_hw).encode()
-        return Media("image", pixels, plan, digest_pixels(pixels, name), decode_s)
+        return Media(ref.kind, pixels, plan, digest_pixels(pixels, name), decode_s)
 
-    def _check_plan(self, plan: ImagePlan, settings: ImageSettings, ref: MediaRef) -> None:
-        """A lower bound of the request's own can round an image up to more than the engine has memory for."""
+    def _decode(self, item: Sized, allowance: Allowance) -> tuple[Pixels, ImagePlan | VideoPlan]:
+        ref, settings = item.ref, item.settings
+        if isinstance(settings, ImageSettings):
+            assert item.image is not None, "images are measured"
+            with ref.named_in_errors():
+                pixels = decode_image(item.image)
+            return pixels, plan_image(pixels.shape[0], pixels.shape[1], settings)
+        with ref.named_in_errors():
+            frames, fps = load_video(ref.source, self.limits, allowance)
+        return frames, plan_video(frames.shape[0], frames.shape[1], frames.shape[2], fps or ref.fps, settings)
+
+    def _check_plan(self, plan: ImagePlan, settings: ImageSettings | VideoSettings, ref: MediaRef) -> None:
+        """A request's own lower bound can round an image up to more than the engine has memory for."""
         assert self.images is not None, "checked before"
         height, width = plan.size_hw
         if settings.min_pixels > self.images.min_pixels and height * width > self.images.max_pixels:
-            raise RequestError(
-                f"the image would be resized to {width}x{height} pixels; "
-                f"the limit is {self.images.max_pixels} pixels: ask for fewer (mm_processor_kwargs.min_pixels)",
-                param=ref.param,
-                code="image_too_large",
-            )
-
-    def _load_video(self, ref: MediaRef, allowance: Allowance) -> Media:
-        assert self.videos is not None, "checked before"
-        begun = perf_counter()
-        frames, fps = load_video(ref.source, self.limits, param=ref.param, allowance=allowance)
-        decode_s = perf_counter() - begun
-        fps = fps or ref.fps
-        plan = plan_video(frames.shape[0], frames.shape[1], frames.shape[2], fps, self.videos)
-        pixels = frames[list(plan.frames)]
-        pixels.flags.writeable = False
-        # The times are in the prompt's text or positions, not in the features: they are no part of the digest. The size
-        # is: it follows from how many frames were sent, and the last may have been repeated.
-        name = self.videos.fingerprint + repr(plan.size_hw).encode()
-        return Media("video", pixels, plan, digest_pixels(pixels, name), decode_s)
+            message = f"the image would be resized to {width}x{height} pixels; the limit is {self.images.max_pixels} "
+            message += "pixels: ask for fewer (mm_processor_kwargs.min_pixels)"
+            raise RequestError(message, param=ref.param, code="image_too_large")
 
 
 def _picture() -> bytes:
@@ -302,26 +273,21 @@ def _fill_sources(rendered: Rendered, media: Sequence[Any]) -> Rendered:
     """Gives each part without a source the next of `media`, all of which must be used."""
     empty = [ref for ref in rendered.media if ref.source is None]
     if len(empty) != len(media):
-        raise RequestError(
-            f"the messages leave {len(empty)} image(s) or video(s) open; {len(media)} were given",
-            param=empty[0].param if empty else "media",
-            code="media_mismatch",
-        )
+        message = f"the messages leave {len(empty)} image(s) or video(s) open; {len(media)} were given"
+        raise RequestError(message, param=empty[0].param if empty else "media", code="media_mismatch")
     given = iter(media)
     filled = tuple(ref if ref.source is not None else replace(ref, source=next(given)) for ref in rendered.media)
     return Rendered(rendered.segments, filled)
 
 
 def _check_kind(kind: str, source: Any, param: str) -> MediaRef:
-    if kind == "image":
-        return MediaRef("image", source, param)
-    if kind == "video":
-        return MediaRef("video", source, param)
-    raise RequestError(f"{param}: the kind must be image or video", param=param, code="media_unsupported")
+    if kind not in ("image", "video"):
+        raise RequestError(f"{param}: the kind must be image or video", param=param, code="media_unsupported")
+    return MediaRef("image" if kind == "image" else "video", source, param)
 
 
 def _token_ids(given: Any) -> Ints:
-    """Ids as the engine holds them. None may become another one on the way: not 2**32 + 7 a 7, not 1.5 a 1."""
+    """Ids as the engine holds them. None may change on the way: 2**32 + 7 must not become 7, nor 1.5 become 1."""
     try:
         ids = np.asarray(given)
     except ValueError:  # lists of different lengths

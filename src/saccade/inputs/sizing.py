@@ -1,27 +1,24 @@
-"""How large a request wants its images: `mm_processor_kwargs` for all of them, OpenAI's `detail` for each.
-
-Both move the bounds of an image's area, within those of the checkpoint. A cap never makes an image larger: where it is
-below the lower bound, that comes down with it.
-"""
+"""Image sizes in a request: `mm_processor_kwargs` for all images, OpenAI's `detail` for each. Both move the bounds of
+an image's area, within the checkpoint's. A cap below the lower bound lowers that too: it never enlarges an image."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from saccade.errors import RequestError
-from saccade.inputs.messages import find_media
+from saccade.inputs.chat_messages import media_parts
 from saccade.models.media import ImageSettings
 
 KWARGS = "mm_processor_kwargs"
 DETAILS = ("auto", "low", "high")
-LOW_DETAIL_PIXELS = 512 * 512  # what `detail: low` means to OpenAI
+LOW_DETAIL_PIXELS = 512 * 512  # OpenAI's `detail: low`
 # Two spellings of each bound: Qwen's own, and that of transformers, where an "edge" is an area for these families.
 _NAMES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 
 
 def read_sizing(kwargs: Any, settings: ImageSettings | None, *, max_tokens: int | None = None) -> ImageSettings | None:
-    """A checkpoint's settings with the bounds that a request asks for. `max_tokens`: the most that the encoder takes
-    at once. Every other wish is refused, and so is any for a model that has no such bounds."""
+    """A checkpoint's settings with the bounds of a request. `max_tokens`: the most that the encoder takes at once. All
+    other options are refused, and all of them for a model without such bounds."""
     if kwargs is None or kwargs == {}:
         return settings
     if not isinstance(kwargs, Mapping):
@@ -43,14 +40,11 @@ def read_sizing(kwargs: Any, settings: ImageSettings | None, *, max_tokens: int 
 
 
 def read_details(messages: Any) -> dict[str, str]:
-    """What the images of a message list say about their `detail`, by the name that their errors have."""
+    """The `detail` of the images in a message list, by their name in errors."""
     found = {}
-    for i, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, dict) else None
-        for j, part in enumerate(content if isinstance(content, list | tuple) else ()):
-            ref = find_media(part, f"messages[{i}].content[{j}]")
-            if ref is not None and ref.kind == "image" and (detail := _read_detail(part, ref.param)) is not None:
-                found[ref.param] = detail
+    for i, j, ref in media_parts(messages):
+        if ref.kind == "image" and (detail := _read_detail(messages[i]["content"][j], ref.param)) is not None:
+            found[ref.param] = detail
     return found
 
 
@@ -109,7 +103,7 @@ def _check_bound(value: int, param: str, settings: ImageSettings, max_tokens: in
 
 
 def _read_detail(part: Mapping[str, Any], param: str) -> str | None:
-    """Beside the URL, or beside the image where a part gives its URL alone."""
+    """Next to the URL, or next to the image if a part gives its URL as a string."""
     said = part.get(param.rpartition(".")[2])
     detail = said.get("detail") if isinstance(said, Mapping) else None
     at = f"{param}.detail"

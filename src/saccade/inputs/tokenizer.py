@@ -1,9 +1,6 @@
-"""A checkpoint's tokenizer, through the `tokenizers` package alone.
-
-`encode` takes segments (see shield.py). Text without plain segments goes to the tokenizer whole, so its ids are those
-of transformers. Where a user spelled out a special token, the ordinary text around it is encoded by a twin that does
-not recognise special tokens, and the rest as before; the twin is made the first time it is needed.
-"""
+"""A checkpoint's tokenizer, using only the `tokenizers` package. `encode` takes segments (see special_tokens.py). Text
+without plain segments goes to the tokenizer whole, so its ids are those of transformers. Where a user spelled out a
+special token, a twin without special tokens encodes the ordinary text around it. The twin is built on first use."""
 
 import json
 import re
@@ -18,22 +15,19 @@ from typing import Any
 import tokenizers
 
 from saccade.errors import ConfigError, RequestError
-from saccade.inputs.detokenizer import Decoder, Detokenizer
-from saccade.inputs.folder import read_optional_json, read_text
-from saccade.inputs.shield import Segment, check_unicode, special_pattern
+from saccade.inputs.checkpoint_files import read_optional_json, read_text
+from saccade.inputs.detokenizer import Detokenizer, TokenDecoder
+from saccade.inputs.special_tokens import Segment, check_unicode, special_pattern
 
 MAX_TOKENIZER_BYTES = 256 * 2**20
-# A vocabulary of short tokens still swallows blanks beside some of them, or puts unknown characters into one.
+# Even a vocabulary of short tokens swallows blanks next to some of them, or merges unknown characters into one.
 MIN_TOKEN_CHARS = 32
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class Tokenizer:
-    """Encodes and decodes; safe to share between threads.
-
-    `special_tokens` are the texts that only a template may turn into their ids: tokens marked special in the files,
-    those that tokenizer_config.json names, and `protected` ones (image placeholders, end tokens).
-    """
+    """Encodes and decodes; thread-safe. Only a template may produce the ids of `special_tokens`: those marked special
+    in the files, named in tokenizer_config.json, or `protected` (image placeholders, end tokens)."""
 
     def __init__(self, definition: str, config: dict[str, Any] | None = None, *, protected: Sequence[int] = ()) -> None:
         """`definition` is the text of tokenizer.json, `config` the object of tokenizer_config.json."""
@@ -52,7 +46,7 @@ class Tokenizer:
         self.special_tokens = tuple(specials.values())
         self._special_pattern = special_pattern(self.special_tokens)
         self._bos_ids = self._find_bos()
-        self.decoder = Decoder.from_definition(
+        self.decoder = TokenDecoder.from_definition(
             json.loads(self._main.decoder.__getstate__()) if self._main.decoder else None,
             token_text=self._main.id_to_token,
             special_ids=self.special_ids,
@@ -68,7 +62,7 @@ class Tokenizer:
         return self._main.get_vocab_size(with_added_tokens=True)
 
     def could_fit(self, num_chars: int, num_tokens: int) -> bool:
-        """Whether a text of so many characters could have so few tokens: none stands for more than the longest."""
+        """Whether so many characters could be so few tokens, given the longest token."""
         return num_chars <= num_tokens * MIN_TOKEN_CHARS or num_chars <= num_tokens * self._longest
 
     @cached_property
@@ -110,7 +104,7 @@ class Tokenizer:
         return self.detokenizer(skip_special_tokens=skip_special_tokens).push_all(token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, which need not be whole characters."""
+        """The bytes of one token, which may be partial characters."""
         return self.decoder.bytes_of(token_id)
 
     def _encode_mixed(self, segments: Sequence[Segment]) -> list[int]:
@@ -145,15 +139,15 @@ class Tokenizer:
             return [bos] if wanted and bos is not None else []
         whole = self._main.encode("a", add_special_tokens=True).ids
         bare = self._main.encode("a", add_special_tokens=False).ids
-        if not bare:  # the vocabulary cannot write the letter, and nothing shows what stands before it
+        if not bare:  # the vocabulary cannot encode the letter, so what precedes it cannot be located
             return whole[:1] if whole[:1] == [bos] else []
         starts = (i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         return whole[: next(starts, 0)]
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
-    """As `tokenizer.encode`, which keeps the interpreter from all other threads while it works: a second for a
-    megabyte. As a batch of one it does not, and without offsets it takes less time and memory."""
+    """As `tokenizer.encode`, which holds the interpreter lock while it works: a second for a megabyte. A batch of one
+    does not, and without offsets it takes less time and memory."""
     ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
     return ids
 
@@ -186,15 +180,13 @@ _ADDED_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "sp
 
 
 def _flags(token: tokenizers.AddedToken) -> tuple[Any, ...]:
-    """Two tokens are equal to the package where their texts are."""
+    """For comparison: the package itself compares tokens by text only."""
     return tuple(getattr(token, name) for name in _ADDED_FIELDS)
 
 
 def _runs(segments: Sequence[Segment], specials: re.Pattern[str]) -> list[tuple[str, bool]]:
-    """The text as long runs (text, is_plain).
-
-    A plain run is ordinary text around what a user spelled out; it ends where a special token of the template stands.
-    """
+    """Runs of (text, is_plain). A plain run is the text around what a user spelled out, up to a template's special
+    token."""
     atoms = groupby(_atoms(segments, specials), key=itemgetter(1))
     return [("".join(text for text, _ in group), is_plain) for is_plain, group in atoms]
 
@@ -227,7 +219,7 @@ def _named_specials(config: dict[str, Any]) -> frozenset[str]:
 
 
 def _text_of(token: Any) -> str | None:
-    """A token is written as its text or as an object with its text."""
+    """A token is a string, or an object that contains its text."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None

@@ -1,8 +1,6 @@
-"""Videos of a request as RGB frames: one uint8 array of shape (frames, height, width, 3).
-
-Frames arrive decoded, as a list of images, or in a file (see containers.py). The number of frames is checked before any
-frame is decoded, and all frames must have the size of the first.
-"""
+"""Videos of a request as RGB frames: one uint8 array of shape (frames, height, width, 3). Frames come as arrays, as a
+list of images, or in a file (see containers.py). The number of frames is checked before any frame is decoded, and all
+frames must have the size of the first."""
 
 import math
 import os
@@ -16,13 +14,13 @@ import numpy.typing as npt
 
 from saccade.errors import RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
-from saccade.inputs.containers import FRAME_BYTES, decode_video
+from saccade.inputs.containers import FRAME_BYTES, decode_video, invalid_video
 from saccade.inputs.images import ImageLimits, ImageSource, load_image, measure_image, read_data_url
 
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """Frames in order and the rate they were taken at; None where it is not known."""
+    """Frames in order and their frame rate; None if unknown."""
 
     frames: Sequence[ImageSource] | npt.NDArray[Any] = field(repr=False)
     fps: float | None = None
@@ -31,49 +29,45 @@ class Video:
 def load_video(
     video: Video | str | bytes | os.PathLike[str] | Sequence[ImageSource] | npt.NDArray[Any],
     limits: ImageLimits,
-    *,
-    param: str | None = None,
     allowance: Allowance = ANYTHING,
 ) -> tuple[npt.NDArray[np.uint8], float | None]:
-    """Frames and rate. Bytes are a video file, and so is what a path names; a string is a data URL of one, or of JPEG
-    frames (data:video/jpeg;base64,frame,frame,...)."""
+    """Frames and rate. Bytes and paths are video files; a string is a data URL of one, or of JPEG frames
+    (data:video/jpeg;base64,frame,frame,...)."""
     if isinstance(video, str):
         is_file = video[:5].lower() == "data:" and video[:15].lower() != "data:video/jpeg"
-        video = read_data_url(video, limits, param=param) if is_file else Video(_split_frames(video, limits, param))
+        video = read_data_url(video, limits) if is_file else Video(_split_frames(video, limits))
     if isinstance(video, os.PathLike):
-        video = _read_file(Path(video), param)
+        video = _read_file(Path(video))
     if isinstance(video, bytes | bytearray | memoryview):
-        video = Video(*decode_video(bytes(video), limits, param=param, allowance=allowance))
+        video = Video(*decode_video(bytes(video), limits, allowance=allowance))
     if not isinstance(video, Video):
         video = Video(video)
-    _check_fps(video.fps, param)
-    return _load_frames(video.frames, limits, param, allowance), video.fps
+    _check_fps(video.fps)
+    return _load_frames(video.frames, limits, allowance), video.fps
 
 
-def measure_frames(
-    video: object, limits: ImageLimits, *, param: str | None = None
-) -> tuple[int, int, int, float | None] | None:
-    """How many frames, their height and width by the first one, and their rate; None for what only a decoder knows."""
+def measure_frames(video: object, limits: ImageLimits) -> tuple[int, int, int, float | None] | None:
+    """Number of frames, height and width of the first one, and rate; None if only a decoder can tell."""
     frames, fps = (video.frames, video.fps) if isinstance(video, Video) else (video, None)
     if not isinstance(frames, list | tuple) or len(frames) == 0:
         return None
-    _check_fps(fps, param)
-    check_frames(len(frames), limits, param)
-    first = measure_image(frames[0], limits, param=param)
-    _check_pixels(len(frames), first.height, first.width, limits, param)
+    _check_fps(fps)
+    check_frames(len(frames), limits)
+    first = measure_image(frames[0], limits)
+    _check_pixels(len(frames), first.height, first.width, limits)
     return len(frames), first.height, first.width, fps
 
 
 def _load_frames(
-    frames: Sequence[ImageSource] | npt.NDArray[Any], limits: ImageLimits, param: str | None, allowance: Allowance
+    frames: Sequence[ImageSource] | npt.NDArray[Any], limits: ImageLimits, allowance: Allowance
 ) -> npt.NDArray[np.uint8]:
     if not isinstance(frames, np.ndarray | list | tuple) or len(frames) == 0:
-        raise _invalid("a video must be a list of frames or an array of shape (frames, height, width, 3)", param)
-    check_frames(len(frames), limits, param)
+        raise invalid_video("a video must be a list of frames or an array of shape (frames, height, width, 3)")
+    check_frames(len(frames), limits)
     if isinstance(frames, np.ndarray) and (frames.ndim != 4 or frames.dtype != np.uint8 or frames.shape[3] != 3):
-        raise _invalid("a video array must be uint8 of shape (frames, height, width, 3)", param)
-    first = load_image(frames[0], limits, param=param)
-    _check_pixels(len(frames), first.shape[0], first.shape[1], limits, param)
+        raise invalid_video("a video array must be uint8 of shape (frames, height, width, 3)")
+    first = load_image(frames[0], limits)
+    _check_pixels(len(frames), first.shape[0], first.shape[1], limits)
     if isinstance(frames, np.ndarray):
         return frames
     allowance.hold(FRAME_BYTES * len(frames) * first.shape[0] * first.shape[1])
@@ -81,58 +75,42 @@ def _load_frames(
     stack[0] = first
     for index, frame in enumerate(frames[1:], start=1):
         allowance.go_on()
-        pixels = load_image(frame, limits, param=param)
+        pixels = load_image(frame, limits)
         if pixels.shape != first.shape:
-            raise _invalid("all frames of a video must have the same size", param)
+            raise invalid_video("all frames of a video must have the same size")
         stack[index] = pixels
     return stack
 
 
-def _check_fps(fps: float | None, param: str | None) -> None:
+def _check_fps(fps: float | None) -> None:
     if fps is not None and not (math.isfinite(fps) and fps > 0):
-        raise _invalid("fps must be a positive number", param)
+        raise invalid_video("fps must be a positive number")
 
 
-def _check_pixels(num_frames: int, height: int, width: int, limits: ImageLimits, param: str | None) -> None:
+def _check_pixels(num_frames: int, height: int, width: int, limits: ImageLimits) -> None:
     if num_frames * height * width > limits.max_video_pixels:
-        raise RequestError(
-            f"the video has {num_frames} frames of {width}x{height} pixels; "
-            f"the limit is {limits.max_video_pixels} pixels in all",
-            param=param,
-            code="video_too_large",
-            status=413,
-        )
+        met, limit = f"the video has {num_frames} frames of {width}x{height} pixels", limits.max_video_pixels
+        raise RequestError(f"{met}; the limit is {limit} pixels in all", code="video_too_large", status=413)
 
 
-def check_frames(num_frames: int, limits: ImageLimits, param: str | None = None) -> None:
+def check_frames(num_frames: int, limits: ImageLimits) -> None:
     if num_frames > limits.max_frames:
-        raise RequestError(
-            f"the video has {num_frames} frames; the limit is {limits.max_frames}: send fewer frames",
-            param=param,
-            code="video_too_long",
-            status=413,
-        )
+        message = f"the video has {num_frames} frames; the limit is {limits.max_frames}: send fewer frames"
+        raise RequestError(message, code="video_too_long", status=413)
 
 
-def _split_frames(url: str, limits: ImageLimits, param: str | None) -> list[bytes]:
+def _split_frames(url: str, limits: ImageLimits) -> list[bytes]:
     """Frames of a video/jpeg data URL, whose base64 texts are separated by commas."""
     head, comma, body = url.partition(",")
     if not comma or not head.lower().startswith("data:video/jpeg"):
-        raise RequestError(
-            "a video URL must be a data URL of a file or of JPEG frames (data:video/jpeg;base64,frame,frame,...)",
-            param=param,
-            code="video_unsupported",
-        )
-    check_frames(body.count(",") + 1, limits, param)
-    return [read_data_url(f"{head},{frame}", limits, param=param) for frame in body.split(",")]
+        message = "a video URL must be a data URL of a file or of JPEG frames (data:video/jpeg;base64,frame,frame,...)"
+        raise RequestError(message, code="video_unsupported")
+    check_frames(body.count(",") + 1, limits)
+    return [read_data_url(f"{head},{frame}", limits) for frame in body.split(",")]
 
 
-def _read_file(path: Path, param: str | None) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError:
-        raise _invalid("the video file cannot be read", param) from None
-
-
-def _invalid(message: str, param: str | None) -> RequestError:
-    return RequestError(message, param=param, code="video_invalid")
+        raise invalid_video("the video file cannot be read") from None

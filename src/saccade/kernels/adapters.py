@@ -1,7 +1,4 @@
-"""Attention packages of others, as backends.
-
-Both read boundaries from device memory, so a captured call stays right when they are refilled.
-"""
+"""Third-party attention packages as backends. Both read boundaries from device memory, so captured calls can replay."""
 
 import importlib
 import inspect
@@ -14,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.kernels import reference
-from saccade.kernels.attention import SHORT_SEGMENT, choose_splits
-from saccade.kernels.backends import LaunchPlan, PackedCall, PagedCall
+from saccade.kernels.backends import AttendPacked, AttendPaged, PackedCall, PagedCall
+from saccade.kernels.fused_attention import SHORT_SEGMENT, choose_splits
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -25,91 +21,81 @@ HALF = (torch.float16, torch.bfloat16)
 class FlashAttention:
     """flash-attn-4: packed and paged attention in half precision on Hopper and later.
 
-    It takes heads of 8 to 256 columns in multiples of 8. It has no per-row limit, and it never splits one request's
-    keys over several programs: those two cases are left to others, and so are segments of one tile.
+    Heads have 8 to 256 columns, a multiple of 8. Other backends take calls with per-row limits, calls that need one
+    request's keys split over several programs, and segments of one tile.
 
-    Its tiles reach past the end of a segment or request; what lies there gets weight zero, and 0 * NaN is NaN. So
-    values must be finite everywhere: packed ones by their caller, paged ones because nothing else is ever stored.
+    Its tiles read past the end of a segment or request with weight zero, and 0 * NaN is NaN, so values must be finite
+    everywhere: the caller ensures it for packed ones, and only finite values are ever stored in pages.
     """
 
     function: Callable[..., Any]
     name = "flash-attn-4"
-    cache_shape = staticmethod(reference.cache_shape)
 
-    def plan_packed(self, call: PackedCall) -> LaunchPlan | None:
+    def packed(self, call: PackedCall) -> AttendPacked | None:
         if call.max_seqlen <= SHORT_SEGMENT or not _fits(call):
             return None
-        return LaunchPlan({"max_seqlen_q": call.max_seqlen, "max_seqlen_k": call.max_seqlen, "causal": call.causal})
+        options = {"max_seqlen_q": call.max_seqlen, "max_seqlen_k": call.max_seqlen, "causal": call.causal}
 
-    def attend_packed(
-        self, plan: LaunchPlan, buffers: list[Tensor], q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float
-    ) -> Tensor:
-        bounds = {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
-        return _first(self.function(q, k, v, **bounds, softmax_scale=scale, **plan.options))
+        def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Tensor:
+            bounds = {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
+            return _first(self.function(q, k, v, **bounds, softmax_scale=scale, **options))
 
-    def plan_paged(self, call: PagedCall) -> LaunchPlan | None:
+        return attend
+
+    def paged(self, call: PagedCall) -> AttendPaged | None:
         """None for a decode step of few requests over long contexts: one program per key head leaves the GPU idle."""
         reach = call.max_keys if call.window is None else min(call.max_keys, call.window)
         splits = choose_splits(call.num_requests * call.num_groups, reach) if call.max_query == 1 else 1
         if call.has_limits or splits >= 4 or not _fits(call):
             return None
         window = (None, None) if call.window is None else (call.window - 1, 0)
-        options = {"max_seqlen_q": call.max_query, "max_seqlen_k": call.max_keys, "causal": True}
-        return LaunchPlan({**options, "window_size": window})
+        bounds = {"max_seqlen_q": call.max_query, "max_seqlen_k": call.max_keys, "causal": True, "window_size": window}
 
-    def attend_paged(
-        self,
-        plan: LaunchPlan,
-        buffers: list[Tensor],
-        q: Tensor,
-        caches: tuple[Tensor, Tensor],
-        requests: tuple[Tensor, Tensor, Tensor],
-        limits: Tensor | None,
-        scale: float,
-    ) -> Tensor:
-        starts, lengths, tables = requests
-        bounds = {"cu_seqlens_q": starts, "seqused_k": lengths, "page_table": tables}
-        return _first(self.function(q, *caches, **bounds, softmax_scale=scale, **plan.options))
+        def attend(
+            q: Tensor,
+            caches: tuple[Tensor, Tensor],
+            requests: tuple[Tensor, Tensor, Tensor],
+            limits: Tensor | None,
+            scale: float,
+        ) -> Tensor:
+            starts, lengths, tables = requests
+            where = {"cu_seqlens_q": starts, "seqused_k": lengths, "page_table": tables}
+            return _first(self.function(q, *caches, **where, softmax_scale=scale, **bounds))
+
+        return attend
 
 
 @dataclass(frozen=True, slots=True)
 class TorchVarlen:
-    """`torch.nn.attention.varlen`: packed attention in half precision on Ampere and later.
-
-    Its keywords changed between releases: causality is `is_causal` in 2.10 and a window from 2.11 on, `scale`
-    and `enable_gqa` came later. `accepts` has the names the installed release takes.
+    """`torch.nn.attention.varlen`: packed attention in half precision on Ampere and later. `accepts` has the installed
+    release's keywords: causality is `is_causal` in 2.10 and a window from 2.11 on; `scale` and `enable_gqa` came later.
     """
 
     function: Callable[..., Any]
     accepts: frozenset[str]
     name = "torch varlen"
-    cache_shape = staticmethod(reference.cache_shape)
 
-    def plan_packed(self, call: PackedCall) -> LaunchPlan | None:
+    def packed(self, call: PackedCall) -> AttendPacked | None:
         if call.max_seqlen <= SHORT_SEGMENT:
             return None
         options: dict[str, Any] = {"max_q": call.max_seqlen, "max_k": call.max_seqlen}
         if call.causal:
             options |= {"window_size": (-1, 0)} if "window_size" in self.accepts else {"is_causal": True}
-        if call.num_heads > call.num_groups and "enable_gqa" in self.accepts:
-            options["enable_gqa"] = True
-        return LaunchPlan(options)
+        share = call.num_heads // call.num_groups
+        if share > 1 and "enable_gqa" in self.accepts:
+            options["enable_gqa"], share = True, 1
 
-    def attend_packed(
-        self, plan: LaunchPlan, buffers: list[Tensor], q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float
-    ) -> Tensor:
-        share = q.shape[1] // k.shape[1]
-        if share > 1 and "enable_gqa" not in self.accepts:
-            k, v = (x.repeat_interleave(share, dim=1) for x in (k, v))
-        if "scale" in self.accepts:
-            return _first(self.function(q, k, v, starts, starts, scale=scale, **plan.options))
-        return _first(self.function(q * (scale * math.sqrt(q.shape[-1])), k, v, starts, starts, **plan.options))
+        def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Tensor:
+            if share > 1:
+                k, v = (x.repeat_interleave(share, dim=1) for x in (k, v))
+            if "scale" in self.accepts:
+                return _first(self.function(q, k, v, starts, starts, scale=scale, **options))
+            return _first(self.function(q * (scale * math.sqrt(q.shape[-1])), k, v, starts, starts, **options))
 
-    def plan_paged(self, call: PagedCall) -> None:
+        return attend
+
+    def paged(self, call: PagedCall) -> None:
         """Not supported."""
-
-    def attend_paged(self, *args: Any) -> Tensor:
-        raise AssertionError("torch varlen reads no pages")
 
 
 def _fits(call: PackedCall | PagedCall) -> bool:
@@ -117,14 +103,14 @@ def _fits(call: PackedCall | PagedCall) -> bool:
 
 
 def flash_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
-    """Why flash-attn-4 cannot be used there, if it cannot."""
+    """Why flash-attn-4 cannot be used; empty if it can."""
     if capability < (9, 0):
         return f"flash-attn-4 pages need compute capability 9.0; this GPU has {capability[0]}.{capability[1]}"
     return "" if dtype in HALF else f"flash-attn-4 takes float16 and bfloat16, not {dtype}"
 
 
 def varlen_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
-    """Why torch's varlen cannot be used there, if it cannot."""
+    """Why torch's varlen cannot be used; empty if it can."""
     if capability < (8, 0):
         return f"torch varlen needs compute capability 8.0; this GPU has {capability[0]}.{capability[1]}"
     return "" if dtype in HALF else f"torch varlen takes float16 and bfloat16, not {dtype}"
@@ -132,7 +118,7 @@ def varlen_refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
 
 def load_flash_attention() -> FlashAttention | str:
     """The adapter, or why there is none."""
-    # Its compiler warns of an argument that flash-attn-4 leaves out, in lines of a thousand characters.
+    # Its compiler prints thousand-character warnings about an argument that flash-attn-4 omits.
     warnings.filterwarnings("ignore", message="Argument aux_data", category=UserWarning)
     try:
         interface = importlib.import_module("flash_attn.cute.interface")
@@ -142,7 +128,6 @@ def load_flash_attention() -> FlashAttention | str:
 
 
 def load_torch_varlen() -> TorchVarlen | str:
-    """The adapter, or why there is none."""
     try:
         function = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     except (ImportError, AttributeError) as error:
@@ -151,6 +136,6 @@ def load_torch_varlen() -> TorchVarlen | str:
 
 
 def _first(result: Any) -> Tensor:
-    """Both packages have returned a tensor in one release and (tensor, log-sum-exp, ...) in another."""
+    """Depending on the release, both packages return a tensor or (tensor, log-sum-exp, ...)."""
     out: Tensor = result[0] if isinstance(result, tuple) else result
     return out

@@ -1,15 +1,16 @@
-"""What ranks do together: sums and joins of their tensors, in a graph and out of one.
+"""All-reduce and all-gather over the ranks, inside or outside a graph.
 
 A rank is a process with a device. All ranks make the same calls with tensors of the same shape and dtype, in the same
-order on one stream, and all get the same bits. Tensors pass through memory that is reserved once, before any capture:
-its address is in every graph. `gloo_collectives`, `symmetric_collectives` and `nccl_collectives` are how it is done.
+order on one stream, and all get the same bits. Tensors pass through memory that is reserved once, before any capture,
+because graphs hold its address.
 """
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,47 +22,43 @@ from saccade.errors import AddressError
 INT64_MAX = 2**63 - 1
 
 
-class Collectives(Protocol):
-    """Sums and joins over one communicator, which serves one stream."""
+class Collectives(ABC):
+    """All-reduce and all-gather over one communicator, which serves one stream."""
 
     memory: Tensor
 
     @property
+    @abstractmethod
     def algorithms(self) -> tuple[str, ...]:
-        """The ways to make a sum, known once there is room."""
-        ...
+        """The all-reduce algorithms, known after `reserve`."""
 
     def taken(self, nbytes: int) -> str:
-        """The algorithm that `all_reduce` takes for a tensor of so many bytes."""
-        ...
+        """The algorithm that `all_reduce` uses for a tensor of this size."""
+        return self.algorithms[0]
 
+    @abstractmethod
     def reserve(self, nbytes: int) -> None:
-        """Make room for the largest tensor that a rank will bring. Comes once, before any capture."""
-        ...
+        """Make room for the largest tensor that a rank will pass. Called once, before any capture."""
 
     def staging(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """Where a sum over the ranks likes to find its input: it then copies nothing. None where it does not matter."""
-        ...
+        """Where `all_reduce` needs no copy of its input; None if it makes no difference."""
+        return None
 
-    def all_reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The sum over the ranks, in a new tensor or in `out`, which may be x itself."""
-        ...
+    @abstractmethod
+    def all_reduce(self, x: Tensor, out: Tensor | None = None, *, algorithm: str = "") -> Tensor:
+        """The sum over the ranks, in a new tensor or in `out`, which may be x. Default: the fastest algorithm."""
 
-    def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The same by one of the algorithms; `all_reduce` takes the quickest for the size."""
-        ...
-
+    @abstractmethod
     def all_gather(self, x: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
-        """The ranks' tensors, joined along an axis in the order of the ranks; in `out` where given."""
-        ...
+        """The ranks' tensors, concatenated along `dim` in rank order; in `out` if given."""
 
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What is in use, and why; plain values."""
-        ...
+        """What is in use, and why, as plain values."""
 
 
 class Control:
-    """What ranks tell each other outside of passes, on the host: they meet, agree and compare."""
+    """Host-side communication between ranks, outside of passes."""
 
     def __init__(self, world: ProcessGroup) -> None:
         self.size = world.size()
@@ -78,11 +75,11 @@ class Control:
         return int(found)
 
     def all_equal(self, data: bytes) -> bool:
-        """Whether all ranks brought the same bytes."""
+        """Whether all ranks passed the same bytes."""
         return len(set(self.gather(hashlib.sha256(data).digest()))) == 1
 
     def gather(self, data: bytes) -> list[bytes]:
-        """What every rank brought, in their order."""
+        """Every rank's bytes, in rank order."""
         most = -self.agree(-len(data))
         mine = torch.zeros(8 + most, dtype=torch.uint8)
         mine[:8] = torch.tensor([len(data)], dtype=torch.int64).view(torch.uint8)
@@ -94,35 +91,35 @@ class Control:
         return [bytes(row[8 : 8 + length].tolist()) for row, length in zip(rows, lengths, strict=True)]
 
     def first_rank_says(self, value: Any) -> Any:
-        """Rank 0's value, a plain one, on all ranks."""
+        """Rank 0's value on all ranks; it must be JSON-serialisable."""
         return json.loads(self.gather(json.dumps(value).encode())[0])
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """An algorithm for tensors of up to so many bytes; None is for all that are larger."""
+class AlgorithmChoice:
+    """An algorithm for tensors of at most `up_to_bytes`; None means no upper limit."""
 
     algorithm: str
     up_to_bytes: int | None = None
 
 
-def fastest(timings: Mapping[int, Mapping[str, float]]) -> tuple[Choice, ...]:
-    """From microseconds by bytes and algorithm to what to take: the quickest at the next larger size that was measured,
-    and above all of them the quickest at the largest."""
+def fastest(timings: Mapping[int, Mapping[str, float]]) -> tuple[AlgorithmChoice, ...]:
+    """From microseconds by bytes and algorithm: each size uses the fastest at the next larger measured size (at the
+    largest one, for anything above it)."""
     sizes = sorted(timings)
     best = [min(timings[size], key=lambda name: timings[size][name]) for size in sizes]
-    found: list[Choice] = []
+    found: list[AlgorithmChoice] = []
     for i, (size, name) in enumerate(zip(sizes, best, strict=True)):
         is_last = all(later == name for later in best[i:])
         if is_last:
-            return (*found, Choice(name))
+            return (*found, AlgorithmChoice(name))
         if best[i + 1] != name:
-            found.append(Choice(name, size))
+            found.append(AlgorithmChoice(name, size))
     return tuple(found)
 
 
-def choose(choices: Sequence[Choice], nbytes: int) -> str:
-    """A matter of size alone: a graph and an eager pass take the same algorithm."""
+def choose(choices: Sequence[AlgorithmChoice], nbytes: int) -> str:
+    """Depends on size alone, so graph and eager passes use the same algorithm."""
     return next(c.algorithm for c in choices if c.up_to_bytes is None or nbytes <= c.up_to_bytes)
 
 

@@ -1,20 +1,19 @@
-"""Which implementation of each kernel a device gets, chosen once; layers are handed the result."""
+"""Chooses, once, the implementation of each kernel for a device; layers receive the result."""
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from saccade.config import use_private_kernel_cache
 from saccade.errors import ConfigError
-from saccade.kernels import reference, reference_scaled
+from saccade.kernels import reference, reference_sampling, reference_scaled
 from saccade.kernels.backends import AttentionBackend, AttentionDispatch
-from saccade.kernels.cpu_attention import CpuAttention
 from saccade.kernels.reference_vision import activate
-from saccade.kernels.table import KernelTable
 from saccade.kernels.weight import Inputs, Scaled, Weight, scale_inputs
 
 _HOPPER = (9, 0)
@@ -23,12 +22,30 @@ _FIRST_E4M3 = (8, 9)
 
 
 @dataclass(frozen=True)
-class Kernels(KernelTable):
-    """The kernels of one device and dtype.
+class KernelTable:
+    """Kernels by name. A subclass's static methods are plain-torch oracles, which `functions` may replace. Replacements
+    have the oracle's signature, so mypy checks every call."""
 
-    `reasons` says, by kernel, why an implementation was taken; `name` sums the choice up. The methods choose a kernel
-    by the layout of a weight, so that layers need not know it.
-    """
+    name: str
+    functions: Mapping[str, Callable[..., Any]]
+
+    def __post_init__(self) -> None:
+        unknown = self.functions.keys() - set(self.kernel_names())
+        assert not unknown, f"{type(self).__name__} has no kernel called {', '.join(sorted(unknown))}"
+        vars(self).update(self.functions)
+
+    @classmethod
+    def kernel_names(cls) -> list[str]:
+        return [name for name, value in vars(cls).items() if isinstance(value, staticmethod)]
+
+    def replacing(self, **functions: Callable[..., Any]) -> Self:
+        return replace(self, functions={**self.functions, **functions})
+
+
+@dataclass(frozen=True)
+class Kernels(KernelTable):
+    """The kernels of one device and dtype. `reasons` says, by kernel, why an implementation was chosen. The methods
+    choose a kernel by the layout of a weight, so that layers need not know it."""
 
     linear = staticmethod(reference.linear)
     gated_linear = staticmethod(reference.gated_linear)
@@ -41,7 +58,6 @@ class Kernels(KernelTable):
     qk_norm_rotary_store = staticmethod(reference.qk_norm_rotary_store)
     varlen_attention = staticmethod(reference.varlen_attention)
     paged_attention = staticmethod(reference.paged_attention)
-    cache_shape = staticmethod(reference.cache_shape)
     rotate_packed = staticmethod(reference.rotate_packed)
     add_positions = staticmethod(reference.add_positions)
     scatter_rows = staticmethod(reference.scatter_rows)
@@ -128,7 +144,7 @@ class Kernels(KernelTable):
 
 
 def device_named(word: str) -> torch.device:
-    """What a --device setting means on this machine; auto is a GPU where there is one."""
+    """The device that a --device setting names on this machine; auto is a GPU if there is one."""
     if word == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", word):
@@ -143,17 +159,17 @@ def device_named(word: str) -> torch.device:
 
 
 def kernels_for(device: torch.device | str, dtype: torch.dtype) -> Kernels:
-    """The kernels for tensors of this device and dtype. Importing flash-attn-4 takes seconds; do it once."""
+    """Importing flash-attn-4 takes seconds; call this once."""
     device = torch.device(device)
     if device.type == "cpu":
-        return _cpu_kernels()
+        return Kernels("reference", {}, dict.fromkeys(Kernels.kernel_names(), "the device is a CPU"))
     if device.type != "cuda":
         raise ConfigError(f"there are no kernels for device {device}; allowed: cpu, cuda")
     return _cuda_kernels(torch.cuda.get_device_capability(device), dtype)
 
 
 def is_hopper(device: torch.device | int) -> bool:
-    """Or later: what flash-attn-4 and quack's tiles are for."""
+    """Hopper or later."""
     return torch.cuda.get_device_capability(device) >= _HOPPER
 
 
@@ -171,22 +187,16 @@ def require_e4m3(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def open_device(device: torch.device, dtype: torch.dtype) -> None:
-    """What takes time and has nothing to do with a model: the device itself, and the packages of its kernels."""
+    """The slow start-up that needs no model: initialise the device and import its kernel packages."""
     if device.type == "cuda":
         if device.index is not None:
-            torch.cuda.set_device(device)  # events and Triton's launches go to the current device
+            torch.cuda.set_device(device)  # events and Triton launches use the current device
         torch.zeros((), device=device)
         kernels_for(device, dtype)
 
 
-def _cpu_kernels() -> Kernels:
-    """The oracles, but for attention, which does only the work that is there."""
-    reasons = dict.fromkeys(Kernels.kernel_names(), "the device is a CPU")
-    return _with_attention(Kernels("reference", {}, reasons), AttentionDispatch(CpuAttention()))
-
-
 def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
-    """Triton for all, then faster products and attention where this GPU, dtype and installation allow it."""
+    """Triton, with faster products and attention if the GPU, dtype and installation allow it."""
     use_private_kernel_cache()
     modules = [importlib.import_module(f"saccade.kernels.{name}") for name in ("fused", "fused_vision", "scaled")]
     functions = {name: getattr(m, name) for m in modules for name in Kernels.kernel_names() if hasattr(m, name)}
@@ -194,14 +204,20 @@ def _cuda_kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
     kernels = _with_products(Kernels("triton", functions, reasons), capability, dtype)
     backends, missing = _attention_backends(capability, dtype)
     chosen = AttentionDispatch(*backends)
-    kernels = replace(kernels, name="+".join([kernels.name, *(b.name for b in backends[:-1])]))
-    return _with_attention(kernels, chosen, missing or "the first that supports a call takes it")
+    attention = {name: getattr(chosen, name) for name in ("varlen_attention", "paged_attention")}
+    reason = missing or "the first that supports a call takes it"
+    return replace(
+        kernels,
+        name="+".join([kernels.name, *(b.name for b in backends[:-1])]),
+        functions={**kernels.functions, **attention},
+        reasons=kernels.reasons | dict.fromkeys(attention, reason),
+    )
 
 
 def _attention_backends(capability: tuple[int, int], dtype: torch.dtype) -> tuple[list[AttentionBackend], str]:
-    """Best first, Triton last; and why a better one is missing."""
-    adapters, attention = (importlib.import_module(f"saccade.kernels.{name}") for name in ("adapters", "attention"))
-    triton = attention.TritonAttention()
+    """Backends, best first and Triton last; and why better ones are missing."""
+    adapters, fused = (importlib.import_module(f"saccade.kernels.{name}") for name in ("adapters", "fused_attention"))
+    triton = fused.TritonAttention()
     missing: list[str] = []
     for refusal, load in (
         (adapters.flash_refusal, adapters.load_flash_attention),
@@ -212,12 +228,6 @@ def _attention_backends(capability: tuple[int, int], dtype: torch.dtype) -> tupl
             return [found, triton], "; ".join(missing)
         missing.append(found)
     return [triton], "; ".join(missing)
-
-
-def _with_attention(kernels: Kernels, chosen: AttentionDispatch, reason: str = "") -> Kernels:
-    functions = {name: getattr(chosen, name) for name in ("varlen_attention", "paged_attention", "cache_shape")}
-    reasons = kernels.reasons | (dict.fromkeys(functions, reason) if reason else {})
-    return replace(kernels, functions={**kernels.functions, **functions}, reasons=reasons)
 
 
 def _with_products(kernels: Kernels, capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
@@ -241,6 +251,35 @@ def _with_products(kernels: Kernels, capability: tuple[int, int], dtype: torch.d
 
 
 def _origin(function: Callable[..., object]) -> str:
-    """`reference`, `fused`, or the name of what it is a method of."""
+    """The function's module, or the name of the object it is a method of."""
     owner = getattr(function, "__self__", None)
     return function.__module__.rpartition(".")[-1] if owner is None else getattr(owner, "name", type(owner).__name__)
+
+
+@dataclass(frozen=True)
+class SamplingKernels(KernelTable):
+    """The sampling functions of one device. On a GPU the last dimension of every tensor must be contiguous.
+
+    Penalties keep one int32 tensor, `seen_SV`, with a row per slot of a running request, initially zero. The sign bit
+    says that a token is in the prompt, the other bits count its outputs: one load reads both, atomics set both.
+    """
+
+    greedy = staticmethod(reference_sampling.greedy)
+    sample = staticmethod(reference_sampling.sample)
+    logprobs = staticmethod(reference_sampling.logprobs)
+    penalise = staticmethod(reference_sampling.penalise)
+    mark_prompt = staticmethod(reference_sampling.mark_prompt)
+    count_tokens = staticmethod(reference_sampling.count_tokens)
+    apply_bias = staticmethod(reference_sampling.apply_bias)
+    suppress = staticmethod(reference_sampling.suppress)
+    allow_only = staticmethod(reference_sampling.allow_only)
+
+
+def sampling_for(device: torch.device | str) -> SamplingKernels:
+    device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"there is no sampling for device {device}; allowed: cpu, cuda")
+    if device.type == "cpu":
+        return SamplingKernels("reference", {})
+    module = importlib.import_module("saccade.kernels.fused_sampling")
+    return SamplingKernels("triton", {name: getattr(module, name) for name in SamplingKernels.kernel_names()})

@@ -1,8 +1,6 @@
-"""Triton versions of the elementwise kernels, with the signatures of `saccade.kernels.reference`.
-
-A launch depends on shapes and strides only, so that it can be captured. Queries, keys and values may be
-slices of one fused projection: strides are passed on, and only the last dimension has to be contiguous.
-"""
+"""Triton versions of the elementwise kernels, with the signatures of `saccade.kernels.reference`. Launches depend on
+shapes and strides only, so they can be captured. Only the last dimension of queries, keys and values has to be
+contiguous: they may be slices of one fused projection."""
 
 import torch
 import triton
@@ -20,38 +18,33 @@ _STRETCH = 1024  # columns of one program of the elementwise kernels
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """See `reference.linear`: cuBLAS, but for a single row."""
+    """cuBLAS, except for a single row."""
     if is_vector(x, weight):
         return vector_linear(x, weight, bias, out)
     return reference.linear(x, weight, bias, out)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0) -> Tensor:
-    """See `reference.rms_norm`."""
     return _normalise(x, None, weight, None, eps, offset, centres=False)[0]
 
 
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """See `reference.add_rms_norm`."""
     return _normalise(x, residual, weight, None, eps, offset, centres=False)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """See `reference.layer_norm`."""
     return _normalise(x, None, weight, bias, eps, 0.0, centres=True)[0]
 
 
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """See `reference.add_layer_norm`."""
     return _normalise(x, residual, weight, bias, eps, 0.0, centres=True)
 
 
 def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
-    """See `reference.gated_activation`."""
     if kind not in ACTIVATIONS:
         raise ConfigError(f"activation {kind!r} is not known; allowed: {', '.join(ACTIVATIONS)}")
     rows = _as_rows(gate_up)
@@ -65,7 +58,6 @@ def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
 
 
 def gated_linear(x: Tensor, weight: Tensor, kind: str) -> Tensor:
-    """See `reference.gated_linear`."""
     if kind == "silu" and is_vector(x, weight):
         return vector_gated_linear(x, weight)
     return gated_activation(linear(x, weight), kind)
@@ -86,7 +78,7 @@ def qk_norm_rotary_store(  # noqa: PLR0913
     *,
     offset: float = 0.0,
 ) -> Tensor:
-    """See `reference.qk_norm_rotary_store`: one launch for queries, keys and values."""
+    """One launch for queries, keys and values."""
     num_rows, num_q_heads, head_width = q_THD.shape
     num_kv_heads, width = k_TGD.shape[1], cos_TD.shape[-1]
     q, k, v = (_last_contiguous(x) for x in (q_THD, k_TGD, v_TGD))
@@ -101,7 +93,7 @@ def qk_norm_rotary_store(  # noqa: PLR0913
         q_out,
         k_cache_NBGD,
         v_cache_NBGD,
-        q if q_weight is None else q_weight,  # a pointer that is not read
+        q if q_weight is None else q_weight,  # the pointer is not read
         k if k_weight is None else k_weight,
         cos_TD,
         sin_TD,

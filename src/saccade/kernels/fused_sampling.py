@@ -1,14 +1,11 @@
-"""Triton versions of sampling, with the signatures of `saccade.kernels.reference_sampling`.
-
-A launch depends on shapes and strides only, so that it can be captured. Logits may be rows of a wider tensor.
-"""
+"""Triton versions of sampling, with the signatures of `saccade.kernels.reference_sampling`. Launches depend on shapes
+and strides only, so they can be captured. Logits may be rows of a wider tensor."""
 
 import torch
 import triton
 from torch import Tensor
 
 from saccade.errors import ConfigError
-from saccade.kernels.reference_sampling import forget
 from saccade.kernels.triton_logits import (
     allow_kernel,
     bias_kernel,
@@ -19,51 +16,29 @@ from saccade.kernels.triton_logits import (
 )
 from saccade.kernels.triton_sampling import choose_kernel, greedy_kernel, pick_kernel, scan_kernel
 
-__all__ = [
-    "allow_only",
-    "apply_bias",
-    "count_tokens",
-    "forget",
-    "greedy",
-    "has_nan",
-    "logprobs",
-    "mark_prompt",
-    "penalise",
-    "sample",
-    "sample_with_floor",
-    "suppress",
-]
-
 MOST_LOGPROBS = 20
 _TILE = 128
-_CHUNK = 32 * _TILE  # 16 KiB of logits a program, of which three or more fit a multiprocessor's registers
-_GROUP = 8  # tiles that one program reads at a time while it searches
-_STRETCH = 2048  # columns of one program of the edits
+_CHUNK = 32 * _TILE  # 16 KiB of logits per program; the registers of a multiprocessor hold three or more
+_GROUP = 8  # tiles that a program reads at a time while searching
+_STRETCH = 2048  # columns per program of the edits
 _BLOCK = 256
 
 
-def greedy(logits_NV: Tensor, *, out_N: Tensor | None = None, bad_N: Tensor | None = None) -> Tensor:
-    """See `reference_sampling.greedy`."""
+def greedy(logits_NV: Tensor) -> tuple[Tensor, Tensor]:
     num_rows, vocabulary = logits_NV.shape
-    out_N, bad_N = _outputs(logits_NV, out_N, bad_N)
+    ids_N = torch.empty(num_rows, dtype=torch.int64, device=logits_NV.device)
+    is_bad_N = torch.empty(num_rows, dtype=torch.bool, device=logits_NV.device)
     if num_rows == 0:
-        return out_N
+        return ids_N, is_bad_N
     num_chunks = triton.cdiv(vocabulary, _CHUNK)
     scores, ids, nans = _per_chunk(logits_NV, torch.float32, torch.int32, torch.int32)
     greedy_kernel[(num_rows, num_chunks)](
         logits_NV, scores, ids, nans, vocabulary, logits_NV.stride(0), CHUNK=_CHUNK, num_warps=8
     )
     pick_kernel[(num_rows,)](
-        scores, ids, nans, out_N, _bytes(bad_N), num_chunks, CHUNKS=triton.next_power_of_2(num_chunks), num_warps=1
+        scores, ids, nans, ids_N, _bytes(is_bad_N), num_chunks, CHUNKS=triton.next_power_of_2(num_chunks), num_warps=1
     )
-    return out_N
-
-
-def has_nan(logits_NV: Tensor) -> Tensor:
-    """See `reference_sampling.has_nan`; `greedy` and `sample` tell the same for nothing."""
-    bad_N = torch.empty(logits_NV.shape[0], dtype=torch.bool, device=logits_NV.device)
-    greedy(logits_NV, bad_N=bad_N)
-    return bad_N
+    return ids_N, is_bad_N
 
 
 def penalise(
@@ -74,7 +49,6 @@ def penalise(
     presence_N: Tensor,
     frequency_N: Tensor,
 ) -> None:
-    """See `reference_sampling.penalise`."""
     num_rows, vocabulary = logits_NV.shape
     if num_rows == 0:
         return
@@ -95,27 +69,22 @@ def penalise(
 
 
 def mark_prompt(seen_SV: Tensor, slots_T: Tensor, ids_T: Tensor, is_real_T: Tensor) -> None:
-    """See `reference_sampling.mark_prompt`."""
     _note(seen_SV, slots_T, ids_T, is_real_T, marks=True)
 
 
 def count_tokens(seen_SV: Tensor, slots_N: Tensor, ids_N: Tensor, is_real_N: Tensor) -> None:
-    """See `reference_sampling.count_tokens`."""
     _note(seen_SV, slots_N, ids_N, is_real_N, marks=False)
 
 
 def apply_bias(logits_NV: Tensor, ids_NK: Tensor, values_NK: Tensor) -> None:
-    """See `reference_sampling.apply_bias`."""
     _edit_listed(logits_NV, ids_NK, values_NK, adds=True)
 
 
 def suppress(logits_NV: Tensor, ids_NK: Tensor, is_active_N: Tensor) -> None:
-    """See `reference_sampling.suppress`."""
     _edit_listed(logits_NV, ids_NK, _bytes(is_active_N), adds=False)
 
 
 def allow_only(logits_NV: Tensor, allowed_NW: Tensor) -> None:
-    """See `reference_sampling.allow_only`."""
     num_rows, vocabulary = logits_NV.shape
     if num_rows == 0:
         return
@@ -124,7 +93,7 @@ def allow_only(logits_NV: Tensor, allowed_NW: Tensor) -> None:
     allow_kernel[grid](logits_NV, allowed_NW, vocabulary, *strides, CHUNK=_STRETCH, num_warps=8)
 
 
-def sample(  # noqa: PLR0913
+def sample(
     logits_NV: Tensor,
     temperature_N: Tensor,
     top_k_N: Tensor,
@@ -132,38 +101,16 @@ def sample(  # noqa: PLR0913
     min_p_N: Tensor,
     seeds_N: Tensor,
     counters_N: Tensor,
-    *,
-    out_N: Tensor | None = None,
-    bad_N: Tensor | None = None,
-) -> Tensor:
-    """See `reference_sampling.sample`."""
-    return sample_with_floor(
-        logits_NV, temperature_N, top_k_N, top_p_N, min_p_N, seeds_N, counters_N, out_N=out_N, bad_N=bad_N
-    )[0]  # fmt: skip
-
-
-def sample_with_floor(  # noqa: PLR0913
-    logits_NV: Tensor,
-    temperature_N: Tensor,
-    top_k_N: Tensor,
-    top_p_N: Tensor,
-    min_p_N: Tensor,
-    seeds_N: Tensor,
-    counters_N: Tensor,
-    *,
-    out_N: Tensor | None = None,
-    bad_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See `reference_sampling.sample_with_floor`."""
     num_rows, vocabulary = logits_NV.shape
     device = logits_NV.device
-    out_N, bad_N = _outputs(logits_NV, out_N, bad_N)
+    ids_N = torch.empty(num_rows, dtype=torch.int64, device=device)
     floor_N = torch.empty(num_rows, dtype=torch.float32, device=device)
     if num_rows == 0:
-        return out_N, floor_N
+        return ids_N, floor_N
     num_chunks, num_tiles = triton.cdiv(vocabulary, _CHUNK), triton.cdiv(vocabulary, _TILE)
     parameters = (temperature_N, top_k_N, top_p_N, min_p_N, seeds_N, counters_N)
-    partial = _per_chunk(logits_NV, torch.float32, torch.int32, torch.int32)
+    partial = _per_chunk(logits_NV, torch.float32, torch.int32)
     peaks, masses = torch.empty((2, num_rows, num_tiles), dtype=torch.float32, device=device)
     hits = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=device)
     sizes = (vocabulary, logits_NV.stride(0), num_tiles)
@@ -177,8 +124,7 @@ def sample_with_floor(  # noqa: PLR0913
         peaks,
         masses,
         hits,
-        out_N,
-        _bytes(bad_N),
+        ids_N,
         floor_N,
         *sizes,
         num_chunks,
@@ -188,11 +134,10 @@ def sample_with_floor(  # noqa: PLR0913
         GROUP=_GROUP,
         num_warps=8,
     )
-    return out_N, floor_N
+    return ids_N, floor_N
 
 
 def logprobs(logits_NV: Tensor, ids_N: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `reference_sampling.logprobs`."""
     num_rows, vocabulary = logits_NV.shape
     k = min(k, vocabulary)
     if not 0 <= k <= MOST_LOGPROBS:
@@ -266,18 +211,11 @@ def _edit_listed(logits_NV: Tensor, ids_NK: Tensor, values: Tensor, *, adds: boo
     )
 
 
-def _outputs(logits_NV: Tensor, out_N: Tensor | None, bad_N: Tensor | None) -> tuple[Tensor, Tensor]:
-    num_rows, device = logits_NV.shape[0], logits_NV.device
-    if out_N is None:
-        out_N = torch.empty(num_rows, dtype=torch.int64, device=device)
-    return out_N, torch.empty(num_rows, dtype=torch.bool, device=device) if bad_N is None else bad_N
-
-
 def _per_chunk(logits_NV: Tensor, *dtypes: torch.dtype) -> list[Tensor]:
     shape = (logits_NV.shape[0], triton.cdiv(logits_NV.shape[1], _CHUNK))
     return [torch.empty(shape, dtype=dtype, device=logits_NV.device) for dtype in dtypes]
 
 
 def _bytes(flags: Tensor) -> Tensor:
-    """Booleans as the bytes they are, which a kernel may load and store."""
+    """Kernels load and store booleans as bytes."""
     return flags.view(torch.uint8)

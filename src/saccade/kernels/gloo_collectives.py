@@ -1,14 +1,12 @@
-"""Sums and joins on a CPU, through gloo.
+"""All-reduce and all-gather on a CPU, through gloo.
 
-Each is one operation, as a kernel is on a GPU, and carries the name of its process group: whoever records a pass
-records one node, and a replay exchanges what the ranks have then. Every rank gets all tensors and adds them up in the
-order of the ranks, so that all have the same bits.
+Each is one torch operation that names its process group, so a recording has one node for it and a replay exchanges the
+current contents. Every rank gets all tensors and adds them in rank order, so all have the same bits.
 
-Gloo itself ends a process that gets more than it waits for, and leaves the other one with numbers of both: so ranks
-first tell each other how much they bring.
+On a size mismatch gloo aborts the process that receives too much and leaves mixed data in the other, so ranks exchange
+sizes first.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,36 +14,27 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
 from saccade.errors import GraphError
-from saccade.kernels.collectives import check_room
+from saccade.kernels.collectives import Collectives, check_room
 
 _LIBRARY = torch.library.Library("saccade", "FRAGMENT")
 _LIBRARY.define("all_reduce(Tensor x, Tensor(a!) memory, str group) -> Tensor")
 _LIBRARY.define("all_gather(Tensor x, Tensor(a!) memory, str group, int dim) -> Tensor")
 
 
-class GlooCollectives:
+class GlooCollectives(Collectives):
     algorithms = ("gloo",)
 
     def __init__(self, group: ProcessGroup) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8)
         self._name, self._size = group.group_name, group.size()
 
-    def taken(self, nbytes: int) -> str:
-        return "gloo"
-
     def reserve(self, nbytes: int) -> None:
         self.memory = torch.zeros(self._size * nbytes, dtype=torch.uint8)
 
-    def staging(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        return None
-
-    def all_reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def all_reduce(self, x: Tensor, out: Tensor | None = None, *, algorithm: str = "") -> Tensor:
         check_room(x.nbytes, self.memory.numel() // self._size)
         found: Tensor = torch.ops.saccade.all_reduce(x, self.memory, self._name)
         return found if out is None else out.copy_(found)
-
-    def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:
-        return self.all_reduce(x, out)
 
     def all_gather(self, x: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
         check_room(x.nbytes, self.memory.numel() // self._size)
@@ -65,7 +54,7 @@ def _all_gather(x: Tensor, memory: Tensor, group: str, dim: int) -> Tensor:
 
 
 def _exchange(x: Tensor, memory: Tensor, group: str) -> Tensor:
-    """(ranks, ...): every rank's tensor, in the reserved memory."""
+    """Every rank's tensor, stacked (ranks, ...) in the reserved memory."""
     found: ProcessGroup = distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined, arg-type]
     everyone = memory[: found.size() * x.nbytes]
     _check_sizes(found, x.nbytes)

@@ -1,36 +1,40 @@
-"""What is to be resized and cut into patches in one go, as one table of numbers. Numpy alone.
+"""The jobs of one resize-and-patchify launch, as a table of numbers. Needs numpy only.
 
-A job is one image or video, or, where that does not fit into a pixel buffer at once, a band of it: some rows of merged
-units of one time step, with the source rows that they need. So memory is bounded whatever comes.
+A job is one image or video or, if that does not fit into a pixel buffer, a band of it: some rows of merged units of one
+time step, with the source rows they need. So memory is bounded for any input.
 """
 
 import functools
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from saccade.errors import RequestError
-from saccade.kernels.images import RESAMPLING
 
-MAX_JOBS = 64  # of one launch; a program finds its job by comparing with all starts
+Resample = Literal["bilinear", "bicubic"]
+Triple = tuple[float, float, float]
+
+RESAMPLING: dict[str, float] = {"bilinear": 1.0, "bicubic": 2.0}  # filter and its reach, in pixels of the coarser image
+MAX_JOBS = 64  # per launch; a program finds its job by comparing with all starts
 BEYOND = 2**31 - 1
-MARGIN_ROWS = 1  # the device finds the first source row in float32
+MARGIN_ROWS = 1  # the device computes the first source row in float32
 
 
 class Column(IntEnum):
-    """Of the table, which is laid out by column: (columns, jobs). Floats lie in it bit by bit."""
+    """Columns of the (columns, jobs) int32 table. Floats are stored as their bits."""
 
-    ROWS_START = 0  # lines of all jobs before, frames times source rows
+    ROWS_START = 0  # lines (frames times source rows) of all earlier jobs
     PATCHES_START = 1
     PIXELS_AT = 2  # bytes
     NUM_FRAMES = 3
     BAND_ROWS = 4
-    BAND_START = 5  # the first source row that is there
+    BAND_START = 5  # the first source row in memory
     OLD_WIDTH = 6
     OLD_HEIGHT = 7
     WIDTH = 8
@@ -55,21 +59,26 @@ assert _COLUMNS.size == 4 * len(Column)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """How a kind of media is cut: the same for all jobs of a launch."""
+class PatchSettings:
+    """How pixels are cut into patches: the same for all jobs of a launch. `merge` is the side of the square of patches
+    that become one token and lie together in patch order."""
 
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
     patch: int
     temporal_patch: int
     merge: int
-    resample: str
+    mean: Triple
+    std: Triple
+    resample: Resample
+
+    def alone(self) -> "PatchSettings":
+        """Without the fields of a subclass."""
+        return PatchSettings(**{field.name: getattr(self, field.name) for field in fields(PatchSettings)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """`frames` (F, rows, old width, 3) hold source rows from `band_start` on; the patches go to rows from `out_row` on,
-    `patches_per_step` of them a time step, the first being number `first_patch` of its step."""
+class ImageJob:
+    """`frames` (F, rows, old width, 3) hold source rows from `band_start` on. Each time step has `patches_per_step`
+    patches, from number `first_patch` of the step on; they are written to rows from `out_row` on."""
 
     frames: NDArray[np.uint8]
     old_height: int
@@ -80,10 +89,6 @@ class Job:
     patches_per_step: int
 
     @property
-    def nbytes(self) -> int:
-        return self.frames.nbytes
-
-    @property
     def num_lines(self) -> int:
         num_frames, band_rows = self.frames.shape[:2]
         return int(num_frames * band_rows)
@@ -92,19 +97,21 @@ class Job:
     def scratch_bytes(self) -> int:
         return self.num_lines * self.size_hw[1] * 3
 
-    def num_patches(self, shape: Shape) -> int:
+    def num_patches(self, shape: PatchSettings) -> int:
         return -(-int(self.frames.shape[0]) // shape.temporal_patch) * self.patches_per_step
 
 
-def whole_job(frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int, shape: Shape) -> Job:
+def whole_job(frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int, shape: PatchSettings) -> ImageJob:
     per_step = (size_hw[0] // shape.patch) * (size_hw[1] // shape.patch)
-    return Job(frames=frames, old_height=frames.shape[1], size_hw=size_hw, out_row=out_row, patches_per_step=per_step)
+    return ImageJob(
+        frames=frames, old_height=frames.shape[1], size_hw=size_hw, out_row=out_row, patches_per_step=per_step
+    )
 
 
 def banded_jobs(
-    frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int, shape: Shape, max_bytes: int
-) -> Iterator[Job]:
-    """Jobs of at most `max_bytes` each (pixels, and scratch) that together do what one job would."""
+    frames: NDArray[np.uint8], size_hw: tuple[int, int], out_row: int, shape: PatchSettings, max_bytes: int
+) -> Iterator[ImageJob]:
+    """Splits one job into jobs of at most `max_bytes` each (of pixels, and of scratch)."""
     num_frames, old_height, old_width, _ = frames.shape
     side = shape.patch * shape.merge
     per_unit_row = size_hw[1] // shape.patch * shape.merge
@@ -124,7 +131,7 @@ def banded_jobs(
                 )
             low, high = source_rows(start * side, stop * side, old_height, size_hw[0], shape.resample)
             first_patch = start * per_unit_row
-            yield Job(
+            yield ImageJob(
                 frames=chosen[:, low:high],
                 old_height=old_height,
                 size_hw=size_hw,
@@ -137,18 +144,18 @@ def banded_jobs(
 
 
 def source_rows(start: int, stop: int, old: int, new: int, resample: str) -> tuple[int, int]:
-    """The source rows that target rows `start` to `stop` are made of."""
+    """The source rows that target rows [start, stop) depend on."""
     _, reach, num_taps, _ = filter_numbers(old, new, resample)
     low = math.floor((start + 0.5) * old / new - reach - 0.5) - MARGIN_ROWS
     high = math.floor((stop - 0.5) * old / new - reach - 0.5) + num_taps + MARGIN_ROWS
     return max(low, 0), min(high, old)
 
 
-def write_table(table: NDArray[np.int32], jobs: list[Job], places: list[int], shape: Shape) -> tuple[int, int, int]:
-    """Fill a table (columns, MAX_JOBS) for jobs whose pixels lie at these bytes of the buffer.
-
-    Returns how many lines, patches and columns of the widest target there are.
-    """
+def write_table(
+    table: NDArray[np.int32], jobs: list[ImageJob], places: list[int], shape: PatchSettings
+) -> tuple[int, int, int]:
+    """Fills a (columns, MAX_JOBS) table for jobs whose pixels are at byte offsets `places`. Returns the number of lines
+    and of patches, and the width of the widest target."""
     assert 0 < len(jobs) <= MAX_JOBS, len(jobs)
     table[Column.ROWS_START : Column.PATCHES_START + 1, len(jobs) :] = BEYOND
     line = patch = scratch = 0
@@ -162,10 +169,8 @@ def write_table(table: NDArray[np.int32], jobs: list[Job], places: list[int], sh
 
 @functools.lru_cache(maxsize=4096)
 def filter_numbers(old: int, new: int, resample: str) -> tuple[float, float, int, int]:
-    """How far the filter is stretched, its reach and the most pixels it touches, and the binary places of its weights.
-
-    torch keeps weights in 16 bits, with as many places as the largest weight of any pixel leaves.
-    """
+    """The filter's stretch, reach and maximum number of taps, and the binary places of its weights: torch keeps weights
+    in 16 bits, with as many places as the largest weight of any pixel allows."""
     stretch = max(old / new, 1.0)
     reach = RESAMPLING[resample] * stretch
     num_taps = math.ceil(2 * reach) + 2
@@ -184,7 +189,7 @@ def filter_numbers(old: int, new: int, resample: str) -> tuple[float, float, int
 
 
 def _last_fit(start: int, count: int, old: int, new: int, side: int, resample: str, max_rows: int) -> int:
-    """The last unit row that a band from `start` on can end before."""
+    """The largest stop (in unit rows) of a band from `start` that needs at most `max_rows` source rows."""
     low, high = start, count
     while low < high:
         middle = (low + high + 1) // 2
@@ -193,8 +198,7 @@ def _last_fit(start: int, count: int, old: int, new: int, side: int, resample: s
     return low
 
 
-def _columns(job: Job, starts: tuple[int, int, int, int], resample: str) -> bytes:
-    """What the table says of a job."""
+def _columns(job: ImageJob, starts: tuple[int, int, int, int], resample: str) -> bytes:
     line, patch, place, scratch = starts
     num_frames, band_rows, old_width, _ = job.frames.shape
     height, width = job.size_hw

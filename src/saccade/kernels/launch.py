@@ -1,4 +1,4 @@
-"""Triton kernels that are launched again and again with the same arguments."""
+"""Cheap repeated launches of Triton kernels with the same arguments."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -6,32 +6,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MAX_KEPT = 16  # lists of arguments; static buffers need one or two, others come and go
+MAX_KEPT = 16  # argument lists; static buffers need one or two
 
 
 class Current:
-    """The current device, and its current stream as the driver knows it; what Triton itself asks torch for."""
+    """The current device and its raw current stream, as Triton itself asks torch for them."""
 
     def __init__(self) -> None:
         self.stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
     def device(self) -> int:
-        """Where CUDA was not started yet, nothing can have been compiled for any device."""
+        """-1 before CUDA is initialised: nothing can have been compiled for a device then."""
         return torch.cuda.current_device() if torch.cuda.is_initialized() else -1
 
 
 class KeptLaunch:
-    """A Triton kernel. `kernel[grid](*args, **constants)` binds, inspects and hashes all arguments in Python at every
-    launch; here that is done once for each `key`, and what it compiled is launched directly from then on.
+    """A Triton kernel that skips Python overhead: `kernel[grid](*args, **constants)` binds, inspects and hashes all
+    arguments at every launch; here that happens once per `key`, and later launches run the compiled kernel directly.
 
-    Invariant: the caller gives equal keys to equal arguments only: the same address, type and stride of every tensor,
-    the same values. The device that is current is added to it. So all that Triton specialised a kernel on still holds,
-    whatever that is, and its function is one of the current device. The stream is looked up at every launch. No tensor
-    is kept alive: only its address is.
+    Invariant: equal keys mean equal arguments: the same address, type and stride of every tensor, the same values. The
+    current device is added to the key. So everything Triton specialised the kernel on still holds. The stream is
+    looked up at every launch. Only addresses are kept, so no tensor is kept alive.
 
-    Whether direct launches are possible is found out at the first one. They are refused before anything is launched,
-    so where Triton has another interface, or interprets, every launch is an ordinary one from then on. The hooks of
-    Triton's own profiler see ordinary launches only.
+    If a direct launch fails because Triton's interface differs or it interprets, it fails before launching anything,
+    and all launches are ordinary ones from then on. Triton's profiler hooks see ordinary launches only.
     """
 
     def __init__(self, kernel: Any, current: Any = None) -> None:
@@ -40,11 +38,6 @@ class KeptLaunch:
         self._kept: dict[Hashable, tuple[Any, list[Any]]] = {}
         self._can_keep = self._current.stream is not None
 
-    @property
-    def is_direct(self) -> bool:
-        """Whether a launch was kept and none was refused."""
-        return self._can_keep and bool(self._kept)
-
     def __call__(self, key: Hashable, grid: tuple[int, int], *args: Any, **constants: Any) -> None:
         device = self._current.device()
         kept = self._kept.get((device, key))
@@ -52,7 +45,7 @@ class KeptLaunch:
             self._keep((device, key), self._kernel[grid](*args, **constants), args, constants)
 
     def _launch_directly(self, grid: tuple[int, int], device: int, compiled: Any, bound: list[Any]) -> bool:
-        """As Triton does it behind its own look at the arguments; the three None are for its profiler."""
+        """What Triton calls after it has processed the arguments; the three None are for its profiler."""
         try:
             stream = self._current.stream(device)
             compiled.run(*grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *bound)
@@ -62,7 +55,7 @@ class KeptLaunch:
         return self._can_keep
 
     def _keep(self, key: Hashable, compiled: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
-        """A compiled kernel takes every parameter by position, constants among them; addresses as integers."""
+        """A compiled kernel takes all parameters by position, including constants; addresses as integers."""
         names = getattr(self._kernel, "arg_names", ())[len(args) :]
         self._can_keep = self._can_keep and compiled is not None and bool(names) and constants.keys() >= set(names)
         if not self._can_keep:

@@ -1,6 +1,5 @@
-"""Sums and joins through NCCL, for GPUs that cannot read each other's memory. NCCL keeps buffers of its own."""
+"""All-reduce and all-gather through NCCL, for GPUs that cannot read each other's memory."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,35 +7,28 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from saccade.kernels.collectives import Collectives
 
-class NcclCollectives:
+
+class NcclCollectives(Collectives):
     algorithms = ("nccl",)
 
     def __init__(self, group: ProcessGroup, device: torch.device, reason: str) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._group, self._reason = group, reason
-        # NCCL connects at the first call, which no capture can hold.
+        # NCCL connects at the first call, which cannot be captured.
         dist.all_reduce(torch.zeros(1, device=device), group=group)
 
-    def taken(self, nbytes: int) -> str:
-        return "nccl"
-
     def reserve(self, nbytes: int) -> None:
-        pass
+        """NCCL has its own buffers."""
 
-    def staging(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        return None
-
-    def all_reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def all_reduce(self, x: Tensor, out: Tensor | None = None, *, algorithm: str = "") -> Tensor:
         total = x.clone(memory_format=torch.contiguous_format) if out is None or not out.is_contiguous() else out
         if total is out and out is not x:
             out.copy_(x)
         if total.numel():
             dist.all_reduce(total, group=self._group)
         return total if out is None or total is out else out.copy_(total)
-
-    def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:
-        return self.all_reduce(x, out)
 
     def all_gather(self, x: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
         size = self._group.size()

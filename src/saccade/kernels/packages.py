@@ -1,7 +1,4 @@
-"""The packages that a GPU's kernels come from, imported before anybody needs them.
-
-For a process that belongs to this package alone: torch is altered while they are imported.
-"""
+"""Imports GPU kernel packages early. Only for a process that saccade owns: torch is patched during the import."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -16,8 +13,8 @@ from saccade.kernels.dispatch import is_hopper
 
 
 def import_packages() -> None:
-    """Seconds that may pass while nobody waits for them. Nothing where no GPU has a use for them; what is broken is
-    left to whoever needs it."""
+    """Takes seconds, so call it while nothing waits. Does nothing unless a GPU needs the packages; import errors are
+    left to the code that needs them."""
     if not torch.cuda.is_available() or not any(is_hopper(i) for i in range(torch.cuda.device_count())):
         return
     use_private_kernel_cache()
@@ -29,8 +26,8 @@ def import_packages() -> None:
 
 @contextmanager
 def unmarked_for_compilation() -> Iterator[None]:
-    """quack marks functions, none of which is used here, for torch's compiler or against it, and a mark alone imports
-    the compiler: two seconds of every start. Inside, marks do nothing."""
+    """Makes torch.compile and torch.compiler.disable no-ops. quack decorates functions that we do not use with them,
+    and that alone imports torch's compiler: two seconds of every start."""
     kept = torch.compile, torch.compiler.disable
     torch.compile, torch.compiler.disable = (_without_effect(decorator) for decorator in kept)
     try:
@@ -40,7 +37,7 @@ def unmarked_for_compilation() -> Iterator[None]:
 
 
 def _without_effect(decorator: Callable[..., Any]) -> Callable[..., Any]:
-    """It looks like the original, whose signature is asked for, and may be called with options first."""
+    """Keeps the original's signature, which is inspected, and supports being called with options first."""
 
     @wraps(decorator)
     def mark(function: Any = None, *args: Any, **options: Any) -> Any:

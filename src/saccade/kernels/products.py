@@ -1,9 +1,8 @@
-"""Matrix products on Hopper: cuBLAS, or a tile of quack's where that is faster.
+"""Matrix products on Hopper: cuBLAS, or a quack tile where that is faster.
 
-A product of M rows takes whole rounds ("waves") of tiles over the GPU's processors, so its time follows from the tile:
-cuBLAS loses up to a quarter where M falls badly between its tiles, and a product with an activation behind it saves one
-pass over memory when both are one kernel. `choose` is a pure function of the shape: the same rows always take the same
-kernel, in a graph or not, so that switching graphs off changes no bit. Its thresholds come from a scan of tiles on one
+A product takes whole waves of tiles over the GPU's multiprocessors, so its time follows from the tile size: cuBLAS
+loses up to a quarter when the rows fit its tiles badly. Fusing an activation saves a pass over memory. `choose` is a
+pure function of the shape, so switching graphs off changes no bit. Its thresholds come from a scan of tiles on one
 H200, on shapes of Qwen3-VL-8B; `python -m tests.gpu.profile_products` compares the choice with cuBLAS.
 """
 
@@ -22,23 +21,23 @@ from saccade.kernels import fused, fused_vision
 Kind = Literal["plain", "bias", "gated", "gelu_tanh"]
 
 _NUM_PROCESSORS = 132
-_FLOPS_PER_US = 5.93e6  # of one processor, when the whole GPU multiplies at 783 TFLOP/s
+_FLOPS_PER_US = 5.93e6  # per multiprocessor, when the whole GPU reaches 783 TFLOP/s
 _LAUNCH_US = 3.0
-_FEWEST_ROWS = 384  # below, cuBLAS splits the inner dimension better
+_FEWEST_ROWS = 384  # below this, cuBLAS splits the inner dimension better
 _MANY_ROWS = {"plain": 1024, "bias": 16384, "gelu_tanh": 2**31}
 _WIDE_ROWS, _WIDE_COLUMNS = 2048, 16384
 _BYTES_PER_US = 4e6
-_LEAST_SHARE = 0.84  # of the peak that a tile must promise to be preferred to cuBLAS
-_LEAST_SHARE_ACTIVATED = 0.7  # cuBLAS then needs a second kernel
-_FEW_ROWS = 512  # up to here cuBLAS leaves more, and narrow tiles fill the processors in one wave
+_LEAST_SHARE = 0.84  # of peak that a tile must reach by estimate to be preferred to cuBLAS
+_LEAST_SHARE_ACTIVATED = 0.7  # lower because cuBLAS needs a second kernel
+_FEW_ROWS = 512  # below this cuBLAS is further from peak, and narrow tiles fill the GPU in one wave
 _LEAST_SHARE_FEW = 0.75
-_LEAST_FILLED = 0.92  # of a narrow tile's columns: with less to do, whole clusters wait for what is not there
+_LEAST_FILLED = 0.92  # of a narrow tile's columns: below this, whole clusters wait on padding
 _ACTIVATIONS = {"gelu_tanh": "gelu_tanh_approx"}
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one group of threads computes: `rows` x `columns` of the result, of its transpose where `is_swapped`."""
+    """`rows` x `columns` of the result (of its transpose if `is_swapped`), computed by one group of threads."""
 
     rows: int
     columns: int
@@ -76,13 +75,13 @@ _TILES: dict[Kind, tuple[Tile, ...]] = {
 
 @lru_cache(maxsize=65536)
 def choose(kind: Kind, m: int, n: int, k: int) -> Tile | None:
-    """The tile for a product of (m, k) and (k, n); None leaves it to cuBLAS (and an activation to its own kernel)."""
+    """The tile for a product of (m, k) and (k, n); None for cuBLAS (and a separate kernel for an activation)."""
     if m < _FEWEST_ROWS or n % 8 or k % 8:
         return None
     if kind == "gated":
         return _choose_gated(m, n, k)
     if k > n and m >= _MANY_ROWS[kind]:
-        return None  # cuBLAS was as fast or faster wherever there is that much to add up
+        return None  # cuBLAS was as fast or faster for all such large k
     tile = _fastest(kind, m, n, k)
     return tile if _share(tile, m, n, k) >= _least_share(kind, m) else None
 
@@ -110,14 +109,13 @@ def _fastest(kind: Kind, m: int, n: int, k: int) -> Tile:
 
 @dataclass(frozen=True, slots=True)
 class HopperProducts:
-    """The products of `reference`, with quack's kernels for the tiles that `choose` names."""
+    """The products of `reference`, with quack kernels for the tiles that `choose` returns."""
 
     plain: Callable[..., Any]
     activated: Callable[..., Any]
     configs: Mapping[Tile, Any]
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """See `reference.linear`."""
         tile = self._tile("plain" if bias is None else "bias", x, weight)
         if tile is None:
             return fused.linear(x, weight, bias, out)
@@ -126,7 +124,6 @@ class HopperProducts:
         return y
 
     def gated_linear(self, x: Tensor, weight: Tensor, kind: str) -> Tensor:
-        """See `reference.gated_linear`."""
         tile = self._tile("gated", x, weight) if kind == "silu" else None
         if tile is None and x.shape[0] == 1:
             return fused.gated_linear(x, weight, kind)
@@ -137,7 +134,6 @@ class HopperProducts:
         return y
 
     def activated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-        """See `reference.activated_linear`."""
         tile = self._tile("gelu_tanh", x, weight) if kind == "gelu_tanh" else None
         if tile is None:
             return fused_vision.activated_linear(x, weight, bias, kind)
@@ -146,7 +142,7 @@ class HopperProducts:
         return y
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Compile every tile: a second or less each, and nothing once they are in the package's cache on disk."""
+        """Compile every tile: at most a second each, and no time once quack's disk cache has them."""
         x, weight, bias = (
             torch.zeros(shape, device=device, dtype=dtype) for shape in ((512, 512), (1024, 512), (1024,))
         )
@@ -187,7 +183,7 @@ def load_products() -> HopperProducts | str:
         interface = importlib.import_module("quack.gemm_interface")
         config = importlib.import_module("quack.gemm_config").GemmConfig
         plain, activated = interface.gemm_tuned.fn, interface.gemm_act
-    except Exception as error:  # a broken installation must not stop a model that can do without
+    except Exception as error:  # a broken installation must not stop a model that works without it
         return f"quack-kernels cannot be used: {type(error).__name__}"
     tiles = {tile for tiles in _TILES.values() for tile in tiles} | {_SMALL, *_NARROW}
     return HopperProducts(plain, activated, {tile: config(**_fields(tile)) for tile in tiles})

@@ -1,16 +1,15 @@
-"""Plain-torch oracles of every kernel: the CPU path, and what the GPU kernels are compared with.
+"""Plain-torch oracles of every kernel: the CPU path, and the reference that GPU kernels are tested against.
 
-T rows (packed tokens, padded), H query heads, G key/value heads, D head width, N blocks, B slots in a block,
-W columns that rotary turns. All compute in float32 and return the dtype they were given. None reads a tensor
-on the host or makes a shape from data, so each can be recorded once and replayed on the same storages with
-other contents.
+T rows (packed tokens, padded), H query heads, G key/value heads, D head width, N blocks, B slots in a block, W columns
+that rotary turns. All compute in float32 and return the dtype of their input. None reads a tensor on the host or
+derives a shape from data, so each can be recorded once and replayed on the same storages with other contents.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from saccade.kernels.reference_attention import cache_shape, paged_attention, varlen_attention
+from saccade.kernels.reference_attention import paged_attention, varlen_attention
 from saccade.kernels.reference_vision import (
     activate,
     activated_linear,
@@ -26,7 +25,6 @@ __all__ = [
     "add_layer_norm",
     "add_positions",
     "add_rms_norm",
-    "cache_shape",
     "gated_activation",
     "gated_linear",
     "layer_norm",
@@ -42,7 +40,7 @@ __all__ = [
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """x weight' + bias, written to `out` where a caller has a place for it."""
+    """x weight' + bias, written to `out` if given."""
     if out is None:
         return functional.linear(x, weight, bias)
     return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
@@ -54,7 +52,7 @@ def gated_linear(x: Tensor, weight: Tensor, kind: str) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0) -> Tensor:
-    """x over its root mean square, times `offset + weight`."""
+    """x / rms(x) * (offset + weight)"""
     return _rms_norm_float(x, weight, eps, offset).to(x.dtype)
 
 
@@ -67,7 +65,6 @@ def add_rms_norm(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """x minus its mean, over its standard deviation, times weight, plus bias."""
     shift = None if bias is None else bias.float()
     return functional.layer_norm(x.float(), x.shape[-1:], weight.float(), shift, eps).to(x.dtype)
 
@@ -101,15 +98,15 @@ def qk_norm_rotary_store(  # noqa: PLR0913
     *,
     offset: float = 0.0,
 ) -> Tensor:
-    """RMS norm over each head where a weight is given, then rotary, with no rounding in between. Returns the queries;
-    row t of the keys and the values goes to slot `slots_T[t]` = block * B + place in the block.
+    """RMS norm over each head if a weight is given, then rotary, with no rounding in between. Returns the queries; row
+    t of the keys and values goes to slot `slots_T[t]` = block * B + place in the block.
 
-    Rotary turns the pairs (i, i + W/2) of the first W columns of each head, W being the width of cos and sin. Their
-    tables are laid out per column (M-RoPE sections are resolved before); columns past W stay as they are.
+    Rotary turns the pairs (i, i + W/2) of the first W columns of each head, W being the width of cos and sin, which are
+    laid out per column (M-RoPE sections already resolved). Columns past W are unchanged.
 
-    Padded rows share the slots of block 0, so what block 0 holds is never defined. A value that is not finite is stored
-    as 0: fast attention kernels read whole tiles and weigh what lies beyond a request with zero, and zero times NaN is
-    NaN, so one request's NaN would reach the next owner of its block. Its own rows still show it, through the keys.
+    Padded rows share the slots of block 0, so its contents are undefined. Non-finite values are stored as 0: fast
+    attention kernels read whole tiles and give weight zero to what is past a request, and 0 * NaN is NaN, so a NaN
+    would reach the next owner of the block. The request's own rows still show it, through the keys.
     """
     q = q_THD.float() if q_weight is None else _rms_norm_float(q_THD, q_weight, eps, offset)
     k = k_TGD.float() if k_weight is None else _rms_norm_float(k_TGD, k_weight, eps, offset)

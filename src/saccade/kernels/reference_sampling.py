@@ -1,32 +1,28 @@
-"""Plain-torch oracles of sampling: the CPU path, and what the GPU kernels are compared with.
+"""Plain-torch oracles of sampling: the CPU path, and the reference that GPU kernels are tested against.
 
 N rows, V tokens of the vocabulary, S slots of requests, K listed tokens of a row. Logits are float32. Every parameter
-is a tensor with one value per row, nothing is read on the host, and a row never looks at another, so a step can be
-recorded once and replayed, and padded rows may hold anything.
+is a tensor with one value per row, nothing is read on the host and rows are independent, so a step can be recorded once
+and replayed, and padded rows may hold anything.
 
-NaN counts as -inf wherever a token is chosen: a broken row yields a valid token, and `has_nan` says so. +inf counts as
-the largest float.
+When a token is chosen, NaN counts as -inf, so a broken row still yields a valid token (`greedy` reports the row), and
++inf counts as the largest float.
 
-The order of a sampling step is: bias, suppressed tokens, allowed tokens, penalties (each edits the logits in place),
-then `sample`: temperature, min-p, top-k, top-p. Log-probabilities read the raw logits, before all of this.
+A sampling step applies bias, suppressed tokens, allowed tokens, penalties (each edits the logits in place), then
+`sample`: temperature, min-p, top-k, top-p. Log-probabilities read the raw logits, before all of this.
 """
 
 import torch
 from torch import Tensor
 
-IN_PROMPT = -(2**31)  # the sign bit of an entry of `seen`; the other 31 bits count the token's outputs
-LEAST_TEMPERATURE = 1e-5  # below it a row is greedy: logits / temperature would leave float32
+IN_PROMPT = -(2**31)  # sign bit of an entry of `seen`; the other 31 bits count the token's outputs
+LEAST_TEMPERATURE = 1e-5  # below it a row is greedy: logits / temperature would overflow float32
 _LOW = 0xFFFFFFFF
 
 
-def greedy(logits_NV: Tensor, *, out_N: Tensor | None = None, bad_N: Tensor | None = None) -> Tensor:
-    """The largest logit's token, the lowest of equals. `bad_N` (bool) receives `has_nan` from the same pass."""
-    return _deliver(_cleaned(logits_NV).argmax(dim=1), logits_NV, out_N, bad_N)
-
-
-def has_nan(logits_NV: Tensor) -> Tensor:
-    """Rows no token should be taken from: any NaN, or nothing but -inf."""
-    return torch.isnan(logits_NV).any(dim=1) | (logits_NV == float("-inf")).all(dim=1)
+def greedy(logits_NV: Tensor) -> tuple[Tensor, Tensor]:
+    """The token with the largest logit (the lowest id among equals), and which rows are bad: any NaN, or all -inf."""
+    is_bad_N = torch.isnan(logits_NV).any(dim=1) | (logits_NV == float("-inf")).all(dim=1)
+    return _cleaned(logits_NV).argmax(dim=1), is_bad_N
 
 
 def penalise(
@@ -37,11 +33,9 @@ def penalise(
     presence_N: Tensor,
     frequency_N: Tensor,
 ) -> None:
-    """Lowers, in place, the logits of tokens that row n's request (slot slots_N[n]) has seen.
-
-    Repetition divides positive and multiplies negative logits of tokens in the prompt or the output; then frequency
-    is subtracted once per output of the token, presence once if there was any. 1, 0 and 0 leave a row alone.
-    """
+    """Lowers, in place, the logits of tokens that row n's request (slot slots_N[n]) has seen. Repetition divides
+    positive and multiplies negative logits of tokens in the prompt or output; then frequency is subtracted once per
+    output of the token, presence once if there was any. 1, 0 and 0 change nothing."""
     seen_NV = seen_SV[slots_N.clamp(0, seen_SV.shape[0] - 1).long()]
     counts = (seen_NV & ~IN_PROMPT).float()
     rate = torch.where(seen_NV != 0, repetition_N[:, None], 1.0)
@@ -51,47 +45,42 @@ def penalise(
 
 
 def mark_prompt(seen_SV: Tensor, slots_T: Tensor, ids_T: Tensor, is_real_T: Tensor) -> None:
-    """Notes that ids_T[t] occurs in the prompt of the request in slot slots_T[t]; repeats are fine."""
+    """Marks that ids_T[t] occurs in the prompt of the request in slot slots_T[t]; repeats are fine."""
     flat = seen_SV.view(-1)
     places = _places(seen_SV, slots_T, ids_T, is_real_T)
     now = flat[places]
-    # Setting the sign bit makes an entry smaller, so the least of all writes to it is the right one.
+    # Setting the sign bit makes an entry smaller, so of several writes the minimum is right.
     marked = torch.where(is_real_T, now | IN_PROMPT, now.new_full((), 2**31 - 1))
     flat.scatter_reduce_(0, places, marked, "amin")
 
 
 def count_tokens(seen_SV: Tensor, slots_N: Tensor, ids_N: Tensor, is_real_N: Tensor) -> None:
-    """Counts ids_N[n] as an output of the request in slot slots_N[n]; repeats of both add up."""
+    """Counts ids_N[n] as an output of the request in slot slots_N[n]; repeated pairs add up."""
     places = _places(seen_SV, slots_N, ids_N, is_real_N)
     seen_SV.view(-1).index_add_(0, places, is_real_N.to(seen_SV.dtype))
 
 
-def forget(seen_SV: Tensor, slots_R: Tensor) -> None:
-    """Empties slots for their next request."""
-    seen_SV.index_fill_(0, slots_R.long(), 0)
-
-
 def apply_bias(logits_NV: Tensor, ids_NK: Tensor, values_NK: Tensor) -> None:
-    """Adds values to the listed tokens' logits, in place. An id of -1 is padding; the others of a row differ."""
+    """Adds values to the listed tokens' logits, in place. An id of -1 is padding; other ids of a row are distinct."""
     values = torch.where(ids_NK >= 0, values_NK, 0.0)
     logits_NV.scatter_add_(1, ids_NK.clamp(min=0).long(), values)
 
 
 def suppress(logits_NV: Tensor, ids_NK: Tensor, is_active_N: Tensor) -> None:
-    """Forbids the listed tokens (-1 is padding) in active rows: end-of-text before a request's least length."""
+    """Forbids the listed tokens (-1 is padding) in active rows: end-of-text before a request's minimum length."""
     forbids = (ids_NK >= 0) & is_active_N[:, None]
     values = torch.where(forbids, float("-inf"), float("inf")).to(logits_NV.dtype)
     logits_NV.scatter_reduce_(1, ids_NK.clamp(min=0).long(), values, "amin")
 
 
 def allow_only(logits_NV: Tensor, allowed_NW: Tensor) -> None:
-    """Forbids every token t whose bit t % 32 of word t // 32 (int32) is 0. All ones leave a row alone."""
+    """Forbids every token t whose bit t % 32 of word t // 32 (int32) is 0."""
     tokens = torch.arange(logits_NV.shape[1], device=logits_NV.device)
     bits = (allowed_NW[:, tokens // 32] >> (tokens % 32).to(allowed_NW.dtype)) & 1
     logits_NV.masked_fill_(bits == 0, float("-inf"))
 
 
-def sample(  # noqa: PLR0913
+def sample(
     logits_NV: Tensor,
     temperature_N: Tensor,
     top_k_N: Tensor,
@@ -99,38 +88,17 @@ def sample(  # noqa: PLR0913
     min_p_N: Tensor,
     seeds_N: Tensor,
     counters_N: Tensor,
-    *,
-    out_N: Tensor | None = None,
-    bad_N: Tensor | None = None,
-) -> Tensor:
-    """One token a row, drawn from softmax(logits / temperature) over the tokens that min-p, top-k and top-p keep.
+) -> tuple[Tensor, Tensor]:
+    """One token per row, drawn from softmax(logits / temperature) over the tokens that min-p, top-k and top-p keep; and
+    each row's floor: the kept tokens are those with logits >= floor (-inf if all are kept).
 
     min-p keeps tokens at least min_p times as likely as the likeliest; top-k the k largest of these; top-p the fewest
-    of what is left that hold at least that share of its probability. Tokens equal to the last one kept are kept too,
-    so what is kept never depends on an order among equals. Off: top_k 0, top_p 1, min_p 0. Temperature 0 (below 1e-5)
-    is greedy.
+    of the rest that hold at least that share of its probability. Ties with the last kept token are kept too, so the
+    result does not depend on their order. Off: top_k 0, top_p 1, min_p 0. Temperature 0 (below 1e-5) is greedy.
 
-    The draw is the largest of logit / temperature + Gumbel noise, and the noise is a function of (seed, counter,
-    token) alone: neither row, batch size nor the other tokens change it. As bad_N, see `greedy`.
+    The draw is the largest of logit / temperature + Gumbel noise, and the noise is a function of (seed, counter, token)
+    alone: neither row, batch size nor the other tokens change it.
     """
-    return sample_with_floor(
-        logits_NV, temperature_N, top_k_N, top_p_N, min_p_N, seeds_N, counters_N, out_N=out_N, bad_N=bad_N
-    )[0]  # fmt: skip
-
-
-def sample_with_floor(  # noqa: PLR0913
-    logits_NV: Tensor,
-    temperature_N: Tensor,
-    top_k_N: Tensor,
-    top_p_N: Tensor,
-    min_p_N: Tensor,
-    seeds_N: Tensor,
-    counters_N: Tensor,
-    *,
-    out_N: Tensor | None = None,
-    bad_N: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`sample`, and the smallest logit each row keeps (-inf where it keeps all): the kept set is logits >= floor."""
     x_NV = _cleaned(logits_NV)
     is_drawn_N = temperature_N >= LEAST_TEMPERATURE
     inverse_N1 = (1.0 / torch.where(is_drawn_N, temperature_N, 1.0))[:, None]
@@ -138,16 +106,13 @@ def sample_with_floor(  # noqa: PLR0913
     floor_N = torch.where(is_drawn_N, floor_N, float("-inf"))
     noisy = x_NV * inverse_N1 + gumbel(seeds_N, counters_N, x_NV.shape[1])
     scores = torch.where(is_drawn_N[:, None], noisy, x_NV)
-    ids = torch.where(x_NV >= floor_N[:, None], scores, float("-inf")).argmax(dim=1)
-    return _deliver(ids, logits_NV, out_N, bad_N), floor_N
+    return torch.where(x_NV >= floor_N[:, None], scores, float("-inf")).argmax(dim=1), floor_N
 
 
 def logprobs(logits_NV: Tensor, ids_N: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probability of each row's token, its rank, and the k likeliest tokens with theirs (0 <= k <= 20).
-
-    The rank is 1 + the number of tokens that are strictly likelier. Equal tokens are listed lowest first. Ids are
-    int64, log-probabilities float32.
-    """
+    """Log-probability (float32) of each row's token, its rank, and the k likeliest ids (int64) with their
+    log-probabilities (0 <= k <= 20). The rank is 1 + the number of strictly likelier tokens; ties are listed lowest id
+    first."""
     x_NV = _cleaned(logits_NV)
     all_NV = torch.log_softmax(x_NV, dim=1)
     picked_N1 = ids_N.clamp(0, x_NV.shape[1] - 1).long()[:, None]
@@ -163,10 +128,10 @@ def _likeliest(x_NV: Tensor, k: int) -> Tensor:
 
 
 def gumbel(seeds_N: Tensor, counters_N: Tensor, num_tokens: int) -> Tensor:
-    """Noise (N, num_tokens), -log(E) with E exponential. Token t has word t % 4 of Philox-4x32-10 at t // 4.
+    """Noise (N, num_tokens), -log(E) with E exponential. Token t uses word t % 4 of Philox-4x32-10 at t // 4.
 
-    E = -log(1 - v) with v in (0, 1) at a step of 2**-32: the tokens that win have the smallest E, and taking them from
-    small v keeps them apart. Below 1/16 a series replaces the logarithm, which would round 1 - v first.
+    E = -log(1 - v) with v in (0, 1) at a step of 2**-32: winning tokens have the smallest E, so they come from small v,
+    where floats are dense. Below 1/16 a series replaces the logarithm, which would round 1 - v first.
     """
     quads = torch.arange((num_tokens + 3) // 4, device=seeds_N.device)
     counters, seeds = counters_N[:, None], seeds_N[:, None]
@@ -185,7 +150,7 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        # int64 products wrap around, and their upper 32 bits are right all the same.
+        # int64 products wrap around, but their upper 32 bits are still right.
         a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c1, c2, c3 = ((b >> 32) & _LOW) ^ c1 ^ k0, b & _LOW, ((a >> 32) & _LOW) ^ c3 ^ k1, a & _LOW
         k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
@@ -195,7 +160,7 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor
 def _floor(
     x_NV: Tensor, temperature_N: Tensor, inverse_N1: Tensor, top_k_N: Tensor, top_p_N: Tensor, min_p_N: Tensor
 ) -> Tensor:
-    """Every filter keeps a prefix of the tokens in descending order, so together they are one threshold."""
+    """Each filter keeps a prefix of the tokens in descending order, so together they are one threshold."""
     vocabulary = x_NV.shape[1]
     falling_NV = torch.sort(x_NV, dim=1, descending=True).values
     peak_N1 = falling_NV[:, :1]
@@ -217,11 +182,5 @@ def _cleaned(x: Tensor) -> Tensor:
 
 
 def _places(seen_SV: Tensor, slots: Tensor, ids: Tensor, is_real: Tensor) -> Tensor:
-    """Flat positions in `seen`; those of padding are valid but mean nothing."""
+    """Flat positions in `seen`; those of padding are valid but meaningless."""
     return torch.where(is_real, slots.long() * seen_SV.shape[1] + ids.long(), 0)
-
-
-def _deliver(ids_N: Tensor, logits_NV: Tensor, out_N: Tensor | None, bad_N: Tensor | None) -> Tensor:
-    if bad_N is not None:
-        bad_N.copy_(has_nan(logits_NV))
-    return ids_N if out_N is None else out_N.copy_(ids_N)

@@ -1,16 +1,15 @@
-"""Sums and joins through torch's symmetric memory: memory of each GPU that all others have mapped.
+"""All-reduce and all-gather through torch's symmetric memory: memory of each GPU that all others have mapped.
 
 | algorithm | every rank | good for |
 |---|---|---|
 | one_shot | reads all inputs and adds them up | small tensors: one wait |
-| two_shot | adds up its share and hands it to all | large tensors: less to read |
-| multimem | two_shot, with sums and copies made in the switch | large tensors, where GPUs have multicast |
-| gather | copies all inputs, then adds them up | dtypes that the others do not take |
+| two_shot | adds up its share and sends it to all | large tensors: less to read |
+| multimem | two_shot, with sums and copies made in the switch | large tensors, if GPUs have multicast |
+| gather | copies all inputs, then adds them up | dtypes that the others do not support |
 
-All add in the order of the ranks (multimem in the switch, once for all ranks), so that all ranks get the same bits.
-Each is a kernel on the current stream over addresses that never change, so a graph can hold it. An input that is not in
-the reserved memory yet is copied there by a kernel of its own: torch's `one_shot_all_reduce_copy` lets other ranks read
-before all threads of a block have written.
+All add in rank order (multimem in the switch, once for all ranks), so all ranks get the same bits. Each is a kernel on
+the current stream over fixed addresses, so it can be captured. An input outside the reserved memory is copied there by
+a separate kernel: torch's `one_shot_all_reduce_copy` lets other ranks read before all threads of a block have written.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,27 +22,27 @@ import torch.distributed._symmetric_memory as symmetric
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from saccade.kernels.collectives import Choice, Control, check_room, choose, fastest
+from saccade.kernels.collectives import AlgorithmChoice, Collectives, Control, check_room, choose, fastest
 
-ALIGNED_BYTES = 16  # kernels move as much at once
-SUMMED = (torch.bfloat16, torch.float32)  # what torch's kernels add up
-OUT_SIZES = (2, 4, 8)  # ranks for which torch has a two-shot sum that leaves its input alone
-SMALLEST_BYTES, STEP = 16 * 2**10, 4  # measured sizes: each so many times the last
-NUM_SUMS = 8  # in the graph that is timed
+ALIGNED_BYTES = 16  # width of the kernels' loads and stores
+SUMMED = (torch.bfloat16, torch.float32)  # dtypes that torch's kernels support
+OUT_SIZES = (2, 4, 8)  # numbers of ranks for which torch has an out-of-place two-shot sum
+SMALLEST_BYTES, STEP = 16 * 2**10, 4  # measured sizes, each STEP times the last
+NUM_SUMS = 8  # in the timed graph
 ops = torch.ops.symm_mem
 
 
-class SymmetricCollectives:
+class SymmetricCollectives(Collectives):
     def __init__(self, group: ProcessGroup, device: torch.device, control: Control) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
-        self.choices: tuple[Choice, ...] = (Choice("one_shot"),)
+        self.choices: tuple[AlgorithmChoice, ...] = (AlgorithmChoice("one_shot"),)
         self._group, self._device, self._control = group, device, control
-        self._name, self._rank, self._size = group.group_name, group.rank(), group.size()
+        self._name, self._size = group.group_name, group.size()
         self._handle: Any = None
         self._timings: dict[int, dict[str, float]] = {}
 
     def refusal(self) -> str:
-        """Why ranks cannot map each other's memory, found by trying it; empty where they can."""
+        """Why ranks cannot map each other's memory, found by trying; empty if they can."""
         try:
             self._shared(SMALLEST_BYTES)
         except RuntimeError as error:
@@ -59,10 +58,10 @@ class SymmetricCollectives:
         return choose(self.choices, nbytes)
 
     def reserve(self, nbytes: int) -> None:
-        """And measure which algorithm is the quickest for which size; all ranks take what rank 0 found."""
+        """Also measures the fastest algorithm for each size; all ranks use rank 0's timings."""
         room = _aligned(max(nbytes, SMALLEST_BYTES))
         torch.cuda.synchronize(self._device)
-        self._control.barrier()  # nobody reads the memory that is let go of
+        self._control.barrier()  # nobody still reads the memory that is released
         self.memory, self._handle = self._shared(room)
         torch.cuda.synchronize(self._device)
         self._control.barrier()
@@ -76,16 +75,14 @@ class SymmetricCollectives:
         check_room(_aligned(nbytes), self.memory.numel())
         return self.memory[:nbytes].view(dtype).view(*shape)
 
-    def all_reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        name = self.taken(x.nbytes) if x.dtype in SUMMED else "gather"
-        return self.all_reduce_by(name, x, out)
-
-    def all_reduce_by(self, algorithm: str, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The sum by one algorithm of the table above, whatever is the quickest."""
+    def all_reduce(self, x: Tensor, out: Tensor | None = None, *, algorithm: str = "") -> Tensor:
         if not x.numel():
             return x.clone() if out is None else out
+        algorithm = algorithm or (self.taken(x.nbytes) if x.dtype in SUMMED else "gather")
         if algorithm == "gather":
-            total = self._everyone(x).sum(0, dtype=x.dtype)
+            everyone = x.new_empty(self._size, *x.shape)
+            self._copy_from_all(x, everyone.unbind(0))
+            total = everyone.sum(0, dtype=x.dtype)
             return total if out is None else out.copy_(total)
         staged = self._stage(x)
         is_direct = out is not None and _can_be_written(out, staged)
@@ -113,7 +110,7 @@ class SymmetricCollectives:
         }
 
     def _shared(self, nbytes: int) -> tuple[Tensor, Any]:
-        """Memory of this rank that the others have mapped, and a handle to theirs."""
+        """This rank's memory, mapped by the others, and a handle to theirs."""
         memory = symmetric.empty(nbytes, dtype=torch.uint8, device=self._device)
         handle = symmetric.rendezvous(memory, self._group)
         memory.zero_()
@@ -130,7 +127,7 @@ class SymmetricCollectives:
             target.copy_(ops.multimem_all_reduce_(staged, "sum", self._name))
 
     def _stage(self, x: Tensor) -> Tensor:
-        """The input in the reserved memory as one row, whose end is padded with whatever was there."""
+        """The input in the reserved memory as one flat tensor; the padding at its end is undefined."""
         nbytes = _aligned(x.nbytes)
         check_room(nbytes, self.memory.numel())
         if x.data_ptr() != self.memory.data_ptr() or not x.is_contiguous():
@@ -138,13 +135,8 @@ class SymmetricCollectives:
             home.copy_(x.clone() if _overlaps(x, self.memory) else x)
         return self.memory[:nbytes].view(x.dtype)
 
-    def _everyone(self, x: Tensor) -> Tensor:
-        found = x.new_empty(self._size, *x.shape)
-        self._copy_from_all(x, found.unbind(0))
-        return found
-
     def _copy_from_all(self, x: Tensor, targets: Sequence[Tensor]) -> None:
-        """Between two barriers: nobody reads what is not written yet, nor writes again what is still being read."""
+        """The two barriers prevent reads before the data is written, and writes while it is still read."""
         if not targets:
             return
         self._stage(x)
@@ -159,7 +151,7 @@ class SymmetricCollectives:
         return {name: self._microseconds(partial(self._sum, name, staged, target)) for name in self.algorithms}
 
     def _microseconds(self, call: Callable[[], None]) -> float:
-        """Of one sum in a graph of several, in its second replay."""
+        """Time of one sum in the second replay of a graph of several."""
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -180,7 +172,6 @@ class SymmetricCollectives:
 
 
 def measured_sizes(room: int) -> list[int]:
-    """Bytes that are timed: a few up to what is reserved."""
     found = [SMALLEST_BYTES]
     while found[-1] * STEP <= room:
         found.append(found[-1] * STEP)
@@ -192,7 +183,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _can_be_written(out: Tensor, staged: Tensor) -> bool:
-    """Whether a kernel may put the sum straight where it is wanted: not where other ranks still read."""
+    """Whether a kernel may write the sum directly to `out`: not where other ranks still read."""
     starts = (out.data_ptr(), out.storage_offset() * out.element_size())
     is_aligned = all(start % ALIGNED_BYTES == 0 for start in starts)
     is_alike = out.is_contiguous() and out.dtype == staged.dtype and out.numel() == staged.numel()

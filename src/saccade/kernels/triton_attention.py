@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: PLR0913, PLR0915
-"""Device code of `saccade.kernels.attention`: packed segments and paged keys, one online softmax.
+"""Device code of `saccade.kernels.fused_attention`: online softmax over packed segments and paged keys.
 
-Grids are functions of capacities. A program reads its boundaries from device memory and leaves at once when
-its tile lies outside them. Loads are masked by those boundaries, so no value from outside takes part.
+Grids depend on capacities. A program reads its boundaries from device memory and returns at once if its tile is outside
+them. Loads are masked by those boundaries, so values outside have no effect.
 """
 
 import triton
@@ -16,7 +16,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _accumulate(q, k, v, visible, acc, peak, mass, scale, PRECISION: tl.constexpr):
-    """One tile of keys into the running softmax; k comes transposed. A row that has seen no key keeps mass 0."""
+    """Adds one tile of keys to the running softmax; k is transposed. A row that has seen no key keeps mass 0."""
     scores = tl.dot(q, k, input_precision=PRECISION) * scale
     scores = tl.where(visible, scores * _LOG2_E, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, axis=1))
@@ -136,12 +136,9 @@ def paged_kernel(
     D_BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (tile of queries and share of its keys, key head, request).
-
-    A tile holds the SHARE query heads of one key head side by side, so keys are loaded once for all of them.
-    With SPLITS > 1 each program takes one stretch of the keys and leaves its softmax in `partial` and `lse`,
-    which `combine_kernel` joins.
-    """
+    """Program (tile of queries and share of its keys, key head, request). A tile holds the SHARE query heads of one key
+    head, so keys are loaded once for all of them. With SPLITS > 1 each program takes one stretch of the keys and writes
+    its softmax to `partial` and `lse` for `combine_kernel`."""
     await_inputs(OVERLAPS)
     request = tl.program_id(2)
     start = tl.load(query_start_ptr + request)
@@ -212,21 +209,18 @@ def combine_kernel(
     num_items,
     D: tl.constexpr,
     SPLITS: tl.constexpr,
-    SPLITS_BLOCK: tl.constexpr,
     D_BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Joins the partial softmaxes of one (row, head): weights are 2 ** (lse - largest lse)."""
+    """Combines the partial softmaxes of one (row, head), weights 2 ** (lse - largest lse). SPLITS is a power of 2."""
     await_inputs(OVERLAPS)
     item = tl.program_id(0).to(tl.int64)
-    splits = tl.arange(0, SPLITS_BLOCK)
     columns = tl.arange(0, D_BLOCK)
-    places = splits * num_items + item
-    lse = tl.load(lse_ptr + places, mask=splits < SPLITS, other=float("-inf"))
+    places = tl.arange(0, SPLITS) * num_items + item
+    lse = tl.load(lse_ptr + places)
     peak = tl.max(lse, axis=0)
     weights = tl.exp2(lse - tl.where(peak == float("-inf"), 0.0, peak))
-    mask = (splits < SPLITS)[:, None] & (columns < D)[None, :]
-    parts = tl.load(partial_ptr + places[:, None] * D + columns[None, :], mask=mask, other=0.0)
+    parts = tl.load(partial_ptr + places[:, None] * D + columns[None, :], mask=(columns < D)[None, :], other=0.0)
     mass = tl.sum(weights, axis=0)
     out = tl.sum(parts * weights[:, None], axis=0) / tl.where(mass == 0.0, 1.0, mass)
     tl.store(o_ptr + item * D + columns, out.to(o_ptr.dtype.element_ty), mask=columns < D)

@@ -2,8 +2,8 @@
 # ruff: noqa: PLR0913
 """Device code of `saccade.kernels.fused`: norms, gated activations, rotary and key/value writes.
 
-Every program loads its data once, computes in float32 and stores once. Row indices are widened to 64 bits
-before they meet a stride: slots of a large cache lie beyond 2**31 elements.
+Every program loads its data once, computes in float32 and stores once. Row indices are 64-bit before they are
+multiplied by a stride, because a large cache has more than 2**31 elements.
 """
 
 import triton
@@ -33,7 +33,7 @@ def norm_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """y = norm(x) or norm(x + residual): RMS norm, or layer norm when CENTRES; the sum goes to total."""
+    """y = norm(x), or with ADDS norm(x + residual), the sum going to total. RMS norm, or layer norm with CENTRES."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     inside = (rows < num_rows) & (columns < width)
@@ -102,7 +102,7 @@ def _norm_rotary_heads(
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ):
-    """A tile of heads of one row: the two halves that rotary turns, and the columns past them when W < D."""
+    """A tile of heads of one row: the two halves that rotary turns, and the columns past them if W < D."""
     HALF: tl.constexpr = W // 2
     heads = (first_head + tl.arange(0, HEADS))[:, None]
     first = tl.arange(0, HALF_BLOCK)[None, :]
@@ -178,10 +178,8 @@ def rotary_kernel(
     D_BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (t, i): the i-th tile of row t's heads, counted over queries, then keys, then values.
-
-    Keys and values go to slot slots[t] of the cache.
-    """
+    """Program (t, i): the i-th tile of row t's heads, counted over queries, then keys, then values. Keys and values go
+    to slot slots[t] of the cache."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     q_tiles = tl.cdiv(num_q_heads, HEADS)
@@ -209,6 +207,6 @@ def rotary_kernel(
         columns = tl.arange(0, D_BLOCK)[None, :]
         inside = (heads < num_kv_heads) & (columns < D)
         v = tl.load(v_ptr + row * v_row_stride + heads * v_head_stride + columns, mask=inside, other=0.0)
-        v = tl.where(v - v == 0, v, 0.0)  # see the oracle
+        v = tl.where(v - v == 0, v, 0.0)  # NaN and inf become 0, see the oracle
         target = v_out_ptr + block * v_block_stride + place * v_slot_stride + heads * v_out_head_stride
         tl.store(target + columns, v.to(v_out_ptr.dtype.element_ty), mask=inside)

@@ -1,10 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: PLR0913
-"""Device code of `saccade.kernels.fused_sampling`: edits of logits in place, and log-probabilities.
+"""Device code of `saccade.kernels.fused_sampling`: in-place edits of logits, and log-probabilities.
 
-Edits touch as little as they can: a row without penalties is not read, and of the others only the logits of tokens
-that were seen; forbidding tokens reads no logit at all. What a request decides is not specialised on: a new version
-would be compiled in a step that others share.
+Penalties read only rows that have them, and only logits of seen tokens; forbidding tokens reads no logits. Kernels do
+not specialise on what a request chooses: that would compile a new version in a step shared with other requests.
 """
 
 import triton
@@ -30,7 +29,7 @@ def penalise_kernel(
     seen_stride,
     CHUNK: tl.constexpr,
 ):
-    """Program (row, chunk). See `reference_sampling.penalise`."""
+    """Program (row, chunk)."""
     row = tl.program_id(0).to(tl.int64)
     repetition = tl.load(repetition_ptr + row)
     presence = tl.load(presence_ptr + row)
@@ -59,7 +58,7 @@ def note_kernel(
     MARKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sets the prompt bit of tokens, or without MARKS counts them. Atomic, as a request may hold a token twice."""
+    """Sets the prompt bit of tokens (MARKS) or counts them. Atomic, because a request may have a token twice."""
     tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_real = tl.load(is_real_ptr + tokens, mask=tokens < num_tokens, other=0) != 0
     slots = tl.load(slots_ptr + tokens, mask=is_real, other=0).to(tl.int64)
@@ -126,7 +125,7 @@ def rank_kernel(
     K: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Program (row, chunk): its softmax sums, how many logits pass the chosen one, and its K largest in order."""
+    """Program (row, chunk): softmax sums, the number of logits above the chosen one, and the K largest in order."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = row * tl.num_programs(1) + chunk
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -166,7 +165,7 @@ def logprob_kernel(
     CHUNKS: tl.constexpr,
     LISTED: tl.constexpr,
 ):
-    """Program (row): joins its chunks. A chunk may list less than K tokens; the rest of its list is gone."""
+    """Program (row): combines its chunks. A chunk may list fewer than K tokens; the rest has KEY_OF_NOTHING."""
     row = tl.program_id(0).to(tl.int64)
     chunks = tl.arange(0, CHUNKS)
     inside = chunks < num_chunks

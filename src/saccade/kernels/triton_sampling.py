@@ -3,9 +3,9 @@
 """Device code of `saccade.kernels.fused_sampling`: greedy choice, and sampling with min-p, top-k and top-p.
 
 A row is cut into chunks (one program each, so that few rows fill a GPU too) and chunks into tiles of 128 tokens. The
-first launch reads every logit once. Rows without filters are decided by their chunks' best scores. Of a row with
-filters it leaves each tile's peak and mass behind, from which the second launch, one program a row, finds the floor
-(see `triton_floor`) and draws from the few tiles that reach it.
+first launch reads every logit once and writes each chunk's best score, or for rows with filters each tile's peak and
+mass. The second launch, one program per row, picks the best chunk, or finds the floor (see `triton_floor`) and draws
+from the few tiles that reach it.
 """
 
 import triton
@@ -38,7 +38,7 @@ def greedy_kernel(
     row_stride,
     CHUNK: tl.constexpr,
 ):
-    """Program (row, chunk): the chunk's largest logit, where it is, and whether there is a NaN."""
+    """Program (row, chunk): the chunk's largest logit, its token, and whether there is a NaN."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits_ptr + row * row_stride + columns, mask=columns < vocabulary, other=float("-inf"))
@@ -53,9 +53,12 @@ def greedy_kernel(
 def pick_kernel(scores_ptr, ids_ptr, has_nan_ptr, out_ptr, bad_ptr, num_chunks, CHUNKS: tl.constexpr):
     """Program (row): the best of its chunks."""
     row = tl.program_id(0).to(tl.int64)
-    score, token, has_nan = _best_chunk(scores_ptr, ids_ptr, has_nan_ptr, row, num_chunks, CHUNKS)
+    score, token = _best_chunk(scores_ptr, ids_ptr, row, num_chunks, CHUNKS)
+    chunks = tl.arange(0, CHUNKS)
+    nans = tl.load(has_nan_ptr + row * num_chunks + chunks, mask=chunks < num_chunks, other=0)
+    is_bad = (tl.max(nans, axis=0) != 0) | (score == float("-inf"))
     tl.store(out_ptr + row, token.to(out_ptr.dtype.element_ty))
-    tl.store(bad_ptr + row, (has_nan | (score == float("-inf"))).to(bad_ptr.dtype.element_ty))
+    tl.store(bad_ptr + row, is_bad.to(bad_ptr.dtype.element_ty))
 
 
 @triton.jit
@@ -69,7 +72,6 @@ def scan_kernel(
     counters_ptr,
     scores_ptr,
     ids_ptr,
-    has_nan_ptr,
     peaks_ptr,
     masses_ptr,
     vocabulary,
@@ -78,10 +80,8 @@ def scan_kernel(
     TILES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program (row, chunk). A row with filters: the peak and the mass relative to it of each tile.
-
-    Other rows are decided here up to `choose_kernel`'s look at the chunks: the best logit or the best noisy one.
-    """
+    """Program (row, chunk). With filters: each tile's peak, and its mass relative to that. Without: the chunk's best
+    logit or best noisy logit, from which `choose_kernel` takes the best chunk."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = row * tl.num_programs(1) + chunk
     temperature = tl.load(temperature_ptr + row)
@@ -90,13 +90,12 @@ def scan_kernel(
     if (temperature >= LEAST_TEMPERATURE) & (has_k | has_p | has_min):
         peaks_ptr += row * num_tiles
         masses_ptr += row * num_tiles
-        has_nan = _scan_tiles(logits_ptr, peaks_ptr, masses_ptr, chunk, vocabulary, num_tiles, temperature, TILES, TILE)
+        _scan_tiles(logits_ptr, peaks_ptr, masses_ptr, chunk, vocabulary, num_tiles, temperature, TILES, TILE)
     else:
         seed, counter = tl.load(seeds_ptr + row), tl.load(counters_ptr + row)
-        score, token, has_nan = _scan_scores(logits_ptr, chunk, vocabulary, temperature, seed, counter, TILES * TILE)
+        score, token = _scan_scores(logits_ptr, chunk, vocabulary, temperature, seed, counter, TILES * TILE)
         tl.store(scores_ptr + place, score)
         tl.store(ids_ptr + place, token)
-    tl.store(has_nan_ptr + place, has_nan)
 
 
 @triton.jit
@@ -110,12 +109,10 @@ def choose_kernel(
     counters_ptr,
     scores_ptr,
     ids_ptr,
-    has_nan_ptr,
     peaks_ptr,
     masses_ptr,
     hits_ptr,
     out_ptr,
-    bad_ptr,
     floor_ptr,
     vocabulary,
     row_stride,
@@ -126,11 +123,11 @@ def choose_kernel(
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Program (row): the row's token, from its chunks' or, with filters, from the tiles that reach its floor."""
+    """Program (row): the row's token, from its chunks' best or, with filters, from the tiles that reach its floor."""
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     has_k, has_p, has_min = _filters(row, top_k_ptr, top_p_ptr, min_p_ptr, vocabulary)
-    score, token, has_nan = _best_chunk(scores_ptr, ids_ptr, has_nan_ptr, row, num_chunks, CHUNKS)
+    score, token = _best_chunk(scores_ptr, ids_ptr, row, num_chunks, CHUNKS)
     floor = tl.full([], float("-inf"), tl.float32)
     if (temperature >= LEAST_TEMPERATURE) & (has_k | has_p | has_min):
         logits_ptr += row * row_stride
@@ -157,7 +154,6 @@ def choose_kernel(
         seed, counter = tl.load(seeds_ptr + row), tl.load(counters_ptr + row)
         token = _draw(logits_ptr, hits_ptr, num_hits, vocabulary, floor, inverse, seed, counter, TILE, GROUP)
     tl.store(out_ptr + row, token.to(out_ptr.dtype.element_ty))
-    tl.store(bad_ptr + row, (has_nan | (score == float("-inf"))).to(bad_ptr.dtype.element_ty))
     tl.store(floor_ptr + row, floor)
 
 
@@ -175,55 +171,50 @@ def _scan_tiles(
 ):
     tiles = chunk * TILES + tl.arange(0, TILES)
     columns = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
-    raw = tl.load(logits_ptr + columns, mask=columns < vocabulary, other=float("-inf"))
-    x = cleaned(raw)
+    x = cleaned(tl.load(logits_ptr + columns, mask=columns < vocabulary, other=float("-inf")))
     peaks = tl.max(x, axis=1)
     rise = (x - tl.where(peaks == float("-inf"), 0.0, peaks)[:, None]) * tl.div_rn(1.0, temperature)
     tl.store(peaks_ptr + tiles, peaks, mask=tiles < num_tiles)
     tl.store(masses_ptr + tiles, tl.sum(tl.exp(rise), axis=1), mask=tiles < num_tiles)
-    return tl.max(tl.max((raw != raw).to(tl.int32), axis=1), axis=0)
 
 
 @triton.jit
 def _scan_scores(logits_ptr, chunk, vocabulary, temperature, seed, counter, CHUNK: tl.constexpr):
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
-    raw = tl.load(logits_ptr + columns, mask=columns < vocabulary, other=float("-inf"))
-    scores = cleaned(raw)
+    scores = cleaned(tl.load(logits_ptr + columns, mask=columns < vocabulary, other=float("-inf")))
     if temperature >= LEAST_TEMPERATURE:
         noise = _gumbel(seed, counter, chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4))
         scores = scores * tl.div_rn(1.0, temperature) + noise
-    score, token = best_of(scores, columns)
-    return score, token, tl.max((raw != raw).to(tl.int32), axis=0)
+    return best_of(scores, columns)
 
 
 @triton.jit
 def _filters(row, top_k_ptr, top_p_ptr, min_p_ptr, vocabulary):
-    """Which filters row has. Comparisons are such that a NaN in a padded row switches a filter off."""
+    """Which filters the row has. The comparisons treat a NaN in a padded row as off."""
     k = tl.load(top_k_ptr + row)
     return (k > 0) & (k < vocabulary), tl.load(top_p_ptr + row) < 1.0, tl.load(min_p_ptr + row) > 0.0
 
 
 @triton.jit
 def best_of(scores, columns):
-    """The largest score and the lowest column that has it."""
+    """The largest score and the lowest column with it."""
     score = tl.max(scores, axis=0)
     return score, tl.min(tl.where(scores == score, columns, NO_TOKEN), axis=0)
 
 
 @triton.jit
-def _best_chunk(scores_ptr, ids_ptr, has_nan_ptr, row, num_chunks, CHUNKS: tl.constexpr):
+def _best_chunk(scores_ptr, ids_ptr, row, num_chunks, CHUNKS: tl.constexpr):
     chunks = tl.arange(0, CHUNKS)
     inside = chunks < num_chunks
     places = row * num_chunks + chunks
     scores = tl.load(scores_ptr + places, mask=inside, other=float("-inf"))
     tokens = tl.load(ids_ptr + places, mask=inside, other=NO_TOKEN)
-    score, token = best_of(scores, tokens)
-    return score, token, tl.max(tl.load(has_nan_ptr + places, mask=inside, other=0), axis=0) != 0
+    return best_of(scores, tokens)
 
 
 @triton.jit
 def _gumbel(seed, counter, quads):
-    """Noise of tokens 4q ... 4q + 3 for each q of quads, in that order. See `reference_sampling.gumbel`."""
+    """Noise of tokens 4q ... 4q + 3 for each q of quads, in order. See `reference_sampling.gumbel`."""
     zeros = quads * 0
     low, high = zeros + counter.to(tl.int32), zeros + (counter >> 32).to(tl.int32)
     a, b, c, d = tl.philox(seed, quads, low, high, zeros)
@@ -246,7 +237,7 @@ def _draw(
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """The token of the best noisy score among those at or above the floor in the listed tiles."""
+    """The token with the best noisy score among logits at or above the floor in the listed tiles."""
     best = float("-inf")
     token = 0
     for first in range(0, num_hits, GROUP):

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: PLR0913
-"""Device code of `saccade.kernels.vectors`: a matrix times one row, bound by how fast weights can be read."""
+"""Device code of `saccade.kernels.vectors`: a matrix times one row, bound by the bandwidth of the weights."""
 
 import triton
 import triton.language as tl
@@ -52,11 +52,9 @@ def vector_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program n: COLUMNS results; with GATED, silu of each times that of the weight's row num_columns further on.
-
-    With SCALES the numbers of a row of the weight have a common scale (1), or each 128 x 128 has (2). The first block
-    of weights is on its way before the kernel in front of this one is done.
-    """
+    """Program n: COLUMNS results; with GATED, silu(result) times the result of the weight row num_columns further on.
+    With SCALES a row of the weight has one scale (1), or every 128 x 128 has (2). The first block of weights is loaded
+    before the previous kernel is done."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < num_columns
     inner = tl.arange(0, BLOCK)
@@ -93,7 +91,7 @@ def vector_kernel(
     if HAS_BIAS:
         y += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     if GATED:
-        element = y_ptr.dtype.element_ty  # both products are rounded first, as where they are kernels of their own
+        element = y_ptr.dtype.element_ty  # both products are rounded first, as with separate kernels
         gate = y.to(element).to(tl.float32)
         y = gate * tl.sigmoid(gate) * y_second.to(element).to(tl.float32)
     tl.store(y_ptr + columns, y.to(y_ptr.dtype.element_ty), mask=inside)

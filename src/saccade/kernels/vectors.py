@@ -1,7 +1,5 @@
-"""Products with one row, as every step of a single request has them: weights are read once, and nothing else counts.
-
-`python -m tests.gpu.profile_products` compares with cuBLAS.
-"""
+"""Products with one row (a decode step of a single request), bound by reading the weights once. `python -m
+tests.gpu.profile_products` compares them with cuBLAS."""
 
 import torch
 import triton
@@ -12,12 +10,12 @@ from saccade.kernels.triton_vectors import vector_kernel
 from saccade.kernels.weight import BLOCK, Layout, Weight
 
 _HALF = (torch.float16, torch.bfloat16)
-_COLUMNS = 2  # of one program: more would leave processors idle, one would read the row too often
+_COLUMNS = 2  # per program: more would leave multiprocessors idle, one would read the row too often
 _BLOCK = 4096
 
 
 def is_vector(x: Tensor, weight: Tensor) -> bool:
-    """Whether `vector_linear` takes this product."""
+    """Whether `vector_linear` supports this product."""
     return x.shape[0] == 1 and x.dim() == 2 and x.dtype in _HALF and weight.is_contiguous() and weight.shape[1] % 8 == 0
 
 
@@ -28,7 +26,7 @@ def vector_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Te
 
 
 def vector_gated_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """See `reference.gated_linear`, with SiLU."""
+    """See `reference.gated_linear`; SiLU only."""
     y = torch.empty((1, weight.shape[0] // 2), dtype=x.dtype, device=x.device)
     return _launch(x, weight, None, y, is_gated=True)
 

@@ -1,1 +1,1 @@
-"""Layers that know their shard and run inside a graph: everything that varies reaches them as a tensor."""
+"""Sharded layers that can run inside a graph: everything that varies is passed as a tensor."""

@@ -1,16 +1,13 @@
-"""Causal attention over a paged key/value cache.
-
-T rows, R requests, M blocks of a table, N blocks of B slots, H query heads and G key/value heads of this rank,
-K columns of a head, D width.
-"""
+"""Causal attention over a paged key/value cache. T rows, R requests, M blocks of a table, N blocks of B slots, H query
+heads and G key/value heads of this rank, K columns of a head, D width."""
 
 from torch import Tensor
 
 from saccade.kernels.weight import Inputs
 from saccade.layers.layer import Layer, Placement
+from saccade.layers.layer_spec import AttentionSpec
 from saccade.layers.linear import QKVLinear, RowLinear
 from saccade.layers.norm import RMSNorm
-from saccade.layers.spec import AttentionSpec
 from saccade.layers.step import Cache, Step
 
 
@@ -47,41 +44,16 @@ class Attention(Layer):
             *cache,
             offset=norm.offset if norm else 0.0,
         )
-        o_THK = step.outside(
-            self._attend,
-            *cache,
-            step.query_start_R1,
-            step.key_lengths_R,
-            step.block_tables_RM,
-            step.limits_T,
-            step.max_query,
-            step.max_keys,
-            out="attn",
-            q=q_THK,
-        )
+        static = (*cache, step.query_start_R1, step.key_lengths_R, step.block_tables_RM)
+        bounds = (step.limits_T, step.max_query, step.max_keys)
+        o_THK = step.outside(self._attend, *bounds, *static, out="attn", q=q_THK)
         return self.out(o_THK.reshape(q_THK.shape[0], self.qkv.num_heads * self.qkv.head_dim))
 
-    def _attend(  # noqa: PLR0913
-        self,
-        k_cache_NBGK: Tensor,
-        v_cache_NBGK: Tensor,
-        query_start_R1: Tensor,
-        key_lengths_R: Tensor,
-        block_tables_RM: Tensor,
-        limits_T: Tensor | None,
-        max_query: int,
-        max_keys: int,
-        *,
-        q: Tensor,
-    ) -> Tensor:
-        """Tensors are arguments of their own, not fields of a step, so that a capture can see that they are static."""
+    def _attend(self, limits_T: Tensor | None, max_query: int, max_keys: int, *static: Tensor, q: Tensor) -> Tensor:
+        """Tensors are separate arguments, not fields of a step, so that a capture can see that they are static."""
         return self.kernels.paged_attention(
             q.view(-1, self.qkv.num_heads, self.qkv.head_dim),
-            k_cache_NBGK,
-            v_cache_NBGK,
-            query_start_R1,
-            key_lengths_R,
-            block_tables_RM,
+            *static,
             max_query=max_query,
             max_keys=max_keys,
             scale=self.spec.scale,

@@ -1,4 +1,4 @@
-"""Ranks find each other, and agree on how to exchange tensors."""
+"""Connects the ranks and chooses how they exchange tensors."""
 
 import json
 import platform
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
+from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout, _world
 
 from saccade.config import allows_shared_gpu, use_loopback
 from saccade.errors import ConfigError
@@ -20,6 +21,7 @@ from saccade.kernels.gloo_collectives import GlooCollectives
 from saccade.layers.parallel import Groups, ParallelGroup
 
 POLL_S = 0.02
+LEAST_CONNECT_S = 10.0  # even with a shorter watchdog: a busy machine takes seconds
 
 
 def connect(
@@ -29,13 +31,14 @@ def connect(
     store: Path,
     device: torch.device,
     timeout_s: float = 600.0,
+    connect_s: float = 0.0,
     check: Callable[[], None] = lambda: None,
 ) -> Groups:
-    """Meet the other ranks of this machine and open the communicators.
+    """Wait for the other ranks of this machine and open the communicators. A process may be in one such group.
 
-    `store` is a file in a private folder that all ranks name and none has written yet. A rank that waits longer than
-    `timeout_s` for another one, here or on the host later, raises a RuntimeError. `check` is called again and again
-    until all are here: it raises if one will not come. A process is in one such group.
+    `store` is a file in a private folder, the same for all ranks and not written yet. A rank that waits longer than
+    `timeout_s` for another, here or later on the host, raises a RuntimeError. `check` is polled until all ranks have
+    arrived, and raises if one will not. After that, connections may take `connect_s`, if that is less and not 0.
     """
     if size == 1:
         return Groups()
@@ -47,20 +50,23 @@ def connect(
     meeting = FileStore(str(store), size)
     meeting.set_timeout(limit)
     _meet(meeting, rank, size, timeout_s, check)
+    soon = timedelta(seconds=min(max(connect_s, LEAST_CONNECT_S) if connect_s else timeout_s, timeout_s))
+    meeting.set_timeout(soon)
     try:
-        dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=limit)
-        control = Control(_new_group("gloo", limit))
-        made = [_new_collectives(device, control, limit) for _ in range(2)]
+        dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=soon)
+        control = Control(_new_group("gloo", limit, soon))
+        made = [_new_collectives(device, control, limit, soon) for _ in range(2)]
     except BaseException:
         if dist.is_initialized():
             dist.destroy_process_group()
+        _world.group_count = 0  # it is part of group names, and new processes count from 0
         raise
     language, vision = (ParallelGroup(rank=rank, size=size, collectives=one, control=control) for one in made)
     return Groups(language=language, vision=vision)
 
 
 def _meet(store: FileStore, rank: int, size: int, timeout_s: float, check: Callable[[], None]) -> None:
-    """Nothing that is called later can be told that a rank will not come: it would wait to the end of its time."""
+    """Done first because later calls cannot be interrupted when a rank will not come: they wait for their timeout."""
     deadline = monotonic() + timeout_s
     store.set(_here(rank), "")
     while missing := [other for other in range(size) if not store.check([_here(other)])]:
@@ -74,9 +80,9 @@ def _here(rank: int) -> str:
     return f"rank {rank} is here"
 
 
-def _new_collectives(device: torch.device, control: Control, limit: timedelta) -> Collectives:
+def _new_collectives(device: torch.device, control: Control, limit: timedelta, soon: timedelta) -> Collectives:
     if device.type == "cpu":
-        return GlooCollectives(_new_group("gloo", limit))
+        return GlooCollectives(_new_group("gloo", limit, soon))
     from saccade.kernels.nccl_collectives import NcclCollectives
     from saccade.kernels.symmetric_collectives import SymmetricCollectives
 
@@ -84,16 +90,16 @@ def _new_collectives(device: torch.device, control: Control, limit: timedelta) -
     check_devices(places, may_share=allows_shared_gpu())
     reason = _first(control, refusal(places[dist.get_rank()], places, torch.cuda.can_device_access_peer))
     if not reason:
-        made = SymmetricCollectives(_new_group("gloo", limit), device, control)
+        made = SymmetricCollectives(_new_group("gloo", limit, soon), device, control)
         if not (reason := _first(control, made.refusal())):
             return made
     if _num_gpus(places) < len(places):
         raise ConfigError(f"{reason}, and ranks that share a GPU have nothing else; give each a GPU of its own")
-    return NcclCollectives(_new_group("nccl", limit), device, reason)
+    return NcclCollectives(_new_group("nccl", limit, limit), device, reason)
 
 
 def _first(control: Control, reason: str) -> str:
-    """The first reason that a rank has: what one cannot do, none does."""
+    """The first rank's non-empty reason: what one rank cannot do, none does."""
     return next((found.decode() for found in control.gather(reason.encode()) if found), "")
 
 
@@ -102,34 +108,40 @@ def _num_gpus(places: Sequence[Mapping[str, Any]]) -> int:
 
 
 def nccl_beside(group: ParallelGroup, device: torch.device) -> Collectives | None:
-    """NCCL for the same ranks, to compare; None where it cannot be: on a CPU, and where ranks share a GPU."""
+    """NCCL for the same ranks, to compare; None on a CPU, if it is in use already, or if ranks share a GPU."""
     if device.type == "cpu" or group.control is None or group.describe()["backend"] == "NCCL":
         return None
     if _num_gpus(_places(device, group.control)) < group.size:
         return None
     from saccade.kernels.nccl_collectives import NcclCollectives
 
-    return NcclCollectives(_new_group("nccl", timedelta(minutes=10)), device, "to compare")
+    limit = timedelta(minutes=10)
+    return NcclCollectives(_new_group("nccl", limit, limit), device, "to compare")
 
 
 def _places(device: torch.device, control: Control) -> list[dict[str, Any]]:
     return [json.loads(each) for each in control.gather(json.dumps(_place(device)).encode())]
 
 
-def _new_group(backend: str, limit: timedelta) -> dist.ProcessGroup:
-    found = dist.new_group(backend=backend, timeout=limit)
+def _new_group(backend: str, limit: timedelta, soon: timedelta) -> dist.ProcessGroup:
+    """Must connect within `soon`; later exchanges and lookups in the store may take up to `limit`."""
+    store = _get_default_store()
+    store.set_timeout(soon)
+    found = dist.new_group(backend=backend, timeout=soon)
     assert isinstance(found, dist.ProcessGroup), found
+    if soon != limit:
+        _set_pg_timeout(limit, found)
+    store.set_timeout(limit)
     return found
 
 
 def _place(device: torch.device) -> dict[str, Any]:
-    """What the other ranks must know of this one's device."""
     gpu = str(torch.cuda.get_device_properties(device).uuid)
     return {"machine": platform.node(), "index": device.index, "gpu": gpu}
 
 
 def check_devices(places: Sequence[Mapping[str, Any]], *, may_share: bool) -> None:
-    """Every rank has a GPU of its own, unless the environment says that they may share one."""
+    """Raises unless every rank has its own GPU or ranks may share one."""
     for (i, one), (j, other) in combinations(enumerate(places), 2):
         if one["gpu"] == other["gpu"] and not may_share:
             raise ConfigError(
@@ -141,7 +153,7 @@ def check_devices(places: Sequence[Mapping[str, Any]], *, may_share: bool) -> No
 def refusal(
     mine: Mapping[str, Any], places: Sequence[Mapping[str, Any]], can_access: Callable[[int, int], bool]
 ) -> str:
-    """Why this rank cannot use symmetric memory; empty where it may be tried."""
+    """Why this rank cannot use symmetric memory; empty if it is worth trying."""
     for other in places:
         if other["machine"] != mine["machine"]:
             return f"ranks are on different machines, {mine['machine']} and {other['machine']}"

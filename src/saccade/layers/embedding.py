@@ -1,4 +1,4 @@
-"""The vocabulary as a table: rows in, logits out. T rows, D width, V tokens of this rank."""
+"""Embedding and output head. T rows, D width, V tokens of this rank."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from saccade.layers.layer import Layer, Placement
 
 
 class VocabTable(Layer):
-    """Rows of the vocabulary, split over the ranks; the last ranks' shares may end in rows that no token has."""
+    """Rows of the vocabulary, split over the ranks; the last ranks' shares may end in padding."""
 
     def __init__(self, place: Placement, num_tokens: int, width: int) -> None:
         self.group = place.group
@@ -19,7 +19,7 @@ class VocabTable(Layer):
         self.weight, self.format = place.weight(share, width)
 
     def rows(self, ids_T: Tensor) -> Tensor:
-        """The rows of these tokens. Every id must be a token."""
+        """Every id must be a token."""
         if self.group.size == 1:
             return functional.embedding(ids_T, self.weight.data)
         local_T = ids_T - self.start
@@ -28,7 +28,6 @@ class VocabTable(Layer):
         return self.group.all_reduce(rows_TD.masked_fill(~is_mine_T.unsqueeze(-1), 0.0))
 
     def logits(self, x_TD: Tensor) -> Tensor:
-        """Scores of all tokens."""
         scores = self.group.all_gather(functional.linear(x_TD, self.weight.data))
         return scores[..., : self.num_tokens]
 

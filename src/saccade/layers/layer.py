@@ -1,4 +1,4 @@
-"""What all layers have in common: where their parameters live, and which checkpoint tensors fill them."""
+"""The base of all layers: where their parameters live, and which checkpoint tensors fill them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -50,22 +50,22 @@ class Layer:
     """A callable with parameters. Children are attributes: layers, or lists of layers."""
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:
-        """The slots of the layer's own parameters; children add theirs."""
+        """The slots of the layer's own parameters, without children."""
         return iter(())
 
     def slots(self) -> Iterator[tuple[str, Slot]]:
-        """All slots below this layer by dotted path: the exact set of tensors a checkpoint must bring."""
+        """All slots of this layer and its children by dotted path: exactly what a checkpoint must provide."""
         yield from self.own_slots()
         for name, child in self.children():
             for path, slot in child.slots():
                 yield f"{name}.{path}", slot
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """All tensors below this layer by dotted path, as the layers hold them: fused ones once."""
+        """All tensors of this layer and its children by dotted path; fused ones once."""
         return ((path, attributes[name]) for path, (attributes, name) in self.homes())
 
     def homes(self) -> Iterator[tuple[str, tuple[Mapping[str, Any], str]]]:
-        """Where those tensors live, by dotted path: attributes of a layer, and the name among them."""
+        """Where those tensors live, by dotted path: the attributes of a layer, and the name among them."""
         attributes = vars(self)
         for name, value in attributes.items():
             if isinstance(value, Tensor):
@@ -80,7 +80,7 @@ class Layer:
             yield from ((f"{name}.{path}", home) for path, home in child.homes())
 
     def links(self) -> Iterator[tuple[str, tuple[Any, Any]]]:
-        """What else decides which tensors are used, by dotted path: layers, weights, and parameters that are None."""
+        """Other references that decide which tensors are used, by dotted path: layers, weights and None attributes."""
         attributes = vars(self)
         for name, value in attributes.items():
             if value is None or isinstance(value, (Layer, Weight)):
@@ -98,7 +98,7 @@ class Layer:
                 yield from ((f"{name}.{i}", item) for i, item in enumerate(value) if isinstance(item, Layer))
 
     def parameter_bytes(self) -> int:
-        """Bytes this rank holds, without what slots do not cover (the padding of a sharded vocabulary)."""
+        """Bytes of this rank's slots; padding of a sharded vocabulary is not counted."""
         return sum(slot.nbytes for _, slot in self.slots())
 
 
@@ -106,9 +106,9 @@ EXCHANGE_MEMORY = "exchange.memory"
 
 
 class Exchange(Layer):
-    """The memory that tensors of the ranks pass through. A layer, although no checkpoint fills it: graphs hold its
-    address, so it is watched like weights. Every pass writes it: phases name it in their `writes`, as the attribute
-    `exchange` of a decoder or tower."""
+    """The memory of the collectives. A layer although no checkpoint fills it, because graphs hold its address and it is
+    watched like weights. Every pass writes it: phases name it in their `writes`, as the attribute `exchange` of a
+    decoder or tower."""
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives

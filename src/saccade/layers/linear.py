@@ -1,10 +1,10 @@
-"""Linear layers that know their shard.
+"""Sharded linear layers.
 
-A column layer splits its output over the ranks, a row layer its input; a column layer followed by a row layer needs
-one all-reduce, in the row layer. Fused layers are column layers whose rows come from several checkpoint tensors.
+A column layer splits its output over the ranks, a row layer its input; a column layer followed by a row layer needs one
+all-reduce, in the row layer. Fused layers are column layers whose rows come from several checkpoint tensors.
 
-A width between two layers gets room where that is faster (`Formats.room`), filled with zeros. The last layer before a
-product may be told which weight it `feeds`, and hands over its result in the form which that weight is multiplied with.
+Widths between two layers are padded with zeros where that is faster (`Formats.room`). The layer before a product may be
+told which weight it `feeds`, and returns its result in the form that this weight is multiplied with.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ BIAS_STD = 0.02
 
 
 class Linear(Layer):
-    """A layer every rank holds whole."""
+    """A layer that every rank holds whole."""
 
     def __init__(self, place: Placement, fan_in: int, fan_out: int, *, bias: bool = False) -> None:
         self.kernels = place.kernels
@@ -29,7 +29,6 @@ class Linear(Layer):
         self.bias = place.parameter(fan_out) if bias else None
 
     def __call__(self, x: Inputs, out: Tensor | None = None) -> Tensor:
-        """`out` takes the result, where a caller has a place for it."""
         return self.kernels.multiply(x, self.weight, self.bias, out)
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:
@@ -41,7 +40,7 @@ class Linear(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one checkpoint tensor in a column layer: `count` of `total`, from `start`, and zeros up to `room`."""
+    """The rows of one checkpoint tensor in a column layer: `count` of `total`, from `start`, zero-padded to `room`."""
 
     name: str
     total: int
@@ -51,7 +50,7 @@ class Rows:
 
 
 class ColumnLinear(Layer):
-    """Each rank computes its rows of each part; the parts lie one after the other."""
+    """Each rank computes its rows of each part; the parts are concatenated."""
 
     def __init__(self, place: Placement, fan_in: int, parts: Sequence[Rows], *, bias: bool = False) -> None:
         self.kernels = place.kernels
@@ -119,7 +118,7 @@ class QKVLinear(ColumnLinear):
         bias: bool = False,
         what: str = "",
     ) -> None:
-        """`what` has these heads, in the words of an error: the decoder where it is empty."""
+        """`what` prefixes names in error messages; empty for the decoder."""
         start, self.num_heads = place.group.shard(num_heads, f"{what}num_heads")
         kv_start, self.num_kv_heads = place.group.shard_or_share(num_kv_heads, f"{what}num_kv_heads")
         self.head_dim = head_dim
@@ -139,10 +138,8 @@ class QKVLinear(ColumnLinear):
 
 
 class RowLinear(Layer):
-    """Each rank multiplies its columns, and the all-reduce adds the products up; rank 0's has the bias in it.
-
-    `has_room` says that its inputs come from a layer that makes room: without it, shares must be equal.
-    """
+    """Each rank multiplies its columns, and an all-reduce adds the products; rank 0 adds the bias. With `has_room` the
+    inputs come from a padded layer; otherwise shares must be equal."""
 
     def __init__(
         self, place: Placement, fan_in: int, fan_out: int, *, bias: bool = False, has_room: bool = False
@@ -161,7 +158,6 @@ class RowLinear(Layer):
             require_whole_blocks(self.start, self.count, place.path, place.group.size)
 
     def __call__(self, x: Inputs, out: Tensor | None = None) -> Tensor:
-        """`out` takes the result, where a caller has a place for it."""
         if self.group.size == 1:
             return self.kernels.multiply(x, self.weight, self.bias, out)
         bias = self.bias if self.group.rank == 0 else None

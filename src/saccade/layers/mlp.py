@@ -4,8 +4,8 @@ from torch import Tensor
 
 from saccade.kernels.weight import Inputs, Weight
 from saccade.layers.layer import Layer, Placement
+from saccade.layers.layer_spec import MLPSpec
 from saccade.layers.linear import RowLinear, column_linear, gate_up_linear
-from saccade.layers.spec import MLPSpec
 
 
 def new_mlp(place: Placement, width: int, spec: MLPSpec) -> "GatedMLP | PlainMLP":

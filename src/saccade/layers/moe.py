@@ -2,8 +2,8 @@
 
 T rows, N experts, A = T * top_k assignments, D width, F inner width of an expert on this rank.
 
-Assignments are sorted by expert, and one grouped matrix product runs over the sorted rows with the experts' ends as
-a tensor: A rows of work whatever the router says, nothing dropped, nothing padded, so a graph may hold it.
+Assignments are sorted by expert, and a grouped matrix product runs over the sorted rows with the experts' ends as a
+tensor: always A rows of work, nothing dropped or padded, so it can be captured.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from saccade.errors import ConfigError
 from saccade.kernels.weight import Inputs
 from saccade.layers.formats import Slot
 from saccade.layers.layer import Layer, Placement
+from saccade.layers.layer_spec import MoESpec
 from saccade.layers.linear import Linear
-from saccade.layers.spec import MoESpec
 
 
 class MoE(Layer):
@@ -37,7 +37,7 @@ class MoE(Layer):
 
 
 class Experts(Layer):
-    """Every rank holds a shard of every expert, with room as between linear layers; the all-reduce adds them up."""
+    """Every rank holds a shard of every expert, padded as in `linear`; an all-reduce adds the results."""
 
     def __init__(self, place: Placement, width: int, spec: MoESpec) -> None:
         self.kernels, self.group, self.spec = place.kernels, place.group, spec

@@ -1,4 +1,4 @@
-"""Norms, alone or together with the residual addition before them."""
+"""Norms, alone or fused with the residual addition before them."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from saccade.kernels.weight import Inputs, Weight
 from saccade.layers.formats import Slot
 from saccade.layers.layer import Layer, Placement
-from saccade.layers.spec import NormSpec
+from saccade.layers.layer_spec import NormSpec
 
 WEIGHT_STD = 0.05
 

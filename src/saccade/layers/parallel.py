@@ -1,4 +1,4 @@
-"""The ranks that share one model: which part each holds, and how they speak."""
+"""The ranks that share one model: which part each holds, and how they communicate."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +13,8 @@ from saccade.kernels.collectives import Collectives, Control
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelGroup:
-    """One rank's view of a tensor-parallel group, for the passes of one stream.
-
-    Without `collectives` the other ranks are imagined: shapes come out right, numbers do not.
-    """
+    """One rank's view of a tensor-parallel group, for the passes of one stream. Without `collectives` the other ranks
+    are simulated: shapes are right, numbers are not."""
 
     rank: int = 0
     size: int = 1
@@ -27,8 +25,8 @@ class ParallelGroup:
         assert 0 <= self.rank < self.size, f"rank {self.rank} of {self.size}"
 
     def reserve(self, nbytes: int) -> None:
-        """Make room for the largest tensor that a rank will bring to a sum or a join. All ranks call it with the same
-        number, once, before they run or capture anything."""
+        """Make room for the largest tensor of an all-reduce or all-gather. All ranks call it with the same number,
+        once, before they run or capture anything."""
         if self.collectives is None:
             return
         if self.agree(nbytes) != -self.agree(-nbytes):
@@ -38,23 +36,22 @@ class ParallelGroup:
         self.collectives.reserve(nbytes)
 
     def all_reduce(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The sum over the ranks, in a new tensor or in `out`, which may be x itself."""
+        """The sum over the ranks, in a new tensor or in `out`, which may be x."""
         if self.collectives is None:
             return x if out is None or out is x else out.copy_(x)
         return self.collectives.all_reduce(x, out)
 
     def all_gather(self, x: Tensor, dim: int = -1, out: Tensor | None = None) -> Tensor:
-        """The ranks' tensors, joined along an axis; in `out` where given."""
+        """The ranks' tensors, concatenated along `dim`; in `out` if given."""
         if self.collectives is not None:
             return self.collectives.all_gather(x, dim, out)
         return x if self.size == 1 and out is None else torch.cat([x] * self.size, dim=dim, out=out)
 
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """Where to leave what is summed up next; None for anywhere. It is good until the next sum or join."""
+        """Where to put the input of the next all-reduce; None for anywhere. Valid until the next collective."""
         return None if self.collectives is None else self.collectives.staging(shape, dtype)
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
         if self.control is not None:
             self.control.barrier()
 
@@ -63,20 +60,20 @@ class ParallelGroup:
         return value if self.control is None else self.control.agree(value)
 
     def all_equal(self, data: bytes) -> bool:
-        """Whether all ranks brought the same bytes."""
+        """Whether all ranks passed the same bytes."""
         return self.control is None or self.control.all_equal(data)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """What every rank brought, in their order."""
+        """Every rank's bytes, in rank order."""
         return [data] if self.control is None else self.control.gather(data)
 
     def describe(self) -> dict[str, Any]:
-        """Plain values: rank and size, what sums are made with and why, and the algorithm for each size."""
+        """Rank, size, and the collectives in use and why, as plain values."""
         used = {"backend": "none"} if self.collectives is None else self.collectives.describe()
         return {"rank": self.rank, "size": self.size, **used}
 
     def shard(self, total: int, what: str) -> tuple[int, int]:
-        """Where this rank's equal share of `total` begins, and how long it is."""
+        """Start and length of this rank's equal share of `total`."""
         if total % self.size:
             raise ConfigError(
                 f"{what} = {total} cannot be split evenly over {self.size} ranks; "
@@ -86,14 +83,14 @@ class ParallelGroup:
         return self.rank * count, count
 
     def shard_or_share(self, total: int, what: str) -> tuple[int, int]:
-        """Like `shard`, but with more ranks than items, neighbouring ranks hold a copy of the same item."""
+        """Like `shard`, but if there are more ranks than items, neighbouring ranks hold a copy of the same item."""
         if total < self.size and self.size % total == 0:
             return self.rank * total // self.size, 1
         return self.shard(total, what)
 
     def spread(self, total: int, what: str, *, multiple: int = 1) -> tuple[int, int, int]:
-        """Like `shard`, for what may be padded with zeros: also how long the longest share is, a multiple of
-        `multiple`. The last ranks may hold less."""
+        """Start and length of this rank's share, and the padded length of all shares, a multiple of `multiple` with
+        several ranks. The last ranks may hold less."""
         if total < self.size:
             raise ConfigError(
                 f"{what} = {total} cannot be split over {self.size} ranks; "
@@ -109,18 +106,18 @@ ALONE = ParallelGroup()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """The ranks of a model, once for each stream: passes of two streams must not share a communicator."""
+    """The ranks of a model, one group per stream: two streams must not share a communicator."""
 
     language: ParallelGroup = ALONE
     vision: ParallelGroup = ALONE
 
     @classmethod
     def imagined(cls, rank: int, size: int) -> "Groups":
-        """Of a rank whose peers do not run."""
+        """For a rank whose peers do not run."""
         group = ParallelGroup(rank=rank, size=size)
         return cls(language=group, vision=group)
 
     def close(self) -> None:
-        """Leave the others. May be called again."""
+        """Leave the group. May be called again."""
         if self.language.control is not None and dist.is_initialized():
             dist.destroy_process_group()

@@ -1,10 +1,9 @@
-"""Rotary angles from positions that are data.
+"""Rotary angles computed from position tensors.
 
 A axes of a position (3 for M-RoPE, 2 for a patch grid), T rows, F frequencies, D = 2F rotated columns.
 
-All rotary kinds are one mechanism: each frequency follows one axis of the position. Plain rotary follows axis 0
-everywhere, M-RoPE assigns the frequencies to time, height and width, a patch grid to row and column. Nothing is
-tabulated, so there is no table that a long prompt could outgrow after a capture.
+In every kind of rotary each frequency follows one axis of the position: axis 0 in plain rotary; time, height or width
+in M-RoPE; row or column in a patch grid. There is no table that a long prompt could outgrow after a capture.
 """
 
 import math
@@ -12,21 +11,15 @@ import math
 import torch
 from torch import Tensor
 
-from saccade.errors import ConfigError
 from saccade.layers.layer import Layer
-from saccade.layers.spec import LinearScaling, Llama3Scaling, RotarySpec, plain_axes
+from saccade.layers.layer_spec import LinearScaling, Llama3Scaling, RotarySpec, plain_axes
 
 
 class Rotary(Layer):
-    """Cosines and sines for a list of positions, float32, laid out for half-split rotation. A layer, although no
-    checkpoint fills it: graphs read its tensors, so they are watched like weights."""
+    """Cosines and sines of positions, float32, laid out for half-split rotation. A layer although no checkpoint fills
+    it, because graphs read its tensors and they are watched like weights."""
 
     def __init__(self, spec: RotarySpec, device: torch.device) -> None:
-        if len(spec.axes) * 2 != spec.width:
-            raise ConfigError(
-                f"rotary has {len(spec.axes)} frequencies for {spec.width} columns; "
-                f"mrope_section in config.json must add up to {spec.width // 2}"
-            )
         self.frequencies_F = inverse_frequencies(spec).to(device)
         self.axes_F = torch.tensor(spec.axes, device=device)
 
@@ -56,7 +49,7 @@ def inverse_frequencies(spec: RotarySpec) -> Tensor:
 
 
 def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """`share` is how much of the unscaled frequency stays: 1 for short wavelengths, 0 for long ones."""
+    """`share` is the weight of the unscaled frequency: 1 for short wavelengths, 0 for long ones."""
     turns = scaling.original_max_position * plain / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     share = ((turns - low) / (high - low)).clamp(0.0, 1.0)

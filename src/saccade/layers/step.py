@@ -1,30 +1,25 @@
-"""What one forward pass reads: every input of it, and nothing else.
+"""All inputs of one forward pass.
 
 T token rows (packed, padded), R requests, M blocks in a table, L deepstack levels, D width of the decoder;
 P patch rows (packed, padded), C values of a patch, S segments, W windows, U merged units.
 
 Lengths, tables and boundaries are tensors. The only Python numbers are upper bounds (`max_*`), which may depend on
-the capacities of buffers and on nothing else, because a captured graph freezes them. A warm-up launches
-every kernel of a pass at least once, and skips layers that launch no other.
+buffer capacities only, because a captured graph freezes them. A warm-up launches every kernel of a pass at least once,
+and skips layers that launch no others.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 Cache = tuple[Tensor, Tensor]
 
 
-class Outside(Protocol):
-    """Calls `fn(*args, **bridged)` between captured pieces; the result may come back in another shape."""
-
-    def __call__(self, fn: Callable[..., Tensor], /, *args: Any, out: str, **bridged: Tensor) -> Tensor: ...
-
-
 def call_inside(fn: Callable[..., Tensor], /, *args: Any, out: str, **bridged: Tensor) -> Tensor:
-    """The plain way: no break, the call belongs to the body."""
+    """`fn(*args, **bridged)` as part of the body. Another `outside` calls it between captured pieces, and returns its
+    result in the shape of the buffer `out`."""
     del out
     return fn(*args, **bridged)
 
@@ -34,8 +29,8 @@ class Step:
     """One pass of a decoder over packed rows of several requests.
 
     Request r owns rows `query_start[r]:query_start[r + 1]`, and its keys are the first `key_lengths[r]` slots of its
-    blocks once this pass has written its own. Padded rows belong to a dummy request of key length 0 and write to
-    block 0, which is never handed out.
+    blocks, including those this pass writes. Padded rows belong to a dummy request of key length 0 and write to block
+    0, which is never allocated.
     """
 
     embeds_TD: Tensor
@@ -49,7 +44,7 @@ class Step:
     max_query: int
     max_keys: int
     caches: Sequence[Cache]
-    outside: Outside = call_inside
+    outside: Callable[..., Tensor] = call_inside
     is_warmup: bool = False
 
 
@@ -57,9 +52,9 @@ class Step:
 class VisionStep:
     """One pass of a vision tower over packed patches of several images and frames.
 
-    Patches lie in merge-block order: the `merge_size` x `merge_size` patches of one merged unit are neighbours, and
-    units follow row by row. Segments (frames) and windows end at P: padded rows are segments of their own. A family
-    without learned positions or without windows has None there.
+    Patches are in merge-block order: the `merge_size` x `merge_size` patches of one merged unit are neighbours, and
+    units are in raster order. Segments (frames) and windows end at P: padded rows are segments of their own. Fields
+    are None for a family without learned positions or windows.
     """
 
     patches_PC: Tensor

@@ -1,10 +1,7 @@
-"""The parts of a vision tower.
-
-P patch rows, C values of a patch, D width, H heads of this rank, K columns of a head, U merged units, S segments.
-"""
+"""The parts of a vision tower. P patch rows, C values of a patch, D width, H heads of this rank, K columns of a head,
+U merged units, S segments."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,18 +10,13 @@ from saccade.errors import ConfigError
 from saccade.kernels.weight import Inputs
 from saccade.layers.formats import Slot
 from saccade.layers.layer import Layer, Placement
+from saccade.layers.layer_spec import MergerSpec, MLPSpec, PoolSpec, VisionBlockSpec
 from saccade.layers.linear import Linear, QKVLinear, RowLinear
 from saccade.layers.mlp import PlainMLP, new_mlp
 from saccade.layers.norm import new_norm
-from saccade.layers.spec import MergerSpec, MLPSpec, PoolSpec, VisionBlockSpec
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segments:
-    """Rows see each other inside a segment only: a frame, or a window of one."""
-
-    cu_seqlens_S1: Tensor
-    max_length: int
+# Boundaries, and the longest segment. A segment is a frame or a window; rows attend inside their segment only.
+Segments = tuple[Tensor, int]
 
 
 class VisionBlock(Layer):
@@ -68,29 +60,23 @@ class VisionAttention(Layer):
             q_PHK, k_PHK, v_PHK = self.qkv.heads(x_PD)
         else:
             q_PHK, k_PHK, v_PHK = self.kernels.rotate_packed(self.qkv(x_PD), self.qkv.num_heads, *rotation)
-        o_PHK = self.kernels.varlen_attention(
-            q_PHK, k_PHK, v_PHK, segments.cu_seqlens_S1, segments.max_length, scale=self.scale
-        )
+        o_PHK = self.kernels.varlen_attention(q_PHK, k_PHK, v_PHK, *segments, scale=self.scale)
         return self.out(o_PHK.reshape(q_PHK.shape[0], -1))
 
 
 class PatchEmbedding(Linear):
-    """A convolution whose stride is its kernel: one product per patch, channel-major within the patch."""
+    """A convolution with stride = kernel size: one product per patch, channel-major within the patch."""
 
 
 class PositionGrid(Layer):
-    """A square grid of learned positions, read at four neighbours with given weights.
-
-    Where to read and how to weigh is data, made on the host from the grid of each image, so that eager and captured
-    passes interpolate with the same numbers.
-    """
+    """A square grid of learned positions, interpolated from four neighbours. Indices and weights are computed on the
+    host from each image's grid, so eager and captured passes use the same numbers."""
 
     def __init__(self, place: Placement, side: int, width: int) -> None:
         self.kernels = place.kernels
         self.weight = place.parameter(side * side, width)
 
     def __call__(self, x_PD: Tensor, indices_4P: Tensor, weights_4P: Tensor) -> Tensor:
-        """x plus the positions."""
         return self.kernels.add_positions(x_PD, self.weight, indices_4P, weights_4P)
 
     def own_slots(self) -> Iterator[tuple[str, Slot]]:

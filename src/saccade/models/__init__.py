@@ -1,1 +1,1 @@
-"""Networks as data: specs, one decoder, one vision tower, families that declare them, and their weights."""
+"""Model specs, one decoder and one vision tower for all families, the families' declarations, and weight loading."""

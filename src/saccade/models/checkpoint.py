@@ -1,4 +1,4 @@
-"""Weights on disk: named tensors, streamed from the safetensors of a folder."""
+"""Streams named tensors from the safetensors files of a folder."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class Checkpoint(Protocol):
-    """Named tensors of a known size, in the order they lie on disk. `where` is what errors call it."""
+    """Named tensors in disk order. `where` is its name in error messages."""
 
     @property
     def where(self) -> str: ...
@@ -28,11 +28,9 @@ class Checkpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFolder:
-    """One or several .safetensors files. Tensors are memory-mapped: what a rank does not copy is not read.
-
-    A folder may keep files of other times beside the ones that count. As in transformers, model.safetensors goes
-    before an index; without either every file counts, and no two of them may bring the same tensor.
-    """
+    """One or several .safetensors files, memory-mapped: what a rank does not copy is not read. As in transformers,
+    model.safetensors takes precedence over an index, and files outside of it are ignored; without either, all files are
+    used, and no two may hold the same tensor."""
 
     folder: Path
     files: tuple[Path, ...]

@@ -1,7 +1,4 @@
-"""The decoder of every family.
-
-T token rows, L deepstack levels, K columns of a head, D width, V vocabulary.
-"""
+"""The decoder of every family. T token rows, L deepstack levels, K columns of a head, D width, V vocabulary."""
 
 import torch
 from torch import Tensor
@@ -9,27 +6,24 @@ from torch import Tensor
 from saccade.layers.attention import Attention
 from saccade.layers.embedding import VocabTable
 from saccade.layers.layer import Layer, Placement, new_exchange
+from saccade.layers.layer_spec import MoESpec
 from saccade.layers.mlp import GatedMLP, PlainMLP, new_mlp
 from saccade.layers.moe import MoE
 from saccade.layers.norm import new_norm
 from saccade.layers.rotary import Rotary
-from saccade.layers.spec import MoESpec
 from saccade.layers.step import Cache, Step
-from saccade.models.spec import DecoderSpec, LayerSpec
+from saccade.models.model_spec import DecoderSpec, LayerSpec
 
 
 class Decoder(Layer):
-    """Ids to embeddings, embeddings to hidden states, hidden states to logits.
-
-    Only `body` is meant for a graph. The embeddings come in from outside, because rows of images are placed among
-    them, and the head stays outside, because the rows that need logits differ from step to step.
-    """
+    """Ids to embeddings to hidden states to logits. Only `body` is meant for a graph: image rows are placed among the
+    embeddings before it, and the rows that need logits differ from step to step."""
 
     def __init__(self, place: Placement, spec: DecoderSpec) -> None:
         self.place, self.spec = place, spec
         self.exchange = new_exchange(place.group)
         self.embedding = VocabTable(place.inside("embedding"), spec.vocab_size, spec.width)
-        # The embedding is a product in the model's dtype, so its factor must be a number of that dtype.
+        # Embeddings are scaled in the model's dtype, so the factor is rounded to it.
         self.embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=place.dtype))
         self.rotaries = [Rotary(rotary, place.device) for rotary in spec.rotaries]
         self.layers = [DecoderLayer(place.inside(f"layers.{i}"), spec, layer) for i, layer in enumerate(spec.layers)]
@@ -43,17 +37,17 @@ class Decoder(Layer):
 
     def body(self, step: Step) -> Tensor:
         """Hidden states after the final norm. Writes the keys and values of the step's rows to its caches."""
-        return self._finish(*self._attend(step))
+        return self.finish(*self._attend(step))
 
     def trunk(self, step: Step) -> Tensor:
-        """The body up to the last attention. What is left, `finish`, is a matter of each row alone: a prompt has one
-        row that is asked for, and does without the last MLP for all others."""
+        """The body up to the last attention. The rest, `finish`, works row by row, so a prompt needs the last MLP for
+        one row only."""
         x_TD, residual_TD = self._attend(step)
         return x_TD + residual_TD
 
-    def finish(self, trunk_ND: Tensor) -> Tensor:
-        """Rows of a trunk to hidden states after the final norm."""
-        return self._finish(trunk_ND, None)
+    def finish(self, trunk_ND: Tensor, residual_ND: Tensor | None = None) -> Tensor:
+        """Trunk rows to hidden states after the final norm."""
+        return self.norm.close(*self.layers[-1].feed(trunk_ND, residual_ND))
 
     def _attend(self, step: Step) -> tuple[Tensor, Tensor]:
         rotations = [rotary(step.positions_3T) for rotary in self.rotaries]
@@ -69,24 +63,21 @@ class Decoder(Layer):
         assert residual_TD is not None, "a decoder has layers"
         return x_TD, residual_TD
 
-    def _finish(self, x_ND: Tensor, residual_ND: Tensor | None) -> Tensor:
-        return self.norm.close(*self.layers[-1].feed(x_ND, residual_ND))
-
     def logits(self, hidden_TD: Tensor) -> Tensor:
-        """Scores of all tokens in float32."""
+        """float32 logits of all tokens."""
         scores_TV = (self.head or self.embedding).logits(hidden_TD).float()
         cap = self.spec.logit_softcap
         return scores_TV if cap is None else torch.tanh(scores_TV / cap) * cap
 
     def exchanged_bytes(self, *, rows: int, logit_rows: int) -> int:
-        """The most that a rank brings to one sum or join in a pass of so many rows."""
+        """The most bytes that a rank passes to one collective in a pass of this size."""
         logits = logit_rows * (self.head or self.embedding).weight.shape[0]
         return max(rows * self.spec.width, logits) * self.place.dtype.itemsize
 
     def new_caches(self, num_blocks: int, block_size: int) -> list[Cache]:
         """One (keys, values) pair per layer, for the heads of this rank."""
         heads = self.layers[0].attention.qkv
-        shape = self.place.kernels.cache_shape(num_blocks, block_size, heads.num_kv_heads, heads.head_dim)
+        shape = num_blocks, block_size, heads.num_kv_heads, heads.head_dim
         return [(self.place.parameter(*shape), self.place.parameter(*shape)) for _ in self.layers]
 
 
@@ -98,7 +89,11 @@ class DecoderLayer(Layer):
         self.attention = Attention(place.inside("attention"), spec.width, spec.attention, layer.window)
         self.attention_post_norm = new_norm(place, spec.width, spec.norm) if spec.post_norms else None
         self.mlp_norm = new_norm(place, spec.width, spec.norm)
-        self.mlp = _new_feed_forward(place.inside("mlp"), spec.width, layer)
+        self.mlp: GatedMLP | PlainMLP | MoE
+        if isinstance(layer.mlp, MoESpec):
+            self.mlp = MoE(place.inside("mlp"), spec.width, layer.mlp)
+        else:
+            self.mlp = new_mlp(place.inside("mlp"), spec.width, layer.mlp)
         self.mlp_post_norm = new_norm(place, spec.width, spec.norm) if spec.post_norms else None
 
     def attend(
@@ -122,9 +117,3 @@ class DecoderLayer(Layer):
         if self.mlp_post_norm is not None:
             x_TD = self.mlp_post_norm(x_TD)
         return x_TD, residual_TD
-
-
-def _new_feed_forward(place: Placement, width: int, layer: LayerSpec) -> GatedMLP | PlainMLP | MoE:
-    if isinstance(layer.mlp, MoESpec):
-        return MoE(place, width, layer.mlp)
-    return new_mlp(place, width, layer.mlp)

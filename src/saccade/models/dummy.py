@@ -1,4 +1,4 @@
-"""Weights nobody trained: random tensors with the scale of trained ones, made where the model lives."""
+"""Dummy weights: random tensors with the scale of trained ones, generated on the model's device."""
 
 import zlib
 
@@ -9,7 +9,7 @@ from saccade.layers.layer import Layer
 
 
 def fill_with_noise(model: Layer, *, seed: int = 0) -> None:
-    """The same numbers for the same seed, slot and device; ranks that hold a shard hold a shard of the same tensor."""
+    """Deterministic by seed, slot and device; the ranks' shards come from the same tensor."""
     for name, slot in model.slots():
         _fill(slot, seed ^ zlib.crc32(name.encode()))
 

@@ -1,23 +1,61 @@
-"""A model family is a declaration: its architectures, how its config reads, what its tensors are called, and what it
-does with images. Nothing here needs torch: the front end reads it, too."""
+"""The declaration of a model family: how its config.json is recognised, completed and read, its tensor names, and its
+image handling. Needs no torch, because the front end reads it too."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from saccade.models.config import Config
-from saccade.models.defaults import Defaults
 from saccade.models.media import MediaDefaults
+from saccade.models.model_config import Config
+from saccade.models.model_spec import DecoderSpec, ModelSpec, VisionSpec
 from saccade.models.rename import Renames
-from saccade.models.spec import ModelSpec
+
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """The defaults of transformers for keys missing in a config.json, for the model and its input processors. `text` is
+    at the top level in a text model's or a flat config; `aliases` maps other names of a key to the one read."""
+
+    text: Table
+    vision: Table = field(default_factory=dict)
+    top: Table = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def complete(self, config: Table) -> dict[str, Any]:
+        """The config with missing keys filled in. An explicit null stays: it means none."""
+        whole = dict(self.top) | self._renamed(config)
+        if not isinstance(whole.get("text_config"), dict):
+            whole = dict(self.text) | whole
+        for key, table in (("text_config", self.text), ("vision_config", self.vision)):
+            if isinstance(whole.get(key), dict):
+                whole[key] = dict(table) | self._renamed(whole[key])
+        return whole
+
+    def _renamed(self, given: Table) -> dict[str, Any]:
+        others = {self.aliases[key]: value for key, value in given.items() if key in self.aliases}
+        return others | {key: value for key, value in given.items() if key not in self.aliases}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Both `architectures` and `model_type` are what a config.json is recognised by. Text models have no `media`."""
+    """`decoder` and `vision` read a whole, completed config.json. Text models have no `vision` and no `media`."""
 
-    architectures: tuple[str, ...]
+    architecture: str
     model_type: str
     defaults: Defaults
-    spec: Callable[[Config, str], ModelSpec]
+    decoder: Callable[[Config], DecoderSpec]
+    vision: Callable[[Config], VisionSpec] | None = None
     renames: Renames
     media: MediaDefaults | None = None
+
+    def spec(self, config: Config) -> ModelSpec:
+        config = Config(self.defaults.complete(config.values), config.where)
+        return ModelSpec(
+            architecture=self.architecture,
+            decoder=self.decoder(config),
+            max_position=config.text.size("max_position_embeddings"),
+            vision=self.vision(config) if self.vision else None,
+            sees_whole_image=self.media is not None and self.media.placeholders.is_bidirectional,
+        )

@@ -1,4 +1,4 @@
-"""Finding a checkpoint's folder, here or at the hub."""
+"""Finds a checkpoint's folder, local or on the hub."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 
 from saccade.errors import ConfigError
 
-# What the model, the tokenizer, the templates and the image processor read. Code and pickles are never fetched.
+# Read by the model, tokenizer, templates and image processor. Code and pickles are never fetched.
 SETTINGS = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHTS = ["*.safetensors"]
 
@@ -15,7 +15,7 @@ WEIGHTS = ["*.safetensors"]
 def find_folder(
     folder_or_id: str | Path, *, revision: str = "", download_dir: str = "", with_weights: bool = True
 ) -> Path:
-    """A local folder as it is; anything else is taken for a hub id, and fetched or found in the hub's cache."""
+    """A local folder is returned unchanged; anything else is a hub id, which is fetched or found in the hub's cache."""
     path = Path(folder_or_id).expanduser()
     if path.is_dir():
         if revision:

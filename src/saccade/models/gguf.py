@@ -1,8 +1,8 @@
-"""GGUF files of Llama-like models: their metadata as a config.json, their tensors dequantised and renamed.
+"""GGUF files of Llama-like models: metadata as a config.json, tensors dequantised and renamed as in Hugging Face.
 
-llama.cpp stores queries and keys of Llama models with the two halves of a head interleaved, which is undone here, so
-that what comes out is what a Hugging Face checkpoint holds. Whatever a file has beyond these tables is refused: tensors
-by the strict loader (scaled frequencies of Llama 3.1 and later, for one), metadata that changes attention here.
+llama.cpp interleaves the two halves of each query and key head of Llama models; this is undone here. Anything beyond
+these tables is refused: unknown tensors by the strict loader (such as the scaled frequencies of Llama 3.1 and later),
+unknown metadata that changes attention or logits here.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from saccade.errors import ConfigError
-from saccade.models.config import Config
+from saccade.models.model_config import Config
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one architecture of llama.cpp is written."""
+    """How llama.cpp stores one architecture."""
 
     architecture: str
     is_interleaved: bool = False
@@ -45,7 +45,7 @@ KEYS = {
     "rope.freq_base": "rope_theta",
 }
 
-# Keys that change what attention or the logits come to, with the values that change nothing.
+# Keys that change attention or logits, with the values that have no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "rope.scaling.type": ("none",),
     "rope.scaling.factor": (0.0, 1.0),
@@ -61,7 +61,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "embedding_scale": (0.0, 1.0),
 }
 
-# Keys that say nothing by themselves: they go with a scaling.
+# Keys that have no effect without a scaling.
 SILENT = ("rope.scaling.original_context_length", "rope.scaling.finetuned")
 
 NAMES = {
@@ -140,7 +140,7 @@ class GGUFFile:
             yield name, torch.from_numpy(np.ascontiguousarray(values))
 
     def _refuse_unknown(self, kind: str, config: Config) -> None:
-        """What a file leaves out is null in its config: llama.cpp has other defaults than a config.json."""
+        """Keys missing in a file are null in its config, because llama.cpp's defaults differ from config.json's."""
         width, num_heads = config.need("hidden_size", int), config.need("num_attention_heads", int)
         head_dim = config.get("head_dim", width // num_heads)
         neutral = NEUTRAL | dict.fromkeys(("rope.dimension_count", "attention.value_length"), (head_dim,))
@@ -175,7 +175,7 @@ class GGUFFile:
 
 
 def _rename(stored: str) -> tuple[str, str]:
-    """The name in a Hugging Face checkpoint, and the part of the model the tensor belongs to."""
+    """The Hugging Face name, and the part of the model that the tensor belongs to."""
     stem, _, leaf = stored.rpartition(".")
     if stem in NAMES:
         return f"{NAMES[stem]}.{leaf}", stem
@@ -186,6 +186,6 @@ def _rename(stored: str) -> tuple[str, str]:
 
 
 def _halves(rows: Any, num_heads: int) -> Any:
-    """Rows of each head from pairs (0, 1), (2, 3), ... back to halves."""
+    """Undoes the interleaving of each head's rows: pairs (0, 1), (2, 3), ... back to halves."""
     pairs = rows.reshape(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)

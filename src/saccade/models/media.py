@@ -1,13 +1,9 @@
-"""How images and videos become patches, and the text that stands for them, as plain values.
-
-A family declares its own; what the JSON files of a checkpoint say goes before it.
-"""
+"""How images and videos become patches, and their placeholder text. A checkpoint's JSON files override these values."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Resample = Literal["bilinear", "bicubic"]
-Triple = tuple[float, float, float]
+from saccade.kernels.image_jobs import PatchSettings, Triple
 
 CLIP_MEAN: Triple = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD: Triple = (0.26862954, 0.26130258, 0.27577711)
@@ -15,33 +11,26 @@ HALF: Triple = (0.5, 0.5, 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageSettings:
+class ImageSettings(PatchSettings):
     """How an image becomes patches.
 
     `fixed_size` (height, width) stretches every image to one size; without it the image keeps its shape, each side is
-    a multiple of patch * merge, and the area stays between min_pixels and max_pixels. `merge` is the side of the square
-    of patches that become one token and lie together in patch order.
+    a multiple of patch * merge, and the area stays between min_pixels and max_pixels.
     """
 
-    patch: int
-    temporal_patch: int
-    merge: int
-    mean: Triple
-    std: Triple
-    resample: Resample
     min_pixels: int = 1
     max_pixels: int = 2**31
     fixed_size: tuple[int, int] | None = None
 
     @property
     def fingerprint(self) -> bytes:
-        """Names every setting and its value but the bounds; part of a digest, so that other settings give another
-        name. What the bounds come to is the size of the image, which a digest has to name beside this."""
+        """Every setting except the pixel bounds, for a digest. The digest must also include the size of the image,
+        which is all that the bounds affect."""
         return repr(replace(self, min_pixels=1, max_pixels=1)).encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VideoSettings:
+class VideoSettings(PatchSettings):
     """How a video becomes patches.
 
     `budget` says what min_pixels and max_pixels bound: one frame (Qwen2.5-VL) or the whole video (Qwen3-VL).
@@ -49,12 +38,6 @@ class VideoSettings:
     pixels of a frame also stay within its share of max_video_tokens.
     """
 
-    patch: int
-    temporal_patch: int
-    merge: int
-    mean: Triple
-    std: Triple
-    resample: Resample
     min_pixels: int
     max_pixels: int
     budget: Literal["frame", "video"]
@@ -68,7 +51,6 @@ class VideoSettings:
 
     @property
     def fingerprint(self) -> bytes:
-        """Names every setting and its value."""
         return repr(self).encode()
 
 
@@ -76,9 +58,9 @@ class VideoSettings:
 class Placeholders:
     """The text around images and videos, and how positions run through them.
 
-    A template writes `image_marker` where an image belongs. The text around it becomes `image_text`, in which the token
-    of an image stands once and is then repeated for every feature row; the same for videos, whose text is written once
-    per frame group with its time where `has_timestamps`.
+    A template writes `image_marker` for an image. It becomes `image_text`, whose image token is then repeated for every
+    feature row. The same goes for videos; with `has_timestamps` their text is written once per frame group, with its
+    time.
     """
 
     image_marker: str
@@ -92,7 +74,7 @@ class Placeholders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaDefaults:
-    """What a family does with media where the files of a checkpoint leave it unsaid."""
+    """A family's media settings, used where the files of a checkpoint have none."""
 
     image: ImageSettings
     video: VideoSettings | None = None

@@ -1,4 +1,4 @@
-"""How far loading is, for whoever wants to know."""
+"""Progress reports of loading."""
 
 from collections.abc import Callable
 
@@ -7,4 +7,4 @@ OnProgress = Callable[[int, int, str], None]
 
 
 def no_progress(bytes_done: int, bytes_total: int, name: str) -> None:
-    """Says nothing."""
+    """Reports nothing."""

@@ -9,7 +9,7 @@ from typing import Any
 from saccade.errors import ConfigError
 from saccade.kernels.weight import BLOCK, Layout
 from saccade.layers.formats import Formats, PlainFormats, WeightFormat
-from saccade.models.config import Config
+from saccade.models.model_config import Config
 from saccade.models.rename import Renames
 
 PLAIN = WeightFormat()

@@ -1,13 +1,13 @@
-"""From the architecture a config.json names to the family that knows it."""
+"""Finds the family for the architecture named in a config.json."""
 
 from collections.abc import Iterator
 
 from saccade.errors import ConfigError
-from saccade.layers.spec import Llama3Scaling, MoESpec
-from saccade.models.config import Config
+from saccade.layers.layer_spec import Llama3Scaling, MoESpec
 from saccade.models.families import gemma3, llama, qwen2, qwen2_5_vl, qwen3, qwen3_vl
 from saccade.models.family import Family
-from saccade.models.spec import DecoderSpec, ModelSpec
+from saccade.models.model_config import Config
+from saccade.models.model_spec import DecoderSpec, ModelSpec
 
 FAMILIES = (
     qwen3_vl.FAMILY,
@@ -21,12 +21,11 @@ FAMILIES = (
     llama.FAMILY,
 )
 
-ARCHITECTURES = {name: family for family in FAMILIES for name in family.architectures}
+ARCHITECTURES = {family.architecture: family for family in FAMILIES}
 MODEL_TYPES = {family.model_type: family for family in FAMILIES}
 
 
 def read_spec(config: Config) -> tuple[Family, ModelSpec]:
-    """The family of a config.json, and the model it describes."""
     named = [str(name) for name in config.need("architectures", list)]
     known = [name for name in named if name in ARCHITECTURES]
     if not known:
@@ -36,7 +35,7 @@ def read_spec(config: Config) -> tuple[Family, ModelSpec]:
             f"Supported: {', '.join(sorted(ARCHITECTURES))}"
         )
     family = ARCHITECTURES[known[0]]
-    spec = family.spec(Config(family.defaults.complete(config.values), config.where), known[0])
+    spec = family.spec(config)
     faults = [*_rotary_faults(spec.decoder), *_decoder_faults(spec.decoder), *_vision_faults(spec)]
     if faults:
         raise ConfigError(f"{config.where}: {'; '.join(faults)}; use the config.json that belongs to these weights")

@@ -1,8 +1,8 @@
-"""From the names in a checkpoint to the slots of a model, as a table.
+"""Tables that map checkpoint names to the slots of a model.
 
-A name first loses its prefix (checkpoints of different ages nest the same parts differently), then the first rule
-that fits says where it goes. `{word}` in a template stands for one part of the dotted name and means the same on both
-sides; being templates, rules also work backwards, so that an error can name a missing tensor as its checkpoint would.
+A name's prefix is made canonical (checkpoints of different ages nest parts differently), then the first matching rule
+applies. `{word}` in a template matches one part of the dotted name and is the same on both sides; rules also work
+backwards, so that an error can name a missing tensor as its checkpoint would.
 """
 
 import re
@@ -16,9 +16,9 @@ from typing import Literal
 class Rule:
     """One checkpoint tensor, and the slots it fills.
 
-    Before it is handed out a tensor is, where asked for, taken apart along its first axis (`{i}` in the targets counts
-    the pieces), made a matrix (all axes but the first joined) and transposed; several targets split the first axis.
-    "if_needed" transposes what would fit no other way: checkpoints of one family exist in both orders.
+    In this order, a tensor is optionally unbound along its first axis (`{i}` in the targets counts the pieces),
+    flattened to a matrix (all axes but the first joined) and transposed; several targets split the first axis.
+    "if_needed" transposes what does not fit otherwise: checkpoints of one family exist in both orders.
     """
 
     source: str
@@ -32,7 +32,7 @@ class Rule:
         return found.groupdict() if found else None
 
     def backwards(self, slot_name: str) -> str | None:
-        """What a checkpoint calls the tensor that fills this slot."""
+        """The checkpoint name of the tensor that fills this slot."""
         for target in self.targets:
             if found := _pattern(target).fullmatch(slot_name):
                 return self.source.format(**found.groupdict())
@@ -41,7 +41,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Renames:
-    """`prefixes` in the order they are tried; `ignored` are names that some checkpoints bring and no model needs."""
+    """`prefixes` are tried in order; `ignored` are names that some checkpoints have and no model needs."""
 
     prefixes: tuple[tuple[str, str], ...]
     rules: tuple[Rule, ...]
@@ -59,7 +59,7 @@ class Renames:
         return None
 
     def backwards(self, slot_name: str, seen: Collection[str] = ()) -> str:
-        """The tensor that fills this slot, called as its neighbours among the `seen` names are."""
+        """The checkpoint name of a slot's tensor, with the prefix used among the `seen` names."""
         names = (rule.backwards(slot_name) for rule in self.rules)
         short = next((name for name in names if name is not None), slot_name)
         fitting = [(p, canonical) for p, canonical in self.prefixes if short.startswith(canonical)]
@@ -111,7 +111,7 @@ DECODER_RULES = (
     one(_LAYER + ".mlp.{p}_proj.{w}", _OURS + ".mlp.gate_up.{p}.{w}"),
 )
 
-# Without norms behind attention and MLP, the norm named "post attention" is the one in front of the MLP.
+# Without norms after attention and MLP, post_attention_layernorm is the norm before the MLP.
 PRE_NORM_RULES = (one(_LAYER + ".post_attention_layernorm.{w}", _OURS + ".mlp_norm.{w}"),)
 
 POST_NORM_RULES = (
@@ -126,7 +126,6 @@ ROUTER_RULES = (one(_LAYER + ".mlp.gate.weight", _OURS + ".mlp.router.weight"),)
 EXPERT_RULES = (one(_LAYER + ".mlp.experts.{i}.{p}_proj.{w}", _OURS + ".mlp.experts.{i}.{p}.{w}"),)
 
 _EXPERT = _OURS + ".mlp.experts.{i}."
-
 
 # All experts of a layer in one tensor, [gate | up] along the output; scales of blocks are laid out alike.
 FUSED_EXPERT_RULES = (

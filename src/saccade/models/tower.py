@@ -1,27 +1,25 @@
-"""The vision tower of every family.
-
-P patch rows, C values of a patch, D width of the tower, U merged units, L levels, E width of the decoder.
-"""
+"""The vision tower of every family. P patch rows, C values of a patch, D width of the tower, U merged units, L levels,
+E width of the decoder."""
 
 import torch
 from torch import Tensor
 
 from saccade.layers.layer import Layer, Placement, new_exchange
+from saccade.layers.layer_spec import MergerSpec, PoolSpec
 from saccade.layers.norm import new_norm
 from saccade.layers.parallel import ALONE, ParallelGroup
 from saccade.layers.rotary import GridRotary
-from saccade.layers.spec import MergerSpec, PoolSpec
 from saccade.layers.step import VisionStep
-from saccade.layers.vision import Merger, PatchEmbedding, PoolProjector, PositionGrid, Segments, VisionBlock
-from saccade.models.spec import VisionSpec
+from saccade.layers.vision import Merger, PatchEmbedding, PoolProjector, PositionGrid, VisionBlock
+from saccade.models.model_spec import VisionSpec
 
 
 class Tower(Layer):
     """Patches to rows of the decoder's width.
 
-    The result has one level for the projected rows and one for each deepstack layer, so that all that is known of an
-    image is one tensor. Either the tower is split over the ranks of `place`, which see the same images; or every rank
-    of `sharing` holds it whole, sees images of its own, and gets the rows of all, one rank's behind the other's.
+    The result is one tensor with a level for the projected rows and one for each deepstack layer. The tower is either
+    split over the ranks of `place`, which see the same images, or whole on every rank of `sharing`; these encode
+    different images and all get the rows of all ranks, concatenated.
     """
 
     def __init__(self, place: Placement, spec: VisionSpec, sharing: ParallelGroup = ALONE) -> None:
@@ -43,14 +41,14 @@ class Tower(Layer):
         ]
 
     def __call__(self, step: VisionStep, out_LUE: Tensor | None = None) -> Tensor:
-        """(L, U, E): the projected rows, then the deepstack rows, in the order of the patches; in `out` where given.
-        Where ranks share their rows, U counts those of all."""
+        """(L, U, E): the projected rows, then the deepstack rows, in patch order; in `out` if given. If ranks share
+        rows, U counts those of all ranks."""
         if self.sharing.size > 1:
             return self.sharing.all_gather(self._rows(step), dim=1, out=out_LUE)
         return self._rows(step, out_LUE)
 
     def exchanged_bytes(self, *, patches: int) -> int:
-        """The most that a rank brings to one sum or join in a pass of so many patches."""
+        """The most bytes that a rank passes to one collective in a pass of this size."""
         units, projector = patches // self.spec.unit, self.spec.projector.out_width
         merged = units * projector * (self.spec.levels if self.sharing.size > 1 else 1)
         return max(patches * self.spec.block.width, merged) * self.place.dtype.itemsize
@@ -60,10 +58,11 @@ class Tower(Layer):
         if out_LUE is None:
             out_LUE = x_PD.new_empty(self.spec.levels, x_PD.shape[0] // self.spec.unit, self.spec.projector.out_width)
         rotation = self.rotary(self._windowed(step, step.positions_P2).T) if self.rotary else None
-        frames = Segments(cu_seqlens_S1=step.cu_seqlens_S1, max_length=step.max_segment)
-        windows = _windows(step) or frames
+        frames = windows = step.cu_seqlens_S1, step.max_segment
+        if step.window_cu_seqlens_W1 is not None:
+            windows = step.window_cu_seqlens_W1, step.max_window
         residual_PD: Tensor | None = None
-        level = 0  # Levels stand in the order of their layers, mergers in the order the config names these layers.
+        level = 0  # levels are in layer order, mergers in the order of the config
         for i in self.spec.warmup_layers if step.is_warmup else range(self.spec.depth):
             segments = frames if i in self.spec.full_layers else windows
             x_PD, residual_PD = self.blocks[i](x_PD, residual_PD, rotation, segments)
@@ -80,7 +79,7 @@ class Tower(Layer):
         return out_LUE
 
     def _embed(self, step: VisionStep) -> Tensor:
-        # Padding may hold anything. Attention weighs it with zero, and zero times NaN is NaN.
+        # Padding may hold anything; attention gives it weight zero, and 0 * NaN is NaN.
         x_PD = self.patches(step.patches_PC.nan_to_num())
         if self.grid is not None:
             assert step.grid_indices_4P is not None and step.grid_weights_4P is not None
@@ -88,24 +87,18 @@ class Tower(Layer):
         return self._windowed(step, x_PD)
 
     def _merge(self, projector: Merger | PoolProjector, x_PD: Tensor, step: VisionStep, out_UE: Tensor) -> None:
-        """Rows in the order of the patches, straight into their place unless windows shuffled them."""
+        """Writes rows in patch order, directly to `out_UE` unless windows reordered them."""
         if step.window_inverse_U is None:
             projector(x_PD, out_UE)
         else:
             torch.index_select(projector(x_PD), 0, step.window_inverse_U, out=out_UE)
 
     def _windowed(self, step: VisionStep, x_PX: Tensor) -> Tensor:
-        """Rows regrouped so that each window is contiguous; the patches of a unit stay together."""
+        """Regroups rows so that each window is contiguous; the patches of a unit stay together."""
         if step.window_order_U is None:
             return x_PX
         units_UX: Tensor = x_PX.unflatten(0, (-1, self.spec.unit))
         return units_UX[step.window_order_U].flatten(0, 1)
-
-
-def _windows(step: VisionStep) -> Segments | None:
-    if step.window_cu_seqlens_W1 is None:
-        return None
-    return Segments(cu_seqlens_S1=step.window_cu_seqlens_W1, max_length=step.max_window)
 
 
 def _new_projector(place: Placement, width: int, spec: MergerSpec | PoolSpec | None) -> Merger | PoolProjector:

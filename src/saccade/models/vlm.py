@@ -1,4 +1,4 @@
-"""A whole model: a decoder, and a tower where it can see.
+"""A whole model: a decoder and perhaps a vision tower.
 
 T token rows, L deepstack levels, U rows of vision output, D width of the decoder.
 """
@@ -11,20 +11,19 @@ from torch import Tensor
 from saccade.errors import ConfigError
 from saccade.layers.layer import Layer, Placement
 from saccade.layers.parallel import ALONE, ParallelGroup
-from saccade.layers.step import Step, VisionStep
+from saccade.layers.step import VisionStep
 from saccade.models.decoder import Decoder
-from saccade.models.spec import ModelSpec, VisionSpec
+from saccade.models.model_spec import ModelSpec, VisionSpec
 from saccade.models.tower import Tower
 
 EncoderMode = Literal["auto", "weights", "data"]
 
 
 class Model(Layer):
-    """`vision_group` has the ranks of `place` and a communicator of its own, because the tower runs on another stream.
+    """`vision_group` has the ranks of `place` but its own communicator, because the tower runs on another stream.
 
-    In the encoder mode "weights" the tower is split over the ranks, as the decoder is; in "data" every rank holds it
-    whole and encodes images of its own. "auto" is "weights" where the tower can be split, else "data", and `why_whole`
-    says why.
+    In encoder mode "weights" the tower is split over the ranks like the decoder; in "data" each rank holds it whole and
+    encodes different images. "auto" is "weights" if the tower can be split, else "data", and `why_whole` says why.
     """
 
     why_whole = ""
@@ -58,14 +57,14 @@ class Model(Layer):
 
     @property
     def encoder_mode(self) -> EncoderMode | None:
-        """How ranks share the tower; None where they do not."""
+        """How ranks share the tower; None if they do not."""
         if self.tower is None or self.tower.group.size == 1:
             return None
         return "data" if self.tower.sharing.size > 1 else "weights"
 
     def reserve(self, *, rows: int, logit_rows: int, patches: int) -> None:
-        """Make room for what ranks exchange in the largest passes: of the decoder, of its head, of the tower on one
-        rank. All ranks call it with the same numbers, once, before they run or capture anything."""
+        """Reserve memory for the collectives of the largest passes; `patches` counts one rank's. All ranks call it with
+        the same numbers, once, before they run or capture anything."""
         language, vision = self.exchanged_bytes(rows=rows, logit_rows=logit_rows, patches=patches)
         if language:
             self.place.group.reserve(language)
@@ -73,40 +72,26 @@ class Model(Layer):
             self.tower.group.reserve(vision)
 
     def exchanged_bytes(self, *, rows: int, logit_rows: int, patches: int) -> tuple[int, int]:
-        """The most that a rank brings to one sum or join, in decoder and tower; 0 where nothing is exchanged."""
+        """The most bytes that a rank passes to one collective, in decoder and tower; 0 if there are none."""
         has_peers = self.place.group.size > 1
         language = self.decoder.exchanged_bytes(rows=rows, logit_rows=logit_rows) if has_peers else 0
         tower = self.tower if self.tower is not None and self.tower.group.size > 1 else None
         return language, 0 if tower is None else tower.exchanged_bytes(patches=patches)
 
     def encode(self, step: VisionStep) -> Tensor:
-        """(1 + L, U, D) rows of the images and frames of a step; level 0 is what stands in for placeholder tokens.
-        In the encoder mode "data", of the steps of all ranks."""
+        """(1 + L, U, D) rows of the images and frames of a step (in encoder mode "data", of all ranks' steps); level 0
+        replaces the embeddings of placeholder tokens."""
         assert self.tower is not None, f"{self.spec.architecture} has no vision tower"
         return self.tower(step)
 
     def embed(
         self, ids_T: Tensor, rows_LUD: Tensor | None = None, sources_T: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Embeddings and deepstack rows of these tokens.
-
-        `sources_T` says which vision row stands at a token, -1 for text; ids of placeholders are not looked up. The
-        deepstack rows are zero at text, and None where the family has none or no row can be an image's.
-        """
+        """Embeddings and deepstack rows of these tokens. `sources_T` is the vision row of each token, -1 for text; ids
+        of placeholders are not looked up. Deepstack rows are zero at text, and None if the family has none or no vision
+        rows are given."""
         if rows_LUD is None or sources_T is None:
             return self.decoder.embed(ids_T), None
         embeds_TD = self.decoder.embed(ids_T.where(sources_T < 0, 0))
         embeds_TD, deepstack_LTD = self.place.kernels.place_rows(embeds_TD, rows_LUD, sources_T)
         return embeds_TD, deepstack_LTD if self.spec.decoder.deepstack_levels else None
-
-    def body(self, step: Step) -> Tensor:
-        return self.decoder.body(step)
-
-    def trunk(self, step: Step) -> Tensor:
-        return self.decoder.trunk(step)
-
-    def finish(self, trunk_ND: Tensor) -> Tensor:
-        return self.decoder.finish(trunk_ND)
-
-    def logits(self, hidden_TD: Tensor) -> Tensor:
-        return self.decoder.logits(hidden_TD)

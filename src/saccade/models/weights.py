@@ -1,4 +1,4 @@
-"""Building a model and filling it: renamed, fused and sharded as the tensors stream by, strict both ways."""
+"""Builds a model and streams its weights in, renaming, fusing and sharding; missing or extra tensors are errors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ from saccade.layers.formats import PlainFormats, Slot
 from saccade.layers.layer import Placement
 from saccade.layers.parallel import Groups
 from saccade.models.checkpoint import Checkpoint, SafetensorsFolder
-from saccade.models.config import Config
 from saccade.models.dummy import fill_with_noise
 from saccade.models.folder import find_folder
 from saccade.models.gguf import GGUFFile
+from saccade.models.model_config import Config
 from saccade.models.progress import OnProgress, no_progress
 from saccade.models.quantization import AS_STORED, Quantize, read_formats
 from saccade.models.registry import read_spec
@@ -33,7 +33,7 @@ DTYPES = {
 NAMES_SHOWN = 8
 ONE_RANK = Groups()
 
-# Some checkpoints of tied models also store the head: the embedding once more, or else the config is wrong.
+# Some checkpoints of tied models also store the head. It must equal the embedding, or the config is wrong.
 HEAD = "decoder.head.weight"
 TIED = ("decoder.embedding.weight", HEAD)
 
@@ -50,12 +50,12 @@ def load_model(  # noqa: PLR0913
     kernels: Kernels | None = None,
     progress: OnProgress = no_progress,
 ) -> Model:
-    """A model with its weights.
+    """A model with its weights; with several ranks in `groups`, with this rank's shards.
 
-    `folder_or_id` is a folder, a .gguf file or a hub id; `dtype` is the checkpoint's own unless given. "auto" reads a
-    file as GGUF and a folder as safetensors; "gguf" also reads a folder with one .gguf file beside its config.json;
-    "dummy" needs a config.json only. One of several ranks in `groups` reads its own shards of the weights; `Model` says
-    what `encoder_mode` means. Weights are quantised as the checkpoint says, or to "fp8" while they are loaded.
+    `folder_or_id` is a folder, a .gguf file or a hub id; `dtype` defaults to the checkpoint's. "auto" reads a file as
+    GGUF and a folder as safetensors; "gguf" also reads a folder with one .gguf file beside its config.json; "dummy"
+    needs a config.json only. For `encoder_mode` see `Model`. Weights are quantised as the checkpoint says, or to "fp8"
+    while they are loaded.
     """
     config, checkpoint = _open(folder_or_id, load_format)
     family, spec = read_spec(config)
@@ -80,7 +80,7 @@ def load_model(  # noqa: PLR0913
 
 
 def fill(model: Model, renames: Renames, checkpoint: Checkpoint, *, progress: OnProgress = no_progress) -> None:
-    """Copies a checkpoint's tensors to the slots of a model; one too many, too few or of a wrong shape is an error."""
+    """Copies a checkpoint's tensors to a model's slots; missing, extra and misshapen tensors are errors."""
     slots = dict(model.slots())
     findings = Findings(renames=renames, missing=dict.fromkeys(slots))
     bytes_done, bytes_total = 0, checkpoint.total_bytes
@@ -93,7 +93,7 @@ def fill(model: Model, renames: Renames, checkpoint: Checkpoint, *, progress: On
 
 
 def checkpoint_dtype(config: Config) -> torch.dtype:
-    """The dtype a config.json names, at either level and under either key; bfloat16 where it names none."""
+    """The dtype of a config.json, at either level and under either key; bfloat16 by default."""
     text = config.sub("text_config") if config.has("text_config") else config
     named = next((str(c.values[k]) for c in (config, text) for k in ("dtype", "torch_dtype") if c.has(k)), "bfloat16")
     if named not in DTYPES:
@@ -115,8 +115,7 @@ def _open(folder_or_id: str | Path, load_format: LoadFormat) -> tuple[Config, Ch
 
 
 def _open_gguf_folder(folder: Path) -> tuple[Config, Checkpoint]:
-    """The folder's config.json describes the model, as it does for whatever else reads the folder; what a GGUF file
-    says that no config.json can express is refused all the same."""
+    """The folder's config.json describes the model, as for its other readers; unsupported GGUF metadata is refused."""
     files = sorted(folder.glob("*.gguf"))
     if len(files) != 1:
         raise ConfigError(f"{folder} has {len(files)} .gguf files; keep exactly one, beside config.json")
@@ -133,10 +132,8 @@ def _read_config(folder: Path) -> Config:
 
 @dataclass(slots=True)
 class Findings:
-    """What did not fit. `missing` keeps the order of the model, as a dict does and a set would not.
-
-    `tied` holds the embedding and a stored head of a model that ties them; they come in any order.
-    """
+    """What did not fit. `missing` is a dict because it keeps the order of the model. `tied` holds the embedding and the
+    stored head of a model that ties them; they come in any order."""
 
     renames: Renames
     missing: dict[str, None]
@@ -196,7 +193,7 @@ def _place(name: str, tensor: Tensor, slots: dict[str, Slot], findings: Findings
 
 
 def _spread(rule: Rule, words: dict[str, str], tensor: Tensor, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
-    """The tensor of each slot named by a rule's targets. Splitting needs the slots' shapes, nothing else does."""
+    """The tensor for each slot that a rule's targets name."""
     pieces = tensor.unbind(0) if rule.unbind else (tensor,)
     spread: dict[str, Tensor] = {}
     for i, piece in enumerate(pieces):
@@ -211,14 +208,14 @@ def _spread(rule: Rule, words: dict[str, str], tensor: Tensor, slots: Mapping[st
 
 
 def _joined_shape(names: list[str], slots: Mapping[str, Slot]) -> tuple[int, ...]:
-    """The shape of the slots' tensors on top of each other; empty where one of them does not exist or is a number."""
+    """The shape of the slots' tensors stacked along the first axis; empty if a slot does not exist or is a number."""
     shapes = [slots[name].shape for name in names if name in slots]
     is_whole = len(shapes) == len(names) and all(shapes)
     return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if is_whole else ()
 
 
 def _split(matrix: Tensor, names: list[str], slots: Mapping[str, Slot]) -> tuple[Tensor, ...]:
-    """A matrix that does not fit is handed out whole, so that its shape is reported."""
+    """A matrix that does not fit is returned whole for each name, so that its shape is reported."""
     if matrix.shape != _joined_shape(names, slots):
         return (matrix,) * len(names)
     sizes = [slots[name].shape[0] for name in names]

@@ -1,9 +1,8 @@
-"""`LLM`: a model in this process, shaped like vLLM's."""
+"""`LLM`: a model in this process, with vLLM's interface."""
 
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from itertools import count
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from saccade.client.output import Logprobs, OutputStream, RequestOutput, place_prompt_scores
+from saccade.client.output import RequestOutput, RequestOutputs
 from saccade.errors import CapacityError, ConfigError
 from saccade.execution.build import Built, build_engine
 from saccade.execution.executor import DeviceExecutor
@@ -24,50 +23,23 @@ from saccade.terminal import progress_bar
 from saccade.wire.engine_metrics import Metric, counter, engine_metrics
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.update import Update
 
-MAX_IMPROVEMENTS = 4  # graphs captured behind a call; one takes some 50 ms
-MAX_CHECKS = 8  # shadow checks behind a call
+MAX_IMPROVEMENTS = 4  # graphs captured after a call; one takes about 50 ms
+MAX_CHECKS = 8  # shadow checks after a call
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Job:
-    """A request on its way: its prompt and the streams of its outputs by id."""
-
-    request_id: str
-    prompt: Prompt
-    streams: dict[str, OutputStream]
-    prompt_logprobs: list[Logprobs | None] | None
-
-    @property
-    def is_finished(self) -> bool:
-        return all(stream.output.finish_reason is not None for stream in self.streams.values())
-
-    def output(self) -> RequestOutput:
-        outputs = [stream.output for stream in self.streams.values()]
-        return RequestOutput(self.request_id, self.prompt.token_ids.tolist(), outputs, self.prompt_logprobs)
-
-
-@dataclass(slots=True)
 class _Batch:
-    """The requests of one call, and those of them that have ended."""
-
-    jobs: list[_Job] = field(default_factory=list)
-    by_id: dict[str, _Job] = field(default_factory=dict)  # by the id of each output
+    requests: dict[str, RequestOutputs] = field(default_factory=dict)
+    by_id: dict[str, tuple[RequestOutputs, int]] = field(default_factory=dict)
     num_finished: int = 0
-
-    def add(self, job: _Job) -> None:
-        self.jobs.append(job)
-        self.by_id.update(dict.fromkeys(job.streams, job))
 
 
 class LLM:
-    """Generates in batches. Flags of the command line are keywords here: `LLM(model, max_model_len=4096)`.
-
-    Close it, or use it as a context manager, to give its memory back.
-    """
+    """Generates in batches. Command-line flags are keywords here: `LLM(model, max_model_len=4096)`. Close it, or use it
+    as a context manager, to free its memory."""
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
         own = {each.name for each in fields(EngineSettings)}
@@ -95,7 +67,7 @@ class LLM:
 
     @property
     def executor(self) -> DeviceExecutor:
-        """The passes and graphs, for who looks at them without requests."""
+        """Passes and graphs, for code that runs them without requests."""
         return self._open.executor
 
     @property
@@ -117,9 +89,9 @@ class LLM:
         *,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Answers to prompts, in order. A prompt is text, token ids (numpy's and torch's, too), or {"prompt": text,
-        "multi_modal_data": {"image": [...], "video": [...]}} with images and videos for the placeholders of the text;
-        [{"image": ...}, {"video": ...}, {"image": ...}] names them in their order."""
+        """Answers to prompts, in order. A prompt is text, token ids (also numpy's and torch's), or {"prompt": text,
+        "multi_modal_data": {"image": [...], "video": [...]}} with media for the text's placeholders; [{"image": ...},
+        {"video": ...}, {"image": ...}] gives them in order."""
         found = [read_prompt(prompt, self.processor) for prompt in list_prompts(prompts)]
         return self._run(found, sampling_params, progress)
 
@@ -131,14 +103,13 @@ class LLM:
         progress: bool = True,
         **template: Any,
     ) -> list[RequestOutput]:
-        """Answers to one conversation or several. Images and videos may be files (`str` or `Path`), bytes or data URLs,
-        images also PIL images or arrays, videos also lists of frames."""
+        """Answers to one or several conversations. Images and videos may be files (`str` or `Path`), bytes or data
+        URLs, images also PIL images or arrays, videos also lists of frames."""
         found = [self.processor.chat(talk, **template) for talk in list_talks(messages)]
         return self._run(found, sampling_params, progress)
 
     def get_metrics(self) -> list[Metric]:
-        """What this model did since it was loaded: requests, tokens, caches and graphs, as /metrics of a server tells
-        them."""
+        """Requests, tokens, caches and graphs since the model was loaded, as in a server's /metrics."""
         found = [counter("request_success", "requests that ended", n, finished_reason=r) for r, n in self._ends.items()]
         found.append(counter("prompt_tokens", "prompt tokens", self._tokens["prompt_tokens"]))
         found.append(counter("generation_tokens", "output tokens", self._tokens["generation_tokens"]))
@@ -151,86 +122,74 @@ class LLM:
         batch = _Batch()
         try:
             for prompt, wanted in zip(prompts, list_params(params, len(prompts)), strict=True):
-                batch.add(self._add_when_possible(prompt, wanted, batch))
+                self._add_when_possible(prompt, wanted, batch)
             self._finish(batch, progress)
-        finally:  # whatever was raised, nothing stays behind for the next call
-            for job in batch.jobs:
-                self.engine.abort(job.request_id)
+        finally:  # whatever was raised, the next call starts clean
+            for request_id in batch.requests:
+                self.engine.abort(request_id)
             while self.engine.has_work:
                 self.engine.step()
-        self._note(batch.jobs)
+        found = [
+            RequestOutput(name, made.prompt_ids.tolist(), [each.output for each in made.streams], made.prompt_logprobs)
+            for name, made in batch.requests.items()
+        ]
+        self._note(found)
         self._improve()
         self._check_shadow()
-        return [job.output() for job in batch.jobs]
+        return found
 
     def _improve(self) -> None:
-        """Capture graphs of layouts that came often, as a server does when it is idle: a few, the caller waits."""
+        """Capture graphs of frequent layouts, as an idle server does; only a few, since the caller waits."""
         for _ in range(MAX_IMPROVEMENTS):
             if self.engine.can_improve and (error := self.engine.improve()) is not None:
                 log.warning("a graph could not be captured: %s: %s", type(error).__name__, error)
 
     def _check_shadow(self) -> None:
-        """Check some of the replays that were kept: there is nobody to do it while this thread is elsewhere."""
+        """Check some of the recorded replays: nothing checks them between calls."""
         for _ in range(MAX_CHECKS):
             found = self.engine.check_shadow() if self.engine.can_check else None
             if found is not None:
                 log.error("%s", found)
 
-    def _note(self, jobs: Sequence[_Job]) -> None:
-        for job in jobs:
-            self._tokens["prompt_tokens"] += len(job.prompt)
-            for stream in job.streams.values():
-                self._tokens["generation_tokens"] += len(stream.output.token_ids)
-                self._ends[str(stream.output.finish_reason)] += 1
+    def _note(self, found: Sequence[RequestOutput]) -> None:
+        for request in found:
+            self._tokens["prompt_tokens"] += len(request.prompt_token_ids)
+            for output in request.outputs:
+                self._tokens["generation_tokens"] += len(output.token_ids)
+                self._ends[str(output.finish_reason)] += 1
 
-    def _add_when_possible(self, prompt: Prompt, params: SamplingParams, batch: _Batch) -> _Job:
-        """The queue may be full of this very call's requests: then go on with those first."""
+    def _add_when_possible(self, prompt: Prompt, params: SamplingParams, batch: _Batch) -> None:
+        """If the queue is full of this call's own requests, run those first."""
         while True:
             try:
-                return self._add(prompt, params)
+                self._add(prompt, params, batch)
             except CapacityError:
                 if not self.engine.has_work:
                     raise
-            self._step(batch)
+                self._step(batch)
+            else:
+                return
 
     def _finish(self, batch: _Batch, progress: bool) -> None:
-        with ExitStack() as stack:
-            bar = stack.enter_context(progress_bar(Console(stderr=True))) if progress else None
-            task = bar.add_task("generating", total=len(batch.jobs)) if bar else None
+        with progress_bar(Console(stderr=True) if progress else None) as bar:
+            task = bar.add_task("generating", total=len(batch.requests))
             while self.engine.has_work:
                 self._step(batch)
-                if bar and task is not None:
-                    bar.update(task, completed=batch.num_finished)
+                bar.update(task, completed=batch.num_finished)
 
     def _step(self, batch: _Batch) -> None:
         for update in self.engine.step():
-            self._take(update, batch)
+            made, index = batch.by_id[update.request_id]
+            taken = made.take(index, update)
+            if taken is None:
+                continue
+            if taken[1] is not None:
+                self.engine.stop(update.request_id, taken[1])
+            if made.streams[index].output.finish_reason is not None:
+                batch.num_finished += made.is_done
 
-    def _add(self, prompt: Prompt, params: SamplingParams) -> _Job:
+    def _add(self, prompt: Prompt, params: SamplingParams, batch: _Batch) -> None:
         request_id = f"request-{next(self._ids)}"
         ids = self.engine.add(request_id, prompt, params)
-        streams = {
-            member: OutputStream(
-                index,
-                self.processor.tokenizer.detokenizer(
-                    skip_special_tokens=params.skip_special_tokens, is_continued=prompt.is_continued
-                ),
-                params,
-            )
-            for index, member in enumerate(ids)
-        }
-        scores: list[Logprobs | None] | None = [None] * len(prompt) if params.prompt_logprobs is not None else None
-        return _Job(request_id, prompt, streams, scores)
-
-    def _take(self, update: Update, batch: _Batch) -> None:
-        job = batch.by_id[update.request_id]
-        if update.prompt_scores is not None and job.prompt_logprobs is not None:
-            place_prompt_scores(job.prompt_logprobs, job.prompt.token_ids, update.prompt_scores)
-        stream = job.streams[update.request_id]
-        if stream.output.finish_reason is not None:
-            return
-        _, stop = stream.take(update)
-        if stop is not None and update.finish is None:
-            self.engine.stop(update.request_id, stop)
-        if stop is not None or update.finish is not None:
-            batch.num_finished += job.is_finished
+        batch.requests[request_id] = made = RequestOutputs(prompt, params, self.processor.tokenizer)
+        batch.by_id |= {member: (made, index) for index, member in enumerate(ids)}

@@ -1,8 +1,5 @@
-"""What callers of `LLM` may hand over, brought into the forms that a processor takes.
-
-Whoever calls `LLM` may read files, so a string may name one here. A server never comes through this module: text of a
-request opens nothing.
-"""
+"""Converts what callers of `LLM` pass into what a processor takes. They may read files, so strings can name files here.
+The server never uses this module: request text opens no file."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,17 +14,16 @@ import torch
 from PIL import Image
 
 from saccade.errors import RequestError
-from saccade.inputs.messages import find_sources, with_sources
+from saccade.inputs.chat_messages import find_sources, with_sources
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.videos import Video
 from saccade.wire.sampling_params import SamplingParams
 
-MAX_SHOWN = 80  # characters of what was given instead of a file
+MAX_SHOWN = 80  # characters shown of what is not a file
 
 
 def list_prompts(prompts: Any) -> list[Any]:
-    """The prompts of a call, which may be a single one."""
     if isinstance(prompts, str | Mapping) or _is_ids(prompts):
         return [prompts]
     if not isinstance(prompts, Iterable):
@@ -36,7 +32,7 @@ def list_prompts(prompts: Any) -> list[Any]:
 
 
 def list_talks(messages: Any) -> list[Any]:
-    """The conversations of a call, which may be a single one; files that they name are paths."""
+    """A call's conversations, of which there may be one; files they name become paths."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         message = f"a conversation is a list of messages; got a {type(messages).__name__}"
         raise RequestError(message, param="messages")
@@ -45,7 +41,7 @@ def list_talks(messages: Any) -> list[Any]:
 
 
 def list_params(params: Any, num_prompts: int) -> list[SamplingParams]:
-    """Sampling parameters for each prompt; a single one is for all."""
+    """Sampling parameters for each prompt; a single one applies to all."""
     chosen = [SamplingParams() if params is None else params] * num_prompts
     if isinstance(params, Sequence):
         chosen = list(params)
@@ -58,7 +54,7 @@ def list_params(params: Any, num_prompts: int) -> list[SamplingParams]:
 
 
 def read_prompt(prompt: Any, processor: Processor) -> Prompt:
-    """One prompt: text, token ids, or a mapping with either and, for text, what its placeholders stand for."""
+    """One prompt: text, token ids, or a mapping with either and, for text, the media of its placeholders."""
     if isinstance(prompt, str):
         return processor.text(prompt)
     if _is_ids(prompt):
@@ -79,7 +75,7 @@ def read_prompt(prompt: Any, processor: Processor) -> Prompt:
 
 def _list_media(given: Any, text: str, processor: Processor) -> list[tuple[str, Any]]:
     """Kinds and sources in the order of the prompt's placeholders. A mapping such as {"image": [...], "video": [...]}
-    has the order of each kind alone; the placeholders say how they mix."""
+    orders each kind only; the placeholders decide how kinds interleave."""
     if isinstance(given, Mapping):
         by_kind = {kind: _items(kind, items) for kind, items in given.items()}
         kinds = [kind for kind, items in by_kind.items() for _ in items]
@@ -97,7 +93,7 @@ def _list_media(given: Any, text: str, processor: Processor) -> list[tuple[str, 
 
 
 def _items(kind: Any, items: Any) -> list[Any]:
-    """A kind's images or videos. Frames alone are one video."""
+    """A kind's images or videos. A plain list of frames is one video."""
     if not isinstance(items, list | tuple):
         return [] if items is None else [items]
     return [items] if kind == "video" and items and all(map(_is_frame, items)) else list(items)
@@ -120,7 +116,6 @@ def _with_files(messages: Any) -> Any:
 
 
 def _opened(source: Any) -> Any:
-    """An image or video in which strings that name files are paths."""
     if isinstance(source, str):
         return source if source[:5].lower() == "data:" else _file(source)
     if isinstance(source, list | tuple):
@@ -135,7 +130,7 @@ def _file(text: str) -> Path:
     path = Path(url2pathname(urlsplit(text).path)) if is_url else Path(text).expanduser()
     try:
         is_there = path.is_file()
-    except (OSError, ValueError):  # too long for a name, or with a zero byte
+    except (OSError, ValueError):  # name too long, or with a zero byte
         is_there = False
     if not is_there:
         shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

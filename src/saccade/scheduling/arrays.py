@@ -1,39 +1,61 @@
-"""From a plan to the arrays that its passes read. Numpy on the host; nothing here touches the device.
-
-T token rows, R requests, M blocks of a table.
-"""
+"""Arrays for a plan's passes and sampler: host numpy, no device. T token rows, R requests, M blocks of a table."""
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from saccade.inputs.placeholders import Prompt
-from saccade.scheduling.matcher import Matcher
-from saccade.scheduling.plan import Chunk
+from saccade.scheduling.executing import Lap
+from saccade.scheduling.matcher import MaskedRow, Matcher, allowed_bits
+from saccade.scheduling.orders import Arrays, Begin, Edit
 from saccade.scheduling.request import Request
+from saccade.scheduling.step_plan import Chunk
+from saccade.wire.sampling_params import SamplingParams
 
 AnyInts = NDArray[np.integer[Any]]
 
+FLOATS = {
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}  # neutral values, for padded rows
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A running request as the device knows it: `sequence` is its row in every per-sequence tensor (0 is padding's)."""
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request that has not ended. While it runs, `sequence` is its row in every per-sequence tensor (row 0 is
+    padding: not running), and `matcher` tracks its output's place in its grammar."""
 
     request: Request
     prompt: Prompt
-    sequence: int
-    seed: int
-    matcher: Matcher | None = None  # where its output is in the grammar it must follow
+    sequence: int = 0
+    seed: int = 0
+    matcher: Matcher | None = None
+    compiled: LLMatcher | None = None  # its grammar
+    started: float | None = None  # when it first ran
+    first_token: float | None = None  # time of the first token
+    laps: list[Lap] = field(default_factory=list)  # of the vision passes with its images
+
+    def timings(self, now: float) -> dict[str, float]:
+        found = {"queue": (now if self.started is None else self.started) - self.request.arrival}
+        if self.started is not None:
+            found["prefill"] = (now if self.first_token is None else self.first_token) - self.started
+        if self.first_token is not None:
+            found["decode"] = now - self.first_token
+        vision = [seconds for lap in self.laps if (seconds := lap.seconds()) is not None]
+        return found | ({"vision": sum(vision)} if vision else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
-    """Sizes that turn positions into places."""
-
     block_size: int
     max_blocks: int
     page_rows: int
@@ -41,26 +63,31 @@ class CacheLayout:
     has_limits: bool
 
 
-def is_decode(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> bool:
-    """Whether every request brings the one row of its newest output."""
+def is_decode(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]) -> bool:
+    """Whether every request has just one row, that of its newest output."""
     return all(
-        chunk.count == 1 and chunk.wants_logits and chunk.start >= len(running[chunk.request_id].prompt)
+        chunk.count == 1 and chunk.wants_logits and chunk.start >= len(live[chunk.request_id].prompt.token_ids)
         for chunk in chunks
     )
 
 
-def mixed_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout: CacheLayout) -> dict[str, AnyInts]:
-    """The inputs of a prefill pass: prompts and outputs of several requests, packed."""
-    parts = [_rows(chunk, running[chunk.request_id], layout) for chunk in chunks]
+def mixed_values(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest], layout: CacheLayout) -> dict[str, AnyInts]:
+    """Inputs of a prefill pass: prompts and outputs of several requests, packed."""
+    parts = [_rows(chunk, live[chunk.request_id], layout) for chunk in chunks]
     values = parts[0]
     if len(parts) > 1:
         values = {name: np.concatenate([part[name] for part in parts], axis=-1) for name in values}
-    return {**values, **_requests(chunks, layout)}
+    return {
+        **values,
+        "query_start": np.cumsum([0, *(chunk.count for chunk in chunks)]),
+        "key_lengths": np.fromiter((chunk.end for chunk in chunks), np.int32, len(chunks)),
+        "block_tables": _block_tables(chunks, layout),
+    }
 
 
-def decode_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layout: CacheLayout) -> dict[str, AnyInts]:
-    """The inputs of a decode pass; only a few numbers of each request are looked at."""
-    owners = [running[chunk.request_id] for chunk in chunks]
+def decode_values(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest], layout: CacheLayout) -> dict[str, AnyInts]:
+    """Inputs of a decode pass; reads only a few numbers per request."""
+    owners = [live[chunk.request_id] for chunk in chunks]
     starts = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
     pending = [owner.sequence if c.is_pending_input else -1 for c, owner in zip(chunks, owners, strict=True)]
     ids = [0 if c.is_pending_input else _token(owner, c.start) for c, owner in zip(chunks, owners, strict=True)]
@@ -79,19 +106,8 @@ def decode_values(chunks: Sequence[Chunk], running: Mapping[str, Running], layou
     }
 
 
-def sequences(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> AnyInts:
-    return np.fromiter((running[chunk.request_id].sequence for chunk in chunks), np.int32, len(chunks))
-
-
-def last_rows(chunks: Sequence[Chunk]) -> tuple[list[Chunk], AnyInts]:
-    """The chunks that sample a token, and the row of each in the batch."""
-    ends = np.cumsum([chunk.count for chunk in chunks]) - 1
-    chosen = [i for i, chunk in enumerate(chunks) if chunk.wants_logits]
-    return [chunks[i] for i in chosen], ends[chosen]
-
-
-def _rows(chunk: Chunk, owner: Running, layout: CacheLayout) -> dict[str, AnyInts]:
-    num_prompt = len(owner.prompt)
+def _rows(chunk: Chunk, owner: LiveRequest, layout: CacheLayout) -> dict[str, AnyInts]:
+    num_prompt = len(owner.prompt.token_ids)
     in_prompt = slice(chunk.start, min(chunk.end, num_prompt))
     ids, positions = owner.prompt.token_ids[in_prompt], owner.prompt.positions_3T[:, in_prompt]
     if chunk.end > num_prompt:
@@ -112,13 +128,13 @@ def _rows(chunk: Chunk, owner: Running, layout: CacheLayout) -> dict[str, AnyInt
     return rows
 
 
-def _token(owner: Running, index: int) -> int:
-    num_prompt = len(owner.prompt)
+def _token(owner: LiveRequest, index: int) -> int:
+    num_prompt = len(owner.prompt.token_ids)
     return int(owner.prompt.token_ids[index]) if index < num_prompt else owner.request.output_ids[index - num_prompt]
 
 
 def places(first: int, count: int, pages: Sequence[int], page_size: int) -> AnyInts:
-    """Where rows `first` to `first + count` of something kept in pages lie."""
+    """Row numbers, in paged storage, of rows `first` to `first + count` of an item."""
     assert first + count <= len(pages) * page_size, f"rows {first} to {first + count} in {len(pages)} pages"
     first_page, skipped = divmod(first, page_size)
     used = np.asarray(pages[first_page : -(-(first + count) // page_size)], dtype=np.int64)
@@ -133,7 +149,7 @@ def _sources(chunk: Chunk, page_rows: int) -> AnyInts:
     return sources
 
 
-def _limits(chunk: Chunk, owner: Running, in_prompt: slice) -> AnyInts:
+def _limits(chunk: Chunk, owner: LiveRequest, in_prompt: slice) -> AnyInts:
     limits = np.zeros(chunk.count, dtype=np.int32)
     if owner.prompt.limits_T is not None:
         taken = owner.prompt.limits_T[in_prompt]
@@ -141,18 +157,80 @@ def _limits(chunk: Chunk, owner: Running, in_prompt: slice) -> AnyInts:
     return limits
 
 
-def _requests(chunks: Sequence[Chunk], layout: CacheLayout) -> dict[str, AnyInts]:
-    return {
-        "query_start": np.cumsum([0, *(chunk.count for chunk in chunks)]),
-        "key_lengths": np.fromiter((chunk.end for chunk in chunks), np.int32, len(chunks)),
-        "block_tables": _block_tables(chunks, layout),
-    }
-
-
 def _block_tables(chunks: Sequence[Chunk], layout: CacheLayout) -> AnyInts:
     most = max((len(chunk.blocks) for chunk in chunks), default=0)
     assert most <= layout.max_blocks, f"a request has {most} blocks; a table has room for {layout.max_blocks}"
     tables = np.zeros((len(chunks), layout.max_blocks), dtype=np.int32)
-    for i, chunk in enumerate(chunks):  # less than half the time that an assignment to a row takes
+    for i, chunk in enumerate(chunks):  # takes less than half the time of assigning to a row
         struct.pack_into(f"={len(chunk.blocks)}i", tables.data, i * tables.strides[0], *chunk.blocks)
     return tables
+
+
+def needs_sampler(params: SamplingParams) -> bool:
+    """Whether argmax of the raw logits is not enough to pick this request's token."""
+    return params.temperature != 0 or has_edits(params) or has_penalties(params) or params.grammar is not None
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    return (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+def has_edits(params: SamplingParams) -> bool:
+    return bool(params.logit_bias or params.allowed_token_ids or params.min_tokens)
+
+
+def begin(owner: LiveRequest) -> Begin | None:
+    """Resets a sequence for a new request: penalties count that request's prompt and outputs."""
+    if not has_penalties(owner.request.params):
+        return None
+    output_ids = np.asarray(owner.request.output_ids, dtype=np.int64)
+    return Begin(owner.sequence, owner.prompt.token_ids.astype(np.int64), output_ids)
+
+
+def sample_values(chunks: Sequence[Chunk], owners: Sequence[LiveRequest]) -> Arrays:
+    """Sampling parameters by row. A row's noise depends on its request's seed and the number of tokens before it."""
+    counters = [chunk.end - len(owner.prompt.token_ids) for chunk, owner in zip(chunks, owners, strict=True)]
+    params = [owner.request.params for owner in owners]
+    return {
+        "sequences": np.asarray([owner.sequence for owner in owners], dtype=np.int32),
+        "seeds": np.asarray([owner.seed for owner in owners], dtype=np.int64),
+        "counters": np.asarray(counters, dtype=np.int64),
+        "top_k": np.asarray([p.top_k for p in params], dtype=np.int32),
+        **{name: np.asarray([getattr(p, name) for p in params], dtype=np.float32) for name in FLOATS},
+    }
+
+
+def edits(chunks: Sequence[Chunk], owners: Sequence[LiveRequest], vocab_size: int) -> tuple[Edit, ...]:
+    """Bias, minimum lengths and allowed tokens, for the few requests that use them."""
+    found = []
+    for row, (chunk, owner) in enumerate(zip(chunks, owners, strict=True)):
+        params = owner.request.params
+        if not has_edits(params):
+            continue
+        stops: list[int] = []
+        if chunk.end - len(owner.prompt.token_ids) < params.min_tokens and params.grammar is None:
+            # A checkpoint may name end tokens outside its vocabulary.
+            stops = sorted(t for t in {*owner.request.eos_token_ids, *params.stop_token_ids} if t < vocab_size)
+        bias, allowed = params.logit_bias or {}, params.allowed_token_ids
+        found.append(
+            Edit(
+                row,
+                bias_ids=np.asarray(list(bias), dtype=np.int64),
+                biases=np.asarray(list(bias.values()), dtype=np.float32),
+                suppressed_ids=np.asarray(stops, dtype=np.int64),
+                allowed=allowed_bits(allowed, vocab_size, -(-vocab_size // 32)) if allowed else None,
+            )
+        )
+    return tuple(found)
+
+
+def masked_rows(chunks: Sequence[Chunk], owners: Sequence[LiveRequest]) -> list[MaskedRow]:
+    """Rows whose tokens a grammar chooses. Only the grammar may take an end token early, so ends are left to it."""
+    rows = []
+    for row, (chunk, owner) in enumerate(zip(chunks, owners, strict=True)):
+        if owner.matcher is not None:
+            params, eos = owner.request.params, owner.request.eos_token_ids
+            is_early = chunk.end - len(owner.prompt.token_ids) < params.min_tokens
+            ends = {*eos, *params.stop_token_ids} if is_early else eos if params.ignore_eos else ()
+            rows.append(MaskedRow(row, owner.matcher, tuple(ends), params.allowed_token_ids))
+    return rows

@@ -1,6 +1,6 @@
 """From plans to orders: every decision about a step's device work is made here, once. Pure: no tensor, no device."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,31 +11,20 @@ from saccade.choice.exact import ExactLayout
 from saccade.choice.key import Capacity
 from saccade.config import Tier
 from saccade.errors import GraphError
-from saccade.geometry import GridSpec
-from saccade.inputs.messages import MediaKind
+from saccade.inputs.chat_messages import MediaKind
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import plan_image
 from saccade.models.media import ImageSettings
-from saccade.scheduling.arrays import (
-    AnyInts,
-    CacheLayout,
-    Running,
-    decode_values,
-    is_decode,
-    last_rows,
-    mixed_values,
-    places,
-    sequences,
-)
+from saccade.models.model_spec import VisionSpec
+from saccade.scheduling import arrays
+from saccade.scheduling.arrays import AnyInts, CacheLayout, LiveRequest
 from saccade.scheduling.geometries import Geometries
 from saccade.scheduling.matcher import Masks, Matcher
-from saccade.scheduling.orders import Arrays, Encode, Pass, Picture, Run, Sample, ScorePrompt, ScoreToken
-from saccade.scheduling.packing import Bins, MediaPart, default_cost, pack, split
-from saccade.scheduling.plan import Chunk, EncodeItem, Plan
-from saccade.scheduling.sampler_inputs import edits, masked_rows, needs_sampler, sample_values
-from saccade.scheduling.sharing import Shares, share_out
+from saccade.scheduling.orders import Arrays, Encode, Pass, PatchSource, Run, SampleTokens, ScorePrompt, ScoreToken
+from saccade.scheduling.packing import Bins, MediaPart, Shares, default_cost, pack, share_out, split
+from saccade.scheduling.step_plan import Chunk, EncodeItem, StepPlan
 
-# Of images that are sent often, width and height in pixels, and how many of them at once.
+# Widths and heights of common images, and how many come at once.
 USUAL_SIZES = (
     *((side, side) for side in (224, 336, 448, 512, 560, 672, 768, 1024)),
     *((640, 480), (1024, 768), (1280, 720), (720, 1280)),
@@ -45,16 +34,14 @@ USUAL_COUNTS = (1, 2, 3, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionFacts:
-    """What composing needs to know of a vision tower, and of how its pixels become patches."""
-
-    spec: GridSpec
+    spec: VisionSpec
     temporal_patch: Mapping[MediaKind, int]  # frames of a patch, by the kind of media
     images: ImageSettings | None = None
-    num_ranks: int = 1  # that encode images of their own
+    num_ranks: int = 1  # that encode their own images
 
 
 class Composer:
-    """Knows the graphs of every phase through their catalogues, and nothing of the device."""
+    """Knows each phase's graphs through their catalogues; knows no device."""
 
     def __init__(
         self,
@@ -69,78 +56,80 @@ class Composer:
         self._masks = Masks(vocab_size)
         self.vision = None if vision is None else VisionComposer(vision, layout.page_rows, self.catalogues["vision"])
 
-    def run(self, plan: Plan, running: Mapping[str, Running]) -> tuple[Run, list[Chunk]]:
-        """The language passes of a plan, and the chunks whose last rows give tokens, in the order of these."""
-        if is_decode(plan.chunks, running):
-            sampled = list(plan.chunks)
-            scored: tuple[ScorePrompt, ...] = ()
-            passes = [self._pass("decode", decode_values(plan.chunks, running, self.layout), requests=len(sampled))]
-        else:
-            sampled, rows = last_rows(plan.chunks)
-            values = mixed_values(plan.chunks, running, self.layout)
-            passes = [self._pass("prefill", values, requests=len(plan.chunks))]
-            scored = _prompt_scores(plan.chunks, running)
-            if sampled:
-                passes.append(self._pass("head", {"rows": rows, "sequences": sequences(sampled, running)}))
-        orders = Run(plan.step, tuple(passes), len(sampled), bool(plan.encode), scored)
-        return orders, sampled
+    def run(self, plan: StepPlan, live: Mapping[str, LiveRequest]) -> tuple[Run, list[Chunk]]:
+        """The language passes of a plan, and the chunks whose last rows give tokens, in row order."""
+        chunks = plan.chunks
+        if arrays.is_decode(chunks, live):
+            values = arrays.decode_values(chunks, live, self.layout)
+            passes = [self._pass("decode", values, tokens=len(chunks), requests=len(chunks))]
+            return Run(plan.step, tuple(passes), len(chunks), bool(plan.encode)), list(chunks)
+        values = arrays.mixed_values(chunks, live, self.layout)
+        passes = [self._pass("prefill", values, tokens=len(values["ids"]), requests=len(chunks))]
+        sampled = [chunk for chunk in chunks if chunk.wants_logits]
+        if sampled:
+            rows = [end - 1 for end, chunk in zip(values["query_start"][1:], chunks, strict=True) if chunk.wants_logits]
+            sequences = [live[chunk.request_id].sequence for chunk in sampled]
+            head: Arrays = {"rows": np.asarray(rows), "sequences": np.asarray(sequences, dtype=np.int32)}
+            passes.append(self._pass("head", head, tokens=len(sampled)))
+        scored = _prompt_scores(chunks, live)
+        return Run(plan.step, tuple(passes), len(sampled), bool(plan.encode), scored), sampled
 
     def sample(
-        self, step: int, chunks: Sequence[Chunk], running: Mapping[str, Running]
-    ) -> tuple[Sample | None, dict[str, Matcher]]:
-        """What follows the passes, and the matchers that wait for their tokens; compose it while the passes run."""
-        owners = [running[chunk.request_id] for chunk in chunks]
+        self, step: int, chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]
+    ) -> tuple[SampleTokens | None, dict[str, Matcher]]:
+        """The work after the passes, and the matchers waiting for its tokens. Compose it while the passes run."""
+        owners = [live[chunk.request_id] for chunk in chunks]
         scores = tuple(
             ScoreToken(row, owner.sequence, owner.request.params.logprobs)
             for row, owner in enumerate(owners)
             if owner.request.params.logprobs is not None
         )
-        if not any(needs_sampler(owner.request.params) for owner in owners):
-            return (Sample(step, scores=scores) if scores else None), {}
-        masked = masked_rows(chunks, owners)
-        orders = Sample(
+        if not any(arrays.needs_sampler(owner.request.params) for owner in owners):
+            return (SampleTokens(step, scores=scores) if scores else None), {}
+        masked = arrays.masked_rows(chunks, owners)
+        orders = SampleTokens(
             step,
-            edits=edits(chunks, owners, self.vocab_size),
+            edits=arrays.edits(chunks, owners, self.vocab_size),
             mask=self._masks.compute(masked) if masked else None,
-            sampler=self._pass("sample", sample_values(chunks, owners)),
+            sampler=self._pass("sample", arrays.sample_values(chunks, owners), tokens=len(chunks)),
             scores=scores,
         )
         return orders, {chunks[item.row].request_id: item.matcher for item in masked}
 
-    def _pass(self, phase: str, values: Arrays, requests: int | None = None) -> Pass:
+    def _pass(self, phase: str, values: Arrays, **sizes: int) -> Pass:
         catalogue = self.catalogues[phase]
-        sizes = Capacity.of(tokens=len(values["sequences" if requests is None else "ids"]))
-        if requests is not None:
-            sizes = Capacity.of(sizes, requests=requests)
         structure = {boundary.name: values[boundary.name] for boundary in catalogue.shape.boundaries}
-        return Pass(phase, catalogue.choose(sizes, structure), values)
+        return Pass(phase, catalogue.choose(Capacity.of(sizes), structure), values)
 
 
 class VisionComposer:
-    """Images and videos to vision passes."""
-
     def __init__(self, facts: VisionFacts, page_rows: int, catalogue: Catalogue) -> None:
-        self.spec, self.catalogue = facts.spec, catalogue
-        self._facts, self._page_rows = facts, page_rows
+        self.catalogue = catalogue
+        self._facts, self._page_rows, self._unit = facts, page_rows, facts.spec.unit
         self._geometries = Geometries(facts.spec)
         buckets = catalogue.shape.ordered
         self.bins = Bins(tuple(b["units"] for b in buckets), tuple(b["frames"] for b in buckets))
 
     def shares(self, media: Sequence[Media]) -> list[Shares]:
-        """Which frames of which media are in each pass, by the rank that encodes them."""
-        if self._facts.num_ranks == 1:
-            return [[parts] for parts in self.packs(media)]
-        return share_out(self._parts(media), self.bins, self._facts.num_ranks, self._cost())
+        """Which frames of which media go into each pass, by the rank that encodes them."""
+        num_ranks, costs = self._facts.num_ranks, self.catalogue.costs
+        cost = default_cost if costs is None else costs.graph.at
+        parts: list[MediaPart] = []
+        for item, one in enumerate(media):
+            frames, down, across = one.plan.grid_thw
+            parts += split(item, frames, down * across // self._unit, self.bins, num_ranks)
+        if num_ranks == 1:
+            return [[packed] for packed in pack(parts, self.bins, cost)]
+        return share_out(parts, self.bins, num_ranks, cost)
 
     def packs(self, media: Sequence[Media]) -> list[list[MediaPart]]:
-        """Which frames of which media share a pass on one rank."""
-        return pack(self._parts(media), self.bins, self._cost())
+        """Which frames of which media share a pass, with one rank."""
+        return [packed for [packed] in self.shares(media)]
 
     def encode(self, step: int, shares: Shares, items: Sequence[EncodeItem], media: Sequence[Media]) -> Encode:
-        """A pass of all ranks."""
         if self._facts.num_ranks == 1:
             return Encode(step, self.compose(shares[0], items, media))
-        values = [self.geometry(share, media) for share in shares]
+        values = [self._geometry(share, media) for share in shares]
         rows = [sum(part.rows for part in share) for share in shares]
         bucket = self.catalogue.shape.bucket_for_all(
             [self._sizes(count, one)[0] for count, one in zip(rows, values, strict=True)]
@@ -159,15 +148,13 @@ class VisionComposer:
         return Encode(step, first, tuple(others))
 
     def compose(self, parts: Sequence[MediaPart], items: Sequence[EncodeItem], media: Sequence[Media]) -> Pass:
-        """One pass over these parts of the media."""
-        values: Arrays = {"targets": self._targets(parts, items), **self.geometry(parts, media)}
+        values: Arrays = {"targets": self._targets(parts, items), **self._geometry(parts, media)}
         sizes, structure = self._sizes(len(values["targets"]), values)
         decision = self.catalogue.choose(sizes, structure)
         return Pass("vision", decision, values, tuple(self._pictures(parts, media)))
 
     def _compose_for_all(self, parts: Sequence[MediaPart], items: Sequence[EncodeItem], media: Sequence[Media]) -> Pass:
-        """A part that no bucket holds: ranks must bring as many rows to a join, so each encodes all of it, and the
-        rows of the first are taken."""
+        """A part that no bucket holds. Joins need equal row counts: all ranks encode it, the first's rows are used."""
         if len(parts) > 1:
             raise GraphError(f"no bucket holds the shares of {len(parts)} images or videos; each is encoded alone")
         one = self.compose(parts, items, media)
@@ -175,21 +162,12 @@ class VisionComposer:
         targets[0] = one.values["targets"]
         return replace(one, values={**one.values, "targets": targets})
 
-    def _parts(self, media: Sequence[Media]) -> list[MediaPart]:
-        grids = [one.plan.grid_thw for one in media]
-        return [
-            part
-            for i, (frames, down, across) in enumerate(grids)
-            for part in split(i, frames, down * across // self.spec.unit, self.bins, self._facts.num_ranks)
-        ]
-
-    def geometry(self, parts: Sequence[MediaPart], media: Sequence[Media]) -> dict[str, Any]:
-        grids = [(part.count, *media[part.item].plan.grid_thw[1:]) for part in parts]
-        return self._geometries.packed(grids)
+    def _geometry(self, parts: Sequence[MediaPart], media: Sequence[Media]) -> dict[str, Any]:
+        return self._geometries.packed([(part.count, *media[part.item].plan.grid_thw[1:]) for part in parts])
 
     def usual_layouts(self) -> Iterator[ExactLayout]:
-        """Layouts that are likely to come, to fill the exact tier with. So they are fast from the first request on, and
-        a layout that gets hot later takes the place, and the memory, of another."""
+        """Likely layouts to fill the exact tier with, so they are fast from the first request on. A layout that gets
+        hot later replaces another and reuses its memory."""
         images, catalogue = self._facts.images, self.catalogue
         if images is None or Tier.EXACT not in catalogue.settings.tiers:
             return
@@ -204,47 +182,37 @@ class VisionComposer:
                     yield layout
 
     def _sizes(self, units: int, values: Mapping[str, Any]) -> tuple[Capacity, dict[str, Any]]:
-        """Sizes of a pass with this many rows and these boundaries."""
         boundaries = self.catalogue.shape.boundaries
         structure = {boundary.name: values[boundary.name] for boundary in boundaries}
         counts = {boundary.count: len(values[boundary.name]) - 1 for boundary in boundaries}
-        return Capacity.of(units=units, patches=units * self.spec.unit, **counts), structure
+        return Capacity.of(units=units, patches=units * self._unit, **counts), structure
 
-    def _pictures(self, parts: Sequence[MediaPart], media: Sequence[Media]) -> list[Picture]:
+    def _pictures(self, parts: Sequence[MediaPart], media: Sequence[Media]) -> list[PatchSource]:
         pictures, row = [], 0
         for part in parts:
             one = media[part.item]
-            num_patches = part.rows * self.spec.unit
-            pictures.append(Picture(part.item, one.kind, self._frames(one, part), one.plan.size_hw, row, num_patches))
+            pixels, num_patches = one.pixels, part.rows * self._unit
+            if pixels.ndim == 4:
+                step = self._facts.temporal_patch[one.kind]
+                pixels = pixels[part.first * step : (part.first + part.count) * step]
+            pictures.append(PatchSource(part.item, one.kind, pixels, one.plan.size_hw, row, num_patches))
             row += num_patches
         return pictures
 
-    def _frames(self, media: Media, part: MediaPart) -> Any:
-        """The pixels of a part."""
-        if media.pixels.ndim == 3:
-            return media.pixels
-        step = self._facts.temporal_patch[media.kind]
-        return media.pixels[part.first * step : (part.first + part.count) * step]
-
     def _targets(self, parts: Sequence[MediaPart], items: Sequence[EncodeItem]) -> AnyInts:
-        """Where the rows of a pass go in the cache."""
         size = self._page_rows
-        found = [places(part.first * part.units, part.rows, items[part.item].pages, size) for part in parts]
+        found = [arrays.places(part.first * part.units, part.rows, items[part.item].pages, size) for part in parts]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def _cost(self) -> Callable[[int], float]:
-        gate = self.catalogue.gate
-        return default_cost if gate is None else gate.graph.at
 
-
-def _prompt_scores(chunks: Sequence[Chunk], running: Mapping[str, Running]) -> tuple[ScorePrompt, ...]:
-    """Scores of the prompt tokens that follow the chunks' rows, from the first that is wanted on."""
+def _prompt_scores(chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]) -> tuple[ScorePrompt, ...]:
+    """Scores of the prompt tokens that follow the chunks' rows, from the first wanted one on."""
     found, row = [], 0
     for chunk in chunks:
         if chunk.wants_all_logits:
-            owner = running[chunk.request_id]
+            owner = live[chunk.request_id]
             first = max(chunk.start, owner.request.first_scored_row)
-            next_ids = owner.prompt.token_ids[first + 1 : min(chunk.end + 1, len(owner.prompt))]
+            next_ids = owner.prompt.token_ids[first + 1 : chunk.end + 1]
             num_top = owner.request.params.prompt_logprobs or 0
             found.append(ScorePrompt(row + first - chunk.start, np.asarray(next_ids, dtype=np.int64), num_top))
         row += chunk.count

@@ -1,75 +1,53 @@
-"""The engine: requests in, tokens out. One thread owns it; it keeps the device busy by planning one step ahead."""
+"""The engine: requests in, tokens out. One thread owns it; planning one step ahead keeps the device busy."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
 from typing import Any
 
 from llguidance import LLMatcher
+from msgspec.structs import replace
 
 from saccade.choice.exact import ExactLayout
-from saccade.errors import EngineDeadError, GraphError, RequestError, SaccadeError
-from saccade.inputs.placeholders import Media, Prompt, text_prompt
-from saccade.scheduling.arrays import Running
+from saccade.errors import EngineDeadError, GraphError, RequestError
+from saccade.inputs.placeholders import Prompt, text_prompt
+from saccade.scheduling import executing
+from saccade.scheduling.arrays import LiveRequest, begin
 from saccade.scheduling.compose import Composer
-from saccade.scheduling.executing import Executor, Lap, ShadowChecks, StepResult, Ticket, WrongReplay, encode_problem
+from saccade.scheduling.executing import Encoded, Executor, ShadowChecks, StepResult, Ticket, WrongReplay
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
 from saccade.scheduling.orders import Capture, Drop, WarmUp
-from saccade.scheduling.packing import MediaPart
-from saccade.scheduling.plan import Chunk, Plan, Results, RowError
-from saccade.scheduling.prompts import LivePrompts
 from saccade.scheduling.request import Request, Status
-from saccade.scheduling.sampler_inputs import begin
+from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens, spans_of
 from saccade.scheduling.scheduler import Scheduler
-from saccade.scheduling.sharing import Shares
+from saccade.scheduling.step_plan import Chunk, Results, RowError, StepPlan
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import NO_NUMBERS, FinishReason, PromptScores, Scores, Update
 
-STEP_FAILED = "the step failed"
 WARM_UP_ID = "warm-up"
 WARM_UP_TOKENS = 300
 WARM_UP_STEPS = 1000
 NO_SCORES: Mapping[str, Scores] = {}
 
 
-@dataclass(slots=True)
-class _Marks:
-    """When a request came, was first run and gave its first token, and the vision passes that its images were in."""
-
-    arrival: float
-    started: float | None = None
-    first_token: float | None = None
-    laps: list[Lap] = field(default_factory=list)
-
-    def timings(self, now: float) -> dict[str, float]:
-        found = {"queue": (now if self.started is None else self.started) - self.arrival}
-        if self.started is not None:
-            found["prefill"] = (now if self.first_token is None else self.first_token) - self.started
-        if self.first_token is not None:
-            found["decode"] = now - self.first_token
-        vision = [seconds for lap in self.laps if (seconds := lap.seconds()) is not None]
-        return found | ({"vision": sum(vision)} if vision else {})
-
-
 @dataclass(slots=True, kw_only=True)
 class _Flight:
-    """A step on its way, and the `problem` with it if not all of it was launched."""
+    """A step in flight; `problem` says why not all of it was launched."""
 
-    plan: Plan
+    plan: StepPlan
     ticket: Ticket | None = None
     sampled: Sequence[Chunk] = ()
-    matchers: Mapping[str, Matcher] = field(default_factory=dict)  # of the sampled requests that follow a grammar
-    failed: Mapping[str, str] = field(default_factory=dict)  # what went wrong with images, by request
+    matchers: Mapping[str, Matcher] = field(default_factory=dict)  # of sampled requests with a grammar
+    failed: Mapping[str, str] = field(default_factory=dict)  # image errors by request
     problem: str = ""
 
 
 class Engine:
-    """Schedules, composes, and has it executed. Every request that `add` takes ends in exactly one update with a
-    finish."""
+    """Schedules, composes, executes. Every request that `add` accepts ends in exactly one update with a finish."""
 
     def __init__(
         self,
@@ -84,14 +62,10 @@ class Engine:
     ) -> None:
         self.executor, self.composer, self.scheduler = executor, composer, scheduler
         self._eos_token_ids = eos_token_ids
-        self._grammars = grammars
-        self._compiled: dict[str, LLMatcher] = {}
-        self._clock = clock
+        self._grammars, self._clock = grammars, clock
         self._seeds = Random(seed)
-        self._prompts = LivePrompts(composer, eos_token_ids)
-        self._requests: dict[str, Request] = {}
-        self._marks: dict[str, _Marks] = {}
-        self._running: dict[str, Running] = {}
+        self._pixels = PixelAccount()
+        self._live: dict[str, LiveRequest] = {}
         self._free_sequences = list(range(scheduler.settings.max_num_seqs, 0, -1))
         self._in_flight: deque[_Flight] = deque()
         self._dead: EngineDeadError | None = None
@@ -112,16 +86,19 @@ class Engine:
         cache_salt: str | None = None,
         compiled: LLMatcher | None = None,
     ) -> tuple[str, ...]:
-        """Take a request in; for n > 1 the ids of all its outputs. Refused with a RequestError or a CapacityError.
-        `compiled` is its grammar, if it has one that was compiled ahead; another is waited for."""
-        self._prompts.check(prompt, params, self.scheduler.settings)
+        """Accept a request and return the ids of its n outputs. Refuses with a RequestError or a CapacityError.
+        `compiled` is its precompiled grammar; without it this waits for the compiler."""
+        check_tokens(prompt, params, self.composer.vocab_size, self._eos_token_ids)
+        if self.composer.vision is not None:
+            check_frames(prompt, self.composer.vision.catalogue)
+        self._pixels.check(prompt, self.scheduler.settings)
         if params.grammar is not None and compiled is None:
             compiled = self.compile(params.grammar).result()
         request = Request(
             id=request_id,
             prompt_ids=tuple(prompt.token_ids.tolist()),
             params=params,
-            spans=self._prompts.spans(prompt),
+            spans=spans_of(prompt, is_whole=self.composer.layout.has_limits),
             eos_token_ids=self._eos_token_ids,
             arrival=self._clock(),
             priority=priority,
@@ -130,28 +107,21 @@ class Engine:
             output_shift=prompt.output_shift,
         )
         ids = self.scheduler.add(request)
-        self._prompts.add(ids, prompt)
+        self._pixels.count(prompt, len(ids))
         for member_id in ids:
-            self._requests[member_id] = self.scheduler.request(member_id)
-            if compiled is not None:
-                self._compiled[member_id] = compiled
-            self._marks[member_id] = _Marks(request.arrival)
+            self._live[member_id] = LiveRequest(self.scheduler.live[member_id], prompt, compiled=compiled)
         return ids
 
     def compile(self, grammar: Grammar) -> Future[LLMatcher]:
-        """Compile a grammar ahead, so that `add` need not wait for it. The future has the RequestError it may raise."""
+        """Compile a grammar ahead, so that `add` need not wait. The future may hold a RequestError."""
         if self._grammars is None:
             raise RequestError("this engine has no vocabulary to follow a grammar with", param="response_format")
         return self._grammars.compile(grammar)
 
     def forget_grammar(self, grammar: Grammar, compiled: Future[LLMatcher]) -> None:
-        """Nobody waits any more for what `compile` returned."""
+        """Nobody waits for this result of `compile` any more."""
         if self._grammars is not None:
             self._grammars.forget(grammar, compiled)
-
-    def forget_cached(self) -> bool:
-        """Empty the caches of prompts and images. False, and nothing is done, while requests run or wait."""
-        return self.scheduler.forget_cached()
 
     @property
     def can_improve(self) -> bool:
@@ -160,26 +130,23 @@ class Engine:
         return vision is not None and vision.catalogue.exact.has_pending
 
     def improve(self) -> Exception | None:
-        """Do some of it: capture a layout of images that came often. Returns what went wrong; requests do without."""
+        """Capture one frequent image layout. Returns the error if that fails; requests run without it."""
         vision = self.composer.vision
-        layout = None if vision is None else vision.catalogue.exact.next_pending()
-        if layout is None:
-            return None
         try:
-            self.capture(layout)
+            if vision is not None and (layout := vision.catalogue.exact.next_pending()) is not None:
+                self.capture(layout)
         except Exception as error:
             self.executor.require_device()
             return error
         return None
 
     def capture_usual(self) -> None:
-        """Capture layouts that are likely to come."""
         if self.composer.vision is not None:
             for layout in self.composer.vision.usual_layouts():
                 self.capture(layout)
 
     def capture(self, layout: ExactLayout) -> None:
-        """Capture a vision graph of one layout; those that it leaves no room for go."""
+        """Capture a vision graph of one layout, and drop graphs that no longer fit."""
         assert self.composer.vision is not None, "only images have layouts"
         nbytes = self.executor.execute(Capture(layout))
         if dropped := self.composer.vision.catalogue.exact.add(layout.key, nbytes):
@@ -187,38 +154,35 @@ class Engine:
 
     @property
     def can_check(self) -> bool:
-        """Whether there is a replay to be checked, and time for it."""
+        """Whether there is a replay to check, and time for it."""
         return self.shadow is not None and self.shadow.has_records and not self.has_work and not self._in_flight
 
     def check_shadow(self, should_stop: Callable[[], bool] = lambda: False) -> WrongReplay | Exception | None:
-        """Check one replay in an idle moment. Returns what was wrong with it, or with the check. What a wrong graph
-        wrote is not used again."""
+        """Check one replay in an idle moment. Returns what was wrong with it or with the check. What a wrong graph
+        wrote is dropped from the caches."""
         assert self.shadow is not None and self.can_check, "requests run; a check writes where they read"
         found = self.shadow.check(should_stop)
         if isinstance(found, Exception):
             self.executor.require_device()
         elif found is not None:
-            self.forget_cached()
+            self.scheduler.forget_cached()
         return found
 
     def phase_snapshots(self) -> dict[str, dict[str, Any]]:
-        """Counters and graphs of each phase, by its name."""
         found = self.executor.snapshots()
         for name, phase in found.items():
             phase["shadow"] = {} if self.shadow is None else self.shadow.counts(name)
         return found
 
     def abort(self, request_id: str) -> list[Update]:
-        """End a request now. Nothing is heard of it afterwards."""
+        """End a request now; it gets no further updates."""
         return self._told(self.scheduler.abort(request_id))
 
     def stop(self, request_id: str, stop: str) -> list[Update]:
-        """End a request whose text met a stop string."""
         return self._told(self.scheduler.stop(request_id, stop))
 
     def warm_up(self) -> None:
-        """Answer requests of every kind before the first real one, so that everything outside of graphs is compiled,
-        loaded and allocated by then."""
+        """Run requests of every kind, so that everything outside graphs is compiled, loaded and allocated."""
         self.executor.execute(WarmUp())
         longest = self.scheduler.settings.max_model_len
         prompt = text_prompt([0] * max(1, min(WARM_UP_TOKENS, longest - 4)))
@@ -234,180 +198,146 @@ class Engine:
                 raise GraphError(f"a warm-up request failed: {updates[-1:]}")
 
     def step(self) -> list[Update]:
-        """Launch the next step, then take in the one before it, which ran meanwhile. Once the executor is gone, this
-        raises the reason every time."""
+        """Launch the next step, then take in the one that ran meanwhile. Once the executor is gone, always raises."""
         if self._dead is not None:
             raise type(self._dead)(str(self._dead))
+        updates: list[Update] = []
         try:
-            return self._step()
+            while len(self._in_flight) > 1:  # the last call was interrupted
+                updates += self._take_in()
+            plan = self.scheduler.plan(self._clock())
+            updates += self._told(plan.updates)
+            for request_id in plan.preempted:
+                self._release(self._live[request_id])
+            if plan.chunks:
+                self._launch(plan)
+            if self._in_flight and (not plan.chunks or len(self._in_flight) > 1):
+                updates += self._take_in()
         except EngineDeadError as error:
             self._dead = error
             raise
-
-    def _step(self) -> list[Update]:
-        updates: list[Update] = []
-        while len(self._in_flight) > 1:  # the last call was interrupted
-            updates += self._take_in(self._in_flight[0])
-        plan = self.scheduler.plan(self._clock())
-        updates += self._told(plan.updates)
-        for request_id in plan.preempted:
-            self._release(request_id)
-        if not plan.is_empty:
-            self._in_flight.append(self._launch(plan))
-        if self._in_flight and (plan.is_empty or len(self._in_flight) > 1):
-            updates += self._take_in(self._in_flight[0])
-        if not self._in_flight and self.scheduler.is_idle:
+        if self.scheduler.is_idle:
             self.scheduler.check()
         return updates
 
-    def _launch(self, plan: Plan) -> _Flight:
+    def _launch(self, plan: StepPlan) -> None:
+        """Compose and execute piece by piece: the device works on each while the host composes the next."""
         flight = _Flight(plan=plan)
+        self._in_flight.append(flight)  # whatever happens, the plan is accounted for
         try:
-            self._execute(flight)
-        except Exception as error:  # one bad step must not take the others down
+            for chunk in plan.chunks:
+                if not self._live[chunk.request_id].sequence:
+                    self._begin(self._live[chunk.request_id])
+            flight.failed = self._encode(plan) if plan.encode else {}
+            orders, flight.sampled = self.composer.run(plan, self._live)
+            flight.ticket = self.executor.execute(orders)
+            sample, flight.matchers = self.composer.sample(plan.step, flight.sampled, self._live)
+            if sample is not None:
+                self.executor.execute(sample)
+        except Exception as error:  # one bad step must not fail the others
+            flight.problem = executing.problem(error, executing.STEP_FAILED)
             self.executor.require_device()
-            flight.problem = _message(error)
-        except BaseException:  # interrupted: what was planned must still be accounted for
-            flight.problem = STEP_FAILED
-            self._in_flight.append(flight)
+        except BaseException:  # interrupted
+            flight.problem = executing.STEP_FAILED
             raise
-        return flight
 
-    def _execute(self, flight: _Flight) -> None:
-        """Compose and execute, a piece at a time: the device works on each while the host composes the next."""
-        plan = flight.plan
-        for chunk in plan.chunks:
-            if chunk.request_id not in self._running:
-                self._begin(chunk.request_id)
-        flight.failed = self._encode(plan) if plan.encode else {}
-        orders, flight.sampled = self.composer.run(plan, self._running)
-        flight.ticket = self.executor.execute(orders)
-        sample, flight.matchers = self.composer.sample(plan.step, flight.sampled, self._running)
-        if sample is not None:
-            self.executor.execute(sample)
-
-    def _encode(self, plan: Plan) -> dict[str, str]:
-        """Encode the images of a plan. Returns what went wrong, by the request that an item is encoded for; the others
-        are not touched by it."""
-        vision = self.composer.vision
-        assert vision is not None, "this model sees no images"
-        media = [self._running[item.request_id].prompt.media[item.media_idx] for item in plan.encode]
-        failed: dict[str, str] = {}
-        for shares in vision.shares(media):
-            for part, problem in self._encode_or_blame(plan, shares, media):
-                failed[plan.encode[part.item].request_id] = problem
-        return failed
-
-    def _encode_or_blame(self, plan: Plan, shares: Shares, media: Sequence[Media]) -> Iterator[tuple[MediaPart, str]]:
-        """Run a pass; if it fails, run each of its parts alone: one that fails alone is to blame."""
-        assert self.composer.vision is not None, "this model sees no images"
-        parts = [part for share in shares for part in share]
-        try:
-            orders = self.composer.vision.encode(plan.step, shares, plan.encode, media)
-        except Exception as error:
-            problem: str | None = encode_problem(error)
-        else:
-            encoded = self.executor.execute(orders)
-            problem = encoded.problem
-            if encoded.lap is not None:  # whose images share a pass share its time
-                for request_id in {plan.encode[part.item].request_id for part in parts}:
-                    self._marks[request_id].laps.append(encoded.lap)
-        if problem is None:
-            return
-        if len(parts) == 1:
-            yield parts[0], problem
-            return
-        for part in parts:
-            yield from self._encode_or_blame(plan, [[part], *([] for _ in shares[1:])], media)
-
-    def _begin(self, request_id: str) -> None:
-        request, marks = self._requests[request_id], self._marks[request_id]
-        if marks.started is None:
-            marks.started = self._clock()
-        seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
-        compiled = self._compiled.get(request_id)
-        matcher = None if compiled is None else Matcher(compiled, request.output_ids)
-        owner = Running(request, self._prompts.of(request_id), self._free_sequences.pop(), seed, matcher)
-        self._running[request_id] = owner
-        if (orders := begin(owner)) is not None:
+    def _begin(self, live: LiveRequest) -> None:
+        request = live.request
+        if live.started is None:
+            live.started = self._clock()
+        live.seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
+        live.matcher = None if live.compiled is None else Matcher(live.compiled, request.output_ids)
+        live.sequence = self._free_sequences.pop()
+        if (orders := begin(live)) is not None:
             self.executor.execute(orders)
 
-    def _take_in(self, flight: _Flight) -> list[Update]:
-        result = self._wait(flight)
-        self._in_flight.popleft()
-        if result is None:
-            results: Results = {chunk.request_id: RowError(flight.problem) for chunk in flight.plan.chunks}
-            scored = []
-        else:
-            results = _results(flight, result)
-            scored = self._prompt_updates(flight.plan, result)
-        news = self.scheduler.commit(flight.plan, results)
-        scores = {} if result is None else {flight.sampled[row].request_id: s for row, s in result.scores.items()}
-        updates = scored + self._told(news, scores) + self._end_complete(flight, news)
-        for request_id, owner in list(self._running.items()):
-            if owner.request.status is not Status.RUNNING:  # preempted because it read rows of an image that failed
-                self._release(request_id)
-        return updates
+    def _encode(self, plan: StepPlan) -> dict[str, str]:
+        """Encode a plan's images. If a pass fails, its parts are run alone to find the culprit. Returns the errors by
+        the request that an item is encoded for; other requests are unaffected."""
+        vision = self.composer.vision
+        assert vision is not None, "this model sees no images"
+        media = [self._live[item.request_id].prompt.media[item.media_idx] for item in plan.encode]
+        failed: dict[str, str] = {}
+        waiting = vision.shares(media)
+        while waiting:
+            shares = waiting.pop(0)
+            parts = [part for share in shares for part in share]
+            try:
+                orders = vision.encode(plan.step, shares, plan.encode, media)
+            except Exception as error:
+                encoded = Encoded(executing.problem(error, executing.ENCODE_FAILED))
+            else:
+                encoded = self.executor.execute(orders)
+            if encoded.lap is not None:  # requests that share a pass share its time
+                for request_id in {plan.encode[part.item].request_id for part in parts}:
+                    self._live[request_id].laps.append(encoded.lap)
+            if encoded.problem is not None and len(parts) > 1:
+                waiting[:0] = [[[part], *([] for _ in shares[1:])] for part in parts]
+            elif encoded.problem is not None:
+                failed[plan.encode[parts[0].item].request_id] = encoded.problem
+        return failed
 
-    def _wait(self, flight: _Flight) -> StepResult | None:
-        """What a step gave; None if there is a problem with it. Its passes are over then all the same: until they are,
-        they read pages and blocks that the next plans may give to others."""
-        result: StepResult | None = None
+    def _take_in(self) -> list[Update]:
+        """Results of the oldest step. Even a failed step is waited for: until its passes end, they read pages and
+        blocks that the next plans may reassign."""
+        flight, result = self._in_flight[0], None
         try:
             result = None if flight.ticket is None else flight.ticket.wait()
         except Exception as error:
             self.executor.require_device()
-            flight.problem = _message(error)
-        return None if flight.problem else result
+            flight.problem = executing.problem(error, executing.STEP_FAILED)
+        self._in_flight.popleft()
+        if result is None or flight.problem:
+            failed = {chunk.request_id: RowError(flight.problem) for chunk in flight.plan.chunks}
+            updates = self._told(self.scheduler.commit(flight.plan, failed))
+        else:
+            updates = self._prompt_updates(flight.plan, result)
+            news = self.scheduler.commit(flight.plan, _results(flight, result))
+            updates += self._told(news, {flight.sampled[row].request_id: one for row, one in result.scores.items()})
+            for update in news:
+                matcher = flight.matchers.get(update.request_id)
+                if matcher is not None and update.finish is None and matcher.is_complete:
+                    # The grammar allows nothing more, so no further pass is needed.
+                    updates += self._told(self.scheduler.stop(update.request_id, None))
+        if flight.plan.encode:
+            for live in self._live.values():
+                if live.request.status is not Status.RUNNING:  # preempted: it read rows of a failed image
+                    self._release(live)
+        return updates
 
-    def _end_complete(self, flight: _Flight, news: Iterable[Update]) -> list[Update]:
-        """End the requests whose grammar allows nothing more: no pass is needed to learn that."""
-        going = [one.request_id for one in news if one.finish is None and one.request_id in flight.matchers]
-        done = [name for name in going if flight.matchers[name].is_complete]
-        return [update for name in done for update in self._told(self.scheduler.stop(name, None))]
-
-    def _prompt_updates(self, plan: Plan, result: StepResult) -> list[Update]:
+    def _prompt_updates(self, plan: StepPlan, result: StepResult) -> list[Update]:
         scored = [chunk for chunk in plan.chunks if chunk.wants_all_logits]
         return [
-            Update(name, prompt_scores=PromptScores(1 + max(chunk.start, request.first_scored_row), scores))
+            Update(name, prompt_scores=PromptScores(1 + max(chunk.start, live.request.first_scored_row), scores))
             for chunk, scores in zip(scored, result.prompt_scores, strict=True)
-            if (request := self._requests.get(name := chunk.request_id)) is not None
+            if (live := self._live.get(name := chunk.request_id)) is not None
         ]
 
     def _told(self, updates: Iterable[Update], scores: Mapping[str, Scores] = NO_SCORES) -> list[Update]:
-        """What the scheduler says of requests, with scores of their tokens, and with times where they end."""
+        """The scheduler's updates, with scores of their tokens, and with timings at the end."""
         told = []
         for update in updates:
-            name = update.request_id
-            timings = self._timings(update)
-            told.append(replace(update, scores=scores.get(name) if update.token_ids else None, timings=timings))
+            name, timings = update.request_id, None
+            live = self._live[name]
+            if update.token_ids and live.first_token is None:
+                live.first_token = self._clock()
             if update.finish is not None:
-                self._release(name)
-                self._prompts.remove(name)
-                self._requests.pop(name, None)
-                self._compiled.pop(name, None)
+                timings = live.timings(self._clock())
+                self._release(live)
+                self._pixels.count(live.prompt, -1)
+                del self._live[name]
+            told.append(replace(update, scores=scores.get(name) if update.token_ids else None, timings=timings))
         return told
 
-    def _timings(self, update: Update) -> dict[str, float] | None:
-        marks = self._marks.get(update.request_id)
-        if marks is None:
-            return None
-        if update.token_ids and marks.first_token is None:
-            marks.first_token = self._clock()
-        if update.finish is None:
-            return None
-        del self._marks[update.request_id]
-        return marks.timings(self._clock())
-
-    def _release(self, request_id: str) -> None:
-        """Free a sequence. Steps in flight may still write its newest token; whoever gets it next writes later."""
-        owner = self._running.pop(request_id, None)
-        if owner is not None:
-            self._free_sequences.append(owner.sequence)
+    def _release(self, live: LiveRequest) -> None:
+        """Free a sequence. Steps in flight may still write its newest token, but its next owner writes later."""
+        if live.sequence:
+            self._free_sequences.append(live.sequence)
+            live.sequence = 0
 
 
 def _results(flight: _Flight, result: StepResult) -> Results:
-    """A token for each request that got one, or what went wrong. Matchers move on to the tokens that were sampled."""
+    """A token or an error for each request. Advances matchers by the sampled tokens."""
     tokens = {chunk.request_id: token for chunk, token in zip(flight.sampled, result.token_ids, strict=True)}
     for name, matcher in flight.matchers.items():
         matcher.take(tokens[name])
@@ -418,7 +348,3 @@ def _results(flight: _Flight, result: StepResult) -> Results:
         **{name: (token,) for name, token in tokens.items() if name not in errors},
         **{name: RowError(message) for name, message in errors.items()},
     }
-
-
-def _message(error: Exception) -> str:
-    return str(error) if isinstance(error, SaccadeError) else f"{STEP_FAILED}: {type(error).__name__}"

@@ -1,20 +1,20 @@
-"""What an engine needs of whatever executes its orders: one executor, or the first of several ranks."""
+"""What the engine needs from an executor: a single one, or the first of several ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
 from saccade.errors import SaccadeError
-from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Run, Sample, WarmUp
+from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Run, SampleTokens, WarmUp
 from saccade.wire.update import Scores
 
 ENCODE_FAILED = "an image or video could not be encoded"
+STEP_FAILED = "the step failed"
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave. Tokens, and whether their logits were no numbers, by sampled row; scores by row; scores of
-    prompts in the order of the orders."""
+    """By sampled row: tokens, whether logits were NaN or all -inf, scores. Prompt scores are in order of the orders."""
 
     token_ids: Sequence[int] = ()
     is_bad: Sequence[bool] = ()
@@ -23,60 +23,60 @@ class StepResult:
 
 
 class Ticket(Protocol):
-    """A step on its way. `wait` is the one place where the host waits for the device."""
+    """A step in flight. `wait` is the only place where the host waits for the device."""
 
     def wait(self) -> StepResult: ...
 
 
 class Lap(Protocol):
-    """A vision pass on its way."""
+    """Timing of a vision pass."""
 
     def seconds(self) -> float | None:
-        """How long it took; None while it runs."""
+        """None while it runs."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What became of a vision pass: why it was not launched, or how long it takes."""
+    """Why a vision pass was not launched, or its timing."""
 
     problem: str | None = None
     lap: Lap | None = None
 
 
 class WrongReplay(Protocol):
-    """A replay that gave something else than an eager run of the same inputs."""
+    """A replay whose results differ from an eager run of the same inputs."""
 
     @property
     def reason(self) -> str:
-        """For anybody."""
+        """A sentence that clients may see."""
         ...
 
 
 class ShadowChecks(Protocol):
-    """Replays of live requests that are run again when there is time."""
+    """Replays of live requests that are checked when there is time."""
 
     @property
     def has_records(self) -> bool: ...
 
     def check(self, should_stop: Callable[[], bool]) -> WrongReplay | Exception | None:
-        """Check one. Returns what was found wrong, or what kept it from being found out."""
+        """Check one. Returns what was wrong, or the error that prevented the check."""
         ...
 
     def counts(self, phase: str) -> dict[str, int]: ...
 
     def close(self) -> None:
-        """Watch no longer, and let go of the executor."""
+        """Stop watching and release the executor."""
         ...
 
 
-def encode_problem(error: Exception) -> str:
-    """For the request whose image it was."""
-    return str(error) if isinstance(error, SaccadeError) else f"{ENCODE_FAILED}: {type(error).__name__}"
+def problem(error: Exception, what: str) -> str:
+    """The error text for the request that it ends."""
+    return str(error) if isinstance(error, SaccadeError) else f"{what}: {type(error).__name__}"
 
 
 class Executor(Protocol):
-    """Obeys, in the order of the calls."""
+    """Executes orders in the order of the calls."""
 
     @overload
     def execute(self, orders: Run) -> Ticket: ...
@@ -86,16 +86,16 @@ class Executor(Protocol):
 
     @overload
     def execute(self, orders: Capture) -> int:
-        """The bytes that the graph added."""
+        """Returns the bytes that the graph added."""
 
     @overload
-    def execute(self, orders: Begin | Sample | Drop | Calibrate | WarmUp) -> None:
-        """`Sample` is of the newest run, whose ticket has the results."""
+    def execute(self, orders: Begin | SampleTokens | Drop | Calibrate | WarmUp) -> None:
+        """`SampleTokens` belongs to the newest run, whose ticket has the results."""
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
-        """Counters and graphs of each phase, by its name."""
+        """Counters and graphs by phase."""
         ...
 
     def require_device(self) -> None:
-        """After an error: raises an EngineDeadError if the device does not go on."""
+        """After an error: raises an EngineDeadError if the device cannot continue."""
         ...

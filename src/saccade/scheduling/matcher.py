@@ -1,8 +1,6 @@
-"""Grammars at work: compiled in a thread of their own, followed token by token, turned into masks for the sampler.
-
-V tokens of the vocabulary, N rows of a step, W words of 32 bits that hold V + 1 of them: the last bit is an end token
-that no model has, so that a model without end tokens has one too.
-"""
+"""Grammars at run time: compiled in their own thread, advanced token by token, turned into masks for the sampler. V
+tokens of the vocabulary, N rows of a step, W 32-bit words that hold V + 1 bits: the last bit is an artificial end
+token, so that models without end tokens have one too."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -23,7 +21,7 @@ MAX_COMPILED = 256
 
 
 class Vocabulary(Protocol):
-    """What is needed of a tokenizer; `saccade.inputs.tokenizer.Tokenizer` has it."""
+    """What is needed of a tokenizer; `saccade.inputs.tokenizer.Tokenizer` fits."""
 
     special_ids: frozenset[int]
 
@@ -33,11 +31,9 @@ class Vocabulary(Protocol):
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary, one after the other, and keeps those that were used last.
-
-    Nothing waits for the vocabulary, which takes a second: the thread prepares it first. What is not compiled yet is
-    kept however many there are, so that nothing is compiled for two who wait at the same time.
-    """
+    """Compiles grammars for one vocabulary, one at a time, and caches the most recently used. Preparing the vocabulary
+    takes a second, so the thread does it first and nothing waits. Pending grammars are never evicted, so that nothing
+    is compiled twice for concurrent requests."""
 
     def __init__(self, vocabulary: Vocabulary, vocab_size: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
@@ -45,7 +41,7 @@ class GrammarCompiler:
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
 
     def compile(self, grammar: Grammar) -> Future[LLMatcher]:
-        """A matcher at the grammar's beginning, to be copied; or the RequestError that refuses the grammar."""
+        """A matcher at the grammar's start, to be copied; or the RequestError that refuses the grammar."""
         found = self._compiled.get(grammar)
         if found is None:
             found = self._compiled[grammar] = self._thread.submit(_compile, grammar, self._tokenizer)
@@ -55,13 +51,13 @@ class GrammarCompiler:
         return found
 
     def forget(self, grammar: Grammar, compiled: Future[LLMatcher]) -> None:
-        """Do not compile it if that has not begun. Another future of the same grammar has others who wait for it."""
+        """Cancel compilation if it has not begun. Another future of the same grammar has other waiters."""
         if self._compiled.get(grammar) is compiled and compiled.cancel():
             del self._compiled[grammar]
 
 
 class Matcher:
-    """Where one output is in its grammar. Once it has an `error` nothing changes that."""
+    """Where one output is in its grammar. An `error` is final."""
 
     def __init__(self, compiled: LLMatcher, token_ids: Sequence[int] = ()) -> None:
         self.state = compiled.deep_copy()
@@ -81,8 +77,8 @@ class Matcher:
 
 @dataclass(frozen=True, slots=True)
 class MaskedRow:
-    """A row of logits and the matcher whose next token is taken from it. `forbidden` tokens are allowed only where
-    the grammar leaves nothing else, tokens other than the `allowed` never."""
+    """A row of logits and the matcher that takes its token. `forbidden` tokens are allowed only where the grammar
+    leaves nothing else; tokens outside `allowed` never."""
 
     row: int
     matcher: Matcher
@@ -91,7 +87,7 @@ class MaskedRow:
 
 
 class Masks:
-    """Turns the states of matchers into masks of a step's rows. Rows that no grammar concerns have all bits set."""
+    """Turns matcher states into masks of a step's rows. Rows without a grammar have all bits set."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -99,14 +95,14 @@ class Masks:
         self._threads: LLExecutor | None = None
 
     def compute(self, rows: Sequence[MaskedRow]) -> Mask:
-        """What the grammars allow. A matcher that cannot go on leaves its row alone and has an error."""
+        """What the grammars allow. A matcher that cannot continue leaves its row unmasked and gets an error."""
         first, end = min(r.row for r in rows), max(r.row for r in rows) + 1
         masks = np.full((end - first, self._num_words), -1, dtype=np.int32)
         try:
             self._compute(masks, rows, first)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException:  # a panic of the library derives from it; whose fault it was cannot be told
+        except BaseException:  # a panic of the library; the culprit is unknown
             for item in rows:
                 item.matcher.error = BROKEN
         for item in rows:
@@ -129,7 +125,7 @@ class Masks:
             matcher.error = NO_TOKEN
         _clear(mask, (self._vocab_size,))
         if item.allowed is not None:
-            mask &= _bits(mask, [token for token in item.allowed if token < self._vocab_size])
+            mask &= allowed_bits(item.allowed, self._vocab_size, self._num_words)
         if matcher.error is None and not mask.any():
             matcher.error = NO_TOKEN
         if matcher.error is not None:
@@ -149,12 +145,11 @@ def _clear(mask: NDArray[np.int32], token_ids: Sequence[int]) -> None:
         bits[token // 32] &= ~np.uint32(1 << token % 32)
 
 
-def _bits(like: NDArray[np.int32], token_ids: Sequence[int]) -> NDArray[np.int32]:
-    """A mask in which only the bits of these tokens are set."""
-    found = np.zeros(like.shape, dtype=np.uint32)
-    ids = np.asarray(token_ids, dtype=np.int64)
-    np.bitwise_or.at(found, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
-    return found.view(np.int32)
+def allowed_bits(token_ids: Sequence[int], vocab_size: int, num_words: int) -> NDArray[np.int32]:
+    """Bit t % 32 of word t // 32 is set for each allowed token t."""
+    bits = np.zeros(num_words * 32, dtype=np.uint8)
+    bits[[token for token in token_ids if token < vocab_size]] = 1
+    return np.packbits(bits.reshape(-1, 32), axis=1, bitorder="little").view("<i4").reshape(-1)
 
 
 def _build_tokenizer(vocabulary: Vocabulary, vocab_size: int, eos_token_ids: frozenset[int]) -> LLTokenizer:
@@ -163,8 +158,8 @@ def _build_tokenizer(vocabulary: Vocabulary, vocab_size: int, eos_token_ids: fro
 
 
 class _Words:
-    """A vocabulary as llguidance reads it. Ids without bytes (rows that only pad an embedding) are never allowed, and
-    end tokens are never text: a checkpoint may leave them unmarked, and one inside a string would end it there."""
+    """A vocabulary as llguidance reads it. Ids without bytes (embedding padding) are never allowed, and end tokens are
+    never text: a checkpoint may not mark them as special, and one inside a string would end it there."""
 
     def __init__(self, vocabulary: Vocabulary, vocab_size: int, ends: Sequence[int]) -> None:
         self._vocabulary = vocabulary
@@ -182,7 +177,7 @@ def _compile(grammar: Grammar, tokenizer: Future[LLTokenizer]) -> LLMatcher:
     text = to_llguidance(grammar)
     try:
         compiled = LLMatcher(tokenizer.result(), text, log_level=0, limits=parser_limits())
-    except BaseException:  # a panic of the library derives from it, and this thread has no other use
+    except BaseException:  # a panic of the library derives from it; nothing else runs in this thread
         raise broken("it cannot be compiled") from None
     if compiled.is_error():
         raise broken(compiled.get_error())
@@ -190,6 +185,5 @@ def _compile(grammar: Grammar, tokenizer: Future[LLTokenizer]) -> LLMatcher:
 
 
 def refusal(future: Future[LLMatcher]) -> RequestError | None:
-    """Why a compiled grammar is refused."""
     error = future.exception()
     return error if error is None or isinstance(error, RequestError) else broken("it cannot be compiled")

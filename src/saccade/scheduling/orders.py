@@ -1,29 +1,27 @@
-"""Orders: the device work of a step as plain data. They can be printed, compared, kept and sent to other ranks.
+"""Orders: the device work of a step as plain data that can be printed, compared, kept and sent to other ranks.
 
-Whoever composes them has decided everything; an executor obeys. What a step asks for comes in this sequence: `Begin`
-for requests with penalties that start, `Encode` for its images, `Run` for its rows, `Sample` where the likeliest token
-of the raw logits is not enough. The others come between steps.
+The composer decides everything; an executor obeys. A step has, in this order, `Begin` for starting requests with
+penalties, `Encode` for images, `Run` for rows, `SampleTokens` if argmax of raw logits is not enough. The others come
+between steps.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.choice.decision import Decision
 from saccade.choice.exact import ExactLayout
-from saccade.choice.key import GraphKey
-from saccade.inputs.messages import MediaKind
+from saccade.choice.key import Decision, GraphKey
+from saccade.inputs.chat_messages import MediaKind
 
 Array = NDArray[Any]
 Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picture:
-    """An image (H, W, 3) or frames (F, H, W, 3) of an item of the plan, the size they get, and the rows of patches that
-    they fill."""
+class PatchSource:
+    """An image (H, W, 3) or frames (F, H, W, 3) of a plan's item, their resized size, and the patch rows they fill."""
 
     item: int
     kind: MediaKind
@@ -39,26 +37,21 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass:
-    """One pass of a phase: its inputs, and how it is run. A vision pass has the pictures that its patches come from."""
+    """One pass of a phase: its inputs and how to run it. A vision pass has the pictures its patches come from."""
 
     phase: str
     decision: Decision
     values: Arrays
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[PatchSource, ...] = ()
 
     @property
     def is_padded(self) -> bool:
-        """Whether it is run at the size of a bucket."""
         return (self.decision.key or self.decision.padded_to) is not None
-
-    @property
-    def num_patches(self) -> int:
-        return sum(picture.num_rows for picture in self.pictures)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Begin:
-    """A sequence gets another request. Penalties count the tokens of its prompt and of its output so far."""
+    """A sequence gets a new request. Penalties count the tokens of its prompt and its output so far."""
 
     sequence: int
     prompt_ids: Array
@@ -67,20 +60,17 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encode:
-    """A vision pass, on the stream beside the language passes: the same on all ranks. Where each has images of its own,
-    `others` are the passes of ranks 1 and up; all are run in the same way, and say where the rows of all go."""
+    """A vision pass, on its own stream beside the language passes; the same on all ranks. Where ranks encode their own
+    images, `others` are the passes of ranks 1 and up; all run the same way and name the target rows of all."""
 
     step: int
     vision: Pass
     others: tuple[Pass, ...] = ()
 
-    def of_rank(self, rank: int) -> Pass:
-        return self.others[rank - 1] if self.others and rank else self.vision
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScorePrompt:
-    """Score tokens of a prompt: `next_ids` follow the rows from `row` on of the pass."""
+    """Score prompt tokens: `next_ids` follow the pass's rows from `row` on."""
 
     row: int
     next_ids: Array
@@ -89,7 +79,7 @@ class ScorePrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Language passes, in order, and what to copy out: tokens of `num_sampled` rows, scores of prompts."""
+    """Language passes in order, and what to copy out: tokens of `num_sampled` rows, prompt scores."""
 
     step: int
     passes: tuple[Pass, ...]
@@ -100,7 +90,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edit:
-    """Changes to one row of logits: added biases, tokens that are not allowed, bits of all that are (None: any)."""
+    """Changes to one row of logits: biases, forbidden tokens, and a bit mask of allowed ones (None: any)."""
 
     row: int
     bias_ids: Array
@@ -111,7 +101,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mask:
-    """What grammars allow: bit t % 32 of word t // 32 for each token t, for the rows from `row` on."""
+    """What grammars allow in the rows from `row` on: bit t % 32 of word t // 32 for each token t."""
 
     row: int
     words: NDArray[np.int32]
@@ -119,7 +109,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class ScoreToken:
-    """Score the newest token of a sequence, which came from one row of logits."""
+    """Score a sequence's newest token, sampled from this row of logits."""
 
     row: int
     sequence: int
@@ -127,8 +117,8 @@ class ScoreToken:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sample:
-    """What follows the passes of a step: edited logits, a sampler, log-probabilities of what was taken."""
+class SampleTokens:
+    """Work after a step's passes: edit logits, sample, score the sampled tokens."""
 
     step: int
     edits: tuple[Edit, ...] = ()
@@ -139,29 +129,29 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capture:
-    """Capture a vision graph of one layout of images, in an idle moment."""
+    """Capture a vision graph of one image layout, in an idle moment."""
 
     layout: ExactLayout
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Let go of vision graphs of one layout each."""
+    """Free exact vision graphs."""
 
     keys: tuple[GraphKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Calibrate:
-    """Time eager runs and replays of vision passes; `num_rounds` 0: as many as it takes."""
+    """Time eager runs and replays of vision passes; `num_rounds` 0: as many as needed."""
 
     num_rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Compile what runs outside of graphs."""
+    """Compile what runs outside graphs."""
 
 
-Orders = Begin | Encode | Run | Sample | Capture | Drop | Calibrate | WarmUp
-ORDER_TYPES = (Begin, Encode, Run, Sample, Capture, Drop, Calibrate, WarmUp)
+Orders = Begin | Encode | Run | SampleTokens | Capture | Drop | Calibrate | WarmUp
+ORDER_TYPES: tuple[type[Orders], ...] = get_args(Orders)

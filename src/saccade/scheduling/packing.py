@@ -1,28 +1,28 @@
-"""Which images and frames share a pass of the vision tower, so that the passes together take least time. Pure.
+"""Packs images and frames into vision passes so that all passes together take the least time. Pure.
 
-A pass is padded to a bucket: time is wasted by padding, and by passes that are too small to fill the device. What a
-pass costs is asked of the caller, who has measured it.
+Padding to a bucket wastes time, and so do passes too small to fill the device; the caller gives the measured cost of a
+pass. Where each rank holds the whole tower, ranks run passes together in one bucket, so the largest share counts.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 
 Cost = Callable[[int], float]
 
-MAX_COMPARED = 64  # items that one look for the best cut goes through; more are packed a stretch at a time
-PASS_UNITS = 96  # what a pass costs beyond its rows, in rows; measured about 0.9 ms on an H200, 0.01 ms a row
+MAX_COMPARED = 64  # items compared at once for the best cut; more are packed in batches
+PASS_UNITS = 96  # fixed cost of a pass, in rows: about 0.9 ms on an H200, at 0.01 ms per row
 
 
 def default_cost(rows: int) -> float:
-    """Where nothing was measured."""
     return rows + PASS_UNITS
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """Frames `first` to `first + count` of an item, `units` rows each: what is never divided further."""
+    """Frames `first` to `first + count` of an item, `units` rows each. Never divided further."""
 
     item: int
     first: int
@@ -34,9 +34,12 @@ class MediaPart:
         return self.count * self.units
 
 
+Shares = list[list[MediaPart]]  # each rank's parts in a joint pass; some may have none
+
+
 @dataclass(frozen=True)
 class Bins:
-    """The buckets of the vision phase: rows, and frames (padding's own included)."""
+    """Buckets of the vision phase: rows, and frames (including one for padding)."""
 
     rows: tuple[int, ...]
     frames: tuple[int, ...]
@@ -47,15 +50,13 @@ class Bins:
 
     @cached_property
     def most_frames(self) -> int:
-        """Of a pass; one segment is padding's."""
-        return self.frames[-1] - 1
+        return self.frames[-1] - 1  # one segment is for padding
 
     def rows_for(self, rows: int, frames: int) -> int | None:
-        """Rows of the bucket that holds a pass; None if none does."""
         return self.rows_for_all([(rows, frames)])
 
     def rows_for_all(self, passes: Sequence[tuple[int, int]]) -> int | None:
-        """Rows of the bucket that holds each of several passes, given by their rows and frames; None if none does."""
+        """Rows of the bucket that holds each of these passes, given as (rows, frames); None if none does."""
         for i in range(bisect_left(self.rows, max(rows for rows, _ in passes)), len(self.rows)):
             if all(frames + (self.rows[i] > rows) <= self.frames[i] for rows, frames in passes):
                 return self.rows[i]
@@ -63,18 +64,16 @@ class Bins:
 
 
 def split(item: int, num_frames: int, units: int, bins: Bins, num_ranks: int = 1) -> list[MediaPart]:
-    """An item as parts that fit a pass. Frames do not see each other in a tower, so a long video takes several, and
-    several ranks share one; a frame that no bucket holds stays a part of its own."""
+    """An item as parts that fit a pass. Frames do not attend to each other, so a long video takes several passes or
+    ranks. A frame that no bucket holds stays a part of its own."""
     most = max(1, min(bins.most_frames, bins.largest // max(units, 1), -(-num_frames // num_ranks)))
     return [MediaPart(item, first, min(most, num_frames - first), units) for first in range(0, num_frames, most)]
 
 
 def pack(parts: Sequence[MediaPart], bins: Bins, cost: Cost = default_cost) -> list[list[MediaPart]]:
-    """Passes that together hold all parts, each in a bucket, at the least cost found.
-
-    Exact for parts in order of size, each pass taking neighbours in that order; and two or more passes are also tried
-    with each filled as far as subsets of the parts allow. A part that no bucket holds is a pass of its own.
-    """
+    """Passes that hold all parts, each in a bucket, at the lowest cost found. Optimal for passes of neighbours in order
+    of size; two or more are also compared to filling each as far as subsets of the parts allow. A part that no bucket
+    holds is a pass of its own."""
     if len(parts) == 1:
         return [list(parts)]
     fitting = [part for part in parts if bins.rows_for(part.rows, part.count) is not None]
@@ -95,8 +94,50 @@ def padded_rows(passes: Sequence[Sequence[MediaPart]], bins: Bins) -> int:
     return sum(_bucket(parts, bins) or sum(part.rows for part in parts) for parts in passes)
 
 
+def share_out(parts: Sequence[MediaPart], bins: Bins, num_ranks: int, cost: Cost = default_cost) -> list[Shares]:
+    """Passes that hold all parts: one pass, or as many as the fullest rank needs if that costs less. A part that no
+    bucket holds gets a pass of its own."""
+    fitting, alone = list[MediaPart](), list[Shares]()
+    for part in parts:
+        if bins.rows_for(part.rows, part.count) is None:
+            alone.append([[part], *([] for _ in range(num_ranks - 1))])
+        else:
+            fitting.append(part)
+    if not fitting:
+        return alone
+    shares = balanced(fitting, num_ranks)
+    in_turn = in_step([pack(share, bins, cost) for share in shares])
+
+    def total(passes: list[Shares]) -> float:
+        buckets = [bucket_of(shares, bins) for shares in passes]
+        return sum(float("inf") if bucket is None else cost(bucket) for bucket in buckets)
+
+    return min(in_turn, [shares], key=total) + alone
+
+
+def balanced(parts: Sequence[MediaPart], num_ranks: int) -> Shares:
+    """Largest part first, each to the rank with the fewest rows: the largest share is at most a third too large."""
+    shares: Shares = [[] for _ in range(num_ranks)]
+    rows = [0] * num_ranks
+    for part in sorted(parts, key=lambda part: -part.rows):
+        rank = rows.index(min(rows))
+        shares[rank].append(part)
+        rows[rank] += part.rows
+    return shares
+
+
+def in_step(passes: Sequence[Sequence[list[MediaPart]]]) -> list[Shares]:
+    """Each rank's passes aligned by size, largest first; ranks with fewer get empty ones."""
+    ordered = [sorted(one, key=lambda parts: -_size(parts)[0]) for one in passes]
+    return [list(shares) for shares in zip_longest(*ordered, fillvalue=[])]
+
+
+def bucket_of(shares: Shares, bins: Bins) -> int | None:
+    return bins.rows_for_all([_size(share) for share in shares])
+
+
 def _neighbours(parts: Sequence[MediaPart], bins: Bins, cost: Cost) -> list[list[MediaPart]]:
-    """The cheapest cut of a sequence into passes: best[i] is what the first i parts cost."""
+    """The cheapest cut of a sequence into passes: best[i] is the cost of the first i parts."""
     best, cuts = [0.0], [0]
     for end in range(1, len(parts) + 1):
         options = []
@@ -118,7 +159,7 @@ def _neighbours(parts: Sequence[MediaPart], bins: Bins, cost: Cost) -> list[list
 
 
 def _filled(parts: Sequence[MediaPart], bins: Bins) -> list[list[MediaPart]]:
-    """Fill one pass after the other as close to the largest bucket as any subset of what is left comes."""
+    """Fill one pass after another as close to the largest bucket as any subset of the remaining parts gets."""
     left, passes = list(parts), []
     while left:
         chosen = _fullest(left, bins)
@@ -129,7 +170,7 @@ def _filled(parts: Sequence[MediaPart], bins: Bins) -> list[list[MediaPart]]:
 
 
 def _fullest(parts: Sequence[MediaPart], bins: Bins) -> list[MediaPart]:
-    """The subset with most rows that one pass holds. Sums are bits of a number; frames are cut off at the limit."""
+    """The subset with most rows that fits one pass. Reachable sums are bits of a number; too many frames drop parts."""
     reachable = [1]
     mask = (1 << (bins.largest + 1)) - 1
     for part in parts:
@@ -146,7 +187,7 @@ def _fullest(parts: Sequence[MediaPart], bins: Bins) -> list[MediaPart]:
 
 
 def _joined(passes: list[list[MediaPart]], bins: Bins, cost: Cost) -> list[list[MediaPart]]:
-    """Passes of different stretches put together where that is cheaper."""
+    """Joins passes across batches where that is cheaper."""
     found: list[list[MediaPart]] = []
     for parts in passes:
         if found:
@@ -164,4 +205,8 @@ def _total(passes: Sequence[Sequence[MediaPart]], bins: Bins, cost: Cost) -> flo
 
 
 def _bucket(parts: Sequence[MediaPart], bins: Bins) -> int | None:
-    return bins.rows_for(sum(part.rows for part in parts), sum(part.count for part in parts))
+    return bins.rows_for(*_size(parts))
+
+
+def _size(parts: Sequence[MediaPart]) -> tuple[int, int]:
+    return sum(part.rows for part in parts), sum(part.count for part in parts)

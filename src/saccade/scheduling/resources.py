@@ -1,4 +1,4 @@
-"""What running requests own: blocks, and holds on encoder entries. The scheduler decides, this does the accounts."""
+"""What running requests own: blocks, and holds on encoder entries. The scheduler decides; this does the accounting."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,62 +6,55 @@ from dataclasses import dataclass
 
 from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex, Entry
-from saccade.cache.prefix import PrefixCache, Span
+from saccade.cache.prefix import PrefixCache
 from saccade.scheduling.request import Request, Status
 
 
 @dataclass(frozen=True, slots=True)
 class DetachedResources:
-    """What a request owned, detached from it, until no plan in flight uses it any more."""
+    """What a request owned, kept until no plan in flight uses it."""
 
     blocks: tuple[int, ...]
     entries: tuple[Entry, ...]
 
 
 class Resources:
-    """Invariant: the references of the pool and the holds of the encoder index are exactly those of running requests
-    and of what was detached and not yet released."""
+    """Invariant: pool references and encoder holds are those of running requests and unreleased detached resources."""
 
     def __init__(self, pool: BlockPool, encoder: EncoderIndex, prefix: PrefixCache | None) -> None:
         assert prefix is None or prefix.pool is pool, "the prefix cache is on another pool"
-        self.pool = pool
-        self.encoder = encoder
-        self.prefix = prefix
+        self.pool, self.encoder, self.prefix = pool, encoder, prefix
 
-    def shareable(self, request: Request) -> tuple[int, ...]:
-        """Computed blocks that a starting request can share. The last token is always computed, for its logits, and
-        so are prompt rows whose scores were asked for."""
+    def shareable(self, request: Request, spare: int) -> tuple[int, ...] | None:
+        """Computed blocks that a starting request can share; None unless its known tokens fit with `spare` blocks left
+        for running requests. The last token is always computed, for its logits, and so are prompt rows to score."""
         max_tokens = request.num_scored if request.has_unscored_rows else request.num_tokens - 1
         found: tuple[int, ...] = ()
         if self.prefix is not None:
-            self._extend_keys(request)
+            self._extend_keys(self.prefix, request)
             found = self.prefix.match(request.keys, max_tokens)
         parent = request.parent
         if parent is not None and parent.status is Status.RUNNING and parent.num_computed >= len(parent.prompt_ids):
             count = min(max_tokens, len(parent.prompt_ids)) // self.pool.block_size
             found = max(found, parent.blocks[:count], key=len)
-        return found
-
-    def can_start(self, request: Request, shared: tuple[int, ...], spare: int) -> bool:
-        """Whether all known tokens fit, with `spare` blocks left for those who run already."""
-        revived = sum(self.pool.is_free(block) for block in shared)
-        needed = self.pool.blocks_for(request.num_tokens) - len(shared)
-        return needed + revived + spare <= self.pool.num_free
+        revived = sum(self.pool.is_free(block) for block in found)
+        needed = self.pool.blocks_for(request.num_tokens) - len(found)
+        return found if needed + revived + spare <= self.pool.num_free else None
 
     def start(self, request: Request, shared: tuple[int, ...]) -> None:
-        """Give blocks for all known tokens, so that a prompt once begun never waits for blocks."""
+        """Allocate blocks for all known tokens, so that a started prompt never waits for blocks."""
         self.pool.share(shared)
         request.blocks = shared + self.pool.allocate(self.pool.blocks_for(request.num_tokens) - len(shared))
         request.num_computed = request.num_planned = len(shared) * self.pool.block_size
         request.num_inserted = len(shared)
         if request.num_preemptions:
-            return  # finding one's own blocks again is no hit
+            return  # finding its own blocks again is no cache hit
         request.num_cached_tokens = request.num_computed
         if self.prefix is not None:
             self.prefix.count(request.num_tokens, len(shared))
 
     def grow(self, request: Request) -> bool:
-        """Make sure that the next row has a slot; False if no block is left."""
+        """Make sure the next row has a slot; False if no block is left."""
         if request.num_planned < len(request.blocks) * self.pool.block_size:
             return True
         if self.pool.num_free == 0:
@@ -69,39 +62,22 @@ class Resources:
         request.blocks += self.pool.allocate(1)
         return True
 
-    def find_media(self, request: Request, span: Span) -> bool:
-        """Hold the rows of a span's media, if they are there."""
-        if span.media_idx not in request.entries:
-            entry = self.encoder.hold(request.media_key(span))
-            if entry is None:
-                return False
-            request.entries[span.media_idx] = entry
-        return True
-
-    def reserve_media(self, request: Request, span: Span) -> Entry | None:
-        """Hold a place for rows that will be encoded."""
-        entry = self.encoder.reserve(request.media_key(span), request.media_rows(span.media_idx))
-        if entry is not None:
-            request.entries[span.media_idx] = entry
-        return entry
-
     def advance(self, request: Request) -> None:
-        """After `num_computed` grew: full blocks can be shared, media rows behind it are not read again."""
-        for media_idx in [i for i in request.entries if request.media_end(i) <= request.num_computed]:
+        """After `num_computed` grew: full blocks can be shared, and media rows before it are not read again."""
+        for media_idx in [i for i in request.entries if request.media_ends[i] <= request.num_computed]:
             self.encoder.release(request.entries.pop(media_idx))
         if self.prefix is None:
             return
         num_full = request.num_computed // self.pool.block_size
         if request.num_inserted < num_full:
-            self._extend_keys(request)
+            self._extend_keys(self.prefix, request)
             for i in range(request.num_inserted, num_full):
                 self.prefix.insert(request.keys[i], request.blocks[i])
             request.num_inserted = num_full
 
     def detach(self, request: Request) -> DetachedResources:
         held = DetachedResources(request.blocks, tuple(request.entries.values()))
-        request.blocks = ()
-        request.entries = {}
+        request.blocks, request.entries = (), {}
         return held
 
     def release(self, held: DetachedResources) -> None:
@@ -109,22 +85,14 @@ class Resources:
         for entry in held.entries:
             self.encoder.release(entry)
 
-    def forget_cached(self) -> None:
-        """Forget what nobody owns: it cannot be found again."""
-        self.encoder.clear()
-        self.pool.forget()
-
     def check(self, running: Iterable[Request], detached: Iterable[DetachedResources]) -> None:
-        owners = [DetachedResources(request.blocks, tuple(request.entries.values())) for request in running] + list(
-            detached
-        )
+        owners = [*(DetachedResources(one.blocks, tuple(one.entries.values())) for one in running), *detached]
         self.pool.check(Counter(block for held in owners for block in held.blocks))
         self.encoder.check(Counter(entry for held in owners for entry in held.entries))
         if self.prefix is not None:
             self.prefix.check()
 
-    def _extend_keys(self, request: Request) -> None:
-        assert self.prefix is not None, "keys are the prefix cache's"
-        known = len(request.keys) * self.pool.block_size
-        if request.num_tokens >= known + self.pool.block_size:
-            self.prefix.extend_keys(request.keys, request.tokens_from(known), request.key_spans, request.cache_salt)
+    def _extend_keys(self, prefix: PrefixCache, request: Request) -> None:
+        known, size = len(request.keys) * self.pool.block_size, self.pool.block_size
+        if request.num_tokens >= known + size:
+            prefix.extend_keys(request.keys, request.tokens_from(known), request.key_spans, request.cache_salt)

@@ -1,19 +1,19 @@
-"""The scheduler: which images to encode, which prompt chunks and which outputs to compute in the next step.
+"""The scheduler: which images to encode, and which prompt chunks and outputs to compute in the next step.
 
 The policy, under one token budget:
-1. A row for every output that can be computed, in order (priority, then arrival). Where blocks run out, the last in
-   order is preempted: it gives its blocks back and is recomputed later. The only one is never preempted.
+1. A row for every output that can be computed, in order (priority, then arrival). If blocks run out, the last in order
+   is preempted: it frees its blocks and is recomputed later. A lone request is never preempted.
 2. Chunks of the prompts that have begun, in order.
-3. New requests in order, without overtaking, unless somebody who runs was left short. A prompt gets all its blocks when
-   it begins, so that only outputs can run out of blocks.
+3. New requests in order, without overtaking, unless a running request was left short. A prompt gets all its blocks when
+   it begins, so only outputs can run out of blocks.
 
-Why it never stalls: the first in order of those who run can take the blocks of all others, and outputs leave at least
-one token of the budget to prompts. What must be computed in one piece waits for outputs to end, and nobody new is let
-in meanwhile. A request holds images only while it is inside one, and inside one it can always go on. With nobody
-running, the first in order fits or ends with an error.
+Why it never stalls: the first running request can take the blocks of all others, and outputs leave at least one token
+of the budget to prompts. What must be computed in one piece waits for outputs to end, and nothing new starts meanwhile.
+A request holds images only while it is inside one, and inside one it can always continue. If nothing runs, the first in
+order fits or ends with an error.
 
-Two plans can be in flight: plan k + 1 is made while step k runs. What a plan in flight uses is given back when that
-plan is committed; rows of a request that ended meanwhile are ignored.
+Two plans can be in flight: plan k + 1 is made while step k runs. What a plan in flight uses is released when it is
+committed; rows of a request that ended meanwhile are ignored.
 """
 
 from collections import deque
@@ -24,22 +24,18 @@ from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex, Entry
 from saccade.cache.prefix import PrefixCache, Span, overlapping
 from saccade.errors import RequestError
-from saccade.scheduling.draft import Draft, Flight
-from saccade.scheduling.plan import Chunk, Plan, Results, RowError
-from saccade.scheduling.queue import RequestQueue
-from saccade.scheduling.request import Request, Status
-from saccade.scheduling.request_limits import check_fits, check_queue
+from saccade.scheduling.request import Request, RequestQueue, Status
+from saccade.scheduling.request_checks import check_fits, check_queue
 from saccade.scheduling.resources import Resources
+from saccade.scheduling.step_plan import Chunk, Draft, EncodeItem, Results, RowError, StepPlan
 from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.update import Finish, FinishReason, Update
 
 
 class Scheduler:
-    """Pure bookkeeping. `plan` and `commit` alternate, with at most two plans not yet committed.
-
-    Invariant: a live request is in exactly one of waiting and running; what it owns is in `Resources`.
-    """
+    """Pure bookkeeping. `plan` and `commit` alternate, with at most two uncommitted plans. Invariant: a live request is
+    either waiting or running; what it owns is in `Resources`."""
 
     def __init__(
         self,
@@ -52,24 +48,24 @@ class Scheduler:
         self.settings = settings
         self.resources = Resources(pool, encoder, prefix)
         self.num_preemptions = 0
-        self._live: dict[str, Request] = {}
-        self._families: dict[str, dict[str, Request]] = {}  # live requests by the id of the one they were forked from
+        self.live: dict[str, Request] = {}  # unfinished requests by id
+        self._families: dict[str, dict[str, Request]] = {}  # live requests by the id they were forked from
         self._waiting = RequestQueue(lambda request: request.order)
         self._running = RequestQueue(lambda request: request.order)
         self._deadlines = RequestQueue(lambda request: (request.deadline, request.order))
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[Draft] = deque()
         self._arrivals = count()
         self._steps = count()
 
     @property
     def is_idle(self) -> bool:
-        return not (self._live or self._flights)
+        return not (self.live or self._flights)
 
     def add(self, request: Request) -> tuple[str, ...]:
-        """Queue a request and, for n > 1, its forks, all or none. Returns their ids."""
+        """Queue a request and, for n > 1, its forks: all or none. Returns their ids."""
         check_fits(request, self.settings, self.resources.pool, self.resources.encoder)
         family = {member.id: member for member in (request, *map(request.fork, range(1, request.params.n)))}
-        if request.id in self._families or family.keys() & self._live.keys():
+        if request.id in self._families or family.keys() & self.live.keys():
             raise RequestError(f"request {request.id!r} is not done yet; ids must differ", param="request_id")
         num_startable = self.settings.max_num_seqs - len(self._running)
         check_queue(tuple(family.values()), self._waiting, self.settings, num_startable)
@@ -81,50 +77,54 @@ class Scheduler:
             self._waiting.add(member)
             if member.deadline is not None:
                 self._deadlines.add(member)
-        self._live |= family
+        self.live |= family
         self._families[request.id] = dict(family)
         return tuple(family)
 
-    def request(self, request_id: str) -> Request:
-        """A request that has not ended."""
-        return self._live[request_id]
-
     def abort(self, request_id: str) -> tuple[Update, ...]:
-        """End a request and all its forks, or one fork. There is no news of what ended before."""
-        members = tuple(self._families.get(request_id, {}).values()) or self._find(request_id)
+        """End a request with all its forks, or one fork. Gives no updates for those that already ended."""
+        one = {request_id: self.live[request_id]} if request_id in self.live else {}
+        members = tuple((self._families.get(request_id) or one).values())
         return tuple(self._end(member, Finish(FinishReason.ABORT)) for member in members)
 
     def stop(self, request_id: str, detail: str | None) -> tuple[Update, ...]:
-        """End one request because its text met a stop string, or (None) its grammar's end: tokens cannot show that."""
-        return tuple(self._end(request, Finish(FinishReason.STOP, detail)) for request in self._find(request_id))
+        """End one request because its text met a stop string or (None) its grammar ended: tokens cannot show that."""
+        request = self.live.get(request_id)
+        return () if request is None else (self._end(request, Finish(FinishReason.STOP, detail)),)
 
-    def plan(self, now: float) -> Plan:
+    def plan(self, now: float) -> StepPlan:
         """Decide the next step. An empty plan needs no commit."""
         assert len(self._flights) < 2, "two plans are in flight; commit the older one first"
-        draft = Draft(self.settings.max_num_batched_tokens, self.settings.encoder_budget_tokens)
+        settings = self.settings
+        draft = Draft(next(self._steps), settings.max_num_batched_tokens, settings.encoder_budget_tokens)
         self._expire(now, draft)
-        decoding = [request for request in self._running if request.is_decoding]
-        prefilling = [request for request in self._running if request.num_left and not request.is_decoding]
+        decoding, prefilling = [], []
+        for request in self._running:
+            if request.is_decoding:
+                decoding.append(request)
+            elif request.num_left:
+                prefilling.append(request)
         for request in decoding:
-            if request.status is Status.RUNNING:
-                self._plan_output(request, draft)
+            if request.status is Status.RUNNING:  # else preempted for an earlier one
+                has_slot = self._find_slot(request, draft)
+                self._plan_rows(request, request.num_planned + has_slot, draft)
         for request in prefilling:
             if request.status is Status.RUNNING:
-                self._plan_prompt(request, draft)
+                self._plan_rows(request, self._reach(request, request.num_planned, draft), draft)
         if not draft.is_short:
             self._admit(draft)
-        plan = draft.finish(next(self._steps))
-        if not plan.is_empty:
-            self._flights.append(Flight(plan, draft.chunks, draft.encode))
-        return plan
+        if draft.chunks:
+            self._flights.append(draft)
+        return draft.plan()
 
-    def commit(self, plan: Plan, results: Results) -> tuple[Update, ...]:
-        """Take in what a plan gave: one token for every chunk that wanted logits, or an error for any."""
-        if plan.is_empty:
+    def commit(self, plan: StepPlan, results: Results) -> tuple[Update, ...]:
+        """Take in a plan's results: one token per chunk that wanted logits, or an error for any chunk."""
+        if not plan.chunks:
             return ()
         flight = self._flights.popleft()
-        assert flight.plan.step == plan.step, f"plan {plan.step} is committed, plan {flight.plan.step} is due"
-        self._drop_failed_media(flight, results)
+        assert flight.step == plan.step, f"plan {plan.step} is committed, plan {flight.step} is due"
+        if flight.encode:
+            self._drop_failed_media(flight, results)
         updates: list[Update] = []
         for request, chunk in flight.chunks.items():
             if request.status is not Status.FINISHED and request not in flight.void:
@@ -134,10 +134,11 @@ class Scheduler:
         return tuple(updates)
 
     def forget_cached(self) -> bool:
-        """Empty the prefix cache and the encoder cache. False, and nothing is done, while requests run or wait."""
+        """Empty the prefix and encoder caches. Returns False without doing anything while requests run or wait."""
         if not self.is_idle:
             return False
-        self.resources.forget_cached()
+        self.resources.encoder.clear()
+        self.resources.pool.forget()
         return True
 
     def stats(self) -> SchedulerStats:
@@ -156,12 +157,12 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Assert the invariants of the scheduler and of everything it keeps accounts of."""
+        """Assert the invariants of the scheduler and of everything it accounts for."""
         waiting, running = set(self._waiting), set(self._running)
         assert not waiting & running, f"{waiting & running} wait and run"
-        assert waiting | running == set(self._live.values()), "a live request is in no queue, or an ended one is in one"
+        assert waiting | running == set(self.live.values()), "a live request is in no queue, or an ended one is in one"
         families = [request for members in self._families.values() for request in members.values()]
-        assert len(families) == len(self._live) and set(families) == waiting | running, "families differ from requests"
+        assert len(families) == len(self.live) and set(families) == waiting | running, "families differ from requests"
         assert set(self._deadlines) == {r for r in waiting | running if r.deadline is not None}, "deadlines differ"
         assert len(running) <= self.settings.max_num_seqs, f"{len(running)} requests run"
         for queue in (self._waiting, self._running, self._deadlines):
@@ -169,24 +170,24 @@ class Scheduler:
         for request in waiting | running:
             request.check_progress(self.resources.pool.block_size)
         for flight in self._flights:
-            assert flight.plan.num_tokens <= self.settings.max_num_batched_tokens, f"over the budget: {flight.plan}"
-            owned = {block for chunk in flight.plan.chunks for block in chunk.blocks}
+            assert flight.tokens_left >= 0, f"over the budget: {flight}"
+            owned = {block for chunk in flight.chunks.values() for block in chunk.blocks}
             assert not any(map(self.resources.pool.is_free, owned)), "a plan in flight uses a free block"
         self.resources.check(self._running, [held for flight in self._flights for held in flight.held])
 
-    def _plan_output(self, request: Request, draft: Draft) -> None:
-        if self._find_slot(request, draft):
-            draft.add_rows(request, request.num_planned + 1)
+    def _plan_rows(self, request: Request, end: int, draft: Draft) -> None:
+        if end > request.num_planned:
+            draft.add_rows(request, end)
         else:
             draft.is_short = True
 
     def _find_slot(self, request: Request, draft: Draft) -> bool:
-        """Those before `request` in order have their rows already; those behind it can be preempted for it."""
+        """Earlier requests already have their rows; later ones can be preempted for this one."""
         while not self.resources.grow(request):
             if any(flight.held for flight in self._flights):
-                return False  # the next commit gives blocks back
+                return False  # the next commit frees blocks
             if len(self._running) == 1:
-                if not self._is_in_flight(request):  # else the token on its way may be the last one
+                if not self._is_in_flight(request):  # else its pending token may be the last
                     draft.updates.append(self._end(request, self._no_room(request)))
                 return False
             victim = self._running.last
@@ -195,13 +196,6 @@ class Scheduler:
             if victim is request:
                 return False
         return True
-
-    def _plan_prompt(self, request: Request, draft: Draft) -> None:
-        end = self._reach(request, request.num_planned, draft)
-        if end > request.num_planned:
-            draft.add_rows(request, end)
-        else:
-            draft.is_short = True
 
     def _admit(self, draft: Draft) -> None:
         for request in self._waiting:
@@ -217,8 +211,8 @@ class Scheduler:
         return is_forked and not self._is_in_flight(request)
 
     def _start(self, request: Request, draft: Draft) -> bool:
-        shared = self.resources.shareable(request)
-        if not self.resources.can_start(request, shared, spare=len(self._running)):
+        shared = self.resources.shareable(request, spare=len(self._running))
+        if shared is None:
             if self._running or self._flights:
                 return False
             draft.updates.append(self._end(request, self._no_room(request)))
@@ -235,7 +229,7 @@ class Scheduler:
         return True
 
     def _reach(self, request: Request, start: int, draft: Draft) -> int:
-        """Where a chunk from `start` ends: at a limit, or before media rows that cannot be had in this step."""
+        """Where a chunk from `start` ends: at a limit, or before media rows unavailable in this step."""
         limit = self.settings.prefill_chunk_tokens or draft.tokens_left
         end = min(start + min(limit, draft.tokens_left), request.num_tokens)
         for span in overlapping(request.spans, start, end):
@@ -243,21 +237,28 @@ class Scheduler:
             if span.is_whole and span.end > end:
                 if begin > start or span.end - start > draft.tokens_left:
                     return begin
-                end = span.end  # one piece, even where it is longer than a chunk
+                end = span.end  # in one piece, even if longer than a chunk
             if not self._secure_media(request, span, draft):
                 return begin
         return end
 
     def _secure_media(self, request: Request, span: Span, draft: Draft) -> bool:
-        """Hold media rows that are there or that this plan encodes; the first to encode may exceed the budget."""
-        if self.resources.find_media(request, span):
+        """Hold media rows that exist or that this plan encodes; the first to encode may exceed the budget."""
+        idx, encoder = span.media_idx, self.resources.encoder
+        if idx in request.entries:
             return True
-        if draft.encode and request.media_rows(span.media_idx) > draft.encoder_left:
-            return False
-        entry = self.resources.reserve_media(request, span)
+        num_rows = request.media_rows[idx]
+        key = (request.cache_salt, span.digest, num_rows)
+        entry = encoder.hold(key)
         if entry is None:
-            return False
-        draft.add_media(request, span, entry)
+            if draft.encode and num_rows > draft.encoder_left:
+                return False
+            entry = encoder.reserve(key, num_rows)
+            if entry is None:
+                return False
+            draft.encode[entry] = EncodeItem(request.id, idx, span.digest, num_rows, entry.pages)
+            draft.encoder_left -= num_rows
+        request.entries[idx] = entry
         return True
 
     def _expire(self, now: float, draft: Draft) -> None:
@@ -279,7 +280,7 @@ class Scheduler:
             return [self._end(request, Finish(FinishReason.ERROR, result.message))]
         if chunk.wants_all_logits:
             request.num_scored = max(request.num_scored, min(chunk.end, len(request.prompt_ids)))
-        if request.status is Status.RUNNING:  # else it was preempted since: the token counts, the rows are lost
+        if request.status is Status.RUNNING:  # else preempted since: the token counts, the rows are lost
             request.num_computed = chunk.end
             request.num_pending -= chunk.wants_logits
             self.resources.advance(request)
@@ -293,8 +294,8 @@ class Scheduler:
             self._end(request, finish)
         return [Update(request.id, (result[0],), finish=finish)]
 
-    def _drop_failed_media(self, flight: Flight, results: Results) -> None:
-        """Rows that were encoded for a request that failed may be wrong: whoever else read them begins again."""
+    def _drop_failed_media(self, flight: Draft, results: Results) -> None:
+        """Rows encoded for a failed request may be wrong, so their other readers start again."""
         failed = {request for request in flight.chunks if isinstance(results.get(request.id), RowError)}
         failed_ids = {request.id for request in failed}
         flights = (flight, *self._flights)
@@ -310,8 +311,8 @@ class Scheduler:
                 if request.status is Status.RUNNING:
                     self._preempt(request)
 
-    def _readers(self, entry: Entry, flights: Sequence[Flight]) -> list[Request]:
-        """Who holds an entry, and whose chunks in flight read it: one that was preempted since holds it no more."""
+    def _readers(self, entry: Entry, flights: Sequence[Draft]) -> list[Request]:
+        """Holders of an entry, and requests whose chunks in flight read it: once preempted they do not hold it."""
         found = [request for request in self._running if entry in request.entries.values()]
         for flight in flights:
             found += [
@@ -331,23 +332,19 @@ class Scheduler:
             self._deadlines.remove(request)
         request.status, request.finish = Status.FINISHED, finish
         family = request.parent.id if request.parent else request.id
-        del self._live[request.id], self._families[family][request.id]
+        del self.live[request.id], self._families[family][request.id]
         if not self._families[family]:
             del self._families[family]
         return Update(request.id, (), finish=finish)
 
     def _give_back(self, request: Request) -> None:
-        """Now, or when the last plan in flight that has the request's rows is committed."""
+        """Now, or when the last plan in flight with the request's rows is committed."""
         held = self.resources.detach(request)
         users = [flight for flight in self._flights if request in flight.chunks]
         if users:
             users[-1].held.append(held)
         else:
             self.resources.release(held)
-
-    def _find(self, request_id: str) -> tuple[Request, ...]:
-        request = self._live.get(request_id)
-        return () if request is None else (request,)
 
     def _is_in_flight(self, request: Request) -> bool:
         return any(request in flight.chunks for flight in self._flights)

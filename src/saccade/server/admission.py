@@ -1,4 +1,4 @@
-"""How many requests are in. Counted before anything is read or decoded, so that a full server answers at once."""
+"""Limits on admitted requests, counted before anything is read or decoded, so that a full server answers at once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +9,8 @@ from saccade.inputs.allowance import StopWorkError
 
 
 class Place:
-    """One admitted request: its body is read, then it is prepared, then it is the engine's. The memory that it holds is
-    given back when it is handed on or leaves, but not before the thread that prepares it has stopped."""
+    """One admitted request: its body is read, it is prepared, then handed to the engine. Its memory is released when it
+    is handed on or leaves, but not before the thread preparing it has stopped."""
 
     def __init__(self, admission: "Admission") -> None:
         self._admission = admission
@@ -18,7 +18,7 @@ class Place:
         self._is_reading, self._is_pending, self._is_working, self._is_gone = True, False, False, False
 
     def hold(self, num_bytes: int) -> None:
-        """Counts memory that preparing the request takes: its body, its decoded images. May be called in any thread."""
+        """Counts memory for preparing the request: its body, its decoded images. Any thread may call it."""
         admission = self._admission
         with admission.lock:
             limit = admission.max_pending_bytes
@@ -35,7 +35,7 @@ class Place:
             admission.pending_bytes += num_bytes
 
     def prepare(self) -> None:
-        """The body is here."""
+        """The body has arrived."""
         admission = self._admission
         if admission.pending >= admission.max_pending:
             raise admission.refusal(f"{admission.pending} requests are being prepared")
@@ -44,7 +44,7 @@ class Place:
         admission.pending += 1
 
     def pass_on(self) -> None:
-        """The request is the engine's now."""
+        """The engine has the request now."""
         self._end_stage()
         with self._admission.lock:
             if not self._is_working:
@@ -52,7 +52,7 @@ class Place:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Around what a thread does for the request."""
+        """Wraps a thread's work for the request."""
         with self._admission.lock:
             self._is_working = True
         try:
@@ -65,7 +65,7 @@ class Place:
                     self._release()
 
     def go_on(self) -> None:
-        """Raises where the request has left: what is done for it is done for nobody."""
+        """Raises if the request has left, so that no work is wasted on it."""
         if self._is_gone:
             raise StopWorkError
 
@@ -84,8 +84,8 @@ class Place:
 
 
 class Admission:
-    """`inside` counts all admitted requests, `reading` those whose body is still coming, `pending` those being
-    prepared, `pending_bytes` the memory of both. Clients that send slowly use up no places of those that do not."""
+    """`inside` counts all admitted requests, `reading` those whose body is still arriving, `pending` those being
+    prepared, `pending_bytes` the memory of both. Slow senders take no places from other clients."""
 
     def __init__(
         self, *, max_inside: int, max_reading: int, max_pending: int, max_pending_bytes: int, retry_after_s: float
@@ -95,7 +95,7 @@ class Admission:
         self._retry_after_s = retry_after_s
         self.inside = self.reading = self.pending = self.pending_bytes = 0
         self.num_refused = 0
-        self.lock = Lock()  # of the bytes, which threads hold too
+        self.lock = Lock()  # guards the byte counts, which threads change too
 
     @contextmanager
     def enter(self) -> Iterator[Place]:

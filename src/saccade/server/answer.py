@@ -1,4 +1,4 @@
-"""A job in the engine: its outputs as they grow, its usage, its times."""
+"""A job in the engine: its growing outputs, usage and timings."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -9,21 +9,20 @@ from typing import Any
 from saccade.client.stream import Delta
 from saccade.errors import CapacityError, EngineDeadError, RequestError
 from saccade.inputs.placeholders import Prompt
-from saccade.server.errors import HttpError, draining, to_http, too_late
-from saccade.server.exchange import Exchange
-from saccade.server.intake import Job
-from saccade.server.metrics import Record
-from saccade.server.service import Phase, Service
+from saccade.server.exchange import HttpExchange
+from saccade.server.http_errors import HttpError, draining, to_http, too_late
+from saccade.server.intake import RequestJob
+from saccade.server.service import ServerPhase, Service
 from saccade.wire.update import BROKEN, NO_NUMBERS, NO_TOKEN
 
-Piece = tuple[int, Delta]  # which choice, and what it gained
+Piece = tuple[int, Delta]  # choice index and what it gained
 
 
 class Answer:
-    """The choices of a job: prompt p's output i is choice p * n + i. Iterate `pieces` once; whoever stops early aborts
-    what is left. Outputs that failed raise; the other fields grow as pieces are read."""
+    """The choices of a job: prompt p's output i is choice p * n + i. Iterate `pieces` once; stopping early aborts the
+    rest. Failed outputs raise; the other fields grow as pieces are read."""
 
-    def __init__(self, service: Service, exchange: Exchange, job: Job[Any]) -> None:
+    def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[Any]) -> None:
         self._service, self._exchange, self._job = service, exchange, job
         self._n = job.params.n
         self.num_choices = self._n * len(job.prompts)
@@ -39,10 +38,6 @@ class Answer:
         self._is_computed = False  # the prompt
         self._engine_times: dict[str, float] = {}
 
-    @property
-    def num_output_tokens(self) -> int:
-        return sum(self._outputs)
-
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         prompts, self._job.prompts = self._job.prompts, ()  # pixels must not stay here while the engine works
         sources = [self._one(i, prompt) for i, prompt in enumerate(prompts)]
@@ -52,7 +47,7 @@ class Answer:
                 async for piece in source:
                     self._note(*piece)
                     yield piece
-        except (RequestError, CapacityError) as error:  # refused by the engine: it never was one of its requests
+        except (RequestError, CapacityError) as error:  # refused: it never was one of the engine's requests
             self._is_refused = True
             if isinstance(error, CapacityError):
                 self._service.admission.num_refused += 1
@@ -61,13 +56,13 @@ class Answer:
                 error.param = names.get(error.param or "", error.param)
             raise
         except EngineDeadError as error:
-            raise draining() if self._service.phase is Phase.DRAINING else to_http(error, "") from None
+            raise draining() if self._service.phase is ServerPhase.DRAINING else to_http(error, "") from None
         finally:
             if not self._is_refused:
                 self._end()
 
     def usage(self) -> dict[str, Any]:
-        completion = self.num_output_tokens
+        completion = sum(self._outputs)
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": completion,
@@ -87,10 +82,9 @@ class Answer:
         return {f"{name}_ms": round(value * 1000, 3) for name, value in seconds.items()}
 
     async def _one(self, prompt_idx: int, prompt: Prompt) -> AsyncGenerator[Piece, None]:
-        service, job = self._service, self._job
-        engine_id = service.enlist(job.public_id)
-        try:
-            source = service.engine.generate(
+        job = self._job
+        with self._service.enlisted(job.public_id) as engine_id:
+            source = self._service.engine.generate(
                 engine_id,
                 prompt,
                 job.params,
@@ -102,8 +96,6 @@ class Answer:
             async with aclosing(source):
                 async for delta in source:
                     yield prompt_idx * self._n + delta.index, delta
-        finally:
-            service.dismiss(job.public_id, engine_id)
 
     def _note(self, choice: int, delta: Delta) -> None:
         now = monotonic()
@@ -129,7 +121,6 @@ class Answer:
             self._check(delta)
 
     def _check(self, delta: Delta) -> None:
-        """A failed output fails the request."""
         if delta.finish_reason == "deadline":
             raise too_late()
         if delta.finish_reason == "error" and delta.stop_reason in (NO_TOKEN, BROKEN):
@@ -138,22 +129,19 @@ class Answer:
             is_sure = delta.stop_reason == NO_NUMBERS
             text = "the engine failed to compute the answer" + ("; the model's numbers are broken" if is_sure else "")
             raise HttpError(500, text, code="engine_error", should_retry=not is_sure)
-        if delta.finish_reason == "abort" and self._service.phase is not Phase.READY:
+        if delta.finish_reason == "abort" and self._service.phase is not ServerPhase.READY:
             raise draining()
 
     def _end(self) -> None:
         reasons = [self._reasons.get(choice, "abort") for choice in range(self.num_choices)]
         self._service.metrics.note_end(
-            Record(
-                finish_reasons=["error" if reason == "deadline" else reason for reason in reasons],
-                num_prompt_tokens=self.num_prompt_tokens,
-                num_output_tokens=self._outputs,
-                n=self._n,
-                max_tokens=self._job.params.max_tokens,
-                total_s=monotonic() - self._exchange.arrival,
-                first_s=self._first_s,
-                timings=self._engine_times,
-            )
+            self._job.params,
+            finish_reasons=["error" if reason == "deadline" else reason for reason in reasons],
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=self._outputs,
+            total_s=monotonic() - self._exchange.arrival,
+            first_s=self._first_s,
+            timings=self._engine_times,
         )
 
 

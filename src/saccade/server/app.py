@@ -1,4 +1,6 @@
-"""The routes, and what every request passes on its way to them."""
+"""The routes, and the middleware in front of them."""
+
+from collections.abc import Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -7,20 +9,20 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade.server.auth import Keys
 from saccade.server.chat import ChatRoute
 from saccade.server.completions import CompletionRoute
-from saccade.server.errors import to_http
-from saccade.server.exchange import ID_HEADER, Exchange
-from saccade.server.gate import Gate
+from saccade.server.exchange import ID_HEADER, HttpExchange
 from saccade.server.generate import GenerateRoute
 from saccade.server.health import HealthRoute
-from saccade.server.home import PageRoute
-from saccade.server.openapi import OpenApiRoute
+from saccade.server.http_errors import ClientGoneError, HttpError, explain, to_http
 from saccade.server.ops import OpsRoutes
 from saccade.server.service import Service
-from saccade.server.tokens import TokenRoutes
+from saccade.server.tokens import DetokenizeRoute, RenderRoute, TokenizeRoute
+
+OnEnd = Callable[[str, HttpExchange], None]
 
 
 def build_app(service: Service) -> Starlette:
@@ -28,12 +30,12 @@ def build_app(service: Service) -> Starlette:
     routes = _routes(service)
     known = {route.path for route in routes}
 
-    def note(path: str, exchange: Exchange) -> None:
+    def note(path: str, exchange: HttpExchange) -> None:
         path = path.removeprefix(settings.root_path)
         service.metrics.note_http(path if path in known else "other", exchange.status or 499)
 
-    gate = Middleware(
-        Gate,
+    admission = Middleware(
+        AdmissionMiddleware,
         keys=Keys(settings.api_key, settings.admin_api_key),
         root_path=settings.root_path,
         max_header_bytes=settings.max_header_bytes,
@@ -41,23 +43,64 @@ def build_app(service: Service) -> Starlette:
     )
     app = Starlette(
         routes=routes,
-        middleware=[*_cors(settings.origins()), gate],
+        middleware=[*_cors(settings.origins()), admission],
         exception_handlers={HTTPException: _refuse_route},
     )
     app.router.redirect_slashes = False
     return app
 
 
+class AdmissionMiddleware:
+    """Gives every request an id, checks its header size and key, and turns errors into replies in one place. Paths come
+    from the scope: no header influences who may call what."""
+
+    def __init__(self, app: ASGIApp, *, keys: Keys, root_path: str, max_header_bytes: int, on_end: OnEnd) -> None:
+        self._app, self._keys, self._root_path = app, keys, root_path
+        self._max_header_bytes = max_header_bytes
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        exchange = HttpExchange(scope, receive, send)
+        try:
+            async with exchange:
+                try:
+                    self._check(scope, exchange)
+                    await self._app(scope, exchange.receive, exchange.send)
+                except Exception as error:
+                    await self._fail(error, scope, exchange)
+        except ClientGoneError:
+            exchange.status = 499
+        finally:
+            self._on_end(scope["path"], exchange)
+
+    def _check(self, scope: Scope, exchange: HttpExchange) -> None:
+        path = scope["path"].removeprefix(self._root_path) if self._root_path else scope["path"]
+        self._keys.check(path, exchange.headers)
+        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > self._max_header_bytes:
+            text = f"the headers have {size} bytes; the limit is {self._max_header_bytes} (--max-header-bytes)"
+            raise HttpError(431, text, code="headers_too_large")
+
+    async def _fail(self, error: Exception, scope: Scope, exchange: HttpExchange) -> None:
+        if isinstance(error, ClientGoneError):
+            raise error
+        found = explain(error, exchange.id)
+        if exchange.has_started:  # a reply that has begun cannot be replaced: close the connection
+            raise error
+        await found.response()(scope, exchange.receive, exchange.send)
+
+
 def _routes(service: Service) -> list[Route]:
     ops = OpsRoutes(service)
-    tokens = TokenRoutes(service)
     return [
         Route("/v1/chat/completions", ChatRoute(service).create, methods=["POST"]),
-        Route("/v1/chat/completions/render", tokens.render, methods=["POST"]),
+        Route("/v1/chat/completions/render", RenderRoute(service).create, methods=["POST"]),
         Route("/v1/completions", CompletionRoute(service).create, methods=["POST"]),
         Route("/generate", GenerateRoute(service).create, methods=["POST"]),
-        Route("/tokenize", tokens.tokenize, methods=["POST"]),
-        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/tokenize", TokenizeRoute(service).create, methods=["POST"]),
+        Route("/detokenize", DetokenizeRoute(service).create, methods=["POST"]),
         Route("/v1/models", ops.models),
         Route("/v1/models/{name:path}", ops.model),
         Route("/health", ops.health),
@@ -71,8 +114,8 @@ def _routes(service: Service) -> list[Route]:
         Route("/server_info", ops.server_info),
         Route("/abort_request", ops.abort, methods=["POST"]),
         Route("/flush_cache", ops.flush_cache, methods=["GET", "POST"]),
-        Route("/openapi.json", OpenApiRoute(service).show),
-        Route("/", PageRoute().show),
+        Route("/openapi.json", ops.openapi),
+        Route("/", ops.page),
     ]
 
 
@@ -84,14 +127,14 @@ def _cors(origins: list[str]) -> list[Middleware]:
             CORSMiddleware,
             allow_origins=origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # OpenAI's client for browsers sends many of its own
+            allow_headers=["*"],  # OpenAI's browser client sends many of its own
             expose_headers=[ID_HEADER.decode()],
         )
     ]
 
 
 async def _refuse_route(request: Request, error: Exception) -> Response:
-    found = to_http(error, Exchange.of(request).id)
+    found = to_http(error, HttpExchange.of(request).id)
     response = found.response()
     if isinstance(error, HTTPException) and error.headers:
         response.headers.update(error.headers)

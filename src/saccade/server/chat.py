@@ -1,251 +1,185 @@
 """POST /v1/chat/completions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
-from starlette.requests import Request
 from starlette.responses import Response
 
+from saccade.client.output import Logprobs
 from saccade.client.stream import Delta
-from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.sizing import read_sizing
-from saccade.models.media import ImageSettings
-from saccade.server.chunks import NULL, ChunkWriter
-from saccade.server.exchange import Exchange
-from saccade.server.intake import Job, Recipe, needs_loading, take_in
+from saccade.server.exchange import HttpExchange
+from saccade.server.intake import PromptRoute, RequestJob, needs_loading
 from saccade.server.logprobs import chat_entries
-from saccade.server.protocol import ChatRequest
-from saccade.server.reply import Reply
-from saccade.server.sampling import chat_params
+from saccade.server.protocol import ChatRequest, TokenizeRequest
+from saccade.server.reasoning import Reasoning, ReasoningParser, after_reasoning, ends_in_reasoning
+from saccade.server.reply import OpenAIReply, ReplyChoice
+from saccade.server.request_params import chat_params
 from saccade.server.service import Service
-from saccade.server.thoughts import Thought, ThoughtParser, behind_thought, ends_in_thought
-from saccade.server.tools import (
-    CallArguments,
-    CallStarted,
-    Content,
-    ToolEvent,
-    ToolParser,
-    check_tools,
-    tool_grammar,
-    tool_parser,
-)
-from saccade.wire.grammar import Grammar
+from saccade.server.tools import Content, ToolCall, ToolEvent, ToolParser, new_tool_parser, tool_grammar
 from saccade.wire.sampling_params import SamplingParams
 
-Event = Thought | ToolEvent
+Event = Reasoning | ToolEvent
 
 
-class ChatRecipe(Recipe[ChatRequest]):
-    request = ChatRequest
+class ChatRoute(PromptRoute[ChatRequest]):
+    kind = ChatRequest
     prompt_param = "messages"
 
+    async def reply(self, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> Response:
+        return await ChatReply(self.service, exchange, job).response()
+
     def params(self, request: ChatRequest) -> SamplingParams:
-        return chat_params(request, self.service.limits, self._call_grammar(request))
+        service, is_parallel = self.service, request.parallel_tool_calls is not False
+        calls = tool_grammar(request.tools, request.tool_choice, style=service.tool_style, is_parallel=is_parallel)
+        return chat_params(request, service.settings, service.defaults, calls)
 
     def messages(self, request: ChatRequest) -> list[Any] | None:
         return request.messages if needs_loading(request.messages) else None
 
     def prompts(self, request: ChatRequest, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:
-        prompt = self.service.engine.processor.chat(
-            request.messages if messages is None else messages,
-            tools=request.tools if may_call(request) else None,
-            add_generation_prompt=request.add_generation_prompt is not False,
-            continue_final_message=bool(request.continue_final_message),
-            variables=request.chat_template_kwargs,
-            images=sized(self.service, request.mm_processor_kwargs),
-            allowance=allowance,
-        )
+        tools = request.tools if may_call(request) else None
+        prompt = chat_prompt(self.service, request, messages or request.messages, tools, allowance)
         request.messages = []  # the images are in the prompt now
         return (prompt,)
 
-    def settle(self, job: Job[ChatRequest]) -> None:
-        """Inside of a reasoning block, structure is for what follows the block."""
+    def settle(self, job: RequestJob[ChatRequest]) -> None:
+        """If the prompt ends inside a reasoning block, structure applies to what follows the block."""
         if not self.service.settings.reasoning_parser:
             return
         tokenizer = self.service.engine.processor.tokenizer
         is_continued = bool(job.request.continue_final_message)
-        job.is_thinking = ends_in_thought(job.prompts[0].token_ids.tolist(), tokenizer, is_continued=is_continued)
+        job.is_thinking = ends_in_reasoning(job.prompts[0].token_ids.tolist(), tokenizer, is_continued=is_continued)
         if job.is_thinking and job.params.grammar is not None:
             is_calls = job.request.tool_choice not in (None, "none", "auto")
-            job.params = replace(job.params, grammar=behind_thought(job.params.grammar, is_calls=is_calls))
-
-    def _call_grammar(self, request: ChatRequest) -> Grammar | None:
-        """What forces a call where one is asked for."""
-        if request.tools is not None:
-            check_tools(request.tools)
-        elif request.tool_choice not in (None, "none", "auto"):
-            raise RequestError("tool_choice needs tools", param="tool_choice", code="invalid_tools")
-        is_parallel = request.parallel_tool_calls is not False
-        return tool_grammar(request.tools, request.tool_choice, style=self.service.tool_style, is_parallel=is_parallel)
+            job.params = replace(job.params, grammar=after_reasoning(job.params.grammar, is_calls=is_calls))
 
 
 def may_call(request: ChatRequest) -> bool:
     return request.tools is not None and request.tool_choice != "none"
 
 
-def sized(service: Service, kwargs: Any) -> ImageSettings | None:
-    """How large the images of a request are to be, within what the checkpoint and the encoder allow."""
+def chat_prompt(
+    service: Service, request: ChatRequest | TokenizeRequest, messages: Any, tools: Any, allowance: Allowance
+) -> Prompt:
+    """Images are as large as the request asks, within the limits of the checkpoint and the encoder."""
     engine = service.engine
-    return read_sizing(kwargs, engine.processor.images, max_tokens=engine.limits.encoder_budget_tokens)
-
-
-class ChatRoute:
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._recipe = ChatRecipe(service)
-
-    async def create(self, request: Request) -> Response:
-        exchange = Exchange.of(request)
-        job = await take_in(self._service, exchange, self._recipe)
-        return await ChatReply(self._service, exchange, job).response()
+    budget = engine.limits.encoder_budget_tokens
+    return engine.processor.chat(
+        messages,
+        tools=tools,
+        add_generation_prompt=request.add_generation_prompt is not False,
+        continue_final_message=bool(request.continue_final_message),
+        variables=request.chat_template_kwargs,
+        images=read_sizing(request.mm_processor_kwargs, engine.processor.images, max_tokens=budget),
+        allowance=allowance,
+    )
 
 
 @dataclass(slots=True)
-class Choice:
-    """One choice as it grows."""
-
-    parser: ToolParser | None
-    thoughts: ThoughtParser | None = None
+class ChatChoice(ReplyChoice):
+    tool_parser: ToolParser | None = None
+    reasoning_parser: ReasoningParser | None = None
     reasoning: list[str] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
 
     def read(self, delta: Delta) -> list[Event]:
-        """Reasoning, text and calls in what the model wrote; all that was held back comes with the end."""
-        is_last, is_cut = delta.finish_reason is not None, delta.finish_reason == "length"
-        if self.thoughts is None:
-            return [*self._read_answer(delta.text, is_last=is_last, is_cut=is_cut)]
-        thought, text = self.thoughts.push(delta.text)
-        if is_last:
-            more, rest = self.thoughts.finish()
-            thought, text = thought + more, text + rest
-        return [*([Thought(thought)] if thought else []), *self._read_answer(text, is_last=is_last, is_cut=is_cut)]
+        """Splits the model's text into reasoning, content and calls; held-back text comes with the end."""
+        is_last, text = delta.finish_reason is not None, delta.text
+        events: list[Event] = []
+        if self.reasoning_parser is not None:
+            reasoning, text = self.reasoning_parser.push(text)
+            if is_last:
+                more, rest = self.reasoning_parser.finish()
+                reasoning, text = reasoning + more, text + rest
+            events += [Reasoning(reasoning)] if reasoning else []
+        if self.tool_parser is None:
+            return [*events, Content(text)] if text else events
+        events += self.tool_parser.push(text)
+        return [*events, *self.tool_parser.finish(is_cut=delta.finish_reason == "length")] if is_last else events
 
-    def _read_answer(self, text: str, *, is_last: bool, is_cut: bool) -> list[ToolEvent]:
-        if self.parser is None:
-            return [Content(text)] if text else []
-        events = self.parser.push(text)
-        return events + self.parser.finish(is_cut=is_cut) if is_last else events
 
-    def reason(self, delta: Delta) -> str | None:
-        has_calls = self.parser is not None and self.parser.num_calls > 0
+class ChatReply(OpenAIReply[ChatChoice]):
+    id_prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    closing = b'"delta":{}'
+    job: RequestJob[ChatRequest]
+
+    def new_choice(self) -> ChatChoice:
+        service, job = self.service, self.job
+        is_parallel = job.request.parallel_tool_calls is not False
+        # Structure from the first token on leaves no room for the model to open a block itself.
+        has_reasoning = bool(service.settings.reasoning_parser) and (job.is_thinking or not job.params.grammar)
+        return ChatChoice(
+            tool_parser=new_tool_parser(service.tool_style, is_parallel=is_parallel) if may_call(job.request) else None,
+            reasoning_parser=ReasoningParser(is_open=job.is_thinking) if has_reasoning else None,
+        )
+
+    def finish_reason(self, choice: ChatChoice, delta: Delta) -> str | None:
+        has_calls = choice.tool_parser is not None and choice.tool_parser.num_calls > 0
         return "tool_calls" if has_calls and delta.finish_reason == "stop" else delta.finish_reason
 
-
-class ChatReply(Reply):
-    id_prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
-    job: Job[ChatRequest]
-
-    def __init__(self, service: Service, exchange: Exchange, job: Job[ChatRequest]) -> None:
-        super().__init__(service, exchange, job)
-        is_parallel = job.request.parallel_tool_calls is not False
-        # Structure from the first token on leaves no room for a block that the model would open itself.
-        self._has_thoughts = bool(service.settings.reasoning_parser) and (job.is_thinking or not job.params.grammar)
-        self._shows_thoughts = job.request.include_reasoning is not False
-        self._choices = [
-            Choice(
-                tool_parser(service.tool_style, is_parallel=is_parallel) if may_call(job.request) else None,
-                ThoughtParser(is_open=job.is_thinking) if self._has_thoughts else None,
-            )
-            for _ in range(self.answer.num_choices)
-        ]
-
-    def take(self, index: int, delta: Delta) -> None:
-        choice = self._choices[index]
+    def grow(self, choice: ChatChoice, delta: Delta) -> None:
         for event in self._shown(choice, delta):
             match event:
-                case Thought(text=text):
+                case Reasoning(text=text):
                     choice.reasoning.append(text)
                 case Content(text=text):
                     choice.text.append(text)
-                case CallStarted(id=call_id, name=name):
-                    function = {"name": name, "arguments": ""}
+                case ToolCall(id=call_id, name=name, arguments=arguments):
+                    function = {"name": name, "arguments": arguments}
                     choice.calls.append({"id": call_id, "type": "function", "function": function})
-                case CallArguments(text=text):
-                    choice.calls[-1]["function"]["arguments"] += text
-        choice.token_ids += delta.token_ids
-        choice.logprobs += self._scores(delta) or ()
-        if delta.finish_reason is not None:
-            choice.finish_reason, choice.stop_reason = choice.reason(delta), delta.stop_reason
 
-    def choices(self) -> list[dict[str, Any]]:
-        return [self._choice(index, choice) for index, choice in enumerate(self._choices)]
-
-    def opening(self, writer: ChunkWriter, index: int, *, is_first: bool) -> list[bytes]:
-        more = b""
-        if is_first and self.job.request.return_token_ids:
-            more = b',"prompt_token_ids":' + orjson.dumps(self.answer.prompt_ids[0].tolist())
-        value = b'"delta":{"role":"assistant","content":""}'
-        return [writer.choice(index, value, usage=self.running_usage(), more=more)]
-
-    def contents(self, writer: ChunkWriter, index: int, delta: Delta) -> list[bytes]:
-        """A chunk for each event; scores and token ids go with the first."""
-        scores = self._scores(delta)
-        more = b',"token_ids":' + orjson.dumps(delta.token_ids) if self.job.request.return_token_ids else b""
-        values = [_delta(event) for event in self._shown(self._choices[index], delta)]
-        if not values and (scores or more):
-            values = [b'"delta":{"content":""}']
-        logprobs = NULL if scores is None else orjson.dumps({"content": scores, "refusal": None})
-        chunks = []
-        for value in values:
-            chunks.append(writer.choice(index, value, logprobs=logprobs, usage=self.running_usage(), more=more))
-            logprobs, more = NULL, b""
-        return chunks
-
-    def closing(self, writer: ChunkWriter, index: int, delta: Delta) -> bytes:
-        more = b',"stop_reason":' + orjson.dumps(delta.stop_reason)
-        finish = orjson.dumps(self._choices[index].reason(delta))
-        return writer.choice(index, b'"delta":{}', finish=finish, usage=self.running_usage(), more=more)
-
-    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        text, thought = "".join(choice.text), "".join(choice.reasoning)
+    def fields(self, index: int, choice: ChatChoice) -> dict[str, Any]:
+        text, reasoning = "".join(choice.text), "".join(choice.reasoning)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if choice.calls:
             message |= {"content": text or None, "tool_calls": choice.calls}
-        if choice.thoughts is not None and self._shows_thoughts:
-            message |= {"content": text or (None if thought else message["content"]), **_named(thought or None)}
-        found: dict[str, Any] = {
-            "index": index,
-            "message": message,
-            "logprobs": {"content": choice.logprobs, "refusal": None} if self.job.request.logprobs else None,
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
-        }
-        if self.job.request.return_token_ids:
-            found["token_ids"] = choice.token_ids
-        return found
+        if choice.reasoning_parser is not None and self.job.request.include_reasoning is not False:
+            message |= {"content": text or (None if reasoning else message["content"]), **_named(reasoning or None)}
+        has_scores = self.job.request.logprobs
+        return {"message": message, "logprobs": self._scores(choice.token_ids, choice.scores) if has_scores else None}
 
-    def _shown(self, choice: Choice, delta: Delta) -> list[Event]:
-        events = choice.read(delta)
-        return events if self._shows_thoughts else [event for event in events if not isinstance(event, Thought)]
+    def opening(self, index: int, *, is_first: bool) -> tuple[bytes, bytes]:
+        has_ids = is_first and self.job.request.return_token_ids
+        more = b',"prompt_token_ids":' + orjson.dumps(self.answer.prompt_ids[0].tolist()) if has_ids else b""
+        return b'"delta":{"role":"assistant","content":""}', more
 
-    def _scores(self, delta: Delta) -> list[dict[str, Any]] | None:
-        if delta.logprobs is None:
-            return None
-        return chat_entries(self.tokenizer, delta.token_ids, delta.logprobs, self.job.params.logprobs or 0)
+    def values(self, index: int, delta: Delta) -> list[bytes]:
+        values = [value for event in self._shown(self.choices[index], delta) for value in _deltas(event)]
+        if not values and (delta.logprobs or self.job.request.return_token_ids):
+            return [b'"delta":{"content":""}']
+        return values
+
+    def chunk_scores(self, index: int, delta: Delta) -> dict[str, Any]:
+        return self._scores(delta.token_ids, delta.logprobs or ())
+
+    def _shown(self, choice: ChatChoice, delta: Delta) -> list[Event]:
+        is_shown = self.job.request.include_reasoning is not False
+        return [event for event in choice.read(delta) if is_shown or not isinstance(event, Reasoning)]
+
+    def _scores(self, token_ids: Sequence[int], scores: Sequence[Logprobs]) -> dict[str, Any]:
+        entries = chat_entries(self.tokenizer, token_ids, scores, self.job.params.logprobs or 0)
+        return {"content": entries, "refusal": None}
 
 
-def _named(thought: str | None) -> dict[str, str | None]:
-    """Reasoning under both of its names: vLLM's newer one, and the one of SGLang and of older clients."""
-    return {"reasoning": thought, "reasoning_content": thought}
+def _named(reasoning: str | None) -> dict[str, str | None]:
+    """Reasoning under both names: vLLM's newer one, and that of SGLang and older clients."""
+    return {"reasoning": reasoning, "reasoning_content": reasoning}
 
 
-def _delta(event: Event) -> bytes:
+def _deltas(event: Event) -> list[bytes]:
+    """A call takes two chunks: its name, then its arguments."""
     match event:
-        case Thought(text=text):
-            return b'"delta":' + orjson.dumps(_named(text))
+        case Reasoning(text=text):
+            found: list[dict[str, Any]] = [_named(text)]
         case Content(text=text):
-            return b'"delta":{"content":' + orjson.dumps(text) + b"}"
-        case CallStarted(index=index, id=call_id, name=name):
-            function = {"name": name, "arguments": ""}
-            call: dict[str, Any] = {"index": index, "id": call_id, "type": "function", "function": function}
-        case CallArguments(index=index, text=text):
-            call = {"index": index, "function": {"arguments": text}}
-    return b'"delta":{"tool_calls":[' + orjson.dumps(call) + b"]}"
+            found = [{"content": text}]
+        case ToolCall(index=index, id=call_id, name=name, arguments=arguments):
+            begun = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+            calls = [begun, {"index": index, "function": {"arguments": arguments}}]
+            found = [{"tool_calls": [call]} for call in calls]
+    return [b'"delta":' + orjson.dumps(delta) for delta in found]

@@ -1,4 +1,4 @@
-"""Server-sent events: `data:` lines, comments while nothing happens, an end in any case."""
+"""Server-sent events: `data:` lines, comments while idle, and always an end."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -8,8 +8,8 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from saccade.server.errors import ClientGoneError, explain
-from saccade.server.exchange import Exchange
+from saccade.server.exchange import HttpExchange
+from saccade.server.http_errors import ClientGoneError, explain
 
 DONE = b"data: [DONE]\n\n"
 TICK_S = 1.0
@@ -17,10 +17,10 @@ PING = b": ping\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-async def event_stream(exchange: Exchange, chunks: AsyncGenerator[bytes, None], *, ping_s: float) -> "EventStream":
-    """A reply of chunks. What fails before the first of them is raised, so that it gets a status of its own; a first
-    chunk that takes long is not waited for."""
-    first = asyncio.ensure_future(_first(chunks))
+async def event_stream(exchange: HttpExchange, chunks: AsyncGenerator[bytes, None], *, ping_s: float) -> "EventStream":
+    """A streamed reply. Errors before the first chunk are raised, so that they get their own status; after `ping_s` the
+    reply starts without waiting for the first chunk."""
+    first = asyncio.ensure_future(anext(chunks))
     exchange.exits.push_async_callback(_end, first, chunks)
     await asyncio.wait({first}, timeout=ping_s or None)
     if first.done():
@@ -31,7 +31,7 @@ async def event_stream(exchange: Exchange, chunks: AsyncGenerator[bytes, None], 
 class EventStream(Response):
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: HttpExchange,
         first: "asyncio.Future[bytes]",
         chunks: AsyncGenerator[bytes, None],
         ping_s: float,
@@ -75,17 +75,13 @@ class EventStream(Response):
             self._num_sending -= 1
 
     async def _break_silence(self, send: Send) -> None:
-        """Unless it is the client that does not take what there is."""
+        """Pings, unless the client is not reading what was already sent."""
         while True:
             silence = monotonic() - self._last
             if not self._num_sending and silence >= self._ping_s:
                 await self._send_chunk(send, PING)
                 silence = 0.0
             await asyncio.sleep(max(self._ping_s - silence, min(self._ping_s, TICK_S)))
-
-
-async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(chunks)
 
 
 async def _end(first: "asyncio.Future[bytes]", chunks: AsyncGenerator[bytes, None]) -> None:

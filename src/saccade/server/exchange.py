@@ -1,4 +1,4 @@
-"""One HTTP exchange: its id, its body within limits, its end when the client leaves."""
+"""One HTTP exchange: its id, its size-limited body, its end when the client leaves."""
 
 import asyncio
 import re
@@ -11,24 +11,22 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from saccade.server.errors import ClientGoneError, HttpError
+from saccade.server.http_errors import ClientGoneError, HttpError
 
 ID_HEADER = b"x-request-id"
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _KEY = "saccade.exchange"
 
 
-class Exchange:
-    """A request and its reply. Within `async with`, a client that leaves cancels whatever is done for it, in any phase
-    behind the body: the watch begins when the last byte of the body was read.
-
-    What an endpoint enters into `exits` ends with the exchange, behind the last byte of a stream.
-    """
+class HttpExchange:
+    """A request and its reply. Within `async with`, once the whole body is read, a client that leaves cancels the work
+    for it. What an endpoint enters into `exits` ends with the exchange, after the last byte of a stream."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.arrival = monotonic()
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
-        self.id = _request_id(self.headers)
+        given = self.headers.get(ID_HEADER, b"")
+        self.id = given.decode() if _SANE_ID.fullmatch(given) else uuid4().hex
         self.exits = AsyncExitStack()
         self.extra_headers: list[tuple[bytes, bytes]] = [(ID_HEADER, self.id.encode())]
         self.status: int | None = None
@@ -40,16 +38,16 @@ class Exchange:
         scope[_KEY] = self
 
     @classmethod
-    def of(cls, request: Request) -> "Exchange":
+    def of(cls, request: Request) -> "HttpExchange":
         found = request.scope[_KEY]
-        assert isinstance(found, Exchange)
+        assert isinstance(found, HttpExchange)
         return found
 
     @property
     def has_started(self) -> bool:
         return self.status is not None
 
-    async def __aenter__(self) -> "Exchange":
+    async def __aenter__(self) -> "HttpExchange":
         self._owner = asyncio.current_task()
         return self
 
@@ -86,8 +84,9 @@ class Exchange:
         await self._send(message)
 
     async def body(self, *, limit: int, timeout_s: float, hold: Callable[[int], None] = lambda size: None) -> bytes:
-        """The body, refused as soon as it is known to be too long. `hold` is told of every part that came."""
-        _check_length(int(_digits(self.headers.get(b"content-length"))), limit)
+        """The body, refused as soon as it is known to be too long. `hold` is told of every part."""
+        length = self.headers.get(b"content-length", b"")
+        _check_length(int(length) if length.isdigit() and len(length) < 20 else 0, limit)
         parts: list[bytes] = []
         size, is_more = 0, True
         try:
@@ -104,7 +103,7 @@ class Exchange:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def leave(self) -> None:
-        """Ends whatever is done for a client that is gone, or as good as gone."""
+        """Cancels the work for a client that is gone, or as good as gone."""
         if not self.is_complete and self._owner is not None:
             self._is_gone = True
             self._owner.cancel()
@@ -113,15 +112,6 @@ class Exchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.leave()
-
-
-def _request_id(headers: Mapping[bytes, bytes]) -> str:
-    given = headers.get(ID_HEADER, b"")
-    return given.decode() if _SANE_ID.fullmatch(given) else uuid4().hex
-
-
-def _digits(value: bytes | None) -> bytes:
-    return value if value is not None and value.isdigit() and len(value) < 20 else b"0"
 
 
 def _check_length(size: int, limit: int) -> None:

@@ -1,49 +1,50 @@
 """POST /generate: SGLang's native route. Streamed text is cumulative, as its clients expect."""
 
 import re
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
 import orjson
-from starlette.requests import Request
 from starlette.responses import Response
 
 from saccade.client.output import Logprob, Logprobs
 from saccade.client.stream import Delta
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.messages import read_messages
+from saccade.inputs.chat_messages import read_messages
 from saccade.inputs.placeholders import Prompt
-from saccade.inputs.tokenizer import Tokenizer
-from saccade.server.answer import Answer
-from saccade.server.events import event_stream
-from saccade.server.exchange import Exchange
-from saccade.server.intake import Job, Recipe, needs_loading, take_in
+from saccade.server.exchange import HttpExchange
+from saccade.server.intake import PromptRoute, RequestJob, needs_loading
 from saccade.server.logprobs import likeliest, number, token_text
 from saccade.server.protocol import GenerateParams, GenerateRequest
-from saccade.server.sampling import generate_params
+from saccade.server.reply import Reply
+from saccade.server.request_params import generate_params
 from saccade.server.service import Service
 from saccade.server.structure import structure_param
 from saccade.wire.sampling_params import SamplingParams
 
-MAX_SCHEME = 16  # SGLang's clients also send base64 alone, in which no colon occurs
+Triple = list[Any]  # [log-probability, token id, text]; SGLang leaves the text out unless asked
+MAX_SCHEME = 16  # SGLang's clients also send bare base64, which has no colon
 
 
-class GenerateRecipe(Recipe[GenerateRequest]):
-    request = GenerateRequest
+class GenerateRoute(PromptRoute[GenerateRequest]):
+    kind = GenerateRequest
     prompt_param = "text"
+
+    async def reply(self, exchange: HttpExchange, job: RequestJob[GenerateRequest]) -> Response:
+        return await GenerateReply(self.service, exchange, job).response()
 
     def params(self, request: GenerateRequest) -> SamplingParams:
         if (request.text is None) == (request.input_ids is None):
             raise RequestError("send exactly one of text and input_ids", param="text", code="invalid_value")
         if request.image_data and request.input_ids is not None:
             raise RequestError("images need text with their placeholders", param="image_data", code="invalid_value")
-        return generate_params(request, self.service.limits)
+        return generate_params(request, self.service.settings, self.service.defaults)
 
     def messages(self, request: GenerateRequest) -> list[Any] | None:
-        """The images as a message, which is what the media loader knows."""
+        """The images as a message, the form that the media loader reads."""
         if not request.image_data:
             return None
         message = as_message(request)
@@ -61,7 +62,7 @@ class GenerateRecipe(Recipe[GenerateRequest]):
         media = [(ref.kind, ref.source) for ref in refs]
         return (processor.text(request.text or "", media=media, allowance=allowance),)
 
-    def settle(self, job: Job[GenerateRequest]) -> None:
+    def settle(self, job: RequestJob[GenerateRequest]) -> None:
         if job.request.input_ids is not None:
             job.prompt_param = "input_ids"
 
@@ -84,138 +85,96 @@ def as_message(request: GenerateRequest) -> list[Any]:
     return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}} for url in urls]}]
 
 
-class GenerateRoute:
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._recipe = GenerateRecipe(service)
-
-    async def create(self, request: Request) -> Response:
-        exchange = Exchange.of(request)
-        job = await take_in(self._service, exchange, self._recipe)
-        reply = GenerateReply(self._service, exchange, job)
-        if job.request.stream:
-            settings = self._service.settings
-            return await event_stream(exchange, reply.chunks(), ping_s=settings.sse_ping_s)
-        whole = await reply.whole()
-        return Response(await self._service.in_thread(orjson.dumps, whole), media_type="application/json")
-
-
-class _Triples:
-    """[log-probability, token id, text]; SGLang leaves the text out unless asked."""
-
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self._tokenizer = tokenizer
-
-    def chosen(self, token_ids: Sequence[int], scores: Sequence[Logprobs | None]) -> list[list[Any]]:
-        return [
-            self._triple(None if found is None else found[token], token)
-            for token, found in zip(token_ids, scores, strict=False)
-        ]
-
-    def top(self, scores: Logprobs, count: int) -> list[list[Any]]:
-        return [self._triple(score, token) for token, score in likeliest(scores, count)]
-
-    def _triple(self, score: Logprob | None, token: int) -> list[Any]:
-        text = None if self._tokenizer is None else token_text(self._tokenizer, token)
-        return [None if score is None else number(score), token, text]
-
-
+@dataclass(slots=True)
 class _Output:
-    """One output as it grows. Every streamed chunk has all of it, so that nothing is made anew for a chunk."""
+    """One growing output. Every streamed chunk contains all of it, so nothing is rebuilt for a chunk."""
 
-    def __init__(self, num_top: int, triples: _Triples) -> None:
-        self._num_top, self._triples = num_top, triples
-        self.text = ""
-        self.token_ids: list[int] = []
-        self.chosen: list[list[Any]] = []
-        self.tops: list[list[list[Any]]] = []
-        self.last: Delta | None = None
-
-    def take(self, delta: Delta) -> None:
-        scores = delta.logprobs or ()
-        self.text += delta.text
-        self.token_ids += delta.token_ids
-        self.chosen += self._triples.chosen(delta.token_ids, scores)
-        if self._num_top:
-            self.tops += [self._triples.top(found, self._num_top) for found in scores]
-        self.last = delta
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    chosen: list[Triple] = field(default_factory=list)
+    tops: list[list[Triple] | None] = field(default_factory=list)
+    last: Delta | None = None
 
 
-class GenerateReply:
-    def __init__(self, service: Service, exchange: Exchange, job: Job[GenerateRequest]) -> None:
-        self._service, self._exchange, self._job = service, exchange, job
-        self._answer = Answer(service, exchange, job)
-        has_text = job.request.return_text_in_logprobs
-        self._triples = _Triples(service.engine.processor.tokenizer if has_text else None)
-        self._outputs = [_Output(job.params.logprobs or 0, self._triples) for _ in range(job.params.n)]
+class GenerateReply(Reply):
+    job: RequestJob[GenerateRequest]
+
+    def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[GenerateRequest]) -> None:
+        super().__init__(service, exchange, job)
+        self._outputs = [_Output() for _ in range(job.params.n)]
         self._input_scores = self._write_input(())
 
-    async def whole(self) -> Any:
-        async with aclosing(self._answer.pieces()) as pieces:
-            async for index, delta in pieces:
-                self._take(index, delta)
-        found = [self._body(output) for output in self._outputs]
-        return found[0] if len(found) == 1 else found
-
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        async with aclosing(self._answer.pieces()) as pieces:
-            async for index, delta in pieces:
-                self._take(index, delta)
-                body = self._body(self._outputs[index])
-                yield b"data: " + orjson.dumps(body | ({"index": index} if len(self._outputs) > 1 else {})) + b"\n\n"
-
-    def _take(self, index: int, delta: Delta) -> None:
-        self._outputs[index].take(delta)
+    def take(self, index: int, delta: Delta) -> bytes:
+        output, scores = self._outputs[index], delta.logprobs or ()
+        output.text += delta.text
+        output.token_ids += delta.token_ids
+        output.chosen += self._chosen(delta.token_ids, scores)
+        output.tops += self._tops(scores)
+        output.last = delta
         if delta.prompt_logprobs is not None:
             self._input_scores = self._write_input(delta.prompt_logprobs)
+        if not self.job.request.stream:
+            return b""
+        place = {"index": index} if len(self._outputs) > 1 else {}
+        return b"data: " + orjson.dumps(self._body(output) | place) + b"\n\n"
+
+    def body(self) -> Any:
+        found = [self._body(output) for output in self._outputs]
+        return found[0] if len(found) == 1 else found
 
     def _body(self, output: _Output) -> dict[str, Any]:
         delta = output.last
         assert delta is not None, "an output without a piece"
-        usage = self._answer.usage()
+        usage = self.answer.usage()
         meta: dict[str, Any] = {
-            "id": self._job.public_id,
-            "finish_reason": _finish(delta, self._matched(output)),
+            "id": self.job.public_id,
+            "finish_reason": self._finish(output, delta),
             "prompt_tokens": usage["prompt_tokens"],
             "completion_tokens": len(output.token_ids),
             "cached_tokens": delta.num_cached_tokens,
-            "e2e_latency": monotonic() - self._exchange.arrival,
+            "e2e_latency": monotonic() - self.exchange.arrival,
         }
-        if self._job.request.return_logprob:
+        if self.job.request.return_logprob:
             meta |= self._scores(output)
-        if self._job.wants_timings:
-            meta["timings"] = self._answer.timings()
+        if self.job.wants_timings:
+            meta["timings"] = self.answer.timings()
         return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
 
-    def _matched(self, output: _Output) -> int | str | None:
-        """What ended the text: a stop token or string, or the model's own end token."""
-        assert output.last is not None, "an output without a piece"
-        if output.last.stop_reason is not None or not output.token_ids:
-            return output.last.stop_reason
-        token = output.token_ids[-1]
-        return token if token in self._service.eos_token_ids else None
+    def _finish(self, output: _Output, delta: Delta) -> dict[str, Any] | None:
+        """Why the text ended, if it did: for a stop, the token or string, or the model's own end token."""
+        match delta.finish_reason:
+            case None:
+                return None
+            case "length":
+                return {"type": "length", "length": delta.num_output_tokens}
+            case "stop":
+                end = output.token_ids[-1] if output.token_ids else None
+                own = end if end in self.service.eos_token_ids else None
+                return {"type": "stop", "matched": own if delta.stop_reason is None else delta.stop_reason}
+            case reason:
+                return {"type": reason}
 
     def _scores(self, output: _Output) -> dict[str, Any]:
         found = {**self._input_scores, "output_token_logprobs": output.chosen}
-        return found | ({"output_top_logprobs": output.tops} if self._job.params.logprobs else {})
+        return found | ({"output_top_logprobs": output.tops} if self.job.params.logprobs else {})
 
     def _write_input(self, scores: Sequence[Logprobs | None]) -> dict[str, Any]:
-        start = max(self._job.request.logprob_start_len or 0, 0)
-        ids = self._answer.prompt_ids[0].tolist()[start:]
-        found = {"input_token_logprobs": self._triples.chosen(ids, scores[start:])}
-        if count := self._job.params.logprobs:
-            tops = [None if one is None else self._triples.top(one, count) for one in scores[start:]]
-            return found | {"input_top_logprobs": tops}
-        return found
+        start = max(self.job.request.logprob_start_len or 0, 0)
+        ids = self.answer.prompt_ids[0].tolist()[start:]
+        found = {"input_token_logprobs": self._chosen(ids, scores[start:])}
+        return found | ({"input_top_logprobs": self._tops(scores[start:])} if self.job.params.logprobs else {})
 
+    def _chosen(self, token_ids: Sequence[int], scores: Sequence[Logprobs | None]) -> list[Triple]:
+        pairs = zip(token_ids, scores, strict=False)
+        return [self._triple(None if found is None else found[token], token) for token, found in pairs]
 
-def _finish(delta: Delta, matched: int | str | None) -> dict[str, Any] | None:
-    match delta.finish_reason:
-        case None:
-            return None
-        case "length":
-            return {"type": "length", "length": delta.num_output_tokens}
-        case "stop":
-            return {"type": "stop", "matched": matched}
-        case reason:
-            return {"type": reason}
+    def _tops(self, scores: Sequence[Logprobs | None]) -> list[list[Triple] | None]:
+        count = self.job.params.logprobs
+        if not count:
+            return []
+        found = [None if one is None else likeliest(one, count) for one in scores]
+        return [None if top is None else [self._triple(score, token) for token, score in top] for top in found]
+
+    def _triple(self, score: Logprob | None, token: int) -> Triple:
+        text = token_text(self.tokenizer, token) if self.job.request.return_text_in_logprobs else None
+        return [None if score is None else number(score), token, text]

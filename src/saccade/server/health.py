@@ -1,4 +1,4 @@
-"""GET /health_generate: whether the engine gives tokens, found out by asking it for one."""
+"""GET /health_generate: checks that the engine produces tokens by asking it for one."""
 
 import asyncio
 from contextlib import aclosing, suppress
@@ -9,16 +9,16 @@ from starlette.responses import Response
 
 from saccade.errors import CapacityError
 from saccade.inputs.placeholders import text_prompt
-from saccade.server.errors import HttpError
+from saccade.server.http_errors import HttpError
 from saccade.server.ops import json_reply
 from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
 
-RECENT_S = 1.0  # whoever gave a token so lately need not be asked for one
+RECENT_S = 1.0  # no probe if a token came this recently
 LIMIT_S = 20.0
 POLL_S = 0.05
 PROBE = "health_generate"
-PRIORITY = -(2**31)  # before every request
+PRIORITY = -(2**31)  # ahead of every request
 
 
 class HealthRoute:
@@ -27,7 +27,7 @@ class HealthRoute:
         self._turn = asyncio.Lock()
 
     async def generate(self, request: Request) -> Response:
-        """200 when the engine gave a token just now, to whomever. One probe at a time is enough for all who ask."""
+        """200 if the engine just produced a token for anyone. One probe at a time serves all callers."""
         self._service.check_open()
         try:
             async with asyncio.timeout(LIMIT_S), self._turn:
@@ -38,7 +38,7 @@ class HealthRoute:
         return json_reply({"status": "ok"})
 
     async def _probe(self) -> None:
-        """Returns when the engine gave a token, to this probe or to somebody else."""
+        """Returns when the engine produced a token, for this probe or any request."""
         begun = monotonic()
         probe = asyncio.create_task(self._decode_one())
         try:
@@ -55,18 +55,15 @@ class HealthRoute:
     async def _decode_one(self) -> None:
         service = self._service
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-        engine_id = service.enlist(PROBE)
-        try:
+        with service.enlisted(PROBE) as engine_id:
             source = service.engine.generate(engine_id, text_prompt([0]), params, priority=PRIORITY, cache_salt=PROBE)
-            with suppress(CapacityError):  # then others wait for tokens, and theirs count
+            with suppress(CapacityError):  # then others wait for tokens, which count too
                 async with aclosing(source):
                     async for delta in source:
                         if delta.finish_reason == "error":
                             raise _unhealthy("the engine failed to compute a token")
                         if delta.token_ids:
                             service.note_output()
-        finally:
-            service.dismiss(PROBE, engine_id)
 
     def _has_output_since(self, moment: float) -> bool:
         last = self._service.last_output

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 with bounds on what is not yet a request, and broken requests answered in the API's own shape."""
+"""uvicorn's HTTP/1.1 with limits before a request is complete, and API-shaped replies to malformed requests."""
 
 import asyncio
 
@@ -7,37 +7,37 @@ import orjson
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from saccade.server.errors import HttpError
+from saccade.server.http_errors import HttpError
 
-LOOKS = 8  # at a client, in the time that it has
+LOOKS = 8  # checks of a client within its timeout
 _HOP_HEADERS = frozenset({b"upgrade", b"http2-settings", b"connection"})
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """The parser keeps what it cannot hand on yet: heads, trailers, chunk sizes. Without a limit, one that never ends
-    fills the memory; without a time for heads, clients that say nothing use up the connections, and without one for
-    replies, clients that read nothing: a reply waits for room in the buffer, a closed connection for its end.
+    """The parser buffers what it cannot hand on yet: heads, trailers, chunk sizes. Without a limit an endless one fills
+    memory; without a timeout, clients that send no head or read no reply use up the connections: a reply waits for room
+    in the buffer, a closed connection for its end.
 
-    Clients that offer another protocol (Java's offers HTTP/2 with every request) are answered in this one. A reply that
-    was begun is never written into: the connection ends instead.
+    Clients that offer another protocol (Java's offers HTTP/2 with every request) are answered in HTTP/1.1. Nothing is
+    written into a reply that has begun: the connection ends instead.
     """
 
     max_header_bytes = 64 * 1024
     timeout_s = 60.0
-    _held_bytes = 0  # since the parser last handed something on
+    _held_bytes = 0  # since the parser last handed on data
     _is_in_head = False
     _is_upgrade = False
     _is_refused = False
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    _unread_bytes = 0  # when last looked at, since `_read_at`
+    _unread_bytes = 0  # at the last check; unchanged since `_read_at`
     _read_at = 0.0
     _serving: RequestResponseCycle | None = None
 
     @classmethod
     def limited(cls, max_header_bytes: int, timeout_s: float = 60.0) -> type["BoundedProtocol"]:
-        """`timeout_s` 0: clients may send and read as slowly as they like."""
+        """`timeout_s` 0 sets no limit on how slowly clients send and read."""
         limits = {"max_header_bytes": max_header_bytes, "timeout_s": timeout_s}
         return type("LimitedProtocol", (cls,), limits)
 
@@ -48,7 +48,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._watch_reader()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A request that waits behind another one must not hide that the other one's client is gone."""
+        """A pipelined request must not hide from the one being served that its client is gone."""
         self._end_wait()
         if self._write_timer is not None:
             self._write_timer.cancel()
@@ -85,7 +85,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._held_bytes, self._is_in_head = 0, False
         self._is_upgrade = self.parser.should_upgrade()
         if not self._has_host():
-            self._is_refused = True  # nothing behind this head is a request
+            self._is_refused = True  # nothing after this head is a request
             self.send_400_response("")
         elif not self._is_upgrade:
             super().on_headers_complete()
@@ -108,12 +108,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _has_host(self) -> bool:
-        """HTTP/1.1 names the host it asks for, once; HTTP/1.0 need not."""
+        """HTTP/1.1 requires exactly one Host header; HTTP/1.0 may omit it."""
         num_hosts = sum(name == b"host" for name, _ in self.headers)
         return num_hosts == 1 or (num_hosts == 0 and self.parser.get_http_version() != "1.1")
 
     def _feed(self, data: bytes) -> bytes | None:
-        """What is still to be read, where the parser has stopped for an upgrade."""
+        """Returns what is left to read after the parser stopped for an upgrade."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -123,7 +123,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return None
 
     def _without_upgrade(self) -> bytes:
-        """The head again, with nothing in it that makes the parser take the body for another protocol."""
+        """The head again, without what makes the parser treat the body as another protocol."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         if method == b"CONNECT":
             self.send_400_response("")
@@ -151,8 +151,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _watch_reader(self) -> None:
-        """Ends the connection of a client that takes nothing of what waits for it. Only while nothing is added to that:
-        then any change is a client that reads."""
+        """Aborts the connection of a client that reads nothing. Checks only while nothing is added to the buffer: then
+        any change means that the client reads."""
         waits = self.flow.write_paused or self.transport.is_closing()
         unread = self.transport.get_write_buffer_size() if waits else 0
         if not unread or unread != self._unread_bytes:

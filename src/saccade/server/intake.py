@@ -1,7 +1,5 @@
-"""From a body to a job for the engine: read, checked, its media fetched and decoded, its prompts tokenized.
-
-Everything that takes long runs in worker threads, in one go where nothing has to be fetched.
-"""
+"""From a body to a job for the engine: parse, check, fetch and decode media, tokenize. Slow work runs in worker
+threads, in one go where nothing must be fetched."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -10,13 +8,16 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
-from saccade.inputs.messages import MediaRef, find_media
+from saccade.inputs.chat_messages import MediaRef, find_sources
 from saccade.inputs.placeholders import Prompt
 from saccade.server.admission import Place
-from saccade.server.errors import HttpError, too_late
-from saccade.server.exchange import Exchange
+from saccade.server.exchange import HttpExchange
+from saccade.server.http_errors import HttpError, too_late
 from saccade.server.protocol import Wire
 from saccade.server.reading import check_content_type, ignored_header, read_request
 from saccade.server.service import Service
@@ -30,9 +31,8 @@ TIMEOUT_HEADER, TIMINGS_HEADER = b"x-request-timeout", b"x-timings"
 
 
 @dataclass(slots=True)
-class Job(Generic[R]):
-    """A request on its way. `seconds` holds what each stage took. The two params are what errors call the prompt and
-    the structure of the output."""
+class RequestJob(Generic[R]):
+    """`seconds` holds the time of each stage. The two params name the prompt and the output's structure in errors."""
 
     request: R
     params: SamplingParams
@@ -46,15 +46,15 @@ class Job(Generic[R]):
     ignored: tuple[str, ...] = ()
     prompt_param: str = "prompt"
     structure_param: str = "response_format"
-    is_thinking: bool = False  # the prompt ends inside of a reasoning block
+    is_thinking: bool = False  # the prompt ends inside a reasoning block
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-class Recipe(ABC, Generic[R]):
-    """How a route makes prompts of its requests. All of it runs in worker threads. `is_count`: nothing is run, so that
-    prompts may be longer than what can be."""
+class PromptRoute(ABC, Generic[R]):
+    """A route whose requests become prompts. Everything before `reply` runs in worker threads. `is_count`: nothing is
+    run, so prompts may exceed the model's length."""
 
-    request: type[R]
+    kind: type[R]
     prompt_param = "prompt"
     is_count = False
 
@@ -62,163 +62,148 @@ class Recipe(ABC, Generic[R]):
         self.service = service
 
     @abstractmethod
-    def params(self, request: R) -> SamplingParams: ...
+    async def reply(self, exchange: HttpExchange, job: RequestJob[R]) -> Response: ...
 
-    @abstractmethod
+    def params(self, request: R) -> SamplingParams:
+        """Checks the request, too."""
+        return SamplingParams()
+
     def messages(self, request: R) -> list[Any] | None:
-        """Messages whose images and videos must be got before the prompts can be made; None where there are none."""
+        """Messages whose media must be fetched before the prompts can be made; None if there are none."""
+        return None
 
     @abstractmethod
     def prompts(self, request: R, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]: ...
 
     def structure_param(self, request: R) -> str:
-        """The field that asks for structure; where none does, tools do."""
+        """The field that asks for structure; if none does, tools do."""
         return structure_param(request) or "tools"
 
     def param(self, param: str | None) -> str | None:
-        """What a route's own clients call a field."""
+        """What this route's clients call a field."""
         return param
 
-    def allowance(self, place: Place) -> Allowance:
-        longest = self.service.max_model_len - 1
-        return Allowance(max_tokens=longest, is_count=self.is_count, hold=place.hold, go_on=place.go_on)
+    def settle(self, job: RequestJob[R]) -> None:
+        """Decisions that need the prompts."""
 
-    def settle(self, job: Job[R]) -> None:
-        """What can be decided only with the prompts at hand."""
+    async def create(self, request: Request) -> Response:
+        exchange = HttpExchange.of(request)
+        try:
+            job = await self._take_in(exchange)
+        except RequestError as error:
+            error.param = self.param(error.param)
+            raise
+        return await self.reply(exchange, job)
 
+    async def _take_in(self, exchange: HttpExchange) -> RequestJob[R]:
+        """The job of an exchange, whose place is held until the exchange ends."""
+        service, settings = self.service, self.service.settings
+        service.check_open()
+        check_content_type(exchange.headers)
+        place = exchange.exits.enter_context(service.admission.enter())
+        body = await exchange.body(limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s, hold=place.hold)
+        received = monotonic()
+        place.prepare()
+        job, messages = await service.in_thread(self._read, exchange, body, place)
+        del body
+        if messages is not None:
+            await self._add_media(job, messages, place)
+        job.seconds["receive"] = received - exchange.arrival
+        job.seconds["prepare"] = monotonic() - received
+        for stage, seconds in job.seconds.items():
+            service.metrics.note_stage(stage, seconds)
+        if settings.strict:
+            exchange.extra_headers.append(ignored_header(job.ignored))
+        place.pass_on()
+        return job
 
-async def take_in(service: Service, exchange: Exchange, recipe: Recipe[R]) -> Job[R]:
-    """The job of an exchange. Its place is held until the exchange ends."""
-    try:
-        return await _take_in(service, exchange, recipe)
-    except RequestError as error:
-        error.param = recipe.param(error.param)
-        raise
+    def _read(self, exchange: HttpExchange, body: bytes, place: Place) -> tuple[RequestJob[R], list[Any] | None]:
+        with place.working():
+            begun = monotonic()
+            request, ignored = read_request(self.kind, body)
+            job = self._new_job(exchange, request, ignored)
+            messages = self.messages(request)
+            job.seconds["parse"] = monotonic() - begun
+            if messages is None:
+                self._make_prompts(job, None, place)
+            return job, messages
 
+    def _new_job(self, exchange: HttpExchange, request: R, ignored: tuple[str, ...]) -> RequestJob[R]:
+        model = self.service.check_model(getattr(request, "model", None))
+        params = self.params(request)
+        structure = "" if params.grammar is None else self.structure_param(request)
+        if params.grammar is not None:
+            check_grammar(params.grammar, param=structure)
+        return RequestJob(
+            request,
+            params,
+            model,
+            _given_id(request) or exchange.id,
+            deadline=_deadline(self.service, exchange, getattr(request, "timeout", None)),
+            cache_salt=getattr(request, "cache_salt", None),
+            priority=getattr(request, "priority", None) or 0,
+            wants_timings=bool(getattr(request, "timings", None)) or TIMINGS_HEADER in exchange.headers,
+            ignored=ignored,
+            prompt_param=self.prompt_param,
+            structure_param=structure,
+        )
 
-async def _take_in(service: Service, exchange: Exchange, recipe: Recipe[R]) -> Job[R]:
-    service.check_open()
-    check_content_type(exchange.headers)
-    place = exchange.exits.enter_context(service.admission.enter())
-    settings = service.settings
-    body = await exchange.body(limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s, hold=place.hold)
-    received = monotonic()
-    place.prepare()
-    job, messages = await service.in_thread(_read, exchange, recipe, body, place)
-    del body
-    if messages is not None:
-        await _add_media(recipe, job, messages, place)
-    job.seconds["receive"] = received - exchange.arrival
-    job.seconds["prepare"] = monotonic() - received
-    for stage, seconds in job.seconds.items():
-        service.metrics.note_stage(stage, seconds)
-    if settings.strict:
-        exchange.extra_headers.append(ignored_header(job.ignored))
-    place.pass_on()
-    return job
-
-
-def _read(exchange: Exchange, recipe: Recipe[R], body: bytes, place: Place) -> tuple[Job[R], list[Any] | None]:
-    with place.working():
+    async def _add_media(self, job: RequestJob[R], messages: list[Any], place: Place) -> None:
         begun = monotonic()
-        request, ignored = read_request(recipe.request, body)
-        job = _new_job(exchange, recipe, request, ignored)
-        messages = recipe.messages(request)
-        job.seconds["parse"] = monotonic() - begun
-        if messages is None:
-            _make_prompts(recipe, job, None, place)
-        return job, messages
+        left = None if job.deadline is None else max(job.deadline - begun, 0.0)
+        try:
+            async with asyncio.timeout(left):
+                resolved = await self.service.media.resolve(messages, place.hold)
+                job.seconds["fetch"] = monotonic() - begun
+                await self.service.in_thread(self._work, job, resolved, place)
+        except TimeoutError:
+            raise too_late() from None
 
+    def _work(self, job: RequestJob[R], messages: list[Any], place: Place) -> None:
+        with place.working():
+            self._make_prompts(job, messages, place)
 
-def _new_job(exchange: Exchange, recipe: Recipe[R], request: R, ignored: tuple[str, ...]) -> Job[R]:
-    service = recipe.service
-    model = service.check_model(getattr(request, "model", None))
-    params = recipe.params(request)
-    structure = "" if params.grammar is None else recipe.structure_param(request)
-    if params.grammar is not None:
-        check_grammar(params.grammar, param=structure)
-    return Job(
-        request,
-        params,
-        model,
-        _first(request, ("request_id", "rid")) or exchange.id,
-        deadline=_deadline(service, exchange, getattr(request, "timeout", None)),
-        cache_salt=getattr(request, "cache_salt", None),
-        priority=getattr(request, "priority", None) or 0,
-        wants_timings=bool(getattr(request, "timings", None)) or TIMINGS_HEADER in exchange.headers,
-        ignored=ignored,
-        prompt_param=recipe.prompt_param,
-        structure_param=structure,
-    )
-
-
-async def _add_media(recipe: Recipe[R], job: Job[R], messages: list[Any], place: Place) -> None:
-    service = recipe.service
-    begun = monotonic()
-    left = None if job.deadline is None else max(job.deadline - begun, 0.0)
-    try:
-        async with asyncio.timeout(left):
-            resolved = await service.media.resolve(messages, place.hold)
-            job.seconds["fetch"] = monotonic() - begun
-            await service.in_thread(_work, recipe, job, resolved, place)
-    except TimeoutError:
-        raise too_late() from None
-
-
-def _work(recipe: Recipe[R], job: Job[R], messages: list[Any], place: Place) -> None:
-    with place.working():
-        _make_prompts(recipe, job, messages, place)
-
-
-def _make_prompts(recipe: Recipe[R], job: Job[R], messages: list[Any] | None, place: Place) -> None:
-    begun = monotonic()
-    try:
-        job.prompts = recipe.prompts(job.request, messages, recipe.allowance(place))
-        recipe.settle(job)
-    except RecursionError:  # whoever looks into all of a request stops at some depth, if the JSON parser did not
-        raise RequestError("the body is nested too deeply", code="invalid_json") from None
-    decoding = sum(media.decode_s for prompt in job.prompts for media in prompt.media)
-    if decoding:
-        job.seconds["decode_media"] = decoding
-    job.seconds["preprocess"] = monotonic() - begun - decoding
+    def _make_prompts(self, job: RequestJob[R], messages: list[Any] | None, place: Place) -> None:
+        begun = monotonic()
+        longest = self.service.max_model_len - 1
+        allowance = Allowance(max_tokens=longest, is_count=self.is_count, hold=place.hold, go_on=place.go_on)
+        try:
+            job.prompts = self.prompts(job.request, messages, allowance)
+            self.settle(job)
+        except RecursionError:  # recursive checks fail at some depth, if the JSON parser did not
+            raise RequestError("the body is nested too deeply", code="invalid_json") from None
+        decoding = sum(media.decode_s for prompt in job.prompts for media in prompt.media)
+        if decoding:
+            job.seconds["decode_media"] = decoding
+        job.seconds["preprocess"] = monotonic() - begun - decoding
 
 
 def needs_loading(messages: Sequence[Any]) -> bool:
-    """Whether a source must be fetched or is not an image's data URL, which the processor reads itself, in the thread
-    that decodes it. What is no message at all is left for the processor to refuse."""
-    refs = (
-        find_media(part, f"messages[{i}].content[{j}]")
-        for i, message in enumerate(messages)
-        if isinstance(message, dict) and isinstance(message.get("content"), list)
-        for j, part in enumerate(message["content"])
-    )
-    return any(ref is not None and ref.source is not None and not _is_inline(ref) for ref in refs)
+    """Whether any source must be loaded first. Not so for an image's data URL, which the processor reads in the thread
+    that decodes it. Malformed messages are left for the processor to refuse."""
+    return not all(_is_inline(ref) for _, _, ref in find_sources(messages))
 
 
 def _is_inline(ref: MediaRef) -> bool:
     return ref.kind == "image" and isinstance(ref.source, str) and ref.source[:5].lower() == "data:"
 
 
-def _deadline(service: Service, exchange: Exchange, asked: float | None) -> float | None:
-    """A time of the monotonic clock: what the request asks for, within what the server allows."""
-    if asked is None and (header := exchange.headers.get(TIMEOUT_HEADER)) is not None:
-        asked = _seconds(header)
+def _deadline(service: Service, exchange: HttpExchange, asked: float | None) -> float | None:
+    """A time of the monotonic clock: what the request asks for, within the server's limit."""
+    header = exchange.headers.get(TIMEOUT_HEADER)
+    if asked is None and header is not None:
+        try:
+            asked = float(header)
+        except ValueError:
+            asked = 0.0
+        if not 0 < asked <= 10**6:
+            raise HttpError(400, "the header X-Request-Timeout must be a number of seconds", code="invalid_value")
     limits = [value for value in (asked, service.settings.request_timeout_s) if value]
     return exchange.arrival + min(limits) if limits else None
 
 
-def _seconds(header: bytes) -> float:
-    try:
-        value = float(header)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 10**6:
-        raise HttpError(400, "the header X-Request-Timeout must be a number of seconds", code="invalid_value")
-    return value
-
-
-def _first(request: Wire, names: Sequence[str]) -> str | None:
-    found = [value for name in names if (value := getattr(request, name, None)) is not None]
-    if len(set(found)) > 1:
-        raise RequestError(f"{' and '.join(names)} differ; send one of them", param=names[1])
-    return found[0] if found else None
+def _given_id(request: Wire) -> str | None:
+    first, second = getattr(request, "request_id", None), getattr(request, "rid", None)
+    if first and second and first != second:
+        raise RequestError("request_id and rid differ; send one of them", param="rid")
+    return first or second

@@ -1,4 +1,4 @@
-"""From the first byte of the model to the last reply: start, serve, drain, end."""
+"""From loading the model to the last reply: start, serve, drain, end."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,9 +7,8 @@ from time import monotonic
 
 from saccade.client.process import AsyncEngine
 from saccade.client.spare import Spare
-from saccade.inputs.chat import read_template
 from saccade.inputs.generation import GenerationDefaults
-from saccade.inputs.media import MediaSettings
+from saccade.inputs.media_loader import MediaSettings
 from saccade.inputs.processor import Processor
 from saccade.models.folder import find_folder
 from saccade.server.service import Service
@@ -18,16 +17,14 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Stage
 
 POLL_S = 0.02
-COUNTED_BYTES = 10**6  # a stage that counts to more counts bytes
-END_S = 10.0  # for replies whose requests were aborted to be written
+COUNTED_BYTES = 10**6  # larger totals are bytes
+END_S = 10.0  # to write the replies of aborted requests
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What to start."""
-
+class Launch:
     model: str
     engine: EngineSettings
     limits: SchedulerSettings
@@ -36,26 +33,23 @@ class Plan:
 
 
 class Stages:
-    """Tells each stage of the start with the seconds it took, and meanwhile shows how far it is."""
+    """Reports each start-up stage with its seconds, and shows progress meanwhile."""
 
     def __init__(self, say: Say, first: str, since: float, show: Say = lambda text: None) -> None:
-        """The first stage began at a time of the monotonic clock. What is shown takes the place of what was."""
+        """`since` is when the first stage began (monotonic clock). Each shown text replaces the one before."""
         self._say, self._show = say, show
         self._name, self._since = first, since
-        self.seconds: dict[str, float] = {}
 
     def enter(self, name: str) -> None:
         if name == self._name:
             return
         now = monotonic()
         if self._name:
-            self.seconds[self._name] = self.seconds.get(self._name, 0.0) + now - self._since
             self._say(f"{self._name}: {now - self._since:.2f} s")
         self._name, self._since = name, now
         self._show(name)
 
     def note(self, stage: Stage) -> None:
-        """Of the engine: which stage it is in, and how far."""
         self.enter(stage.name)
         if stage.total > COUNTED_BYTES:
             self._show(f"{stage.name}: {stage.done / 1e9:.1f} of {stage.total / 1e9:.1f} GB")
@@ -63,26 +57,26 @@ class Stages:
             self._show(f"{stage.name}: {stage.done} of {stage.total}")
 
 
-async def start(service: Service, plan: Plan, stages: Stages) -> AsyncEngine:
-    """The engine, open for requests. Raises the ConfigError of a model or setting that does not fit."""
+async def start(service: Service, plan: Launch, stages: Stages) -> AsyncEngine:
+    """The engine, open for requests. Raises the ConfigError of a wrong model or setting."""
     stages.enter("finding the model")
     chosen = plan.engine
     folder = await asyncio.to_thread(
         find_folder, plan.model, revision=chosen.revision, download_dir=chosen.download_dir
     )
     stages.enter("reading tokenizer and template")
-    template = await asyncio.to_thread(read_template, folder, chosen.chat_template)
     processor = await asyncio.to_thread(
         Processor.from_folder, folder, limits=plan.media.limits(), chat_template=chosen.chat_template
     )
     defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
     await asyncio.to_thread(processor.rehearse)
     stages.enter("starting the engine")
-    found = replace(chosen, revision="")  # the folder is it
+    found = replace(chosen, revision="")  # the folder is that revision
     engine = await AsyncEngine.start(
         folder, found, plan.limits, processor=processor, report=stages.note, spare=plan.spare
     )
     stages.enter("")
+    template = None if processor.template is None else processor.template.source
     config = await asyncio.to_thread((folder / "config.json").read_bytes)
     configuration = config + repr((chosen, engine.limits, template)).encode()
     service.open(engine, defaults, tool_style(template), configuration=configuration)
@@ -90,8 +84,8 @@ async def start(service: Service, plan: Plan, stages: Stages) -> AsyncEngine:
 
 
 async def drain(service: Service, engine: AsyncEngine | None, hurry: asyncio.Event) -> None:
-    """Takes no more requests, waits for those inside until they have ended, the time is over or `hurry` is set; ends
-    the engine, and waits until the aborted ones were told."""
+    """Refuses new requests; waits until those inside have ended, time is up or `hurry` is set; ends the engine, and
+    waits until the aborted ones have their replies."""
     service.drain()
     await _until_idle(service, service.settings.shutdown_timeout_s, hurry)
     if engine is not None:

@@ -24,7 +24,7 @@ def chat_entries(
 
 
 def likeliest(found: Logprobs, count: int) -> list[tuple[int, Logprob]]:
-    """The token itself is among the scores, but among the likeliest only by its rank."""
+    """The token itself is always among the scores, but counts here only by its rank."""
     ranked = sorted(found.items(), key=lambda item: item[1].rank)
     return [(token, score) for token, score in ranked if score.rank <= count][:count]
 
@@ -38,7 +38,7 @@ def number(score: Logprob) -> float:
 
 
 def prompt_entries(tokenizer: Tokenizer, scores: Iterable[Logprobs | None]) -> list[dict[str, Any] | None]:
-    """vLLM's prompt_logprobs: by token id, the first token without."""
+    """vLLM's prompt_logprobs, by token id; the first token has none."""
     return [
         None
         if found is None
@@ -55,11 +55,8 @@ def prompt_entries(tokenizer: Tokenizer, scores: Iterable[Logprobs | None]) -> l
 
 
 class CompletionScores:
-    """logprobs of a text completion: parallel lists over its tokens, with offsets into its text.
-
-    A token that holds a part of a character begins where the character does; one that is not in the text, where it
-    would be.
-    """
+    """logprobs of a text completion: parallel lists over its tokens, with offsets into its text. A token with part of a
+    character starts where the character does; one not in the text, where it would be."""
 
     def __init__(
         self, tokenizer: Tokenizer, num_top: int, *, skip_special_tokens: bool = True, is_continued: bool = False
@@ -69,14 +66,14 @@ class CompletionScores:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets what was given out; offsets go on."""
+        """Forgets what was sent; offsets continue."""
         self._tokens: list[str] = []
         self._values: list[float | None] = []
         self._tops: list[dict[str, float] | None] = []
         self._offsets: list[int] = []
 
     def add_prompt(self, token_ids: Sequence[int], scores: Sequence[Logprobs | None], text: str) -> None:
-        """The tokens of an echoed text. What the tokenizer put before it, such as <bos>, begins where it does."""
+        """Tokens of an echoed text. What the tokenizer put before it, such as <bos>, starts at offset 0."""
         self._add(token_ids, scores, self._tokenizer.detokenizer(skip_special_tokens=False))
         extra, self._offset = self._offset - len(text), len(text)
         self._offsets = [min(max(offset - extra, 0), len(text)) for offset in self._offsets]
@@ -102,7 +99,7 @@ class CompletionScores:
         }
 
     def _top(self, token: int, found: Logprobs) -> dict[str, float]:
-        """The likeliest ones and the token itself, as OpenAI has it."""
+        """The likeliest tokens and the token itself, as OpenAI has it."""
         chosen = [*likeliest(found, self._num_top), (token, found[token])]
         return {token_text(self._tokenizer, other): number(score) for other, score in reversed(chosen)}
 

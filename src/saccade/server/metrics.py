@@ -1,25 +1,24 @@
-"""Numbers for Prometheus: vLLM's names, so that its dashboards work, and ours for graphs.
+"""Prometheus metrics: vLLM's names, so that its dashboards work, and our own for graphs. Every figure is stored once
+under a plain name; a scrape writes it with the prefixes of the chosen style."""
 
-Every figure is kept once, under a plain name; a scrape writes it under the prefixes of the chosen style.
-"""
-
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from prometheus_client import Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 
-from saccade.client.process import EngineStats
-from saccade.wire.engine_metrics import PREFIX, encoder_metric, graph_metrics, rank_metrics, scheduler_metrics
+from saccade.wire.engine_metrics import PREFIX, own_metrics, scheduler_metrics
 from saccade.wire.engine_metrics import Metric as EngineMetric
+from saccade.wire.messages import StatsReply
+from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS = ("model_name", "engine")
-# vLLM's buckets and finer ones below: a token of an 8B model takes less than vLLM's smallest bucket.
+# vLLM's buckets plus finer ones: a token of an 8B model takes less than vLLM's smallest bucket.
 _TTFT = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
     2560,
@@ -60,25 +59,11 @@ _SGLANG = {
 _PREFIXES = {"own": (PREFIX, "vllm:"), "vllm": ("vllm:",), "sglang": ("sglang:",)}
 
 
-@dataclass(slots=True, kw_only=True)
-class Record:
-    """One request when it has ended; times in seconds, None where it did not get so far."""
-
-    finish_reasons: list[str]
-    num_prompt_tokens: int
-    num_output_tokens: list[int]
-    n: int
-    max_tokens: int | None
-    total_s: float
-    first_s: float | None = None
-    timings: Mapping[str, float] | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What the front end knows at a scrape."""
 
-    stats: EngineStats | None
+    stats: StatsReply | None
     kv_cache_tokens: int
     block_size: int
     num_pending: int
@@ -90,7 +75,7 @@ class Facts:
 
 
 class Metrics:
-    """All counters of one server. Figures only grow; gauges are asked for when somebody scrapes."""
+    """All counters of one server. Counters only grow; gauges are read at each scrape."""
 
     def __init__(self, model_name: str, style: str) -> None:
         self._labels = {"model_name": model_name, "engine": "0"}
@@ -124,37 +109,48 @@ class Metrics:
         self._observers["inter_token_latency_seconds"].observe(seconds)
 
     def note_tokens(self, *, prompt: int = 0, output: int = 0) -> None:
-        """As they come: a rate over requests that take long would otherwise jump when one ends."""
+        """Counted as they come: otherwise rates would jump when a long request ends."""
         self._num_prompt.inc(prompt)
         self._num_output.inc(output)
 
-    def note_end(self, record: Record) -> None:
-        for reason in record.finish_reasons:
+    def note_end(
+        self,
+        params: SamplingParams,
+        *,
+        finish_reasons: Iterable[str],
+        num_prompt_tokens: int,
+        num_output_tokens: Sequence[int],
+        total_s: float,
+        first_s: float | None,
+        timings: Mapping[str, float],
+    ) -> None:
+        """A request has ended. Times are in seconds; None or missing if it did not get that far."""
+        for reason in finish_reasons:
             self._success.labels(**self._labels, finished_reason=reason).inc()
-        num_output = sum(record.num_output_tokens)
+        longest = max(num_output_tokens, default=0)
         observed: dict[str, float] = {
-            "e2e_request_latency_seconds": record.total_s,
-            "request_prompt_tokens": record.num_prompt_tokens,
-            "request_generation_tokens": num_output,
-            "request_max_num_generation_tokens": max(record.num_output_tokens, default=0),
-            "request_params_n": record.n,
+            "e2e_request_latency_seconds": total_s,
+            "request_prompt_tokens": num_prompt_tokens,
+            "request_generation_tokens": sum(num_output_tokens),
+            "request_max_num_generation_tokens": longest,
+            "request_params_n": params.n,
         }
-        if record.max_tokens is not None:
-            observed["request_params_max_tokens"] = record.max_tokens
-        if record.first_s is not None and max(record.num_output_tokens, default=0) > 1:
-            gaps = max(record.num_output_tokens) - 1
-            observed["request_time_per_output_token_seconds"] = (record.total_s - record.first_s) / gaps
-        timings = record.timings or {}
-        observed |= _engine_times(timings)
+        if params.max_tokens is not None:
+            observed["request_params_max_tokens"] = params.max_tokens
+        if first_s is not None and longest > 1:
+            observed["request_time_per_output_token_seconds"] = (total_s - first_s) / (longest - 1)
+        for stage in ("queue", "prefill", "decode"):
+            if stage in timings:
+                observed[f"request_{stage}_time_seconds"] = timings[stage]
+        if "prefill" in timings:
+            observed["request_inference_time_seconds"] = timings["prefill"] + timings.get("decode", 0.0)
         if "vision" in timings:
             self.note_stage("vision", timings["vision"])
         for name, value in observed.items():
             self._observers[name].observe(value)
 
     def scrape(self, facts: Facts) -> bytes:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Scrape([*self._styled(facts), *self._own(facts)]))
-        return generate_latest(registry)
+        return generate_latest(_Scrape([*self._styled(facts), *self._own(facts)]))
 
     def _styled(self, facts: Facts) -> Iterator[Metric]:
         for family in self._shared(facts):
@@ -177,8 +173,7 @@ class Metrics:
     def _own(self, facts: Facts) -> Iterator[Metric]:
         families = [*self._http.collect(), *self._stages.collect(), *_front_families(facts)]
         if facts.stats is not None:
-            own = [encoder_metric(facts.stats.scheduler), *graph_metrics(facts.stats.phases.values())]
-            families += _families([*own, *rank_metrics(facts.ranks)])
+            families += _families(own_metrics(facts.stats.scheduler, facts.stats.phases.values(), facts.ranks))
             families += _memory_families(facts.stats.gpu_bytes, facts.gpu_ready_bytes)
         for family in families:
             yield _renamed(family, PREFIX, family.name)
@@ -192,41 +187,30 @@ class _Scrape(Collector):
         return self._families
 
 
-def _engine_times(timings: Mapping[str, float]) -> dict[str, float]:
-    names = {"queue": "queue", "prefill": "prefill", "decode": "decode"}
-    found = {f"request_{names[key]}_time_seconds": timings[key] for key in names if key in timings}
-    if "prefill" in timings:
-        found["request_inference_time_seconds"] = timings["prefill"] + timings.get("decode", 0.0)
-    return found
-
-
 def _front_families(facts: Facts) -> Iterator[Metric]:
-    yield _plain_gauge("requests_pending", "requests being prepared", facts.num_pending)
-    yield _plain_gauge("ready", "whether requests are taken", float(facts.is_ready))
+    yield GaugeMetricFamily("requests_pending", "requests being prepared", facts.num_pending)
+    yield GaugeMetricFamily("ready", "whether requests are taken", float(facts.is_ready))
     yield CounterMetricFamily("requests_refused", "requests refused because the server was full", facts.num_refused)
     if facts.time_to_ready_s is not None:
-        yield _plain_gauge("time_to_ready_seconds", "from the start to the first request", facts.time_to_ready_s)
+        yield GaugeMetricFamily("time_to_ready_seconds", "from the start to the first request", facts.time_to_ready_s)
 
 
 def _memory_families(used: int, at_ready: int) -> Iterator[Metric]:
-    """Of the whole device. Without one there is nothing to tell."""
+    """Of the whole device; nothing without one."""
     if used:
-        yield _plain_gauge("gpu_memory_used_bytes", "device memory in use, by all processes", used)
-        yield _plain_gauge("gpu_memory_ready_bytes", "device memory in use when requests were first taken", at_ready)
+        yield GaugeMetricFamily("gpu_memory_used_bytes", "device memory in use, by all processes", used)
+        text = "device memory in use when requests were first taken"
+        yield GaugeMetricFamily("gpu_memory_ready_bytes", text, at_ready)
 
 
 def _families(figures: Iterable[EngineMetric]) -> list[Metric]:
-    """Figures of one name are one family."""
+    """Figures of one name form one family."""
     found: dict[str, Any] = {}
     for one in figures:
         kind = CounterMetricFamily if one.kind == "counter" else GaugeMetricFamily
         family = found.setdefault(one.plain, kind(one.plain, one.text, labels=list(one.labels)))
         family.add_metric(list(one.labels.values()), one.value)
     return list(found.values())
-
-
-def _plain_gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value)
 
 
 def _renamed(family: Metric, prefix: str, name: str) -> Metric:

@@ -1,14 +1,12 @@
 """GET /openapi.json, from the same models that check requests."""
 
+from functools import cache
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
-from starlette.requests import Request
-from starlette.responses import Response
 
 from saccade import __version__
 from saccade.server.auth import ADMIN_PATHS, OPEN_PATHS
-from saccade.server.ops import json_reply
 from saccade.server.protocol import (
     AbortRequest,
     ChatRequest,
@@ -17,8 +15,8 @@ from saccade.server.protocol import (
     GenerateRequest,
     TokenizeRequest,
     Wire,
+    json_object,
 )
-from saccade.server.service import Service
 
 POSTS: dict[str, tuple[type[Wire], str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
@@ -43,28 +41,25 @@ GETS = {
     "/flush_cache": "Empty the caches of prompts and images, if nothing runs.",
 }
 _REFS = "#/components/schemas/{model}"
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+_ERROR_FIELDS: dict[str, Any] = {
+    "message": {"type": "string"},
+    "type": {"type": "string"},
+    "param": _TEXT_OR_NULL,
+    "code": _TEXT_OR_NULL,
 }
+_ERROR = json_object("error", error=json_object(*_ERROR_FIELDS, **_ERROR_FIELDS))
 
 
+@cache
 def build_document() -> dict[str, Any]:
     kinds = sorted({kind for kind, _ in POSTS.values()}, key=lambda kind: kind.__name__)
     _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_REFS)
-    paths: dict[str, Any] = {path: {"post": _post(path, kind, text)} for path, (kind, text) in POSTS.items()}
+    paths: dict[str, Any] = {}
+    for path, (kind, text) in POSTS.items():
+        schema = {"$ref": _REFS.format(model=kind.__name__)}
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
+        paths[path] = {"post": {**_operation(path, text), "requestBody": body}}
     paths |= {path: {"get": _operation(path, text)} for path, text in GETS.items()}
     paths["/v1/models/{name}"] = {
         "get": {
@@ -81,25 +76,6 @@ def build_document() -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
-
-
-class OpenApiRoute:
-    """The document is made when it is first asked for."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._document: dict[str, Any] | None = None
-
-    async def show(self, request: Request) -> Response:
-        if self._document is None:
-            self._document = await self._service.in_thread(build_document)
-        return json_reply(self._document)
-
-
-def _post(path: str, kind: type[Wire], text: str) -> dict[str, Any]:
-    schema = {"$ref": _REFS.format(model=kind.__name__)}
-    body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return {**_operation(path, text), "requestBody": body}
 
 
 def _operation(path: str, text: str) -> dict[str, Any]:

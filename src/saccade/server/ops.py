@@ -1,26 +1,33 @@
-"""Routes for whoever runs the server: the model, its health, its numbers."""
+"""Operators' routes: model, health, metrics."""
 
 import asyncio
+from importlib.resources import files
 from typing import Any
 
 import msgspec
 import orjson
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from saccade import __version__
-from saccade.client.process import EngineStats
 from saccade.errors import RequestError, SaccadeError
-from saccade.server.errors import HttpError, draining, engine_dead, starting
-from saccade.server.exchange import Exchange
+from saccade.server.exchange import HttpExchange
+from saccade.server.http_errors import HttpError, engine_dead, starting
 from saccade.server.metrics import CONTENT_TYPE, Facts
+from saccade.server.openapi import build_document
 from saccade.server.protocol import AbortRequest
 from saccade.server.reading import check_content_type, read_request
-from saccade.server.service import Phase, Service
+from saccade.server.service import ServerPhase, Service
+from saccade.wire.messages import StatsReply
 from saccade.wire.tensor_parallel import ONE_RANK
 
 STATS_S = 5.0  # for the engine to answer between two steps
 SMALL_BODY_BYTES = 64 * 1024
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
 
 
 def json_reply(value: Any, status: int = 200) -> Response:
@@ -30,11 +37,19 @@ def json_reply(value: Any, status: int = 200) -> Response:
 class OpsRoutes:
     def __init__(self, service: Service) -> None:
         self._service = service
+        page = files("saccade.server").joinpath("page", "index.html")
+        self._page = page.read_text() if page.is_file() else None
+
+    async def page(self, request: Request) -> Response:
+        """The page that comes with the package; 404 if the file is missing."""
+        if self._page is None:
+            raise HttpError(404, "this installation has no page", code="unknown_route")
+        return HTMLResponse(self._page, headers=_PAGE_HEADERS)
 
     async def health(self, request: Request) -> Response:
-        """Alive: also while the model is loaded and while requests are drained. 503 only when a restart is needed. An
-        engine that found one of its graphs wrong goes on without it, and is degraded."""
-        if self._service.phase is Phase.DEAD:
+        """Alive, also while the model loads and while requests drain. 503 only when a restart is needed. An engine that
+        found one of its graphs wrong runs on without it and is degraded."""
+        if self._service.phase is ServerPhase.DEAD:
             raise engine_dead(self._service.death)
         if reasons := self._service.degraded:
             return json_reply({"status": "degraded", "reasons": reasons})
@@ -42,14 +57,11 @@ class OpsRoutes:
 
     async def ready(self, request: Request) -> Response:
         """Whether requests should be sent here now."""
-        match self._service.phase:
-            case Phase.STARTING:
-                raise starting()
-            case Phase.DRAINING:
-                raise draining()
-            case Phase.DEAD:
-                raise engine_dead(self._service.death)
+        self._service.check_open()
         return json_reply({"status": "ready"})
+
+    async def openapi(self, request: Request) -> Response:
+        return json_reply(await self._service.in_thread(build_document))
 
     async def models(self, request: Request) -> Response:
         cards = [self._card(name) for name in self._service.names]
@@ -67,26 +79,26 @@ class OpsRoutes:
     async def graphs(self, request: Request) -> Response:
         stats = await self._stats()
         if stats is None:
-            raise starting() if self._service.phase is Phase.STARTING else engine_dead(self._service.death)
-        ranks = msgspec.to_builtins(self._service.engine.ranks)
+            raise starting() if self._service.phase is ServerPhase.STARTING else engine_dead(self._service.death)
+        ranks = msgspec.to_builtins(self._service.engine.ready.ranks)
         return json_reply({"phases": list(stats.phases.values()), "ranks": ranks})
 
     async def metrics(self, request: Request) -> Response:
         service = self._service
         stats = await self._stats()
-        engine = None if stats is None else service.engine
+        ready = None if stats is None else service.engine.ready
         facts = Facts(
             stats=stats,
-            kv_cache_tokens=0 if engine is None else engine.kv_cache_tokens,
-            block_size=0 if engine is None else engine.block_size,
+            kv_cache_tokens=0 if ready is None else ready.kv_cache_tokens,
+            block_size=0 if ready is None else ready.block_size,
             num_pending=service.admission.pending,
             num_refused=service.admission.num_refused,
             time_to_ready_s=service.time_to_ready_s,
-            is_ready=service.phase is Phase.READY,
-            gpu_ready_bytes=0 if engine is None else engine.gpu_ready_bytes,
-            ranks=ONE_RANK if engine is None else engine.ranks,
+            is_ready=service.phase is ServerPhase.READY,
+            gpu_ready_bytes=0 if ready is None else ready.gpu_bytes,
+            ranks=ONE_RANK if ready is None else ready.ranks,
         )
-        # Not among the threads that prepare requests: a scrape must not wait for those.
+        # Not in the pool that prepares requests: a scrape must not wait for them.
         return Response(await asyncio.to_thread(service.metrics.scrape, facts), media_type=CONTENT_TYPE)
 
     async def server_info(self, request: Request) -> Response:
@@ -98,14 +110,14 @@ class OpsRoutes:
                 "phase": service.phase.value,
                 "time_to_ready_s": service.time_to_ready_s,
                 "max_model_len": service.max_model_len,
-                "kv_cache_tokens": service.engine.kv_cache_tokens,
+                "kv_cache_tokens": service.engine.ready.kv_cache_tokens,
                 "requests": {"inside": service.admission.inside, "pending": service.admission.pending},
                 "tasks": len(asyncio.all_tasks()),
             }
         )
 
     async def abort(self, request: Request) -> Response:
-        exchange = Exchange.of(request)
+        exchange = HttpExchange.of(request)
         check_content_type(exchange.headers)
         body = await exchange.body(limit=SMALL_BODY_BYTES, timeout_s=self._service.settings.body_timeout_s)
         asked, _ = read_request(AbortRequest, body)
@@ -115,7 +127,7 @@ class OpsRoutes:
         return json_reply({"aborted": self._service.abort(None if asked.abort_all else public_id)})
 
     async def flush_cache(self, request: Request) -> Response:
-        """Empties the caches of prompts and images, as SGLang's route of this name does."""
+        """Empties the prompt and image caches, like SGLang's route of this name."""
         try:
             async with asyncio.timeout(STATS_S):
                 is_done = await self._service.engine.flush_cache()
@@ -127,10 +139,14 @@ class OpsRoutes:
         return json_reply({"status": "flushed"})
 
     def _card(self, name: str) -> dict[str, Any]:
-        """Known before the model is loaded, except for how long its context is."""
+        """Known before the model is loaded, except for the context length."""
         service = self._service
-        is_ready = service.phase is Phase.READY
-        processor = service.engine.processor if is_ready else None
+        is_ready = service.phase is ServerPhase.READY
+        capabilities = []
+        if is_ready:
+            processor = service.engine.processor
+            found = {"completion": True, "chat": processor.template, "multimodal": processor.images}
+            capabilities = [name for name, what in found.items() if what is not None]
         return {
             "id": name,
             "object": "model",
@@ -139,20 +155,13 @@ class OpsRoutes:
             "root": service.names[0],
             "parent": None,
             "max_model_len": service.max_model_len if is_ready else None,
-            "capabilities": _capabilities(processor),
+            "capabilities": capabilities,
             "permission": [],
         }
 
-    async def _stats(self) -> EngineStats | None:
+    async def _stats(self) -> StatsReply | None:
         try:
             async with asyncio.timeout(STATS_S):
                 return await self._service.engine.stats()
         except (HttpError, SaccadeError, TimeoutError):
             return None
-
-
-def _capabilities(processor: Any) -> list[str]:
-    if processor is None:
-        return []
-    found = ["completion"] + (["chat"] if processor.template is not None else [])
-    return found + (["multimodal"] if processor.images is not None else [])

@@ -1,8 +1,8 @@
-"""What clients send. pydantic checks requests only; replies are written by hand (see chunks.py).
+"""Request models. pydantic checks requests only; replies are written by hand (see reply.py).
 
-Unknown fields are ignored, as every server of this API does. Fields that would change the answer and that Saccade does
-not have are refused (see UNSUPPORTED): silence would be a wrong answer. Messages are not looked into here, so that
-images of some megabytes are neither copied nor matched; `inputs.messages` checks them.
+Unknown fields are ignored, as every server of this API does. Fields that would change the answer and that Saccade lacks
+are refused (see UNSUPPORTED): ignoring them would give a wrong answer. Messages are not validated here, so that images
+of megabytes are neither copied nor matched; `inputs.chat_messages` checks them.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ MAX_ID_LENGTH = 128
 
 
 def _whole(value: Any) -> Any:
-    """16.0 is 16; everything else is left to the check behind."""
+    """16.0 becomes 16; everything else is left to pydantic's check."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
 
 
@@ -25,65 +25,42 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31), BeforeValidator(_whole)]
 Priority = Annotated[int, Field(ge=-(2**31), lt=2**31), BeforeValidator(_whole)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$", max_length=MAX_ID_LENGTH)]
+_STRING = {"type": "string"}
+
+
+def json_object(*required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", **({"required": list(required)} if required else {}), "properties": properties}
+
+
+_IMAGE_URL = json_object("url", url=_STRING, detail={"enum": ["auto", "low", "high"]})
 _PART = {
     "oneOf": [
-        {
-            "type": "object",
-            "required": ["type", "text"],
-            "properties": {"type": {"enum": ["text"]}, "text": {"type": "string"}},
-        },
-        {
-            "type": "object",
-            "required": ["type", "image_url"],
-            "properties": {
-                "type": {"enum": ["image_url"]},
-                "image_url": {
-                    "type": "object",
-                    "required": ["url"],
-                    "properties": {"url": {"type": "string"}, "detail": {"enum": ["auto", "low", "high"]}},
-                },
-            },
-        },
+        json_object("type", "text", type={"enum": ["text"]}, text=_STRING),
+        json_object("type", "image_url", type={"enum": ["image_url"]}, image_url=_IMAGE_URL),
     ]
 }
-Messages = Annotated[
-    list[Any],
-    WithJsonSchema(
-        {
-            "type": "array",
-            "minItems": 1,
-            "items": {
-                "type": "object",
-                "required": ["role", "content"],
-                "properties": {
-                    "role": {"enum": ["system", "user", "assistant"]},
-                    "content": {"oneOf": [{"type": "string"}, {"type": "array", "items": _PART}]},
-                },
-            },
-        }
-    ),
-]
+_MESSAGE = json_object(
+    "role",
+    "content",
+    role={"enum": ["system", "user", "assistant"]},
+    content={"oneOf": [_STRING, {"type": "array", "items": _PART}]},
+)
+Messages = Annotated[list[Any], WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE})]
 _WHOLE = {"type": "integer", "minimum": 1}
-_EDGES = {"type": "object", "properties": {"shortest_edge": _WHOLE, "longest_edge": _WHOLE}}
-# Read by hand (inputs.sizing): an unknown key is refused there, and the reason is in words.
+# Parsed by hand (inputs.sizing), which refuses unknown keys with a reason.
 ProcessorKwargs = Annotated[
     dict[str, Any],
     WithJsonSchema(
-        {
-            "type": "object",
-            "properties": {"min_pixels": _WHOLE, "max_pixels": _WHOLE, "size": _EDGES},
-        }
+        json_object(min_pixels=_WHOLE, max_pixels=_WHOLE, size=json_object(shortest_edge=_WHOLE, longest_edge=_WHOLE))
     ),
 ]
-
-
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}}
-_TEXTS = {"type": "array", "items": {"type": "string"}}
-_CHUNK = 2**16  # ids that are looked at in one go, so that other threads get their turn
+_TEXTS = {"type": "array", "items": _STRING}
+_CHUNK = 2**16  # ids checked at once, so that other threads get a turn
 
 
 def _read_prompt(value: Any) -> Any:
-    """pydantic would hold a million ids against every kind of list, and keep an error for each."""
+    """pydantic would check a million ids against every kind of list, and keep an error for each."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -114,7 +91,7 @@ def _no_prompt() -> PydanticCustomError:
 PromptField = Annotated[
     Any,
     BeforeValidator(_read_prompt),
-    WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}),
+    WithJsonSchema({"anyOf": [_STRING, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}),
 ]
 
 
@@ -123,9 +100,9 @@ class Wire(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
-    # Fields of other servers that would change the answer; any value but these is refused.
+    # Other servers' fields that would change the answer; values other than these are refused.
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    NESTED: ClassVar[Mapping[str, "type[Wire]"]] = {}  # fields that have fields of their own
+    NESTED: ClassVar[Mapping[str, "type[Wire]"]] = {}  # fields with their own fields
 
 
 class StreamOptions(Wire):
@@ -156,7 +133,7 @@ class StructuredOutputs(Wire):
     structural_tag: Any = None
 
 
-class Choices(Wire):
+class SamplingFields(Wire):
     """How tokens are chosen and when they end, under the names that OpenAI, vLLM and SGLang share."""
 
     n: Int | None = None
@@ -174,7 +151,7 @@ class Choices(Wire):
     logit_bias: dict[str, Number] | None = None
 
 
-class Sampling(Choices):
+class SamplingRequest(SamplingFields):
     """What chat, completions and their relatives have in common."""
 
     model: str | None = None
@@ -215,7 +192,7 @@ class Sampling(Choices):
     }
 
 
-class ChatRequest(Sampling):
+class ChatRequest(SamplingRequest):
     messages: Messages
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
@@ -230,7 +207,7 @@ class ChatRequest(Sampling):
     include_reasoning: bool | None = None
 
     UNSUPPORTED = {
-        **Sampling.UNSUPPORTED,
+        **SamplingRequest.UNSUPPORTED,
         "chat_template": (None,),
         "functions": (None, []),
         "function_call": (None, "none", "auto"),
@@ -240,15 +217,15 @@ class ChatRequest(Sampling):
     }
 
 
-class CompletionRequest(Sampling):
+class CompletionRequest(SamplingRequest):
     prompt: PromptField
     logprobs: Int | None = None
     echo: bool | None = None
 
-    UNSUPPORTED = {name: allowed for name, allowed in Sampling.UNSUPPORTED.items() if name != "echo"}
+    UNSUPPORTED = {name: allowed for name, allowed in SamplingRequest.UNSUPPORTED.items() if name != "echo"}
 
 
-class GenerateParams(Choices):
+class GenerateParams(SamplingFields):
     """SGLang's sampling_params."""
 
     max_new_tokens: Int | None = None

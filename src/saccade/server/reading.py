@@ -1,4 +1,4 @@
-"""Bodies to checked requests. Runs in worker threads: a body may be megabytes long."""
+"""Bodies to checked requests. Runs in worker threads: a body may have megabytes."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ import orjson
 from pydantic import ValidationError
 
 from saccade.errors import RequestError
-from saccade.server.errors import HttpError
+from saccade.server.http_errors import HttpError
 from saccade.server.protocol import Wire
 
 Model = TypeVar("Model", bound=Wire)
@@ -19,7 +19,7 @@ _FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def check_content_type(headers: Mapping[bytes, bytes]) -> None:
-    """JSON, or nothing said: some clients send no type. Nothing is unpacked: a small body would become a large one."""
+    """JSON, or no type: some clients send none. Compression is refused: a small body would become a large one."""
     if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
         raise HttpError(415, "the body must not be compressed (Content-Encoding)", code="unsupported_media_type")
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
@@ -27,33 +27,24 @@ def check_content_type(headers: Mapping[bytes, bytes]) -> None:
         raise HttpError(415, "the body must be JSON (Content-Type: application/json)", code="unsupported_media_type")
 
 
-def read_json(body: bytes) -> dict[str, Any]:
-    try:
-        found = orjson.loads(body)
-    except (orjson.JSONDecodeError, RecursionError):
-        raise RequestError("the body is not valid JSON", code="invalid_json") from None
-    if not isinstance(found, dict):
-        raise RequestError("the body must be a JSON object", code="invalid_json")
-    return found
-
-
 def read_request(kind: type[Model], body: bytes) -> tuple[Model, tuple[str, ...]]:
     """The checked request and the names of fields that nobody reads."""
-    raw = read_json(body)
-    return validate(kind, raw), tuple(_unread(kind, raw))
-
-
-def validate(kind: type[Model], raw: dict[str, Any], at: str = "") -> Model:
-    _refuse_unsupported(kind, raw, at)
     try:
-        return kind.model_validate(raw)
+        raw = orjson.loads(body)
+    except (orjson.JSONDecodeError, RecursionError):
+        raise RequestError("the body is not valid JSON", code="invalid_json") from None
+    if not isinstance(raw, dict):
+        raise RequestError("the body must be a JSON object", code="invalid_json")
+    _refuse_unsupported(kind, raw)
+    try:
+        return kind.model_validate(raw), tuple(_unread(kind, raw))
     except ValidationError as error:
-        raise _refusal(error, at) from None
+        raise _refusal(error) from None
     except RecursionError:
         raise RequestError("the body is nested too deeply", code="invalid_json") from None
 
 
-def _refuse_unsupported(kind: type[Wire], raw: dict[str, Any], at: str) -> None:
+def _refuse_unsupported(kind: type[Wire], raw: dict[str, Any], at: str = "") -> None:
     for name, allowed in kind.UNSUPPORTED.items():
         if name in raw and raw[name] not in allowed:
             text = f"{at}{name} is not supported; leave it out"
@@ -76,26 +67,26 @@ def ignored_header(names: tuple[str, ...]) -> tuple[bytes, bytes]:
     return b"x-ignored-fields", ",".join(shown).encode()
 
 
-def _refusal(error: ValidationError, at: str) -> RequestError:
-    """The first problem; of a field that may be of several kinds, the one furthest inside. pydantic's texts name types
-    and limits, not values."""
+def _refusal(error: ValidationError) -> RequestError:
+    """The first problem; for a field with several allowed types, the most deeply nested one. pydantic's texts name
+    types and limits, not values."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     same = [item for item in found if item["loc"][:1] == found[0]["loc"][:1]]
     chosen = max(same, key=lambda item: len(_places(item["loc"])))
-    param = at + _path(_places(chosen["loc"]))
+    param = _path(_places(chosen["loc"]))
     if chosen["type"] == "missing":
         return RequestError(f"{param} is missing", param=param, code="missing_parameter")
     return RequestError(f"{param}: it {_words(str(chosen['msg']))}", param=param, code="invalid_value")
 
 
 def _words(message: str) -> str:
-    """pydantic's message in the words of JSON."""
+    """pydantic's message in JSON's terms."""
     message = re.sub(r"^[A-Z][a-z]+ (?=should )| or instance of \w+", "", message)
     return message.replace("valid dictionary", "valid object")
 
 
 def _places(loc: tuple[int | str, ...]) -> list[int | str]:
-    """Where the problem is. Names that a client made up are cut, and the kinds that a field may be of left out."""
+    """The problem's path without names made up by the client and without the type names of unions."""
     return [place for place in loc if isinstance(place, int) or (_FIELD_NAME.fullmatch(place) and place not in _KINDS)]
 
 

@@ -1,9 +1,10 @@
-"""What all routes share: the engine and how far it is, the model's names, the workers, the counters."""
+"""What all routes share: the engine and its phase, the model's names, the workers, the counters."""
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from enum import Enum
 from hashlib import sha256
 from itertools import count
@@ -13,12 +14,11 @@ from typing import ParamSpec, TypeVar
 from saccade import __version__
 from saccade.client.process import AsyncEngine
 from saccade.inputs.generation import GenerationDefaults
-from saccade.inputs.media import MediaLoader, MediaSettings
+from saccade.inputs.media_loader import MediaLoader, MediaSettings
 from saccade.server.admission import Admission
-from saccade.server.errors import HttpError, draining, engine_dead, starting
+from saccade.server.http_errors import HttpError, draining, engine_dead, starting
 from saccade.server.metrics import Metrics
-from saccade.server.sampling import SamplingLimits
-from saccade.server.settings import ServerSettings
+from saccade.server.server_settings import ServerSettings
 from saccade.server.tools import ToolStyle
 from saccade.wire.engine_settings import SchedulerSettings
 
@@ -29,7 +29,7 @@ MIN_THREADS, MAX_THREADS = 4, 16
 ANY_MODEL = "auto"
 
 
-class Phase(Enum):
+class ServerPhase(Enum):
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
@@ -37,7 +37,7 @@ class Phase(Enum):
 
 
 class Service:
-    """One model behind the server. `engine` is there once the phase has left STARTING for READY."""
+    """One model behind the server. `engine` is available once the phase goes from STARTING to READY."""
 
     def __init__(self, model: str, settings: ServerSettings, limits: SchedulerSettings, media: MediaSettings) -> None:
         self.settings = settings
@@ -49,7 +49,7 @@ class Service:
         self.media = MediaLoader(media)
         self.metrics = Metrics(self.names[0], settings.metrics_style)
         self.admission = Admission(
-            max_inside=limits.max_queued_requests,  # until the engine says how many run besides
+            max_inside=limits.max_queued_requests,  # until the engine says how many more run
             max_reading=settings.max_reading_requests,
             max_pending=settings.max_pending_requests,
             max_pending_bytes=settings.max_pending_bytes,
@@ -59,24 +59,24 @@ class Service:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
         self.tool_style: ToolStyle = "hermes"
         self._engine: AsyncEngine | None = None
-        self._defaults: GenerationDefaults | None = None
+        self.defaults: GenerationDefaults | None = None  # sampling defaults of the checkpoint
         self.eos_token_ids: frozenset[int] = frozenset()
         self.fingerprint = f"saccade-{__version__}"
-        self._phase = Phase.STARTING
+        self._phase = ServerPhase.STARTING
         self._serials = count()
         self._running: dict[str, set[str]] = {}
         self.last_output: float | None = None  # a time of the monotonic clock
 
     @property
-    def phase(self) -> Phase:
-        if self._phase is Phase.READY and self._engine is not None and not self._engine.is_alive:
-            return Phase.DEAD
+    def phase(self) -> ServerPhase:
+        if self._phase is ServerPhase.READY and self._engine is not None and not self._engine.is_alive:
+            return ServerPhase.DEAD
         return self._phase
 
     @property
     def engine(self) -> AsyncEngine:
-        """The engine, also while requests are drained; or the reason why there is none."""
-        if self.phase is Phase.DEAD:
+        """The engine, also while requests drain; raises the reason if there is none."""
+        if self.phase is ServerPhase.DEAD:
             raise engine_dead(self.death)
         if self._engine is None:
             raise starting()
@@ -84,28 +84,18 @@ class Service:
 
     @property
     def degraded(self) -> list[str]:
-        """What is wrong with an engine that goes on."""
         return [] if self._engine is None else self._engine.degraded
 
     @property
     def death(self) -> str:
-        """Which rank is gone, and so the engine; empty where it is there, never was, or ended otherwise."""
+        """Which rank's loss killed the engine; empty if it lives, never started, or ended otherwise."""
         return "" if self._engine is None else self._engine.death
 
     def check_open(self) -> None:
-        """Raises unless new requests are taken."""
-        if self.phase is Phase.DRAINING:
+        """Raises unless new requests are accepted."""
+        if self.phase is ServerPhase.DRAINING:
             raise draining()
         _ = self.engine
-
-    @property
-    def limits(self) -> SamplingLimits:
-        return SamplingLimits(
-            max_n=self.settings.max_n,
-            max_logprobs=self.settings.max_logprobs,
-            max_stop_strings=self.settings.max_stop_strings,
-            defaults=self._defaults,
-        )
 
     @property
     def max_model_len(self) -> int:
@@ -113,7 +103,7 @@ class Service:
 
     @property
     def max_sequences(self) -> int:
-        """Outputs of one request: more than run and wait together could never be let in."""
+        """Outputs of one request: more than can run and wait together could never be accepted."""
         return min(self.settings.max_prompts, _most_inside(self.engine.limits))
 
     def open(
@@ -124,35 +114,35 @@ class Service:
         *,
         configuration: bytes = b"",
     ) -> None:
-        """The engine is ready: requests are taken from now on. `configuration` is all that answers depend on but the
-        weights; a hash of it is in every answer, so that one can tell when it was another."""
+        """The engine is ready: accept requests. `configuration` is everything that answers depend on except the
+        weights; its hash is in every answer, so that clients notice when it changes."""
         self.fingerprint = f"saccade-{__version__}-{sha256(configuration).hexdigest()[:12]}"
         self._engine, self.tool_style = engine, tool_style
         self.admission.max_inside = _most_inside(engine.limits)
         self.eos_token_ids = defaults.eos_token_ids
-        self._defaults = defaults if self.settings.generation_config == "auto" else None
+        self.defaults = defaults if self.settings.generation_config == "auto" else None
         self.time_to_ready_s = monotonic() - self.begun
-        if self._phase is Phase.STARTING:
-            self._phase = Phase.READY
+        if self._phase is ServerPhase.STARTING:
+            self._phase = ServerPhase.READY
 
     def fail(self) -> None:
-        self._phase = Phase.DEAD
+        self._phase = ServerPhase.DEAD
 
     def drain(self) -> None:
-        """No request is taken from now on; those inside go on."""
-        self._phase = Phase.DRAINING
+        """Refuse new requests; those inside continue."""
+        self._phase = ServerPhase.DRAINING
 
     async def aclose(self) -> None:
         await self.media.aclose()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what would hold up the event loop. Whoever is cancelled leaves the queue of the pool."""
+        """Runs what would block the event loop. A cancelled call leaves the pool's queue."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: work(*args, **kwargs))
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with; no name, or "auto", means the model that is here."""
+        """The name to answer with; no name, or "auto", means the served model."""
         if not name or (name == ANY_MODEL and name not in self.names):
             return self.names[0]
         if name not in self.names:
@@ -161,23 +151,23 @@ class Service:
         return name
 
     def note_output(self) -> None:
-        """The engine gave tokens."""
         self.last_output = monotonic()
 
-    def enlist(self, public_id: str) -> str:
-        """An id for the engine that nobody else has. Clients may use theirs as often as they like."""
+    @contextmanager
+    def enlisted(self, public_id: str) -> Iterator[str]:
+        """A unique id for the engine. Clients may reuse theirs."""
         engine_id = f"{next(self._serials)}"
-        self._running.setdefault(public_id, set()).add(engine_id)
-        return engine_id
-
-    def dismiss(self, public_id: str, engine_id: str) -> None:
-        ids = self._running.get(public_id, set())
-        ids.discard(engine_id)
-        if not ids:
-            self._running.pop(public_id, None)
+        ids = self._running.setdefault(public_id, set())
+        ids.add(engine_id)
+        try:
+            yield engine_id
+        finally:
+            ids.discard(engine_id)
+            if not ids:
+                self._running.pop(public_id, None)
 
     def abort(self, public_id: str | None) -> int:
-        """Ends a request, or all of them; how many of the engine's requests that were."""
+        """Ends a request, or all of them; returns how many engine requests that were."""
         chosen = list(self._running.values()) if public_id is None else [self._running.get(public_id, set())]
         ids = [engine_id for group in chosen for engine_id in group]
         for engine_id in ids:
@@ -190,5 +180,5 @@ class Service:
 
 
 def _most_inside(limits: SchedulerSettings) -> int:
-    """Requests that run and wait together, of an engine's limits: those of a command line may leave numbers open."""
+    """Requests that run and wait together. Needs the engine's limits: a command line's may be unresolved."""
     return limits.max_num_seqs + limits.max_queued_requests

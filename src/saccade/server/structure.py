@@ -1,18 +1,27 @@
-"""The many ways in which clients ask for structured output, brought to one grammar. None of them is ever ignored."""
+"""All the ways in which clients ask for structured output, reduced to one grammar. None of them is ever ignored."""
 
 from typing import Any
 
 import orjson
 
 from saccade.errors import RequestError
-from saccade.server.protocol import GenerateParams, ResponseFormat, Sampling, StructuredOutputs
+from saccade.server.protocol import GenerateParams, ResponseFormat, SamplingRequest, StructuredOutputs
 from saccade.wire.grammar import Grammar
 
 Asked = list[tuple[str, Grammar]]
+_KINDS = {
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "lark",
+    "json_schema": "json_schema",
+    "regex": "regex",
+    "ebnf": "lark",
+}
 
 
-def chosen_grammar(request: Sampling | GenerateParams) -> Grammar | None:
-    """The grammar a request asks for; two different wishes are an error."""
+def chosen_grammar(request: SamplingRequest | GenerateParams) -> Grammar | None:
+    """The grammar a request asks for; asking in two ways is an error."""
     asked = _asked(request)
     if len(asked) > 1:
         names = " and ".join(name for name, _ in asked[:2])
@@ -21,29 +30,22 @@ def chosen_grammar(request: Sampling | GenerateParams) -> Grammar | None:
 
 
 def structure_param(request: object) -> str | None:
-    """The field that asks for structure, None where none does."""
-    asked = _asked(request) if isinstance(request, Sampling | GenerateParams) else []
+    asked = _asked(request) if isinstance(request, SamplingRequest | GenerateParams) else []
     return asked[0][0] if asked else None
 
 
-def _asked(request: Sampling | GenerateParams) -> Asked:
+def _asked(request: SamplingRequest | GenerateParams) -> Asked:
     asked: Asked = []
-    if isinstance(request, Sampling):
+    if isinstance(request, SamplingRequest):
         if request.response_format is not None:
             asked += _from_format(request.response_format)
         if request.structured_outputs is not None:
             asked += _from_structured(request.structured_outputs)
-        asked += _named(
-            ("guided_json", "json_schema", request.guided_json),
-            ("guided_regex", "regex", request.guided_regex),
-            ("guided_choice", "choice", request.guided_choice),
-            ("guided_grammar", "lark", request.guided_grammar),
-        )
-    return asked + _named(
-        ("json_schema", "json_schema", request.json_schema),
-        ("regex", "regex", request.regex),
-        ("ebnf", "lark", request.ebnf),
-    )
+    return asked + [
+        (name, _grammar(name, kind, value))
+        for name, kind in _KINDS.items()
+        if (value := getattr(request, name, None)) is not None
+    ]
 
 
 def _from_format(asked: ResponseFormat) -> Asked:
@@ -67,17 +69,14 @@ def _from_structured(asked: StructuredOutputs) -> Asked:
     if asked.structural_tag is not None:
         param = "structured_outputs.structural_tag"
         raise RequestError(f"{param} is not supported; use json", param=param, code="unsupported_parameter")
-    found = _named(
-        ("structured_outputs.json", "json_schema", asked.json_),
-        ("structured_outputs.regex", "regex", asked.regex),
-        ("structured_outputs.choice", "choice", asked.choice),
-        ("structured_outputs.grammar", "lark", asked.grammar),
-    )
+    wishes = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice, "grammar": asked.grammar}
+    names = {name: f"structured_outputs.{name}" for name in wishes}
+    found = [
+        (names[name], _grammar(names[name], _KINDS[f"guided_{name}"], value))
+        for name, value in wishes.items()
+        if value is not None
+    ]
     return found + ([("structured_outputs.json_object", Grammar("json_object"))] if asked.json_object else [])
-
-
-def _named(*wishes: tuple[str, Any, Any]) -> Asked:
-    return [(name, _grammar(name, kind, value)) for name, kind, value in wishes if value is not None]
 
 
 def _grammar(name: str, kind: Any, value: Any) -> Grammar:
@@ -85,7 +84,6 @@ def _grammar(name: str, kind: Any, value: Any) -> Grammar:
         return Grammar(kind, value)
     try:
         return Grammar(kind, orjson.dumps(value).decode())
-    except (TypeError, RecursionError):  # orjson's depth limit, or text that is no Unicode
-        raise RequestError(
-            f"{name} is nested too deeply or holds broken text", param=name, code="invalid_schema"
-        ) from None
+    except (TypeError, RecursionError):  # orjson's depth limit, or invalid Unicode
+        text = f"{name} is nested too deeply or holds broken text"
+        raise RequestError(text, param=name, code="invalid_schema") from None

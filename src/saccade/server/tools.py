@@ -1,20 +1,18 @@
-"""Tool calls in the text of a model: found while it streams, or forced by a grammar.
+"""Tool calls in a model's text: found while it streams, or forced by a grammar. There are two formats:
+- Hermes (Qwen): `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, any number of them, with text around them.
+- Llama 3: the whole text is `{"name": "f", "parameters": {...}}`, or several of these separated by `;`.
 
-Two ways to write a call are known, and each parser says which text is a call:
-- Hermes (Qwen): `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, any number of them, around them text.
-- Llama 3: the whole text is `{"name": "f", "parameters": {...}}`, or several of these with `;` between.
-
-Text that may be the beginning of a call is held back; a call is told of when it is complete, with its name and then its
-arguments. What looked like a call and is not valid JSON with a name and an object of arguments is given back as text,
-to the letter; only where the length limit cut it off behind its name, the arguments are told of as far as they came.
-Nothing is ever evaluated.
+Text that may begin a call is held back; a call is reported when complete. What looked like a call but is not valid JSON
+with a name and an arguments object is returned verbatim as text, except that a call cut off after its name by the
+length limit is reported with the arguments so far. Nothing is ever evaluated.
 """
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from uuid import uuid4
 
 from saccade.errors import RequestError
@@ -32,56 +30,54 @@ _CUT_CALL = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,\s*"(?
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text for the reader."""
-
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class CallStarted:
-    """Call `index` of the message begins."""
+class ToolCall:
+    """Call `index` of the message; `arguments` is JSON text."""
 
     index: int
     id: str
     name: str
+    arguments: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    """The next piece of call `index`'s arguments, a JSON text when put together."""
-
-    index: int
-    text: str
-
-
-ToolEvent = Content | CallStarted | CallArguments
-
-
-class ToolParser(Protocol):
-    """One for each output. `num_calls` is how many calls were told of so far."""
-
-    num_calls: int
-
-    def push(self, text: str) -> list[ToolEvent]: ...
-
-    def finish(self, *, is_cut: bool = False) -> list[ToolEvent]:
-        """The text has ended; `is_cut`: by the length limit, in the middle of whatever it was."""
-        ...
+ToolEvent = Content | ToolCall
 
 
 def new_call_id() -> str:
     return f"call_{uuid4().hex[:24]}"
 
 
-class HermesParser:
-    """Calls between tags. White space beside a call belongs to the format, not to the text."""
+class ToolParser(ABC):
+    """One per output. Without `is_parallel`, nothing after the first call is reported."""
 
     def __init__(self, *, is_parallel: bool = True, new_id: Callable[[], str] = new_call_id) -> None:
-        """Without `is_parallel` nothing behind the first call is told of."""
-        self.num_calls = 0
+        self.num_calls = 0  # reported so far
         self._is_parallel, self._new_id = is_parallel, new_id
-        self._held = ""  # text that may turn out to be blank before a call, or the beginning of its tag
-        self._call: _OpenCall | None = None
+        self._held = ""
+
+    @abstractmethod
+    def push(self, text: str) -> list[ToolEvent]: ...
+
+    @abstractmethod
+    def finish(self, *, is_cut: bool = False) -> list[ToolEvent]:
+        """The text has ended; `is_cut`: by the length limit, possibly in the middle of a call."""
+
+    def _tell(self, name: str, arguments: str) -> list[ToolEvent]:
+        index = self.num_calls
+        if index and not self._is_parallel:
+            return []
+        self.num_calls += 1
+        return [ToolCall(index, self._new_id(), name, arguments)]
+
+
+class HermesParser(ToolParser):
+    """Calls between tags. White space next to a call belongs to the format: `_held` may turn out to be blanks before a
+    call, or the beginning of its tag."""
+
+    _call: "_OpenCall | None" = None
 
     def push(self, text: str) -> list[ToolEvent]:
         events: list[ToolEvent] = []
@@ -90,7 +86,7 @@ class HermesParser:
         return events
 
     def finish(self, *, is_cut: bool = False) -> list[ToolEvent]:
-        """A call whose closing tag never came still counts if it is complete."""
+        """A call without its closing tag still counts if it is complete."""
         events: list[ToolEvent] = []
         if self._call is not None:
             call = self._call
@@ -102,7 +98,7 @@ class HermesParser:
         return events
 
     def _read_text(self, text: str, events: list[ToolEvent]) -> str:
-        """Gives out what is certainly text; what follows an opening tag is left to be read."""
+        """Emits what is certainly text; what follows an opening tag is left to read."""
         held = self._held + text
         before, tag, behind = held.partition(OPEN)
         if tag:
@@ -127,57 +123,46 @@ class HermesParser:
         found = _read_call(text, ("arguments", "parameters")) or (_read_cut(text, CLOSE) if is_cut else None)
         if found is None:
             self._say(whole, events)
-        elif self._is_parallel or not self.num_calls:
-            events += _events(self.num_calls, self._new_id(), *found)
-            self.num_calls += 1
+        else:
+            events += self._tell(*found)
 
     def _say(self, text: str, events: list[ToolEvent]) -> None:
         if text and (self._is_parallel or not self.num_calls):
             events.append(Content(text))
 
 
-class LlamaParser:
+class LlamaParser(ToolParser):
     """A text that begins like an object is held back to its end, when it is known whether all of it is calls."""
 
-    def __init__(self, *, is_parallel: bool = True, new_id: Callable[[], str] = new_call_id) -> None:
-        self.num_calls = 0
-        self._is_parallel, self._new_id = is_parallel, new_id
-        self._held: list[str] = []
-        self._is_object: bool | None = None  # not known before the first character that is not blank
+    _is_object: bool | None = None  # unknown until the first non-blank character
 
     def push(self, text: str) -> list[ToolEvent]:
-        self._held.append(text)
+        self._held += text
         if self._is_object is None and text.strip():
             self._is_object = text.lstrip().startswith("{")
-        if self._is_object is not False:
-            return []
-        text, self._held = "".join(self._held), []
-        return [Content(text)] if text else []
+        return self._give_back() if self._is_object is False else []
 
     def finish(self, *, is_cut: bool = False) -> list[ToolEvent]:
-        text, self._held = "".join(self._held), []
-        calls = _read_calls(text, is_cut=is_cut)
-        if not calls:
-            return [Content(text)] if text else []
-        events: list[ToolEvent] = []
-        for found in calls if self._is_parallel else calls[:1]:
-            events += _events(self.num_calls, self._new_id(), *found)
-            self.num_calls += 1
-        return events
+        calls = _read_calls(self._held, is_cut=is_cut)
+        return [event for call in calls for event in self._tell(*call)] if calls else self._give_back()
+
+    def _give_back(self) -> list[ToolEvent]:
+        text, self._held = self._held, ""
+        return [Content(text)] if text else []
 
 
-def tool_parser(style: ToolStyle, *, is_parallel: bool = True) -> ToolParser:
+def new_tool_parser(style: ToolStyle, *, is_parallel: bool = True) -> ToolParser:
     return HermesParser(is_parallel=is_parallel) if style == "hermes" else LlamaParser(is_parallel=is_parallel)
 
 
 def tool_style(template: str | None) -> ToolStyle:
-    """How a checkpoint's chat template teaches its model to write calls; most of today's models follow Hermes."""
+    """How a checkpoint's chat template teaches its model to write calls; most current models follow Hermes."""
     is_llama = template is not None and OPEN not in template and '"parameters"' in template
     return "llama3_json" if is_llama else "hermes"
 
 
 def check_tools(tools: Any) -> None:
-    """Raises unless tools are functions with names that differ and schemas that are objects."""
+    """Raises unless tools are functions with distinct names and object schemas."""
     if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
         raise _wrong(f"tools must be a list of 1 to {MAX_TOOLS} functions", "tools")
     names = [_check_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
@@ -188,11 +173,15 @@ def check_tools(tools: Any) -> None:
 def tool_grammar(
     tools: Any, tool_choice: Any, *, style: ToolStyle = "hermes", is_parallel: bool = True
 ) -> Grammar | None:
-    """What the output must look like: None where the model is free ("none", "auto"), calls of any tools where a call
-    is required, one call of the named tool where one is named."""
-    if tool_choice in (None, "none", "auto"):
+    """What the output must look like: None if the model is free ("none", "auto"), calls of any tools if one is
+    required, one call of the tool if one is named. Always raises for invalid tools."""
+    is_free = tool_choice in (None, "none", "auto")
+    if tools is not None:
+        check_tools(tools)
+    elif not is_free:
+        raise RequestError("tool_choice needs tools", param="tool_choice", code="invalid_tools")
+    if is_free:
         return None
-    check_tools(tools)
     functions = [tool["function"] for tool in tools]
     if tool_choice != "required":
         functions = [_named(functions, tool_choice)]
@@ -201,7 +190,7 @@ def tool_grammar(
 
 
 class _OpenCall:
-    """The text of a call as it comes. A closing tag inside a JSON string does not close it."""
+    """The text of a call as it arrives. A closing tag inside a JSON string does not close it."""
 
     def __init__(self, blank: str) -> None:
         self.text, self.blank = "", blank
@@ -209,7 +198,7 @@ class _OpenCall:
         self._is_string = self._is_escaped = False
 
     def add(self, text: str) -> int | None:
-        """Where the closing tag begins, once all of it is there."""
+        """Where the closing tag begins, once it is complete."""
         self.text += text
         while self._at < len(self.text):
             char = self.text[self._at]
@@ -225,7 +214,6 @@ class _OpenCall:
 
 
 def _read_call(text: str, keys: Sequence[str]) -> tuple[str, str] | None:
-    """Name and arguments of a call, both as text."""
     try:
         call = json.loads(text, parse_constant=_no_constant)
         return _call_of(call, keys)
@@ -234,7 +222,7 @@ def _read_call(text: str, keys: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _read_cut(text: str, end: str = "") -> tuple[str, str] | None:
-    """Name and arguments of a call that was cut off among its arguments, or behind them before its `end`."""
+    """Name and arguments of a call cut off within its arguments, or after them before its `end`."""
     head = _CUT_CALL.match(text)
     if head is None:
         return None
@@ -283,10 +271,6 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _events(index: int, call_id: str, name: str, arguments: str) -> list[ToolEvent]:
-    return [CallStarted(index, call_id, name), CallArguments(index, arguments)]
-
-
 def _check_tool(tool: Any, param: str) -> str:
     if not isinstance(tool, dict) or tool.get("type", "function") != "function":
         raise _wrong("a tool must be of type function", param)
@@ -309,7 +293,7 @@ def _named(functions: Sequence[dict[str, Any]], choice: Any) -> dict[str, Any]:
 
 
 def _lark(functions: Sequence[dict[str, Any]], style: ToolStyle, *, is_many: bool) -> str:
-    """Each schema stands alone, so that its references to itself hold."""
+    """Each schema stays separate, so that its references to itself hold."""
     key = "arguments" if style == "hermes" else "parameters"
     begin, end, between = (OPEN + "\n", "\n" + CLOSE, "\n") if style == "hermes" else ("", "", "; ")
     lines = [f"start: call ({_quoted(between)} call)*" if is_many else "start: call"]

@@ -1,4 +1,4 @@
-"""Figures of an engine: their names and what they mean, for a server's /metrics and `LLM.get_metrics` alike."""
+"""Names and meanings of an engine's metrics, shared by the server's /metrics and `LLM.get_metrics`."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ PREFIX = "saccade:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """The scheduler in numbers. Usages are 0..1; the last five only grow."""
+    """Usages are 0..1; the last five only grow."""
 
     waiting: int
     waiting_tokens: int
@@ -27,7 +27,7 @@ class SchedulerStats:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One figure. A counter only grows; a gauge is as it is now. `plain` is its name without prefix and suffix."""
+    """One figure: a counter only grows, a gauge is a current value. `plain` is the name without prefix and suffix."""
 
     plain: str
     kind: Literal["counter", "gauge"]
@@ -53,13 +53,11 @@ def engine_metrics(
 ) -> Iterator[Metric]:
     """`phases` are snapshots of the phases' runners."""
     yield from scheduler_metrics(scheduler)
-    yield encoder_metric(scheduler)
-    yield from graph_metrics(phases)
-    yield from rank_metrics(ranks)
+    yield from own_metrics(scheduler, phases, ranks)
 
 
 def scheduler_metrics(scheduler: SchedulerStats, num_pending: int = 0) -> Iterator[Metric]:
-    """Those that other engines have, too. Requests that are not the scheduler's yet (`num_pending`) wait as well."""
+    """Metrics that other engines have too. `num_pending` requests, not yet with the scheduler, count as waiting."""
     yield gauge("num_requests_running", "requests that run", scheduler.running)
     yield gauge("num_requests_waiting", "requests that wait", scheduler.waiting + num_pending)
     yield gauge("kv_cache_usage_perc", "KV cache in use, 0 to 1", scheduler.kv_usage)
@@ -70,18 +68,11 @@ def scheduler_metrics(scheduler: SchedulerStats, num_pending: int = 0) -> Iterat
     yield counter("mm_cache_hits", "images found encoded", scheduler.encoder_hits)
 
 
-def encoder_metric(scheduler: SchedulerStats) -> Metric:
-    return gauge("encoder_cache_usage", "encoder cache in use", scheduler.encoder_usage)
-
-
-def rank_metrics(ranks: TensorParallel) -> Iterator[Metric]:
-    yield gauge("tensor_parallel_size", "ranks that share the model", ranks.size)
-    if ranks.size > 1:
-        yield gauge("all_reduce_info", "what sums over the ranks are made with", 1, backend=ranks.backend)
-
-
-def graph_metrics(phases: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
-    """`phases` are snapshots of the phases' runners."""
+def own_metrics(
+    scheduler: SchedulerStats, phases: Iterable[Mapping[str, Any]], ranks: TensorParallel
+) -> Iterator[Metric]:
+    """Metrics that only this engine has."""
+    yield gauge("encoder_cache_usage", "encoder cache in use", scheduler.encoder_usage)
     for phase in phases:
         name = str(phase["phase"])
         yield counter("graph_real_tokens", "rows that were asked for", phase["real_rows"], phase=name)
@@ -102,3 +93,6 @@ def graph_metrics(phases: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
             labels = {"phase": name, "budget": str(graph["key"])}
             yield counter("graph_replays", "replays", graph["replays"], **labels)
             yield gauge("graph_capture_seconds", "time to capture", graph["capture_seconds"], **labels)
+    yield gauge("tensor_parallel_size", "ranks that share the model", ranks.size)
+    if ranks.size > 1:
+        yield gauge("all_reduce_info", "what sums over the ranks are made with", 1, backend=ranks.backend)

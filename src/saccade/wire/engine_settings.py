@@ -30,10 +30,10 @@ class SchedulerSettings:
     retry_after_s: float = setting(1.0, "seconds after which a refused client is told to try again")
 
     def __post_init__(self) -> None:
-        for name, low in _LOWEST.items():
-            if not getattr(self, name) >= low:
-                flag = name.replace("_", "-")
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {low} (--{flag})")
+        for name in self.__slots__:
+            low, met = int(name in _AT_LEAST_ONE), getattr(self, name)
+            if not met >= low:
+                raise ConfigError(f"{name} is {met}; it must be at least {low} ({_flag(name)})")
         if self.max_model_len == 1:
             raise ConfigError("max_model_len is 1; it must be at least 2 (--max-model-len)")
         if 0 < self.max_num_batched_tokens < self.max_num_seqs:
@@ -43,7 +43,7 @@ class SchedulerSettings:
             )
 
     def resolved(self, *, is_cuda: bool, max_position: int) -> "SchedulerSettings":
-        """The limits of a machine and a model: no 0 for what they decide, and no request longer than the model can."""
+        """These limits for a machine and a model: zeros filled in, and no request longer than the model supports."""
         own = GPU_LIMITS if is_cuda else CPU_LIMITS
         chosen = {name: getattr(self, name) or value for name, value in own.items()}
         seqs = chosen["max_num_seqs"]
@@ -51,7 +51,7 @@ class SchedulerSettings:
             chosen["max_num_seqs"] = min(seqs, chosen["max_num_batched_tokens"])
         if not self.max_num_batched_tokens:
             chosen["max_num_batched_tokens"] = max(seqs, chosen["max_num_batched_tokens"])
-        if not is_cuda:  # longer steps would hold memory for nothing: prompts are computed in as many as they need
+        if not is_cuda:  # longer steps would only hold memory: a prompt takes as many steps as it needs
             most = max(CPU_MOST_ROWS, chosen["max_num_seqs"])
             chosen["max_num_batched_tokens"] = min(chosen["max_num_batched_tokens"], most)
         if self.max_model_len > max_position:
@@ -75,17 +75,7 @@ CPU_LIMITS = {
     "encoder_budget_tokens": 512,
 }
 CPU_MOST_ROWS = 1024
-_LOWEST = {
-    "max_num_seqs": 0,
-    "max_num_batched_tokens": 0,
-    "max_model_len": 0,
-    "prefill_chunk_tokens": 0,
-    "encoder_budget_tokens": 0,
-    "max_queued_requests": 1,
-    "max_queued_tokens": 1,
-    "max_media_bytes": 1,
-    "retry_after_s": 0,
-}
+_AT_LEAST_ONE = ("max_queued_requests", "max_queued_tokens", "max_media_bytes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,18 +129,15 @@ class EngineSettings:
         if not 0 < self.gpu_memory_utilization <= 1:
             met = self.gpu_memory_utilization
             raise ConfigError(f"gpu_memory_utilization is {met}; allowed are above 0 to 1 (--gpu-memory-utilization)")
-        for name in ("block_size", "kv_cache_tokens", "encoder_cache_tokens"):
-            if (met := getattr(self, name)) < 0:
-                raise ConfigError(f"{name} is {met}; it must be 0 or more (--{name.replace('_', '-')})")
-        if not self.watchdog_timeout_s >= 0:
-            met = self.watchdog_timeout_s
-            raise ConfigError(f"watchdog_timeout_s is {met}; it must be 0 or more (--watchdog-timeout-s)")
+        for name in ("block_size", "kv_cache_tokens", "encoder_cache_tokens", "watchdog_timeout_s"):
+            if not (met := getattr(self, name)) >= 0:
+                raise ConfigError(f"{name} is {met}; it must be 0 or more ({_flag(name)})")
+        for name, words in (("mm_encoder_tp_mode", ENCODER_WORDS), ("verify", VERIFY_WORDS)):
+            if (met := getattr(self, name)) not in words:
+                raise ConfigError(f"{name} is {met!r}; allowed: {', '.join(words)} ({_flag(name)})")
         if self.tensor_parallel_size < 1:
             met = self.tensor_parallel_size
             raise ConfigError(f"tensor_parallel_size is {met}; it must be at least 1 (--tensor-parallel-size)")
-        if self.mm_encoder_tp_mode not in ENCODER_WORDS:
-            mode, words = self.mm_encoder_tp_mode, ", ".join(ENCODER_WORDS)
-            raise ConfigError(f"mm_encoder_tp_mode is {mode!r}; allowed: {words} (--mm-encoder-tp-mode)")
         if self.shadow and self.tensor_parallel_size > 1:
             raise ConfigError(
                 "shadow checks run a pass again on one rank, which would wait for the others; leave out --shadow, or "
@@ -158,14 +145,28 @@ class EngineSettings:
             )
         if not 0 <= self.shadow <= 1:
             raise ConfigError(f"shadow is {self.shadow}; allowed are 0 to 1 (--shadow)")
-        if self.verify not in VERIFY_WORDS:
-            raise ConfigError(f"verify is {self.verify!r}; allowed: {', '.join(VERIFY_WORDS)} (--verify)")
         self.phase_modes()
         self.vision_tiers()
 
     def phase_modes(self) -> dict[str, Mode | None]:
-        """The mode of every phase; None runs it eagerly."""
-        chosen: dict[str, Mode | None] = dict.fromkeys(GRAPH_PHASES, Mode.FULL)
+        """Mode of each phase; None runs it eagerly."""
+        words = self._graph_words()
+        if self.enforce_eager:
+            return dict.fromkeys(GRAPH_PHASES)
+        return {phase: GRAPH_WORDS.get(word, Mode.FULL) for phase, word in words.items()}
+
+    def vision_tiers(self) -> frozenset[Tier]:
+        """Kinds of graphs that vision passes may have, if any."""
+        word = self._graph_words()["vision"]
+        if word == "exact" and self.graphs_strict:
+            raise ConfigError(
+                "graphs has vision=exact, with which a layout is not replayed until it came often, and --graphs-strict "
+                "makes that an error; leave one out"
+            )
+        return VISION_WORDS[word]
+
+    def _graph_words(self) -> dict[str, str]:
+        chosen = dict.fromkeys(GRAPH_PHASES, "auto")
         for part in filter(None, self.graphs.split(",")):
             phase, _, word = part.partition("=")
             words = VISION_WORDS if phase == "vision" else GRAPH_WORDS
@@ -174,21 +175,12 @@ class EngineSettings:
                     f"graphs has {part!r}; write PHASE=WORD with a phase of {', '.join(GRAPH_PHASES)} and a word of "
                     f"{', '.join(words)} (--graphs){_WHY_NOT.get((phase, word), '')}"
                 )
-            chosen[phase] = GRAPH_WORDS.get(word, Mode.FULL)
-        return dict.fromkeys(GRAPH_PHASES) if self.enforce_eager else chosen
+            chosen[phase] = word
+        return chosen
 
-    def vision_tiers(self) -> frozenset[Tier]:
-        """The kinds of graphs that vision passes may have, where they have any."""
-        word = "auto"
-        for part in filter(None, self.graphs.split(",")):
-            phase, _, found = part.partition("=")
-            word = found if phase == "vision" else word
-        if word == "exact" and self.graphs_strict:
-            raise ConfigError(
-                "graphs has vision=exact, with which a layout is not replayed until it came often, and --graphs-strict "
-                "makes that an error; leave one out"
-            )
-        return VISION_WORDS[word]
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 ENCODER_WORDS = ("auto", "weights", "data")

@@ -1,8 +1,8 @@
-"""What an output must look like: a grammar as it travels in a request, and the limits it must keep.
+"""Grammars that outputs must match: their form in a request, and their limits.
 
-llguidance turns a grammar into token masks. It stops by itself what grows while it runs (its fuel is set here), and it
-neither fetches references nor backtracks. What it does not bound is how long it takes to compile a schema, so sizes
-are checked before it sees one: with these limits the slowest grammars known take a few hundred milliseconds.
+llguidance turns a grammar into token masks. Its fuel, set here, bounds what grows while it runs; it neither fetches
+references nor backtracks. Nothing bounds the time to compile a schema, so sizes are checked first: within these limits
+the slowest known grammars take a few hundred milliseconds.
 """
 
 import json
@@ -24,9 +24,9 @@ MAX_TEXT_CHARS = 32 * 1024  # of regular expressions, and of Lark without its sc
 MAX_CHOICES = 4096
 MAX_EBNF_RULES = 256
 MAX_REPEATS = 1_000_000  # of a part of a regular expression
-PARAM = "response_format"  # what errors are about where nobody knows better
+PARAM = "response_format"  # default `param` of errors
 _MESSAGE_CHARS = 200
-# One space, or a line break and an indentation: as much blank as people write, and no endless run of it.
+# One space, or a line break and an indentation: enough for readable JSON, without endless white space.
 JSON_OPTIONS: dict[str, Any] = {
     "whitespace_flexible": True,
     "whitespace_pattern": r"( |\n[ \t]{0,8})",
@@ -36,9 +36,9 @@ JSON_OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """`text` is a JSON schema, nothing ("json_object"), a regular expression, a JSON list of strings ("choice"), or a
-    grammar: in llguidance's dialect of Lark, or in EBNF with a rule `root ::= ...`, as llama.cpp, vLLM and SGLang read
-    it. The whole output matches it, from the first character to the last."""
+    """`text` is a JSON schema, empty ("json_object"), a regular expression, a JSON list of strings ("choice"), or Lark
+    in llguidance's dialect or EBNF with a rule `root ::= ...` as in llama.cpp, vLLM and SGLang. The whole output
+    matches."""
 
     kind: GrammarKind
     text: str = ""
@@ -49,10 +49,15 @@ class Grammar:
 
 
 def check_grammar(grammar: Grammar, *, param: str = PARAM) -> None:
-    """Raises a RequestError for a grammar that is broken or too large; `param` is the field that has it. It may compute
-    for a while: not for an event loop. What passes may still be refused where it meets a vocabulary."""
+    """Raises a RequestError about the field `param` for a broken or too large grammar. May take long, so keep it off
+    event loops. What passes may still be refused when compiled for a vocabulary."""
     try:
-        message = _guarded(lambda: LLMatcher.validate_grammar(to_llguidance(grammar), limits=parser_limits()))
+        try:
+            message = str(LLMatcher.validate_grammar(to_llguidance(grammar), limits=parser_limits()))
+        except (RequestError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic of the library derives from BaseException, like an interrupt
+            message = "it cannot be read"
         if message and not message.startswith("WARNING"):
             raise broken(message)
     except RequestError as error:
@@ -61,16 +66,15 @@ def check_grammar(grammar: Grammar, *, param: str = PARAM) -> None:
 
 
 def to_llguidance(grammar: Grammar) -> str:
-    """The grammar in llguidance's own form; raises a RequestError where it is over a limit."""
+    """The grammar in llguidance's own form; raises a RequestError where it exceeds a limit."""
     text = grammar.text
-    _check_length(text, MAX_TEXT_CHARS if grammar.kind == "regex" else MAX_SCHEMA_CHARS)
+    _hold("it has {} characters", len(text), MAX_TEXT_CHARS if grammar.kind == "regex" else MAX_SCHEMA_CHARS)
     if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
         raise _refuse("it is not valid Unicode")
     return _CONVERT[grammar.kind](text)
 
 
 def parser_limits() -> LLParserLimits:
-    """What one grammar may use, and one token of it."""
     return LLParserLimits(
         initial_lexer_fuel=500_000,
         step_lexer_fuel=100_000,
@@ -83,7 +87,7 @@ def parser_limits() -> LLParserLimits:
 
 
 def broken(message: str) -> RequestError:
-    """llguidance's words about a grammar are about the client's own text; one line of them helps, more does not."""
+    """llguidance's message concerns the client's own text: one printable line of it helps."""
     line = next((part for part in message.splitlines() if part.strip()), "it cannot be read")
     return _refuse("".join(char for char in line if char.isprintable())[:_MESSAGE_CHARS])
 
@@ -92,7 +96,7 @@ def _from_schema(text: str) -> str:
     schema = _read_json(text)
     if not isinstance(schema, dict):
         raise _refuse("a JSON schema must be an object")
-    check_schemas([schema], _too_many)
+    check_schemas([schema], _hold_schema)
     return LLMatcher.grammar_from_json_schema(text, overrides=cast(Any, JSON_OPTIONS))
 
 
@@ -100,24 +104,21 @@ def _from_choice(text: str) -> str:
     choices = _read_json(text)
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
         raise _refuse("choices must be a list of at least one string, none of them empty")
-    if len(choices) > MAX_CHOICES:
-        raise _refuse(f"it has {len(choices)} choices; the limit is {MAX_CHOICES}", code="grammar_too_large")
+    _hold("it has {} choices", len(choices), MAX_CHOICES)
     return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in choices))
 
 
 def _from_regex(text: str) -> str:
     _check_nesting(text)
-    num_repeats = _repeats(text)
-    if num_repeats > MAX_REPEATS:
-        raise _refuse(f"it repeats parts {num_repeats} times; the limit is {MAX_REPEATS}", code="grammar_too_large")
+    _hold("it repeats parts {} times", _repeats(text), MAX_REPEATS)
     return LLMatcher.grammar_from_regex(text)
 
 
 def _repeats(text: str) -> int:
-    """How often the most repeated part stands in a regular expression whose counts are written out."""
+    """How often the most repeated part occurs in a regular expression with its counts expanded."""
     most = 1
-    groups = [1]  # by depth, the most of the parts of a group so far
-    last = 1  # that of the part before
+    groups = [1]  # by depth, the maximum over a group's parts so far
+    last = 1  # of the previous part
     for piece in _REGEX_PIECES.findall(text):
         if piece == "(":
             groups.append(1)
@@ -137,7 +138,7 @@ _COUNT = re.compile(r"\{(\d+),?(\d*)\}")
 
 
 def _from_lark(text: str) -> str:
-    """Schemas inside of Lark keep the limits of schemas."""
+    """Schemas inside Lark obey the limits of schemas."""
     if _EBNF.search(text):
         text = _from_ebnf(text)
     decoder = json.JSONDecoder(parse_constant=_no_constant)
@@ -151,22 +152,21 @@ def _from_lark(text: str) -> str:
         except (ValueError, RecursionError):
             raise _refuse("%json must be followed by a JSON schema") from None
         schemas.append(schema)
-    _check_length(rest + text[end:], MAX_TEXT_CHARS)
-    _check_nesting(rest + text[end:])
-    check_schemas(schemas, _too_many)
+    rest += text[end:]
+    _hold("it has {} characters", len(rest), MAX_TEXT_CHARS)
+    _check_nesting(rest)
+    check_schemas(schemas, _hold_schema)
     return LLMatcher.grammar_from_lark(text)
 
 
 def _from_ebnf(text: str) -> str:
-    """As Lark. The conversion's time grows with the square of the rules."""
-    _check_length(text, MAX_TEXT_CHARS)
+    """Converts to Lark, in time that grows with the square of the rules."""
+    _hold("it has {} characters", len(text), MAX_TEXT_CHARS)
     _check_nesting(text)
-    num_rules = text.count("::=")
-    if num_rules > MAX_EBNF_RULES:
-        raise _refuse(f"it has {num_rules} rules; the limit is {MAX_EBNF_RULES}", code="grammar_too_large")
+    _hold("it has {} rules", text.count("::="), MAX_EBNF_RULES)
     try:
         return gbnf_to_lark(text)
-    except Exception as error:  # of several kinds, all about the client's own text
+    except Exception as error:  # several types, all about the client's own text
         raise broken(str(error)) from None
 
 
@@ -183,7 +183,7 @@ _CONVERT = {
 def _read_json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError):  # ValueError also for numbers of thousands of digits
+    except (ValueError, RecursionError):  # also a ValueError: numbers of thousands of digits
         raise _refuse("it is not valid JSON, or nested too deeply") from None
 
 
@@ -191,34 +191,23 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _too_many(what: str, count: int, limit: int) -> None:
-    raise _refuse(f"the schema has {count} {what}; the limit is {limit}", code="grammar_too_large")
+def _hold(said: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise _refuse(f"{said.format(count)}; the limit is {limit}", code="grammar_too_large")
 
 
-def _check_length(text: str, limit: int) -> None:
-    if len(text) > limit:
-        raise _refuse(f"it has {len(text)} characters; the limit is {limit}", code="grammar_too_large")
+def _hold_schema(what: str, count: int, limit: int) -> None:
+    _hold("the schema has {} " + what, count, limit)
 
 
 def _check_nesting(text: str) -> None:
-    """Groups within groups; brackets that are only characters count too, which makes it stricter than need be."""
+    """Counts nested groups. Brackets that are literal characters count too, so this is stricter than necessary."""
     depth = deepest = 0
     for char in text:
         depth += (char in "([{") - (char in ")]}")
         depth = max(depth, 0)
         deepest = max(deepest, depth)
-    if deepest > MAX_NESTING:
-        raise _refuse(f"it is nested {deepest} levels deep; the limit is {MAX_NESTING}", code="grammar_too_large")
-
-
-def _guarded(call: Any) -> str:
-    """A panic of the library is an answer too. It derives from BaseException, as an interrupt does."""
-    try:
-        return str(call())
-    except (RequestError, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException:
-        return "it cannot be read"
+    _hold("it is nested {} levels deep", deepest, MAX_NESTING)
 
 
 def _refuse(what: str, *, code: str = "invalid_grammar") -> RequestError:

@@ -1,9 +1,6 @@
-"""What the engine's process and its client say to each other: typed msgpack, with the arrays of a prompt behind it.
-
-A message is one msgpack frame. `Add` is followed by raw frames: token ids, positions, limits where there are any, and
-the pixels of every image and video. Requests go by serial numbers that a client never uses twice, so that late news of
-a request that ended cannot be taken for news of another one.
-"""
+"""Messages between the engine's process and its client. A message is one msgpack frame. `Add` is followed by raw
+frames: token ids, positions, limits if any, and the pixels of every image and video. Serial numbers are never reused,
+so late news of an ended request cannot be mistaken for another's."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -12,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, msgpack
 
-from saccade.inputs.messages import MediaKind
+from saccade.inputs.chat_messages import MediaKind
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.positions import Ints
@@ -20,24 +17,16 @@ from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
-from saccade.wire.update import Finish, PromptScores, Scores, Update
+from saccade.wire.update import Update
 
-COMMANDS, REPLIES = "commands", "replies"  # names of the sockets in their folder
+COMMANDS, REPLIES = "commands", "replies"  # socket file names
 
 Buffers = Sequence[memoryview]
 PromptArrays = list[npt.NDArray[Any]]
 
 
-class PackedArray(Struct, frozen=True, array_like=True):
-    """A small array inside a message."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
 class MediaHead(Struct, frozen=True, array_like=True):
-    """An image or video without its pixels; exactly one of the plans is there."""
+    """An image or video without its pixels; exactly one of the plans is set."""
 
     kind: MediaKind
     shape: tuple[int, ...]
@@ -47,24 +36,20 @@ class MediaHead(Struct, frozen=True, array_like=True):
 
 
 class PromptHead(Struct, frozen=True, array_like=True):
-    """A prompt without its arrays."""
-
     rope_delta: int
     has_limits: bool
     media: tuple[MediaHead, ...]
     spans: tuple[MediaSpan, ...]
 
 
-class Start(Struct, frozen=True, tag=True):
-    """The first command: what to build."""
-
+class StartEngine(Struct, frozen=True, tag=True):
     folder: str
     settings: EngineSettings
     limits: SchedulerSettings
 
 
 class Add(Struct, frozen=True, tag=True):
-    """`deadline` is a time of the monotonic clock, which the processes of a machine share."""
+    """`deadline` is a time of the monotonic clock, which all processes of a machine share."""
 
     serial: int
     prompt: PromptHead
@@ -79,8 +64,6 @@ class Abort(Struct, frozen=True, tag=True):
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """The text of an output met a stop string."""
-
     serial: int
     index: int
     stop: str
@@ -91,20 +74,20 @@ class AskStats(Struct, frozen=True, tag=True):
 
 
 class Flush(Struct, frozen=True, tag=True):
-    """Empty the caches of prompts and images, unless requests run or wait."""
+    """Empty the prompt and image caches, unless requests run or wait."""
 
     serial: int
 
 
 class Close(Struct, frozen=True, tag=True):
-    """End what runs, then leave."""
+    """End all requests, then exit."""
 
 
-Command = Start | Add | Abort | Stop | AskStats | Flush | Close
+EngineCommand = StartEngine | Add | Abort | Stop | AskStats | Flush | Close
 
 
 class Stage(Struct, frozen=True, tag=True):
-    """How far the start is; `total` 0: this stage is not counted."""
+    """Progress of the start; `total` 0: this stage has no count."""
 
     name: str
     done: int = 0
@@ -113,45 +96,26 @@ class Stage(Struct, frozen=True, tag=True):
 
 
 class Ready(Struct, frozen=True, tag=True):
-    """Facts found at the start. `limits` are those asked for, lowered to what the model allows."""
+    """Facts found at the start. `limits` are the requested ones, lowered to what the model allows."""
 
     limits: SchedulerSettings
     kv_cache_tokens: int
     block_size: int
-    gpu_bytes: int = 0  # in use on the whole device, by whoever; 0 without one
+    gpu_bytes: int = 0  # in use on the whole device, by all processes; 0 without a GPU
     ranks: TensorParallel = ONE_RANK
 
 
-class News(Struct, frozen=True, array_like=True):
-    """An update of output `index` of a request."""
-
+class News(Update, frozen=True, array_like=True, kw_only=True):
     serial: int
     index: int
-    token_ids: tuple[int, ...]
-    num_cached_tokens: int
-    finish: Finish | None = None
-    scores: tuple[PackedArray, PackedArray, PackedArray, PackedArray] | None = None
-    prompt_start: int = 0
-    prompt_scores: tuple[PackedArray, PackedArray, PackedArray, PackedArray] | None = None
-    timings: dict[str, float] | None = None
-
-    def to_update(self) -> Update:
-        prompt = None
-        if self.prompt_scores is not None:
-            prompt = PromptScores(self.prompt_start, _unpack_scores(self.prompt_scores))
-        scores = None if self.scores is None else _unpack_scores(self.scores)
-        return Update(str(self.serial), self.token_ids, scores, prompt, self.finish, self.timings)
+    num_cached_tokens: int = 0
 
 
 class Updates(Struct, frozen=True, tag=True):
-    """The news of one step."""
-
     news: list[News]
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """Why a request was not taken in."""
-
     serial: int
     kind: Literal["request", "capacity", "internal"]
     message: str
@@ -173,14 +137,14 @@ class Flushed(Struct, frozen=True, tag=True):
 
 
 class Degraded(Struct, frozen=True, tag=True):
-    """Something is wrong with the engine, which goes on: for everybody, and for the log."""
+    """Something is wrong with an engine that keeps running: `reason` is for everybody, `note` for the log."""
 
     reason: str
     note: str
 
 
 class Failure(Struct, frozen=True, tag=True):
-    """The last message of an engine that cannot go on."""
+    """The last message of an engine that cannot continue."""
 
     message: str
     is_config: bool = False
@@ -188,34 +152,30 @@ class Failure(Struct, frozen=True, tag=True):
 
 
 class Closed(Struct, frozen=True, tag=True):
-    """The last message of an engine that was told to close: every request has had its end before."""
+    """The last message of an engine told to close: every request has already received its end."""
 
 
 OnStage = Callable[[Stage], None]
-Reply = Stage | Ready | Updates | Refused | StatsReply | Flushed | Degraded | Failure | Closed
-
-encode = msgpack.Encoder().encode
-decode_command = msgpack.Decoder(Command).decode
-decode_reply = msgpack.Decoder(Reply).decode
+EngineReply = Stage | Ready | Updates | Refused | StatsReply | Flushed | Degraded | Failure | Closed
 
 
-def to_news(serial: int, index: int, num_cached_tokens: int, update: Update) -> News:
-    prompt = update.prompt_scores
-    return News(
-        serial,
-        index,
-        update.token_ids,
-        num_cached_tokens,
-        update.finish,
-        None if update.scores is None else _pack_scores(update.scores),
-        0 if prompt is None else prompt.start,
-        None if prompt is None else _pack_scores(prompt.scores),
-        update.timings,
-    )
+def _describe(value: Any) -> Any:
+    array = np.asarray(value)
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+def _restore(kind: Any, described: Any) -> npt.NDArray[Any]:
+    dtype, shape, data = described
+    return np.frombuffer(data, dtype=dtype).reshape(shape)
+
+
+encode = msgpack.Encoder(enc_hook=_describe).encode
+decode_command = msgpack.Decoder(EngineCommand).decode
+decode_reply = msgpack.Decoder(EngineReply, dec_hook=_restore).decode
 
 
 def pack_prompt(prompt: Prompt) -> tuple[PromptHead, PromptArrays]:
-    """The arrays are the prompt's own wherever they are contiguous; nobody may write to them, as ever."""
+    """The arrays are the prompt's own where they are contiguous; nobody may write to them."""
     head = PromptHead(prompt.rope_delta, prompt.limits_T is not None, tuple(map(_head, prompt.media)), prompt.spans)
     ints = [prompt.token_ids, prompt.positions_3T, *([] if prompt.limits_T is None else [prompt.limits_T])]
     arrays: PromptArrays = [np.ascontiguousarray(array, dtype=np.int32) for array in ints]
@@ -223,7 +183,7 @@ def pack_prompt(prompt: Prompt) -> tuple[PromptHead, PromptArrays]:
 
 
 def unpack_prompt(head: PromptHead, frames: Buffers) -> Prompt:
-    """Pixels stay where they were received."""
+    """Pixels stay in the received frames, without a copy."""
     num_ints = 2 + head.has_limits
     assert len(frames) == num_ints + len(head.media), f"{len(frames)} frames for {head}"
     token_ids, positions, *limits = map(_ints, frames[:num_ints])
@@ -250,20 +210,7 @@ def _media(head: MediaHead, frame: memoryview) -> Media:
 
 
 def _ints(frame: memoryview) -> Ints:
-    """A copy: a received frame may begin at any byte, which integers should not."""
+    """Copies, because a received frame may be unaligned for integers."""
     array = np.frombuffer(frame, dtype=np.int32).copy()
     array.flags.writeable = False
     return array
-
-
-def _pack_scores(scores: Scores) -> tuple[PackedArray, PackedArray, PackedArray, PackedArray]:
-    return _pack(scores.chosen), _pack(scores.ranks), _pack(scores.top_ids), _pack(scores.top_logprobs)
-
-
-def _unpack_scores(packed: Sequence[PackedArray]) -> Scores:
-    return Scores(*(np.frombuffer(part.data, dtype=part.dtype).reshape(part.shape) for part in packed))
-
-
-def _pack(values: Any) -> PackedArray:
-    array = np.asarray(values)
-    return PackedArray(array.dtype.str, array.shape, array.tobytes())

@@ -19,18 +19,17 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """Shaped like vLLM's, checked once: every number is finite and in its range, sequences are tuples.
+    """Shaped like vLLM's, checked once: numbers are finite and in range, sequences are tuples.
 
-    `temperature` 0 is greedy. `top_k` 0 or -1 switches it off (kept as 0). `max_tokens` None fills the context, 0 only
-    computes the prompt, for its log-probabilities or for the prefix cache.
-    `logprobs` and `prompt_logprobs` count the alternatives beside the token itself; None asks for nothing. Prompt
-    tokens before `prompt_logprobs_start` get none, and may then come from the prefix cache. A `stop` string ends the
-    output before itself, or behind itself with `include_stop_str_in_output`. One that is complete within the first
-    `min_tokens` tokens ends the output behind these: they are all in the answer, and nothing more.
+    `temperature` 0 is greedy. `top_k` 0 or -1 turns it off (stored as 0). `max_tokens` None fills the context; 0 only
+    computes the prompt, for its log-probabilities or the prefix cache. `logprobs` and `prompt_logprobs` count
+    alternatives beside the token itself; None asks for none. Prompt tokens before `prompt_logprobs_start` get none, and
+    may then come from the prefix cache. A `stop` string ends the output before itself, or after itself with
+    `include_stop_str_in_output`. One completed within the first `min_tokens` tokens ends the output right after those.
 
-    A `grammar` allows only tokens that lead to a text of its language, and the output ends when nothing may follow. It
-    has the last word: end tokens that `min_tokens` or `ignore_eos` forbid are taken where it leaves nothing else.
-    Log-probabilities are the model's own, before it and before every other edit.
+    A `grammar` allows only tokens that lead to a text of its language, and ends the output when nothing may follow. It
+    has the last word: end tokens that `min_tokens` or `ignore_eos` forbid are taken where it allows nothing else.
+    Log-probabilities are the model's own, before the grammar and all other edits.
     """
 
     n: int = 1
@@ -75,10 +74,6 @@ class SamplingParams:
                 raise _refuse("allowed_token_ids", "empty", "at least one token must be allowed")
             self._set("allowed_token_ids", allowed)
 
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0
-
     def _check_numbers(self) -> None:
         _check_int("n", self.n, 1, MAX_N)
         _check_float("temperature", self.temperature, 0, 100)
@@ -107,7 +102,7 @@ def _check_int(name: str, value: Any, low: int, high: int, *, is_optional: bool 
 
 
 def _check_float(name: str, value: Any, low: float, high: float, *, is_open: bool = False) -> None:
-    """`is_open`: `low` itself is not allowed. NaN is in no range."""
+    """`is_open` excludes `low` itself. NaN is in no range."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high or (is_open and value == low):
         raise _refuse(name, value, f"allowed are {f'above {low} up to' if is_open else f'{low} to'} {high}")
@@ -152,7 +147,7 @@ def _refuse(name: str, value: object, allowed: str) -> RequestError:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to print numbers of many digits
+    if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to print huge numbers
         return f"a number of {value.bit_length()} bits"
     shown = value if isinstance(value, str) and value.isprintable() and value else repr(value)
     return shown if len(shown) <= 60 else f"{shown[:60]}..."

@@ -1,32 +1,29 @@
-"""Limits of JSON schemas, by their numbers alone.
+"""Size limits of JSON schemas. llguidance's work can far exceed a schema's size: it grows with the square of an
+object's optional properties, with pairs of name patterns, with one automaton state per multiple, and, where several
+schemas apply at once (`allOf`, a `$ref` with siblings, `anyOf` beside `properties`), with the product of their
+alternatives and 2 to the number of their patterns. Each of these has a limit here."""
 
-What llguidance computes for a schema can grow far beyond the schema: the square of an object's optional properties,
-every pair of patterns for names, one automaton state per multiple, and, where several schemas must hold at once
-(`allOf`, a `$ref` with siblings, `anyOf` beside `properties`), the product of their alternatives and two to the number
-of their patterns. Each of these has a limit here.
-"""
-
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from decimal import Decimal
 from math import isqrt, prod
 from typing import Any
 
 MAX_NESTING = 100
 MAX_VALUES = 20_000  # objects, lists and plain values
-MAX_PROPERTIES = 500  # of one object; of several the root of the sum of their squares
+MAX_PROPERTIES = 500  # of one object; over several, the root of the sum of squares
 MAX_BRANCHES = 2000
 MAX_NAME_PATTERNS = 32
 MAX_MULTIPLE = 10_000  # product of all multipleOf, without their decimal points
-MAX_FACTORS = 8  # schemas that must hold at once
-MAX_ALTERNATIVES = 1000  # ways to choose among theirs
+MAX_FACTORS = 8  # schemas that apply at once
+MAX_ALTERNATIVES = 1000  # combinations of their alternatives
 MAX_CHAIN = 50  # references that lead to references
 
-RefuseNumber = Callable[[str, int, int], None]
+Hold = Callable[[str, int, int], None]
 Weight = tuple[int, int]  # factors, alternatives
 
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-# Keywords that say something about a value by themselves; a type alone multiplies nothing.
+# Keywords that constrain a value by themselves; a type alone multiplies nothing.
 _OWN = frozenset({
     *("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"),
     *("items", "prefixItems", "minItems", "maxItems", "enum", "const", "pattern", "format", "minLength", "maxLength"),
@@ -36,51 +33,34 @@ _CHILD_MAPS = ("properties", "patternProperties")
 _CHILDREN = ("items", "additionalProperties", "contains", "not")
 
 
-def check_schemas(schemas: Sequence[Any], refuse: RefuseNumber) -> None:
-    """Calls `refuse(what, count, limit)`, which raises, at the first limit that the schemas of a grammar pass."""
-    counts = _Counts()
+def check_schemas(schemas: Sequence[Any], hold: Hold) -> None:
+    """Calls `hold(what, count, limit)` for a grammar's schemas; it raises where a limit is exceeded."""
+    counts, multiples = Counter[str](), set[int]()
     for depth, value in _walk(list(schemas)):
-        counts.values += 1
+        counts["values"] += 1
+        hold("levels", depth, MAX_NESTING)
+        hold("values", counts["values"], MAX_VALUES)
         if isinstance(value, dict):
-            counts.add(value)
-        for what, count, limit in (("levels", depth, MAX_NESTING), ("values", counts.values, MAX_VALUES)):
-            if count > limit:
-                refuse(what, count, limit)
-    for what, count, limit in (
-        ("properties", isqrt(counts.squares), MAX_PROPERTIES),
-        ("patternProperties", counts.name_patterns, MAX_NAME_PATTERNS),
-        ("branches", counts.branches, MAX_BRANCHES),
-        ("states of multipleOf", prod(counts.multiples), MAX_MULTIPLE),
-    ):
-        if count > limit:
-            refuse(what, count, limit)
+            counts["squares"] += _size(value.get("properties"), dict) ** 2
+            counts["name patterns"] += _size(value.get("patternProperties"), dict)
+            counts["branches"] += sum(_size(value.get(key), list) for key in _LISTS)
+            multiple = value.get("multipleOf")
+            if isinstance(multiple, int | float):
+                digits = Decimal(str(multiple)).as_tuple().digits[:20]
+                multiples.add(int("".join(map(str, digits))) or 1)
+    hold("properties", isqrt(counts["squares"]), MAX_PROPERTIES)
+    hold("patternProperties", counts["name patterns"], MAX_NAME_PATTERNS)
+    hold("branches", counts["branches"], MAX_BRANCHES)
+    hold("states of multipleOf", prod(multiples), MAX_MULTIPLE)
     for schema in schemas:
-        _Scale(schema, refuse).weigh(schema)
-
-
-@dataclass(slots=True)
-class _Counts:
-    values: int = 0
-    squares: int = 0
-    name_patterns: int = 0
-    branches: int = 0
-    multiples: set[int] = field(default_factory=set)
-
-    def add(self, schema: dict[str, Any]) -> None:
-        self.squares += _size(schema.get("properties"), dict) ** 2
-        self.name_patterns += _size(schema.get("patternProperties"), dict)
-        self.branches += sum(_size(schema.get(key), list) for key in _LISTS)
-        multiple = schema.get("multipleOf")
-        if isinstance(multiple, int | float):
-            digits = Decimal(str(multiple)).as_tuple().digits[:20]
-            self.multiples.add(int("".join(map(str, digits))) or 1)
+        _Scale(schema, hold).weigh(schema)
 
 
 class _Scale:
-    """How many schemas must hold at once, and among how many alternatives, at the worst place of a schema."""
+    """How many schemas apply at once, and with how many alternatives, at the worst place of a schema."""
 
-    def __init__(self, root: Any, refuse: RefuseNumber) -> None:
-        self._root, self._refuse = root, refuse
+    def __init__(self, root: Any, hold: Hold) -> None:
+        self._root, self._hold = root, hold
         self._known: dict[str, Weight] = {}
         self._chain = 0
 
@@ -98,12 +78,8 @@ class _Scale:
             return 1, 1
         factors, alternatives = sum(part[0] for part in parts), prod(part[1] for part in parts)
         if len(parts) > 1:
-            for what, count, limit in (
-                ("schemas that must hold at once", factors, MAX_FACTORS),
-                ("combinations of alternatives", alternatives, MAX_ALTERNATIVES),
-            ):
-                if count > limit:
-                    self._refuse(what, count, limit)
+            self._hold("schemas that must hold at once", factors, MAX_FACTORS)
+            self._hold("combinations of alternatives", alternatives, MAX_ALTERNATIVES)
         return factors, alternatives
 
     def _either(self, branches: list[Any]) -> Weight:
@@ -118,12 +94,11 @@ class _Scale:
         return [self.weigh(child) for child in found]
 
     def _follow(self, pointer: str) -> Weight:
-        """A definition is weighed once; inside itself it weighs nothing more."""
+        """Weighs a definition once; a reference to itself adds nothing."""
         if pointer not in self._known:
             self._known[pointer] = (1, 1)
             self._chain += 1
-            if self._chain > MAX_CHAIN:
-                self._refuse("references that lead to references", self._chain, MAX_CHAIN)
+            self._hold("references that lead to references", self._chain, MAX_CHAIN)
             self._known[pointer] = self.weigh(_resolve(self._root, pointer))
             self._chain -= 1
         return self._known[pointer]
@@ -139,7 +114,7 @@ def _walk(schema: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _resolve(root: Any, pointer: str) -> Any:
-    """What a reference within the schema points to; other ones are refused by llguidance."""
+    """The target of a reference within the schema; llguidance refuses other references."""
     value = root
     for step in pointer.removeprefix("#").split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")

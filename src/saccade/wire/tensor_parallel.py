@@ -1,4 +1,4 @@
-"""What is known of an engine's ranks once they run: how they sum up, and what each holds."""
+"""Facts about an engine's running ranks: how they all-reduce, and what each holds."""
 
 from msgspec import Struct
 
@@ -6,32 +6,28 @@ KIB = 1024
 
 
 class RankShare(Struct, frozen=True, kw_only=True):
-    """What one rank holds."""
-
     rank: int
     weights_bytes: int
     num_blocks: int  # of the KV cache, block 0 included
 
 
 class AllReduceChoice(Struct, frozen=True, kw_only=True):
-    """The algorithm for tensors of up to so many bytes; None: for all larger ones."""
+    """The algorithm for tensors of at most `up_to_bytes`; None: for all larger ones."""
 
     algorithm: str
     up_to_bytes: int | None = None
 
 
 class TensorParallel(Struct, frozen=True, kw_only=True):
-    """The ranks of an engine, and what their sums are made with."""
-
     size: int = 1
     backend: str = "none"
     reason: str = ""  # why this backend
-    reserved_bytes: int = 0  # of each rank, which tensors pass through
+    reserved_bytes: int = 0  # per rank, as communication buffers
     all_reduce: tuple[AllReduceChoice, ...] = ()  # empty where the backend has one algorithm
     microseconds: dict[str, dict[str, float]] = {}  # measured at the start: by bytes, then by algorithm
     held: tuple[RankShare, ...] = ()
     encoder_mode: str = ""  # weights: each rank has a part of the vision encoder; data: each encodes whole images
-    encoder_reason: str = ""  # why its weights are not divided, where that was left to the machine
+    encoder_reason: str = ""  # why its weights are not divided, where the engine chose
 
     def summary(self) -> str:
         """One line, such as "2 ranks; all-reduce: symmetric memory, one-shot up to 256 KiB, two-shot above"."""

@@ -1,10 +1,13 @@
-"""What the engine says of its requests. Also for processes that never touch a tensor, so nothing here imports torch."""
+"""The engine's news about requests. Processes without tensors read it too, so nothing here imports torch."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-# Details of a finish with an error that a caller can tell from others.
+from msgspec import Struct
+from numpy.typing import NDArray
+
+# Details of an error finish that callers can tell apart.
 NO_NUMBERS = "the model's logits are not numbers"
 NO_TOKEN = "no token is allowed next: the grammar cannot be followed with this vocabulary and these parameters"
 BROKEN = "the grammar's parser failed"
@@ -20,32 +23,29 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How a request ended. `detail` is the stop token or string that was met (None: end of text), or a message."""
+    """`detail` is the stop token or string that was met (None: end of text), or a message."""
 
     reason: FinishReason
     detail: int | str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Log-probabilities of given tokens and of the likeliest ones, one entry a row."""
+class Scores(Struct, frozen=True, array_like=True):
+    """Log-probabilities of given tokens and of the likeliest ones, one entry per row."""
 
-    chosen: Any
-    ranks: Any
-    top_ids: Any
-    top_logprobs: Any
+    chosen: NDArray[Any]
+    ranks: NDArray[Any]
+    top_ids: NDArray[Any]
+    top_logprobs: NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class PromptScores:
+class PromptScores(Struct, frozen=True, array_like=True):
     """Scores of the prompt tokens from `start` on."""
 
     start: int
     scores: Scores
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(Struct, frozen=True, array_like=True):
     """News of one request; the one with `finish` is its last."""
 
     request_id: str

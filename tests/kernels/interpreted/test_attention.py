@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from saccade.kernels import reference
-from saccade.kernels.attention import TritonAttention, choose_splits
 from saccade.kernels.backends import AttentionDispatch
+from saccade.kernels.fused_attention import TritonAttention, choose_splits
 from tests.kernels.cases import POISON, Paged, boundaries, paged_case, qkv_slices, span_limits
 
 DTYPES = [torch.float32, torch.float16]

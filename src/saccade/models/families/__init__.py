@@ -1,1 +1,1 @@
-"""One module per family; each ends in a `FAMILY`."""
+"""One module per family; each defines a `FAMILY`."""

@@ -1,9 +1,9 @@
 """Gemma-3, text and multimodal.
 
-Sliding-window and global layers, each kind with its own rotary; norms multiply by 1 + weight and stand on both sides
-of attention and MLP; embeddings are scaled; the rows of an image see the whole image. The tower is SigLIP at a fixed
-resolution, whose patches are averaged to a few rows per image. As in transformers, final_logit_softcapping counts for
-the text model alone, and attn_logit_softcapping (Gemma-2's) for none.
+Sliding-window and global layers, each kind with its own rotary; norms multiply by 1 + weight and are on both sides of
+attention and MLP; embeddings are scaled; the rows of an image see the whole image. The tower is SigLIP at a fixed
+resolution, whose patches are averaged to a few rows per image. As in transformers, final_logit_softcapping applies to
+the text model only, and attn_logit_softcapping (of Gemma-2) is ignored.
 """
 
 from dataclasses import replace
@@ -11,37 +11,45 @@ from math import isqrt
 from typing import Any
 
 from saccade.errors import ConfigError
-from saccade.layers.spec import MLPSpec, NormSpec, PoolSpec, VisionBlockSpec
-from saccade.models.config import MAX_LAYERS, Config, Rope, read_decoder, spread_window
-from saccade.models.defaults import GEMMA3, GEMMA3_TEXT
-from saccade.models.family import Family
+from saccade.layers.layer_spec import MLPSpec, NormSpec, PoolSpec, VisionBlockSpec
+from saccade.models.family import Defaults, Family
 from saccade.models.media import HALF, ImageSettings, MediaDefaults, Placeholders
+from saccade.models.model_config import MAX_LAYERS, Config, Rope, read_decoder, spread_window
+from saccade.models.model_spec import DecoderSpec, LayerSpec, VisionSpec
 from saccade.models.rename import DECODER_RULES, POST_NORM_RULES, TEXT_PREFIXES, Renames, Rule, one
-from saccade.models.spec import DecoderSpec, LayerSpec, MediaSpec, ModelSpec, VisionSpec
+
+TEXT = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+SIGLIP = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
 
 
-def read_text_spec(config: Config, architecture: str) -> ModelSpec:
-    return ModelSpec(
-        architecture=architecture,
-        max_position=config.size("max_position_embeddings"),
-        decoder=read_text(config),
-    )
-
-
-def read_spec(config: Config, architecture: str) -> ModelSpec:
-    """The head is tied by what the whole config says; its text_config is not asked, nor is it for a cap of logits."""
-    text = read_text_spec(config.sub("text_config"), architecture)
-    return replace(
-        text,
-        decoder=replace(text.decoder, tied_head=config.get("tie_word_embeddings", True), logit_softcap=None),
-        vision=read_vision(config),
-        media=MediaSpec(
-            image_token_id=config.token("image_token_index"),
-            start_token_id=config.token("boi_token_index"),
-            end_token_id=config.token("eoi_token_index"),
-            sees_whole_image=MEDIA.placeholders.is_bidirectional,
-        ),
-    )
+def read_multimodal(config: Config) -> DecoderSpec:
+    """The top-level config decides whether the head is tied; text_config's value and logit cap are ignored."""
+    tied_head = config.get("tie_word_embeddings", True)
+    return replace(read_text(config.sub("text_config")), tied_head=tied_head, logit_softcap=None)
 
 
 def read_text(config: Config) -> DecoderSpec:
@@ -50,17 +58,13 @@ def read_text(config: Config) -> DecoderSpec:
             f"{config.where}: use_bidirectional_attention is true; only causal attention is supported, and such a "
             f"model embeds texts rather than writing them"
         )
-    # The activation has a name of its own here; a hidden_act beside it counts for nothing.
+    # Gemma-3 reads hidden_activation and ignores hidden_act.
     plain = read_decoder(
         Config(dict(config.values) | {"hidden_act": config.need("hidden_activation", str)}, config.where),
-        rope=Rope(1.0, None, (), False),
+        rope=Rope(1.0, None, ()),
     )
     norm = replace(plain.norm, offset=1.0)
-    attention = replace(
-        plain.attention,
-        scale=config.positive("query_pre_attn_scalar") ** -0.5,
-        norm=norm,
-    )
+    attention = replace(plain.attention, scale=config.positive("query_pre_attn_scalar") ** -0.5, norm=norm)
     windows, mlp = _windows(config), plain.layers[0].mlp
     local, whole = _ropes(config)
     return replace(
@@ -81,12 +85,8 @@ def read_vision(config: Config) -> VisionSpec:
     side = vision.size("image_size") // patch
     merge = _merge(config, side)
     norm = NormSpec(kind="layer", eps=vision.need("layer_norm_eps", float))
-    mlp = MLPSpec(
-        width=vision.size("intermediate_size"),
-        activation=vision.activation("hidden_act"),
-        gated=False,
-        bias=True,
-    )
+    inner, activation = vision.size("intermediate_size"), vision.activation("hidden_act")
+    mlp = MLPSpec(width=inner, activation=activation, gated=False, bias=True)
     num_heads = vision.size("num_attention_heads")
     return VisionSpec(
         block=VisionBlockSpec(width=width, num_heads=num_heads, norm=norm, mlp=mlp),
@@ -105,7 +105,7 @@ def read_vision(config: Config) -> VisionSpec:
 
 
 def _merge(config: Config, side: int) -> int:
-    """The side of the square of patches that is averaged to one row."""
+    """The side of the square of patches that are averaged to one row."""
     num_rows = config.size("mm_tokens_per_image")
     per_side = isqrt(max(num_rows, 0))
     if per_side == 0 or per_side**2 != num_rows or side % per_side:
@@ -117,14 +117,14 @@ def _merge(config: Config, side: int) -> int:
 
 
 def _windows(config: Config) -> list[int | None]:
-    """Where layer_types is not written down, every n-th layer is global."""
+    """Without layer_types, every n-th layer is global."""
     every = config.size("sliding_window_pattern", 6)
     slides = [bool((i + 1) % every) for i in range(config.size("num_hidden_layers", most=MAX_LAYERS))]
     return spread_window(config, config.maybe("sliding_window", int), slides)
 
 
 def _ropes(config: Config) -> tuple[Rope, Rope]:
-    """The rotary of sliding layers and that of global ones, which alone a rope_scaling changes."""
+    """The rotaries of sliding and of global layers; rope_scaling applies to global ones only."""
     given = Config(config.get("rope_parameters", {}), f"{config.where}: rope_parameters")
     if set(given.values) - {"sliding_attention", "full_attention"}:
         raise ConfigError(
@@ -183,11 +183,17 @@ MEDIA = MediaDefaults(
 )
 
 FAMILY = Family(
-    architectures=("Gemma3ForConditionalGeneration",),
+    architecture="Gemma3ForConditionalGeneration",
     model_type="gemma3",
-    defaults=GEMMA3,
+    defaults=Defaults(
+        text=TEXT,
+        vision=SIGLIP,
+        top={"mm_tokens_per_image": 256, "image_token_index": 262_144, "tie_word_embeddings": True},
+        aliases={"image_token_id": "image_token_index"},
+    ),
+    decoder=read_multimodal,
+    vision=read_vision,
     media=MEDIA,
-    spec=read_spec,
     renames=Renames(
         VISION_PREFIXES + TEXT_PREFIXES,
         DECODER_RULES + POST_NORM_RULES + VISION_RULES,
@@ -197,9 +203,9 @@ FAMILY = Family(
 )
 
 TEXT_FAMILY = Family(
-    architectures=("Gemma3ForCausalLM",),
+    architecture="Gemma3ForCausalLM",
     model_type="gemma3_text",
-    defaults=GEMMA3_TEXT,
-    spec=read_text_spec,
+    defaults=Defaults(text=TEXT),
+    decoder=read_text,
     renames=Renames(TEXT_PREFIXES, DECODER_RULES + POST_NORM_RULES, ignored=(r".*\.rotary_emb\..*",)),
 )

@@ -1,24 +1,24 @@
 """Llama: Llama-2 and -3, SmolLM2, TinyLlama."""
 
-from saccade.models.config import Config, read_decoder
-from saccade.models.defaults import LLAMA
-from saccade.models.family import Family
+from saccade.models.family import Defaults, Family
+from saccade.models.model_config import read_decoder
 from saccade.models.rename import DECODER_RULES, PRE_NORM_RULES, TEXT_PREFIXES, Renames
-from saccade.models.spec import ModelSpec
-
-
-def read_spec(config: Config, architecture: str) -> ModelSpec:
-    return ModelSpec(
-        architecture=architecture,
-        max_position=config.size("max_position_embeddings"),
-        decoder=read_decoder(config),
-    )
-
 
 FAMILY = Family(
-    architectures=("LlamaForCausalLM",),
+    architecture="LlamaForCausalLM",
     model_type="llama",
-    defaults=LLAMA,
-    spec=read_spec,
+    defaults=Defaults(
+        text={
+            "vocab_size": 32_000,
+            "hidden_size": 4096,
+            "intermediate_size": 11_008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "hidden_act": "silu",
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+        }
+    ),
+    decoder=read_decoder,
     renames=Renames(TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES),
 )

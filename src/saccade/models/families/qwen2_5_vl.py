@@ -3,37 +3,25 @@
 from dataclasses import replace
 
 from saccade.errors import ConfigError
-from saccade.layers.spec import MergerSpec, MLPSpec, NormSpec, VisionBlockSpec, sectioned_axes
-from saccade.models.config import MAX_LAYERS, Config, Rope, read_decoder, read_windows
-from saccade.models.defaults import QWEN2_5_VL
-from saccade.models.families import qwen3_vl
-from saccade.models.families.qwen2 import with_qkv_bias
-from saccade.models.family import Family
+from saccade.layers.layer_spec import MergerSpec, MLPSpec, NormSpec, VisionBlockSpec, sectioned_axes
+from saccade.models.families import qwen2, qwen3_vl
+from saccade.models.family import Defaults, Family
 from saccade.models.media import CLIP_MEAN, CLIP_STD, MediaDefaults
-from saccade.models.rename import DECODER_RULES, PRE_NORM_RULES, TEXT_PREFIXES, Renames, one
-from saccade.models.spec import MediaSpec, ModelSpec, VisionSpec
+from saccade.models.model_config import MAX_LAYERS, Config, Rope, read_decoder, read_windows
+from saccade.models.model_spec import DecoderSpec, VisionSpec
+from saccade.models.rename import Renames, one
 
 
-def read_spec(config: Config, architecture: str) -> ModelSpec:
-    text = config.sub("text_config") if config.has("text_config") else config
+def read_text(config: Config) -> DecoderSpec:
+    text = config.text
     rope = Rope.read(text, default_base=1_000_000.0)
     axes = sectioned_axes(rope.sections or (16, 24, 24))
-    decoder = with_qkv_bias(read_decoder(text, rope=rope, axes=axes, windows=read_windows(text)))
-    return ModelSpec(
-        architecture=architecture,
-        max_position=text.size("max_position_embeddings"),
-        decoder=replace(decoder, tied_head=decoder.tied_head or config.get("tie_word_embeddings", False)),
-        vision=read_vision(config.sub("vision_config")),
-        media=MediaSpec(
-            image_token_id=config.token("image_token_id"),
-            video_token_id=config.token("video_token_id"),
-            start_token_id=config.token("vision_start_token_id"),
-            end_token_id=config.token("vision_end_token_id"),
-        ),
-    )
+    decoder = qwen2.with_qkv_bias(read_decoder(text, rope=rope, axes=axes, windows=read_windows(text)))
+    return replace(decoder, tied_head=decoder.tied_head or config.get("tie_word_embeddings", False))
 
 
-def read_vision(config: Config) -> VisionSpec:
+def read_vision(whole: Config) -> VisionSpec:
+    config = whole.sub("vision_config")
     width, merge = config.size("hidden_size"), config.size("spatial_merge_size")
     patch, norm = config.size("patch_size"), NormSpec(eps=1e-6)
     window = config.size("window_size") // patch // merge
@@ -68,7 +56,7 @@ RULES = (
     one("vision.merger.mlp.2.{w}", "tower.projector.mlp.down.{w}"),
 )
 
-# Here a frame has its bounds, and every frame is taken; Qwen3-VL bounds and samples the whole video.
+# Pixel bounds are per frame and every frame is used; Qwen3-VL bounds and samples the whole video.
 VIDEO = replace(
     qwen3_vl.VIDEO,
     patch=14,
@@ -84,12 +72,39 @@ VIDEO = replace(
 PLACEHOLDERS = replace(qwen3_vl.PLACEHOLDERS, video_text="<|video_pad|>", has_timestamps=False)
 
 FAMILY = Family(
-    architectures=("Qwen2_5_VLForConditionalGeneration",),
+    architecture="Qwen2_5_VLForConditionalGeneration",
     model_type="qwen2_5_vl",
-    defaults=QWEN2_5_VL,
+    defaults=Defaults(
+        text=qwen2.TEXT
+        | qwen2.SLIDING
+        | {
+            "vocab_size": 152_064,
+            "hidden_size": 8192,
+            "intermediate_size": 29_568,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "max_window_layers": 80,
+        },
+        vision=qwen3_vl.TOWER
+        | {
+            "depth": 32,
+            "hidden_size": 3584,
+            "hidden_act": "silu",
+            "intermediate_size": 3420,
+            "patch_size": 14,
+            "tokens_per_second": 4,
+            "window_size": 112,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+        },
+        top=qwen3_vl.TOKEN_IDS,
+    ),
+    decoder=read_text,
+    vision=read_vision,
     media=MediaDefaults(image=qwen3_vl.IMAGE, video=VIDEO, placeholders=PLACEHOLDERS),
-    spec=read_spec,
     renames=Renames(
-        qwen3_vl.VISION_PREFIXES + TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES + qwen3_vl.VISION_RULES + RULES
+        qwen3_vl.VISION_PREFIXES + qwen3_vl.TEXT_RENAMES.prefixes,
+        qwen3_vl.TEXT_RENAMES.rules + qwen3_vl.VISION_RULES + RULES,
     ),
 )

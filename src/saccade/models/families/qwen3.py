@@ -1,55 +1,50 @@
 """Qwen3, dense and mixture of experts: Llama with norms on queries and keys."""
 
-from saccade.models.config import MAX_LAYERS, Config, read_decoder, read_moe, read_windows, with_qk_norm
-from saccade.models.defaults import QWEN3, QWEN3_MOE
-from saccade.models.family import Family
-from saccade.models.rename import (
-    DECODER_RULES,
-    EXPERT_RULES,
-    FUSED_EXPERT_RULES,
-    PRE_NORM_RULES,
-    ROUTER_RULES,
-    TEXT_PREFIXES,
-    Renames,
-)
-from saccade.models.spec import ModelSpec
+from saccade.models.families import llama, qwen2
+from saccade.models.family import Defaults, Family
+from saccade.models.model_config import MAX_LAYERS, Config, read_decoder, read_moe, read_windows, with_qk_norm
+from saccade.models.model_spec import DecoderSpec
+from saccade.models.rename import EXPERT_RULES, FUSED_EXPERT_RULES, ROUTER_RULES, Renames
+
+MOE_TEXT = qwen2.TEXT | {"hidden_size": 2048, "num_hidden_layers": 24, "decoder_sparse_step": 1}
+MOE_ALIASES = {"num_local_experts": "num_experts"}
 
 
-def read_spec(config: Config, architecture: str) -> ModelSpec:
-    return ModelSpec(
-        architecture=architecture,
-        max_position=config.size("max_position_embeddings"),
-        decoder=with_qk_norm(read_decoder(config, windows=read_windows(config))),
-    )
+def read_qwen3(config: Config) -> DecoderSpec:
+    return with_qk_norm(read_decoder(config, windows=read_windows(config)))
 
 
-def read_moe_spec(config: Config, architecture: str) -> ModelSpec:
-    """The window of a model with experts is that of all its layers; max_window_layers and layer_types say nothing."""
+def read_qwen3_moe(config: Config) -> DecoderSpec:
+    """A model with experts uses its window in all layers; max_window_layers and layer_types are ignored."""
     window = config.maybe("sliding_window", int) if config.get("use_sliding_window", False) else None
     windows = [window] * config.size("num_hidden_layers", most=MAX_LAYERS)
     decoder = with_qk_norm(read_decoder(config, windows=windows))
-    return ModelSpec(
-        architecture=architecture,
-        max_position=config.size("max_position_embeddings"),
-        decoder=read_moe(config, decoder, renormalise=config.get("norm_topk_prob", False)),
-    )
+    return read_moe(config, decoder, renormalise=config.get("norm_topk_prob", False))
 
 
 FAMILY = Family(
-    architectures=("Qwen3ForCausalLM",),
+    architecture="Qwen3ForCausalLM",
     model_type="qwen3",
-    defaults=QWEN3,
-    spec=read_spec,
-    renames=Renames(TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES),
+    defaults=Defaults(text=qwen2.TEXT | qwen2.SLIDING | {"max_window_layers": 28, "head_dim": 128}),
+    decoder=read_qwen3,
+    renames=llama.FAMILY.renames,
 )
 
 MOE_FAMILY = Family(
-    architectures=("Qwen3MoeForCausalLM",),
+    architecture="Qwen3MoeForCausalLM",
     model_type="qwen3_moe",
-    defaults=QWEN3_MOE,
-    spec=read_moe_spec,
-    renames=Renames(
-        TEXT_PREFIXES,
-        DECODER_RULES + PRE_NORM_RULES + ROUTER_RULES + EXPERT_RULES + FUSED_EXPERT_RULES,
+    defaults=Defaults(
+        text=MOE_TEXT
+        | qwen2.SLIDING
+        | {
+            "intermediate_size": 6144,
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+            "num_experts": 128,
+        },
+        aliases=MOE_ALIASES,
     ),
+    decoder=read_qwen3_moe,
+    renames=Renames(FAMILY.renames.prefixes, FAMILY.renames.rules + ROUTER_RULES + EXPERT_RULES + FUSED_EXPERT_RULES),
 )

@@ -1,67 +1,53 @@
-"""Qwen3-VL, dense and mixture of experts.
-
-A LayerNorm tower with a learned position grid, interpolated, and 2-D rotary; deepstack rows for the first decoder
-layers; interleaved M-RoPE and norms on queries and keys in the decoder.
-"""
+"""Qwen3-VL, dense and mixture of experts: a LayerNorm tower with an interpolated grid of learned positions and 2-D
+rotary; deepstack rows for the first decoder layers; interleaved M-RoPE and norms on queries and keys in the decoder."""
 
 from dataclasses import replace
 
-from saccade.layers.spec import MergerSpec, MLPSpec, NormSpec, VisionBlockSpec, interleaved_axes
-from saccade.models.config import MAX_LAYERS, Config, Rope, read_decoder, read_moe, with_qk_norm
-from saccade.models.defaults import QWEN3_VL, QWEN3_VL_MOE
-from saccade.models.family import Family
+from saccade.layers.layer_spec import MergerSpec, MLPSpec, NormSpec, VisionBlockSpec, interleaved_axes
+from saccade.models.families import llama, qwen2
+from saccade.models.families.qwen3 import MOE_ALIASES, MOE_TEXT
+from saccade.models.family import Defaults, Family
 from saccade.models.media import CLIP_MEAN, CLIP_STD, HALF, ImageSettings, MediaDefaults, Placeholders, VideoSettings
-from saccade.models.rename import (
-    DECODER_RULES,
-    EXPERT_RULES,
-    FUSED_EXPERT_RULES,
-    PRE_NORM_RULES,
-    ROUTER_RULES,
-    TEXT_PREFIXES,
-    Renames,
-    Rule,
-    one,
-)
-from saccade.models.spec import MediaSpec, ModelSpec, VisionSpec
+from saccade.models.model_config import MAX_LAYERS, Config, Rope, read_decoder, read_moe, with_qk_norm
+from saccade.models.model_spec import DecoderSpec, VisionSpec
+from saccade.models.rename import EXPERT_RULES, FUSED_EXPERT_RULES, ROUTER_RULES, Renames, Rule, one
+
+TEXT_RENAMES = llama.FAMILY.renames
+TOKEN_IDS = {"image_token_id": 151_655, "video_token_id": 151_656}
+TOWER = {"num_heads": 16, "in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584}
+_TOWER = TOWER | {
+    "depth": 27,
+    "hidden_size": 1152,
+    "hidden_act": "gelu_pytorch_tanh",
+    "intermediate_size": 4304,
+    "patch_size": 16,
+    "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": [8, 16, 24],
+}
 
 
-def read_spec(config: Config, architecture: str) -> ModelSpec:
-    text, vision = config.sub("text_config"), read_vision(config.sub("vision_config"))
+def read_text(config: Config) -> DecoderSpec:
+    text = config.sub("text_config")
     rope = Rope.read(text, default_base=500_000.0)
     decoder = with_qk_norm(read_decoder(text, rope=rope, axes=interleaved_axes(rope.sections or (24, 20, 20))))
-    return ModelSpec(
-        architecture=architecture,
-        max_position=text.size("max_position_embeddings"),
-        decoder=replace(
-            decoder,
-            tied_head=config.get("tie_word_embeddings", decoder.tied_head),
-            deepstack_levels=len(vision.deepstack_layers),
-        ),
-        vision=vision,
-        media=MediaSpec(
-            image_token_id=config.token("image_token_id"),
-            video_token_id=config.token("video_token_id"),
-            start_token_id=config.token("vision_start_token_id"),
-            end_token_id=config.token("vision_end_token_id"),
-        ),
+    return replace(
+        decoder,
+        tied_head=config.get("tie_word_embeddings", decoder.tied_head),
+        deepstack_levels=len(config.sub("vision_config").ints("deepstack_visual_indexes")),
     )
 
 
-def read_moe_spec(config: Config, architecture: str) -> ModelSpec:
-    spec = read_spec(config, architecture)
-    return replace(spec, decoder=read_moe(config.sub("text_config"), spec.decoder, renormalise=True))
+def read_moe_text(config: Config) -> DecoderSpec:
+    return read_moe(config.text, read_text(config), renormalise=True)
 
 
-def read_vision(config: Config) -> VisionSpec:
+def read_vision(whole: Config) -> VisionSpec:
+    config = whole.sub("vision_config")
     width, merge = config.size("hidden_size"), config.size("spatial_merge_size")
     norm = NormSpec(kind="layer", eps=1e-6)
     merger = MergerSpec(unit=merge * merge, out_width=config.size("out_hidden_size"), norm=norm)
-    mlp = MLPSpec(
-        width=config.size("intermediate_size"),
-        activation=config.activation("hidden_act"),
-        gated=False,
-        bias=True,
-    )
+    inner, activation = config.size("intermediate_size"), config.activation("hidden_act")
+    mlp = MLPSpec(width=inner, activation=activation, gated=False, bias=True)
     return VisionSpec(
         block=VisionBlockSpec(width=width, num_heads=config.size("num_heads"), norm=norm, mlp=mlp),
         depth=config.size("depth", most=MAX_LAYERS),
@@ -142,19 +128,37 @@ PLACEHOLDERS = Placeholders(
 MEDIA = MediaDefaults(image=IMAGE, video=VIDEO, placeholders=PLACEHOLDERS)
 
 FAMILY = Family(
-    architectures=("Qwen3VLForConditionalGeneration",),
+    architecture="Qwen3VLForConditionalGeneration",
     model_type="qwen3_vl",
-    defaults=QWEN3_VL,
+    defaults=Defaults(
+        text=qwen2.TEXT | {"head_dim": 128, "max_position_embeddings": 128_000}, vision=_TOWER, top=TOKEN_IDS
+    ),
+    decoder=read_text,
+    vision=read_vision,
     media=MEDIA,
-    spec=read_spec,
-    renames=Renames(VISION_PREFIXES + TEXT_PREFIXES, DECODER_RULES + PRE_NORM_RULES + VISION_RULES + RULES),
+    renames=Renames(VISION_PREFIXES + TEXT_RENAMES.prefixes, TEXT_RENAMES.rules + VISION_RULES + RULES),
 )
 
 MOE_FAMILY = Family(
-    architectures=("Qwen3VLMoeForConditionalGeneration",),
+    architecture="Qwen3VLMoeForConditionalGeneration",
     model_type="qwen3_vl_moe",
-    defaults=QWEN3_VL_MOE,
+    defaults=Defaults(
+        text=MOE_TEXT
+        | {
+            "intermediate_size": 5632,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "max_position_embeddings": 128_000,
+            "moe_intermediate_size": 1408,
+            "num_experts_per_tok": 4,
+            "num_experts": 60,
+        },
+        vision=_TOWER,
+        top=TOKEN_IDS,
+        aliases=MOE_ALIASES,
+    ),
+    decoder=read_moe_text,
+    vision=read_vision,
     media=MEDIA,
-    spec=read_moe_spec,
     renames=Renames(FAMILY.renames.prefixes, FAMILY.renames.rules + ROUTER_RULES + FUSED_EXPERT_RULES + EXPERT_RULES),
 )

@@ -1,0 +1,155 @@
+"""`saccade bench ...`: model passes without a server, all-reduce, load on a server, and server startup."""
+
+import json
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from saccade.bench.pass_settings import AllReduceBenchSettings, OfflineBenchSettings, VisionBenchSettings
+from saccade.bench.serving_settings import (
+    LoadSettings,
+    OutputSettings,
+    ServingPlan,
+    StartupBenchSettings,
+    TargetSettings,
+    VariantSettings,
+    WorkloadSettings,
+)
+from saccade.cli.aliases import add_bench_aliases
+from saccade.cli.model import MODEL_WORD, chosen_model
+from saccade.cli.parser import Parser, settings_from
+from saccade.config import GraphBenchSettings, openai_api_key
+from saccade.terminal import Output, print_table, stages
+
+SERVE = "bench serve"
+ABOUT = {
+    SERVE: (
+        "Send requests to a server and measure time to first token, time between tokens, throughput and goodput. Flags "
+        "and results are those of SGLang's and vLLM's benchmarks; any OpenAI server can be the target."
+    ),
+    "bench offline": "Prefill and decode of a model: eager and with graphs, beside what FLOPs and bytes allow.",
+    "bench vision": (
+        "Images of several sizes through the vision tower: eager and with graphs, beside what FLOPs allow."
+    ),
+    "bench graphs": "The prefill of a made-up model by number of tokens: eager, in pieces and as one graph.",
+    "bench allreduce": "Sums over ranks by rows: every algorithm, in a graph and out of one.",
+    "bench startup": (
+        "Start a server several times: seconds of every stage until ready, and whether first requests are slower."
+    ),
+}
+SETTINGS: dict[str, tuple[type[Any], ...]] = {
+    SERVE: (TargetSettings, WorkloadSettings, LoadSettings, OutputSettings, VariantSettings),
+    "bench offline": (OfflineBenchSettings,),
+    "bench vision": (VisionBenchSettings,),
+    "bench graphs": (GraphBenchSettings,),
+    "bench allreduce": (AllReduceBenchSettings,),
+    "bench startup": (StartupBenchSettings,),
+}
+WITH_MODEL = ("bench offline", "bench vision", "bench startup")
+
+
+def new_parser(name: str) -> Parser:
+    has_model = name in WITH_MODEL
+    parser = Parser(name, words=MODEL_WORD if has_model else "", max_words=int(has_model), about=ABOUT[name])
+    for settings in SETTINGS[name]:
+        parser.add_settings(settings)
+    if name == SERVE:
+        add_bench_aliases(parser)
+    return parser
+
+
+def run(flags: Namespace) -> int:
+    runs = {
+        SERVE: _serve,
+        "bench offline": _offline,
+        "bench vision": _vision,
+        "bench graphs": _graphs,
+        "bench allreduce": _allreduce,
+        "bench startup": _startup,
+    }
+    return runs[flags.command](flags)
+
+
+def _serve(flags: Namespace) -> int:
+    from saccade.bench.serving_command import bench_serve
+
+    plan = ServingPlan(
+        settings_from(flags, TargetSettings, {"api_key": openai_api_key()}),
+        settings_from(flags, WorkloadSettings),
+        settings_from(flags, LoadSettings),
+        settings_from(flags, OutputSettings),
+    )
+    return bench_serve(plan, settings_from(flags, VariantSettings), Output())
+
+
+def _startup(flags: Namespace) -> int:
+    from saccade.bench.serving_command import bench_startup
+
+    return bench_startup(chosen_model(flags.words), settings_from(flags, StartupBenchSettings), Output())
+
+
+def _offline(flags: Namespace) -> int:
+    from saccade.bench.offline_bench import run_offline_bench  # imports torch
+    from saccade.bench.offline_report import print_offline_bench
+
+    settings = settings_from(flags, OfflineBenchSettings)
+    print_offline_bench(_measured(run_offline_bench, chosen_model(flags.words), settings), Output())
+    return 0
+
+
+def _vision(flags: Namespace) -> int:
+    from saccade.bench.vision_bench import run_vision_bench  # imports torch
+    from saccade.bench.vision_report import plot_vision_bench, print_vision_bench
+
+    settings = settings_from(flags, VisionBenchSettings)
+    bench = _measured(run_vision_bench, chosen_model(flags.words), settings)
+    print_vision_bench(bench, Output())
+    if settings.plot:
+        plot_vision_bench(bench, settings.plot)
+    return 0
+
+
+def _graphs(flags: Namespace) -> int:
+    from saccade.bench.graph_bench import run_graph_bench  # imports torch
+
+    bench, console = _measured(run_graph_bench, settings_from(flags, GraphBenchSettings)), Output()
+    table = Table("tokens", "way", "ms", "host ms", "capture s", "graph MiB", "equals eager")
+    for line in bench.lines:
+        figures = (f"{line.ms:.2f}", f"{line.cpu_ms:.2f}", f"{line.capture_s:.2f}", f"{line.graph_mib:.0f}")
+        table.add_row(str(line.tokens), line.way, *figures, "yes" if line.equals_eager else "NO")
+    print_table(console, table)
+    for way, mib in bench.held_mib.items():
+        console.print(f"{way}: {mib:.0f} MiB held beyond the weights (arena and all graphs)")
+    console.print(" ".join(f"{key}={value}" for key, value in bench.environment.items()))
+    return 0
+
+
+def _allreduce(flags: Namespace) -> int:
+    from saccade.bench.allreduce import run_allreduce_bench  # imports torch
+
+    bench, console = _measured(run_allreduce_bench, settings_from(flags, AllReduceBenchSettings)), Output()
+    table = Table("rows", "KiB", "algorithm", "us in a graph", "us out of one", "taken", "right")
+    for line in bench.lines:
+        figures = (f"{line.graph_us:.1f}", f"{line.eager_us:.1f}")
+        marks = ("yes" if line.is_taken else "", "yes" if line.is_right else "NO")
+        table.add_row(str(line.rows), f"{line.nbytes / 1024:g}", line.algorithm, *figures, *marks)
+    print_table(console, table)
+    if bench.is_shared:
+        ranks = bench.environment["ranks"]
+        console.print(f"{ranks} ranks took turns on one GPU: the sums are right, their times say nothing.")
+    console.print(" ".join(f"{key}={value}" for key, value in bench.environment.items()))
+    return 0 if all(line.is_right for line in bench.lines) else 1
+
+
+def _measured(measure: Callable[..., Any], *given: Any) -> Any:
+    """Runs a benchmark. Its last argument is its settings, which name the file for the figures."""
+    with stages(Console(stderr=True), "starting") as say:
+        bench = measure(*given, say)
+    if given[-1].json:
+        Path(given[-1].json).write_text(json.dumps(asdict(bench), indent=1))
+    return bench

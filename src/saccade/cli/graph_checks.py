@@ -1,0 +1,138 @@
+"""`saccade verify`: every graph against an eager run; and `saccade audit`: what graphs froze."""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from saccade.cli.model import engine_parser, engine_settings
+from saccade.cli.parser import Parser, settings_from
+from saccade.config import setting
+from saccade.errors import ConfigError
+from saccade.terminal import Output, print_json, print_table, progress_bar, stages
+
+if TYPE_CHECKING:
+    from saccade.execution.executor import DeviceExecutor
+    from saccade.graphs import AuditReport, VerifyReport
+
+EXIT_WRONG = 1
+OnGraph = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifySettings:
+    """How much is looked at."""
+
+    short: bool = setting(False, "a sample, as every start on a GPU takes one")
+    json: bool = setting(False, "print JSON")
+
+
+ABOUT = {
+    "verify": (
+        "Replay every graph of a model and compare it bit for bit with an eager run: equal totals with other "
+        "boundaries and back, small-large-small, poisoned padding, shuffled order over all buckets, other image "
+        "shapes, videos, repeated images. Then audit the graphs, as `saccade audit` does."
+    ),
+    "audit": (
+        "Capture every graph of a model again with other inputs and compare the captures node by node: kernels, grids, "
+        "arguments, copies, fills. What differs is a host value that was frozen; the finding names node and argument. "
+        "It needs no reference output, and finds what no replay shows."
+    ),
+}
+
+
+def new_parser(name: str) -> Parser:
+    return engine_parser(name, ABOUT[name], VerifySettings)
+
+
+def run(flags: Namespace) -> int:
+    asked, console = settings_from(flags, VerifySettings), Console(stderr=True)
+    from saccade.execution.verification import audit_graphs, verify_graphs  # imports torch
+
+    report: VerifyReport | None = None
+    with loaded_executor(flags, console) as executor:
+        if flags.command == "verify":
+            with shown_progress(console, "verifying") as hear:
+                report = verify_graphs(executor, is_short=asked.short, progress=hear)
+        with shown_progress(console, "auditing") as hear:
+            audited = audit_graphs(executor, is_short=asked.short, progress=hear)
+    is_right = audited.is_right and (report is None or report.is_right)
+    if asked.json:
+        audit = {"right": audited.is_right, "nodes": audited.num_nodes, "rows": _rows_data(audited)}
+        print_json(audit if report is None else {"right": is_right, "rows": _rows_data(report), "audit": audit})
+    else:
+        if report is not None:
+            show(Output(), report)
+        show_audit(Output(), audited)
+    return 0 if is_right else EXIT_WRONG
+
+
+@contextmanager
+def loaded_executor(flags: Namespace, console: Console) -> "Iterator[DeviceExecutor]":
+    """The executor of the chosen model, loaded without verification: errors belong in the report."""
+    model, engine, limits = engine_settings(flags)
+    if engine.tensor_parallel_size > 1:
+        raise ConfigError(
+            "graphs of several ranks are checked by all of them together, before they serve: take "
+            "`saccade serve --verify full`, or leave out --tensor-parallel-size"
+        )
+    from saccade import LLM  # imports torch
+
+    with stages(console, f"loading {model}"):
+        llm = LLM(model, **(asdict(engine) | asdict(limits) | {"verify": "off"}))
+    with llm:
+        yield llm.executor
+
+
+@contextmanager
+def shown_progress(console: Console, verb: str) -> Iterator[OnGraph]:
+    """A bar on a terminal, one line per phase elsewhere."""
+    named: set[str] = set()
+    with progress_bar(console) as bar:
+        task = bar.add_task(verb, total=None)
+
+        def hear(phase: str, done: int, total: int) -> None:
+            bar.update(task, description=f"{verb} {phase}", completed=done, total=total)
+            if phase not in named and not console.is_terminal:
+                console.print(f"{verb} {phase}: {done} of {total} graphs done", highlight=False)
+            named.add(phase)
+
+        started = monotonic()
+        yield hear
+    console.print(f"{verb} took {monotonic() - started:.1f} s", highlight=False)
+
+
+def _rows_data(report: "AuditReport | VerifyReport") -> list[dict[str, object]]:
+    return [{**asdict(row), "right": row.is_right} for row in report.rows]
+
+
+def show_audit(console: Console, report: "AuditReport") -> None:
+    """One line per finding; without any, how much was checked."""
+    for row in report.rows:
+        for finding in row.findings:
+            console.print(f"[{row.key}] {finding}", markup=False, highlight=False, soft_wrap=True)
+    num_findings = sum(len(row.findings) for row in report.rows)
+    verdict = "nothing that varies is frozen" if report.is_right else f"{num_findings} FINDINGS"
+    found = f"{report.num_nodes} nodes of {len(report.rows)} graphs and runs audited: {verdict}"
+    console.print(found if report.rows else "there are no graphs to audit", markup=False)
+
+
+def show(console: Console, report: "VerifyReport") -> None:
+    """One line per graph: its worst sequence."""
+    table = Table("graph", "sequences", "batches", "largest difference", "worst sequence", "right")
+    for key in dict.fromkeys(row.key for row in report.rows):
+        rows = [row for row in report.rows if row.key == key]
+        worst = max(rows, key=lambda row: (not row.is_right, row.difference))
+        is_right = all(row.is_right for row in rows)
+        batches = sum(row.num_batches for row in rows)
+        verdict = "yes" if is_right else f"NO {worst.problem}"
+        table.add_row(key, str(len(rows)), str(batches), f"{worst.difference:.1e}", worst.sequence, verdict)
+    print_table(console, table)
+    wrong = sum(not row.is_right for row in report.rows)
+    verdict = "every replay is what an eager run is" if report.is_right else f"{wrong} checks FAILED"
+    console.print(f"{len(report.rows)} checks: {verdict}" if report.rows else "there are no graphs to verify")

@@ -1,0 +1,144 @@
+"""Runs evaluation tasks through the engine."""
+
+import json
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from saccade.errors import ConfigError
+from saccade.eval.choices import KNOWLEDGE, ChoiceQuestion, Step, per_character, pick, read_choices, score_choices
+from saccade.eval.drawn import MAKERS
+from saccade.eval.eval_settings import EvalSettings
+from saccade.eval.examples import Example, folder, mnist, normalise, sklearn_digits
+from saccade.eval.results import Answered, EvalReport, TaskResult
+from saccade.offline.llm import LLM
+from saccade.terminal import progress_bar
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.sampling_params import SamplingParams
+
+DRAWN = 200
+BATCH = 32
+WAYS = {
+    "graphs full": "vision=full,prefill=full,decode=full",
+    "graphs piecewise": "vision=full,prefill=piecewise,decode=piecewise",
+    "graphs off": "vision=off,prefill=off,decode=off",
+}
+FILES: dict[str, Callable[[EvalSettings], list[Example]]] = {
+    "mnist": mnist,
+    "sklearn-digits": sklearn_digits,
+    "folder": folder,
+}
+CHOICES = ("knowledge", "choices")
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """`ask` returns answers by result name: multiple choice is scored in two ways."""
+
+    name: str
+    total: int
+    ask: Callable[[LLM, Step], dict[str, list[Answered]]]
+
+
+def run_eval(
+    model: str | Path,
+    settings: EvalSettings,
+    *,
+    engine: EngineSettings | None = None,
+    limits: SchedulerSettings | None = None,
+    console: Console | None = None,
+) -> EvalReport:
+    """Runs every chosen task, with graphs as `engine` says, or in each graph mode with `graphs_compare`. A task of
+    `all` whose data is missing is skipped with the reason; a task chosen by name is an error. `console` shows a bar, or
+    one line per task if not a terminal; None shows nothing."""
+    engine, limits = engine or EngineSettings(), limits or SchedulerSettings()
+    tasks = [_load(name, settings) for name in settings.tasks()]
+    ways: Mapping[str, dict[str, Any]] = {"default": {}}
+    if settings.graphs_compare:
+        ways = {way: {"graphs": graphs, "enforce_eager": False} for way, graphs in WAYS.items()}
+    results = {}
+    for way, changed in ways.items():
+        with LLM(model, **(asdict(engine) | asdict(limits) | changed)) as llm:
+            results[way] = [result for task in tasks for result in _run_task(llm, task, way, console)]
+    report = EvalReport(str(model), results, {"seed": settings.seed, "device": engine.device, "dtype": engine.dtype})
+    if settings.json:
+        Path(settings.json).write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+    return report
+
+
+def make_examples(name: str, settings: EvalSettings) -> list[Example]:
+    """Drawn questions do not depend on how many are asked for, or on other tasks."""
+    if name in MAKERS:
+        seeds = [settings.seed, zlib.crc32(name.encode())]
+        return [MAKERS[name](np.random.default_rng([*seeds, index])) for index in range(settings.limit or DRAWN)]
+    found = FILES[name](settings)
+    if not settings.limit or settings.limit >= len(found):
+        return found
+    order = np.random.default_rng(settings.seed).permutation(len(found))[: settings.limit]
+    return [found[int(index)] for index in order]
+
+
+def make_choices(name: str, settings: EvalSettings) -> list[ChoiceQuestion]:
+    """The questions of a multiple-choice task; those of `knowledge` are part of the package."""
+    if name == "choices" and not settings.data:
+        raise ConfigError("the task choices needs a task.json of BIG-bench (--data FILE)")
+    found = read_choices(KNOWLEDGE if name == "knowledge" else Path(settings.data))
+    return found[: settings.limit] if settings.limit else found
+
+
+def _load(name: str, settings: EvalSettings) -> _Task | TaskResult:
+    if name in CHOICES:
+        choices = make_choices(name, settings)
+        return _Task(name, len(choices), partial(_choose, name=name, choices=choices, prompt=settings.prompt))
+    try:
+        examples = make_examples(name, settings)
+    except ConfigError as error:
+        if settings.task != "all":
+            raise
+        return TaskResult(name, skipped=str(error))
+    return _Task(name, len(examples), partial(_answer, name=name, examples=examples, max_tokens=settings.max_tokens))
+
+
+def _run_task(llm: LLM, task: _Task | TaskResult, way: str, console: Console | None) -> list[TaskResult]:
+    if isinstance(task, TaskResult):
+        return [task]
+    started = time.perf_counter()
+    title = task.name if way == "default" else f"{task.name}, {way}"
+    if console is not None and not console.is_terminal:
+        console.print(f"asking {title}", markup=False, highlight=False)
+    with progress_bar(console) as bar:
+        shown = bar.add_task(title, total=task.total)
+        found = task.ask(llm, lambda count: bar.update(shown, advance=count))
+    seconds = time.perf_counter() - started
+    return [TaskResult(name, tuple(answers), seconds) for name, answers in found.items()]
+
+
+def _answer(llm: LLM, step: Step, *, name: str, examples: list[Example], max_tokens: int) -> dict[str, list[Answered]]:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    answers = []
+    for start in range(0, len(examples), BATCH):
+        part = examples[start : start + BATCH]
+        outputs = llm.chat([example.messages() for example in part], params, progress=False)
+        for example, output in zip(part, outputs, strict=True):
+            said = normalise(output.outputs[0].text)
+            expected = normalise(example.answer)
+            answers.append(Answered(example.question, expected, said, said == expected))
+        step(len(part))
+    return {name: answers}
+
+
+def _choose(
+    llm: LLM, step: Step, *, name: str, choices: list[ChoiceQuestion], prompt: str
+) -> dict[str, list[Answered]]:
+    scored = list(zip(choices, score_choices(llm, choices, prompt, step), strict=True))
+    return {
+        name: [pick(choice, scores) for choice, scores in scored],
+        f"{name}, by length": [pick(choice, per_character(choice, scores)) for choice, scores in scored],
+    }

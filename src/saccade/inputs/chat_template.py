@@ -1,0 +1,205 @@
+"""Chat templates, rendered by minijinja with a fuel limit.
+
+The template is the checkpoint's own or one given at server start; a request cannot bring one. The environment matches
+that of transformers: block trimming, `raise_exception`, `strftime_now`, a `tojson` without HTML escapes, Python's
+string methods, undefined values that print as nothing. A template that fails gives a RequestError with a fixed text.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import minijinja
+
+from saccade.errors import ConfigError, RequestError
+from saccade.inputs.chat_messages import Conversation, MediaRef, flatten_text, read_messages, wrap_text
+from saccade.inputs.checkpoint_files import read_optional_json, read_text
+from saccade.inputs.special_tokens import Segment, SpecialTokenGuard, unused_mark
+
+# Template machine steps. A turn costs 100 to 300; using up all of it takes about 0.2 s.
+FUEL = 5_000_000
+_NAME = "chat"
+_RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize", "continue_final_message"}
+    | {"raise_exception", "strftime_now", "bos_token", "eos_token", "pad_token", "unk_token"}
+)
+# Only marks where a training script would take the loss; renders as its content.
+_GENERATION_TAG = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+# A loop over content itself, not over messages filtered by it (for m in messages if m.content) or over its lines.
+_PARTS_LOOP = re.compile(r"\bfor\s+\w+\s+in\s+(?:(?!\bif\b)[^%])*?\bcontent\b(?:['\"]\])?(?!\s*[.(])")
+_STRING_TEST = re.compile(r"content(?:['\"]\])?\s+is\s+(?:not\s+)?string\b")
+_ESCAPED_MARK = re.compile(r"\\u(fd[de][0-9a-f])")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt's text, with special tokens spelled by a user in plain segments, and its media in order."""
+
+    segments: tuple[Segment, ...]
+    media: tuple[MediaRef, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.segments)
+
+
+class ChatTemplate:
+    """One compiled template. Rendering keeps no state, so threads may share it."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        special_tokens: Sequence[str] = (),
+        named_tokens: Mapping[str, str] | None = None,
+        fuel: int = FUEL,
+    ) -> None:
+        """`special_tokens` stay plain in user text; `named_tokens` are variables such as bos_token."""
+        self._special_tokens = tuple(special_tokens)
+        self._named_tokens = dict(named_tokens or {})
+        self.source = source
+        self._takes_parts = _PARTS_LOOP.search(source) is not None
+        self._takes_strings = not self._takes_parts or _STRING_TEST.search(source) is not None
+        self._environment = _compile(_GENERATION_TAG.sub("", source), fuel)
+
+    def render(
+        self,
+        messages: Any,
+        *,
+        tools: Any = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        check: Callable[[Any], None] = lambda context: None,
+    ) -> Rendered:
+        """`variables` are the request's chat_template_kwargs. `check` gets all that the template will see, before any
+        work is done, and raises if it is too much."""
+        conversation = read_messages(messages)
+        context = {"messages": self._shape(conversation), "tools": _check_tools(tools), **_check_variables(variables)}
+        check(context)
+        mark = unused_mark([context, self.source])
+        end = unused_mark([context, self.source, mark])
+        guard = SpecialTokenGuard(self._special_tokens, mark)
+        context = guard.protect(context)
+        if continue_final_message:
+            _end_final_message(context["messages"], end)
+        has_prompt = add_generation_prompt and not continue_final_message
+        text = self._run(context | self._named_tokens | {"add_generation_prompt": has_prompt})
+        if continue_final_message:
+            text = _cut_final_message(text, end)
+        return Rendered(guard.split(text), conversation.media)
+
+    def _shape(self, conversation: Conversation) -> list[dict[str, Any]]:
+        if not self._takes_parts:
+            if conversation.media:
+                message = "this model's chat template takes no images or videos; send text"
+                raise RequestError(message, param=conversation.media[0].param, code="media_unsupported")
+            return flatten_text(conversation.messages)
+        return conversation.messages if self._takes_strings else wrap_text(conversation.messages)
+
+    def _run(self, context: dict[str, Any]) -> str:
+        try:
+            return self._environment.render_template(_NAME, **context)
+        except _RefusalError:
+            message = "the model's chat template refuses these messages; check the order of roles and "
+            message += "the kinds of content"
+            raise RequestError(message, param="messages", code="chat_template_refused") from None
+        except Exception:  # minijinja, and any Python code a template reaches
+            message = "the model's chat template cannot be rendered with these messages"
+            raise RequestError(message, param="messages", code="chat_template_failed") from None
+
+
+class _RefusalError(Exception):
+    """A template called raise_exception."""
+
+
+def read_template(folder: Path, file: str = "") -> str | None:
+    """`file`, else the checkpoint's chat_template.jinja, chat_template.json or tokenizer_config.json, in this order."""
+    if file:
+        path = Path(file).expanduser()
+        if not path.is_file():
+            met = f"chat_template is {file}, which is not a file"
+            raise ConfigError(f"{met}; give one with a template (--chat-template)")
+        return read_text(path)
+    if (folder / "chat_template.jinja").is_file():
+        return read_text(folder / "chat_template.jinja")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        found = read_optional_json(folder / name).get("chat_template")
+        if isinstance(found, list):
+            found = next((item.get("template") for item in found if item.get("name") == "default"), None)
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def _compile(source: str, fuel: int) -> minijinja.Environment:
+    environment = minijinja.Environment(
+        fuel=fuel,
+        debug=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined_behavior="lenient",
+        auto_escape_callback=lambda name: False,
+        pycompat=True,
+        filters={"tojson": _to_json},
+        globals={"raise_exception": _raise_exception, "strftime_now": lambda pattern: datetime.now().strftime(pattern)},
+    )
+    try:
+        environment.add_template(_NAME, source)
+    except minijinja.TemplateError as error:
+        raise ConfigError(f"the chat template does not compile: {error.kind} in line {error.line}") from None
+    return environment
+
+
+def _check_tools(tools: Any) -> list[Any] | None:
+    if tools is None:
+        return None
+    if not isinstance(tools, list | tuple) or not tools or not all(isinstance(tool, dict) for tool in tools):
+        raise RequestError("tools must be a list with at least one object", param="tools", code="invalid_tools")
+    return list(tools)
+
+
+def _check_variables(variables: object) -> dict[str, Any]:
+    name, code = "chat_template_kwargs", "invalid_chat_template_kwargs"
+    if not isinstance(variables, Mapping | None):
+        raise RequestError(f"{name} must be an object", param=name, code=code)
+    if taken := sorted(_RESERVED.intersection(variables or {})):
+        raise RequestError(f"{name} may not set {', '.join(taken)}", param=name, code=code)
+    return dict(variables or {})
+
+
+def _end_final_message(messages: list[dict[str, Any]], end: str) -> None:
+    """Marks the end of the last message's text, so that the prompt can be cut there and the model continues it."""
+    final = messages[-1]
+    if isinstance(final["content"], str):
+        final["content"] += end
+        return
+    texts = [part for part in final["content"] if part["type"] == "text"]
+    if not texts:
+        raise RequestError("the final message has no text to continue", param="messages", code="invalid_messages")
+    texts[-1]["text"] += end
+
+
+def _cut_final_message(text: str, end: str) -> str:
+    kept, sign, _ = text.rpartition(end)
+    if not sign:
+        message = "the model's chat template leaves out the final message, so it cannot be continued"
+        raise RequestError(message, param="continue_final_message", code="chat_template_failed")
+    return kept
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if ensure_ascii:  # marks (see special_tokens.py) are no part of the text and must stay unescaped
+        text = _ESCAPED_MARK.sub(lambda match: chr(int(match.group(1), 16)), text)
+    return text
+
+
+def _raise_exception(message: str) -> None:
+    raise _RefusalError(message)

@@ -1,0 +1,249 @@
+"""Typed reading of a checkpoint's config.json, with errors that name the file, and the parts that families share."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from saccade.errors import ConfigError
+from saccade.layers.layer_spec import (
+    AttentionSpec,
+    LinearScaling,
+    Llama3Scaling,
+    MLPSpec,
+    MoESpec,
+    NormSpec,
+    RotarySpec,
+    plain_axes,
+)
+from saccade.models.model_spec import DecoderSpec, LayerSpec
+
+T = TypeVar("T", int, float, bool, str, list[Any], dict[str, Any])
+
+MAX_SIZE = 2**24  # of a dimension: far above any model, and small enough that a typo does not exhaust memory
+MAX_LAYERS = 4096
+MAX_INTEGER = 2**31 - 1
+MAX_SHOWN = 200
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A JSON object of a config.json. A key that is null counts as absent, as in Hugging Face configs."""
+
+    values: Mapping[str, Any]
+    where: str = "config.json"
+
+    @classmethod
+    def read(cls, path: Path) -> "Config":
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path} holds a {type(values).__name__}; a JSON object is needed")
+        return cls(values, str(path))
+
+    def maybe(self, key: str, kind: type[T]) -> T | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if kind is float and type(value) is int and abs(value) <= MAX_INTEGER:
+            return float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ConfigError(f"{self.where}: {key} is {_shown(value)}; a {kind.__name__} is needed")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{self.where}: {key} is {value}; a finite number is needed")
+        return value
+
+    def get(self, key: str, default: T) -> T:
+        value = self.maybe(key, type(default))
+        return default if value is None else value
+
+    def need(self, key: str, kind: type[T]) -> T:
+        value = self.maybe(key, kind)
+        if value is None:
+            raise ConfigError(f"{self.where}: {key} is missing; the model cannot be built without it")
+        return value
+
+    def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE) -> int:
+        """A count between `least` and `most`."""
+        value = self.need(key, int) if default is None else self.get(key, default)
+        if not least <= value <= most:
+            raise ConfigError(f"{self.where}: {key} is {value}; allowed are {least} to {most}")
+        return value
+
+    def positive(self, key: str) -> float:
+        value = self.need(key, float)
+        if value <= 0:
+            raise ConfigError(f"{self.where}: {key} is {value}; it must be above 0")
+        return value
+
+    def ints(self, key: str) -> tuple[int, ...]:
+        values = self.get(key, [])
+        if not all(type(value) is int and 0 <= value <= MAX_SIZE for value in values):
+            raise ConfigError(f"{self.where}: {key} is {_shown(values)}; a list of integers from 0 on is needed")
+        return tuple(values)
+
+    def has(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def sub(self, key: str) -> "Config":
+        """A nested object."""
+        return Config(self.need(key, dict), f"{self.where}: {key}")
+
+    @property
+    def text(self) -> "Config":
+        """The decoder's object; the config itself if it is flat."""
+        return self.sub("text_config") if self.has("text_config") else self
+
+    def activation(self, key: str) -> str:
+        name = self.need(key, str)
+        if name not in ACTIVATIONS:
+            raise ConfigError(f"{self.where}: {key} is {name!r}; allowed: {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """The rotary of a config, in the old form (rope_theta, rope_scaling) or the new one (rope_parameters). With a
+    rope_scaling, rope_parameters is ignored, and missing values come from the top level of the config."""
+
+    base: float
+    scaling: LinearScaling | Llama3Scaling | None
+    sections: tuple[int, ...]
+
+    @classmethod
+    def read(cls, config: Config, *, default_base: float = 10000.0) -> "Rope":
+        key = "rope_scaling" if config.get("rope_scaling", {}) else "rope_parameters"
+        rope = Config(config.get(key, {}), f"{config.where}: {key}")
+        nested = [name for name, value in rope.values.items() if isinstance(value, dict)]
+        if nested:
+            raise ConfigError(
+                f"{rope.where} has one rotary for each of {', '.join(nested)}; this model has one for all"
+            )
+        base = rope.get("rope_theta", config.get("rope_theta", default_base))
+        if base <= 0:
+            raise ConfigError(f"{rope.where}: rope_theta is {base}; it must be above 0")
+        scaling, part = _scaling(rope), rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+        if scaling is not None and part != 1.0:
+            raise ConfigError(f"{rope.where}: partial_rotary_factor is {part} beside a scaling; only 1 is supported")
+        sections = rope.ints("mrope_section")
+        if len(sections) not in (0, 3):
+            raise ConfigError(f"{rope.where}: mrope_section is {list(sections)}; three counts are needed")
+        return cls(base, scaling, sections)
+
+    def spec(self, width: int, axes: tuple[int, ...] | None = None) -> RotarySpec:
+        return RotarySpec(width=width, base=self.base, axes=axes or plain_axes(width), scaling=self.scaling)
+
+
+def read_decoder(
+    config: Config,
+    *,
+    rope: Rope | None = None,
+    axes: tuple[int, ...] | None = None,
+    windows: list[int | None] | None = None,
+) -> DecoderSpec:
+    """A Llama-like pre-norm decoder with one rotary; families change what differs with `replace`. Without `windows` all
+    layers have full attention, whatever the config says: not all families read sliding windows."""
+    width, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
+    head_dim = config.get("head_dim", width // num_heads)
+    if not 2 <= head_dim <= MAX_SIZE or head_dim % 2:
+        raise ConfigError(
+            f"{config.where}: head_dim is {head_dim} (hidden_size over num_attention_heads where it is not written); "
+            f"it must be even and at least 2"
+        )
+    has_bias = config.get("attention_bias", False)
+    attention = AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=config.get("num_key_value_heads", num_heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        qkv_bias=has_bias,
+        out_bias=has_bias,
+    )
+    inner, activation = config.size("intermediate_size"), config.activation("hidden_act")
+    mlp = MLPSpec(width=inner, activation=activation, bias=config.get("mlp_bias", False))
+    windows = windows or [None] * config.size("num_hidden_layers", most=MAX_LAYERS)
+    return DecoderSpec(
+        vocab_size=config.size("vocab_size"),
+        width=width,
+        attention=attention,
+        norm=NormSpec(eps=config.need("rms_norm_eps", float)),
+        rotaries=((rope or Rope.read(config)).spec(head_dim, axes),),
+        layers=tuple(LayerSpec(mlp=mlp, window=window) for window in windows),
+        tied_head=config.get("tie_word_embeddings", False),
+    )
+
+
+def read_windows(config: Config) -> list[int | None]:
+    """The attention window of each layer (None: full attention), from Qwen's keys."""
+    depth = config.size("num_hidden_layers", most=MAX_LAYERS)
+    window = config.maybe("sliding_window", int) if config.get("use_sliding_window", False) else None
+    first = depth if window is None else config.get("max_window_layers", depth)
+    return spread_window(config, window, [i >= first for i in range(depth)])
+
+
+def spread_window(config: Config, window: int | None, slides: list[bool]) -> list[int | None]:
+    """The window for each layer that layer_types calls sliding; `slides` is the default for layer_types."""
+    if config.has("layer_types"):
+        kinds = config.need("layer_types", list)
+        if len(kinds) != len(slides) or any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
+            raise ConfigError(
+                f"{config.where}: layer_types must name full_attention or sliding_attention for each of the "
+                f"{len(slides)} layers; it is {_shown(kinds)}"
+            )
+        slides = [kind == "sliding_attention" for kind in kinds]
+    if any(slides) and window is None:
+        raise ConfigError(
+            f"{config.where}: {sum(slides)} of {len(slides)} layers are sliding_attention, but there is no window; "
+            f"set sliding_window (and use_sliding_window, where the family has it), or change layer_types"
+        )
+    return [window if slide else None for slide in slides]
+
+
+def read_moe(config: Config, decoder: DecoderSpec, *, renormalise: bool) -> DecoderSpec:
+    """Experts in every `decoder_sparse_step`-th layer not in `mlp_only_layers`; unchanged if num_experts is 0."""
+    if config.size("num_experts", least=0) == 0:
+        return decoder
+    experts = MoESpec(
+        num_experts=config.size("num_experts", least=0),
+        top_k=config.size("num_experts_per_tok"),
+        width=config.size("moe_intermediate_size"),
+        activation=config.activation("hidden_act"),
+        renormalise=renormalise,
+    )
+    every, dense = config.size("decoder_sparse_step", 1), set(config.ints("mlp_only_layers"))
+    layers = [
+        layer if i in dense or (i + 1) % every else replace(layer, mlp=experts)
+        for i, layer in enumerate(decoder.layers)
+    ]
+    return replace(decoder, layers=tuple(layers))
+
+
+def with_qk_norm(decoder: DecoderSpec) -> DecoderSpec:
+    """Adds the decoder's norm to queries and keys, per head."""
+    return replace(decoder, attention=replace(decoder.attention, norm=decoder.norm))
+
+
+def _scaling(rope: Config) -> LinearScaling | Llama3Scaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind in ("default", "mrope", "axial"):
+        return None
+    if kind == "linear":
+        return LinearScaling(factor=rope.positive("factor"))
+    if kind == "llama3":
+        return Llama3Scaling(
+            factor=rope.positive("factor"),
+            low_freq_factor=rope.positive("low_freq_factor"),
+            high_freq_factor=rope.positive("high_freq_factor"),
+            original_max_position=rope.size("original_max_position_embeddings"),
+        )
+    raise ConfigError(f"{rope.where}: rope_type is {kind!r}; allowed: default, mrope, linear, llama3")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

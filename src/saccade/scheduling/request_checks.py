@@ -1,0 +1,137 @@
+"""Admission checks: refuse what the model cannot do, what could never run, and what is too much right now."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from saccade.cache.blocks import BlockPool
+from saccade.cache.encoder import EncoderIndex
+from saccade.cache.prefix import Span
+from saccade.choice.catalogue import Catalogue
+from saccade.errors import CapacityError, RequestError
+from saccade.inputs.placeholders import Prompt
+from saccade.scheduling.request import Request, RequestQueue
+from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.sampling_params import SamplingParams
+
+
+def check_tokens(prompt: Prompt, params: SamplingParams, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+    """Raises for tokens outside the vocabulary."""
+    ids = prompt.token_ids
+    if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
+        raise RequestError(f"prompt has token ids outside 0..{vocab_size - 1}", param="prompt")
+    for name, tokens in (("logit_bias", params.logit_bias), ("allowed_token_ids", params.allowed_token_ids)):
+        if tokens and (most := max(tokens)) >= vocab_size:
+            raise RequestError(f"{name} names token {most}; the vocabulary has {vocab_size}", param=name)
+    ends = {*eos_token_ids, *params.stop_token_ids}
+    if params.min_tokens and params.allowed_token_ids and ends.issuperset(params.allowed_token_ids):
+        message = f"allowed_token_ids are all end tokens, which min_tokens ({params.min_tokens}) forbids at first"
+        raise RequestError(message, param="allowed_token_ids")
+
+
+def check_frames(prompt: Prompt, vision: Catalogue) -> None:
+    """With `--graphs-strict`, a frame that no graph holds would fail its request later; refuse it before it waits."""
+    if vision.settings.strict:
+        limit = vision.shape.limits["units"]
+        longest = max((media.plan.num_tokens // media.plan.grid_thw[0] for media in prompt.media), default=0)
+        if longest > limit:
+            message = f"an image or video has {longest} rows; the limit is {limit} (--encoder-budget-tokens)"
+            raise RequestError(message, code="image_too_large")
+
+
+class PixelAccount:
+    """Bytes of pixels that live requests keep on the host. They stay until a request ends, since it may be preempted
+    and its images evicted. A prompt's pixels count once for all its outputs, and go with the last."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._uses: Counter[int] = Counter()  # outputs of each prompt, by its identity
+
+    def check(self, prompt: Prompt, limits: SchedulerSettings) -> None:
+        """Raises if there is no room for a prompt's pixels. Any request fits alone."""
+        needed = sum(media.pixels.nbytes for media in prompt.media)
+        if needed and self.nbytes and self.nbytes + needed > limits.max_media_bytes:
+            raise CapacityError(
+                f"requests hold {self.nbytes} bytes of pixels and {needed} would join them; "
+                f"the limit is {limits.max_media_bytes} (--max-media-bytes)",
+                retry_after_s=limits.retry_after_s,
+            )
+
+    def count(self, prompt: Prompt, num_outputs: int) -> None:
+        """Adds outputs to a prompt's count, or removes them if negative."""
+        before, now = self._uses[id(prompt)], self._uses[id(prompt)] + num_outputs
+        if bool(before) != bool(now):
+            nbytes = sum(media.pixels.nbytes for media in prompt.media)
+            self.nbytes += nbytes if now else -nbytes
+        self._uses[id(prompt)] = now
+        if not now:
+            del self._uses[id(prompt)]
+
+
+def spans_of(prompt: Prompt, *, is_whole: bool) -> tuple[Span, ...]:
+    """Media spans with what distinguishes them in the prefix cache."""
+    found = []
+    for span in prompt.spans:
+        positions: Any = prompt.positions_3T[:, span.offset : span.offset + span.length]
+        layout = (positions - positions[:, :1]).tobytes()  # other time steps change keys and values
+        found.append(
+            Span(
+                offset=span.offset,
+                length=span.length,
+                digest=span.digest,
+                media_idx=span.media_idx,
+                first_row=span.feature_offset,
+                layout=layout,
+                is_whole=is_whole,
+            )
+        )
+    return tuple(found)
+
+
+def check_fits(request: Request, settings: SchedulerSettings, pool: BlockPool, encoder: EncoderIndex) -> None:
+    """Raises unless the request could run alone."""
+    num_prompt = len(request.prompt_ids)
+    longest = settings.max_model_len - (request.params.max_tokens != 0)
+    if num_prompt == 0:
+        raise RequestError("the prompt is empty; at least one token is needed", param="prompt")
+    if num_prompt > longest:
+        raise _too_long(num_prompt, f"with room for an answer the limit is {longest} (--max-model-len)")
+    if num_prompt > pool.num_tokens:
+        raise _too_long(num_prompt, f"the KV cache has room for {pool.num_tokens} (--gpu-memory-utilization)")
+    for span in request.spans:
+        num_rows, step = request.media_rows[span.media_idx], settings.max_num_batched_tokens
+        if num_rows > encoder.max_rows:
+            limit = f"the encoder cache has room for {encoder.max_rows} (--encoder-cache-tokens)"
+            raise _too_large(span, num_rows, limit)
+        if span.is_whole and span.length > step:
+            limit = f"they are computed in one piece, and one step takes {step} (--max-num-batched-tokens)"
+            raise _too_large(span, span.length, limit)
+
+
+def check_queue(
+    family: Sequence[Request], waiting: RequestQueue, settings: SchedulerSettings, num_startable: int
+) -> None:
+    """Raises if the queue is full. With an empty queue, whatever fits is accepted. The next step starts `num_startable`
+    waiting requests, so these do not count."""
+    if not len(waiting):
+        return
+    if len(waiting) + len(family) > settings.max_queued_requests + num_startable:
+        full = f"{len(waiting)} requests wait; the limit is {settings.max_queued_requests} (--max-queued-requests)"
+        raise CapacityError(full, retry_after_s=settings.retry_after_s)
+    num_tokens = sum(len(request.prompt_ids) for request in family)
+    if waiting.num_prompt_tokens + num_tokens > settings.max_queued_tokens:
+        full = (
+            f"{waiting.num_prompt_tokens} prompt tokens wait and {num_tokens} would join them; "
+            f"the limit is {settings.max_queued_tokens} (--max-queued-tokens)"
+        )
+        raise CapacityError(full, retry_after_s=settings.retry_after_s)
+
+
+def _too_long(num_tokens: int, limit: str) -> RequestError:
+    return RequestError(f"prompt has {num_tokens} tokens; {limit}", param="prompt", code="context_length_exceeded")
+
+
+def _too_large(span: Span, num_tokens: int, limit: str) -> RequestError:
+    return RequestError(
+        f"image or video {span.media_idx} has {num_tokens} tokens; {limit}", param="prompt", code="media_too_large"
+    )

@@ -1,0 +1,123 @@
+"""One step and its results as data that refers to no live request; and the draft a plan is made from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from saccade.cache.encoder import Entry
+from saccade.cache.prefix import overlapping
+from saccade.scheduling.request import Request
+from saccade.scheduling.resources import DetachedResources
+from saccade.wire.update import Update
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeItem:
+    """An image or video to encode before the chunks run, into these pages of the encoder cache."""
+
+    request_id: str
+    media_idx: int
+    digest: bytes
+    num_rows: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRows:
+    """Positions `start` to `start + count` of a sequence take a media item's rows from `first_row` on."""
+
+    start: int
+    count: int
+    media_idx: int
+    first_row: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows `start` to `start + count` of a request; their keys and values go to `blocks` (the whole table).
+    `wants_logits`: a token is sampled from the last row. `wants_all_logits`: the prompt rows are scored.
+    `is_pending_input`: the one input token is the previous plan's sample, unknown when this plan was made."""
+
+    request_id: str
+    start: int
+    count: int
+    blocks: tuple[int, ...]
+    media: tuple[MediaRows, ...] = ()
+    wants_logits: bool = False
+    wants_all_logits: bool = False
+    is_pending_input: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: encode, then run all chunks in one batch. Plans run and commit in order of `step`; one without chunks
+    does neither. `preempted` requests lost their blocks; `updates` end requests (deadline, or no room even alone)."""
+
+    step: int
+    encode: tuple[EncodeItem, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    preempted: tuple[str, ...] = ()
+    updates: tuple[Update, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """Why a request's rows failed; it ends the request."""
+
+    message: str
+
+
+Results = Mapping[str, Sequence[int] | RowError]
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan in the making, and until commit the requests it refers to: an id may have a new owner by then."""
+
+    step: int
+    tokens_left: int
+    encoder_left: int
+    chunks: dict[Request, Chunk] = field(default_factory=dict)
+    encode: dict[Entry, EncodeItem] = field(default_factory=dict)
+    preempted: list[str] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+    is_short: bool = False  # a running request got no row
+    void: set[Request] = field(default_factory=set)  # their rows were computed from wrong rows
+    held: list[DetachedResources] = field(default_factory=list)  # released when the plan is committed
+
+    def add_rows(self, request: Request, end: int) -> None:
+        start = request.num_planned
+        wants_logits = end == request.num_tokens + request.num_pending and request.max_outputs > 0
+        assert start < end and request not in self.chunks, f"{request} is planned twice, or without rows"
+        assert end - start <= self.tokens_left, f"{end - start} rows, {self.tokens_left} left in the budget"
+        media = []
+        for span in overlapping(request.spans, start, end) if request.entries else ():
+            first, last = max(span.offset, start), min(span.end, end)
+            pages = request.entries[span.media_idx].pages
+            media.append(MediaRows(first, last - first, span.media_idx, span.first_row + first - span.offset, pages))
+        self.chunks[request] = Chunk(
+            request_id=request.id,
+            start=start,
+            count=end - start,
+            blocks=request.blocks,
+            media=tuple(media),
+            wants_logits=wants_logits,
+            wants_all_logits=request.has_unscored_rows and start < len(request.prompt_ids) and end > request.num_scored,
+            is_pending_input=request.num_pending > 0,
+        )
+        self.tokens_left -= end - start
+        request.num_planned = end
+        request.num_pending += wants_logits
+
+    def plan(self) -> StepPlan:
+        return StepPlan(
+            step=self.step,
+            encode=tuple(self.encode.values()),
+            chunks=tuple(self.chunks.values()),
+            preempted=tuple(self.preempted),
+            updates=tuple(self.updates),
+        )

@@ -1,0 +1,240 @@
+"""`saccade serve`: one process for HTTP, with the engine's beside it."""
+
+import asyncio
+import logging
+import math
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+import uvicorn
+from rich.console import Console
+
+from saccade.client.process import AsyncEngine
+from saccade.client.spare import Spare
+from saccade.errors import ConfigError, SaccadeError
+from saccade.inputs.media_loader import MediaSettings
+from saccade.server.app import build_app
+from saccade.server.http11 import BoundedProtocol
+from saccade.server.lifecycle import Launch, Stages, drain, start
+from saccade.server.server_settings import ServerSettings
+from saccade.server.service import Service
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+
+EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
+GRACE_S = 5  # for connections to close after all replies
+BACKLOG = 2048
+SWITCH_S = 0.0005  # image decoding threads yield the GIL to the event loop this soon
+
+_log = logging.getLogger(__name__)
+_LOG_LEVELS = (("saccade", logging.INFO), ("uvicorn", logging.WARNING), ("uvicorn.access", logging.INFO))
+
+
+def serve(
+    model: str,
+    server: ServerSettings | None = None,
+    engine: EngineSettings | None = None,
+    limits: SchedulerSettings | None = None,
+    media: MediaSettings | None = None,
+    spare: Spare | None = None,
+) -> int:
+    """Serves until a signal, taking over a `spare` worker; returns the exit code. A second signal does not wait."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    settings = server or ServerSettings()
+    plan = Launch(model, engine or EngineSettings(), limits or SchedulerSettings(), media or MediaSettings(), spare)
+    try:
+        with _bound(settings) as listener:
+            sys.setswitchinterval(SWITCH_S)
+            log_to_stderr()
+            front = _Front(settings, plan, console)
+            config = front.config()
+            _load(config)
+            with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+                return runner.run(front.run(config, listener))
+    except SaccadeError as error:
+        console.print(f"saccade: {error}", markup=False)
+        return EXIT_CANNOT_START
+
+
+class _Front:
+    """The front end's process: answers at once, accepts requests when the engine is ready."""
+
+    def __init__(self, settings: ServerSettings, plan: Launch, console: Console) -> None:
+        self._settings, self._plan, self._console = settings, plan, console
+        self._service = Service(plan.model, settings, plan.limits, plan.media)
+        self._engine: AsyncEngine | None = None
+        self._started = asyncio.Event()
+        self._engine_died = False
+
+    def config(self) -> uvicorn.Config:
+        settings = self._settings
+        return uvicorn.Config(
+            build_app(self._service),
+            http=BoundedProtocol.limited(settings.max_header_bytes, settings.body_timeout_s),
+            loop="auto",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=settings.access_log,
+            root_path=settings.root_path,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=int(settings.keep_alive_s),
+            timeout_graceful_shutdown=GRACE_S,
+            backlog=BACKLOG,
+            ssl_keyfile=settings.ssl_keyfile or None,
+            ssl_certfile=settings.ssl_certfile or None,
+        )
+
+    async def run(self, config: uvicorn.Config, listener: socket.socket) -> int:
+        http = _HttpServer(config)
+        if not self._settings.is_local and not self._settings.api_key:
+            who = f"everybody who reaches {self._settings.host}"
+            self._say(f"warning: {who} may use this server; set a key (--api-key)")
+        self._say(f"listening on {_address(self._settings, listener)}")
+        serving = asyncio.create_task(http.serve(sockets=[listener]))
+        starting = asyncio.create_task(self._start(listener))
+        stopped = asyncio.create_task(http.stopped.wait())
+        outlived = asyncio.create_task(self._outlive())
+        try:
+            await asyncio.wait({starting, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                await asyncio.wait({outlived, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
+            self._say("shutting down")
+            return EXIT_ENGINE_DIED if self._engine_died else 0
+        finally:
+            for task in (starting, stopped, outlived):
+                task.cancel()
+            await asyncio.gather(starting, stopped, outlived, return_exceptions=True)
+            await drain(self._service, self._engine, http.hurry)
+            http.should_exit = True
+            await serving
+
+    async def _start(self, listener: socket.socket) -> None:
+        try:
+            with self._console.status("starting") as line:  # prints nothing without a terminal
+                stages = Stages(self._say, "opening the front end", self._service.begun, line.update)
+                self._engine = await start(self._service, self._plan, stages)
+        except BaseException:
+            self._service.fail()
+            raise
+        self._started.set()
+        if self._engine.ready.ranks.size > 1:
+            self._say(self._engine.ready.ranks.summary())
+        total = self._service.time_to_ready_s or 0.0
+        self._say(f"ready on {_address(self._settings, listener)} after {total:.2f} s")
+
+    async def _outlive(self) -> None:
+        """Returns `dead_engine_s` after the engine died: time to tell clients and probes before a restart."""
+        await self._started.wait()
+        assert self._engine is not None, "it was started"
+        _log.error("%s; /health says so, and requests are refused", await self._engine.wait_dead())
+        self._engine_died = True
+        await asyncio.sleep(self._settings.dead_engine_s or math.inf)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to the current `sys.stderr`: while a terminal shows start-up progress, that is not the plain stream."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def log_to_stderr() -> None:
+    """The server's log: plain lines, written on the event loop, so each must cost only microseconds."""
+    handler = _StderrHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    for name, level in _LOG_LEVELS:
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn with our signal handling: the first drains, the second hurries, and no signal sets the exit code."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopped, self.hurry = asyncio.Event(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        chosen = self.hurry if self.stopped.is_set() else self.stopped
+        self._loop.call_soon_threadsafe(chosen.set)
+
+
+@contextmanager
+def _bound(settings: ServerSettings) -> Iterator[socket.socket]:
+    """The listening socket. A Unix socket's file is removed with it."""
+    with _bind_unix(Path(settings.uds)) if settings.uds else _bind(settings) as listener:
+        try:
+            yield listener
+        finally:
+            if settings.uds:
+                Path(settings.uds).unlink(missing_ok=True)
+
+
+def _load(config: uvicorn.Config) -> None:
+    try:
+        config.load()
+    except OSError as error:  # includes ssl's
+        what = f"{config.ssl_certfile}, {config.ssl_keyfile}"
+        raise ConfigError(f"cannot use the TLS files {what}: {error.strerror or 'broken'} (--ssl-certfile)") from None
+
+
+def _bind(settings: ServerSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+        listener.listen(BACKLOG)  # servers that only bind can share a port; listening makes it fail here
+    except OSError as error:
+        listener.close()
+        where = f"{settings.host}:{settings.port}"
+        raise ConfigError(f"cannot listen on {where}: {error.strerror} (--host, --port)") from None
+    return listener
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    _remove_stale(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {path}: {error.strerror or error} (--uds)") from None
+    return listener
+
+
+def _remove_stale(path: Path) -> None:
+    """Removes a socket file that nobody listens on. One that answers belongs to another server and stays."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        except OSError:  # unclear from here: binding will fail and say why
+            return
+        else:
+            raise ConfigError(f"another server listens on {path} (--uds)")
+
+
+def _address(settings: ServerSettings, listener: socket.socket) -> str:
+    if settings.uds:
+        return f"unix:{settings.uds}"
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if settings.ssl_certfile else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -1,0 +1,117 @@
+"""Error replies: OpenAI's nested envelope with fixed texts. All texts are this project's own; what another library says
+about a request goes to the log, not to clients. Two exceptions concern only what clients wrote themselves: one bounded,
+printable line of llguidance about a grammar (see `wire.grammar`), and pydantic's names of types and limits (see
+`reading`)."""
+
+import logging
+import math
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from saccade.errors import CapacityError, ConfigError, EngineDeadError, RankGoneError, RequestError, SaccadeError
+
+log = logging.getLogger("saccade.server")
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "overloaded_error",
+}
+_ROUTE_TEXTS = {404: "there is no such route", 405: "this route does not take that method"}
+
+
+class HttpError(SaccadeError):
+    """`should_retry` False tells clients that the same request will fail again."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        should_retry: bool | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+        self.retry_after_s, self.should_retry = retry_after_s, should_retry
+
+    def envelope(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        found = {}
+        if self.retry_after_s is not None:
+            found["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.should_retry is not None:
+            found["x-should-retry"] = "true" if self.should_retry else "false"
+        if self.status == 401:
+            found["www-authenticate"] = "Bearer"
+        return found
+
+    def response(self) -> Response:
+        return Response(
+            orjson.dumps(self.envelope()), self.status, headers=self.headers(), media_type="application/json"
+        )
+
+
+class ClientGoneError(Exception):
+    """Nobody waits for the reply any more."""
+
+
+def starting() -> HttpError:
+    return HttpError(503, "the model is still being loaded", code="starting", retry_after_s=5)
+
+
+def draining() -> HttpError:
+    return HttpError(503, "the server is shutting down", code="shutting_down", retry_after_s=5)
+
+
+def engine_dead(reason: str = "") -> HttpError:
+    text = reason or "the engine is gone; the server must be started again"
+    return HttpError(503, text, code="engine_dead", retry_after_s=30)
+
+
+def too_late() -> HttpError:
+    return HttpError(408, "the request's time is over", code="deadline_exceeded", should_retry=False)
+
+
+def to_http(error: BaseException, request_id: str) -> HttpError:
+    match error:
+        case HttpError():
+            return error
+        case RequestError():
+            return HttpError(error.status, str(error), code=error.code or "invalid_value", param=error.param)
+        case CapacityError():
+            return HttpError(503, str(error), code="queue_full", retry_after_s=error.retry_after_s)
+        case RankGoneError():
+            return engine_dead(str(error))
+        case EngineDeadError():
+            return engine_dead()
+        case TimeoutError():
+            return too_late()
+        case ConfigError():  # the checkpoint lacks what the request needs
+            return HttpError(400, str(error), code="unsupported")
+        case HTTPException(status_code=404 | 405):
+            return HttpError(error.status_code, _ROUTE_TEXTS[error.status_code], code="unknown_route")
+        case _:
+            text = f"something went wrong inside the server; its log has more under request {request_id}"
+            return HttpError(500, text, code="internal_error", should_retry=False)
+
+
+def explain(error: Exception, request_id: str) -> HttpError:
+    """What a client may know; the rest goes to the log."""
+    found = to_http(error, request_id)
+    if found.status >= 500 and not isinstance(error, HttpError):
+        level = logging.WARNING if isinstance(error, CapacityError) else logging.ERROR
+        log.log(level, "request %s: %s", request_id, found, exc_info=error if found.code == "internal_error" else None)
+    return found

@@ -1,0 +1,124 @@
+"""Where the server listens, who may use it, and its limits."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from saccade.config import setting
+from saccade.errors import ConfigError
+from saccade.wire.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSettings:
+    """Only this machine can reach the default address. 0 switches a time limit off."""
+
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on; 0 picks a free one")
+    uds: str = setting("", "Unix socket to listen on instead of an address")
+    root_path: str = setting("", "path prefix under which a proxy serves this server")
+    ssl_keyfile: str = setting("", "TLS key file")
+    ssl_certfile: str = setting("", "TLS certificate file")
+    api_key: tuple[str, ...] = setting(
+        (),
+        "key that a client must send, one of them where there are several; without any, everybody is answered; "
+        'SACCADE_API_KEY holds one key, or several as ["a", "b"]',
+    )
+    admin_api_key: str = setting("", "key of the administrative routes; without one they are closed")
+    allowed_origins: str = setting("", 'origins of web pages that may call, such as ["https://a.example"]')
+    served_model_name: tuple[str, ...] = setting((), "name of the model in the API; by default the name it was given")
+    reasoning_parser: str = setting(
+        "", "qwen3: <think>...</think> before an answer becomes reasoning_content; empty: it stays in the text"
+    )
+    generation_config: str = setting("auto", "auto: sampling defaults of the checkpoint; none (or vllm): neutral ones")
+    max_body_bytes: int = setting(64 * 2**20, "largest request body")
+    max_header_bytes: int = setting(64 * 2**10, "largest head of a request")
+    max_reading_requests: int = setting(4096, "requests whose bodies are coming before new ones are refused")
+    max_pending_requests: int = setting(512, "requests being prepared before new ones are refused")
+    max_pending_bytes: int = setting(
+        4 * 2**30, "bodies and decoded images of requests being prepared before new ones are refused"
+    )
+    preprocess_threads: int = setting(0, "threads that decode images and tokenize; 0: one a core, 4 to 16")
+    max_n: int = setting(16, "most outputs of one request")
+    max_prompts: int = setting(1024, "most prompts of one completion request, and with n most outputs")
+    max_stop_strings: int = setting(4, "most stop strings of one request")
+    max_logprobs: int = setting(MAX_LOGPROBS, "most alternatives a token")
+    request_timeout_s: float = setting(
+        0.0, "seconds a request may take, also the most that it may ask for; 0: no limit"
+    )
+    body_timeout_s: float = setting(
+        60.0, "seconds a client may take to send a head or a body, or read nothing of a reply"
+    )
+    keep_alive_s: float = setting(75.0, "seconds an idle connection is kept")
+    sse_ping_s: float = setting(15.0, "seconds of silence after which a stream gets a comment")
+    shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to end after SIGTERM")
+    dead_engine_s: float = setting(
+        30.0, "seconds that a server whose engine died still answers (503) before it ends with exit code 1; 0: no end"
+    )
+    metrics_style: str = setting("own", "own (with vLLM's names beside), vllm or sglang")
+    strict: bool = setting(False, "name unknown request fields in the header x-ignored-fields")
+    access_log: bool = setting(False, "log every request")
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _RANGES.items():
+            if not low <= getattr(self, name) <= high:
+                raise _refuse(name, getattr(self, name), f"allowed are {low}..{high}")
+        for name, allowed in _WORDS.items():
+            if getattr(self, name) not in allowed:
+                words = ", ".join(word or '"" (off)' for word in allowed)
+                raise _refuse(name, getattr(self, name), f"allowed are {words}")
+        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
+            raise ConfigError("TLS needs both a key and a certificate (--ssl-keyfile, --ssl-certfile)")
+        if any(not key for key in self.api_key):
+            raise ConfigError("an API key is empty; leave it out to answer everybody (--api-key)")
+        if self.root_path and not self.root_path.startswith("/"):
+            raise _refuse("root_path", self.root_path, "it must begin with /")
+        for name in ("ssl_keyfile", "ssl_certfile"):
+            if getattr(self, name) and not Path(getattr(self, name)).is_file():
+                raise _refuse(name, getattr(self, name), "there is no such file")
+        self.origins()
+
+    def origins(self) -> list[str]:
+        """The allowed origins: a JSON list, or names separated by commas."""
+        text = self.allowed_origins.strip()
+        if not text.startswith("["):
+            return [part.strip() for part in text.split(",") if part.strip()]
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, list) or not all(isinstance(origin, str) for origin in found):
+            raise _refuse("allowed_origins", text, "it must be a JSON list of strings")
+        return found
+
+    @property
+    def is_local(self) -> bool:
+        return bool(self.uds) or self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+
+_WORDS = {
+    "metrics_style": ("own", "vllm", "sglang"),
+    "generation_config": ("auto", "none", "vllm"),
+    "reasoning_parser": ("", "qwen3"),
+}
+_RANGES: dict[str, tuple[float, float]] = {
+    "port": (0, 65535),
+    "max_body_bytes": (1024, 2**31),
+    "max_header_bytes": (1024, 2**24),
+    "max_reading_requests": (1, 2**20),
+    "max_pending_requests": (1, 2**20),
+    "max_pending_bytes": (1024, 2**40),
+    "preprocess_threads": (0, 1024),
+    "max_n": (1, MAX_N),
+    "max_prompts": (1, 4096),
+    "max_stop_strings": (1, MAX_STOP_STRINGS),
+    "max_logprobs": (0, MAX_LOGPROBS),
+    "keep_alive_s": (1, 10**6),
+    **dict.fromkeys(
+        ("request_timeout_s", "body_timeout_s", "sse_ping_s", "shutdown_timeout_s", "dead_engine_s"), (0, 10**6)
+    ),
+}
+
+
+def _refuse(name: str, value: object, allowed: str) -> ConfigError:
+    return ConfigError(f"{name} is {value}; {allowed} (--{name.replace('_', '-')})")
