@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from saccade.errors import ConfigError
 from saccade.kernels.weight import BLOCK, Layout, Weight, matrix_of
+from saccade.layers.formats import NumberSlot
 from saccade.layers.layer import Layer
+from saccade.layers.parallel import Groups
 from saccade.models.quantization import Quantize
 from saccade.models.vlm import Model
 from saccade.models.weights import load_model
@@ -203,6 +206,49 @@ def test_made_up_weights_have_the_form_that_config_json_names(loaded: Load, sche
     assert matrix_of(weight).std().item() == pytest.approx(weight.shape[1] ** -0.5, rel=0.1)
     for path, held in weights_of(first).items():
         assert torch.equal(matrix_of(held), matrix_of(weights_of(second)[path])), path
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_ranks_cut_scales_where_they_cut_weights(scheme: str, tmp_path: Path) -> None:
+    """To the bit; keys and values of a rank are half a block of 128 rows here."""
+    quantized, _ = write_quantized(wide_checkpoint(tmp_path / "wide"), SCHEMES[scheme], tmp_path)
+    whole = dict(load_model(quantized, dtype=torch.float32).slots())
+    for rank in range(2):
+        for path, slot in load_model(quantized, dtype=torch.float32, groups=Groups.imagined(rank, 2)).slots():
+            held = whole[path].view
+            if isinstance(slot, NumberSlot):
+                assert slot.view.unique().equal(held.unique()), path
+            else:
+                assert torch.equal(slot.view, slot.shard_of(held)), path
+
+
+@pytest.mark.parametrize("scheme", ["blocks", "channel"])
+def test_blocks_that_ranks_would_cut_are_refused(scheme: str, tmp_path: Path) -> None:
+    quantized, _ = write_quantized(wide_checkpoint(tmp_path / "wide", head_dim=96), SCHEMES[scheme], tmp_path)
+    groups = Groups.imagined(1, 2)
+    if scheme == "channel":
+        load_model(quantized, groups=groups)
+        return
+    with pytest.raises(
+        ConfigError, match=r"shares of 192 over 2 ranks cut the 128 x 128 blocks.*smaller tensor-parallel"
+    ):
+        load_model(quantized, groups=groups)
+
+
+def wide_checkpoint(folder: Path, head_dim: int = 64) -> Path:
+    """With widths of several blocks."""
+    torch.manual_seed(0)
+    config = hf.Qwen3Config(
+        vocab_size=64,
+        hidden_size=256,
+        intermediate_size=640,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=head_dim,
+    )
+    hf.Qwen3ForCausalLM(config).float().save_pretrained(folder)
+    return folder
 
 
 def set_quantization(folder: Path, **changes: Any) -> None:
