@@ -120,10 +120,13 @@ def test_rows_and_products_in_e4m3(compilers: dict[str, Compiler], layout: Layou
             scaled.scaled_gated_activation(bf16(6, 2 * inner), kind, weight)
             scaled.scaled_activation(bf16(6, inner), kind, weight)
         scaled.scaled_grouped_linear(x, experts, torch.arange(6, dtype=torch.int32))
+        if layout is Layout.ROWS:
+            scaled.scaled_linear(x, weight, bf16(width))
         scaled.row_linear(bf16(1, inner), weight, bf16(width))
         scaled.row_gated_linear(bf16(1, inner), weight)
     assert compilers["scaled_rows_kernel"].launches == 3 * 7
     assert compilers["grouped_kernel"].launches == 3
+    assert compilers["narrow_kernel"].launches == (3 if layout is Layout.ROWS else 0)
 
 
 def test_rotary_and_stores(compilers: dict[str, Compiler]) -> None:

@@ -8,12 +8,14 @@ from torch.nn import functional
 from saccade.errors import ConfigError
 from saccade.kernels.overlap import overlapping
 from saccade.kernels.reference_vision import ACTIVATIONS
-from saccade.kernels.triton_scaled import grouped_kernel, scaled_norm_kernel, scaled_rows_kernel
+from saccade.kernels.triton_scaled import grouped_kernel, narrow_kernel, scaled_norm_kernel, scaled_rows_kernel
 from saccade.kernels.vectors import scaled_vector_linear
 from saccade.kernels.weight import BLOCK, E4M3, Layout, Scaled, Weight
 
 _ALIGNED_ROWS = 4  # of a product by blocks: cuBLAS refuses others
 _FEWEST_WITH_BIAS = 64  # rows of a product to which cuBLAS adds a bias itself
+_FEW_ROWS, _FEW_COLUMNS = 64, 8192  # of a product that cuBLAS cuts into too few tiles to keep the GPU reading
+_NARROW_COLUMNS, _NARROW_BLOCK = 32, 256
 _TILE_ROWS, _TILE_COLUMNS = 64, 128
 
 
@@ -52,6 +54,8 @@ def scaled_linear(x: Scaled, weight: Weight, bias: Tensor | None = None, out: Te
     num_rows = x.data.shape[0]
     if weight.layout is Layout.ROWS:
         y = torch.empty((num_rows, weight.shape[0]), dtype=weight.dtype, device=x.data.device) if out is None else out
+        if num_rows <= _FEW_ROWS and weight.shape[0] <= _FEW_COLUMNS:
+            return _narrow(x, weight, bias, y)
         fused = bias if num_rows >= _FEWEST_WITH_BIAS else None
         torch._scaled_mm(
             x.data,
@@ -163,6 +167,30 @@ def _scaled_norm(
             **overlapping(x),
         )
     return found, total
+
+
+def _narrow(x: Scaled, weight: Weight, bias: Tensor | None, y: Tensor) -> Tensor:
+    num_columns, inner = weight.shape
+    narrow_kernel[(triton.cdiv(num_columns, _NARROW_COLUMNS),)](
+        x.data,
+        x.scales,
+        weight.data,
+        weight.scales,
+        y if bias is None else bias,
+        y,
+        x.data.shape[0],
+        num_columns,
+        y.stride(0),
+        K=inner,
+        HAS_BIAS=bias is not None,
+        ROWS=_FEW_ROWS,
+        COLUMNS=_NARROW_COLUMNS,
+        BLOCK=_NARROW_BLOCK,
+        num_warps=4,
+        num_stages=5,
+        **overlapping(x.data),
+    )
+    return y
 
 
 def _grouped(x: Scaled, weight: Weight, ends_E: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:

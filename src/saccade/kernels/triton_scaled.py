@@ -205,3 +205,44 @@ def grouped_kernel(
         total += tl.load(bias_ptr + columns, mask=column_mask, other=0.0).to(tl.float32)[None, :]
     y_ptrs = y_ptr + rows.to(tl.int64)[:, None] * y_stride + columns[None, :]
     tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
+
+
+@triton.jit
+def narrow_kernel(
+    x_ptr,
+    scales_ptr,
+    weight_ptr,
+    weight_scales_ptr,
+    bias_ptr,
+    y_ptr,
+    num_rows,
+    num_columns,
+    y_stride,
+    K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Program j: columns j of the product of a few rows. Reading the weight is all that counts, so tiles are narrow
+    enough to keep every processor reading."""
+    rows, inner = tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row_mask, column_mask = rows < num_rows, columns < num_columns
+    weight_ptrs = weight_ptr + columns.to(tl.int64)[None, :] * K + inner[:, None]
+    x_ptrs = x_ptr + rows[:, None] * K + inner[None, :]
+    weight_scale = tl.load(weight_scales_ptr + columns, mask=column_mask, other=0.0)
+    await_inputs(OVERLAPS)
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for start in range(0, K, BLOCK):
+        rest = start + inner < K
+        x = tl.load(x_ptrs + start, mask=row_mask[:, None] & rest[None, :], other=0.0)
+        weight = tl.load(weight_ptrs + start, mask=rest[:, None] & column_mask[None, :], other=0.0)
+        total = tl.dot(x, weight, total)
+    x_scale = tl.load(scales_ptr + rows, mask=row_mask, other=0.0)
+    total = total * x_scale[:, None] * weight_scale[None, :]
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + columns, mask=column_mask, other=0.0).to(tl.float32)[None, :]
+    y_ptrs = y_ptr + rows[:, None] * y_stride + columns[None, :]
+    tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
