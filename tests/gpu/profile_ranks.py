@@ -1,8 +1,8 @@
 """Two ranks: pictures to first tokens in both encoder modes, and answers with graphs beside answers without.
 
-`TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1 python -m tests.gpu.profile_ranks FOLDER [LAYERS]` cuts a checkpoint's language
-model to LAYERS (default 4), makes weights up, and runs two ranks, on one GPU if there is no other. Start NVIDIA's MPS
-first (`nvidia-cuda-mps-control -d`), or ranks take turns of milliseconds.
+`python -m tests.gpu.profile_ranks FOLDER [LAYERS]` cuts a checkpoint's language model to LAYERS (default 4), makes up
+weights, and runs two ranks. On a single GPU, set TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1 and start NVIDIA's
+MPS (`nvidia-cuda-mps-control -d`), or ranks take turns of milliseconds.
 """
 
 import json
