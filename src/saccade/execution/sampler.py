@@ -1,6 +1,7 @@
 """Sampling as a phase: logits of the last pass to tokens, all parameters as data. N rows, V vocabulary, S sequences."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,20 +48,6 @@ def sample_phase(state: DeviceState) -> Phase:
         state.newest_ids[sequences_N] = ids_N
         return {"next_ids": ids_N}
 
-    def example(lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
-        count, chance = sum(lengths), chance_from(rng)
-        floats = {name: chance.uniform(low, high, count) for name, (low, high) in RANGES.items()}
-        chosen = chance.choice(FILTERS, count)  # one per row: several would hide each other's effect
-        for name in floats.keys() & FILTERS:
-            floats[name] = np.where(chosen == name, floats[name], FLOATS[name])
-        return {
-            "sequences": state.some_sequences(count, rng),
-            "seeds": chance.integers(0, 2**62, count),
-            "counters": chance.integers(0, 2**20, count),
-            "top_k": np.where(chosen == "top_k", chance.integers(1, 5, count), 0),
-            **{name: values.astype(np.float32) for name, values in floats.items()},
-        }
-
     def set_up(values: Mapping[str, Any]) -> None:
         """Logits and seen tokens, the same for the same example."""
         count = len(values["seeds"])
@@ -75,29 +62,45 @@ def sample_phase(state: DeviceState) -> Phase:
         state.seen[sequences] = 0
         return {"newest ids": state.newest_ids[sequences], "edited logits": state.edited[: len(sequences)].clone()}
 
-    def touched(values: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Token counts matter only for rows with penalties."""
-        sequences = np.unique(np.asarray(values["sequences"])[_is_penalised(values)])
-        return {
-            "newest ids": state.newest_ids[1:],
-            "edited logits": state.edited[: len(values["sequences"])],
-            **runs(state.seen, sequences, "seen tokens"),
-        }
-
     return Phase(
         name="sample",
         body=body,
         arena=Arena(buffers, {"tokens": state.max_sequences}, state.logits.device),
         rows="tokens",
         buckets=tuple(Capacity.of(tokens=count) for count in head_buckets(state.max_sequences)),
-        example=example,
+        example=partial(_example, state),
         state=state.watched(),
         set_up=set_up,
         written=written,
         writes=frozenset({"newest ids", "edited logits", "seen tokens"}),
-        volatile_in=touched,
-        volatile_out=touched,
+        volatile_in=partial(_touched, state),
+        volatile_out=partial(_touched, state),
     )
+
+
+def _example(state: DeviceState, lengths: tuple[int, ...], rng: torch.Generator) -> dict[str, Any]:
+    count, chance = sum(lengths), chance_from(rng)
+    floats = {name: chance.uniform(low, high, count) for name, (low, high) in RANGES.items()}
+    chosen = chance.choice(FILTERS, count)  # one per row: several would hide each other's effect
+    for name in floats.keys() & FILTERS:
+        floats[name] = np.where(chosen == name, floats[name], FLOATS[name])
+    return {
+        "sequences": state.some_sequences(count, rng),
+        "seeds": chance.integers(0, 2**62, count),
+        "counters": chance.integers(0, 2**20, count),
+        "top_k": np.where(chosen == "top_k", chance.integers(1, 5, count), 0),
+        **{name: values.astype(np.float32) for name, values in floats.items()},
+    }
+
+
+def _touched(state: DeviceState, values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Token counts matter only for rows with penalties."""
+    sequences = np.unique(np.asarray(values["sequences"])[_is_penalised(values)])
+    return {
+        "newest ids": state.newest_ids[1:],
+        "edited logits": state.edited[: len(values["sequences"])],
+        **runs(state.seen, sequences, "seen tokens"),
+    }
 
 
 def _is_penalised(values: Mapping[str, Any]) -> Any:
