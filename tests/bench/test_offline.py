@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from saccade.bench.limits import (
+    ItemSizes,
     Rates,
     causal_flops,
     context_bytes,
@@ -42,8 +43,8 @@ from saccade.models.vlm import Model
 from saccade.models.weights import load_model
 from saccade.scheduling.buckets import few_buckets, prefill_buckets
 
-H200 = Rates(flop_per_s=783e12, bytes_per_s=4.3e12)
-BF16 = 2
+H200 = Rates(flop_per_s=783e12, bytes_per_s=4.3e12, fp8_flop_per_s=1490e12)
+BF16, FP8 = ItemSizes(2, 2), ItemSizes(1, 2)
 SETTINGS = OfflineBenchSettings(
     load_format="dummy",
     device="cpu",
@@ -141,17 +142,26 @@ def test_head_limit_of_8b() -> None:
 
 def test_decode_limit_of_8b() -> None:
     # 36 layers x 2 x 8 heads x 128 columns x 2 bytes = 147,456 bytes a key
-    assert context_bytes(EIGHT_B, 1000, BF16) == 147_456_000
+    assert context_bytes(EIGHT_B, 1000, 2) == 147_456_000
     # (13.89 + 1.245) GB of weights; + 64 x 147 MB of keys and values
     assert decode_limit(EIGHT_B, 1, 0, BF16, H200).ms == pytest.approx(3.52, rel=5e-3)
     assert decode_limit(EIGHT_B, 64, 1000, BF16, H200).ms == pytest.approx(5.71, rel=5e-3)
     assert decode_limit(EIGHT_B, 4096, 1, BF16, H200).bound_by == "FLOPs"
 
 
+def test_limits_of_8b_with_layers_in_fp8() -> None:
+    # layers of 6.95 GB; head, keys and values as before
+    assert decode_limit(EIGHT_B, 64, 1000, FP8, H200).ms == pytest.approx((6.946 + 1.245 + 9.437) / 4.3, rel=5e-3)
+    bf16, fp8 = (prefill_limit(EIGHT_B, 8192, sizes, H200) for sizes in (BF16, FP8))
+    assert fp8.products_ms == pytest.approx(bf16.products_ms * 783 / 1490)
+    assert fp8.ms - fp8.products_ms == pytest.approx(25.3, rel=5e-3)
+    assert head_limit(EIGHT_B, 1, FP8, H200).bytes_ms == pytest.approx((1.245 + 0.151) / 4.3, rel=5e-3)
+
+
 def test_a_window_bounds_what_a_row_sees() -> None:
     spec = decoder(LayerSpec(mlp=MLPSpec(width=8, activation="silu"), window=3), 1)
     assert causal_flops(spec, 5) == 4 * 32 * 128 * (1 + 2 + 3 + 3 + 3)
-    assert context_bytes(spec, 100, BF16) == context_bytes(spec, 3, BF16)
+    assert context_bytes(spec, 100, 2) == context_bytes(spec, 3, BF16)
 
 
 def test_a_mixture_computes_with_few_experts_and_reads_many() -> None:

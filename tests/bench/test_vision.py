@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from saccade.bench.limits import Rates, vision_limit
+from saccade.bench.limits import ItemSizes, Rates, vision_limit
 from saccade.bench.pass_settings import OfflineBenchSettings, VisionBenchSettings, suited_to
 from saccade.bench.timing import NUM_WARM_UPS, TRAIN_LENGTH
 from saccade.bench.vision_bench import MIXED_ROUNDS, TRAIN_ROUNDS, Rig, VisionBench, run_vision_bench
@@ -52,7 +52,7 @@ QWEN3_VL_8B = {
 
 def test_the_limit_of_one_image_of_the_benchmark() -> None:
     """1296 patches through 27 blocks, four mergers of 324 units, and attention of 1296 patches to each other."""
-    limit = vision_limit(read_vision(Config({"vision_config": QWEN3_VL_8B})), [(1, 36, 36)], 2, H200)
+    limit = vision_limit(read_vision(Config({"vision_config": QWEN3_VL_8B})), [(1, 36, 36)], ItemSizes(2, 2), H200)
     products = 2 * 1296 * (27 * (4 * 1152**2 + 2 * 1152 * 4304) + 1536 * 1152)
     products += 2 * 324 * 4 * (4608 * 4608 + 4608 * 4096)
     attention = 27 * 4 * 1152 * 1296**2
@@ -72,7 +72,7 @@ def test_windows_see_less(tmp_path: Path) -> None:
     num_windowed = spec.depth - len(spec.full_layers)
     expected = 4 * spec.block.width * (len(spec.full_layers) * 2 * 120**2 + num_windowed * pairs)
     rates = Rates(1.0, 1e30)
-    windowed, products = (vision_limit(s, [grid], 4, rates) for s in (spec, whole))
+    windowed, products = (vision_limit(s, [grid], ItemSizes(4, 4), rates) for s in (spec, whole))
     assert (windowed.flop_ms - windowed.products_ms) / 1e3 == pytest.approx(expected)
     assert windowed.flop_ms < products.flop_ms
 

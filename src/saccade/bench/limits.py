@@ -14,10 +14,19 @@ from saccade.models.model_spec import DecoderSpec, LayerSpec, VisionSpec
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Best-case rates of a device."""
+    """Best-case rates of a device; `fp8_flop_per_s` is that of products whose weights have one byte."""
 
     flop_per_s: float
     bytes_per_s: float
+    fp8_flop_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ItemSizes:
+    """Bytes of a number: of a layer's weights, and of everything else (keys, values, head, embedding)."""
+
+    layers: int
+    others: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +46,29 @@ class Limit:
         return "FLOPs" if self.flop_ms >= self.bytes_ms else "bytes"
 
 
-def prefill_limit(spec: DecoderSpec, tokens: int, itemsize: int, rates: Rates) -> Limit:
+def prefill_limit(spec: DecoderSpec, tokens: int, sizes: ItemSizes, rates: Rates) -> Limit:
     """One prompt of `tokens` rows through all layers except the last MLP, which is counted with the head.
     products = 2 * tokens * their parameters; attention as in `causal_flops`; bytes = their weights."""
     products = 2 * tokens * (layer_parameters(spec) - last_mlp_parameters(spec, None))
-    flops = products + causal_flops(spec, tokens)
     read = layer_parameters(spec, tokens) - last_mlp_parameters(spec, tokens)
-    return _limit(products, flops, read * itemsize, rates)
+    return _limit(products, 0, causal_flops(spec, tokens), read * sizes.layers, sizes, rates)
 
 
-def head_limit(spec: DecoderSpec, num_rows: int, itemsize: int, rates: Rates) -> Limit:
+def head_limit(spec: DecoderSpec, num_rows: int, sizes: ItemSizes, rates: Rates) -> Limit:
     """`num_rows` rows through the last MLP to logits: 2 operations per row and weight."""
-    products = 2 * num_rows * (last_mlp_parameters(spec, None) + head_parameters(spec))
-    read = last_mlp_parameters(spec, num_rows) + head_parameters(spec)
-    return _limit(products, products, read * itemsize, rates)
+    products, head = 2 * num_rows * last_mlp_parameters(spec, None), 2 * num_rows * head_parameters(spec)
+    read = last_mlp_parameters(spec, num_rows) * sizes.layers + head_parameters(spec) * sizes.others
+    return _limit(products, head, 0, read, sizes, rates)
 
 
-def decode_limit(spec: DecoderSpec, batch: int, context: int, itemsize: int, rates: Rates) -> Limit:
+def decode_limit(spec: DecoderSpec, batch: int, context: int, sizes: ItemSizes, rates: Rates) -> Limit:
     """One token for each of `batch` requests that read `context` keys, LM head included.
     products = 2 * batch * (layer_parameters + head); bytes = weights of layers and head + batch * `context_bytes`."""
-    products = 2 * batch * (layer_parameters(spec) + head_parameters(spec))
-    flops = products + batch * sum(_attention_flops(spec, _reach(layer, context)) for layer in spec.layers)
-    weights = (layer_parameters(spec, batch) + head_parameters(spec)) * itemsize
-    return _limit(products, flops, weights + batch * context_bytes(spec, context, itemsize), rates)
+    products, head = 2 * batch * layer_parameters(spec), 2 * batch * head_parameters(spec)
+    attention = batch * sum(_attention_flops(spec, _reach(layer, context)) for layer in spec.layers)
+    weights = layer_parameters(spec, batch) * sizes.layers + head_parameters(spec) * sizes.others
+    read = weights + batch * context_bytes(spec, context, sizes.others)
+    return _limit(products, head, attention, read, sizes, rates)
 
 
 def layer_parameters(spec: DecoderSpec, num_rows: int | None = None) -> int:
@@ -115,24 +124,28 @@ def _reach(layer: LayerSpec, context: int) -> int:
     return context if layer.window is None else min(context, layer.window)
 
 
-def _limit(products: int, flops: int, num_bytes: int, rates: Rates) -> Limit:
-    return Limit(products / rates.flop_per_s * 1e3, flops / rates.flop_per_s * 1e3, num_bytes / rates.bytes_per_s * 1e3)
+def _limit(products: int, other_products: int, attention: int, num_bytes: int, sizes: ItemSizes, rates: Rates) -> Limit:
+    """`products` are those of the layers, which may have a rate of their own."""
+    layer_rate = rates.fp8_flop_per_s if sizes.layers == 1 else rates.flop_per_s
+    products_ms = (products / layer_rate + other_products / rates.flop_per_s) * 1e3
+    return Limit(products_ms, products_ms + attention / rates.flop_per_s * 1e3, num_bytes / rates.bytes_per_s * 1e3)
 
 
-def vision_limit(spec: VisionSpec, grids: Sequence[tuple[int, int, int]], itemsize: int, rates: Rates) -> Limit:
+def vision_limit(spec: VisionSpec, grids: Sequence[tuple[int, int, int]], sizes: ItemSizes, rates: Rates) -> Limit:
     """One pass of the vision tower over media of these grids (frames, rows, columns of patches).
     products = 2 * patches * (patch values * width + depth * block weights) + 2 * units * merger weights of all levels;
     attention = 4 * width operations per pair of patches that see each other; bytes = all of these weights."""
     num_patches = sum(frames * rows * columns for frames, rows, columns in grids)
     width, mlp = spec.block.width, spec.block.mlp
     block = 4 * width * width + (3 if mlp.gated else 2) * width * mlp.width
-    per_patch = spec.patch_values * width + spec.depth * block
+    per_patch = spec.patch_values * width
     per_unit = _projector_parameters(width, spec.projector)
     if spec.deepstack_merger is not None:
         per_unit += len(spec.deepstack_layers) * _projector_parameters(width, spec.deepstack_merger)
-    products = 2 * num_patches * per_patch + 2 * num_patches // spec.unit * per_unit
-    flops = products + 4 * width * sum(_visible_pairs(spec, grid) for grid in grids)
-    return _limit(products, flops, (per_patch + per_unit) * itemsize, rates)
+    others = 2 * num_patches * per_patch + 2 * num_patches // spec.unit * per_unit
+    attention = 4 * width * sum(_visible_pairs(spec, grid) for grid in grids)
+    read = spec.depth * block * sizes.layers + (per_patch + per_unit) * sizes.others
+    return _limit(2 * num_patches * spec.depth * block, others, attention, read, sizes, rates)
 
 
 def _projector_parameters(width: int, projector: MergerSpec | PoolSpec) -> int:

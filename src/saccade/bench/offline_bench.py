@@ -19,7 +19,16 @@ from torch import Tensor
 
 from saccade.bench.limits import Limit, Rates, decode_limit, head_limit, prefill_limit
 from saccade.bench.pass_settings import OfflineBenchSettings, suited_to
-from saccade.bench.timing import describe_model, latency_ms, load_measured, rates_of, step_ms, wait
+from saccade.bench.timing import (
+    A_PRODUCT,
+    describe_model,
+    item_sizes,
+    latency_ms,
+    load_measured,
+    rates_of,
+    step_ms,
+    wait,
+)
 from saccade.config import Mode
 from saccade.execution.executor import DeviceExecutor, ExecutorSettings
 from saccade.execution.state import DeviceState, StateSizes, new_state
@@ -218,7 +227,7 @@ class _Work:
 def _works(executor: DeviceExecutor, settings: OfflineBenchSettings, rates: Rates) -> Iterator[_Work]:
     """Prefill for every way; decode and head only where a way has them (piecewise graphs are for prompts only)."""
     model, state = executor.state.model, executor.state
-    spec, itemsize = model.spec.decoder, model.place.dtype.itemsize
+    spec, sizes = model.spec.decoder, item_sizes(model, A_PRODUCT)
 
     def last_token(outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return outputs["trunk"], model.decoder.logits(model.decoder.finish(outputs["trunk"][-1:])).argmax(dim=-1)
@@ -227,14 +236,14 @@ def _works(executor: DeviceExecutor, settings: OfflineBenchSettings, rates: Rate
         return state.logits[: outputs["next_ids"].shape[0]].clone(), outputs["next_ids"]
 
     for tokens in settings.tokens:
-        limit = prefill_limit(spec, tokens, itemsize, rates)
+        limit = prefill_limit(spec, tokens, sizes, rates)
         yield _Work("prefill", tokens, executor.prefill, prefill_values(executor, tokens), limit, last_token)
     if executor.settings.modes["prefill"] is Mode.PIECEWISE:
         return
     one_row = {"rows": np.zeros(1, dtype=np.int32), "sequences": np.ones(1, dtype=np.int32)}
-    yield _Work("head", 1, executor.head, one_row, head_limit(spec, 1, itemsize, rates), next_tokens)
+    yield _Work("head", 1, executor.head, one_row, head_limit(spec, 1, sizes, rates), next_tokens)
     for batch in settings.batches:
-        limit = decode_limit(spec, batch, settings.context, itemsize, rates)
+        limit = decode_limit(spec, batch, settings.context, sizes, rates)
         values = decode_values(state, batch, settings.context)
         yield _Work("decode", batch, executor.decode, values, limit, next_tokens)
 

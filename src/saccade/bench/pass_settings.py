@@ -41,6 +41,8 @@ class ModelBenchSettings:
     load_format: str = setting("auto", "safetensors, gguf, dummy (random weights), or auto")
     device: str = setting("auto", "cuda, cpu, or auto")
     dtype: str = setting("auto", "float32, float16, bfloat16, or auto: the checkpoint's (float32 on a CPU)")
+    quantization: str = setting("auto", "fp8 rounds the language model's weights; auto: as stored")
+    mm_encoder_quantization: str = setting("auto", "fp8 rounds the vision encoder's weights; auto: as stored")
     encoder_budget_tokens: int = setting(0, "image rows of the largest vision graph; 0: 8192 on a GPU, 256 elsewhere")
     rounds: int = setting(0, "runs of which the median is taken; 0: 9 on a GPU, 3 elsewhere")
     flop_per_s: float = setting(0.0, "matrix products the device reaches; 0: as known of an H200, else measured")

@@ -7,17 +7,21 @@ from typing import Any
 
 import torch
 
-from saccade.bench.limits import Rates
+from saccade.bench.limits import ItemSizes, Rates
 from saccade.bench.pass_settings import ModelBenchSettings
 from saccade.errors import ConfigError
+from saccade.kernels.weight import Layout
+from saccade.models.quantization import Quantize
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, load_model
 
+A_PRODUCT, A_VISION_PRODUCT = "decoder.layers.0.attention.qkv", "tower.blocks.0.attention.qkv"
 NUM_WARM_UPS = 2
 TRAIN_LENGTH = 8
 HEAD_START_CYCLES = 2_000_000  # about a millisecond, in which the host queues the timed work
 CUDA_SIDE, CPU_SIDE = 8192, 512  # of the square product that measures a device
-KNOWN_RATES = {"H200": Rates(flop_per_s=783e12, bytes_per_s=4.3e12)}  # bfloat16, the best measured on it
+KNOWN_RATES = {"H200": Rates(783e12, 4.3e12, 1490e12)}  # bfloat16 and e4m3, the best measured on it
+FP8_GAIN = {"cuda": 2.0, "cpu": 1.0}  # a GPU's tensor cores do twice as much with half the bytes; a CPU converts
 COPIED_BYTES = {"cuda": 4 * 2**30, "cpu": 64 * 2**20}
 
 
@@ -27,7 +31,20 @@ def load_measured(name: str, settings: ModelBenchSettings, device: torch.device)
         if settings.dtype not in DTYPES:
             raise ConfigError(f"dtype is {settings.dtype!r}; allowed: auto, {', '.join(DTYPES)} (--dtype)")
         dtype = DTYPES[settings.dtype]
-    return load_model(name, device=device, dtype=dtype, load_format=settings.load_format)  # type: ignore[arg-type]
+    quantize = Quantize(language=settings.quantization, vision=settings.mm_encoder_quantization)
+    return load_model(
+        name,
+        device=device,
+        dtype=dtype,
+        load_format=settings.load_format,  # type: ignore[arg-type]
+        quantize=quantize,
+    )
+
+
+def item_sizes(model: Model, path: str) -> ItemSizes:
+    """Of the part of a model that the layer at this path belongs to."""
+    size = model.place.dtype.itemsize
+    return ItemSizes(layers=size if model.place.formats.of(path).layout is Layout.PLAIN else 1, others=size)
 
 
 def describe_model(model: Model) -> dict[str, Any]:
@@ -38,6 +55,8 @@ def describe_model(model: Model) -> dict[str, Any]:
         "model": model.spec.architecture,
         "layers": len(model.spec.decoder.layers),
         "dtype": str(place.dtype).removeprefix("torch."),
+        "layers_layout": place.formats.of(A_PRODUCT).layout.value,
+        "tower_layout": place.formats.of(A_VISION_PRODUCT).layout.value,
         "kernels": place.kernels.name,
     }
 
@@ -101,9 +120,11 @@ def rates_of(device: torch.device, dtype: torch.dtype, flop_per_s: float, bytes_
     """The given rates; those that are 0 and not known are measured with a large square product and a large copy."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" and dtype.itemsize == 2 else ""
     known = next((rates for word, rates in KNOWN_RATES.items() if word in name), Rates(0.0, 0.0))
+    flop_per_s = flop_per_s or known.flop_per_s or _product_rate(device, dtype)
     return Rates(
-        flop_per_s or known.flop_per_s or _product_rate(device, dtype),
+        flop_per_s,
         bytes_per_s or known.bytes_per_s or _copy_rate(device),
+        known.fp8_flop_per_s or FP8_GAIN[device.type] * flop_per_s,
     )
 
 

@@ -15,9 +15,11 @@ import torch
 from saccade.bench.limits import Rates, vision_limit
 from saccade.bench.pass_settings import VisionBenchSettings, suited_to
 from saccade.bench.timing import (
+    A_VISION_PRODUCT,
     compared_ms,
     describe_model,
     device_ms,
+    item_sizes,
     latency_ms,
     load_measured,
     rates_of,
@@ -201,9 +203,8 @@ class Rig:
     ) -> EncodeTimes:
         plans = [one.plan for one in media]
         real = sum(plan.num_tokens for plan in plans)
-        limit = vision_limit(
-            self.encoder.spec, [plan.grid_thw for plan in plans], self.model.place.dtype.itemsize, rates
-        )
+        sizes = item_sizes(self.model, A_VISION_PRODUCT)
+        limit = vision_limit(self.encoder.spec, [plan.grid_thw for plan in plans], sizes, rates)
         ms, host_ms = latency_ms(call, self.device, self.settings.rounds)
         is_busy = real > BUSY_ROWS or way == "transformers"
         train_ms = ms if is_busy else step_ms(call, self.device, TRAIN_ROUNDS)[0]
