@@ -161,7 +161,7 @@ def test_limits_of_8b_with_layers_in_fp8() -> None:
 def test_a_window_bounds_what_a_row_sees() -> None:
     spec = decoder(LayerSpec(mlp=MLPSpec(width=8, activation="silu"), window=3), 1)
     assert causal_flops(spec, 5) == 4 * 32 * 128 * (1 + 2 + 3 + 3 + 3)
-    assert context_bytes(spec, 100, 2) == context_bytes(spec, 3, BF16)
+    assert context_bytes(spec, 100, 2) == context_bytes(spec, 3, 2)
 
 
 def test_a_mixture_computes_with_few_experts_and_reads_many() -> None:
