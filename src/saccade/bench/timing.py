@@ -31,13 +31,12 @@ def load_measured(name: str, settings: ModelBenchSettings, device: torch.device)
         if settings.dtype not in DTYPES:
             raise ConfigError(f"dtype is {settings.dtype!r}; allowed: auto, {', '.join(DTYPES)} (--dtype)")
         dtype = DTYPES[settings.dtype]
-    quantize = Quantize(language=settings.quantization, vision=settings.mm_encoder_quantization)
     return load_model(
         name,
         device=device,
         dtype=dtype,
         load_format=settings.load_format,  # type: ignore[arg-type]
-        quantize=quantize,
+        quantize=Quantize.asked_by(settings),
     )
 
 

@@ -10,7 +10,6 @@ from saccade.cli.checks import GIB, Finding, Level, guarded
 
 if TYPE_CHECKING:
     from saccade.inputs.processor import Processor
-    from saccade.models.model_spec import ModelSpec
 
 MAX_SAMPLE_BYTES = 2 * GIB  # a larger model would keep a CPU busy for long
 AGAIN = "download the checkpoint again, or choose another"
@@ -40,7 +39,10 @@ def check_model(model: str, *, sample: bool) -> Iterator[Finding]:
 
 
 def check_config(folder: Path) -> Finding:
-    spec = _spec(folder)
+    from saccade.models.model_config import Config
+    from saccade.models.registry import read_spec
+
+    _, spec = read_spec(Config.read(folder / "config.json"))
     sees = "sees images" if spec.vision else "text only"
     found = f"{spec.architecture}, {len(spec.decoder.layers)} layers, {spec.max_position} positions, {sees}"
     return Finding("config", Level.OK, found)
@@ -48,20 +50,18 @@ def check_config(folder: Path) -> Finding:
 
 def check_ranks(folder: Path) -> Finding:
     from saccade.dry_run.blueprint import dividing_sizes
-
-    spec = _spec(folder)
-    sizes = dividing_sizes(spec, "weights")
-    found = f"can be shared by {_listed(sizes)} ranks (--tensor-parallel-size)"
-    if spec.vision is not None and (more := sorted({*dividing_sizes(spec, "data")} - {*sizes})):
-        found += f"; also by {_listed(more)}, which then encode whole images each (--mm-encoder-tp-mode data)"
-    return Finding("ranks", Level.OK, found)
-
-
-def _spec(folder: Path) -> "ModelSpec":
     from saccade.models.model_config import Config
+    from saccade.models.quantization import read_formats
     from saccade.models.registry import read_spec
 
-    return read_spec(Config.read(folder / "config.json"))[1]
+    config = Config.read(folder / "config.json")
+    family, spec = read_spec(config)
+    formats = read_formats(config, family.renames)
+    sizes = dividing_sizes(spec, formats, "weights")
+    found = f"can be shared by {_listed(sizes)} ranks (--tensor-parallel-size)"
+    if spec.vision is not None and (more := sorted({*dividing_sizes(spec, formats, "data")} - {*sizes})):
+        found += f"; also by {_listed(more)}, which then encode whole images each (--mm-encoder-tp-mode data)"
+    return Finding("ranks", Level.OK, found)
 
 
 def _listed(numbers: list[int]) -> str:

@@ -19,6 +19,7 @@ from saccade.execution.executor import DeviceExecutor
 from saccade.execution.ranks import check_division
 from saccade.graphs import Frame, GraphRunner
 from saccade.kernels.dispatch import KernelTable, kernels_for, sampling_for
+from saccade.layers.formats import Formats
 from saccade.layers.layer import Placement
 from saccade.layers.parallel import Groups
 from saccade.models.model_config import Config
@@ -50,8 +51,7 @@ def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, i
     family, spec = read_spec(config)
     dtype = _dtype(settings, config, is_cuda=is_cuda)
     live = LiveBytes()
-    asked = Quantize(language=settings.quantization, vision=settings.mm_encoder_quantization)
-    formats = read_formats(config, family.renames, asked)
+    formats = read_formats(config, family.renames, Quantize.asked_by(settings))
     place = Placement(kernels=_counted(kernels_for("cpu", dtype), live), device=META, dtype=dtype, formats=formats)
     model = model_of_rank(0, place, spec, settings)
     resolved = resolve(folder, settings, limits, model, is_cuda=is_cuda)
@@ -59,8 +59,8 @@ def draw(folder: Path, settings: EngineSettings, limits: SchedulerSettings, *, i
     return Blueprint(model=model, executor=executor, resolved=resolved, is_cuda=is_cuda, live=live)
 
 
-def dividing_sizes(spec: ModelSpec, encoder_mode: EncoderMode) -> list[int]:
-    return [size for size in range(1, MOST_RANKS + 1) if _can_be_divided(spec, size, encoder_mode)]
+def dividing_sizes(spec: ModelSpec, formats: Formats, encoder_mode: EncoderMode) -> list[int]:
+    return [size for size in range(1, MOST_RANKS + 1) if _can_be_divided(spec, size, formats, encoder_mode)]
 
 
 def peak_bytes(blueprint: Blueprint, runner: GraphRunner) -> int:
@@ -116,9 +116,9 @@ class LiveBytes(TorchDispatchMode):
         self.peak = max(self.peak, sum(self._live.values()))
 
 
-def _can_be_divided(spec: ModelSpec, size: int, encoder_mode: EncoderMode) -> bool:
+def _can_be_divided(spec: ModelSpec, size: int, formats: Formats, encoder_mode: EncoderMode) -> bool:
     try:
-        check_division(spec, size, encoder_mode)
+        check_division(spec, size, encoder_mode, formats)
     except ConfigError:
         return False
     return True

@@ -47,7 +47,7 @@ from saccade.kernels.packages import import_packages
 from saccade.layers.connect import connect
 from saccade.layers.parallel import Groups
 from saccade.models.model_config import Config
-from saccade.models.quantization import Quantize
+from saccade.models.quantization import Quantize, read_formats
 from saccade.models.registry import read_spec
 from saccade.models.vlm import Model
 from saccade.models.weights import DTYPES, ONE_RANK, load_model
@@ -106,12 +106,16 @@ def build_engine(
     the reason why the engine's ranks cannot continue."""
     folder, device = Path(folder), device_named(settings.device)
     eos = GenerationDefaults.from_folder(folder).eos_token_ids
-    _, spec = read_spec(Config.read(folder / "config.json"))
+    config = Config.read(folder / "config.json")
+    family, spec = read_spec(config)
     grammars = GrammarCompiler(processor.tokenizer, spec.decoder.vocab_size, eos)  # its thread starts early
     size, ranks, groups = settings.tensor_parallel_size, None, Groups()
     if size > 1:
         device = torch.device("cuda", device.index or 0) if device.type == "cuda" else device
-        ranks = start_ranks(StartEngine(str(folder), settings, limits), spec, device, on_death)
+        formats = read_formats(
+            config, family.renames, Quantize.asked_by(settings), is_dummy=settings.load_format == "dummy"
+        )
+        ranks = start_ranks(StartEngine(str(folder), settings, limits), spec, formats, device, on_death)
     try:
         if ranks is not None:
             groups = connect(
@@ -189,7 +193,7 @@ def build_executor(
         load_format=settings.load_format,  # type: ignore[arg-type]
         groups=groups,
         encoder_mode=settings.mm_encoder_tp_mode,  # type: ignore[arg-type]
-        quantize=Quantize(language=settings.quantization, vision=settings.mm_encoder_quantization),
+        quantize=Quantize.asked_by(settings),
         progress=lambda done, total, name: report(Stage("loading weights", done, total, name)),
     )
     resolved = resolve(folder, settings, limits, model, is_cuda=is_cuda)

@@ -73,10 +73,12 @@ def describe_ranks(model: Model, groups: Groups, held: Sequence[RankShare]) -> T
     return msgspec.convert({**groups.language.describe(), **encoder, "held": msgspec.to_builtins(held)}, TensorParallel)
 
 
-def start_ranks(engine: StartEngine, spec: ModelSpec, device: torch.device, on_death: OnDeath) -> RankProcesses:
+def start_ranks(
+    engine: StartEngine, spec: ModelSpec, formats: Formats, device: torch.device, on_death: OnDeath
+) -> RankProcesses:
     """Start the other ranks. They build at once, and rank 0 must too, because ranks wait for each other on the way."""
     settings, size = engine.settings, engine.settings.tensor_parallel_size
-    check_division(spec, size, settings.mm_encoder_tp_mode)  # before starting processes that would all fail
+    check_division(spec, size, settings.mm_encoder_tp_mode, formats)  # before starting processes that would all fail
     plan = RankPlan(
         num_ranks=size,
         factory=FACTORY,
@@ -89,11 +91,13 @@ def start_ranks(engine: StartEngine, spec: ModelSpec, device: torch.device, on_d
 
 
 def check_division(spec: ModelSpec, size: int, encoder_mode: str, formats: Formats = PLAIN) -> None:
-    """Raises a ConfigError if the model cannot be divided over this many ranks."""
-    group = ParallelGroup(size=size)
+    """Raises a ConfigError if the model cannot be divided over this many ranks. Blocks with scales may fit one rank's
+    share and not another's."""
     kernels, meta = kernels_for("cpu", torch.float32), torch.device("meta")
-    place = Placement(kernels=kernels, device=meta, dtype=torch.float32, group=group, formats=formats)
-    Model(place, spec, encoder_mode=encoder_mode)  # type: ignore[arg-type]
+    for rank in range(size if formats.multiple > 1 else 1):
+        group = ParallelGroup(rank=rank, size=size)
+        place = Placement(kernels=kernels, device=meta, dtype=torch.float32, group=group, formats=formats)
+        Model(place, spec, encoder_mode=encoder_mode)  # type: ignore[arg-type]
 
 
 def devices_for(size: int, device: torch.device) -> tuple[int, ...]:

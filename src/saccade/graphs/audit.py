@@ -267,7 +267,7 @@ def _contents(runner: GraphRunner) -> dict[str, Tensor]:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
     if flat.numel() <= SMALL_BYTES:
         return flat.clone()
     words = flat[: flat.numel() // 4 * 4].view(torch.int32)

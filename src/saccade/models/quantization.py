@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from saccade.errors import ConfigError
 from saccade.kernels.weight import BLOCK, Layout
@@ -29,6 +29,14 @@ _LANGUAGE = re.compile(r"decoder\.layers\.\d+\.(attention|mlp)\.(?!router)[\w.]+
 _VISION = re.compile(r"tower\.blocks\.\d+\.(attention|mlp)\.[\w.]+")
 
 
+class QuantizeSettings(Protocol):
+    @property
+    def quantization(self) -> str: ...
+
+    @property
+    def mm_encoder_quantization(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantize:
     """What is asked for: weights as they are stored ("auto"), or rounded to "fp8" while they are loaded."""
@@ -40,6 +48,10 @@ class Quantize:
         for flag, word in (("--quantization", self.language), ("--mm-encoder-quantization", self.vision)):
             if word not in WORDS:
                 raise ConfigError(f"{flag} is {word!r}; allowed: {', '.join(WORDS)}")
+
+    @classmethod
+    def asked_by(cls, settings: QuantizeSettings) -> "Quantize":
+        return cls(language=settings.quantization, vision=settings.mm_encoder_quantization)
 
 
 AS_STORED = Quantize()
