@@ -11,9 +11,7 @@ from compressed_tensors.quantization import QuantizationConfig, apply_quantizati
 
 from saccade.kernels.weight import Layout
 from saccade.models.weights import load_model
-from tests.models.packing import Engine
-from tests.models.prompts import oracle_inputs, positions, request, write
-from tests.models.test_quantization import SAME_ROUNDING, error_of, wide_checkpoint
+from tests.models.test_quantization import SAME_ROUNDING, error_of, logits_of, wide_checkpoint
 
 INPUT_SCALE = 0.02
 
@@ -46,10 +44,7 @@ def test_a_checkpoint_of_the_library(preset: str, tmp_path: Path) -> None:
     model = load_model(stored, dtype=torch.float32)
     weight = model.decoder.layers[0].attention.out.weight
     assert weight.layout is Layout.ROWS and (weight.input_scale is not None) == (preset == "FP8")
-    prompt = write(model, [37], seed=1)
-    inputs = oracle_inputs(oracle, prompt)
-    (hidden_TD,) = Engine(model).prefill(request(model, prompt, positions(inputs)))
-    found, right = model.decoder.logits(hidden_TD), oracle(**inputs).logits[0]
-    unrounded = hf.Qwen3ForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()(**inputs).logits[0]
+    found, right = logits_of(model, oracle)
+    _, unrounded = logits_of(model, hf.Qwen3ForCausalLM.from_pretrained(plain, dtype=torch.float32).eval())
     assert error_of(found, right) < SAME_ROUNDING
     assert error_of(unrounded, right) > 2 * SAME_ROUNDING, "the library does round"

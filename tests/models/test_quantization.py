@@ -239,7 +239,7 @@ def wide_checkpoint(folder: Path, head_dim: int = 64) -> Path:
     """With widths of several blocks."""
     torch.manual_seed(0)
     config = hf.Qwen3Config(
-        vocab_size=64,
+        vocab_size=128,
         hidden_size=256,
         intermediate_size=640,
         num_hidden_layers=1,
