@@ -38,12 +38,14 @@ NOISE = 5e-3
 """Of a summed log-likelihood: graphs run the same shapes, piecewise ones with other temporaries."""
 
 
-def ask(folder: Path, way: str, choices: Sequence[ChoiceQuestion], monkeypatch: pytest.MonkeyPatch) -> list[Answered]:
+def ask(
+    folder: Path, way: str, choices: Sequence[ChoiceQuestion], monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> list[Answered]:
     """The answers of a checkpoint. With graphs every step is a replay, or it is an error."""
     with monkeypatch.context() as patched:
         if way == STALE:
             patched.setattr(sys.modules["saccade.graphs.capture"], "Frame", freezing(FROZEN))
-        llm = LLM(folder, **SETTINGS, graphs=GRAPHS["full" if way == STALE else way])
+        llm = LLM(folder, **SETTINGS | settings, graphs=GRAPHS["full" if way == STALE else way])
     with llm:
         return [pick(*scored) for scored in zip(choices, score_choices(llm, choices, PROMPT), strict=True)]
 
