@@ -63,7 +63,9 @@ def cut(source: Path, num_layers: int, folder: Path) -> Path:
 
 
 def two_ranks(folder: Path, **more: Any) -> LLM:
-    return LLM(folder, load_format="dummy", tensor_parallel_size=2, enable_prefix_caching=False, **more)
+    """Few keys and values: ranks that share a GPU would each take most of its memory for them."""
+    few = {"enable_prefix_caching": False, "kv_cache_tokens": 65536}
+    return LLM(folder, load_format="dummy", tensor_parallel_size=2, **few, **more)
 
 
 def questions(count: int, seed: int = 0, *, every: int = 2) -> list[list[dict[str, Any]]]:

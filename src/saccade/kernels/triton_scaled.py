@@ -2,8 +2,9 @@
 # ruff: noqa: PLR0913
 """Device code of `saccade.kernels.scaled`: rows to e4m3, alone or behind what makes them, and products of experts.
 
-A program has a whole row: its scale is known only when all of it is. Values are rounded to the dtype they would have
-had in between, so that the fused kernels give what separate ones would.
+A program has a whole row, in a block and a tail behind it: its scale is known only when all of it is, and one block of
+a power of two would be half empty at many widths. Values are rounded to the dtype they would have had in between, so
+that the fused kernels give what separate ones would.
 """
 
 import triton
@@ -17,8 +18,35 @@ GROUP = tl.constexpr(128)
 
 
 @triton.jit
+def _largest(y, tail, TAIL: tl.constexpr):
+    largest = tl.max(tl.abs(y), axis=0)
+    if TAIL:
+        largest = tl.maximum(largest, tl.max(tl.abs(tail), axis=0))
+    return largest
+
+
+@triton.jit
+def _store_e4m3(out_ptr, y, columns, width):
+    y = tl.maximum(y, -LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    y = tl.minimum(y, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(out_ptr + columns, y.to(tl.float8e4nv), mask=columns < width)
+
+
+@triton.jit
+def _store_groups(y, START: tl.constexpr, width, out_ptr, scales_ptr, scale_stride, BLOCK: tl.constexpr):
+    """Part of a row in e4m3, with a scale for every 128 values."""
+    groups = tl.reshape(y, (BLOCK // GROUP, GROUP))
+    scale = tl.maximum(tl.max(tl.abs(groups), axis=1) / LARGEST, SMALLEST_SCALE)
+    places = START // GROUP + tl.arange(0, BLOCK // GROUP)
+    tl.store(scales_ptr + places.to(tl.int64) * scale_stride, scale, mask=places * GROUP < width)
+    y = tl.reshape(groups * (1.0 / scale)[:, None], (BLOCK,))
+    _store_e4m3(out_ptr, y, START + tl.arange(0, BLOCK), width)
+
+
+@triton.jit
 def _store_scaled(
     y,
+    tail,
     row,
     width,
     out_ptr,
@@ -29,24 +57,39 @@ def _store_scaled(
     GIVEN: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    TAIL: tl.constexpr,
 ):
     """A row in e4m3, under a given scale, one of its own, or one for every 128 values."""
-    columns = tl.arange(0, BLOCK)
-    largest = tl.max(tl.abs(y), axis=0)
+    out_ptr += row * width
+    scales_ptr += row * scale_row_stride
     if BLOCKS:
-        groups = tl.reshape(y, (BLOCK // GROUP, GROUP))
-        scale = tl.maximum(tl.max(tl.abs(groups), axis=1) / LARGEST, SMALLEST_SCALE)
-        y = tl.reshape(groups / scale[:, None], (BLOCK,))
-        places = tl.arange(0, BLOCK // GROUP)
-        where = scales_ptr + row * scale_row_stride + places.to(tl.int64) * scale_stride
-        tl.store(where, scale, mask=places * GROUP < width)
+        _store_groups(y, 0, width, out_ptr, scales_ptr, scale_stride, BLOCK)
+        if TAIL:
+            _store_groups(tail, BLOCK, width, out_ptr, scales_ptr, scale_stride, TAIL)
     else:
-        scale = tl.load(input_scale_ptr) if GIVEN else tl.maximum(largest / LARGEST, SMALLEST_SCALE)
-        tl.store(scales_ptr + row * scale_row_stride, scale)
-        y = y / scale
-    y = tl.maximum(y, -LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    y = tl.minimum(y, LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(out_ptr + row * width + columns, y.to(tl.float8e4nv), mask=columns < width)
+        own_scale = tl.maximum(_largest(y, tail, TAIL) / LARGEST, SMALLEST_SCALE)
+        scale = tl.load(input_scale_ptr) if GIVEN else own_scale
+        tl.store(scales_ptr, scale)
+        _store_e4m3(out_ptr, y * (1.0 / scale), tl.arange(0, BLOCK), width)
+        if TAIL:
+            _store_e4m3(out_ptr, tail * (1.0 / scale), BLOCK + tl.arange(0, TAIL), width)
+
+
+@triton.jit
+def _activated(x_ptr, START: tl.constexpr, width, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """Part of a row behind its activation."""
+    columns = START + tl.arange(0, BLOCK)
+    inside = columns < width
+    y = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    if KIND == "silu" or KIND == "gated_silu":
+        y = y * tl.sigmoid(y)
+    elif KIND == "gelu_tanh" or KIND == "gated_gelu_tanh":
+        y = y * tl.sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))  # see `triton_fused.gated_kernel`
+    elif KIND == "gelu" or KIND == "gated_gelu":
+        y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
+    if KIND == "gated_silu" or KIND == "gated_gelu_tanh" or KIND == "gated_gelu":
+        y *= tl.load(x_ptr + width + columns, mask=inside, other=0.0).to(tl.float32)
+    return y.to(x_ptr.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
@@ -63,28 +106,40 @@ def scaled_rows_kernel(
     GIVEN: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    TAIL: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """Program t: row t behind an activation: none, or silu, gelu_tanh, gelu of all; with "gated_" in front of the name,
     of the first half times the second."""
     await_inputs(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < width
-    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0)
-    y = x.to(tl.float32)
-    if KIND == "silu" or KIND == "gated_silu":
-        y = y * tl.sigmoid(y)
-    elif KIND == "gelu_tanh" or KIND == "gated_gelu_tanh":
-        y = y * tl.sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))  # see `triton_fused.gated_kernel`
-    elif KIND == "gelu" or KIND == "gated_gelu":
-        y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
-    if KIND == "gated_silu" or KIND == "gated_gelu_tanh" or KIND == "gated_gelu":
-        y *= tl.load(x_ptr + row * x_stride + width + columns, mask=inside, other=0.0).to(tl.float32)
-    y = y.to(x_ptr.dtype.element_ty).to(tl.float32)
+    x_ptr += row * x_stride
+    y = _activated(x_ptr, 0, width, KIND, BLOCK)
+    tail = _activated(x_ptr, BLOCK, width, KIND, TAIL) if TAIL else y
     _store_scaled(
-        y, row, width, out_ptr, scales_ptr, scale_row_stride, scale_stride, input_scale_ptr, GIVEN, BLOCKS, BLOCK
+        y, tail, row, width, out_ptr, scales_ptr, scale_row_stride, scale_stride, input_scale_ptr,
+        GIVEN, BLOCKS, BLOCK, TAIL,
     )  # fmt: skip
+
+
+@triton.jit
+def _summed(x_ptr, residual_ptr, total_ptr, START: tl.constexpr, width, ADDS: tl.constexpr, BLOCK: tl.constexpr):
+    """Part of a row, with the residual added; the sum goes to total."""
+    columns = START + tl.arange(0, BLOCK)
+    inside = columns < width
+    x = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    if ADDS:
+        x += tl.load(residual_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+        total = x.to(total_ptr.dtype.element_ty)
+        tl.store(total_ptr + columns, total, mask=inside)
+        x = total.to(tl.float32)
+    return x
+
+
+@triton.jit
+def _part(ptr, START: tl.constexpr, width, BLOCK: tl.constexpr):
+    columns = START + tl.arange(0, BLOCK)
+    return tl.load(ptr + columns, mask=columns < width, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -110,29 +165,37 @@ def scaled_norm_kernel(
     GIVEN: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    TAIL: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """Program t: the norm of row t as `triton_fused.norm_kernel` computes it, in e4m3; the sum goes to total."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < width
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32) + offset
+    weight = _part(weight_ptr, 0, width, BLOCK) + offset
+    tail_weight = _part(weight_ptr, BLOCK, width, TAIL) + offset if TAIL else weight
     await_inputs(OVERLAPS)
-    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    if ADDS:
-        x += tl.load(residual_ptr + row * residual_stride + columns, mask=inside, other=0.0).to(tl.float32)
-        total = x.to(total_ptr.dtype.element_ty)
-        tl.store(total_ptr + row * width + columns, total, mask=inside)
-        x = total.to(tl.float32)
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * x_stride
+    residual_ptr += row * residual_stride
+    total_ptr += row * width
+    x = _summed(x_ptr, residual_ptr, total_ptr, 0, width, ADDS, BLOCK)
+    tail = _summed(x_ptr, residual_ptr, total_ptr, BLOCK, width, ADDS, TAIL) if TAIL else x
     if CENTRES:
-        mean = tl.sum(x, axis=0) / width
-        x = tl.where(inside, x - mean, 0.0)
-    y = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps) * weight
+        mean = (tl.sum(x, axis=0) + (tl.sum(tail, axis=0) if TAIL else 0.0)) / width
+        x = tl.where(tl.arange(0, BLOCK) < width, x - mean, 0.0)
+        if TAIL:
+            tail = tl.where(BLOCK + tl.arange(0, TAIL) < width, tail - mean, 0.0)
+    squares = tl.sum(x * x, axis=0) + (tl.sum(tail * tail, axis=0) if TAIL else 0.0)
+    factor = tl.rsqrt(squares / width + eps)
+    y = x * factor * weight
+    tail = tail * factor * tail_weight
     if HAS_BIAS:
-        y += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    y = tl.where(inside, y, 0.0).to(x_ptr.dtype.element_ty).to(tl.float32)
+        y += _part(bias_ptr, 0, width, BLOCK)
+        if TAIL:
+            tail += _part(bias_ptr, BLOCK, width, TAIL)
+    element = total_ptr.dtype.element_ty
+    y, tail = y.to(element).to(tl.float32), tail.to(element).to(tl.float32)
     _store_scaled(
-        y, row, width, out_ptr, scales_ptr, scale_row_stride, scale_stride, input_scale_ptr, GIVEN, BLOCKS, BLOCK
+        y, tail, row, width, out_ptr, scales_ptr, scale_row_stride, scale_stride, input_scale_ptr,
+        GIVEN, BLOCKS, BLOCK, TAIL,
     )  # fmt: skip
 
 

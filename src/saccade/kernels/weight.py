@@ -126,7 +126,8 @@ def scale_inputs(x: Tensor, weight: Weight) -> Scaled:
         scales = to_scale(x.abs().amax(dim=1, keepdim=True))
     else:
         scales = to_scale(_blocks(x.abs(), 1).amax(dim=(1, 3)))
-    return Scaled(to_e4m3(x / (scales if scales.shape[1] == 1 else _wide(scales, x.shape[1]))), scales)
+    factors = scales.reciprocal()
+    return Scaled(to_e4m3(x * (factors if factors.shape[1] == 1 else _wide(factors, x.shape[1]))), scales)
 
 
 def num_rows_of(inputs: Inputs) -> int:
