@@ -12,6 +12,7 @@ from saccade.kernels.weight import BLOCK, Layout, Weight
 _HALF = (torch.float16, torch.bfloat16)
 _COLUMNS = 2  # per program: more would leave multiprocessors idle, one would read the row too often
 _BLOCK = 4096
+_NUM_WARPS = 4
 
 
 def is_vector(x: Tensor, weight: Tensor) -> bool:
@@ -46,7 +47,10 @@ def _launch(
     assert x.stride(1) == 1 and y.stride(1) == 1, (x.stride(), y.stride())
     inner = weight.shape[1]
     scales = None if scaled is None else scaled.scales
-    vector_kernel[(triton.cdiv(y.shape[1], _COLUMNS),)](
+    columns, num_warps = _COLUMNS, _NUM_WARPS
+    if scaled is not None and not is_gated and inner <= _BLOCK:  # the fastest on an H200, as everything here
+        columns, num_warps = (4, 4) if y.shape[1] > _BLOCK else (2, 1)
+    vector_kernel[(triton.cdiv(y.shape[1], columns),)](
         x,
         weight,
         weight if bias is None else bias,
@@ -58,9 +62,9 @@ def _launch(
         SCALES=0 if scaled is None else 1 if scaled.layout is Layout.ROWS else 2,
         GATED=is_gated,
         HAS_BIAS=bias is not None,
-        COLUMNS=_COLUMNS,
+        COLUMNS=columns,
         BLOCK=max(BLOCK, min(_BLOCK, triton.next_power_of_2(inner))),
-        num_warps=4,
+        num_warps=num_warps,
         **overlapping(x),
     )
     return y
