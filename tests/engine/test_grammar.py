@@ -24,7 +24,7 @@ from saccade.execution.worker import Worker
 from saccade.inputs.placeholders import Prompt
 from saccade.kernels.dispatch import sampling_for
 from saccade.scheduling.engine import Engine
-from saccade.scheduling.matcher import GrammarCompiler, MaskedRow, Masks, Matcher
+from saccade.scheduling.matcher import GrammarCompiler, MaskedRow, Masks, Matcher, allowed_bits
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.grammar import JSON_OPTIONS, Grammar, check_grammar
 from saccade.wire.messages import Add, Close, Updates, encode, pack_prompt
@@ -449,7 +449,8 @@ class TestMasks:
         compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
         grammar = compiler.compile(Grammar("regex", "[a-d]x")).result()
         first, none = Matcher(grammar), Matcher(grammar)
-        found = self.allowed([MaskedRow(0, first, (), (69, 71, 90)), MaskedRow(1, none, (), (90, 10**6))])
+        few, others = allowed_bits((69, 71, 90), 120), allowed_bits((90, 10**6), 120)
+        found = self.allowed([MaskedRow(0, first, (), few), MaskedRow(1, none, (), others)])
         assert found[0] == {69, 71} and first.error is None
         assert none.error == NO_TOKEN
 

@@ -13,11 +13,11 @@ from saccade.config import Tier
 from saccade.errors import GraphError
 from saccade.inputs.placeholders import Media
 from saccade.inputs.plans import VideoPlan
-from saccade.scheduling.arrays import LiveRequest
+from saccade.scheduling.arrays import LiveRequest, begin
 from saccade.scheduling.compose import Composer
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
-from saccade.scheduling.orders import Begin, Encode, Pass, Run, SampleTokens
+from saccade.scheduling.orders import Begin, Edit, Encode, Pass, Run, SampleTokens
 from saccade.scheduling.step_plan import Chunk, EncodeItem, MediaRows, StepPlan
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.grammar import Grammar
@@ -273,26 +273,37 @@ class TestSample:
             frequency_penalty=[0, 0],
         )
 
-    def test_edits_name_their_rows(self) -> None:
-        """An end token behind the vocabulary has no logit that could be suppressed."""
+    def test_edits_name_their_rows_and_sequences(self) -> None:
         biased = SamplingParams(temperature=0, logit_bias={9: -2.5, 4: 1.0})
-        early = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(8, 5000), allowed_token_ids=(8, 40, 99))
-        ends = frozenset({2})
+        early = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(8,), allowed_token_ids=(8, 40, 99))
         found, _ = self.compose(
             running([5], 1),
             running([5], 2, biased),
-            running([5], 3, early, outputs=[40], eos=ends),
-            running([5], 4, early, outputs=[40, 40], eos=ends),
+            running([5], 3, early, outputs=[40]),
+            running([5], 4, early, outputs=[40, 40]),
         )
         assert found is not None
-        bias, suppressed, free = found.edits
-        assert [one.row for one in found.edits] == [1, 2, 3]
-        assert dict(zip(bias.bias_ids.tolist(), bias.biases.tolist(), strict=True)) == {9: -2.5, 4: 1.0}
-        assert bias.allowed is None and not len(bias.suppressed_ids)
-        assert suppressed.suppressed_ids.tolist() == [2, 8] and not len(suppressed.bias_ids)
-        assert not len(free.suppressed_ids), "it has as many as it must"
-        for one in (suppressed, free):
-            assert tokens_of(one.allowed) == {8, 40, 99}
+        assert found.edits == (Edit(1, 2, False), Edit(2, 3, True), Edit(3, 4, False)), "the last has enough tokens"
+
+    def test_rules_are_told_once(self) -> None:
+        """An end token behind the vocabulary has no logit that could be suppressed."""
+        params = SamplingParams(
+            temperature=0,
+            min_tokens=2,
+            stop_token_ids=(8, 5000),
+            allowed_token_ids=(8, 40, 99),
+            logit_bias={9: -2.5, 4: 1.0},
+        )
+        owner = running([5, 6], 3, params, eos=frozenset({2}))
+        orders = begin(owner, VOCABULARY)
+        assert orders is not None and orders.rules is not None
+        rules = orders.rules
+        assert orders.sequence == 3 and not len(orders.prompt_ids), "it has no penalties"
+        assert dict(zip(rules.bias_ids.tolist(), rules.biases.tolist(), strict=True)) == {9: -2.5, 4: 1.0}
+        assert rules.end_ids.tolist() == [2, 8]
+        assert tokens_of(rules.allowed) == {8, 40, 99}
+        assert owner.allowed_words(VOCABULARY) is rules.allowed, "the bits of an allowed vocabulary are set once"
+        assert begin(running([5], 1, SamplingParams(temperature=1)), VOCABULARY) is None
 
     def test_masks_span_the_rows_that_follow_grammars(self) -> None:
         """From the first to the last of them; whoever is between is left alone."""

@@ -213,7 +213,7 @@ class DeviceExecutor:
         if orders.sampler is not None:
             self._logits.edit(ticket.num_sampled, orders.edits, orders.mask, ticket.turn)
             self._run_pass(orders.sampler, ticket)
-        ticket.scores = {scored.row: self._logits.score(scored) for scored in orders.scores}
+        ticket.scores = self._logits.score(orders.scores)
         self._mark(ticket)
 
     def capture_layout(self, layout: ExactLayout) -> int:

@@ -1,14 +1,14 @@
 """Logits outside graphs: edits, masks, log-probabilities, token counts. N rows, V vocabulary, W 32-bit words."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from saccade.execution.state import DeviceState
-from saccade.scheduling.orders import Array, Begin, Edit, Mask, ScorePrompt, ScoreToken
+from saccade.scheduling.orders import Array, Begin, Edit, Mask, ScorePrompt, ScoreToken, TokenRules
 from saccade.wire.sampling_params import MAX_LOGPROBS
 
 MAX_SCORED_ROWS = 256  # prompt rows whose logits are in memory at once
@@ -16,8 +16,17 @@ ALIGNMENT = 16  # words; Triton compiles another version for rows aligned differ
 _TORCH_DTYPES = {"uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 
 
+class _Rules(NamedTuple):
+    """`TokenRules` on the device; None where there are none."""
+
+    bias: tuple[Tensor, Tensor] | None
+    ends: Tensor | None
+    allowed: Tensor | None
+
+
 class Logits:
-    """Masks have static buffers: one on the device, and one on the host per step in flight."""
+    """Masks have static buffers: one on the device, and one on the host per step in flight. The rules of a sequence
+    stay on the device until it begins with another request."""
 
     def __init__(self, state: DeviceState, trunk_TD: Tensor, *, num_turns: int) -> None:
         self._state, self._trunk_TD = state, trunk_TD
@@ -27,13 +36,18 @@ class Logits:
         shape = (max_rows, -(-(vocab_size // 32 + 1) // ALIGNMENT) * ALIGNMENT)
         self._masks_NW = torch.full(shape, -1, dtype=torch.int32, device=device)
         is_cuda = device.type == "cuda"
+        self._rules: dict[int, _Rules] = {}
         self._host_masks = [torch.full(shape, -1, dtype=torch.int32, pin_memory=is_cuda) for _ in range(num_turns)]
 
     @torch.no_grad()
     def begin(self, orders: Begin) -> None:
-        """Count the tokens of a new request."""
+        """Keep the rules of a new request, and count its tokens."""
+        self._rules.pop(orders.sequence, None)
+        if orders.rules is not None:
+            self._rules[orders.sequence] = self._on_device(orders.rules)
         sampling, seen = self._state.sampling, self._state.seen
-        seen[orders.sequence].zero_()
+        if len(orders.prompt_ids):
+            seen[orders.sequence].zero_()
         for ids, note in ((orders.prompt_ids, sampling.mark_prompt), (orders.output_ids, sampling.count_tokens)):
             if len(ids):
                 sequence = self._to_device(np.full(len(ids), orders.sequence))
@@ -53,20 +67,35 @@ class Logits:
             state.sampling.allow_only(state.edited[mask.row : end], self._masks_NW[: len(words)])
 
     def _edit_row(self, one: Edit) -> None:
-        state = self._state
-        logits_1V = state.edited[one.row : one.row + 1]
-        if len(one.bias_ids):
-            state.sampling.apply_bias(logits_1V, self._to_device(one.bias_ids[None]), self._to_device(one.biases[None]))
-        if len(one.suppressed_ids):
-            active = torch.ones(1, dtype=torch.bool, device=state.logits.device)
-            state.sampling.suppress(logits_1V, self._to_device(one.suppressed_ids[None]), active)
-        if one.allowed is not None:
-            state.sampling.allow_only(logits_1V, self._to_device(one.allowed[None]))
+        sampling, rules = self._state.sampling, self._rules[one.sequence]
+        logits_1V = self._state.edited[one.row : one.row + 1]
+        if rules.bias is not None:
+            sampling.apply_bias(logits_1V, *rules.bias)
+        if one.forbids_ends and rules.ends is not None:
+            sampling.suppress(logits_1V, rules.ends, torch.ones(1, dtype=torch.bool, device=logits_1V.device))
+        if rules.allowed is not None:
+            sampling.allow_only(logits_1V, rules.allowed)
 
-    def score(self, orders: ScoreToken) -> tuple[Tensor, ...]:
-        """Log-probabilities of a sampled token, from the raw logits."""
-        newest = self._state.newest_ids[orders.sequence : orders.sequence + 1]
-        return self._scores(self._state.logits[orders.row : orders.row + 1], newest, orders.num_top)
+    def _on_device(self, rules: TokenRules) -> _Rules:
+        def moved(array: Array | None) -> Tensor | None:
+            return None if array is None or not len(array) else self._to_device(array[None])
+
+        ids, biases = moved(rules.bias_ids), moved(rules.biases)
+        bias = None if ids is None or biases is None else (ids, biases)
+        return _Rules(bias, moved(rules.end_ids), moved(rules.allowed))
+
+    def score(self, orders: Sequence[ScoreToken]) -> dict[int, tuple[Tensor, ...]]:
+        """Log-probabilities of sampled tokens by row, from the raw logits. Rows between them are scored with them: one
+        launch for all costs less than one for each."""
+        if not orders:
+            return {}
+        first, end = min(one.row for one in orders), max(one.row for one in orders) + 1
+        sequences = np.zeros(end - first, dtype=np.int64)
+        for one in orders:
+            sequences[one.row - first] = one.sequence
+        newest_N = self._state.newest_ids[self._to_device(sequences)]
+        parts = self._scores(self._state.logits[first:end], newest_N, max(one.num_top for one in orders))
+        return {one.row: _row_of(parts, one.row - first, one.num_top) for one in orders}
 
     def score_prompt(self, orders: ScorePrompt) -> list[tuple[Tensor, ...]]:
         """Log-probabilities of prompt tokens, from the rows of the last prefill."""
@@ -101,3 +130,8 @@ class Logits:
         if self._device_type != "cuda":
             return tensor.clone()
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _row_of(parts: tuple[Tensor, ...], row: int, num_top: int) -> tuple[Tensor, ...]:
+    chosen, ranks, top_ids, top_logprobs = (part[row : row + 1] for part in parts)
+    return chosen, ranks, top_ids[:, :num_top], top_logprobs[:, :num_top]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from saccade.inputs.placeholders import Prompt
 from saccade.scheduling.executing import Lap
 from saccade.scheduling.matcher import MaskedRow, Matcher, allowed_bits
-from saccade.scheduling.orders import Arrays, Begin, Edit
+from saccade.scheduling.orders import Arrays, Begin, Edit, TokenRules
 from saccade.scheduling.request import Request
 from saccade.scheduling.step_plan import Chunk
 from saccade.wire.sampling_params import SamplingParams
@@ -43,6 +43,14 @@ class LiveRequest:
     started: float | None = None  # when it first ran
     first_token: float | None = None  # time of the first token
     laps: list[Lap] = field(default_factory=list)  # of the vision passes with its images
+    _allowed: NDArray[np.int32] | None = None
+
+    def allowed_words(self, vocab_size: int) -> NDArray[np.int32] | None:
+        """Bit t % 32 of word t // 32 for each token that its parameters allow; None if they allow any."""
+        token_ids = self.request.params.allowed_token_ids
+        if token_ids and self._allowed is None:
+            self._allowed = allowed_bits(token_ids, vocab_size)
+        return self._allowed
 
     def timings(self, now: float) -> dict[str, float]:
         found = {"queue": (now if self.started is None else self.started) - self.request.arrival}
@@ -179,12 +187,30 @@ def has_edits(params: SamplingParams) -> bool:
     return bool(params.logit_bias or params.allowed_token_ids or params.min_tokens)
 
 
-def begin(owner: LiveRequest) -> Begin | None:
-    """Resets a sequence for a new request: penalties count that request's prompt and outputs."""
-    if not has_penalties(owner.request.params):
+def begin(owner: LiveRequest, vocab_size: int) -> Begin | None:
+    """Resets a sequence for a new request that has penalties or rules."""
+    params = owner.request.params
+    prompt_ids = output_ids = np.zeros(0, dtype=np.int64)
+    if has_penalties(params):
+        prompt_ids = owner.prompt.token_ids.astype(np.int64)
+        output_ids = np.asarray(owner.request.output_ids, dtype=np.int64)
+    elif not has_edits(params):
         return None
-    output_ids = np.asarray(owner.request.output_ids, dtype=np.int64)
-    return Begin(owner.sequence, owner.prompt.token_ids.astype(np.int64), output_ids)
+    return Begin(owner.sequence, prompt_ids, output_ids, _rules(owner, vocab_size) if has_edits(params) else None)
+
+
+def _rules(owner: LiveRequest, vocab_size: int) -> TokenRules:
+    """Once for a request: an allowed vocabulary takes milliseconds to turn into bits."""
+    params = owner.request.params
+    bias = params.logit_bias or {}
+    # A checkpoint may name end tokens outside its vocabulary.
+    ends = sorted(t for t in {*owner.request.eos_token_ids, *params.stop_token_ids} if t < vocab_size)
+    return TokenRules(
+        bias_ids=np.asarray(list(bias), dtype=np.int64),
+        biases=np.asarray(list(bias.values()), dtype=np.float32),
+        end_ids=np.asarray(ends, dtype=np.int64),
+        allowed=owner.allowed_words(vocab_size),
+    )
 
 
 def sample_values(chunks: Sequence[Chunk], owners: Sequence[LiveRequest]) -> Arrays:
@@ -200,37 +226,26 @@ def sample_values(chunks: Sequence[Chunk], owners: Sequence[LiveRequest]) -> Arr
     }
 
 
-def edits(chunks: Sequence[Chunk], owners: Sequence[LiveRequest], vocab_size: int) -> tuple[Edit, ...]:
-    """Bias, minimum lengths and allowed tokens, for the few requests that use them."""
-    found = []
-    for row, (chunk, owner) in enumerate(zip(chunks, owners, strict=True)):
-        params = owner.request.params
-        if not has_edits(params):
-            continue
-        stops: list[int] = []
-        if chunk.end - len(owner.prompt.token_ids) < params.min_tokens and params.grammar is None:
-            # A checkpoint may name end tokens outside its vocabulary.
-            stops = sorted(t for t in {*owner.request.eos_token_ids, *params.stop_token_ids} if t < vocab_size)
-        bias, allowed = params.logit_bias or {}, params.allowed_token_ids
-        found.append(
-            Edit(
-                row,
-                bias_ids=np.asarray(list(bias), dtype=np.int64),
-                biases=np.asarray(list(bias.values()), dtype=np.float32),
-                suppressed_ids=np.asarray(stops, dtype=np.int64),
-                allowed=allowed_bits(allowed, vocab_size, -(-vocab_size // 32)) if allowed else None,
-            )
-        )
-    return tuple(found)
+def edits(chunks: Sequence[Chunk], owners: Sequence[LiveRequest]) -> tuple[Edit, ...]:
+    """Of the few requests that have rules. Ends of one with a grammar are left to that."""
+    return tuple(
+        Edit(row, owner.sequence, params.grammar is None and _is_early(chunk, owner))
+        for row, (chunk, owner) in enumerate(zip(chunks, owners, strict=True))
+        if has_edits(params := owner.request.params)
+    )
 
 
-def masked_rows(chunks: Sequence[Chunk], owners: Sequence[LiveRequest]) -> list[MaskedRow]:
+def _is_early(chunk: Chunk, owner: LiveRequest) -> bool:
+    """Whether a request has fewer tokens than it must have."""
+    return chunk.end - len(owner.prompt.token_ids) < owner.request.params.min_tokens
+
+
+def masked_rows(chunks: Sequence[Chunk], owners: Sequence[LiveRequest], vocab_size: int) -> list[MaskedRow]:
     """Rows whose tokens a grammar chooses. Only the grammar may take an end token early, so ends are left to it."""
     rows = []
     for row, (chunk, owner) in enumerate(zip(chunks, owners, strict=True)):
         if owner.matcher is not None:
             params, eos = owner.request.params, owner.request.eos_token_ids
-            is_early = chunk.end - len(owner.prompt.token_ids) < params.min_tokens
-            ends = {*eos, *params.stop_token_ids} if is_early else eos if params.ignore_eos else ()
-            rows.append(MaskedRow(row, owner.matcher, tuple(ends), params.allowed_token_ids))
+            ends = {*eos, *params.stop_token_ids} if _is_early(chunk, owner) else eos if params.ignore_eos else ()
+            rows.append(MaskedRow(row, owner.matcher, tuple(ends), owner.allowed_words(vocab_size)))
     return rows

@@ -86,10 +86,10 @@ class Composer:
         )
         if not any(arrays.needs_sampler(owner.request.params) for owner in owners):
             return (SampleTokens(step, scores=scores) if scores else None), {}
-        masked = arrays.masked_rows(chunks, owners)
+        masked = arrays.masked_rows(chunks, owners, self.vocab_size)
         orders = SampleTokens(
             step,
-            edits=arrays.edits(chunks, owners, self.vocab_size),
+            edits=arrays.edits(chunks, owners),
             mask=self._masks.compute(masked) if masked else None,
             sampler=self._pass("sample", arrays.sample_values(chunks, owners), tokens=len(chunks)),
             scores=scores,

@@ -248,7 +248,7 @@ class Engine:
         live.seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
         live.matcher = None if live.compiled is None else Matcher(live.compiled, request.output_ids)
         live.sequence = self._free_sequences.pop()
-        if (orders := begin(live)) is not None:
+        if (orders := begin(live, self.composer.vocab_size)) is not None:
             self.executor.execute(orders)
 
     def _encode(self, plan: StepPlan) -> dict[str, str]:

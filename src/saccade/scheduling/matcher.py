@@ -78,12 +78,12 @@ class Matcher:
 @dataclass(frozen=True, slots=True)
 class MaskedRow:
     """A row of logits and the matcher that takes its token. `forbidden` tokens are allowed only where the grammar
-    leaves nothing else; tokens outside `allowed` never."""
+    leaves nothing else; tokens outside `allowed`, a mask, never."""
 
     row: int
     matcher: Matcher
     forbidden: tuple[int, ...] = ()
-    allowed: Sequence[int] | None = None
+    allowed: NDArray[np.int32] | None = None
 
 
 class Masks:
@@ -91,7 +91,7 @@ class Masks:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._num_words = vocab_size // 32 + 1
+        self._num_words = num_words(vocab_size)
         self._threads: LLExecutor | None = None
 
     def compute(self, rows: Sequence[MaskedRow]) -> Mask:
@@ -125,7 +125,7 @@ class Masks:
             matcher.error = NO_TOKEN
         _clear(mask, (self._vocab_size,))
         if item.allowed is not None:
-            mask &= allowed_bits(item.allowed, self._vocab_size, self._num_words)
+            mask &= item.allowed
         if matcher.error is None and not mask.any():
             matcher.error = NO_TOKEN
         if matcher.error is not None:
@@ -145,10 +145,16 @@ def _clear(mask: NDArray[np.int32], token_ids: Sequence[int]) -> None:
         bits[token // 32] &= ~np.uint32(1 << token % 32)
 
 
-def allowed_bits(token_ids: Sequence[int], vocab_size: int, num_words: int) -> NDArray[np.int32]:
+def num_words(vocab_size: int) -> int:
+    """Of a mask, which has a bit for "no more tokens" behind those of the vocabulary."""
+    return vocab_size // 32 + 1
+
+
+def allowed_bits(token_ids: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
     """Bit t % 32 of word t // 32 is set for each allowed token t."""
-    bits = np.zeros(num_words * 32, dtype=np.uint8)
-    bits[[token for token in token_ids if token < vocab_size]] = 1
+    bits = np.zeros(num_words(vocab_size) * 32, dtype=np.uint8)
+    ids = np.asarray(token_ids)
+    bits[ids[ids < vocab_size]] = 1
     return np.packbits(bits.reshape(-1, 32), axis=1, bitorder="little").view("<i4").reshape(-1)
 
 

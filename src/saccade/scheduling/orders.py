@@ -1,8 +1,8 @@
 """Orders: the device work of a step as plain data that can be printed, compared, kept and sent to other ranks.
 
 The composer decides everything; an executor obeys. A step has, in this order, `Begin` for starting requests with
-penalties, `Encode` for images, `Run` for rows, `SampleTokens` if argmax of raw logits is not enough. The others come
-between steps.
+penalties or rules, `Encode` for images, `Run` for rows, `SampleTokens` if argmax of raw logits is not enough. The
+others come between steps.
 """
 
 from dataclasses import dataclass
@@ -50,12 +50,24 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TokenRules:
+    """How all rows of logits of a request are changed: biases, and a bit mask of allowed tokens (None: any). `end_ids`
+    are forbidden in the steps that say so."""
+
+    bias_ids: Array
+    biases: Array
+    end_ids: Array
+    allowed: Array | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Begin:
-    """A sequence gets a new request. Penalties count the tokens of its prompt and its output so far."""
+    """A sequence gets a new request. Penalties, if it has any, count the tokens of its prompt and its output so far."""
 
     sequence: int
     prompt_ids: Array
     output_ids: Array
+    rules: TokenRules | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,15 +100,13 @@ class Run:
     prompt_scores: tuple[ScorePrompt, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Edit:
-    """Changes to one row of logits: biases, forbidden tokens, and a bit mask of allowed ones (None: any)."""
+    """A row of logits is changed by the rules its sequence began with."""
 
     row: int
-    bias_ids: Array
-    biases: Array
-    suppressed_ids: Array
-    allowed: Array | None = None
+    sequence: int
+    forbids_ends: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
