@@ -55,7 +55,11 @@ class Desk:
         os.ftruncate(self._output, self.num_bytes)
         if not self.num_bytes:
             return np.empty(shape, np.uint8)
-        return np.frombuffer(mmap.mmap(self._output, self.num_bytes), np.uint8).reshape(shape)
+        try:
+            memory = mmap.mmap(self._output, self.num_bytes)
+        except OSError:
+            raise MemoryError from None
+        return np.frombuffer(memory, np.uint8).reshape(shape)
 
     def _apply(self) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
