@@ -1,6 +1,6 @@
 """Files that are cheap to send and expensive to decode: they end with a 4xx or when their client leaves, hold no
-memory, and text is answered meanwhile. Nothing here depends on the speed of the machine: what would take minutes must not be
-waited for."""
+memory, and text is answered meanwhile. Nothing here depends on the speed of the machine: what would take minutes must
+not be waited for."""
 
 import base64
 import os

@@ -87,6 +87,11 @@ def babble(data: bytes, desk: Desk) -> bytes:
     return b""
 
 
+def beg(data: bytes, desk: Desk) -> bytes:
+    while True:
+        desk.hold(0)
+
+
 def libraries(data: bytes, desk: Desk) -> bytes:
     heavy = sorted({"torch", "transformers", "zmq"} & sys.modules.keys())
     return ",".join([*heavy, *(name for name in os.environ if "SECRET" in name)]).encode()
@@ -95,7 +100,7 @@ def libraries(data: bytes, desk: Desk) -> bytes:
 JOBS: dict[bytes, Callable[[bytes, Desk], bytes]] = {
     function.__name__.encode(): function
     for function in (
-        *(echo, pid, nap, spin, grow, hold, keep, abort, refuse, fail, lie, hoard, flood, babble, libraries),
+        *(echo, pid, nap, spin, grow, hold, keep, abort, refuse, fail, lie, hoard, flood, babble, beg, libraries),
     )
 }
 

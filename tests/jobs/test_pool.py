@@ -68,10 +68,11 @@ def test_a_process_serves_many_jobs_without_heavy_imports_and_secrets(
         with_secret.close()
 
 
-def test_too_much_cpu_time_ends_the_job_alone(pool: Pool) -> None:
+@pytest.mark.parametrize("words", ["spin", "beg"])
+def test_too_much_cpu_time_ends_the_job_alone(pool: Pool, words: str) -> None:
     old = int(ask(pool, "pid").words)
     with pytest.raises(JobKilledError, match=r"0\.3 seconds of CPU") as error:
-        ask(pool, "spin", limits=JobLimits(cpu_s=0.3, memory_bytes=2**26, max_output_bytes=1))
+        ask(pool, words, limits=JobLimits(cpu_s=0.3, memory_bytes=2**26, max_output_bytes=1))
     assert error.value.reason == "cpu"
     assert works(pool) and not is_there(old)
 

@@ -22,6 +22,10 @@ class Job(msgspec.Struct, frozen=True, tag=True):
     memory_bytes: int
 
 
+class Began(msgspec.Struct, frozen=True, tag=True):
+    """The job's own CPU time is counted from now on, without the imports of a new process."""
+
+
 class Hold(msgspec.Struct, frozen=True, tag=True):
     """Asks for more memory; answered by `Held`."""
 
@@ -57,7 +61,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToProcess: TypeAlias = Job | Held
-FromProcess: TypeAlias = Hold | Done | Refused | Failed
+FromProcess: TypeAlias = Began | Hold | Done | Refused | Failed
 
 _to_process = msgspec.msgpack.Decoder(ToProcess)
 _from_process = msgspec.msgpack.Decoder(FromProcess)

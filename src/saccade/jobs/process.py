@@ -94,6 +94,7 @@ def _run(
     soft = int(process_time() + job.cpu_s) + CPU_GRACE_S
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
     try:
+        link.send(packets.encode(packets.Began()))
         data = os.pread(given, job.num_bytes, 0)
         desk = Desk(link, output, job.memory_bytes)
         words = work(job.words, data, desk)

@@ -23,7 +23,7 @@ from saccade.jobs import packets
 from saccade.processes import describe_exit, start_python
 
 POLL_S = 0.05
-START_CPU_S = 5.0  # the imports of a new process are not its job's
+START_CPU_S = 20.0  # for the imports of a new process
 WALL_FACTOR, WALL_S = 10.0, 30.0  # a machine may be busy; CPU time is what is limited first
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP})
 STOP_S = 5.0
@@ -86,7 +86,6 @@ class Worker:
         self._clock = ~self.pid << 3 | 2  # Linux's name of a process's CPU clock
         self._poll = select.poll()
         self._poll.register(ours, select.POLLIN)
-        self._is_new = True
         self.was_killed = False
         self._is_usable = True
 
@@ -117,7 +116,6 @@ class Worker:
             raise
         finally:
             os.close(output)
-            self._is_new = False
             self._is_usable = proper
             if not proper:
                 self.was_killed = self._process.poll() is None
@@ -154,7 +152,7 @@ class Worker:
     def _wait(
         self, limits: JobLimits, hold: Callable[[int], None], go_on: Callable[[], None]
     ) -> packets.Done | packets.Refused:
-        cpu_end = self._cpu_s() + limits.cpu_s + START_CPU_S * self._is_new
+        cpu_end, has_begun = self._cpu_s() + START_CPU_S, False
         wall_end = time.monotonic() + limits.wall_s
         refusal: Exception | None = None
         while True:
@@ -163,13 +161,13 @@ class Worker:
                 self._check(limits, cpu_end, wall_end)
                 continue
             match self._receive():
+                case packets.Began() if not has_begun:
+                    cpu_end, has_begun = self._cpu_s() + limits.cpu_s, True
+                case packets.Began():
+                    raise WorkerLostError("it began its job twice")
                 case packets.Hold(num_bytes):
-                    try:
-                        _check_count(num_bytes)
-                        hold(num_bytes)
-                    except Exception as error:
-                        refusal = error
-                    self._answer(packets.Held(refusal is None))
+                    self._check(limits, cpu_end, wall_end)  # it could ask again and again
+                    refusal = refusal or self._hold(num_bytes, hold)
                 case packets.Failed(is_memory=True):
                     raise JobKilledError("memory", "it needs more memory than it may have")
                 case packets.Failed(text=text):
@@ -197,11 +195,20 @@ class Worker:
         except packets.BadPacketError as error:
             raise WorkerLostError(str(error)) from None
 
-    def _answer(self, held: packets.Held) -> None:
+    def _hold(self, num_bytes: int, hold: Callable[[int], None]) -> Exception | None:
+        """Answers whether the process may have the memory; returns why not."""
+        if num_bytes < 0:
+            raise WorkerLostError(f"it asked for {num_bytes} bytes")
+        refusal = None
         try:
-            self._link.send(packets.encode(held))
+            hold(num_bytes)
+        except Exception as error:
+            refusal = error
+        try:
+            self._link.send(packets.encode(packets.Held(refusal is None)))
         except OSError:
             raise self._ended() from None
+        return refusal
 
     def _ended(self) -> SaccadeError:
         """Why the process is gone. SIGKILL may come from anyone; these signals come from what it did."""
@@ -238,11 +245,6 @@ def _sealed(output: int, num_bytes: int, max_bytes: int) -> npt.NDArray[np.uint8
     # Private, as older kernels refuse shared mappings of sealed files. Nothing is written, so nothing is copied.
     flags = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
     return np.frombuffer(mmap.mmap(output, size, flags=flags, prot=mmap.PROT_READ), np.uint8)
-
-
-def _check_count(num_bytes: int) -> None:
-    if num_bytes < 0:
-        raise WorkerLostError(f"it asked for {num_bytes} bytes")
 
 
 def _printable(text: str) -> str:
