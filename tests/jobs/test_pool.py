@@ -55,6 +55,22 @@ def test_data_come_back_in_memory_that_nobody_can_change(pool: Pool) -> None:
     assert ask(pool, "echo").data.shape == (0,)
 
 
+def test_results_are_kept_without_descriptors_and_freed_with_their_last_view(pool: Pool) -> None:
+    def counts() -> tuple[int, int]:
+        maps = Path("/proc/self/maps").read_text()
+        return len(os.listdir("/proc/self/fd")), maps.count("saccade-output")  # noqa: PTH208
+
+    ask(pool, "echo", b"first")
+    before = counts()
+    kept = [ask(pool, "echo", bytes([i]) * 5000).data[10:20] for i in range(50)]
+    assert counts() == (before[0], before[1] + 50)
+    assert all((data == i).all() for i, data in enumerate(kept))
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        kept[0].flags.writeable = True
+    del kept
+    assert counts() == before
+
+
 def test_a_process_serves_many_jobs_without_heavy_imports_and_secrets(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from math import prod
 from time import process_time
@@ -62,8 +63,7 @@ class Desk:
         return np.frombuffer(memory, np.uint8).reshape(shape)
 
     def _apply(self) -> None:
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (self._limit, hard))
+        _set_limit(resource.RLIMIT_AS, self._limit)
 
 
 def serve(link: socket.socket, work: Work) -> None:
@@ -71,6 +71,7 @@ def serve(link: socket.socket, work: Work) -> None:
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    warnings.simplefilter("ignore")  # libraries would describe clients' files in the server's log
     first = packets.resident_bytes()
     while True:
         data, fds, _, _ = socket.recv_fds(link, packets.MAX_PACKET_BYTES, 2)
@@ -91,8 +92,7 @@ def _run(
     link: socket.socket, job: packets.Job, given: int, output: int, work: Work
 ) -> packets.Done | packets.Refused | packets.Failed:
     """The result. All mappings of the output are gone when it returns, so that the pool can seal the file."""
-    soft = int(process_time() + job.cpu_s) + CPU_GRACE_S
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    _set_limit(resource.RLIMIT_CPU, int(process_time() + job.cpu_s) + CPU_GRACE_S)
     try:
         link.send(packets.encode(packets.Began()))
         data = os.pread(given, job.num_bytes, 0)
@@ -111,7 +111,15 @@ def _run(
     finally:
         os.close(given)
         os.close(output)
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        _set_limit(resource.RLIMIT_AS, None)
+
+
+def _set_limit(kind: int, value: int | None) -> None:
+    """None: as much as this process was started with."""
+    _, hard = resource.getrlimit(kind)
+    is_open = hard == resource.RLIM_INFINITY
+    soft = hard if value is None else value if is_open else min(value, hard)
+    resource.setrlimit(kind, (soft, hard))
 
 
 def main(work: Work) -> int:

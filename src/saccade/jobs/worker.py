@@ -1,7 +1,6 @@
 """One process of a pool, as the pool sees it."""
 
 import fcntl
-import mmap
 import os
 import select
 import signal
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from saccade.config import job_environment
 from saccade.errors import RequestError, SaccadeError
 from saccade.jobs import packets
+from saccade.jobs.mapping import map_file
 from saccade.processes import describe_exit, start_python
 
 POLL_S = 0.05
@@ -240,11 +240,7 @@ def _sealed(output: int, num_bytes: int, max_bytes: int) -> npt.NDArray[np.uint8
     size = os.fstat(output).st_size
     if size != num_bytes or size > max_bytes:
         raise WorkerLostError(f"its result has {size} bytes; it said {num_bytes}, and {max_bytes} are allowed")
-    if not size:
-        return np.empty(0, np.uint8)
-    # Private, as older kernels refuse shared mappings of sealed files. Nothing is written, so nothing is copied.
-    flags = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
-    return np.frombuffer(mmap.mmap(output, size, flags=flags, prot=mmap.PROT_READ), np.uint8)
+    return map_file(output, size)
 
 
 def _printable(text: str) -> str:
