@@ -21,6 +21,7 @@ from saccade.inputs.jpeg import count_visits, is_cheap, is_plain
 from saccade.inputs.media_pool import MediaPool
 from saccade.inputs.videos import Video, load_video
 from saccade.jobs.packets import resident_bytes
+from saccade.jobs.pool import SMALL_S
 from tests.inputs.hostile_files import growing_gif, many_scans, motion_jpeg, picture
 
 LIMITS = ImageLimits()
@@ -158,6 +159,26 @@ class TestCosts:
         data = picture(2100, 2100)
         data = data[:2] + b"\xff\xfe\x00\x02" * 5000 + data[2:]
         assert not is_cheap(data) and refusal(lambda: load_image(data, LIMITS)).code == "image_too_complex"
+
+
+def test_small_media_are_told_from_large_ones(pool: MediaPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs: list[float] = []
+    real = pool.pool.run
+
+    def run(*args: Any, cost_s: float, **more: Any) -> Any:
+        costs.append(cost_s)
+        return real(*args, cost_s=cost_s, **more)
+
+    monkeypatch.setattr(pool.pool, "run", run)
+    decode(pool, FILES["png"])
+    for source in ([picture(640, 360)] * 8, growing_gif([(320, 200)] * 20), picture(64, 64, "PNG")):
+        pool.video(source, LIMITS, ANYTHING)
+    assert max(costs) <= SMALL_S
+    decode(pool, FILES["turned jpeg"])
+    assert costs.pop() > SMALL_S
+    for source in (motion_jpeg([picture(64, 48)] * 5, 64, 48), [picture(640, 360)] * 60, growing_gif([(900, 900)] * 9)):
+        pool.video(source, LIMITS, ANYTHING)
+        assert costs.pop() > SMALL_S
 
 
 class TestLimits:

@@ -14,7 +14,9 @@ import msgspec
 
 from saccade.errors import CapacityError, RequestError
 from saccade.inputs.allowance import Allowance
+from saccade.inputs.animations import measure_animation
 from saccade.inputs.containers import MAX_DECODE_S
+from saccade.inputs.headers import read_header
 from saccade.inputs.images import SCRATCH_BYTES, ImageLimits, MeasuredImage, Pixels, decode_image, read_data_url
 from saccade.inputs.jpeg import is_cheap
 from saccade.inputs.measuring import PIXEL_BYTES
@@ -29,6 +31,7 @@ BASE_BYTES = 384 * 2**20  # address space of libraries and decoders, beside what
 IMAGE_CPU_S, VIDEO_CPU_S = 3.0, 1.5 * MAX_DECODE_S
 PIXELS_PER_S, BYTES_PER_S = 20e6, 20e6  # of slow decoders on a slow core
 SLACK = 2.0
+SHORT_BYTES = 256 * 2**10  # of an animation whose frames are counted before it waits for a process
 MAX_FRAME_BYTES = 3 * 2**30
 
 
@@ -74,9 +77,15 @@ class MediaPool:
         frames: Sequence[bytes] = () if is_file else source
         data = (source,) if is_file else tuple(frames)
         num_bytes = sum(map(len, data))
-        bounds = JobLimits(cpu_s=VIDEO_CPU_S, memory_bytes=BASE_BYTES + num_bytes, max_output_bytes=MAX_FRAME_BYTES)
+        num_pixels = _known_pixels(data[0], len(frames))
+        cost_s = math.inf if num_pixels is None else num_pixels / PIXELS_PER_S + num_bytes / BYTES_PER_S
+        bounds = JobLimits(
+            cpu_s=min(VIDEO_CPU_S, IMAGE_CPU_S + SLACK * cost_s),
+            memory_bytes=BASE_BYTES + num_bytes,
+            max_output_bytes=MAX_FRAME_BYTES,
+        )
         job = MediaJob.of(limits=limits, frames=frames, is_video=True, fps=fps)
-        return self._run("video", job, data, bounds, 1.0 + num_bytes / BYTES_PER_S, allowance)
+        return self._run("video", job, data, bounds, min(cost_s, VIDEO_CPU_S), allowance)
 
     def _run(
         self,
@@ -96,6 +105,20 @@ class MediaPool:
             _refuse(kind, error)
         except (WorkerLostError, PoolClosedError):
             raise CapacityError(f"the process that decoded the {kind} has ended; try again") from None
+
+
+def _known_pixels(data: bytes, num_frames: int) -> int | None:
+    """Pixels of all frames of a video: of frames as large as the first one, or of a short animation. None if only a
+    decoder can tell, as for films, of which a few bytes can be a long one."""
+    header = read_header(data)
+    if header is None:
+        return None
+    if num_frames or header.format not in ("GIF", "WEBP"):
+        return max(num_frames, 1) * header.height * header.width
+    if len(data) > SHORT_BYTES:
+        return None
+    found = measure_animation(data, header.height, header.width)
+    return max(found.num_frames, 1) * found.height * found.width
 
 
 def _read(output: Output, *, is_video: bool) -> tuple[Pixels, float | None]:
