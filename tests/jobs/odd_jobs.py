@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import RequestError
-from saccade.jobs.process import Desk, main
+from saccade.jobs.job_process import Desk, main
 
 KEPT: list[Any] = []
 

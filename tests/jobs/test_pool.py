@@ -14,7 +14,7 @@ import pytest
 from saccade.errors import CapacityError, RequestError
 from saccade.inputs.allowance import StopWorkError
 from saccade.jobs.pool import Pool, PoolClosedError
-from saccade.jobs.worker import JobKilledError, JobLimits, Output, WorkerLostError
+from saccade.jobs.pool_process import JobKilledError, JobLimits, JobOutput, ProcessLostError
 
 LIMITS = JobLimits(cpu_s=20.0, memory_bytes=64 * 2**20, max_output_bytes=2**20)
 ODD = "tests.jobs.odd_jobs"
@@ -35,7 +35,7 @@ def pool(importable: None) -> Iterator[Pool]:
     made.close()
 
 
-def ask(pool: Pool, words: str, data: bytes = b"", limits: JobLimits = LIMITS, cost_s: float = 0.0) -> Output:
+def ask(pool: Pool, words: str, data: bytes = b"", limits: JobLimits = LIMITS, cost_s: float = 0.0) -> JobOutput:
     return pool.run(words.encode(), (data,), limits, cost_s=cost_s)
 
 
@@ -109,7 +109,7 @@ def test_a_crash_is_the_jobs_fault(pool: Pool, number: signal.Signals) -> None:
 
 
 def test_a_process_that_somebody_kills_is_replaced(pool: Pool) -> None:
-    with pytest.raises(WorkerLostError, match="SIGKILL"):
+    with pytest.raises(ProcessLostError, match="SIGKILL"):
         ask(pool, "abort", str(int(signal.SIGKILL)).encode())
     assert works(pool)
     for pid in pool.pids():
@@ -131,13 +131,13 @@ def test_a_refusal_keeps_its_code_and_the_process(pool: Pool) -> None:
 
 @pytest.mark.parametrize("words", ["lie", "hoard", "babble", "fail"])
 def test_a_hostile_result_is_refused(pool: Pool, words: str) -> None:
-    with pytest.raises(WorkerLostError):
+    with pytest.raises(ProcessLostError):
         ask(pool, words)
     assert works(pool)
 
 
 def test_a_result_beyond_its_limit_is_refused(pool: Pool) -> None:
-    with pytest.raises(WorkerLostError, match="1048577 bytes"):
+    with pytest.raises(ProcessLostError, match="1048577 bytes"):
         ask(pool, "flood", str(2**20 + 1).encode())
 
 
@@ -236,7 +236,7 @@ def test_a_closed_pool_leaves_no_process_and_no_waiter_behind() -> None:
     pool.close()
     for thread in threads:
         thread.join()
-    assert len(ends) == 5 and all(isinstance(end, PoolClosedError | WorkerLostError) for end in ends)
+    assert len(ends) == 5 and all(isinstance(end, PoolClosedError | ProcessLostError) for end in ends)
     assert not any(map(is_there, pids))
     with pytest.raises(PoolClosedError):
         works(pool)

@@ -24,7 +24,7 @@ _NEXT_IN_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class JpegFrame:
     """The frame header: the number of blocks of every component, by its id."""
 
     marker: int
@@ -77,7 +77,7 @@ def count_visits(data: bytes) -> int:
     return num_visits
 
 
-def read_frame(data: bytes) -> Frame | None:
+def read_frame(data: bytes) -> JpegFrame | None:
     """The first frame header, before any scan."""
     for num_segments, (marker, at, size) in enumerate(_segments(data)):
         if marker in START_OF_FRAME:
@@ -106,7 +106,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         pattern = _NEXT_IN_SCAN if marker == _START_OF_SCAN else _NEXT_MARKER
 
 
-def _read_frame(data: bytes, marker: int, at: int, size: int) -> Frame | None:
+def _read_frame(data: bytes, marker: int, at: int, size: int) -> JpegFrame | None:
     if size < 6:
         return None
     height, width, count = struct.unpack_from(">HHB", data, at + 1)
@@ -120,10 +120,10 @@ def _read_frame(data: bytes, marker: int, at: int, size: int) -> Frame | None:
         id_: -(-width * across // (8 * most_across)) * -(-height * down // (8 * most_down))
         for id_, across, down in parts
     }
-    return Frame(marker, height, width, blocks)
+    return JpegFrame(marker, height, width, blocks)
 
 
-def _visited(data: bytes, at: int, size: int, frame: Frame) -> int:
+def _visited(data: bytes, at: int, size: int, frame: JpegFrame) -> int:
     count = min(data[at], (size - 1) // 2) if size else 0
     return sum(frame.num_blocks.get(data[i], 0) for i in range(at + 1, at + 1 + 2 * count, 2))
 

@@ -23,7 +23,7 @@ from saccade.inputs.measuring import PIXEL_BYTES
 from saccade.inputs.media_process import MediaJob, MediaResult
 from saccade.inputs.videos import Video, load_video
 from saccade.jobs.pool import Pool, PoolClosedError
-from saccade.jobs.worker import JobKilledError, JobLimits, Output, WorkerLostError, is_supported
+from saccade.jobs.pool_process import JobKilledError, JobLimits, JobOutput, ProcessLostError, is_supported
 
 MODULE = "saccade.inputs.media_process"
 MAX_PROCESSES = 8
@@ -103,7 +103,7 @@ class MediaPool:
             return _read(output, is_video=job.is_video)
         except JobKilledError as error:
             _refuse(kind, error)
-        except (WorkerLostError, PoolClosedError):
+        except (ProcessLostError, PoolClosedError):
             raise CapacityError(f"the process that decoded the {kind} has ended; try again") from None
 
 
@@ -121,17 +121,17 @@ def _known_pixels(data: bytes, num_frames: int) -> int | None:
     return max(found.num_frames, 1) * found.height * found.width
 
 
-def _read(output: Output, *, is_video: bool) -> tuple[Pixels, float | None]:
+def _read(output: JobOutput, *, is_video: bool) -> tuple[Pixels, float | None]:
     """The process works on untrusted data, so what it says is checked like any input."""
     try:
         result = msgspec.msgpack.decode(output.words, type=MediaResult)
     except msgspec.MsgspecError:
-        raise WorkerLostError("its words are none") from None
+        raise ProcessLostError("its words are none") from None
     shape, fps = result.shape, result.fps
     if fps is not None and not 0 < fps < math.inf:
-        raise WorkerLostError(f"its rate is {fps}")
+        raise ProcessLostError(f"its rate is {fps}")
     if len(shape) != 3 + is_video or shape[-1] != 3 or min(shape) < 1 or math.prod(shape) != len(output.data):
-        raise WorkerLostError(f"its result has the shape {shape}")
+        raise ProcessLostError(f"its result has the shape {shape}")
     return output.data.reshape(shape), fps
 
 

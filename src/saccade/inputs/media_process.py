@@ -12,7 +12,7 @@ import msgspec
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.images import ImageLimits, decode_image, measure_image
 from saccade.inputs.videos import Video, load_video
-from saccade.jobs.process import Desk, main
+from saccade.jobs.job_process import Desk, main
 
 
 class MediaJob(msgspec.Struct, frozen=True):

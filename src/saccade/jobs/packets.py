@@ -36,7 +36,7 @@ class Held(msgspec.Struct, frozen=True, tag=True):
     is_allowed: bool
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class JobDone(msgspec.Struct, frozen=True, tag=True):
     """The output file holds `num_bytes`. With `is_last` the process ends now, because it has grown."""
 
     words: bytes
@@ -44,7 +44,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     is_last: bool = False
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class JobRefused(msgspec.Struct, frozen=True, tag=True):
     """A RequestError."""
 
     message: str
@@ -53,7 +53,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     is_last: bool = False
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class JobFailed(msgspec.Struct, frozen=True, tag=True):
     """`is_memory`: the job needs more memory than it may have. The process ends, for nobody knows its state."""
 
     is_memory: bool
@@ -61,7 +61,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToProcess: TypeAlias = Job | Held
-FromProcess: TypeAlias = Began | Hold | Done | Refused | Failed
+FromProcess: TypeAlias = Began | Hold | JobDone | JobRefused | JobFailed
 
 _to_process = msgspec.msgpack.Decoder(ToProcess)
 _from_process = msgspec.msgpack.Decoder(FromProcess)

@@ -15,7 +15,7 @@ from itertools import count
 from time import monotonic
 
 from saccade.errors import SaccadeError
-from saccade.jobs.worker import JobLimits, Output, Worker
+from saccade.jobs.pool_process import JobLimits, JobOutput, PoolProcess
 
 POLL_S = 0.05  # between checks of a job's limits and of its client
 SMALL_S = 0.25  # estimated seconds up to which a job is small
@@ -35,7 +35,7 @@ class _Waiting:
     serial: int
     is_large: bool = field(compare=False)
     ready: threading.Event = field(compare=False, default_factory=threading.Event)
-    worker: Worker | None = field(compare=False, default=None)
+    process: PoolProcess | None = field(compare=False, default=None)
 
 
 class Pool:
@@ -46,8 +46,8 @@ class Pool:
         assert size >= 2, "large jobs leave one process to small ones"
         self._module, self.size, self._words, self._fds = module, size, words, fds
         self._lock = threading.Condition()
-        self._idle: list[Worker] = []
-        self._busy: dict[Worker, bool] = {}  # and whether its job is large
+        self._idle: list[PoolProcess] = []
+        self._busy: dict[PoolProcess, bool] = {}  # and whether its job is large
         self._waiting: list[_Waiting] = []
         self._serials = count()
         self._wanted = 1
@@ -66,16 +66,16 @@ class Pool:
         cost_s: float = 0.0,
         hold: Callable[[int], None] = lambda num_bytes: None,
         go_on: Callable[[], None] = lambda: None,
-    ) -> Output:
+    ) -> JobOutput:
         """The result of one job. `cost_s` is an estimate, which decides about the order only. `hold` and `go_on` are as
         in an Allowance, and what they raise ends the job. Raises also the RequestError of the job, a JobKilledError or
-        a WorkerLostError."""
+        a ProcessLostError."""
         is_large = cost_s > SMALL_S
-        worker = self._take(monotonic() + PATIENCE * cost_s, is_large, go_on)
+        process = self._take(monotonic() + PATIENCE * cost_s, is_large, go_on)
         try:
-            output = worker.run(words, data, limits, hold, go_on)
+            output = process.run(words, data, limits, hold, go_on)
         finally:
-            self._give_back(worker)
+            self._give_back(process)
         return output
 
     @property
@@ -90,7 +90,7 @@ class Pool:
 
     def pids(self) -> list[int]:
         with self._lock:
-            return [worker.pid for worker in (*self._idle, *self._busy)]
+            return [process.pid for process in (*self._idle, *self._busy)]
 
     def close(self) -> None:
         """Ends all processes at once. May be called again."""
@@ -98,18 +98,18 @@ class Pool:
             self._is_closed = True
             idle = self._idle
             self._idle = []
-            for worker in self._busy:
-                worker.stop()
+            for process in self._busy:
+                process.stop()
             for waiting in self._waiting:
                 waiting.ready.set()
             self._waiting.clear()
             self._lock.notify_all()
             self._lock.wait_for(lambda: not self._busy, CLOSE_S)  # the threads of their jobs give them back
-        for worker in idle:
-            worker.kill()
+        for process in idle:
+            process.kill()
         self._keeper.join()
 
-    def _take(self, rank: float, is_large: bool, go_on: Callable[[], None]) -> Worker:
+    def _take(self, rank: float, is_large: bool, go_on: Callable[[], None]) -> PoolProcess:
         waiting = _Waiting(rank, next(self._serials), is_large)
         with self._lock:
             if self._is_closed:
@@ -122,43 +122,43 @@ class Pool:
         except BaseException:
             self._forget(waiting)
             raise
-        if waiting.worker is None:
+        if waiting.process is None:
             raise PoolClosedError("the server is shutting down")
-        return waiting.worker
+        return waiting.process
 
     def _forget(self, waiting: _Waiting) -> None:
         with self._lock:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
                 heapify(self._waiting)
-        if waiting.worker is not None:
-            self._give_back(waiting.worker)
+        if waiting.process is not None:
+            self._give_back(waiting.process)
 
-    def _give_back(self, worker: Worker) -> None:
-        is_alive = worker.is_alive
+    def _give_back(self, process: PoolProcess) -> None:
+        is_alive = process.is_alive
         if not is_alive or self._is_closed:
-            worker.kill()
+            process.kill()
         with self._lock:
-            del self._busy[worker]
+            del self._busy[process]
             if self._is_closed:
                 self._lock.notify_all()
                 return
             if is_alive:
-                self._idle.append(worker)
+                self._idle.append(process)
             else:
-                self.num_killed += worker.was_killed
+                self.num_killed += process.was_killed
                 self._wanted = max(1, len(self._idle) + len(self._busy))
             self._dispatch()
 
     def _dispatch(self) -> None:
         """Hands idle processes to those who wait, and asks for more where that is not enough. Needs the lock."""
-        for worker in [worker for worker in self._idle if not worker.is_alive]:  # ended while it had nothing to do
-            self._idle.remove(worker)
-            worker.kill()
+        for process in [process for process in self._idle if not process.is_alive]:  # ended while it had nothing to do
+            self._idle.remove(process)
+            process.kill()
         while self._idle and (chosen := self._next()) is not None:
-            worker = self._idle.pop()
-            self._busy[worker] = chosen.is_large
-            chosen.worker = worker
+            process = self._idle.pop()
+            self._busy[process] = chosen.is_large
+            chosen.process = process
             chosen.ready.set()
         needed = len(self._idle) + len(self._busy) + len(self._waiting)
         self._wanted = max(self._wanted, min(self.size, needed))
@@ -186,18 +186,18 @@ class Pool:
                 if self._is_closed:
                     return
             try:
-                worker = Worker(self._module, *self._words, fds=self._fds)
+                process = PoolProcess(self._module, *self._words, fds=self._fds)
             except OSError as error:
                 _log.warning("cannot start %s: %s; trying again", self._module, os.strerror(error.errno or 0))
                 with self._lock:
                     self._lock.wait(1.0)
                 continue
-            self._adopt(worker)
+            self._adopt(process)
 
-    def _adopt(self, worker: Worker) -> None:
+    def _adopt(self, process: PoolProcess) -> None:
         with self._lock:
             if not self._is_closed:
-                self._idle.append(worker)
+                self._idle.append(process)
                 self._dispatch()
                 return
-        worker.kill()
+        process.kill()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from saccade.errors import CapacityError, RequestError
 from saccade.jobs.packets import resident_bytes
-from saccade.jobs.worker import is_supported
+from saccade.jobs.pool_process import is_supported
 from saccade.scheduling.compiling import Vocabulary, Words, build_tokenizer, compile_grammar
 from saccade.scheduling.orders import Mask
 from saccade.scheduling.trials import Trials

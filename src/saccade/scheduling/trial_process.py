@@ -7,7 +7,7 @@ import sys
 import msgspec
 import numpy as np
 
-from saccade.jobs.process import Desk, main
+from saccade.jobs.job_process import Desk, main
 from saccade.scheduling.compiling import Words, build_tokenizer, compile_grammar
 from saccade.wire.grammar import Grammar, broken
 

@@ -14,7 +14,7 @@ import msgspec
 
 from saccade.errors import CapacityError, RequestError
 from saccade.jobs.pool import Pool, PoolClosedError
-from saccade.jobs.worker import JobKilledError, JobLimits, WorkerLostError
+from saccade.jobs.pool_process import JobKilledError, JobLimits, ProcessLostError
 from saccade.scheduling.compiling import Words
 from saccade.scheduling.trial_process import Trial, VocabularyFile
 from saccade.wire.grammar import PARAM, Grammar, broken
@@ -52,7 +52,7 @@ class Trials:
         except JobKilledError:
             most = f"{LIMITS.cpu_s:g} seconds of CPU time or {LIMITS.memory_bytes // 2**20} MiB"
             raise broken(f"it takes more than {most} to compile; use a simpler one") from None
-        except (WorkerLostError, PoolClosedError):
+        except (ProcessLostError, PoolClosedError):
             raise CapacityError("the process that tried the grammar has ended; try again") from None
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class JobKilledError(SaccadeError):
         self.reason = reason
 
 
-class WorkerLostError(SaccadeError):
+class ProcessLostError(SaccadeError):
     """The process ended, or said something that it cannot say; not known to be the job's fault."""
 
 
@@ -60,14 +60,14 @@ class JobLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class JobOutput:
     """The job's words, and its data in memory that nobody can change any more."""
 
     words: bytes
     data: npt.NDArray[np.uint8]
 
 
-class Worker:
+class PoolProcess:
     """One thread uses it at a time; any thread may `stop` it."""
 
     def __init__(self, module: str, *words: str, fds: tuple[int, ...] = ()) -> None:
@@ -100,7 +100,7 @@ class Worker:
         limits: JobLimits,
         hold: Callable[[int], None],
         go_on: Callable[[], None],
-    ) -> Output:
+    ) -> JobOutput:
         """A process is killed unless it ends its job properly."""
         self._is_usable, proper = False, False
         output = os.memfd_create("saccade-output", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -108,10 +108,10 @@ class Worker:
             self._send(packets.Job(words, sum(map(len, data)), limits.cpu_s, limits.memory_bytes), data, output)
             reply = self._wait(limits, hold, go_on)
             proper = not reply.is_last
-            if isinstance(reply, packets.Refused):
+            if isinstance(reply, packets.JobRefused):
                 raise RequestError(_printable(reply.message), code=reply.code, status=_status(reply.status))
-            return Output(reply.words, _sealed(output, reply.num_bytes, limits.max_output_bytes))
-        except WorkerLostError:
+            return JobOutput(reply.words, _sealed(output, reply.num_bytes, limits.max_output_bytes))
+        except ProcessLostError:
             proper = False
             raise
         finally:
@@ -151,7 +151,7 @@ class Worker:
 
     def _wait(
         self, limits: JobLimits, hold: Callable[[int], None], go_on: Callable[[], None]
-    ) -> packets.Done | packets.Refused:
+    ) -> packets.JobDone | packets.JobRefused:
         cpu_end, has_begun = self._cpu_s() + START_CPU_S, False
         wall_end = time.monotonic() + limits.wall_s
         refusal: Exception | None = None
@@ -164,15 +164,15 @@ class Worker:
                 case packets.Began() if not has_begun:
                     cpu_end, has_begun = self._cpu_s() + limits.cpu_s, True
                 case packets.Began():
-                    raise WorkerLostError("it began its job twice")
+                    raise ProcessLostError("it began its job twice")
                 case packets.Hold(num_bytes):
                     self._check(limits, cpu_end, wall_end)  # it could ask again and again
                     refusal = refusal or self._hold(num_bytes, hold)
-                case packets.Failed(is_memory=True):
+                case packets.JobFailed(is_memory=True):
                     raise JobKilledError("memory", "it needs more memory than it may have")
-                case packets.Failed(text=text):
-                    raise WorkerLostError(f"it failed ({_printable(text)[:80]})")
-                case packets.Done() | packets.Refused() as reply:
+                case packets.JobFailed(text=text):
+                    raise ProcessLostError(f"it failed ({_printable(text)[:80]})")
+                case packets.JobDone() | packets.JobRefused() as reply:
                     if refusal is not None:
                         raise refusal
                     return reply
@@ -193,12 +193,12 @@ class Worker:
         try:
             return packets.read_reply(data)
         except packets.BadPacketError as error:
-            raise WorkerLostError(str(error)) from None
+            raise ProcessLostError(str(error)) from None
 
     def _hold(self, num_bytes: int, hold: Callable[[int], None]) -> Exception | None:
         """Answers whether the process may have the memory; returns why not."""
         if num_bytes < 0:
-            raise WorkerLostError(f"it asked for {num_bytes} bytes")
+            raise ProcessLostError(f"it asked for {num_bytes} bytes")
         refusal = None
         try:
             hold(num_bytes)
@@ -215,12 +215,12 @@ class Worker:
         try:
             code = self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            return WorkerLostError("it closed its socket")
+            return ProcessLostError("it closed its socket")
         if code == -signal.SIGXCPU:
             return JobKilledError("cpu", "it needs too much CPU time")
         if -code in CRASHES:
             return JobKilledError("crash", f"its process {describe_exit(code)}")
-        return WorkerLostError(f"its process {describe_exit(code)}")
+        return ProcessLostError(f"its process {describe_exit(code)}")
 
     def _cpu_s(self) -> float:
         try:
@@ -236,10 +236,10 @@ def _sealed(output: int, num_bytes: int, max_bytes: int) -> npt.NDArray[np.uint8
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
         fcntl.fcntl(output, fcntl.F_ADD_SEALS, seals)
     except OSError:
-        raise WorkerLostError("it keeps its result open for writing") from None
+        raise ProcessLostError("it keeps its result open for writing") from None
     size = os.fstat(output).st_size
     if size != num_bytes or size > max_bytes:
-        raise WorkerLostError(f"its result has {size} bytes; it said {num_bytes}, and {max_bytes} are allowed")
+        raise ProcessLostError(f"its result has {size} bytes; it said {num_bytes}, and {max_bytes} are allowed")
     return map_file(output, size)
 
 

@@ -80,8 +80,8 @@ def serve(link: socket.socket, work: Work) -> None:
         job = packets.read_order(data)
         assert isinstance(job, packets.Job) and len(fds) == 2, f"it sent {job} and {len(fds)} files"
         reply = _run(link, job, fds[0], fds[1], work)
-        is_last = isinstance(reply, packets.Failed) or packets.resident_bytes() - first > MAX_GROWN_BYTES
-        if is_last and not isinstance(reply, packets.Failed):
+        is_last = isinstance(reply, packets.JobFailed) or packets.resident_bytes() - first > MAX_GROWN_BYTES
+        if is_last and not isinstance(reply, packets.JobFailed):
             reply = msgspec.structs.replace(reply, is_last=True)
         link.send(packets.encode(reply))
         if is_last:
@@ -90,7 +90,7 @@ def serve(link: socket.socket, work: Work) -> None:
 
 def _run(
     link: socket.socket, job: packets.Job, given: int, output: int, work: Work
-) -> packets.Done | packets.Refused | packets.Failed:
+) -> packets.JobDone | packets.JobRefused | packets.JobFailed:
     """The result. All mappings of the output are gone when it returns, so that the pool can seal the file."""
     _set_limit(resource.RLIMIT_CPU, int(process_time() + job.cpu_s) + CPU_GRACE_S)
     try:
@@ -98,16 +98,16 @@ def _run(
         data = os.pread(given, job.num_bytes, 0)
         desk = Desk(link, output, job.memory_bytes)
         words = work(job.words, data, desk)
-        return packets.Done(words, desk.num_bytes)
+        return packets.JobDone(words, desk.num_bytes)
     except RequestError as error:
-        return packets.Refused(str(error)[: packets.MAX_MESSAGE_CHARS], error.code, error.status)
+        return packets.JobRefused(str(error)[: packets.MAX_MESSAGE_CHARS], error.code, error.status)
     except HoldRefusedError:
-        return packets.Refused("not enough memory", None, 503)  # the pool has the reason
+        return packets.JobRefused("not enough memory", None, 503)  # the pool has the reason
     except MemoryError:
-        return packets.Failed(is_memory=True)
+        return packets.JobFailed(is_memory=True)
     except Exception as error:
         traceback.print_exc()
-        return packets.Failed(is_memory=False, text=type(error).__name__)
+        return packets.JobFailed(is_memory=False, text=type(error).__name__)
     finally:
         os.close(given)
         os.close(output)
