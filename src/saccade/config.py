@@ -66,6 +66,17 @@ def worker_environment() -> dict[str, str]:
     return found
 
 
+_JOB_VARIABLES = ("PATH", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+
+
+def job_environment() -> dict[str, str]:
+    """Environment of a process that works on untrusted data: nothing secret, one thread, little address space."""
+    found = worker_environment()
+    kept = {name: text for name, text in found.items() if name in _JOB_VARIABLES or name.startswith("PYTHON")}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return kept | threads | {"MALLOC_ARENA_MAX": "2"}
+
+
 LOOPBACK, SHARED_GPU = "GLOO_SOCKET_IFNAME", "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 

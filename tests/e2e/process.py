@@ -79,13 +79,16 @@ class ServerProcess:
         return self.popen.wait(END_S)
 
     def engine_pid(self) -> int:
-        """The only child of the server."""
-        [pid] = children_of(self.popen.pid)
+        [pid] = children_of(self.popen.pid, "saccade.execution.worker")
         return pid
 
     def rank_pids(self) -> list[int]:
         """Of the ranks behind the first, which is the engine's own process."""
-        return sorted(children_of(self.engine_pid()))
+        return sorted(children_of(self.engine_pid(), "saccade.execution.rank"))
+
+    def media_pids(self) -> list[int]:
+        """Of the processes that decode images and videos."""
+        return children_of(self.popen.pid, "saccade.inputs.media_process")
 
     def client(self, **more: Any) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=END_S, trust_env=False, **more)
@@ -100,9 +103,18 @@ class ServerProcess:
         raise AssertionError(f"the server did not start:\n{self.text}")
 
 
-def children_of(pid: int) -> list[int]:
-    """Processes that any of its threads has started."""
-    return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+def children_of(pid: int, module: str) -> list[int]:
+    """Processes of a module that any of its threads has started."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for file in files for child in file.read_text().split()]
+    return [child for child in children if module.encode() in _words_of(child)]
+
+
+def _words_of(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:  # it has ended
+        return []
 
 
 @contextmanager

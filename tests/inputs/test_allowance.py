@@ -122,7 +122,7 @@ def test_frames_of_a_file_are_held_as_they_come(made: Processor) -> None:
     held: list[int] = []
     video = [{"role": "user", "content": [{"type": "video", "video": buffer.getvalue()}]}]
     made.chat(video, allowance=Allowance(hold=held.append))
-    assert sum(held) == 5 * 6 * 32 * 32
+    assert sum(held) == (8 + 5 * 6) * 32 * 32
 
     def full(num_bytes: int) -> None:
         if num_bytes:

@@ -75,6 +75,7 @@ class Built:
     ranks: RankProcesses | None = None
 
     def close(self) -> None:
+        self.engine.close()
         if self.engine.shadow is not None:
             self.engine.shadow.close()
         if self.ranks is not None:
@@ -101,14 +102,17 @@ def build_engine(
     processor: Processor,
     report: OnStage = lambda stage: None,
     on_death: OnDeath = lambda error: None,
+    tries_grammars: bool = False,
 ) -> Built:
     """`report` is called for each stage and each tensor or graph in it; `on_death` is called from another thread with
-    the reason why the engine's ranks cannot continue."""
+    the reason why the engine's ranks cannot continue. `tries_grammars`: they are not to be trusted (see `Trials`)."""
     folder, device = Path(folder), device_named(settings.device)
     eos = GenerationDefaults.from_folder(folder).eos_token_ids
     config = Config.read(folder / "config.json")
     family, spec = read_spec(config)
-    grammars = GrammarCompiler(processor.tokenizer, spec.decoder.vocab_size, eos)  # its thread starts early
+    grammars = GrammarCompiler(  # its thread starts early
+        processor.tokenizer, spec.decoder.vocab_size, eos, has_trials=tries_grammars
+    )
     size, ranks, groups = settings.tensor_parallel_size, None, Groups()
     if size > 1:
         device = torch.device("cuda", device.index or 0) if device.type == "cuda" else device
@@ -134,6 +138,7 @@ def build_engine(
         engine = _finish(folder, executor, resolved, ranks, report, **of_engine)
         return Built(engine, executor, groups, describe_ranks(executor.state.model, groups, held), ranks)
     except BaseException as error:
+        grammars.close()
         if ranks is None:
             raise
         reason = ranks.explain(error)

@@ -265,6 +265,7 @@ def _build(start: messages.StartEngine, tell: Tell, die: OnDeath) -> Built:
         processor=Processor.from_folder(folder),
         report=tell,
         on_death=die,
+        tries_grammars=True,
     )
 
 

@@ -2,6 +2,7 @@
 long text takes seconds to encode only to be found too long. Image headers and text lengths decide."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from saccade.errors import RequestError
@@ -15,12 +16,14 @@ class StopWorkError(Exception):
 class Allowance:
     """At most `max_tokens` per prompt; if tokens are only counted (`is_count`), only text that is certain to have more
     is refused. `hold` is called before memory is used and raises a client error if there is none; `go_on` is called
-    between pieces of work and raises StopWorkError if nobody waits. Both run in the working thread."""
+    between pieces of work and raises StopWorkError if nobody waits. `waiting` encloses a time in which another process
+    works. All run in the working thread."""
 
     max_tokens: int | None = None
     is_count: bool = False
     hold: Callable[[int], None] = lambda num_bytes: None
     go_on: Callable[[], None] = lambda: None
+    waiting: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def check_tokens(self, num_tokens: int, what: str, param: str) -> None:
         if not self.is_count:

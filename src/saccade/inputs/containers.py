@@ -1,8 +1,9 @@
 """Frames of video files and animated images: MP4, MOV, WebM, MKV and AVI through PyAV, GIF and WebP through Pillow.
 
 The format is detected from the first bytes and given to the demuxer, because a guessed format such as a playlist could
-open other files. Only common codecs are decoded. The size is checked before a decoder runs. Long videos are thinned
-evenly while decoding, so that there are never more frames in memory than the limits allow.
+open other files. Only common codecs are decoded. The size is checked before a decoder runs, that of all frames, not of
+the first alone, and so is what the scans of a JPEG frame cost. Long videos are thinned evenly while decoding, so that
+there are never more frames in memory than the limits allow.
 """
 
 import math
@@ -17,19 +18,32 @@ from PIL import GifImagePlugin, WebPImagePlugin
 
 from saccade.errors import RequestError, SaccadeError
 from saccade.inputs.allowance import ANYTHING, Allowance, StopWorkError
-from saccade.inputs.headers import read_header
-from saccade.inputs.images import ImageLimits, Pixels, check_size, load_image
+from saccade.inputs.animations import measure_animation
+from saccade.inputs.headers import Header, read_header
+from saccade.inputs.images import (
+    SCRATCH_BYTES,
+    ImageLimits,
+    NewPixels,
+    Pixels,
+    check_size,
+    load_image,
+    new_pixels,
+)
+from saccade.inputs.jpeg import count_visits, read_frame
 
 MAX_DECODED_FRAMES = 100_000
 FRAME_BYTES = 6  # per pixel: the frames, and the array they are stacked into
 MAX_DECODE_S = 30.0
+ROUNDING = 512  # pixels by which decoders may enlarge a side of their own buffers
 CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"})
 _ANIMATED: dict[str, Any] = {"GIF": GifImagePlugin.GifImageFile, "WEBP": WebPImagePlugin.WebPImageFile}
 _BROKEN = "the video is damaged or incomplete"
 
 
-def decode_video(data: bytes, limits: ImageLimits, allowance: Allowance = ANYTHING) -> tuple[Any, float | None]:
-    """Frames (an array, or a list for a still image) and their rate, None if unknown."""
+def decode_video(
+    data: bytes, limits: ImageLimits, allowance: Allowance = ANYTHING, new: NewPixels = new_pixels
+) -> tuple[Any, float | None]:
+    """Frames (an array made by `new`, or a list for a still image) and their rate, None if unknown."""
     header = read_header(data)
     demuxer = _demuxer(data)
     if header is None and demuxer is None:
@@ -40,14 +54,15 @@ def decode_video(data: bytes, limits: ImageLimits, allowance: Allowance = ANYTHI
     thinned = _Thinned(limits, monotonic() + MAX_DECODE_S, allowance)
     try:
         if header is not None:
-            check_size(header.height, header.width, limits)
-            _read_animation(_ANIMATED[header.format](BytesIO(data)), thinned)
+            _read_animation(data, header, thinned)
         elif demuxer is not None:
             _read_container(data, demuxer, thinned)
-        return thinned.result()
+        return thinned.result(new)
     except (SaccadeError, StopWorkError):
         raise
-    except Exception:  # decoders raise many kinds; none of their texts may reach a client
+    except Exception as error:  # decoders raise many kinds; none of their texts may reach a client
+        if type(error) is MemoryError:  # which says nothing about the file; FFmpeg's own kind does
+            raise
         raise invalid_video(_BROKEN) from None
 
 
@@ -87,17 +102,28 @@ class _Thinned:
             self.num_held += 1
         return is_wanted
 
-    def result(self) -> tuple[Any, float | None]:
+    def begin(self, height: int, width: int) -> None:
+        """Called before a decoder runs, with the size that no frame may exceed."""
+        check_size(height, width, self.limits)
+        self.allowance.hold(SCRATCH_BYTES * height * width)
+
+    def result(self, new: NewPixels) -> tuple[Any, float | None]:
         if not self.frames or any(frame.shape != self.frames[0].shape for frame in self.frames):
             raise invalid_video(_BROKEN)
         rate = self.num_seen / self.seconds / self.step if self.seconds > 0 else math.nan
-        return np.stack(self.frames), rate if math.isfinite(rate) and rate > 0 else None
+        pixels = new((len(self.frames), *self.frames[0].shape))
+        return np.stack(self.frames, out=pixels), rate if math.isfinite(rate) and rate > 0 else None
 
 
-def _read_animation(image: Any, thinned: _Thinned) -> None:
+def _read_animation(data: bytes, header: Header, thinned: _Thinned) -> None:
+    found = measure_animation(data, header.height, header.width)
+    thinned.begin(found.height, found.width)
+    image = _ANIMATED[header.format](BytesIO(data))
     for index in range(MAX_DECODED_FRAMES + 1):
         try:
             image.seek(index)
+            if image.height > found.height or image.width > found.width:
+                raise invalid_video(_BROKEN)
             wants = thinned.wants_next(image.height, image.width)
             image.load()  # WebP knows a frame's duration only after this
         except EOFError:
@@ -120,8 +146,11 @@ def _read_container(data: bytes, demuxer: str, thinned: _Thinned) -> None:
         if stream.codec_context.codec.canonical_name not in CODECS:
             message = f"the video's codec is not accepted; allowed: {', '.join(sorted(CODECS))}"
             raise RequestError(message, code="video_unsupported")
-        check_size(stream.codec_context.height, stream.codec_context.width, thinned.limits)
+        height, width = stream.codec_context.height, stream.codec_context.width
+        thinned.begin(height, width)
         stream.codec_context.thread_count = 2
+        # FFmpeg then allocates nothing for a larger frame, wherever in the stream it comes.
+        stream.codec_context.options = {"max_pixels": str((height + ROUNDING) * (width + ROUNDING))}
         rate = float(stream.average_rate or 0)
         for frame in _frames(container, stream):
             check_size(frame.height, frame.width, thinned.limits)
@@ -135,14 +164,26 @@ def _frames(container: Any, stream: Any) -> Iterator[Any]:
     """A truncated video gives the frames before the break."""
     import av
 
-    seen = False
+    seen, is_jpeg = False, stream.codec_context.codec.canonical_name == "mjpeg"
+    size = (stream.codec_context.height, stream.codec_context.width)
     try:
-        for frame in container.decode(stream):
-            yield frame
-            seen = True
+        for packet in container.demux(stream):
+            if is_jpeg and packet.size:
+                _check_jpeg(bytes(packet), size)
+            for frame in packet.decode():
+                yield frame
+                seen = True
     except av.error.FFmpegError:
         if not seen:
             raise
+
+
+def _check_jpeg(data: bytes, size: tuple[int, int]) -> None:
+    """A frame of a Motion JPEG: as large as the video says, or half of it where lines are interlaced."""
+    found = read_frame(data)
+    if found is not None and (found.height > size[0] or found.width > size[1]):
+        raise invalid_video("all frames of a video must have the same size")
+    count_visits(data)
 
 
 def _demuxer(data: bytes) -> str | None:

@@ -8,7 +8,7 @@ from typing import Literal
 Format = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP"]
 
 # Start-of-frame markers; C4, C8 and CC in this range are tables and extensions.
-_START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 
 
@@ -58,7 +58,7 @@ def _read_jpeg(data: bytes) -> Header | None:
         if marker in _STANDALONE:
             continue
         (length,) = struct.unpack_from(">H", data, at)
-        if marker in _START_OF_FRAME:
+        if marker in START_OF_FRAME:
             height, width, components = struct.unpack_from(">HHB", data, at + 3)
             return Header("JPEG", height, width, components)
         if marker in (0xD9, 0xDA) or length < 2:

@@ -2,8 +2,8 @@
 
 The model sees what a person sees: EXIF orientation is applied, transparency (alpha channels, palette and colour-key
 transparency) is flattened on white, greyscale, CMYK and 16-bit images become 8-bit RGB, and an animation gives its
-first frame. Limits are checked on the file's header before a decoder runs. Error texts are fixed: they never contain a
-decoder's message, a path or part of the data.
+first frame. Limits are checked on the file's header before a decoder runs, and so is what the scans of a JPEG cost.
+Error texts are fixed: they never contain a decoder's message, a path or part of the data.
 
 Pillow is the reference. Grey and three-channel JPEGs use simplejpeg; both are libjpeg-turbo, and with the accurate DCT
 and "fancy" chroma upsampling (fastdct=False, fastupsample=False) their pixels are bit-identical.
@@ -12,6 +12,7 @@ and "fancy" chroma upsampling (fastdct=False, fastupsample=False) their pixels a
 import binascii
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -25,8 +26,10 @@ from PIL import BmpImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImage
 
 from saccade.errors import RequestError
 from saccade.inputs.headers import Format, Header, read_header
+from saccade.inputs.jpeg import count_visits, is_plain
 
 Pixels = npt.NDArray[np.uint8]
+NewPixels = Callable[[tuple[int, ...]], Pixels]
 ImageSource = bytes | bytearray | memoryview | str | os.PathLike[str] | npt.NDArray[Any] | Image.Image
 
 BAND_PIXELS = 2 * 2**20
@@ -66,6 +69,10 @@ class MeasuredImage:
         return self.height * self.width
 
 
+def new_pixels(shape: tuple[int, ...]) -> Pixels:
+    return np.empty(shape, dtype=np.uint8)
+
+
 def load_image(source: ImageSource | object, limits: ImageLimits) -> Pixels:
     return decode_image(measure_image(source, limits))
 
@@ -87,23 +94,27 @@ def measure_image(source: ImageSource | object, limits: ImageLimits) -> Measured
     raise _invalid("an image must be a data URL, bytes, a file, a Pillow image or an array")
 
 
-def decode_image(measured: MeasuredImage) -> Pixels:
-    """The image must have passed `measure_image`."""
+def decode_image(measured: MeasuredImage, new: NewPixels = new_pixels) -> Pixels:
+    """The image must have passed `measure_image`. The result is the array that the last call of `new` gave."""
     source, header = measured.source, measured.header
     if isinstance(source, np.ndarray):
-        return _finish(_from_array(source))
+        return _finish(_from_array(source), new)
     if isinstance(source, Image.Image):
-        return _finish(source)
+        return _finish(source, new)
     assert header is not None, "encoded images are measured by their headers"
+    if header.format == "JPEG" and not is_plain(source):
+        count_visits(source)
     try:
         image = _OPEN[header.format](BytesIO(source))
+    except MemoryError:  # says nothing about the file
+        raise
     except Exception:  # decoders raise many kinds; none of their texts may reach a client
         raise _invalid(_BROKEN) from None
     if image.height * image.width > measured.num_pixels:  # two headers in one file, and the limits saw the other one
         raise _invalid(_BROKEN)
     if header.format == "PNG":
         _widen_key(image)
-    return _finish(image, fast=_decode_jpeg(source, header))
+    return _finish(image, new, fast=lambda make: _decode_jpeg(source, header, make))
 
 
 def _measure_encoded(data: bytes, limits: ImageLimits) -> MeasuredImage:
@@ -199,23 +210,38 @@ def _widen_key(image: PngImagePlugin.PngImageFile) -> None:
     image.info["transparency"] = values if len(values) > 1 else values[0]
 
 
-def _decode_jpeg(data: bytes, header: Header) -> Pixels | None:
+def _decode_jpeg(data: bytes, header: Header, new: NewPixels) -> Pixels | None:
     """The fast path, or None where Pillow must decide (other formats, CMYK, anything libjpeg complains about)."""
     if header.format != "JPEG" or header.components not in (1, 3):
         return None
+    shape = (header.height, header.width, 3)
     try:
-        pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace="RGB", fastdct=False, fastupsample=False)
+        if simplejpeg.decode_jpeg_header(data)[:2] != shape[:2]:
+            return None
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            data, colorspace="RGB", fastdct=False, fastupsample=False, buffer=new(shape)
+        )
     except ValueError:
         return None
-    return pixels if pixels.shape == (header.height, header.width, 3) else None
+    return pixels if pixels.shape == shape else None
 
 
-def _finish(image: Image.Image, fast: Pixels | None = None) -> Pixels:
-    """Upright RGB pixels; `fast` are those of another decoder, not yet upright."""
+def _finish(
+    image: Image.Image, new: NewPixels, fast: Callable[[NewPixels], Pixels | None] = lambda make: None
+) -> Pixels:
+    """Upright RGB pixels; `fast` is another decoder, tried first. What is not upright yet is made elsewhere, and turned
+    while it is copied into a new array."""
     try:
-        pixels = fast if fast is not None else _in_bands(image)
-        pixels = _upright(pixels, _orientation(image))
-    except RequestError:
+        orientation = _orientation(image)
+        make = new if orientation not in _TURNED else new_pixels
+        pixels = fast(make)
+        if pixels is None:
+            pixels = _in_bands(image, make)
+        if orientation in _TURNED:
+            turned = _upright(pixels, orientation)
+            pixels = new(turned.shape)
+            pixels[:] = turned
+    except (RequestError, MemoryError):
         raise
     except Exception:  # see decode_image
         raise _invalid(_BROKEN) from None
@@ -223,13 +249,14 @@ def _finish(image: Image.Image, fast: Pixels | None = None) -> Pixels:
     return pixels
 
 
-def _in_bands(image: Image.Image) -> Pixels:
+def _in_bands(image: Image.Image, new: NewPixels) -> Pixels:
     """Pillow's conversions hold the interpreter lock and copy their whole input, so large images go in bands."""
     num_rows = max(1, BAND_PIXELS // image.width)
-    if num_rows >= image.height:
-        return _to_rgb(image)
     image.load()
-    pixels = np.empty((image.height, image.width, 3), dtype=np.uint8)
+    pixels = new((image.height, image.width, 3))
+    if num_rows >= image.height:
+        pixels[:] = _to_rgb(image)
+        return pixels
     for top in range(0, image.height, num_rows):
         bottom = min(top + num_rows, image.height)
         pixels[top:bottom] = _to_rgb(image.crop((0, top, image.width, bottom)))
@@ -246,7 +273,7 @@ def _to_rgb(image: Image.Image) -> Pixels:
     elif image.mode not in _PLAIN_MODES:
         message = "the image's pixel type is not known; 8-bit and 16-bit images are accepted"
         raise RequestError(message, code="image_unsupported")
-    return np.array(image.convert("RGB"), dtype=np.uint8)
+    return np.asarray(image.convert("RGB"), dtype=np.uint8)
 
 
 def _from_16_bit(image: Image.Image) -> Pixels:
@@ -268,15 +295,18 @@ def _orientation(image: Image.Image) -> int:
     return value if isinstance(value, int) else 1
 
 
+_TURNED = frozenset(range(2, 9))
+
+
 def _upright(pixels: Pixels, orientation: int) -> Pixels:
-    """Undoes the transformation of an EXIF orientation (1 to 8)."""
+    """A view that undoes the transformation of an EXIF orientation (1 to 8)."""
     if orientation in (5, 6, 7, 8):
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (3, 4, 7, 8):
         pixels = pixels[::-1]
     if orientation in (2, 3, 6, 7):
         pixels = pixels[:, ::-1]
-    return np.ascontiguousarray(pixels)
+    return pixels
 
 
 def _from_array(array: npt.NDArray[Any]) -> Image.Image:

@@ -27,6 +27,7 @@ from saccade.inputs.measuring import (
     needed_bytes,
     size_media,
 )
+from saccade.inputs.media_pool import MediaPool
 from saccade.inputs.media_settings import (
     PlaceholderSettings,
     read_image_settings,
@@ -55,7 +56,8 @@ _VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class Processor:
-    """Makes prompts for one checkpoint. It keeps no request state, so threads may share it."""
+    """Makes prompts for one checkpoint. It keeps no request state, so threads may share it. With a `pool`, media whose
+    cost is not certain are decoded in processes that can be killed; it belongs to whoever made it."""
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class Processor:
         videos: VideoSettings | None = None,
         placeholders: PlaceholderSettings | None = None,
         limits: ImageLimits | None = None,
+        pool: MediaPool | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
@@ -73,9 +76,17 @@ class Processor:
         self.videos = videos
         self.placeholders = placeholders
         self.limits = limits or ImageLimits()
+        self.pool = pool
 
     @classmethod
-    def from_folder(cls, folder: Path, *, limits: ImageLimits | None = None, chat_template: str = "") -> "Processor":
+    def from_folder(
+        cls,
+        folder: Path,
+        *,
+        limits: ImageLimits | None = None,
+        chat_template: str = "",
+        pool: MediaPool | None = None,
+    ) -> "Processor":
         """`chat_template` is a file that replaces the checkpoint's template."""
         placeholders = read_placeholder_settings(folder)
         protected = (*_placeholder_ids(placeholders), *named_ends(folder))
@@ -89,6 +100,7 @@ class Processor:
             videos=read_video_settings(folder),
             placeholders=placeholders,
             limits=limits,
+            pool=pool,
         )
 
     def rehearse(self) -> None:
@@ -247,10 +259,14 @@ class Processor:
         if isinstance(settings, ImageSettings):
             assert item.image is not None, "images are measured"
             with ref.named_in_errors():
-                pixels = decode_image(item.image)
+                if self.pool is None:
+                    pixels = decode_image(item.image)
+                else:
+                    pixels = self.pool.image(item.image, self.limits, allowance)
             return pixels, plan_image(pixels.shape[0], pixels.shape[1], settings)
         with ref.named_in_errors():
-            frames, fps = load_video(ref.source, self.limits, allowance)
+            load = load_video if self.pool is None else self.pool.video
+            frames, fps = load(ref.source, self.limits, allowance)
         return frames, plan_video(frames.shape[0], frames.shape[1], frames.shape[2], fps or ref.fps, settings)
 
     def _check_plan(self, plan: ImagePlan, settings: ImageSettings | VideoSettings, ref: MediaRef) -> None:

@@ -15,7 +15,18 @@ import numpy.typing as npt
 from saccade.errors import RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
 from saccade.inputs.containers import FRAME_BYTES, decode_video, invalid_video
-from saccade.inputs.images import ImageLimits, ImageSource, load_image, measure_image, read_data_url
+from saccade.inputs.images import (
+    SCRATCH_BYTES,
+    ImageLimits,
+    ImageSource,
+    NewPixels,
+    decode_image,
+    measure_image,
+    new_pixels,
+    read_data_url,
+)
+
+_SIZES = "all frames of a video must have the same size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +41,22 @@ def load_video(
     video: Video | str | bytes | os.PathLike[str] | Sequence[ImageSource] | npt.NDArray[Any],
     limits: ImageLimits,
     allowance: Allowance = ANYTHING,
+    new: NewPixels = new_pixels,
 ) -> tuple[npt.NDArray[np.uint8], float | None]:
     """Frames and rate. Bytes and paths are video files; a string is a data URL of one, or of JPEG frames
-    (data:video/jpeg;base64,frame,frame,...)."""
+    (data:video/jpeg;base64,frame,frame,...). Unless it is given as an array, the result is the array that the last call
+    of `new` gave."""
     if isinstance(video, str):
         is_file = video[:5].lower() == "data:" and video[:15].lower() != "data:video/jpeg"
         video = read_data_url(video, limits) if is_file else Video(_split_frames(video, limits))
     if isinstance(video, os.PathLike):
         video = _read_file(Path(video))
     if isinstance(video, bytes | bytearray | memoryview):
-        video = Video(*decode_video(bytes(video), limits, allowance=allowance))
+        video = Video(*decode_video(bytes(video), limits, allowance, new))
     if not isinstance(video, Video):
         video = Video(video)
     _check_fps(video.fps)
-    return _load_frames(video.frames, limits, allowance), video.fps
+    return _load_frames(video.frames, limits, allowance, new), video.fps
 
 
 def measure_frames(video: object, limits: ImageLimits) -> tuple[int, int, int, float | None] | None:
@@ -59,25 +72,29 @@ def measure_frames(video: object, limits: ImageLimits) -> tuple[int, int, int, f
 
 
 def _load_frames(
-    frames: Sequence[ImageSource] | npt.NDArray[Any], limits: ImageLimits, allowance: Allowance
+    frames: Sequence[ImageSource] | npt.NDArray[Any], limits: ImageLimits, allowance: Allowance, new: NewPixels
 ) -> npt.NDArray[np.uint8]:
     if not isinstance(frames, np.ndarray | list | tuple) or len(frames) == 0:
         raise invalid_video("a video must be a list of frames or an array of shape (frames, height, width, 3)")
     check_frames(len(frames), limits)
     if isinstance(frames, np.ndarray) and (frames.ndim != 4 or frames.dtype != np.uint8 or frames.shape[3] != 3):
         raise invalid_video("a video array must be uint8 of shape (frames, height, width, 3)")
-    first = load_image(frames[0], limits)
-    _check_pixels(len(frames), first.shape[0], first.shape[1], limits)
+    size = measure_image(frames[0], limits)
+    _check_pixels(len(frames), size.height, size.width, limits)
     if isinstance(frames, np.ndarray):
         return frames
-    allowance.hold(FRAME_BYTES * len(frames) * first.shape[0] * first.shape[1])
-    stack = np.empty((len(frames), *first.shape), dtype=np.uint8)
+    allowance.hold((SCRATCH_BYTES + FRAME_BYTES * len(frames)) * size.num_pixels)
+    first = decode_image(size)
+    stack = new((len(frames), *first.shape))
     stack[0] = first
     for index, frame in enumerate(frames[1:], start=1):
         allowance.go_on()
-        pixels = load_image(frame, limits)
+        measured = measure_image(frame, limits)
+        if measured.num_pixels != size.num_pixels:
+            raise invalid_video(_SIZES)
+        pixels = decode_image(measured)
         if pixels.shape != first.shape:
-            raise invalid_video("all frames of a video must have the same size")
+            raise invalid_video(_SIZES)
         stack[index] = pixels
     return stack
 

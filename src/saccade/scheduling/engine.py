@@ -123,6 +123,11 @@ class Engine:
         if self._grammars is not None:
             self._grammars.forget(grammar, compiled)
 
+    def close(self) -> None:
+        """Ends processes that belong to the engine."""
+        if self._grammars is not None:
+            self._grammars.close()
+
     @property
     def can_improve(self) -> bool:
         """Whether there is something to do in an idle moment."""

@@ -2,58 +2,121 @@
 tokens of the vocabulary, N rows of a step, W 32-bit words that hold V + 1 bits: the last bit is an artificial end
 token, so that models without end tokens have one too."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from threading import Event
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
-from saccade.errors import RequestError
+from saccade.errors import CapacityError, RequestError
+from saccade.jobs.packets import resident_bytes
+from saccade.jobs.pool_process import is_supported
+from saccade.scheduling.compiling import Vocabulary, Words, build_tokenizer, compile_grammar
 from saccade.scheduling.orders import Mask
-from saccade.wire.grammar import Grammar, broken, parser_limits, to_llguidance
+from saccade.scheduling.trials import Trials
+from saccade.wire.grammar import Grammar, broken
 from saccade.wire.update import BROKEN, NO_TOKEN
 
 MAX_COMPILED = 256
+MAX_GROWN_BYTES = 512 * 2**20
+MAX_TRIALS = 16  # at a time; most of them wait for a process
 
 
-class Vocabulary(Protocol):
-    """What is needed of a tokenizer; `saccade.inputs.tokenizer.Tokenizer` fits."""
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A grammar that was asked for, and a sign that nobody waits for it any more."""
 
-    special_ids: frozenset[int]
-
-    def token_bytes(self, token_id: int) -> bytes: ...
-
-    def encode_plain(self, text: str) -> list[int]: ...
+    compiled: Future[LLMatcher]
+    is_abandoned: Event
 
 
 class GrammarCompiler:
     """Compiles grammars for one vocabulary, one at a time, and caches the most recently used. Preparing the vocabulary
     takes a second, so the thread does it first and nothing waits. Pending grammars are never evicted, so that nothing
-    is compiled twice for concurrent requests."""
+    is compiled twice for concurrent requests. With `has_trials` each is tried in another process first, several at a
+    time (see `Trials`). Grammars grow while they are followed: once all have grown by too much, none is kept."""
 
-    def __init__(self, vocabulary: Vocabulary, vocab_size: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        vocab_size: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        *,
+        has_trials: bool = False,
+    ) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._tokenizer = self._thread.submit(_build_tokenizer, vocabulary, vocab_size, eos_token_ids)
-        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        words = self._thread.submit(Words.of, vocabulary, vocab_size, eos_token_ids)
+        self._tokenizer = self._thread.submit(lambda: build_tokenizer(words.result()))
+        self._compiled: OrderedDict[Grammar, _Pending] = OrderedDict()
+        self._trying = ThreadPoolExecutor(MAX_TRIALS, thread_name_prefix="trial")
+        self._trials = self._trying.submit(lambda: Trials(words.result())) if has_trials and is_supported() else None
+        self._mark = math.inf  # resident memory that counts as no growth
 
     def compile(self, grammar: Grammar) -> Future[LLMatcher]:
-        """A matcher at the grammar's start, to be copied; or the RequestError that refuses the grammar."""
+        """A matcher at the grammar's start, to be copied; or the RequestError that refuses the grammar, or the
+        CapacityError of a trial that was lost."""
         found = self._compiled.get(grammar)
-        if found is None:
-            found = self._compiled[grammar] = self._thread.submit(_compile, grammar, self._tokenizer)
-            while len(self._compiled) > MAX_COMPILED and next(iter(self._compiled.values())).done():
+        if found is None or _is_lost(found.compiled):
+            self._drop_grown()
+            is_abandoned = Event()
+            if self._trials is None:
+                compiled = self._thread.submit(self._compile, grammar)
+            else:
+                compiled = self._trying.submit(self._try, grammar, is_abandoned, self._trials)
+            found = self._compiled[grammar] = _Pending(compiled, is_abandoned)
+            while len(self._compiled) > MAX_COMPILED and next(iter(self._compiled.values())).compiled.done():
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
-        return found
+        return found.compiled
 
     def forget(self, grammar: Grammar, compiled: Future[LLMatcher]) -> None:
-        """Cancel compilation if it has not begun. Another future of the same grammar has other waiters."""
-        if self._compiled.get(grammar) is compiled and compiled.cancel():
+        """Cancel compilation if it has not begun, and end its trial. Another future of the same grammar has other
+        waiters."""
+        found = self._compiled.get(grammar)
+        if found is None or found.compiled is not compiled or (compiled.done() and not compiled.cancelled()):
+            return
+        found.is_abandoned.set()
+        if compiled.cancel() or self._trials is not None:
             del self._compiled[grammar]
+
+    def close(self) -> None:
+        """Ends the processes of trials."""
+        if self._trials is not None:
+            self._trials.result().close()
+
+    def _try(self, grammar: Grammar, is_abandoned: Event, trials: Future[Trials]) -> LLMatcher:
+        def go_on() -> None:
+            if is_abandoned.is_set():
+                raise CancelledError
+
+        trials.result().check(grammar, go_on)
+        go_on()
+        return self._thread.submit(self._compile, grammar).result()
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        return compile_grammar(grammar, self._tokenizer.result())
+
+    def _drop_grown(self) -> None:
+        if not is_supported():
+            return
+        now = resident_bytes()
+        self._mark = min(self._mark, now)
+        if now - self._mark > MAX_GROWN_BYTES:
+            for grammar in [name for name, pending in self._compiled.items() if pending.compiled.done()]:
+                del self._compiled[grammar]
+            self._mark = now
+
+
+def _is_lost(compiled: Future[LLMatcher]) -> bool:
+    """Whether a trial was given up or its process was lost, which says nothing about the grammar."""
+    if not compiled.done():
+        return False
+    return compiled.cancelled() or isinstance(compiled.exception(), CancelledError | CapacityError)
 
 
 class Matcher:
@@ -158,38 +221,8 @@ def allowed_bits(token_ids: Sequence[int], vocab_size: int) -> NDArray[np.int32]
     return np.packbits(bits.reshape(-1, 32), axis=1, bitorder="little").view("<i4").reshape(-1)
 
 
-def _build_tokenizer(vocabulary: Vocabulary, vocab_size: int, eos_token_ids: frozenset[int]) -> LLTokenizer:
-    ends = sorted(token for token in eos_token_ids if token < vocab_size) or [vocab_size]
-    return LLTokenizer(TokenizerWrapper(_Words(vocabulary, vocab_size, ends)), n_vocab=vocab_size + 1, eos_token=ends)
-
-
-class _Words:
-    """A vocabulary as llguidance reads it. Ids without bytes (embedding padding) are never allowed, and end tokens are
-    never text: a checkpoint may not mark them as special, and one inside a string would end it there."""
-
-    def __init__(self, vocabulary: Vocabulary, vocab_size: int, ends: Sequence[int]) -> None:
-        self._vocabulary = vocabulary
-        self.tokens = [*map(vocabulary.token_bytes, range(vocab_size)), b"<end of grammar>"]
-        specials = {id_ for id_ in vocabulary.special_ids if id_ < vocab_size}
-        self.special_token_ids = sorted({*specials, *ends, vocab_size})
-        self.eos_token_id = vocab_size
-        self.bos_token_id = None
-
-    def __call__(self, text: Any) -> list[int]:
-        return self._vocabulary.encode_plain(text if isinstance(text, str) else text.decode(errors="replace"))
-
-
-def _compile(grammar: Grammar, tokenizer: Future[LLTokenizer]) -> LLMatcher:
-    text = to_llguidance(grammar)
-    try:
-        compiled = LLMatcher(tokenizer.result(), text, log_level=0, limits=parser_limits())
-    except BaseException:  # a panic of the library derives from it; nothing else runs in this thread
-        raise broken("it cannot be compiled") from None
-    if compiled.is_error():
-        raise broken(compiled.get_error())
-    return compiled
-
-
-def refusal(future: Future[LLMatcher]) -> RequestError | None:
+def refusal(future: Future[LLMatcher]) -> RequestError | CapacityError | None:
     error = future.exception()
-    return error if error is None or isinstance(error, RequestError) else broken("it cannot be compiled")
+    if error is None or isinstance(error, RequestError | CapacityError):
+        return error
+    return broken("it cannot be compiled")

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from saccade.client.output import Logprobs
 from saccade.client.stream import Delta
 from saccade.inputs.allowance import Allowance
+from saccade.inputs.chat_messages import find_sources
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.sizing import read_sizing
 from saccade.server.exchange import HttpExchange
@@ -40,6 +41,9 @@ class ChatRoute(PromptRoute[ChatRequest]):
 
     def messages(self, request: ChatRequest) -> list[Any] | None:
         return request.messages if needs_loading(request.messages) else None
+
+    def has_media(self, request: ChatRequest) -> bool:
+        return bool(find_sources(request.messages))
 
     def prompts(self, request: ChatRequest, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:
         tools = request.tools if may_call(request) else None

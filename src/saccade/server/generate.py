@@ -50,6 +50,9 @@ class GenerateRoute(PromptRoute[GenerateRequest]):
         message = as_message(request)
         return message if needs_loading(message) else None
 
+    def has_media(self, request: GenerateRequest) -> bool:
+        return bool(request.image_data)
+
     def prompts(self, request: GenerateRequest, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:
         processor = self.service.engine.processor
         if request.input_ids is not None:

@@ -1,5 +1,5 @@
 """From a body to a job for the engine: parse, check, fetch and decode media, tokenize. Slow work runs in worker
-threads, in one go where nothing must be fetched."""
+threads, in one go for text; what has media goes on in other threads, so that text never waits behind it."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -72,6 +72,10 @@ class PromptRoute(ABC, Generic[R]):
         """Messages whose media must be fetched before the prompts can be made; None if there are none."""
         return None
 
+    def has_media(self, request: R) -> bool:
+        """Whether prompts have images or videos, fetched or not."""
+        return False
+
     @abstractmethod
     def prompts(self, request: R, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]: ...
 
@@ -104,9 +108,9 @@ class PromptRoute(ABC, Generic[R]):
         body = await exchange.body(limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s, hold=place.hold)
         received = monotonic()
         place.prepare()
-        job, messages = await service.in_thread(self._read, exchange, body, place)
+        job, messages, is_complete = await service.in_thread(self._read, exchange, body, place)
         del body
-        if messages is not None:
+        if not is_complete:
             await self._add_media(job, messages, place)
         job.seconds["receive"] = received - exchange.arrival
         job.seconds["prepare"] = monotonic() - received
@@ -117,16 +121,18 @@ class PromptRoute(ABC, Generic[R]):
         place.pass_on()
         return job
 
-    def _read(self, exchange: HttpExchange, body: bytes, place: Place) -> tuple[RequestJob[R], list[Any] | None]:
+    def _read(self, exchange: HttpExchange, body: bytes, place: Place) -> tuple[RequestJob[R], list[Any] | None, bool]:
+        """The job, the messages whose media must be fetched, and whether the prompts are made already."""
         with place.working():
             begun = monotonic()
             request, ignored = read_request(self.kind, body)
             job = self._new_job(exchange, request, ignored)
             messages = self.messages(request)
             job.seconds["parse"] = monotonic() - begun
-            if messages is None:
+            is_complete = messages is None and not self.has_media(request)
+            if is_complete:
                 self._make_prompts(job, None, place)
-            return job, messages
+            return job, messages, is_complete
 
     def _new_job(self, exchange: HttpExchange, request: R, ignored: tuple[str, ...]) -> RequestJob[R]:
         model = self.service.check_model(getattr(request, "model", None))
@@ -148,25 +154,32 @@ class PromptRoute(ABC, Generic[R]):
             structure_param=structure,
         )
 
-    async def _add_media(self, job: RequestJob[R], messages: list[Any], place: Place) -> None:
+    async def _add_media(self, job: RequestJob[R], messages: list[Any] | None, place: Place) -> None:
         begun = monotonic()
         left = None if job.deadline is None else max(job.deadline - begun, 0.0)
         try:
             async with asyncio.timeout(left):
-                resolved = await self.service.media.resolve(messages, place.hold)
-                job.seconds["fetch"] = monotonic() - begun
-                await self.service.in_thread(self._work, job, resolved, place)
+                if messages is not None:
+                    messages = await self.service.media.resolve(messages, place.hold)
+                    job.seconds["fetch"] = monotonic() - begun
+                await self.service.in_media_thread(self._work, job, messages, place)
         except TimeoutError:
             raise too_late() from None
 
-    def _work(self, job: RequestJob[R], messages: list[Any], place: Place) -> None:
+    def _work(self, job: RequestJob[R], messages: list[Any] | None, place: Place) -> None:
         with place.working():
             self._make_prompts(job, messages, place)
 
     def _make_prompts(self, job: RequestJob[R], messages: list[Any] | None, place: Place) -> None:
         begun = monotonic()
         longest = self.service.max_model_len - 1
-        allowance = Allowance(max_tokens=longest, is_count=self.is_count, hold=place.hold, go_on=place.go_on)
+        allowance = Allowance(
+            max_tokens=longest,
+            is_count=self.is_count,
+            hold=place.hold,
+            go_on=place.go_on,
+            waiting=self.service.waiting,
+        )
         try:
             job.prompts = self.prompts(job.request, messages, allowance)
             self.settle(job)

@@ -9,6 +9,7 @@ from saccade.client.process import AsyncEngine
 from saccade.client.spare import Spare
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_loader import MediaSettings
+from saccade.inputs.media_pool import MediaPool
 from saccade.inputs.processor import Processor
 from saccade.models.folder import find_folder
 from saccade.server.service import Service
@@ -68,6 +69,8 @@ async def start(service: Service, plan: Launch, stages: Stages) -> AsyncEngine:
     processor = await asyncio.to_thread(
         Processor.from_folder, folder, limits=plan.media.limits(), chat_template=chosen.chat_template
     )
+    if processor.images is not None and MediaPool.is_supported():
+        processor.pool = service.media_pool = MediaPool(service.settings.media_processes)
     defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
     await asyncio.to_thread(processor.rehearse)
     stages.enter("starting the engine")

@@ -39,6 +39,9 @@ class ServerSettings:
         4 * 2**30, "bodies and decoded images of requests being prepared before new ones are refused"
     )
     preprocess_threads: int = setting(0, "threads that decode images and tokenize; 0: one a core, 4 to 16")
+    media_processes: int = setting(
+        0, "processes for images and videos that may take long to decode, at least 2; 0: one a core, 2 to 8"
+    )
     max_n: int = setting(16, "most outputs of one request")
     max_prompts: int = setting(1024, "most prompts of one completion request, and with n most outputs")
     max_stop_strings: int = setting(4, "most stop strings of one request")
@@ -109,6 +112,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_pending_requests": (1, 2**20),
     "max_pending_bytes": (1024, 2**40),
     "preprocess_threads": (0, 1024),
+    "media_processes": (0, 256),
     "max_n": (1, MAX_N),
     "max_prompts": (1, 4096),
     "max_stop_strings": (1, MAX_STOP_STRINGS),

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from enum import Enum
 from hashlib import sha256
 from itertools import count
+from threading import Semaphore
 from time import monotonic, time
 from typing import ParamSpec, TypeVar
 
@@ -15,6 +16,7 @@ from saccade import __version__
 from saccade.client.process import AsyncEngine
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_loader import MediaLoader, MediaSettings
+from saccade.inputs.media_pool import MediaPool
 from saccade.server.admission import Admission
 from saccade.server.http_errors import HttpError, draining, engine_dead, starting
 from saccade.server.metrics import Metrics
@@ -57,6 +59,11 @@ class Service:
         )
         threads = settings.preprocess_threads or max(MIN_THREADS, min(os.cpu_count() or 1, MAX_THREADS))
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
+        # Text never waits behind media: those have threads of their own. There is one for each request, as most wait
+        # for the processes that decode, and as many as above work at a time.
+        self._media_threads = ThreadPoolExecutor(settings.max_pending_requests, thread_name_prefix="media")
+        self._media_slots = Semaphore(threads)
+        self.media_pool: MediaPool | None = None
         self.tool_style: ToolStyle = "hermes"
         self._engine: AsyncEngine | None = None
         self.defaults: GenerationDefaults | None = None  # sampling defaults of the checkpoint
@@ -135,11 +142,32 @@ class Service:
     async def aclose(self) -> None:
         await self.media.aclose()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._media_threads.shutdown(wait=False, cancel_futures=True)
+        if self.media_pool is not None:
+            await asyncio.to_thread(self.media_pool.close)
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs what would block the event loop. A cancelled call leaves the pool's queue."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: work(*args, **kwargs))
+
+    async def in_media_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `in_thread`, for requests with images or videos."""
+
+        def run() -> T:
+            with self._media_slots:
+                return work(*args, **kwargs)
+
+        return await asyncio.get_running_loop().run_in_executor(self._media_threads, run)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Lets another media thread work while this one waits for a process."""
+        self._media_slots.release()
+        try:
+            yield
+        finally:
+            self._media_slots.acquire()
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with; no name, or "auto", means the served model."""

@@ -6,6 +6,7 @@ from starlette.responses import Response
 
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
+from saccade.inputs.chat_messages import find_sources
 from saccade.inputs.placeholders import Prompt
 from saccade.server.chat import ChatRoute, chat_prompt
 from saccade.server.exchange import HttpExchange
@@ -37,6 +38,9 @@ class TokenizeRoute(PromptRoute[TokenizeRequest]):
 
     def messages(self, request: TokenizeRequest) -> list[Any] | None:
         return request.messages if request.messages is not None and needs_loading(request.messages) else None
+
+    def has_media(self, request: TokenizeRequest) -> bool:
+        return request.messages is not None and bool(find_sources(request.messages))
 
     def prompts(self, request: TokenizeRequest, messages: list[Any] | None, allowance: Allowance) -> tuple[Prompt, ...]:
         """A template writes special tokens itself, so `add_special_tokens` is for plain text only."""

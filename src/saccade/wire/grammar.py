@@ -1,8 +1,9 @@
 """Grammars that outputs must match: their form in a request, and their limits.
 
 llguidance turns a grammar into token masks. Its fuel, set here, bounds what grows while it runs; it neither fetches
-references nor backtracks. Nothing bounds the time to compile a schema, so sizes are checked first: within these limits
-the slowest known grammars take a few hundred milliseconds.
+references nor backtracks. Sizes are checked first: within these limits nearly all grammars compile in a few hundred
+milliseconds. Nothing in llguidance bounds the others, so a server tries grammars in a process that can be killed (see
+`saccade.scheduling.trials`).
 """
 
 import json

@@ -1,0 +1,145 @@
+"""Decodes media in processes that can be killed.
+
+What is certain to be cheap is decoded where it is asked for: the way to another process and back costs a JPEG of
+560x560 pixels 2 ms, more than decoding it (1.5 ms). A JPEG is cheap if its headers prove that decoding takes some 30 ms
+at most, whatever its data are (see `is_cheap`). All other files go to a pool, for their cost is large or not known.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from saccade.errors import CapacityError, RequestError
+from saccade.inputs.allowance import Allowance
+from saccade.inputs.animations import measure_animation
+from saccade.inputs.containers import MAX_DECODE_S
+from saccade.inputs.headers import read_header
+from saccade.inputs.images import SCRATCH_BYTES, ImageLimits, MeasuredImage, Pixels, decode_image, read_data_url
+from saccade.inputs.jpeg import is_cheap
+from saccade.inputs.measuring import PIXEL_BYTES
+from saccade.inputs.media_process import MediaJob, MediaResult
+from saccade.inputs.videos import Video, load_video
+from saccade.jobs.pool import Pool, PoolClosedError
+from saccade.jobs.pool_process import JobKilledError, JobLimits, JobOutput, ProcessLostError, is_supported
+
+MODULE = "saccade.inputs.media_process"
+MAX_PROCESSES = 8
+BASE_BYTES = 384 * 2**20  # address space of libraries and decoders, beside what grows with the pixels
+IMAGE_CPU_S, VIDEO_CPU_S = 3.0, 1.5 * MAX_DECODE_S
+PIXELS_PER_S, BYTES_PER_S = 20e6, 20e6  # of slow decoders on a slow core
+SLACK = 2.0
+SHORT_BYTES = 256 * 2**10  # of an animation whose frames are counted before it waits for a process
+MAX_FRAME_BYTES = 3 * 2**30
+
+
+class MediaPool:
+    """Any number of threads may use it; each waits for its own media."""
+
+    def __init__(self, num_processes: int = 0) -> None:
+        """0: one process a core, 2 to 8."""
+        self.pool = Pool(MODULE, max(2, num_processes or min(os.cpu_count() or 1, MAX_PROCESSES)))
+
+    @staticmethod
+    def is_supported() -> bool:
+        return is_supported()
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def image(self, measured: MeasuredImage, limits: ImageLimits, allowance: Allowance) -> Pixels:
+        """As `decode_image`. Its memory is held already (see `needed_bytes`)."""
+        data = measured.source
+        if not isinstance(data, bytes) or (measured.header and measured.header.format == "JPEG" and is_cheap(data)):
+            return decode_image(measured)
+        cost_s = measured.num_pixels / PIXELS_PER_S + len(data) / BYTES_PER_S
+        bounds = JobLimits(
+            cpu_s=IMAGE_CPU_S + SLACK * cost_s,
+            memory_bytes=BASE_BYTES + len(data) + (PIXEL_BYTES + SCRATCH_BYTES) * measured.num_pixels,
+            max_output_bytes=PIXEL_BYTES * measured.num_pixels,
+        )
+        job = MediaJob.of(limits=limits, is_video=False, fps=None)
+        pixels, _ = self._run("image", job, (data,), bounds, cost_s, allowance)
+        return pixels
+
+    def video(self, source: Any, limits: ImageLimits, allowance: Allowance) -> tuple[Pixels, float | None]:
+        """As `load_video`. What is no file and no list of files is read where it is."""
+        fps = None
+        if isinstance(source, Video):
+            source, fps = source.frames, source.fps
+        if isinstance(source, str) and source[:5].lower() == "data:" and source[:15].lower() != "data:video/jpeg":
+            source = read_data_url(source, limits)
+        is_file = isinstance(source, bytes)
+        if not is_file and not (isinstance(source, list) and source and all(isinstance(f, bytes) for f in source)):
+            return load_video(source if fps is None else Video(source, fps), limits, allowance)
+        frames: Sequence[bytes] = () if is_file else source
+        data = (source,) if is_file else tuple(frames)
+        num_bytes = sum(map(len, data))
+        num_pixels = _known_pixels(data[0], len(frames))
+        cost_s = math.inf if num_pixels is None else num_pixels / PIXELS_PER_S + num_bytes / BYTES_PER_S
+        bounds = JobLimits(
+            cpu_s=min(VIDEO_CPU_S, IMAGE_CPU_S + SLACK * cost_s),
+            memory_bytes=BASE_BYTES + num_bytes,
+            max_output_bytes=MAX_FRAME_BYTES,
+        )
+        job = MediaJob.of(limits=limits, frames=frames, is_video=True, fps=fps)
+        return self._run("video", job, data, bounds, min(cost_s, VIDEO_CPU_S), allowance)
+
+    def _run(
+        self,
+        kind: str,
+        job: MediaJob,
+        data: tuple[bytes, ...],
+        bounds: JobLimits,
+        cost_s: float,
+        allowance: Allowance,
+    ) -> tuple[Pixels, float | None]:
+        words = msgspec.msgpack.encode(job)
+        try:
+            with allowance.waiting():
+                output = self.pool.run(words, data, bounds, cost_s=cost_s, hold=allowance.hold, go_on=allowance.go_on)
+            return _read(output, is_video=job.is_video)
+        except JobKilledError as error:
+            _refuse(kind, error)
+        except (ProcessLostError, PoolClosedError):
+            raise CapacityError(f"the process that decoded the {kind} has ended; try again") from None
+
+
+def _known_pixels(data: bytes, num_frames: int) -> int | None:
+    """Pixels of all frames of a video: of frames as large as the first one, or of a short animation. None if only a
+    decoder can tell, as for films, of which a few bytes can be a long one."""
+    header = read_header(data)
+    if header is None:
+        return None
+    if num_frames or header.format not in ("GIF", "WEBP"):
+        return max(num_frames, 1) * header.height * header.width
+    if len(data) > SHORT_BYTES:
+        return None
+    found = measure_animation(data, header.height, header.width)
+    return max(found.num_frames, 1) * found.height * found.width
+
+
+def _read(output: JobOutput, *, is_video: bool) -> tuple[Pixels, float | None]:
+    """The process works on untrusted data, so what it says is checked like any input."""
+    try:
+        result = msgspec.msgpack.decode(output.words, type=MediaResult)
+    except msgspec.MsgspecError:
+        raise ProcessLostError("its words are none") from None
+    shape, fps = result.shape, result.fps
+    if fps is not None and not 0 < fps < math.inf:
+        raise ProcessLostError(f"its rate is {fps}")
+    if len(shape) != 3 + is_video or shape[-1] != 3 or min(shape) < 1 or math.prod(shape) != len(output.data):
+        raise ProcessLostError(f"its result has the shape {shape}")
+    return output.data.reshape(shape), fps
+
+
+def _refuse(kind: str, error: JobKilledError) -> NoReturn:
+    if error.reason == "memory":
+        message = f"the {kind} needs more memory to decode than its size allows; save it again with a usual encoder"
+        raise RequestError(message, code=f"{kind}_too_complex", status=413) from None
+    if error.reason == "crash":
+        raise RequestError(f"the {kind} is damaged: it crashed its decoder", code=f"{kind}_invalid") from None
+    message = f"the {kind} takes too long to decode ({error}); send a smaller or simpler one"
+    raise RequestError(message, code=f"{kind}_too_complex", status=413) from None

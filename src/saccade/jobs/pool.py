@@ -1,0 +1,203 @@
+"""A few processes for work on untrusted data. One job never hurts another: a process that uses more CPU time or memory
+than its job may, whose deadline passes or whose client has left is killed, and another takes its place.
+
+Jobs with a small estimated cost go before those with a large one, and large ones never hold all processes. A job that
+waits long enough comes before newer small ones, too.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import count
+from time import monotonic
+
+from saccade.errors import SaccadeError
+from saccade.jobs.pool_process import JobLimits, JobOutput, PoolProcess
+
+POLL_S = 0.05  # between checks of a job's limits and of its client
+SMALL_S = 0.25  # estimated seconds up to which a job is small
+CLOSE_S = 5.0
+PATIENCE = 4.0  # a job waits behind newer ones for at most this many times its own estimate
+
+_log = logging.getLogger(__name__)
+
+
+class PoolClosedError(SaccadeError):
+    """The server is shutting down."""
+
+
+@dataclass(order=True, slots=True)
+class _Waiting:
+    rank: float
+    serial: int
+    is_large: bool = field(compare=False)
+    ready: threading.Event = field(compare=False, default_factory=threading.Event)
+    process: PoolProcess | None = field(compare=False, default=None)
+
+
+class Pool:
+    """At most `size` processes of one module. The first is started at once, others when they are needed. Any number of
+    threads may run jobs; each waits for its own."""
+
+    def __init__(self, module: str, size: int, *words: str, fds: tuple[int, ...] = ()) -> None:
+        assert size >= 2, "large jobs leave one process to small ones"
+        self._module, self.size, self._words, self._fds = module, size, words, fds
+        self._lock = threading.Condition()
+        self._idle: list[PoolProcess] = []
+        self._busy: dict[PoolProcess, bool] = {}  # and whether its job is large
+        self._waiting: list[_Waiting] = []
+        self._serials = count()
+        self._wanted = 1
+        self._is_closed = False
+        self.num_killed = 0
+        # Linux ends the processes with the thread that started them, so that is one that lives as long as the pool.
+        self._keeper = threading.Thread(target=self._keep, name=f"{module} processes", daemon=True)
+        self._keeper.start()
+
+    def run(
+        self,
+        words: bytes,
+        data: tuple[bytes, ...],
+        limits: JobLimits,
+        *,
+        cost_s: float = 0.0,
+        hold: Callable[[int], None] = lambda num_bytes: None,
+        go_on: Callable[[], None] = lambda: None,
+    ) -> JobOutput:
+        """The result of one job. `cost_s` is an estimate, which decides about the order only. `hold` and `go_on` are as
+        in an Allowance, and what they raise ends the job. Raises also the RequestError of the job, a JobKilledError or
+        a ProcessLostError."""
+        is_large = cost_s > SMALL_S
+        process = self._take(monotonic() + PATIENCE * cost_s, is_large, go_on)
+        try:
+            output = process.run(words, data, limits, hold, go_on)
+        finally:
+            self._give_back(process)
+        return output
+
+    @property
+    def num_waiting(self) -> int:
+        with self._lock:
+            return len(self._waiting)
+
+    @property
+    def num_busy(self) -> int:
+        with self._lock:
+            return len(self._busy)
+
+    def pids(self) -> list[int]:
+        with self._lock:
+            return [process.pid for process in (*self._idle, *self._busy)]
+
+    def close(self) -> None:
+        """Ends all processes at once. May be called again."""
+        with self._lock:
+            self._is_closed = True
+            idle = self._idle
+            self._idle = []
+            for process in self._busy:
+                process.stop()
+            for waiting in self._waiting:
+                waiting.ready.set()
+            self._waiting.clear()
+            self._lock.notify_all()
+            self._lock.wait_for(lambda: not self._busy, CLOSE_S)  # the threads of their jobs give them back
+        for process in idle:
+            process.kill()
+        self._keeper.join()
+
+    def _take(self, rank: float, is_large: bool, go_on: Callable[[], None]) -> PoolProcess:
+        waiting = _Waiting(rank, next(self._serials), is_large)
+        with self._lock:
+            if self._is_closed:
+                raise PoolClosedError("the server is shutting down")
+            heappush(self._waiting, waiting)
+            self._dispatch()
+        try:
+            while not waiting.ready.wait(POLL_S):
+                go_on()
+        except BaseException:
+            self._forget(waiting)
+            raise
+        if waiting.process is None:
+            raise PoolClosedError("the server is shutting down")
+        return waiting.process
+
+    def _forget(self, waiting: _Waiting) -> None:
+        with self._lock:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+                heapify(self._waiting)
+        if waiting.process is not None:
+            self._give_back(waiting.process)
+
+    def _give_back(self, process: PoolProcess) -> None:
+        is_alive = process.is_alive
+        if not is_alive or self._is_closed:
+            process.kill()
+        with self._lock:
+            del self._busy[process]
+            if self._is_closed:
+                self._lock.notify_all()
+                return
+            if is_alive:
+                self._idle.append(process)
+            else:
+                self.num_killed += process.was_killed
+                self._wanted = max(1, len(self._idle) + len(self._busy))
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Hands idle processes to those who wait, and asks for more where that is not enough. Needs the lock."""
+        for process in [process for process in self._idle if not process.is_alive]:  # ended while it had nothing to do
+            self._idle.remove(process)
+            process.kill()
+        while self._idle and (chosen := self._next()) is not None:
+            process = self._idle.pop()
+            self._busy[process] = chosen.is_large
+            chosen.process = process
+            chosen.ready.set()
+        needed = len(self._idle) + len(self._busy) + len(self._waiting)
+        self._wanted = max(self._wanted, min(self.size, needed))
+        self._lock.notify_all()
+
+    def _next(self) -> _Waiting | None:
+        has_room = sum(self._busy.values()) < self.size - 1
+        skipped, chosen = [], None
+        while self._waiting and chosen is None:
+            first = heappop(self._waiting)
+            if first.is_large and not has_room:
+                skipped.append(first)
+            else:
+                chosen = first
+        for waiting in skipped:
+            heappush(self._waiting, waiting)
+        return chosen
+
+    def _keep(self) -> None:
+        """Starts processes until the pool is closed."""
+        while True:
+            with self._lock:
+                while not self._is_closed and len(self._idle) + len(self._busy) >= self._wanted:
+                    self._lock.wait()
+                if self._is_closed:
+                    return
+            try:
+                process = PoolProcess(self._module, *self._words, fds=self._fds)
+            except OSError as error:
+                _log.warning("cannot start %s: %s; trying again", self._module, os.strerror(error.errno or 0))
+                with self._lock:
+                    self._lock.wait(1.0)
+                continue
+            self._adopt(process)
+
+    def _adopt(self, process: PoolProcess) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._idle.append(process)
+                self._dispatch()
+                return
+        process.kill()

@@ -1,0 +1,62 @@
+"""Grammars are tried in a process that can be killed before the engine compiles them.
+
+A compiled grammar cannot leave its process, and no limit of llguidance bounds all that happens while it is made: an
+intersection of a few short expressions can take minutes and gigabytes, and then abort the process. Compiling is
+deterministic, so what ended within the limits of a trial does so in the engine, too. What follows, a mask for each
+token, is bounded by llguidance's fuel (see `parser_limits`).
+"""
+
+import os
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from saccade.errors import CapacityError, RequestError
+from saccade.jobs.pool import Pool, PoolClosedError
+from saccade.jobs.pool_process import JobKilledError, JobLimits, ProcessLostError
+from saccade.scheduling.compiling import Words
+from saccade.scheduling.trial_process import Trial, VocabularyFile
+from saccade.wire.grammar import PARAM, Grammar, broken
+
+MODULE = "saccade.scheduling.trial_process"
+NUM_PROCESSES = 2
+LIMITS = JobLimits(cpu_s=2.0, memory_bytes=256 * 2**20, max_output_bytes=0)  # usual grammars take milliseconds
+SAFE_KINDS = frozenset({"json_object", "choice"})  # nothing in them can be intersected or repeated
+_COMBINES = re.compile(r"[&~]")
+
+
+class Trials:
+    """Grammars that combine expressions leave one of the processes to others, so that usual ones never wait for them.
+    Any thread may use it."""
+
+    def __init__(self, words: Words) -> None:
+        self._file = os.memfd_create("saccade-vocabulary", os.MFD_CLOEXEC)
+        read = VocabularyFile(list(words.tokens), list(words.special_token_ids), list(words.ends))
+        view = memoryview(msgspec.msgpack.encode(read))
+        while view:
+            view = view[os.write(self._file, view) :]
+        self.pool = Pool(MODULE, NUM_PROCESSES, str(self._file), fds=(self._file,))
+
+    def check(self, grammar: Grammar, go_on: Callable[[], None]) -> None:
+        """Raises the RequestError that refuses the grammar, or what `go_on` raises."""
+        if grammar.kind in SAFE_KINDS:
+            return
+        data = msgspec.msgpack.encode(Trial(grammar.kind, grammar.text))
+        cost_s = 1.0 if grammar.kind == "lark" and _COMBINES.search(grammar.text) else 0.1
+        try:
+            self.pool.run(b"", (data,), LIMITS, cost_s=cost_s, go_on=go_on)
+        except RequestError as error:
+            error.param = PARAM
+            raise
+        except JobKilledError:
+            most = f"{LIMITS.cpu_s:g} seconds of CPU time or {LIMITS.memory_bytes // 2**20} MiB"
+            raise broken(f"it takes more than {most} to compile; use a simpler one") from None
+        except (ProcessLostError, PoolClosedError):
+            raise CapacityError("the process that tried the grammar has ended; try again") from None
+
+    def close(self) -> None:
+        self.pool.close()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

@@ -1,0 +1,242 @@
+"""Processes that are killed when a job is too much, and whose end hurts no other job."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from saccade.errors import CapacityError, RequestError
+from saccade.inputs.allowance import StopWorkError
+from saccade.jobs.pool import Pool, PoolClosedError
+from saccade.jobs.pool_process import JobKilledError, JobLimits, JobOutput, ProcessLostError
+
+LIMITS = JobLimits(cpu_s=20.0, memory_bytes=64 * 2**20, max_output_bytes=2**20)
+ODD = "tests.jobs.odd_jobs"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def importable() -> Iterator[None]:
+    """Processes of pools find the tests' own module, wherever pytest was started."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture(scope="module")
+def pool(importable: None) -> Iterator[Pool]:
+    made = Pool(ODD, 2)
+    yield made
+    made.close()
+
+
+def ask(pool: Pool, words: str, data: bytes = b"", limits: JobLimits = LIMITS, cost_s: float = 0.0) -> JobOutput:
+    return pool.run(words.encode(), (data,), limits, cost_s=cost_s)
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def works(pool: Pool) -> bool:
+    return bytes(ask(pool, "echo", b"again").data) == b"again"
+
+
+def test_data_come_back_in_memory_that_nobody_can_change(pool: Pool) -> None:
+    data = bytes(range(256)) * 100
+    output = pool.run(b"echo", (data[:1000], data[1000:]), LIMITS)
+    assert output.words == b"echo" and bytes(output.data) == data
+    assert not output.data.flags.writeable and not output.data.flags.owndata
+    assert ask(pool, "echo").data.shape == (0,)
+
+
+def test_results_are_kept_without_descriptors_and_freed_with_their_last_view(pool: Pool) -> None:
+    def counts() -> tuple[int, int]:
+        maps = Path("/proc/self/maps").read_text()
+        return len(os.listdir("/proc/self/fd")), maps.count("saccade-output")  # noqa: PTH208
+
+    ask(pool, "echo", b"first")
+    before = counts()
+    kept = [ask(pool, "echo", bytes([i]) * 5000).data[10:20] for i in range(50)]
+    assert counts() == (before[0], before[1] + 50)
+    assert all((data == i).all() for i, data in enumerate(kept))
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        kept[0].flags.writeable = True
+    del kept
+    assert counts() == before
+
+
+def test_a_process_serves_many_jobs_without_heavy_imports_and_secrets(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ask(pool, "pid").words
+    assert all(ask(pool, "pid").words == first for _ in range(20))
+    monkeypatch.setenv("SOME_SECRET", "key")
+    with_secret = Pool(ODD, 2)
+    try:
+        assert ask(with_secret, "libraries").words == b""
+    finally:
+        with_secret.close()
+
+
+@pytest.mark.parametrize("words", ["spin", "beg"])
+def test_too_much_cpu_time_ends_the_job_alone(pool: Pool, words: str) -> None:
+    old = int(ask(pool, "pid").words)
+    with pytest.raises(JobKilledError, match=r"0\.3 seconds of CPU") as error:
+        ask(pool, words, limits=JobLimits(cpu_s=0.3, memory_bytes=2**26, max_output_bytes=1))
+    assert error.value.reason == "cpu"
+    assert works(pool) and not is_there(old)
+
+
+def test_too_much_memory_ends_the_job_alone(pool: Pool) -> None:
+    with pytest.raises(JobKilledError, match="memory") as error:
+        ask(pool, "grow", str(2**30).encode())
+    assert error.value.reason == "memory"
+    assert works(pool)
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT])
+def test_a_crash_is_the_jobs_fault(pool: Pool, number: signal.Signals) -> None:
+    with pytest.raises(JobKilledError, match=number.name) as error:
+        ask(pool, "abort", str(int(number)).encode())
+    assert error.value.reason == "crash"
+    assert works(pool)
+
+
+def test_a_process_that_somebody_kills_is_replaced(pool: Pool) -> None:
+    with pytest.raises(ProcessLostError, match="SIGKILL"):
+        ask(pool, "abort", str(int(signal.SIGKILL)).encode())
+    assert works(pool)
+    for pid in pool.pids():
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while any(is_there(pid) and "Z" not in Path(f"/proc/{pid}/stat").read_text().split() for pid in pool.pids()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert works(pool)
+
+
+def test_a_refusal_keeps_its_code_and_the_process(pool: Pool) -> None:
+    before = ask(pool, "pid").words
+    with pytest.raises(RequestError) as error:
+        ask(pool, "refuse")
+    assert (str(error.value), error.value.code, error.value.status) == ("no  [31mgood", "bad", 413)
+    assert ask(pool, "pid").words == before
+
+
+@pytest.mark.parametrize("words", ["lie", "hoard", "babble", "fail"])
+def test_a_hostile_result_is_refused(pool: Pool, words: str) -> None:
+    with pytest.raises(ProcessLostError):
+        ask(pool, words)
+    assert works(pool)
+
+
+def test_a_result_beyond_its_limit_is_refused(pool: Pool) -> None:
+    with pytest.raises(ProcessLostError, match="1048577 bytes"):
+        ask(pool, "flood", str(2**20 + 1).encode())
+
+
+def test_memory_that_is_held_may_be_used(pool: Pool) -> None:
+    held: list[int] = []
+    size = 128 * 2**20
+    pool.run(b"hold", (str(size).encode(),), LIMITS, hold=held.append)
+    assert held == [size]
+
+    def full(num_bytes: int) -> None:
+        raise CapacityError("full")
+
+    with pytest.raises(CapacityError, match="full"):
+        pool.run(b"hold", (str(size).encode(),), LIMITS, hold=full)
+    assert works(pool)
+
+
+def test_a_process_that_has_grown_is_replaced(pool: Pool) -> None:
+    limits = JobLimits(cpu_s=20.0, memory_bytes=256 * 2**20, max_output_bytes=0)
+    old = int(ask(pool, "pid").words)
+    ask(pool, "keep", str(100 * 2**20).encode(), limits)
+    assert int(ask(pool, "pid").words) != old and not is_there(old)
+
+
+def test_a_job_whose_client_left_is_killed(pool: Pool) -> None:
+    old = int(ask(pool, "pid").words)
+    checks: list[int] = []
+
+    def go_on() -> None:
+        checks.append(1)
+        if len(checks) > 2:
+            raise StopWorkError
+
+    with pytest.raises(StopWorkError):
+        pool.run(b"spin", (b"",), LIMITS, go_on=go_on)
+    assert works(pool) and not is_there(old)
+
+
+def test_many_jobs_at_once_each_get_their_own_result(pool: Pool) -> None:
+    with ThreadPoolExecutor(16) as threads:
+        outputs = list(threads.map(lambda i: ask(pool, "echo", bytes([i]) * i, cost_s=i % 3), range(200)))
+    assert all(np.array_equal(output.data, np.full(i, i, np.uint8)) for i, output in enumerate(outputs))
+    assert len(pool.pids()) <= 2 and pool.num_busy == pool.num_waiting == 0
+
+
+def test_small_jobs_do_not_wait_behind_large_ones() -> None:
+    """One of two processes is held by a large job, others wait; small ones pass them all."""
+    pool, order, has_left = Pool(ODD, 2), [], threading.Event()
+
+    def large() -> None:
+        def go_on() -> None:
+            if has_left.is_set():
+                raise StopWorkError
+
+        with pytest.raises(StopWorkError):
+            pool.run(
+                b"spin", (b"",), JobLimits(cpu_s=500.0, memory_bytes=2**26, max_output_bytes=0), cost_s=9.0, go_on=go_on
+            )
+        order.append("large")
+
+    threads = [threading.Thread(target=large) for _ in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        while pool.num_busy + pool.num_waiting < 4:
+            time.sleep(0.01)
+        for _ in range(20):
+            assert works(pool)
+            order.append("small")
+        assert pool.num_busy == 1 and pool.num_waiting == 3
+    finally:
+        has_left.set()
+        for thread in threads:
+            thread.join()
+        pool.close()
+    assert order == ["small"] * 20 + ["large"] * 4
+
+
+def test_a_closed_pool_leaves_no_process_and_no_waiter_behind() -> None:
+    pool = Pool(ODD, 2)
+    ends: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            pool.run(b"spin", (b"",), LIMITS)
+        except Exception as error:
+            ends.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    while pool.num_busy < 2:
+        time.sleep(0.01)
+    pids = pool.pids()
+    pool.close()
+    pool.close()
+    for thread in threads:
+        thread.join()
+    assert len(ends) == 5 and all(isinstance(end, PoolClosedError | ProcessLostError) for end in ends)
+    assert not any(map(is_there, pids))
+    with pytest.raises(PoolClosedError):
+        works(pool)
