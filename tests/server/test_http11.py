@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from saccade.server.app import build_app
-from saccade.server.http11 import BoundedProtocol
+from saccade.server.http11 import RESERVED, BoundedProtocol
 from saccade.server.service import Service
 from tests.server.fake import HANG_S, Caller, FakeEngine
 
@@ -34,15 +34,15 @@ async def flood(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None
 
 def post(headers: str = "", **fields: Any) -> bytes:
     body = orjson.dumps({"messages": [{"role": "user", "content": "hi"}], **fields})
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
     return head.encode() + body
 
 
 @asynccontextmanager
-async def listening(service: Service, timeout_s: float = 60.0) -> AsyncIterator[int]:
+async def listening(service: Service, timeout_s: float = 60.0, max_connections: int = 100) -> AsyncIterator[int]:
     """A port on which uvicorn serves an app."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        http = BoundedProtocol.limited(4096, timeout_s)
+        http = BoundedProtocol.limited(4096, timeout_s, max_connections)
         config = uvicorn.Config(build_app(service), http=http, ws="none", lifespan="off", log_config=None, loop="none")
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -101,7 +101,7 @@ def test_tunnels_are_not_built(scripted: Scripted) -> None:
     [
         ([], b""),
         ([b"GET /health HT"], b"408"),
-        ([b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /health HTTP/1.1\r\nHo"], b"408"),
+        ([b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /health HTTP/1.1\r\nHo"], b"408"),
     ],
 )
 def test_heads_are_not_waited_for_without_end(scripted: Scripted, sent: list[bytes], status: bytes) -> None:
@@ -259,8 +259,37 @@ def test_a_body_behind_a_refused_head_is_nobodys(scripted: Scripted) -> None:
 
     async def run() -> None:
         async with listening(service) as port:
-            found = await answered(port, post().replace(b"Host: x\r\n", b""))
+            found = await answered(port, post().replace(b"Host: localhost\r\n", b""))
             assert found.split(b" ")[1] == b"400" and found.count(b"HTTP/1.1") == 1
 
     asyncio.run(run())
     assert not engine.seen and service.is_idle
+
+
+def test_connections_beyond_the_limit_get_a_503_and_probes_an_answer(scripted: Scripted) -> None:
+    _, _, service = scripted()
+    probe = f"GET /health HTTP/1.1\r\nHost: localhost\r\n{CLOSE}\r\n".encode()
+
+    async def run() -> None:
+        async with listening(service, max_connections=2) as port:
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            found = await answered(port, post(CLOSE))
+            assert found.startswith(b"HTTP/1.1 503") and b"\r\nretry-after: 2\r\n" in found, found
+            error = orjson.loads(found.partition(b"\r\n\r\n")[2])["error"]
+            assert error["code"] == "too_many_connections" and "--max-connections" in error["message"]
+            assert (await answered(port, probe.replace(CLOSE.encode(), b""))).startswith(b"HTTP/1.1 200"), "one probe"
+            waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(RESERVED)]
+            assert (await answered(port)).startswith(b"HTTP/1.1 503"), "nothing is read any more"
+            for reader, writer in waiting:
+                assert await asyncio.wait_for(reader.read(), HANG_S) == b"", "they may not keep the places of probes"
+                writer.close()
+            assert (await answered(port, probe)).startswith(b"HTTP/1.1 200")
+            for _, writer in idle:
+                writer.close()
+                await writer.wait_closed()
+            for _ in range(1000):
+                if (found := await answered(port, post(CLOSE))).startswith(b"HTTP/1.1 200"):
+                    return
+            raise AssertionError(found)
+
+    asyncio.run(run())

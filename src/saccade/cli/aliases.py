@@ -107,6 +107,7 @@ TAKEN_SWITCHES = _each(
         "--disable-outlines-disk-cache": _GRAMMARS,
         "--disable-mm-preprocessor-cache --disable-fast-image-processor --keep-mm-feature-on-device": _IMAGES,
         "--skip-mm-profiling": "the encoder's memory is known from its buffers",
+        "--enable-ssl-refresh": "TLS files are always read again when they change",
         "--use-tqdm-on-load": "a terminal shows how far a start is",
     }
 )

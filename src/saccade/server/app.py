@@ -19,6 +19,7 @@ from saccade.server.generate import GenerateRoute
 from saccade.server.health import HealthRoute
 from saccade.server.http_errors import ClientGoneError, HttpError, explain, to_http
 from saccade.server.ops import OpsRoutes
+from saccade.server.origins import CallerRules
 from saccade.server.service import Service
 from saccade.server.tokens import DetokenizeRoute, RenderRoute, TokenizeRoute
 
@@ -37,6 +38,7 @@ def build_app(service: Service) -> Starlette:
     admission = Middleware(
         AdmissionMiddleware,
         keys=Keys(settings.api_key, settings.admin_api_key),
+        callers=CallerRules(settings),
         root_path=settings.root_path,
         max_header_bytes=settings.max_header_bytes,
         on_end=note,
@@ -51,11 +53,13 @@ def build_app(service: Service) -> Starlette:
 
 
 class AdmissionMiddleware:
-    """Gives every request an id, checks its header size and key, and turns errors into replies in one place. Paths come
-    from the scope: no header influences who may call what."""
+    """Gives every request an id, checks its key, where it comes from and its header size, and turns errors into replies
+    in one place. Paths come from the scope: no header influences who may call what."""
 
-    def __init__(self, app: ASGIApp, *, keys: Keys, root_path: str, max_header_bytes: int, on_end: OnEnd) -> None:
-        self._app, self._keys, self._root_path = app, keys, root_path
+    def __init__(
+        self, app: ASGIApp, *, keys: Keys, callers: CallerRules, root_path: str, max_header_bytes: int, on_end: OnEnd
+    ) -> None:
+        self._app, self._keys, self._callers, self._root_path = app, keys, callers, root_path
         self._max_header_bytes = max_header_bytes
         self._on_end = on_end
 
@@ -78,6 +82,7 @@ class AdmissionMiddleware:
     def _check(self, scope: Scope, exchange: HttpExchange) -> None:
         path = scope["path"].removeprefix(self._root_path) if self._root_path else scope["path"]
         self._keys.check(path, exchange.headers)
+        self._callers.check(scope["method"], path, exchange.headers)
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size > self._max_header_bytes:
             text = f"the headers have {size} bytes; the limit is {self._max_header_bytes} (--max-header-bytes)"

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import resource
 import socket
 import sys
 from collections.abc import Iterator
@@ -23,11 +24,13 @@ from saccade.server.http11 import BoundedProtocol
 from saccade.server.lifecycle import Launch, Stages, drain, start
 from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
+from saccade.server.tls import TlsFiles
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
 GRACE_S = 5  # for connections to close after all replies
 BACKLOG = 2048
+MOST_CONNECTIONS, SPARE_FILES = 16384, 256
 SWITCH_S = 0.0005  # image decoding threads yield the GIL to the event loop this soon
 
 _log = logging.getLogger(__name__)
@@ -52,7 +55,7 @@ def serve(
             log_to_stderr()
             front = _Front(settings, plan, console)
             config = front.config()
-            _load(config)
+            config.load()
             with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
                 return runner.run(front.run(config, listener))
     except SaccadeError as error:
@@ -65,16 +68,19 @@ class _Front:
 
     def __init__(self, settings: ServerSettings, plan: Launch, console: Console) -> None:
         self._settings, self._plan, self._console = settings, plan, console
+        self._tls = TlsFiles(settings) if settings.ssl_certfile else None
         self._service = Service(plan.model, settings, plan.limits, plan.media)
         self._engine: AsyncEngine | None = None
         self._started = asyncio.Event()
         self._engine_died = False
 
     def config(self) -> uvicorn.Config:
-        settings = self._settings
+        settings, tls = self._settings, self._tls
         return uvicorn.Config(
             build_app(self._service),
-            http=BoundedProtocol.limited(settings.max_header_bytes, settings.body_timeout_s),
+            http=BoundedProtocol.limited(
+                settings.max_header_bytes, settings.body_timeout_s, _most_connections(settings)
+            ),
             loop="auto",
             ws="none",
             lifespan="off",
@@ -86,8 +92,7 @@ class _Front:
             timeout_keep_alive=int(settings.keep_alive_s),
             timeout_graceful_shutdown=GRACE_S,
             backlog=BACKLOG,
-            ssl_keyfile=settings.ssl_keyfile or None,
-            ssl_certfile=settings.ssl_certfile or None,
+            ssl_context_factory=None if tls is None else lambda config, default: tls.context,
         )
 
     async def run(self, config: uvicorn.Config, listener: socket.socket) -> int:
@@ -100,6 +105,7 @@ class _Front:
         starting = asyncio.create_task(self._start(listener))
         stopped = asyncio.create_task(http.stopped.wait())
         outlived = asyncio.create_task(self._outlive())
+        refreshing = asyncio.create_task(self._refresh_tls())
         try:
             await asyncio.wait({starting, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
@@ -108,9 +114,9 @@ class _Front:
             self._say("shutting down")
             return EXIT_ENGINE_DIED if self._engine_died else 0
         finally:
-            for task in (starting, stopped, outlived):
+            for task in (starting, stopped, outlived, refreshing):
                 task.cancel()
-            await asyncio.gather(starting, stopped, outlived, return_exceptions=True)
+            await asyncio.gather(starting, stopped, outlived, refreshing, return_exceptions=True)
             await drain(self._service, self._engine, http.hurry)
             http.should_exit = True
             await serving
@@ -128,6 +134,10 @@ class _Front:
             self._say(self._engine.ready.ranks.summary())
         total = self._service.time_to_ready_s or 0.0
         self._say(f"ready on {_address(self._settings, listener)} after {total:.2f} s")
+
+    async def _refresh_tls(self) -> None:
+        if self._tls is not None:
+            await self._tls.watch()
 
     async def _outlive(self) -> None:
         """Returns `dead_engine_s` after the engine died: time to tell clients and probes before a restart."""
@@ -183,12 +193,18 @@ def _bound(settings: ServerSettings) -> Iterator[socket.socket]:
                 Path(settings.uds).unlink(missing_ok=True)
 
 
-def _load(config: uvicorn.Config) -> None:
-    try:
-        config.load()
-    except OSError as error:  # includes ssl's
-        what = f"{config.ssl_certfile}, {config.ssl_keyfile}"
-        raise ConfigError(f"cannot use the TLS files {what}: {error.strerror or 'broken'} (--ssl-certfile)") from None
+def _most_connections(settings: ServerSettings) -> int:
+    """The limit that is set, or one that leaves files for everything else this process opens."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.max_connections or MOST_CONNECTIONS
+    if soft != resource.RLIM_INFINITY and soft < wanted + SPARE_FILES:  # shells allow 1024, and the system far more
+        soft = wanted + SPARE_FILES if hard == resource.RLIM_INFINITY else min(wanted + SPARE_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = wanted if soft == resource.RLIM_INFINITY else min(wanted, max(soft - SPARE_FILES, soft // 2))
+    if settings.max_connections > most:
+        what = f"max_connections is {settings.max_connections}; this process may open {soft} files"
+        raise ConfigError(f"{what}, some of which it needs itself (lower --max-connections, or raise ulimit -n)")
+    return most
 
 
 def _bind(settings: ServerSettings) -> socket.socket:

@@ -8,7 +8,11 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from saccade.server.http_errors import HttpError
+from saccade.server.origins import PROBES
 
+RESERVED = 16  # connections beyond the limit that may ask how the server is
+RESERVED_S = 2.0  # and how soon they must do so
+BUSY_RETRY_S = 2.0
 LOOKS = 8  # checks of a client within its timeout
 _HOP_HEADERS = frozenset({b"upgrade", b"http2-settings", b"connection"})
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
@@ -20,11 +24,14 @@ class BoundedProtocol(HttpToolsProtocol):
     in the buffer, a closed connection for its end.
 
     Clients that offer another protocol (Java's offers HTTP/2 with every request) are answered in HTTP/1.1. Nothing is
-    written into a reply that has begun: the connection ends instead.
+    written into a reply that has begun: the connection ends instead. Connections beyond the limit get a 503; a few of
+    them are heard first, because probes must go through when a server is full.
     """
 
     max_header_bytes = 64 * 1024
     timeout_s = 60.0
+    max_connections = 16384
+    _is_extra = False  # beyond the limit: good for one probe
     _held_bytes = 0  # since the parser last handed on data
     _is_in_head = False
     _is_upgrade = False
@@ -36,13 +43,19 @@ class BoundedProtocol(HttpToolsProtocol):
     _serving: RequestResponseCycle | None = None
 
     @classmethod
-    def limited(cls, max_header_bytes: int, timeout_s: float = 60.0) -> type["BoundedProtocol"]:
+    def limited(
+        cls, max_header_bytes: int, timeout_s: float = 60.0, max_connections: int = 16384
+    ) -> type["BoundedProtocol"]:
         """`timeout_s` 0 sets no limit on how slowly clients send and read."""
-        limits = {"max_header_bytes": max_header_bytes, "timeout_s": timeout_s}
+        limits = {"max_header_bytes": max_header_bytes, "timeout_s": timeout_s, "max_connections": max_connections}
         return type("LimitedProtocol", (cls,), limits)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._is_extra = len(self.connections) > self.max_connections
+        if len(self.connections) > self.max_connections + RESERVED:
+            self._refuse(self._full())
+            return
         self._await_head()
         if self.timeout_s:
             self._watch_reader()
@@ -87,8 +100,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._has_host():
             self._is_refused = True  # nothing after this head is a request
             self.send_400_response("")
+        elif self._is_extra and not self._is_probe():
+            self._is_refused = True
+            self._refuse(self._full())
         elif not self._is_upgrade:
             super().on_headers_complete()
+            self.cycle.keep_alive &= not self._is_extra
 
     def on_body(self, body: bytes) -> None:
         self._held_bytes = 0
@@ -111,6 +128,14 @@ class BoundedProtocol(HttpToolsProtocol):
         """HTTP/1.1 requires exactly one Host header; HTTP/1.0 may omit it."""
         num_hosts = sum(name == b"host" for name, _ in self.headers)
         return num_hosts == 1 or (num_hosts == 0 and self.parser.get_http_version() != "1.1")
+
+    def _is_probe(self) -> bool:
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        return path.removeprefix(self.root_path) in PROBES
+
+    def _full(self) -> HttpError:
+        text = f"{self.max_connections} connections are open, which is the limit; try again later (--max-connections)"
+        return HttpError(503, text, code="too_many_connections", retry_after_s=BUSY_RETRY_S)
 
     def _feed(self, data: bytes) -> bytes | None:
         """Returns what is left to read after the parser stopped for an upgrade."""
@@ -136,8 +161,9 @@ class BoundedProtocol(HttpToolsProtocol):
         return b"\r\n".join([method + b" " + self.url + b" HTTP/" + version, *lines, b"", b""])
 
     def _await_head(self) -> None:
-        if self.timeout_s:
-            self._head_timer = self.loop.call_later(self.timeout_s, self._give_up)
+        limit_s = RESERVED_S if self._is_extra else self.timeout_s
+        if limit_s:
+            self._head_timer = self.loop.call_later(limit_s, self._give_up)
 
     def _end_wait(self) -> None:
         if self._head_timer is not None:
@@ -168,6 +194,7 @@ class BoundedProtocol(HttpToolsProtocol):
         serving = self._serving
         if serving is None or serving.response_complete or not serving.response_started:
             body = orjson.dumps(error.envelope())
-            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-            self.transport.write(STATUS_LINE[error.status] + head + body)
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
+            more = "".join(f"{name}: {value}\r\n" for name, value in error.headers().items()).encode()
+            self.transport.write(STATUS_LINE[error.status] + head + more + b"\r\n" + body)
         self.transport.close()

@@ -19,7 +19,7 @@ from saccade.server.admission import Place
 from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, too_late
 from saccade.server.protocol import Wire
-from saccade.server.reading import check_content_type, ignored_header, read_request
+from saccade.server.reading import ignored_header, read_request
 from saccade.server.service import Service
 from saccade.server.structure import structure_param
 from saccade.wire.grammar import check_grammar
@@ -99,7 +99,6 @@ class PromptRoute(ABC, Generic[R]):
         """The job of an exchange, whose place is held until the exchange ends."""
         service, settings = self.service, self.service.settings
         service.check_open()
-        check_content_type(exchange.headers)
         place = exchange.exits.enter_context(service.admission.enter())
         body = await exchange.body(limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s, hold=place.hold)
         received = monotonic()

@@ -18,12 +18,14 @@ _KINDS = frozenset({"str", "bool", "int", "float", "dict", "list", "StreamOption
 _FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-def check_content_type(headers: Mapping[bytes, bytes]) -> None:
-    """JSON, or no type: some clients send none. Compression is refused: a small body would become a large one."""
+def check_content_type(headers: Mapping[bytes, bytes], *, is_browser: bool = False) -> None:
+    """JSON, or no type: some clients send none, but no browser may, because a page can leave it out to be sent without
+    asking this server first. Compression is refused: a small body would become a large one."""
     if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
         raise HttpError(415, "the body must not be compressed (Content-Encoding)", code="unsupported_media_type")
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-    if kind and kind != b"application/json" and not kind.endswith(b"+json"):
+    is_untyped = not kind and (not is_browser or headers.get(b"content-length", b"") == b"0")
+    if not is_untyped and kind != b"application/json" and not kind.endswith(b"+json"):
         raise HttpError(415, "the body must be JSON (Content-Type: application/json)", code="unsupported_media_type")
 
 

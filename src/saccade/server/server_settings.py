@@ -1,10 +1,11 @@
 """Where the server listens, who may use it, and its limits."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from saccade.config import setting
+from saccade.config import Word, setting
 from saccade.errors import ConfigError
 from saccade.wire.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 
@@ -18,7 +19,20 @@ class ServerSettings:
     uds: str = setting("", "Unix socket to listen on instead of an address")
     root_path: str = setting("", "path prefix under which a proxy serves this server")
     ssl_keyfile: str = setting("", "TLS key file")
-    ssl_certfile: str = setting("", "TLS certificate file")
+    ssl_certfile: str = setting("", "TLS certificate file; it, the key and the CA file are read again when they change")
+    ssl_ca_certs: str = setting("", "file of CA certificates; clients must then show a certificate of one of them")
+    ssl_cert_reqs: str = setting(
+        "", "certificates of clients, with --ssl-ca-certs: none, optional or required (or 0, 1, 2); by default required"
+    )
+    allowed_hosts: tuple[Word, ...] = setting(
+        (),
+        "names under which clients reach this server, such as api.example.com or *.example.com; * takes any. Always "
+        "answered: addresses, localhost, names ending in .local or .internal. If the server listens on an address that "
+        "others can reach: also names without a dot, and with --api-key any name, unless names are given here",
+    )
+    max_connections: int = setting(
+        0, "connections at once; further ones get a 503. 0: 16384, or fewer where the process may open fewer files"
+    )
     api_key: tuple[str, ...] = setting(
         (),
         "key that a client must send, one of them where there are several; without any, everybody is answered; "
@@ -67,16 +81,26 @@ class ServerSettings:
             if getattr(self, name) not in allowed:
                 words = ", ".join(word or '"" (off)' for word in allowed)
                 raise _refuse(name, getattr(self, name), f"allowed are {words}")
-        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
-            raise ConfigError("TLS needs both a key and a certificate (--ssl-keyfile, --ssl-certfile)")
         if any(not key for key in self.api_key):
             raise ConfigError("an API key is empty; leave it out to answer everybody (--api-key)")
         if self.root_path and not self.root_path.startswith("/"):
             raise _refuse("root_path", self.root_path, "it must begin with /")
-        for name in ("ssl_keyfile", "ssl_certfile"):
+        for host in self.allowed_hosts:
+            if not _HOST.fullmatch(host):
+                raise _refuse("allowed_hosts", host, "write a name without scheme and port, *.name, or *")
+        self._check_tls()
+        self.origins()
+
+    def _check_tls(self) -> None:
+        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
+            raise ConfigError("TLS needs both a key and a certificate (--ssl-keyfile, --ssl-certfile)")
+        if self.ssl_ca_certs and not self.ssl_certfile:
+            raise ConfigError("--ssl-ca-certs needs TLS; give --ssl-keyfile and --ssl-certfile, too")
+        if self.ssl_cert_reqs not in ("", "none", "0") and not self.ssl_ca_certs:
+            raise ConfigError(f"ssl_cert_reqs is {self.ssl_cert_reqs}; it needs the CA's certificates (--ssl-ca-certs)")
+        for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
             if getattr(self, name) and not Path(getattr(self, name)).is_file():
                 raise _refuse(name, getattr(self, name), "there is no such file")
-        self.origins()
 
     def origins(self) -> list[str]:
         """The allowed origins: a JSON list, or names separated by commas."""
@@ -96,7 +120,9 @@ class ServerSettings:
         return bool(self.uds) or self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 
+_HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _WORDS = {
+    "ssl_cert_reqs": ("", "none", "optional", "required", "0", "1", "2"),
     "metrics_style": ("own", "vllm", "sglang"),
     "generation_config": ("auto", "none", "vllm"),
     "reasoning_parser": ("", "qwen3"),
@@ -105,6 +131,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
     "max_body_bytes": (1024, 2**31),
     "max_header_bytes": (1024, 2**24),
+    "max_connections": (0, 2**20),
     "max_reading_requests": (1, 2**20),
     "max_pending_requests": (1, 2**20),
     "max_pending_bytes": (1024, 2**40),
