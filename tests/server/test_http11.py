@@ -1,6 +1,7 @@
 """The bytes on the wire: what is not yet a request is bounded, and what is odd is still answered."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -154,20 +155,71 @@ def test_trailers_are_dropped_and_bounded(scripted: Scripted) -> None:
 
 
 def test_nothing_is_written_into_a_reply(scripted: Scripted) -> None:
-    _, engine, service = scripted(words)
+    """What is no HTTP is refused behind it."""
+    is_sent = asyncio.Event()
+
+    async def halves(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        yield {"text": "first", "token_ids": (5,)}
+        await is_sent.wait()
+        yield {"text": "second", "token_ids": (6,), "finish_reason": "stop"}
+
+    _, _, service = scripted(halves)
 
     async def run() -> bytes:
         async with listening(service) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(post(stream=True))
-            head = await asyncio.wait_for(reader.readuntil(b'"a"'), HANG_S)
+            head = await asyncio.wait_for(reader.readuntil(b'"first"'), HANG_S)
             writer.write(b"NO HTTP\r\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+            is_sent.set()
             rest = await asyncio.wait_for(reader.read(), HANG_S)
             writer.close()
-            await until(lambda: not engine.running and service.is_idle)
             return head + rest
 
-    assert asyncio.run(run()).count(b"HTTP/1.1") == 1
+    first, _, second = asyncio.run(run()).rpartition(b"HTTP/1.1 ")
+    assert first.count(b"HTTP/1.1") == 1 and first.endswith(b"[DONE]\n\n\r\n0\r\n\r\n") and b"second" in first
+    assert second.startswith(b"400")
+
+
+GARBAGE = [b"NO HTTP\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"]
+CUT = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n"
+
+
+@pytest.mark.parametrize("garbage", [*GARBAGE, CUT])
+@pytest.mark.parametrize("num", [1, 3])
+def test_requests_before_garbage_are_answered(
+    scripted: Scripted, caplog: pytest.LogCaptureFixture, garbage: bytes, num: int
+) -> None:
+    _, engine, service = scripted()
+
+    async def run() -> bytes:
+        async with listening(service) as port:
+            return await answered(port, post() * num + garbage + post())
+
+    found = asyncio.run(run())
+    assert found.count(b"two words") == num == len(engine.seen) and found.count(b"HTTP/1.1 ") == num + 1
+    assert found.rpartition(b"HTTP/1.1 ")[2].startswith(b"400") and service.is_idle
+    assert not [record for record in caplog.records if record.levelno > logging.INFO], "a refusal is no error"
+
+
+@pytest.mark.parametrize(
+    "coding", ["gzip", "gzip, chunked", "identity", "chunked, chunked", "chunked\r\nTransfer-Encoding: x"]
+)
+def test_transfer_codings_that_nobody_knows_are_refused(scripted: Scripted, coding: str) -> None:
+    _, engine, service = scripted()
+    head, _, body = post(f"Transfer-Encoding: {coding}\r\n").partition(b"\r\n\r\n")
+    head = b"\r\n".join(line for line in head.split(b"\r\n") if b"Length" not in line)
+
+    async def run() -> bytes:
+        async with listening(service) as port:
+            return await answered(port, head + b"\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+
+    found = asyncio.run(run())
+    assert found.split(b" ")[1] in (b"400", b"501") and found.count(b"HTTP/1.1") == 1 and not engine.seen
+    if coding == "gzip, chunked":
+        assert orjson.loads(found.partition(b"\r\n\r\n")[2])["error"]["code"] == "unsupported_transfer_coding"
 
 
 def test_a_client_that_leaves_is_noticed_though_it_sent_another_request(scripted: Scripted) -> None:

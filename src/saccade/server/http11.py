@@ -23,8 +23,9 @@ class BoundedProtocol(HttpToolsProtocol):
     memory; without a timeout, clients that send no head or read no reply use up the connections: a reply waits for room
     in the buffer, a closed connection for its end.
 
-    Clients that offer another protocol (Java's offers HTTP/2 with every request) are answered in HTTP/1.1. Nothing is
-    written into a reply that has begun: the connection ends instead. Connections beyond the limit get a 503; a few of
+    Clients that offer another protocol (Java's offers HTTP/2 with every request) are answered in HTTP/1.1. What is no
+    HTTP is refused when the requests before it have their replies: nothing is written into one, and none is lost.
+    Connections beyond the limit get a 503; a few of
     them are heard first, because probes must go through when a server is full.
     """
 
@@ -41,6 +42,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _unread_bytes = 0  # at the last check; unchanged since `_read_at`
     _read_at = 0.0
     _serving: RequestResponseCycle | None = None
+    _last_words: HttpError | None = None  # nothing behind what they are about is read
 
     @classmethod
     def limited(
@@ -72,11 +74,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
+        if self._last_words is not None:
+            return
         self._held_bytes += len(data)
         left: bytes | None = data
-        while left is not None and not self.transport.is_closing():
+        while left is not None and self._last_words is None and not self.transport.is_closing():
             left = self._feed(left)
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._last_words is not None:
             return
         if self._held_bytes > self.max_header_bytes:
             text = f"the headers have more than {self.max_header_bytes} bytes, which is the limit"
@@ -97,12 +101,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._held_bytes, self._is_in_head = 0, False
         self._is_upgrade = self.parser.should_upgrade()
-        if not self._has_host():
+        if (error := self._head_error()) is not None:
             self._is_refused = True  # nothing after this head is a request
-            self.send_400_response("")
-        elif self._is_extra and not self._is_probe():
-            self._is_refused = True
-            self._refuse(self._full())
+            self._refuse(error)
         elif not self._is_upgrade:
             super().on_headers_complete()
             self.cycle.keep_alive &= not self._is_extra
@@ -118,11 +119,25 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(HttpError(400, "the request is not valid HTTP", code="invalid_http"))
+        self._refuse(_invalid())
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._last_words is not None and not self._num_unanswered():
+            self._end_with(self._last_words)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._serving = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _head_error(self) -> HttpError | None:
+        if not self._has_host():
+            return _invalid()
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            text = "the only transfer coding that is understood is chunked (Transfer-Encoding)"
+            return HttpError(501, text, code="unsupported_transfer_coding", should_retry=False)
+        return self._full() if self._is_extra and not self._is_probe() else None
 
     def _has_host(self) -> bool:
         """HTTP/1.1 requires exactly one Host header; HTTP/1.0 may omit it."""
@@ -189,8 +204,24 @@ class BoundedProtocol(HttpToolsProtocol):
         self._write_timer = self.loop.call_later(self.timeout_s / LOOKS, self._watch_reader)
 
     def _refuse(self, error: HttpError) -> None:
-        if self.transport.is_closing():
+        """Ends the connection with an error, once the requests that came before have their replies."""
+        if self.transport.is_closing() or self._last_words is not None:
             return
+        self._end_wait()
+        self._last_words = error
+        if self.pipeline and self.pipeline[0][0].more_body:  # the error is in its body
+            self.pipeline.popleft()
+        if not self._num_unanswered():
+            self._end_with(error)
+
+    def _num_unanswered(self) -> int:
+        """Complete requests without a complete reply."""
+        serving = self._serving
+        is_served = serving is not None and not serving.more_body and not serving.response_complete
+        return len(self.pipeline) + is_served
+
+    def _end_with(self, error: HttpError) -> None:
+        """Nothing is written into a reply that has begun: then the connection ends without a word."""
         serving = self._serving
         if serving is None or serving.response_complete or not serving.response_started:
             body = orjson.dumps(error.envelope())
@@ -198,3 +229,7 @@ class BoundedProtocol(HttpToolsProtocol):
             more = "".join(f"{name}: {value}\r\n" for name, value in error.headers().items()).encode()
             self.transport.write(STATUS_LINE[error.status] + head + more + b"\r\n" + body)
         self.transport.close()
+
+
+def _invalid() -> HttpError:
+    return HttpError(400, "the request is not valid HTTP", code="invalid_http")

@@ -1,5 +1,5 @@
 """From a body to a job for the engine: parse, check, fetch and decode media, tokenize. Slow work runs in worker
-threads, in one go where nothing must be fetched."""
+threads. Bodies have threads of their own, so that a request's deadline is known however many images are decoded."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -103,10 +103,9 @@ class PromptRoute(ABC, Generic[R]):
         body = await exchange.body(limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s, hold=place.hold)
         received = monotonic()
         place.prepare()
-        job, messages = await service.in_thread(self._read, exchange, body, place)
+        job, messages = await service.in_parser(self._read, exchange, body, place)
         del body
-        if messages is not None:
-            await self._add_media(job, messages, place)
+        await self._prepare(job, messages, place)
         job.seconds["receive"] = received - exchange.arrival
         job.seconds["prepare"] = monotonic() - received
         for stage, seconds in job.seconds.items():
@@ -119,12 +118,10 @@ class PromptRoute(ABC, Generic[R]):
     def _read(self, exchange: HttpExchange, body: bytes, place: Place) -> tuple[RequestJob[R], list[Any] | None]:
         with place.working():
             begun = monotonic()
-            request, ignored = read_request(self.kind, body)
+            request, ignored = read_request(self.kind, body, self.service.settings.max_body_values)
             job = self._new_job(exchange, request, ignored)
             messages = self.messages(request)
             job.seconds["parse"] = monotonic() - begun
-            if messages is None:
-                self._make_prompts(job, None, place)
             return job, messages
 
     def _new_job(self, exchange: HttpExchange, request: R, ignored: tuple[str, ...]) -> RequestJob[R]:
@@ -147,18 +144,20 @@ class PromptRoute(ABC, Generic[R]):
             structure_param=structure,
         )
 
-    async def _add_media(self, job: RequestJob[R], messages: list[Any], place: Place) -> None:
+    async def _prepare(self, job: RequestJob[R], messages: list[Any] | None, place: Place) -> None:
+        """Fetches and decodes media and makes the prompts, within the request's deadline."""
         begun = monotonic()
         left = None if job.deadline is None else max(job.deadline - begun, 0.0)
         try:
             async with asyncio.timeout(left):
-                resolved = await self.service.media.resolve(messages, place.hold)
-                job.seconds["fetch"] = monotonic() - begun
-                await self.service.in_thread(self._work, job, resolved, place)
+                if messages is not None:
+                    messages = await self.service.media.resolve(messages, place.hold)
+                    job.seconds["fetch"] = monotonic() - begun
+                await self.service.in_thread(self._work, job, messages, place)
         except TimeoutError:
             raise too_late() from None
 
-    def _work(self, job: RequestJob[R], messages: list[Any], place: Place) -> None:
+    def _work(self, job: RequestJob[R], messages: list[Any] | None, place: Place) -> None:
         with place.working():
             self._make_prompts(job, messages, place)
 

@@ -116,7 +116,7 @@ class OpsRoutes:
     async def abort(self, request: Request) -> Response:
         exchange = HttpExchange.of(request)
         body = await exchange.body(limit=SMALL_BODY_BYTES, timeout_s=self._service.settings.body_timeout_s)
-        asked, _ = read_request(AbortRequest, body)
+        asked, _ = read_request(AbortRequest, body, SMALL_BODY_BYTES)
         public_id = asked.rid or asked.request_id
         if not public_id and not asked.abort_all:
             raise RequestError("rid is missing (or abort_all: true)", param="rid", code="missing_parameter")

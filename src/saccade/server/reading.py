@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-import orjson
 from pydantic import ValidationError
 
 from saccade.errors import RequestError
 from saccade.server.http_errors import HttpError
+from saccade.server.json_body import parse_json
 from saccade.server.protocol import Wire
 
 Model = TypeVar("Model", bound=Wire)
@@ -29,12 +29,9 @@ def check_content_type(headers: Mapping[bytes, bytes], *, is_browser: bool = Fal
         raise HttpError(415, "the body must be JSON (Content-Type: application/json)", code="unsupported_media_type")
 
 
-def read_request(kind: type[Model], body: bytes) -> tuple[Model, tuple[str, ...]]:
+def read_request(kind: type[Model], body: bytes, max_values: int) -> tuple[Model, tuple[str, ...]]:
     """The checked request and the names of fields that nobody reads."""
-    try:
-        raw = orjson.loads(body)
-    except (orjson.JSONDecodeError, RecursionError):
-        raise RequestError("the body is not valid JSON", code="invalid_json") from None
+    raw = parse_json(body, max_values)
     if not isinstance(raw, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")
     _refuse_unsupported(kind, raw)

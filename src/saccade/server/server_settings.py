@@ -46,6 +46,9 @@ class ServerSettings:
     )
     generation_config: str = setting("auto", "auto: sampling defaults of the checkpoint; none (or vllm): neutral ones")
     max_body_bytes: int = setting(64 * 2**20, "largest request body")
+    max_body_values: int = setting(
+        5 * 2**18, "most values in a request body; a string counts as two of them, a list or an object as eight"
+    )
     max_header_bytes: int = setting(64 * 2**10, "largest head of a request")
     max_reading_requests: int = setting(4096, "requests whose bodies are coming before new ones are refused")
     max_pending_requests: int = setting(512, "requests being prepared before new ones are refused")
@@ -130,6 +133,7 @@ _WORDS = {
 _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
     "max_body_bytes": (1024, 2**31),
+    "max_body_values": (1024, 2**31),
     "max_header_bytes": (1024, 2**24),
     "max_connections": (0, 2**20),
     "max_reading_requests": (1, 2**20),

@@ -26,6 +26,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MIN_THREADS, MAX_THREADS = 4, 16
+PARSE_THREADS = 2
 ANY_MODEL = "auto"
 
 
@@ -57,6 +58,7 @@ class Service:
         )
         threads = settings.preprocess_threads or max(MIN_THREADS, min(os.cpu_count() or 1, MAX_THREADS))
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
+        self._parsers = ThreadPoolExecutor(PARSE_THREADS, thread_name_prefix="parse")
         self.tool_style: ToolStyle = "hermes"
         self._engine: AsyncEngine | None = None
         self.defaults: GenerationDefaults | None = None  # sampling defaults of the checkpoint
@@ -134,12 +136,18 @@ class Service:
 
     async def aclose(self) -> None:
         await self.media.aclose()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._parsers):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs what would block the event loop. A cancelled call leaves the pool's queue."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: work(*args, **kwargs))
+
+    async def in_parser(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs what reads a body, in threads of its own: bodies do not wait for images."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._parsers, lambda: work(*args, **kwargs))
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with; no name, or "auto", means the served model."""
