@@ -111,7 +111,8 @@ def _escaped(backslashes: Places) -> Places:
     """The places behind runs of an odd number of backslashes."""
     lasts = np.flatnonzero(np.append(np.diff(backslashes) != 1, True))
     lengths = np.diff(lasts, prepend=-1)
-    return backslashes[lasts[lengths % 2 == 1]] + 1
+    odd: Places = backslashes[lasts[lengths % 2 == 1]]
+    return odd + 1
 
 
 def _is_plain_value(body: bytes, begin: int, end: int) -> bool:

@@ -10,6 +10,7 @@ from saccade.errors import RequestError
 from saccade.server.http_errors import HttpError
 from saccade.server.json_body import parse_json
 from saccade.server.protocol import Wire
+from saccade.server.server_settings import MAX_BODY_VALUES
 
 Model = TypeVar("Model", bound=Wire)
 
@@ -29,7 +30,7 @@ def check_content_type(headers: Mapping[bytes, bytes], *, is_browser: bool = Fal
         raise HttpError(415, "the body must be JSON (Content-Type: application/json)", code="unsupported_media_type")
 
 
-def read_request(kind: type[Model], body: bytes, max_values: int) -> tuple[Model, tuple[str, ...]]:
+def read_request(kind: type[Model], body: bytes, max_values: int = MAX_BODY_VALUES) -> tuple[Model, tuple[str, ...]]:
     """The checked request and the names of fields that nobody reads."""
     raw = parse_json(body, max_values)
     if not isinstance(raw, dict):

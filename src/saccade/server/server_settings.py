@@ -9,6 +9,8 @@ from saccade.config import Word, setting
 from saccade.errors import ConfigError
 from saccade.wire.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 
+MAX_BODY_VALUES = 5 * 2**18
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
@@ -47,7 +49,7 @@ class ServerSettings:
     generation_config: str = setting("auto", "auto: sampling defaults of the checkpoint; none (or vllm): neutral ones")
     max_body_bytes: int = setting(64 * 2**20, "largest request body")
     max_body_values: int = setting(
-        5 * 2**18, "most values in a request body; a string counts as two of them, a list or an object as eight"
+        MAX_BODY_VALUES, "most values in a request body; a string counts as two of them, a list or an object as eight"
     )
     max_header_bytes: int = setting(64 * 2**10, "largest head of a request")
     max_reading_requests: int = setting(4096, "requests whose bodies are coming before new ones are refused")
