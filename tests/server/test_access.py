@@ -88,11 +88,11 @@ def test_a_root_path_does_not_change_who_may_call_what(engine: FakeEngine) -> No
 
 
 def test_keys_are_not_kept() -> None:
-    keys = Keys(["secret-one"], "secret-two")
+    keys = Keys({"secret-one": "one"}, "secret-two")
     assert "secret" not in repr(vars(keys))
     with pytest.raises(HttpError):
         keys.check("/v1/models", {b"authorization": b"Bearer secret-ONE"})
-    keys.check("/v1/models", {b"authorization": b"Bearer  secret-one "})
+    assert keys.check("/v1/models", {b"authorization": b"Bearer  secret-one "}) == "one"
 
 
 def test_pages_of_other_origins_may_call_only_when_allowed(engine: FakeEngine) -> None:

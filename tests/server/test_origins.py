@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from saccade.errors import ConfigError
-from saccade.server.origins import CallerRules, is_foreign_page
+from saccade.server.origins import OriginRules, is_foreign_page
 from saccade.server.server_settings import ServerSettings
 from tests.server.fake import Answer, Caller, FakeEngine, service_for
 
@@ -162,7 +162,7 @@ def test_names_that_are_none_are_refused_at_the_start() -> None:
     for name in ("http://a", "a:80", "a/b", "", "*a"):
         with pytest.raises(ConfigError, match="--allowed-hosts"):
             ServerSettings(allowed_hosts=(name,))
-    CallerRules(ServerSettings(allowed_hosts=("a-b.example", "10.0.0.1")))
+    OriginRules(ServerSettings(allowed_hosts=("a-b.example", "10.0.0.1")), has_keys=False)
 
 
 def test_the_page_runs_its_own_script_and_nothing_else(engine: FakeEngine) -> None:

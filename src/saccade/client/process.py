@@ -19,6 +19,7 @@ from saccade.processes import describe_exit
 from saccade.wire import messages
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.turn import NEXT, Turn
 
 CLOSE_S = 5.0  # for a worker told to exit
 ASK_S = 5.0  # between two questions to a worker
@@ -123,7 +124,7 @@ class AsyncEngine:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        priority: int = 0,
+        turn: Turn = NEXT,
         deadline: float | None = None,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
@@ -133,7 +134,7 @@ class AsyncEngine:
         stream = self._open(request_id, prompt, params)
         try:
             head, arrays = messages.pack_prompt(prompt)
-            self._send(messages.Add(stream.serial, head, params, priority, deadline, cache_salt), arrays)
+            self._send(messages.Add(stream.serial, head, params, turn, deadline, cache_salt), arrays)
             del prompt, head, arrays  # the worker has the pixels now
             while not stream.is_done:
                 for delta, stop in stream.read(await stream.receive()):

@@ -170,9 +170,9 @@ class Worker:
                 str(command.serial),
                 messages.unpack_prompt(command.prompt, frames),
                 command.params,
-                priority=command.priority,
                 deadline=command.deadline,
                 cache_salt=command.cache_salt,
+                turn=command.turn,
                 compiled=compiled,
             )
         except Exception as error:  # a bad request must not affect others

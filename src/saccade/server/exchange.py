@@ -11,6 +11,7 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from saccade.server.callers import Caller
 from saccade.server.http_errors import ClientGoneError, HttpError
 
 ID_HEADER = b"x-request-id"
@@ -30,6 +31,7 @@ class HttpExchange:
         self.id = given.decode() if _SANE_ID.fullmatch(given) else uuid4().hex
         self.exits = AsyncExitStack()
         self.extra_headers: list[tuple[bytes, bytes]] = [(ID_HEADER, self.id.encode()), _NO_SNIFFING]
+        self.caller: Caller | None = None  # known once its key was checked
         self.status: int | None = None
         self.is_complete = False
         self._receive, self._send = receive, send

@@ -97,7 +97,7 @@ class _Front:
 
     async def run(self, config: uvicorn.Config, listener: socket.socket) -> int:
         http = _HttpServer(config)
-        if not self._settings.is_local and not self._settings.api_key:
+        if not self._settings.is_local and not self._service.callers.keys:
             who = f"everybody who reaches {self._settings.host}"
             self._say(f"warning: {who} may use this server; set a key (--api-key)")
         self._say(f"listening on {_address(self._settings, listener)}")

@@ -24,6 +24,7 @@ from saccade.server.service import Service
 from saccade.server.structure import structure_param
 from saccade.wire.grammar import check_grammar
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.turn import NEXT, Turn
 
 R = TypeVar("R", bound=Wire)
 
@@ -41,7 +42,7 @@ class RequestJob(Generic[R]):
     prompts: tuple[Prompt, ...] = ()
     deadline: float | None = None
     cache_salt: str | None = None
-    priority: int = 0
+    turn: Turn = NEXT
     wants_timings: bool = False
     ignored: tuple[str, ...] = ()
     prompt_param: str = "prompt"
@@ -99,7 +100,8 @@ class PromptRoute(ABC, Generic[R]):
         """The job of an exchange, whose place is held until the exchange ends."""
         service, settings = self.service, self.service.settings
         service.check_open()
-        place = exchange.exits.enter_context(service.admission.enter())
+        assert exchange.caller is not None, "its key was checked"
+        place = exchange.exits.enter_context(service.admission.enter(exchange.caller))
         body = await exchange.body(limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s, hold=place.hold)
         received = monotonic()
         place.prepare()
@@ -137,7 +139,7 @@ class PromptRoute(ABC, Generic[R]):
             _given_id(request) or exchange.id,
             deadline=_deadline(self.service, exchange, getattr(request, "timeout", None)),
             cache_salt=getattr(request, "cache_salt", None),
-            priority=getattr(request, "priority", None) or 0,
+            turn=_turn(exchange, getattr(request, "priority", None) or 0),
             wants_timings=bool(getattr(request, "timings", None)) or TIMINGS_HEADER in exchange.headers,
             ignored=ignored,
             prompt_param=self.prompt_param,
@@ -198,6 +200,13 @@ def _deadline(service: Service, exchange: HttpExchange, asked: float | None) -> 
             raise HttpError(400, "the header X-Request-Timeout must be a number of seconds", code="invalid_value")
     limits = [value for value in (asked, service.settings.request_timeout_s) if value]
     return exchange.arrival + min(limits) if limits else None
+
+
+def _turn(exchange: HttpExchange, priority: int) -> Turn:
+    caller = exchange.caller
+    assert caller is not None, "its key was checked"
+    caller.check_priority(priority)
+    return Turn(priority, caller.name, caller.limits.weight)
 
 
 def _given_id(request: Wire) -> str | None:

@@ -19,17 +19,17 @@ _HOST = re.compile(rb"(?P<name>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+)(:[0-9]{0,5})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-class CallerRules:
+class OriginRules:
     """Checks the Host of every request, and the Origin and Content-Type of those that do something.
 
     A page may point a name of its own at 127.0.0.1 (DNS rebinding). Addresses cannot be pointed elsewhere, so every
     address is answered. Clients that are no browsers send no Origin and are not concerned by it."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, *, has_keys: bool) -> None:
         self._names = frozenset(name.lower() for name in settings.allowed_hosts)
         self._endings = tuple(name[1:] for name in self._names if name.startswith("*."))
         # A page of another site does not know the key, and browsers cannot reach Unix sockets.
-        is_guarded = bool(settings.uds) or (not settings.is_local and bool(settings.api_key))
+        is_guarded = bool(settings.uds) or (not settings.is_local and has_keys)
         self._takes_any_host = "*" in self._names or (is_guarded and not self._names)
         self._own_names = {"localhost", settings.host.lower(), socket.gethostname().lower()}
         self._is_local = settings.is_local

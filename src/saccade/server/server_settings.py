@@ -41,6 +41,12 @@ class ServerSettings:
         'SACCADE_API_KEY holds one key, or several as ["a", "b"]',
     )
     admin_api_key: str = setting("", "key of the administrative routes; without one they are closed")
+    limits: str = setting(
+        "", "YAML file of what each key may take: requests, tokens a minute, share of the queue, weight"
+    )
+    allow_priority: bool = setting(
+        False, "everybody may set a priority below 0, which comes before others; keys of --limits may have it alone"
+    )
     allowed_origins: str = setting("", 'origins of web pages that may call, such as ["https://a.example"]')
     served_model_name: tuple[str, ...] = setting((), "name of the model in the API; by default the name it was given")
     reasoning_parser: str = setting(
@@ -63,7 +69,7 @@ class ServerSettings:
     max_stop_strings: int = setting(4, "most stop strings of one request")
     max_logprobs: int = setting(MAX_LOGPROBS, "most alternatives a token")
     request_timeout_s: float = setting(
-        0.0, "seconds a request may take, also the most that it may ask for; 0: no limit"
+        3600.0, "seconds a request may take, also the most that it may ask for; 0: no limit"
     )
     body_timeout_s: float = setting(
         60.0, "seconds a client may take to send a head or a body, or read nothing of a reply"

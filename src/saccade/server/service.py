@@ -16,6 +16,8 @@ from saccade.client.process import AsyncEngine
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_loader import MediaLoader, MediaSettings
 from saccade.server.admission import Admission
+from saccade.server.caller_limits import read_limits
+from saccade.server.callers import Callers
 from saccade.server.http_errors import HttpError, draining, engine_dead, starting
 from saccade.server.metrics import Metrics
 from saccade.server.server_settings import ServerSettings
@@ -49,6 +51,8 @@ class Service:
         self.time_to_ready_s: float | None = None
         self.media = MediaLoader(media)
         self.metrics = Metrics(self.names[0], settings.metrics_style)
+        file = read_limits(settings.limits, allow_priority=settings.allow_priority)
+        self.callers = Callers(file, settings.api_key)
         self.admission = Admission(
             max_inside=limits.max_queued_requests,  # until the engine says how many more run
             max_reading=settings.max_reading_requests,
@@ -121,6 +125,7 @@ class Service:
         self.fingerprint = f"saccade-{__version__}-{sha256(configuration).hexdigest()[:12]}"
         self._engine, self.tool_style = engine, tool_style
         self.admission.max_inside = _most_inside(engine.limits)
+        self.admission.max_running = engine.limits.max_num_seqs
         self.eos_token_ids = defaults.eos_token_ids
         self.defaults = defaults if self.settings.generation_config == "auto" else None
         self.time_to_ready_s = monotonic() - self.begun

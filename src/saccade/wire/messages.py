@@ -17,6 +17,7 @@ from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
+from saccade.wire.turn import Turn
 from saccade.wire.update import Update
 
 COMMANDS, REPLIES = "commands", "replies"  # socket file names
@@ -54,7 +55,7 @@ class Add(Struct, frozen=True, tag=True):
     serial: int
     prompt: PromptHead
     params: SamplingParams
-    priority: int
+    turn: Turn
     deadline: float | None
     cache_salt: str | None
 
