@@ -1,6 +1,6 @@
 """A checkpoint's tokenizer, using only the `tokenizers` package. `encode` takes segments (see special_tokens.py). Text
 without plain segments goes to the tokenizer whole, so its ids are those of transformers. Where a user spelled out a
-special token, a twin without special tokens encodes the ordinary text around it. The twin is built on first use."""
+special token or a tag, a twin without them encodes the ordinary text around it. The twin is built on first use."""
 
 import json
 import re
@@ -17,7 +17,7 @@ import tokenizers
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.checkpoint_files import read_optional_json, read_text
 from saccade.inputs.detokenizer import Detokenizer, TokenDecoder
-from saccade.inputs.special_tokens import Segment, check_unicode, special_pattern
+from saccade.inputs.special_tokens import Segment, check_unicode, special_pattern, template_tags
 
 MAX_TOKENIZER_BYTES = 256 * 2**20
 # Even a vocabulary of short tokens swallows blanks next to some of them, or merges unknown characters into one.
@@ -27,10 +27,19 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 class Tokenizer:
     """Encodes and decodes; thread-safe. Only a template may produce the ids of `special_tokens`: those marked special
-    in the files, named in tokenizer_config.json, or `protected` (image placeholders, end tokens)."""
+    in the files, named in tokenizer_config.json, or `protected` (image placeholders, end tokens). `tags` are other
+    added tokens that structure a conversation; decoded, they are text."""
 
-    def __init__(self, definition: str, config: dict[str, Any] | None = None, *, protected: Sequence[int] = ()) -> None:
-        """`definition` is the text of tokenizer.json, `config` the object of tokenizer_config.json."""
+    def __init__(
+        self,
+        definition: str,
+        config: dict[str, Any] | None = None,
+        *,
+        protected: Sequence[int] = (),
+        template: str = "",
+    ) -> None:
+        """`definition` is the text of tokenizer.json, `config` the object of tokenizer_config.json, `template` the
+        chat template, which uses tags."""
         self.config = config or {}
         self._main = _build(definition, self.config)
         self._twin: tokenizers.Tokenizer | None = None
@@ -44,7 +53,10 @@ class Tokenizer:
         }
         self.special_ids = frozenset(specials)
         self.special_tokens = tuple(specials.values())
-        self._special_pattern = special_pattern(self.special_tokens)
+        others = {token_id: token.content for token_id, token in added.items() if token_id not in specials}
+        self.tags = template_tags(others.values(), template)
+        self._guarded_ids = self.special_ids | {token_id for token_id, text in others.items() if text in self.tags}
+        self._guarded_pattern = special_pattern([*self.special_tokens, *self.tags])
         self._bos_ids = self._find_bos()
         self.decoder = TokenDecoder.from_definition(
             json.loads(self._main.decoder.__getstate__()) if self._main.decoder else None,
@@ -53,9 +65,10 @@ class Tokenizer:
         )
 
     @classmethod
-    def from_folder(cls, folder: Path, *, protected: Sequence[int] = ()) -> "Tokenizer":
+    def from_folder(cls, folder: Path, *, protected: Sequence[int] = (), template: str = "") -> "Tokenizer":
         definition = read_text(folder / "tokenizer.json", max_bytes=MAX_TOKENIZER_BYTES)
-        return cls(definition, read_optional_json(folder / "tokenizer_config.json"), protected=protected)
+        config = read_optional_json(folder / "tokenizer_config.json")
+        return cls(definition, config, protected=protected, template=template)
 
     @property
     def vocab_size(self) -> int:
@@ -109,12 +122,12 @@ class Tokenizer:
 
     def _encode_mixed(self, segments: Sequence[Segment]) -> list[int]:
         ids: list[int] = []
-        for text, is_plain in _runs(segments, self._special_pattern):
+        for text, is_plain in _runs(segments, self._guarded_pattern):
             if not is_plain:
                 ids += _encode(self._main, text)
                 continue
             run = _encode(self._without_specials(), text)
-            if not self.special_ids.isdisjoint(run):
+            if not self._guarded_ids.isdisjoint(run):
                 raise RequestError(
                     "the text spells a special token that this vocabulary cannot write as text", code="invalid_text"
                 )
@@ -125,7 +138,8 @@ class Tokenizer:
         with self._twin_lock:
             if self._twin is None:
                 twin = tokenizers.Tokenizer.from_str(self._main.to_str())
-                marked = [tokenizers.AddedToken(text, special=True, normalized=False) for text in self.special_tokens]
+                guarded = (*self.special_tokens, *self.tags)
+                marked = [tokenizers.AddedToken(text, special=True, normalized=False) for text in guarded]
                 twin.add_special_tokens(marked)
                 twin.encode_special_tokens = True
                 self._twin = twin
