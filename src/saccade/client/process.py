@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.client.child import Child
+from saccade.client.liveness import Liveness
 from saccade.client.spare import Spare
 from saccade.client.stream import Delta, RequestStream
 from saccade.errors import CapacityError, ConfigError, EngineDeadError, RankGoneError, RequestError, SaccadeError
@@ -46,7 +47,7 @@ class AsyncEngine:
         self._closed: asyncio.Task[None] | None = None
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
         self._processor: Processor | None = None
-        self.degraded: list[str] = []  # what is wrong with an engine that keeps running
+        self._liveness = Liveness()
 
     @classmethod
     async def start(
@@ -113,6 +114,11 @@ class AsyncEngine:
         """Which rank's loss killed the engine; empty if it lives or ended otherwise."""
         error = self._dead.result() if self._dead.done() else None
         return str(error) if isinstance(error, RankGoneError) else ""
+
+    @property
+    def degraded(self) -> list[str]:
+        """What is wrong with an engine that keeps running."""
+        return self._liveness.troubles(has_work=bool(self._streams))
 
     async def wait_dead(self) -> str:
         """Returns the reason once the engine is gone."""
@@ -227,6 +233,7 @@ class AsyncEngine:
             self._die(EngineDeadError(f"the engine's messages cannot be read: {type(error).__name__}: {error}"))
 
     def _hear(self, reply: messages.EngineReply) -> None:
+        self._liveness.note_message()
         match reply:
             case messages.Updates(news=news):
                 for item in news:
@@ -236,6 +243,8 @@ class AsyncEngine:
                 if serial in self._streams:
                     self._streams[serial].fail(_exception(reply))
             case messages.StatsReply(serial=serial) | messages.Flushed(serial=serial):
+                if isinstance(reply, messages.StatsReply):
+                    self._liveness.note_compiling(reply.compile_wait_s)
                 if serial in self._asked and not self._asked[serial].done():
                     self._asked[serial].set_result(reply)
             case _:
@@ -252,7 +261,7 @@ class AsyncEngine:
                 self._ready.set_result(reply)
             case messages.Degraded(reason=reason, note=note):
                 _log.error("%s", note)
-                self.degraded.append(reason)
+                self._liveness.faults.append(reason)
             case messages.Closed():
                 self._die(EngineDeadError("the engine was closed"))
             case messages.Failure():
@@ -271,10 +280,10 @@ class AsyncEngine:
 
     async def _ask_regularly(self, limit_s: float) -> None:
         """The worker answers between steps, so one that stays silent for this long hangs; nothing else shows it."""
-        while limit_s > 0 and not self._dead.done():
-            await asyncio.sleep(min(ASK_S, limit_s))
+        while not self._dead.done():
+            await asyncio.sleep(min(ASK_S, limit_s or ASK_S))
             try:
-                await asyncio.wait_for(self.stats(), limit_s)
+                await asyncio.wait_for(self.stats(), limit_s or None)
             except EngineDeadError:
                 return
             except TimeoutError:

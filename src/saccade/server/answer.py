@@ -10,7 +10,7 @@ from saccade.client.stream import Delta
 from saccade.errors import CapacityError, EngineDeadError, RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.server.exchange import HttpExchange
-from saccade.server.http_errors import HttpError, draining, to_http, too_late
+from saccade.server.http_errors import HttpError, draining, too_late
 from saccade.server.intake import RequestJob
 from saccade.server.service import ServerPhase, Service
 from saccade.wire.update import BROKEN, NO_NUMBERS, NO_TOKEN
@@ -57,7 +57,7 @@ class Answer:
                 error.param = names.get(error.param or "", error.param)
             raise
         except EngineDeadError as error:
-            raise draining() if self._service.phase is ServerPhase.DRAINING else to_http(error, "") from None
+            raise self._service.lost(error) from None
         finally:
             if not self._is_refused:
                 self._end()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 from typing import TextIO
 
@@ -21,7 +22,7 @@ from saccade.errors import ConfigError, SaccadeError
 from saccade.inputs.media_loader import MediaSettings
 from saccade.server.app import build_app
 from saccade.server.http11 import BoundedProtocol
-from saccade.server.lifecycle import Launch, Stages, drain, start
+from saccade.server.lifecycle import BackOff, Launch, Stages, drain, restart, start
 from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
 from saccade.server.tls import TlsFiles
@@ -140,12 +141,28 @@ class _Front:
             await self._tls.watch()
 
     async def _outlive(self) -> None:
-        """Returns `dead_engine_s` after the engine died: time to tell clients and probes before a restart."""
+        """Returns `dead_engine_s` after the engine died for good: time to tell clients and probes before a restart."""
         await self._started.wait()
-        assert self._engine is not None, "it was started"
-        _log.error("%s; /health says so, and requests are refused", await self._engine.wait_dead())
+        back_off, is_alive = BackOff(), True
+        while is_alive:
+            assert self._engine is not None, "it was started"
+            reason = await self._engine.wait_dead()
+            _log.error("%s; /health says so, and requests are refused", reason)
+            is_alive = self._settings.restart_engine and await self._revive(back_off)
         self._engine_died = True
         await asyncio.sleep(self._settings.dead_engine_s or math.inf)
+
+    async def _revive(self, back_off: BackOff) -> bool:
+        assert self._engine is not None, "it died"
+        back_off.note_death()
+        self._service.revive()
+        await self._engine.aclose()
+        found = await restart(self._service, self._plan, back_off, Stages(self._say, "", monotonic()))
+        if found is None:
+            return False
+        self._engine = found
+        self._say("the engine runs again")
+        return True
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)

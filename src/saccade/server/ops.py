@@ -44,8 +44,8 @@ class OpsRoutes:
         return HTMLResponse(self._page, headers=self._page_headers)
 
     async def health(self, request: Request) -> Response:
-        """Alive, also while the model loads and while requests drain. 503 only when a restart is needed. An engine that
-        found one of its graphs wrong runs on without it and is degraded."""
+        """Alive, also while the model loads and while requests drain. 503 only when a restart is needed. Degraded: an
+        engine that found one of its graphs wrong, makes no step or is started again, and queues that are saturated."""
         if self._service.phase is ServerPhase.DEAD:
             raise engine_dead(self._service.death)
         if reasons := self._service.degraded:

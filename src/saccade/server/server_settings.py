@@ -77,6 +77,9 @@ class ServerSettings:
     keep_alive_s: float = setting(75.0, "seconds an idle connection is kept")
     sse_ping_s: float = setting(15.0, "seconds of silence after which a stream gets a comment")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to end after SIGTERM")
+    restart_engine: bool = setting(
+        False, "start an engine that died again, after 1 s, 2 s, 4 s and so on, instead of ending; five times in a row"
+    )
     dead_engine_s: float = setting(
         30.0, "seconds that a server whose engine died still answers (503) before it ends with exit code 1; 0: no end"
     )

@@ -1,9 +1,7 @@
 """What all routes share: the engine and its phase, the model's names, the workers, the counters."""
 
-import asyncio
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import Enum
 from hashlib import sha256
@@ -13,22 +11,26 @@ from typing import ParamSpec, TypeVar
 
 from saccade import __version__
 from saccade.client.process import AsyncEngine
+from saccade.errors import EngineDeadError
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_loader import MediaLoader, MediaSettings
 from saccade.server.admission import Admission
 from saccade.server.caller_limits import read_limits
 from saccade.server.callers import Callers
-from saccade.server.http_errors import HttpError, draining, engine_dead, starting
+from saccade.server.http_errors import HttpError, draining, engine_dead, engine_restarting, starting, to_http
 from saccade.server.metrics import Metrics
 from saccade.server.server_settings import ServerSettings
 from saccade.server.tools import ToolStyle
+from saccade.server.work_queue import WorkQueue
 from saccade.wire.engine_settings import SchedulerSettings
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Sign = Callable[[], str]  # what is saturated, or nothing
 
 MIN_THREADS, MAX_THREADS = 4, 16
 PARSE_THREADS = 2
+SATURATED_S = 5.0  # that a request waits to be prepared
 ANY_MODEL = "auto"
 
 
@@ -61,14 +63,16 @@ class Service:
             retry_after_s=limits.retry_after_s,
         )
         threads = settings.preprocess_threads or max(MIN_THREADS, min(os.cpu_count() or 1, MAX_THREADS))
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
-        self._parsers = ThreadPoolExecutor(PARSE_THREADS, thread_name_prefix="parse")
+        self._preparing = WorkQueue(threads, "prepare")
+        self._parsing = WorkQueue(PARSE_THREADS, "parse")
+        self.signs: list[Sign] = [self._preparing_sign]
         self.tool_style: ToolStyle = "hermes"
         self._engine: AsyncEngine | None = None
         self.defaults: GenerationDefaults | None = None  # sampling defaults of the checkpoint
         self.eos_token_ids: frozenset[int] = frozenset()
         self.fingerprint = f"saccade-{__version__}"
         self._phase = ServerPhase.STARTING
+        self._revival = ""  # why the engine is started again
         self._serials = count()
         self._running: dict[str, set[str]] = {}
         self.last_output: float | None = None  # a time of the monotonic clock
@@ -90,7 +94,15 @@ class Service:
 
     @property
     def degraded(self) -> list[str]:
-        return [] if self._engine is None else self._engine.degraded
+        """What is wrong with a server that goes on. `signs` are asked every time: whoever has a queue adds one, which
+        returns a sentence while the queue is saturated."""
+        found = [f"{self._revival}; it is being started again"] if self._revival else []
+        found += [] if self._engine is None else self._engine.degraded
+        return found + [text for sign in self.signs if (text := sign())]
+
+    def _preparing_sign(self) -> str:
+        wait_s = self._preparing.oldest_s
+        return f"requests wait {wait_s:.0f} seconds to be prepared" if wait_s > SATURATED_S else ""
 
     @property
     def death(self) -> str:
@@ -128,12 +140,25 @@ class Service:
         self.admission.max_running = engine.limits.max_num_seqs
         self.eos_token_ids = defaults.eos_token_ids
         self.defaults = defaults if self.settings.generation_config == "auto" else None
-        self.time_to_ready_s = monotonic() - self.begun
+        self.time_to_ready_s = self.time_to_ready_s or monotonic() - self.begun
+        self._revival = ""
         if self._phase is ServerPhase.STARTING:
             self._phase = ServerPhase.READY
 
+    def revive(self) -> None:
+        """The engine died and is started again: until then requests are refused, and the server is degraded."""
+        if self._phase is ServerPhase.READY:
+            self._revival = self.death or "the engine died"
+            self._phase, self._engine = ServerPhase.STARTING, None
+
+    def lost(self, error: EngineDeadError) -> HttpError:
+        """What a request is told whose engine died."""
+        if self.phase is ServerPhase.DRAINING:
+            return draining()
+        return engine_restarting() if self.settings.restart_engine else to_http(error, "")
+
     def fail(self) -> None:
-        self._phase = ServerPhase.DEAD
+        self._phase, self._revival = ServerPhase.DEAD, ""
 
     def drain(self) -> None:
         """Refuse new requests; those inside continue."""
@@ -141,18 +166,16 @@ class Service:
 
     async def aclose(self) -> None:
         await self.media.aclose()
-        for pool in (self._pool, self._parsers):
-            pool.shutdown(wait=False, cancel_futures=True)
+        for queue in (self._preparing, self._parsing):
+            queue.shutdown()
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what would block the event loop. A cancelled call leaves the pool's queue."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: work(*args, **kwargs))
+        """Runs what would block the event loop. A cancelled call leaves the queue."""
+        return await self._preparing.run(lambda: work(*args, **kwargs))
 
     async def in_parser(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs what reads a body, in threads of its own: bodies do not wait for images."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._parsers, lambda: work(*args, **kwargs))
+        return await self._parsing.run(lambda: work(*args, **kwargs))
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with; no name, or "auto", means the served model."""

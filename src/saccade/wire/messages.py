@@ -130,6 +130,7 @@ class StatsReply(Struct, frozen=True, tag=True):
     scheduler: SchedulerStats
     phases: dict[str, dict[str, Any]]
     gpu_bytes: int = 0
+    compile_wait_s: float = 0.0  # of the oldest request that waits for its grammar
 
 
 class Flushed(Struct, frozen=True, tag=True):
