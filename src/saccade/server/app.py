@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from saccade.errors import contained
 from saccade.server.auth import Keys
 from saccade.server.callers import Callers
 from saccade.server.chat import ChatRoute
@@ -82,7 +83,8 @@ class AdmissionMiddleware:
             async with exchange:
                 try:
                     self._check(scope, exchange)
-                    await self._app(scope, exchange.receive, exchange.send)
+                    with contained():
+                        await self._app(scope, exchange.receive, exchange.send)
                 except Exception as error:
                     await self._fail(error, scope, exchange)
         except ClientGoneError:

@@ -12,6 +12,7 @@ from saccade.errors import SaccadeError
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_loader import MediaSettings
 from saccade.inputs.processor import Processor
+from saccade.inputs.template_trial import try_template
 from saccade.models.folder import find_folder
 from saccade.server.service import Service
 from saccade.server.tools import tool_style
@@ -71,8 +72,11 @@ async def start(service: Service, plan: Launch, stages: Stages) -> AsyncEngine:
         find_folder, plan.model, revision=chosen.revision, download_dir=chosen.download_dir
     )
     stages.enter("reading tokenizer and template")
-    processor = await asyncio.to_thread(
-        Processor.from_folder, folder, limits=plan.media.limits(), chat_template=chosen.chat_template
+    processor, _ = await asyncio.gather(
+        asyncio.to_thread(
+            Processor.from_folder, folder, limits=plan.media.limits(), chat_template=chosen.chat_template
+        ),
+        asyncio.to_thread(try_template, folder, chosen.chat_template),
     )
     defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
     await asyncio.to_thread(processor.rehearse)

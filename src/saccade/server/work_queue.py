@@ -7,6 +7,8 @@ from itertools import count
 from time import monotonic
 from typing import TypeVar
 
+from saccade.errors import contained
+
 T = TypeVar("T")
 
 
@@ -24,7 +26,8 @@ class WorkQueue:
 
         def begin() -> T:
             self._waiting.pop(serial, None)
-            return work()
+            with contained():
+                return work()
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, begin)
