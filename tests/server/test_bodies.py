@@ -160,23 +160,28 @@ class Ticker:
             self.silent_s, self._last = max(self.silent_s, now - self._last), now
 
 
-HOSTILE = {
-    "empty lists": b'{"prompt":"hi","x":' + many(20 * MIB, b"[]") + b"}",
-    "one text": b'{"prompt":"' + b"x" * (60 * MIB) + b'"}',
-    "wrong stops": b'{"prompt":"hi","stop":' + many(1_000_000, b"null") + b"}",
-    "wrong biases": b'{"prompt":"hi","logit_bias":{' + b",".join(b'"%d":null' % i for i in range(200_000)) + b"}}",
-    "lists below the limit": b'{"prompt":"hi","stop":' + many(110_000, b"[]") + b"}",
+def many_members(num: int) -> bytes:
+    return b",".join(b'"%d":null' % i for i in range(num))
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "empty lists": lambda: b'{"prompt":"hi","x":' + many(20 * MIB, b"[]") + b"}",
+    "one text": lambda: b'{"prompt":"' + b"x" * (60 * MIB) + b'"}',
+    "wrong stops": lambda: b'{"prompt":"hi","stop":' + many(1_000_000, b"null") + b"}",
+    "wrong biases": lambda: b'{"prompt":"hi","logit_bias":{' + many_members(200_000) + b"}}",
+    "lists below the limit": lambda: b'{"prompt":"hi","stop":' + many(110_000, b"[]") + b"}",
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_health_is_answered_whatever_arrives(scripted: Scripted, name: str) -> None:
     caller, _, _ = scripted()
+    body = HOSTILE[name]()
     ticker = Ticker()
 
     async def run() -> None:
         ticking = asyncio.create_task(ticker.run())
-        posting = asyncio.create_task(caller.post("/v1/completions", HOSTILE[name]))
+        posting = asyncio.create_task(caller.post("/v1/completions", body))
         num_answers = 0
         while not posting.done():
             assert (await caller.get("/health")).status == 200
