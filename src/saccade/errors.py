@@ -6,10 +6,14 @@ SaccadeError
 ├── CapacityError      full for now, try again later (HTTP 503 with Retry-After)
 ├── EngineDeadError    the engine's process is gone or closing (HTTP 503)
 │   └── RankGoneError  one of its ranks is gone or hangs; clients may see which
+├── PanicError         a library in Rust gave up; what it was asked to do failed, nothing else
 └── GraphError         a graph was asked for something its capture does not allow
     ├── CaptureError   the body cannot be captured
     └── AddressError   a buffer that a graph reads or writes has moved since capture
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class SaccadeError(Exception):
@@ -42,6 +46,24 @@ class EngineDeadError(SaccadeError):
 
 class RankGoneError(EngineDeadError):
     """A rank of the engine is gone or does not respond. The text is safe to show to clients."""
+
+
+class PanicError(SaccadeError):
+    """A library in Rust gave up on what it was asked to do."""
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Turns a panic of a library in Rust into an Exception. As such libraries raise it, it is none, so that it would
+    pass through whatever keeps one request's failure from others."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise PanicError("a library panicked; its own words are on stderr") from None
 
 
 class GraphError(SaccadeError):

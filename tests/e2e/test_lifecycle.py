@@ -153,6 +153,27 @@ def test_a_full_server_refuses_and_recovers_and_a_dead_one_says_so(checkpoint: P
         check_death(server, client)
 
 
+def test_an_engine_that_died_is_started_again(checkpoint: Path, tmp_path: Path) -> None:
+    """In the same process and on the same port; what it had is told so."""
+    with running(checkpoint, tmp_path / "log", server={"restart_engine": True}) as server, server.client() as client:
+        server.wait_ready()
+        stream, first = Streaming(server, LONG), server.engine_pid()
+        wait_for(lambda: len(stream.lines) > 2)
+        os.kill(first, signal.SIGKILL)
+        stream.join(END_S)
+        assert stream.events[-2]["error"]["code"] == "engine_dead"
+        assert "started again" in stream.events[-2]["error"]["message"]
+        wait_for(lambda: client.get("/health").json()["status"] == "degraded")
+        refused = client.post("/v1/chat/completions", json={"messages": HELLO})
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "starting"
+        wait_for(lambda: client.get("/ready").status_code == 200)
+        assert client.get("/health").json() == {"status": "ok"} and server.engine_pid() != first
+        reply = client.post("/v1/chat/completions", json={"messages": HELLO, "max_tokens": 2})
+        assert reply.status_code == 200, reply.text
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+
 def check_death(server: ServerProcess, client: httpx2.Client) -> None:
     """The engine is killed: what runs ends with an error, health tells the truth, and so do the log and, some time
     later, the exit code."""

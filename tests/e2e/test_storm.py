@@ -15,7 +15,10 @@ from tests.e2e.process import ServerProcess
 
 NUM_REQUESTS, WIDTH = 300, 24
 BOUND_S = 600.0
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n"
+)
 
 
 def body(rng: random.Random) -> bytes:

@@ -46,6 +46,8 @@ def make_request(
     priority: int = 0,
     deadline: float | None = None,
     salt: str | None = None,
+    tenant: str = "",
+    weight: float = 1.0,
 ) -> Request:
     return Request(
         id=request_id,
@@ -57,6 +59,8 @@ def make_request(
         priority=priority,
         deadline=deadline,
         cache_salt=salt,
+        tenant=tenant,
+        weight=weight,
     )
 
 

@@ -29,6 +29,7 @@ from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.grammar import JSON_OPTIONS, Grammar, check_grammar
 from saccade.wire.messages import Add, Close, Updates, encode, pack_prompt
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.turn import NEXT
 from saccade.wire.update import NO_TOKEN, FinishReason
 from tests.engine.conftest import Loaded
 from tests.engine.rig import Answer, Options, build, random_prompt, run
@@ -403,7 +404,7 @@ def test_a_deadline_passes_while_a_grammar_is_compiled(loaded: Load) -> None:
     params = SamplingParams(grammar=Grammar("regex", "a{5}"), max_tokens=20, n=2)
     frames = [array.tobytes() for array in arrays]
     late, early = (
-        encode(Add(serial, head, params, 0, time, None)) for serial, time in ((1, monotonic() - 1), (2, None))
+        encode(Add(serial, head, params, NEXT, time, None)) for serial, time in ((1, monotonic() - 1), (2, None))
     )
 
     def tell(reply: Any) -> None:

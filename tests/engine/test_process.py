@@ -34,6 +34,7 @@ from saccade.wire import messages
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Stage
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.turn import Turn
 from saccade.wire.update import FinishReason
 from tests.engine.rig import Answer, oracle_tokens, random_prompt, run
 from tests.models import tiny
@@ -500,7 +501,7 @@ def test_a_prompt_of_images_videos_and_limits_survives_the_wire() -> None:
     sent = Prompt(ints[0], ints[1], -3, ints[2], (video, image), spans)
     head, arrays = messages.pack_prompt(sent)
     assert arrays[3] is video.pixels
-    add = messages.Add(7, head, SamplingParams(logit_bias={3: -1.5}, stop="x"), 1, 2.5, "salt")
+    add = messages.Add(7, head, SamplingParams(logit_bias={3: -1.5}, stop="x"), Turn(1, "t", 0.5), 2.5, "salt")
     # Frames that begin at odd bytes, as sockets deliver them.
     frames = [memoryview(b"." + array.tobytes())[1:] for array in arrays]
     received = messages.decode_command(messages.encode(add))

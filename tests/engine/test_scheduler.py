@@ -58,11 +58,12 @@ class TestPolicy:
         assert [rows(plan) for plan in plans] == [[("a", 0, 8)], [("a", 8, 8)], [("a", 16, 4)]]
         assert [plan.chunks[0].wants_logits for plan in plans] == [False, False, True]
 
-    def test_priority_then_arrival_then_coming(self) -> None:
+    def test_priority_then_coming_then_arrival_of_tenants(self) -> None:
         loop = make_loop(replace(LIMITS, max_num_seqs=1, max_num_batched_tokens=16))
-        for name, priority, arrival in [("a", 1, 0.0), ("b", 0, 2.0), ("c", 0, 1.0), ("d", 0, 1.0), ("e", -1, 9.0)]:
+        for name, priority, arrival in [("a", 1, 0.0), ("b", 0, 1.0), ("c", 0, 1.0), ("d", 0, 2.0), ("e", -1, 9.0)]:
             loop.add(make_request(name, text(4), priority=priority, arrival=arrival, params=outputs(1)))
-        assert [loop.step().chunks[0].request_id for _ in range(5)] == ["e", "c", "d", "b", "a"]
+        loop.add(make_request("f", text(4), arrival=0.5, params=outputs(1), tenant="other"))
+        assert [loop.step().chunks[0].request_id for _ in range(6)] == ["e", "f", "b", "c", "d", "a"]
 
     def test_nobody_overtakes_the_first_in_line(self) -> None:
         loop = make_loop(num_blocks=9, has_prefix=False)
@@ -505,16 +506,18 @@ class TestPreemption:
         """Whoever is first in order is never preempted and moves in every step (every second one, when a step is
         planned before its blocks are back), so all together take no longer than one after the other."""
         rng = random.Random(5)
+        num_preemptions = 0
         for _ in range(10):
             loop = make_loop(replace(LIMITS, prefill_chunk_tokens=6), num_blocks=11, has_prefix=False)
             bound = 0
             for i in range(12):
                 length, count = rng.randint(1, 20), rng.randint(1, 18)
                 bound += -(-(length + count) // 6) + count
-                loop.add(make_request(f"r{i}", text(length, i), params=outputs(count), arrival=rng.random()))
+                loop.add(make_request(f"r{i}", text(length, i), params=outputs(count), tenant=rng.choice("abc")))
             assert loop.drain(is_pipelined=is_pipelined) <= bound * (3 if is_pipelined else 1)
-            assert loop.scheduler.num_preemptions > 0
+            num_preemptions += loop.scheduler.num_preemptions
             loop.check_ended()
+        assert num_preemptions > 10
 
     def test_who_waits_for_budget_is_not_overtaken(self) -> None:
         """22 rows in one piece, a budget of 24, and three outputs in each step: one of them must end first."""

@@ -101,6 +101,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 1, -1]),
         patience=st.sampled_from([None, None, None, None, None, 8.0]),
         copies=st.sampled_from([1, 1, 4]),
+        tenant=st.sampled_from(["a", "a", "b", "c"]),
     )
     def add(
         self,
@@ -110,9 +111,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         patience: float | None,
         copies: int,
+        tenant: str,
     ) -> None:
         for copy in range(copies):
-            self.add_one([*pieces, copy + 1], params, salt, priority, patience)
+            self.add_one([*pieces, copy + 1], params, salt, priority, patience, tenant)
 
     def add_one(
         self,
@@ -121,6 +123,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str | None,
         priority: int,
         patience: float | None,
+        tenant: str,
     ) -> None:
         prompt, spans = build(pieces, self.is_whole)
         self.count += 1
@@ -133,6 +136,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=priority,
             deadline=None if patience is None else self.loop.now + patience,
             salt=salt,
+            tenant=tenant,
+            weight=2.0 if tenant == "b" else 1.0,
         )
         before = self.loop.scheduler.stats()
         try:

@@ -16,6 +16,7 @@ from saccade.execution.worker import Worker
 from saccade.scheduling.engine import Engine
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import Add, AskStats, Close, Degraded, EngineReply, StatsReply, encode, pack_prompt
+from saccade.wire.turn import NEXT
 from tests.engine.conftest import Loaded
 from tests.engine.rig import random_prompt, run
 from tests.engine.test_shadow import GREEDY, counts, poison_outputs, requests, runner_of, shadowed
@@ -76,7 +77,7 @@ def test_a_worker_tells_of_a_wrong_graph_without_being_asked(
     thread = threading.Thread(target=front.worker.run, daemon=True)
     thread.start()
     head, arrays = pack_prompt(random_prompt(made, np.random.default_rng(1), num_images=1))
-    frames = [encode(Add(1, head, GREEDY, 0, None, None)), *(array.tobytes() for array in arrays)]
+    frames = [encode(Add(1, head, GREEDY, NEXT, None, None)), *(array.tobytes() for array in arrays)]
     front.send.send_multipart(frames)
     told = front.wait_for(Degraded)
     assert isinstance(told, Degraded) and "head/full" in told.reason and str(tmp_path) in told.note

@@ -409,7 +409,7 @@ def test_a_rehearsal_takes_the_way_of_requests(
 def test_an_end_token_that_no_file_marks_special_stays_text_in_a_chat(tmp_path: Path) -> None:
     folder = write_qwen(tmp_path)
     end = Processor.from_folder(folder).tokenizer.token_id("<tool_response>")
-    talk = [{"role": "user", "content": "I write <tool_response> and </tool_response>."}]
+    talk = [{"role": "system", "content": "<tool_response> and </tool_response>"}, {"role": "user", "content": "hi"}]
     assert end in Processor.from_folder(folder).chat(talk).token_ids
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
     guarded = Processor.from_folder(folder)

@@ -79,8 +79,8 @@ class FakeEngine:
         return StatsReply(0, scheduler, {"decode": phase}, self.gpu_bytes)
 
 
-def service_for(engine: FakeEngine | None, limits: SchedulerSettings | None = None, **settings: Any) -> Service:
-    service = Service("m", ServerSettings(**settings), limits or SchedulerSettings(), MediaSettings())
+def service_for(engine: FakeEngine | None, scheduler: SchedulerSettings | None = None, **settings: Any) -> Service:
+    service = Service("m", ServerSettings(**settings), scheduler or SchedulerSettings(), MediaSettings())
     if engine is not None:
         service.open(engine, GenerationDefaults(eos_token_ids=frozenset(), temperature=0.25, top_k=7))  # type: ignore[arg-type]
     return service

@@ -159,3 +159,27 @@ def test_a_degraded_engine_is_alive_and_ready(engine: FakeEngine) -> None:
 def test_nothing_is_said_about_unknown_errors() -> None:
     found = to_http(RuntimeError("SECRET"), "id-1")
     assert "SECRET" not in str(found.envelope()) and "id-1" in str(found) and found.status == 500
+
+
+class PanicException(BaseException):
+    """As libraries in Rust raise it."""
+
+
+def test_a_panic_of_a_library_stays_inside_the_envelope(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = service_for(engine)
+    caller = Caller(service)
+
+    def panic(*given: Any, **more: Any) -> Any:
+        raise PanicException("index out of bounds: SECRET")
+
+    async def run() -> None:
+        for owner, name in ((engine.processor, "chat"), (engine, "generate")):
+            with monkeypatch.context() as patched:
+                patched.setattr(owner, name, panic)
+                found = await caller.post(CHAT, {"messages": HELLO})
+                assert found.status == 500 and found.json["error"]["code"] == "internal_error", found.body
+                assert b"SECRET" not in found.body
+            assert (await caller.post(CHAT, {"messages": HELLO})).status == 200
+        assert service.is_idle
+
+    asyncio.run(run())

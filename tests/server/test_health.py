@@ -43,7 +43,7 @@ def test_the_engine_is_asked_for_one_token(scripted: Scripted) -> None:
     assert (found.status, found.json) == (200, {"status": "ok"})
     [(prompt, params, more)] = engine.seen
     assert len(prompt) == 1 and (params.max_tokens, params.temperature, params.ignore_eos) == (1, 0, True)
-    assert more["priority"] < 0 and service.is_idle and not engine.running
+    assert more["turn"].priority < 0 and service.is_idle and not engine.running
 
 
 def test_whoever_gave_a_token_just_now_is_alive(scripted: Scripted) -> None:

@@ -1,6 +1,7 @@
 """The bytes on the wire: what is not yet a request is bounded, and what is odd is still answered."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ import pytest
 import uvicorn
 
 from saccade.server.app import build_app
-from saccade.server.http11 import BoundedProtocol
+from saccade.server.http11 import RESERVED, BoundedProtocol
 from saccade.server.service import Service
 from tests.server.fake import HANG_S, Caller, FakeEngine
 
@@ -34,15 +35,15 @@ async def flood(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None
 
 def post(headers: str = "", **fields: Any) -> bytes:
     body = orjson.dumps({"messages": [{"role": "user", "content": "hi"}], **fields})
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
     return head.encode() + body
 
 
 @asynccontextmanager
-async def listening(service: Service, timeout_s: float = 60.0) -> AsyncIterator[int]:
+async def listening(service: Service, timeout_s: float = 60.0, max_connections: int = 100) -> AsyncIterator[int]:
     """A port on which uvicorn serves an app."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        http = BoundedProtocol.limited(4096, timeout_s)
+        http = BoundedProtocol.limited(4096, timeout_s, max_connections)
         config = uvicorn.Config(build_app(service), http=http, ws="none", lifespan="off", log_config=None, loop="none")
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -101,7 +102,7 @@ def test_tunnels_are_not_built(scripted: Scripted) -> None:
     [
         ([], b""),
         ([b"GET /health HT"], b"408"),
-        ([b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /health HTTP/1.1\r\nHo"], b"408"),
+        ([b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /health HTTP/1.1\r\nHo"], b"408"),
     ],
 )
 def test_heads_are_not_waited_for_without_end(scripted: Scripted, sent: list[bytes], status: bytes) -> None:
@@ -154,20 +155,71 @@ def test_trailers_are_dropped_and_bounded(scripted: Scripted) -> None:
 
 
 def test_nothing_is_written_into_a_reply(scripted: Scripted) -> None:
-    _, engine, service = scripted(words)
+    """What is no HTTP is refused behind it."""
+    is_sent = asyncio.Event()
+
+    async def halves(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        yield {"text": "first", "token_ids": (5,)}
+        await is_sent.wait()
+        yield {"text": "second", "token_ids": (6,), "finish_reason": "stop"}
+
+    _, _, service = scripted(halves)
 
     async def run() -> bytes:
         async with listening(service) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(post(stream=True))
-            head = await asyncio.wait_for(reader.readuntil(b'"a"'), HANG_S)
+            head = await asyncio.wait_for(reader.readuntil(b'"first"'), HANG_S)
             writer.write(b"NO HTTP\r\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+            is_sent.set()
             rest = await asyncio.wait_for(reader.read(), HANG_S)
             writer.close()
-            await until(lambda: not engine.running and service.is_idle)
             return head + rest
 
-    assert asyncio.run(run()).count(b"HTTP/1.1") == 1
+    first, _, second = asyncio.run(run()).rpartition(b"HTTP/1.1 ")
+    assert first.count(b"HTTP/1.1") == 1 and first.endswith(b"[DONE]\n\n\r\n0\r\n\r\n") and b"second" in first
+    assert second.startswith(b"400")
+
+
+GARBAGE = [b"NO HTTP\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"]
+CUT = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n"
+
+
+@pytest.mark.parametrize("garbage", [*GARBAGE, CUT])
+@pytest.mark.parametrize("num", [1, 3])
+def test_requests_before_garbage_are_answered(
+    scripted: Scripted, caplog: pytest.LogCaptureFixture, garbage: bytes, num: int
+) -> None:
+    _, engine, service = scripted()
+
+    async def run() -> bytes:
+        async with listening(service) as port:
+            return await answered(port, post() * num + garbage + post())
+
+    found = asyncio.run(run())
+    assert found.count(b"two words") == num == len(engine.seen) and found.count(b"HTTP/1.1 ") == num + 1
+    assert found.rpartition(b"HTTP/1.1 ")[2].startswith(b"400") and service.is_idle
+    assert not [record for record in caplog.records if record.levelno > logging.INFO], "a refusal is no error"
+
+
+@pytest.mark.parametrize(
+    "coding", ["gzip", "gzip, chunked", "identity", "chunked, chunked", "chunked\r\nTransfer-Encoding: x"]
+)
+def test_transfer_codings_that_nobody_knows_are_refused(scripted: Scripted, coding: str) -> None:
+    _, engine, service = scripted()
+    head, _, body = post(f"Transfer-Encoding: {coding}\r\n").partition(b"\r\n\r\n")
+    head = b"\r\n".join(line for line in head.split(b"\r\n") if b"Length" not in line)
+
+    async def run() -> bytes:
+        async with listening(service) as port:
+            return await answered(port, head + b"\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+
+    found = asyncio.run(run())
+    assert found.split(b" ")[1] in (b"400", b"501") and found.count(b"HTTP/1.1") == 1 and not engine.seen
+    if coding == "gzip, chunked":
+        assert orjson.loads(found.partition(b"\r\n\r\n")[2])["error"]["code"] == "unsupported_transfer_coding"
 
 
 def test_a_client_that_leaves_is_noticed_though_it_sent_another_request(scripted: Scripted) -> None:
@@ -259,8 +311,37 @@ def test_a_body_behind_a_refused_head_is_nobodys(scripted: Scripted) -> None:
 
     async def run() -> None:
         async with listening(service) as port:
-            found = await answered(port, post().replace(b"Host: x\r\n", b""))
+            found = await answered(port, post().replace(b"Host: localhost\r\n", b""))
             assert found.split(b" ")[1] == b"400" and found.count(b"HTTP/1.1") == 1
 
     asyncio.run(run())
     assert not engine.seen and service.is_idle
+
+
+def test_connections_beyond_the_limit_get_a_503_and_probes_an_answer(scripted: Scripted) -> None:
+    _, _, service = scripted()
+    probe = f"GET /health HTTP/1.1\r\nHost: localhost\r\n{CLOSE}\r\n".encode()
+
+    async def run() -> None:
+        async with listening(service, max_connections=2) as port:
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            found = await answered(port, post(CLOSE))
+            assert found.startswith(b"HTTP/1.1 503") and b"\r\nretry-after: 2\r\n" in found, found
+            error = orjson.loads(found.partition(b"\r\n\r\n")[2])["error"]
+            assert error["code"] == "too_many_connections" and "--max-connections" in error["message"]
+            assert (await answered(port, probe.replace(CLOSE.encode(), b""))).startswith(b"HTTP/1.1 200"), "one probe"
+            waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(RESERVED)]
+            assert (await answered(port)).startswith(b"HTTP/1.1 503"), "nothing is read any more"
+            for reader, writer in waiting:
+                assert await asyncio.wait_for(reader.read(), HANG_S) == b"", "they may not keep the places of probes"
+                writer.close()
+            assert (await answered(port, probe)).startswith(b"HTTP/1.1 200")
+            for _, writer in idle:
+                writer.close()
+                await writer.wait_closed()
+            for _ in range(1000):
+                if (found := await answered(port, post(CLOSE))).startswith(b"HTTP/1.1 200"):
+                    return
+            raise AssertionError(found)
+
+    asyncio.run(run())

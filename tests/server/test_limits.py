@@ -15,6 +15,8 @@ from saccade.inputs import processor as processors
 from saccade.inputs import tokenizer as tokenizers
 from saccade.inputs.images import ImageLimits, decode_image
 from saccade.inputs.processor import Processor
+from saccade.server.caller_limits import CallerLimits
+from saccade.server.callers import Caller as OtherCaller
 from saccade.server.service import Service
 from saccade.wire.engine_settings import SchedulerSettings
 from tests.inputs.folders import write_gemma, write_qwen
@@ -89,7 +91,7 @@ def test_decoded_images_count_as_memory(bounded: Processor, monkeypatch: pytest.
     assert error["code"] == "request_too_large" and not decoded, "2,750,000 bytes could never be taken"
     assert asyncio.run(caller.post(CHAT, {"messages": talk((300, 300))})).status == 200
     assert decoded[0] > 11 * 90_000 and service.admission.pending_bytes == 0
-    with service.admission.enter() as other:
+    with service.admission.enter(OtherCaller("other", CallerLimits())) as other:
         other.hold(1_500_000)
         busy = asyncio.run(caller.post(CHAT, {"messages": talk((300, 300))}))
         assert error_of(busy, 503)["code"] == "queue_full" and busy.headers["retry-after"] and len(decoded) == 1

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from saccade.errors import CapacityError
+from saccade.errors import CapacityError, RequestError
 from saccade.server.front_end import log_to_stderr
-from saccade.server.http_errors import explain
+from saccade.server.http_errors import HttpError, explain
 
 FULL = CapacityError("6 requests are running and waiting, which is the limit; try again later", retry_after_s=1)
 MOST_CALLS = 100  # of Python functions, for one line; a formatted table of one takes thousands
@@ -59,3 +59,18 @@ def test_what_went_wrong_inside_comes_with_its_traceback(capsys: pytest.CaptureF
         explain(error, "an-id")
     said = capsys.readouterr().err
     assert "ERROR request an-id: something went wrong" in said and "Traceback" in said and "KeyError: 'inside'" in said
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RequestError("the body is not valid JSON", code="invalid_json"),
+        RequestError("the body has more than 5 values", status=413),
+        HttpError(403, "a web page of another origin sent this", code="origin_not_allowed"),
+        HttpError(429, "this caller took more than 5 tokens a minute", retry_after_s=1),
+        TimeoutError(),
+    ],
+)
+def test_what_a_client_did_wrong_is_not_in_the_log(capsys: pytest.CaptureFixture[str], error: Exception) -> None:
+    assert explain(error, "an-id").status < 500
+    assert capsys.readouterr().err == ""

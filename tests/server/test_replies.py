@@ -117,11 +117,11 @@ def test_timings_come_when_asked_for(scripted: Scripted) -> None:
 
 
 def test_requests_reach_the_engine_with_salt_priority_and_deadline(scripted: Scripted) -> None:
-    caller, engine, _ = scripted(request_timeout_s=100.0)
-    body = {"messages": HELLO, "cache_salt": "mine", "priority": -3, "timeout": 1e5}
+    caller, engine, _ = scripted(request_timeout_s=100.0, allow_priority=True)
+    body = {"messages": HELLO, "cache_salt": "mine", "priority": -3, "timeout": 1e3}
     assert asyncio.run(caller.post(CHAT, body)).status == 200
     [(_, params, more)] = engine.seen
-    assert more["cache_salt"] == "mine" and more["priority"] == -3 and params.temperature == 0.25
+    assert more["cache_salt"] == "mine" and more["turn"].priority == -3 and params.temperature == 0.25
     assert 0 < more["deadline"] - time.monotonic() <= 100, "the server's limit is the smaller"
 
 

@@ -31,7 +31,7 @@ class Refuse(Action):
 class Translate(Action):
     """Translates another engine's value of a setting to ours."""
 
-    def __init__(self, option_strings: list[str], dest: str, *, words: Mapping[str, str], **how: Any) -> None:
+    def __init__(self, option_strings: list[str], dest: str, *, words: Mapping[str, Any], **how: Any) -> None:
         super().__init__(option_strings, dest, **how)
         self.words = words
 

@@ -27,6 +27,7 @@ SAME = {
     "--tp": "tensor_parallel_size",
     "--fastapi-root-path": "root_path",
     "--shutdown-timeout": "shutdown_timeout_s",
+    "--request-timeout": "request_timeout_s",
     "--num-warmups": "warmup_requests",
     "--output-file": "result_filename",
     "--endpoint-type": "backend",
@@ -39,6 +40,7 @@ BUDGETS = {"--chunked-prefill-size": "max_num_batched_tokens", "--max-prefill-to
 SWITCHES: dict[str, tuple[str, Any]] = {
     "--disable-cuda-graph": ("enforce_eager", True),
     "--disable-radix-cache": ("enable_prefix_caching", False),
+    "--enable-priority-scheduling": ("allow_priority", True),
     "--log-requests": ("access_log", True),
     "--enable-log-requests": ("access_log", True),
     "--disable-log-requests": ("access_log", False),
@@ -48,8 +50,9 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "--output-details": ("save_detailed", True),
 }
 # Another engine's flag with values of its own: our setting, and our value for each of theirs.
-TRANSLATED: dict[str, tuple[str, dict[str, str]]] = {
+TRANSLATED: dict[str, tuple[str, dict[str, Any]]] = {
     "--sampling-defaults": ("generation_config", {"model": "auto", "openai": "none"}),
+    "--scheduling-policy": ("allow_priority", {"fcfs": False, "priority": True}),
 }
 # A switch that says how a phase is captured, unless --graphs says otherwise.
 GRAPH_WORDS = {
@@ -91,7 +94,6 @@ TAKEN_SWITCHES = _each(
         "--enable-chunked-prefill": "long prompts are always computed in chunks; see --max-num-batched-tokens",
         "--enable-mixed-chunk": "prompts and outputs always share steps",
         "--async-scheduling --no-async-scheduling --disable-overlap-schedule": _PLANNED,
-        "--enable-priority-scheduling": "requests always go by their priority (lower first), then by arrival",
         "--enable-metrics": "GET /metrics is always there",
         "--disable-log-stats": "statistics are in GET /metrics, never in the log",
         "--enable-server-load-tracking": "GET /load is always there",
@@ -107,6 +109,7 @@ TAKEN_SWITCHES = _each(
         "--disable-outlines-disk-cache": _GRAMMARS,
         "--disable-mm-preprocessor-cache --disable-fast-image-processor --keep-mm-feature-on-device": _IMAGES,
         "--skip-mm-profiling": "the encoder's memory is known from its buffers",
+        "--enable-ssl-refresh": "TLS files are always read again when they change",
         "--use-tqdm-on-load": "a terminal shows how far a start is",
     }
 )
@@ -124,7 +127,7 @@ TAKEN_VALUES = _each(
         "--log-requests-level": "prompts and outputs are never logged; --access-log logs method, path and status",
         "--decode-log-interval": "steps are not logged; GET /metrics counts them",
         "--stream-interval": "a stream gets every token when it is there",
-        "--schedule-policy --scheduling-policy": "requests go by priority, then by arrival",
+        "--schedule-policy": "requests go by priority, then in fair turns of callers, then by arrival",
         "--schedule-conservativeness": "a request starts when its whole prompt has room",
         "--preemption-mode": "a preempted request is recomputed",
         "--swap-space": "a preempted request is recomputed, not swapped out",

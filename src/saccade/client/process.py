@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.client.child import Child
+from saccade.client.liveness import Liveness
 from saccade.client.spare import Spare
 from saccade.client.stream import Delta, RequestStream
 from saccade.errors import CapacityError, ConfigError, EngineDeadError, RankGoneError, RequestError, SaccadeError
@@ -19,6 +20,7 @@ from saccade.processes import describe_exit
 from saccade.wire import messages
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.turn import NEXT, Turn
 
 CLOSE_S = 5.0  # for a worker told to exit
 ASK_S = 5.0  # between two questions to a worker
@@ -45,7 +47,7 @@ class AsyncEngine:
         self._closed: asyncio.Task[None] | None = None
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
         self._processor: Processor | None = None
-        self.degraded: list[str] = []  # what is wrong with an engine that keeps running
+        self._liveness = Liveness()
 
     @classmethod
     async def start(
@@ -113,6 +115,11 @@ class AsyncEngine:
         error = self._dead.result() if self._dead.done() else None
         return str(error) if isinstance(error, RankGoneError) else ""
 
+    @property
+    def degraded(self) -> list[str]:
+        """What is wrong with an engine that keeps running."""
+        return self._liveness.troubles(has_work=bool(self._streams))
+
     async def wait_dead(self) -> str:
         """Returns the reason once the engine is gone."""
         return str(await asyncio.shield(self._dead))
@@ -123,7 +130,7 @@ class AsyncEngine:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        priority: int = 0,
+        turn: Turn = NEXT,
         deadline: float | None = None,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
@@ -133,7 +140,7 @@ class AsyncEngine:
         stream = self._open(request_id, prompt, params)
         try:
             head, arrays = messages.pack_prompt(prompt)
-            self._send(messages.Add(stream.serial, head, params, priority, deadline, cache_salt), arrays)
+            self._send(messages.Add(stream.serial, head, params, turn, deadline, cache_salt), arrays)
             del prompt, head, arrays  # the worker has the pixels now
             while not stream.is_done:
                 for delta, stop in stream.read(await stream.receive()):
@@ -226,6 +233,7 @@ class AsyncEngine:
             self._die(EngineDeadError(f"the engine's messages cannot be read: {type(error).__name__}: {error}"))
 
     def _hear(self, reply: messages.EngineReply) -> None:
+        self._liveness.note_message()
         match reply:
             case messages.Updates(news=news):
                 for item in news:
@@ -235,6 +243,8 @@ class AsyncEngine:
                 if serial in self._streams:
                     self._streams[serial].fail(_exception(reply))
             case messages.StatsReply(serial=serial) | messages.Flushed(serial=serial):
+                if isinstance(reply, messages.StatsReply):
+                    self._liveness.note_compiling(reply.compile_wait_s)
                 if serial in self._asked and not self._asked[serial].done():
                     self._asked[serial].set_result(reply)
             case _:
@@ -251,7 +261,7 @@ class AsyncEngine:
                 self._ready.set_result(reply)
             case messages.Degraded(reason=reason, note=note):
                 _log.error("%s", note)
-                self.degraded.append(reason)
+                self._liveness.faults.append(reason)
             case messages.Closed():
                 self._die(EngineDeadError("the engine was closed"))
             case messages.Failure():
@@ -270,10 +280,10 @@ class AsyncEngine:
 
     async def _ask_regularly(self, limit_s: float) -> None:
         """The worker answers between steps, so one that stays silent for this long hangs; nothing else shows it."""
-        while limit_s > 0 and not self._dead.done():
-            await asyncio.sleep(min(ASK_S, limit_s))
+        while not self._dead.done():
+            await asyncio.sleep(min(ASK_S, limit_s or ASK_S))
             try:
-                await asyncio.wait_for(self.stats(), limit_s)
+                await asyncio.wait_for(self.stats(), limit_s or None)
             except EngineDeadError:
                 return
             except TimeoutError:

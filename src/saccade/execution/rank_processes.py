@@ -45,7 +45,7 @@ class RankPlan:
     devices: tuple[int, ...] = ()  # of all ranks including rank 0; by default the rank's number
     environment: Mapping[str, str] = field(default_factory=dict)  # added to that of this process
     start_s: float = 1800.0  # to build executors
-    answer_s: float = 300.0  # without an answer until a rank counts as hung (--watchdog-timeout-s); 0: never
+    answer_s: float = 120.0  # without an answer until a rank counts as hung (--watchdog-timeout-s); 0: never
 
 
 class RankProcesses:

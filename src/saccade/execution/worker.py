@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -56,6 +56,7 @@ class _Compiling:
     command: messages.Add
     frames: messages.Buffers
     grammar: Future[LLMatcher]
+    since: float = field(default_factory=monotonic)
 
 
 class Worker:
@@ -120,14 +121,18 @@ class Worker:
                 if (serial, index) in self._ids:
                     self._note(self._engine.stop(self._ids[serial, index], stop))
             case messages.AskStats(serial=serial):
-                phases = self._engine.phase_snapshots()
-                self._tell(messages.StatsReply(serial, self._engine.scheduler.stats(), phases, gpu_bytes_in_use()))
+                self._tell(self._stats(serial))
             case messages.Flush(serial=serial):
                 self._tell(messages.Flushed(serial, not self._compiling and self._engine.scheduler.forget_cached()))
             case messages.Close():
                 self._close()
             case messages.StartEngine():
                 raise ConfigError("the engine was told to start twice")
+
+    def _stats(self, serial: int) -> messages.StatsReply:
+        wait_s = max((monotonic() - waiting.since for waiting in self._compiling.values()), default=0.0)
+        figures = self._engine.scheduler.stats()
+        return messages.StatsReply(serial, figures, self._engine.phase_snapshots(), gpu_bytes_in_use(), wait_s)
 
     def _take(self, command: messages.Add, frames: messages.Buffers) -> None:
         """Requests whose grammar must be compiled first may be overtaken by others."""
@@ -170,9 +175,9 @@ class Worker:
                 str(command.serial),
                 messages.unpack_prompt(command.prompt, frames),
                 command.params,
-                priority=command.priority,
                 deadline=command.deadline,
                 cache_salt=command.cache_salt,
+                turn=command.turn,
                 compiled=compiled,
             )
         except Exception as error:  # a bad request must not affect others

@@ -15,13 +15,14 @@ from typing import Any
 
 import minijinja
 
-from saccade.errors import ConfigError, RequestError
+from saccade.errors import ConfigError, RequestError, contained
 from saccade.inputs.chat_messages import Conversation, MediaRef, flatten_text, read_messages, wrap_text
 from saccade.inputs.checkpoint_files import read_optional_json, read_text
-from saccade.inputs.special_tokens import Segment, SpecialTokenGuard, unused_mark
+from saccade.inputs.special_tokens import NUM_MARKS, Segment, SpecialTokenGuard, unused_marks
 
 # Template machine steps. A turn costs 100 to 300; using up all of it takes about 0.2 s.
 FUEL = 5_000_000
+MAX_INDENT = 64
 _NAME = "chat"
 _RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize", "continue_final_message"}
@@ -55,11 +56,12 @@ class ChatTemplate:
         source: str,
         *,
         special_tokens: Sequence[str] = (),
+        tags: Sequence[str] = (),
         named_tokens: Mapping[str, str] | None = None,
         fuel: int = FUEL,
     ) -> None:
-        """`special_tokens` stay plain in user text; `named_tokens` are variables such as bos_token."""
-        self._special_tokens = tuple(special_tokens)
+        """`special_tokens` and `tags` stay plain in user text; `named_tokens` are variables such as bos_token."""
+        self._special_tokens, self._tags = tuple(special_tokens), tuple(tags)
         self._named_tokens = dict(named_tokens or {})
         self.source = source
         self._takes_parts = _PARTS_LOOP.search(source) is not None
@@ -81,10 +83,11 @@ class ChatTemplate:
         conversation = read_messages(messages)
         context = {"messages": self._shape(conversation), "tools": _check_tools(tools), **_check_variables(variables)}
         check(context)
-        mark = unused_mark([context, self.source])
-        end = unused_mark([context, self.source, mark])
-        guard = SpecialTokenGuard(self._special_tokens, mark)
-        context = guard.protect(context)
+        unused = unused_marks([context, self.source], NUM_MARKS + 1)
+        marks, end = unused[:NUM_MARKS], unused[NUM_MARKS]
+        guard = SpecialTokenGuard(self._special_tokens, marks, tags=self._tags)
+        said = [guard.protect_message(message) for message in context.pop("messages")]
+        context = {"messages": said, **guard.protect(context)}
         if continue_final_message:
             _end_final_message(context["messages"], end)
         has_prompt = add_generation_prompt and not continue_final_message
@@ -103,7 +106,8 @@ class ChatTemplate:
 
     def _run(self, context: dict[str, Any]) -> str:
         try:
-            return self._environment.render_template(_NAME, **context)
+            with contained():
+                return self._environment.render_template(_NAME, **context)
         except _RefusalError:
             message = "the model's chat template refuses these messages; check the order of roles and "
             message += "the kinds of content"
@@ -130,7 +134,8 @@ def read_template(folder: Path, file: str = "") -> str | None:
     for name in ("chat_template.json", "tokenizer_config.json"):
         found = read_optional_json(folder / name).get("chat_template")
         if isinstance(found, list):
-            found = next((item.get("template") for item in found if item.get("name") == "default"), None)
+            items = [item for item in found if isinstance(item, dict)]
+            found = next((item.get("template") for item in items if item.get("name") == "default"), None)
         if isinstance(found, str):
             return found
     return None
@@ -195,6 +200,8 @@ def _cut_final_message(text: str, end: str) -> str:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
+    if (len(indent) if isinstance(indent, str) else indent or 0) > MAX_INDENT:
+        raise ValueError(f"an indent of more than {MAX_INDENT}")
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     if ensure_ascii:  # marks (see special_tokens.py) are no part of the text and must stay unescaped
         text = _ESCAPED_MARK.sub(lambda match: chr(int(match.group(1), 16)), text)

@@ -90,12 +90,16 @@ class Processor:
         """`chat_template` is a file that replaces the checkpoint's template."""
         placeholders = read_placeholder_settings(folder)
         protected = (*_placeholder_ids(placeholders), *named_ends(folder))
-        tokenizer = Tokenizer.from_folder(folder, protected=protected)
+        source = read_template(folder, chat_template)
+        tokenizer = Tokenizer.from_folder(folder, protected=protected, template=source or "")
         named = {name: text for name in _VARIABLES if (text := tokenizer.named_token(name)) is not None}
-        source, specials = read_template(folder, chat_template), tokenizer.special_tokens
         return cls(
             tokenizer,
-            template=ChatTemplate(source, special_tokens=specials, named_tokens=named) if source else None,
+            template=ChatTemplate(
+                source, special_tokens=tokenizer.special_tokens, tags=tokenizer.tags, named_tokens=named
+            )
+            if source
+            else None,
             images=read_image_settings(folder),
             videos=read_video_settings(folder),
             placeholders=placeholders,

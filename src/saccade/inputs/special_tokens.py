@@ -6,7 +6,12 @@ the template's neighbouring text could complete one (two parts `<|im_` and `end|
 marks are removed; a special token with a mark inside was spelled by a user and becomes a plain segment, which the
 tokenizer encodes as ordinary text.
 
-The mark is a Unicode noncharacter that occurs in no string of the request, so nothing a user writes is lost, and typing
+Tags such as `<think>`, which are tokens though no file calls them special, are guarded in what users, tools and schemas
+say. The application's own words keep them: the system's, and the assistant's, whose past output has them. Templates
+compare tags (`startswith('<tool_response>')`), so their marks stand beside them: behind an opening tag, before a
+closing one.
+
+Marks are Unicode noncharacters that occur in no string of the request, so nothing a user writes is lost, and typing
 a noncharacter gives no power: a mark can only make tokens plain. Text without such spellings carries no mark after
 rendering and is encoded exactly as in transformers.
 
@@ -25,6 +30,11 @@ from saccade.errors import RequestError
 
 MAX_DEPTH = 64
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+APPLICATION_ROLES = frozenset({"assistant", "system", "developer"})
+NUM_MARKS = 3
+# Tags of reasoning and tools, which models are trained on whether or not their template writes them.
+KNOWN_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+_TAG = re.compile(r"(?=\S*[^\w\s])\S{3,}")  # of a template's words, only what looks like markup
 _KEYS_TEMPLATES_COMPARE = frozenset({"role", "type"})
 
 
@@ -37,43 +47,58 @@ class Segment:
 
 
 class SpecialTokenGuard:
-    """Marks special tokens in a request's strings and finds them again after rendering. One per request."""
+    """Marks special tokens and tags in a request's strings and finds them again after rendering. One per request."""
 
-    def __init__(self, special_tokens: Sequence[str], mark: str) -> None:
-        self._mark = mark
+    def __init__(self, special_tokens: Sequence[str], marks: str, *, tags: Sequence[str] = ()) -> None:
+        """`marks` are three characters: inside a token, behind an opening tag, before a closing one."""
+        self._mark, self._behind, self._before = tuple(marks)
         self._tokens = special_pattern(special_tokens)
-        self._longest = max(map(len, special_tokens), default=0)
+        self._all_tokens = special_pattern([*special_tokens, *tags])
+        self._tags = frozenset(tags)
+        self._longest = max(map(len, (*special_tokens, *tags)), default=0)
         self._all = "\0" + "\0".join(special_tokens) + "\0"
+        self._tag_heads = {tag[:size] for tag in tags for size in range(1, len(tag))}
+        self._tag_ends = {tag[-size:] for tag in tags for size in range(1, len(tag))}
 
-    def protect(self, value: Any, *, depth: int = 0) -> Any:
+    def protect_message(self, message: Any) -> Any:
+        has_tags = not isinstance(message, dict) or message.get("role") not in APPLICATION_ROLES
+        return self.protect(message, has_tags=has_tags, depth=2)
+
+    def protect(self, value: Any, *, has_tags: bool = True, depth: int = 0) -> Any:
         """A copy of JSON-like data with marks in its strings, keys of mappings included."""
         if depth > MAX_DEPTH:
             raise RequestError(f"the request is nested deeper than {MAX_DEPTH} levels", code="invalid_request")
         if isinstance(value, str):
             check_unicode(value)
-            return self._protect_text(value)
+            return self._protect_text(value, has_tags)
         if isinstance(value, list | tuple):
-            return [self.protect(item, depth=depth + 1) for item in value]
+            return [self.protect(item, has_tags=has_tags, depth=depth + 1) for item in value]
         if isinstance(value, dict):
             return {
-                self._protect_key(key): self._protect_key(item)
+                self._protect_key(key, has_tags): self._protect_key(item, has_tags)
                 if key in _KEYS_TEMPLATES_COMPARE and isinstance(item, str)
-                else self.protect(item, depth=depth + 1)
+                else self.protect(item, has_tags=has_tags, depth=depth + 1)
                 for key, item in value.items()
             }
         return value
 
     def split(self, rendered: str) -> tuple[Segment, ...]:
         """The rendered text without marks, cut so that every special token spelled by a user is a plain segment."""
-        pieces = rendered.split(self._mark)
-        text = "".join(pieces)
+        pieces = re.split(f"([{self._mark}{self._behind}{self._before}])", rendered)
+        text = "".join(pieces[::2])
         if len(pieces) == 1:
             return (Segment(text),)
-        marks = list(accumulate(map(len, pieces[:-1])))  # positions of the marks, as offsets into the text
-        matches = self._tokens.finditer(text)
-        return plain_segments(text, (match for match in matches if _is_marked(match, marks)))
+        marks = list(accumulate(map(len, pieces[:-1:2])))  # positions of the marks, as offsets into the text
+        beside = set(zip(pieces[1::2], marks, strict=True))
+        matches = self._all_tokens.finditer(text)
+        return plain_segments(text, (m for m in matches if _is_marked(m, marks) or self._is_marked_tag(m, beside)))
 
-    def _protect_text(self, text: str) -> str:
+    def _is_marked_tag(self, match: re.Match[str], beside: set[tuple[str, int]]) -> bool:
+        is_closing = match.group().startswith("</")
+        mark = (self._before, match.start()) if is_closing else (self._behind, match.end())
+        return match.group() in self._tags and mark in beside
+
+    def _protect_text(self, text: str, has_tags: bool) -> str:
         """Marks inside and, where a token could continue beyond them, at the borders of the stripped text."""
         core = text.strip()
         if not core:
@@ -82,16 +107,31 @@ class SpecialTokenGuard:
         sizes = range(1, min(len(core), self._longest - 1) + 1)
         ends_token = core in self._all or any(core[:size] + "\0" in self._all for size in sizes)
         begins_token = any("\0" + core[-size:] in self._all for size in sizes)
+        if has_tags:
+            ends_token = ends_token or any(core in tag[1:] or core in tag[:-1] for tag in self._tags)
+            ends_token = ends_token or any(core[:size] in self._tag_ends for size in sizes)
+            begins_token = begins_token or any(core[-size:] in self._tag_heads for size in sizes)
         head, tail = self._mark * ends_token, self._mark * begins_token
-        return before + head + self._protect_inside(core) + tail + after
+        return before + head + self._protect_inside(core, has_tags) + tail + after
 
-    def _protect_key(self, key: object) -> str:
+    def _protect_key(self, key: object, has_tags: bool) -> str:
         text = str(key)
         check_unicode(text)
-        return self._protect_inside(text)
+        return self._protect_inside(text, has_tags)
 
-    def _protect_inside(self, text: str) -> str:
-        return self._tokens.sub(lambda match: match.group()[0] + self._mark + match.group()[1:], text)
+    def _protect_inside(self, text: str, has_tags: bool) -> str:
+        return (self._all_tokens if has_tags else self._tokens).sub(self._marked, text)
+
+    def _marked(self, match: re.Match[str]) -> str:
+        token = match.group()
+        if token not in self._tags:
+            return token[0] + self._mark + token[1:]
+        return self._before + token if token.startswith("</") else token + self._behind
+
+
+def template_tags(added_tokens: Iterable[str], template: str) -> tuple[str, ...]:
+    """Those of the added tokens that no file calls special, but which structure a conversation."""
+    return tuple(text for text in added_tokens if text in KNOWN_TAGS or (_TAG.fullmatch(text) and text in template))
 
 
 def special_pattern(special_tokens: Iterable[str]) -> re.Pattern[str]:
@@ -119,11 +159,12 @@ def check_unicode(text: str) -> None:
         raise RequestError("the text is not valid Unicode: it has half a surrogate pair", code="invalid_text") from None
 
 
-def unused_mark(values: Iterable[Any]) -> str:
+def unused_marks(values: Iterable[Any], num: int) -> str:
+    """So many characters that are in none of the values."""
     text = repr(list(values))  # repr escapes noncharacters one by one, so each is found by its escape
-    for mark in _NONCHARACTERS:
-        if repr(mark)[1:-1] not in text:
-            return mark
+    found = [mark for mark in _NONCHARACTERS if repr(mark)[1:-1] not in text]
+    if len(found) >= num:
+        return "".join(found[:num])
     raise RequestError("the request uses every Unicode noncharacter; send text", code="invalid_request")
 
 

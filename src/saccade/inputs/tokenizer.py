@@ -1,6 +1,6 @@
 """A checkpoint's tokenizer, using only the `tokenizers` package. `encode` takes segments (see special_tokens.py). Text
 without plain segments goes to the tokenizer whole, so its ids are those of transformers. Where a user spelled out a
-special token, a twin without special tokens encodes the ordinary text around it. The twin is built on first use."""
+special token or a tag, a twin without them encodes the ordinary text around it. The twin is built on first use."""
 
 import json
 import re
@@ -14,23 +14,33 @@ from typing import Any
 
 import tokenizers
 
-from saccade.errors import ConfigError, RequestError
+from saccade.errors import ConfigError, PanicError, RequestError, contained
 from saccade.inputs.checkpoint_files import read_optional_json, read_text
 from saccade.inputs.detokenizer import Detokenizer, TokenDecoder
-from saccade.inputs.special_tokens import Segment, check_unicode, special_pattern
+from saccade.inputs.special_tokens import Segment, check_unicode, special_pattern, template_tags
 
 MAX_TOKENIZER_BYTES = 256 * 2**20
 # Even a vocabulary of short tokens swallows blanks next to some of them, or merges unknown characters into one.
 MIN_TOKEN_CHARS = 32
+MAX_ID_DIGITS = 10
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class Tokenizer:
     """Encodes and decodes; thread-safe. Only a template may produce the ids of `special_tokens`: those marked special
-    in the files, named in tokenizer_config.json, or `protected` (image placeholders, end tokens)."""
+    in the files, named in tokenizer_config.json, or `protected` (image placeholders, end tokens). `tags` are other
+    added tokens that structure a conversation; decoded, they are text."""
 
-    def __init__(self, definition: str, config: dict[str, Any] | None = None, *, protected: Sequence[int] = ()) -> None:
-        """`definition` is the text of tokenizer.json, `config` the object of tokenizer_config.json."""
+    def __init__(
+        self,
+        definition: str,
+        config: dict[str, Any] | None = None,
+        *,
+        protected: Sequence[int] = (),
+        template: str = "",
+    ) -> None:
+        """`definition` is the text of tokenizer.json, `config` the object of tokenizer_config.json, `template` the
+        chat template, which uses tags."""
         self.config = config or {}
         self._main = _build(definition, self.config)
         self._twin: tokenizers.Tokenizer | None = None
@@ -44,7 +54,10 @@ class Tokenizer:
         }
         self.special_ids = frozenset(specials)
         self.special_tokens = tuple(specials.values())
-        self._special_pattern = special_pattern(self.special_tokens)
+        others = {token_id: token.content for token_id, token in added.items() if token_id not in specials}
+        self.tags = template_tags(others.values(), template)
+        self._guarded_ids = self.special_ids | {token_id for token_id, text in others.items() if text in self.tags}
+        self._guarded_pattern = special_pattern([*self.special_tokens, *self.tags])
         self._bos_ids = self._find_bos()
         self.decoder = TokenDecoder.from_definition(
             json.loads(self._main.decoder.__getstate__()) if self._main.decoder else None,
@@ -53,9 +66,10 @@ class Tokenizer:
         )
 
     @classmethod
-    def from_folder(cls, folder: Path, *, protected: Sequence[int] = ()) -> "Tokenizer":
+    def from_folder(cls, folder: Path, *, protected: Sequence[int] = (), template: str = "") -> "Tokenizer":
         definition = read_text(folder / "tokenizer.json", max_bytes=MAX_TOKENIZER_BYTES)
-        return cls(definition, read_optional_json(folder / "tokenizer_config.json"), protected=protected)
+        config = read_optional_json(folder / "tokenizer_config.json")
+        return cls(definition, config, protected=protected, template=template)
 
     @property
     def vocab_size(self) -> int:
@@ -109,12 +123,12 @@ class Tokenizer:
 
     def _encode_mixed(self, segments: Sequence[Segment]) -> list[int]:
         ids: list[int] = []
-        for text, is_plain in _runs(segments, self._special_pattern):
+        for text, is_plain in _runs(segments, self._guarded_pattern):
             if not is_plain:
                 ids += _encode(self._main, text)
                 continue
             run = _encode(self._without_specials(), text)
-            if not self.special_ids.isdisjoint(run):
+            if not self._guarded_ids.isdisjoint(run):
                 raise RequestError(
                     "the text spells a special token that this vocabulary cannot write as text", code="invalid_text"
                 )
@@ -125,7 +139,8 @@ class Tokenizer:
         with self._twin_lock:
             if self._twin is None:
                 twin = tokenizers.Tokenizer.from_str(self._main.to_str())
-                marked = [tokenizers.AddedToken(text, special=True, normalized=False) for text in self.special_tokens]
+                guarded = (*self.special_tokens, *self.tags)
+                marked = [tokenizers.AddedToken(text, special=True, normalized=False) for text in guarded]
                 twin.add_special_tokens(marked)
                 twin.encode_special_tokens = True
                 self._twin = twin
@@ -148,21 +163,25 @@ class Tokenizer:
 def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
     """As `tokenizer.encode`, which holds the interpreter lock while it works: a second for a megabyte. A batch of one
     does not, and without offsets it takes less time and memory."""
-    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    try:
+        with contained():
+            ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    except PanicError:
+        raise RequestError("the model's tokenizer cannot encode this text", code="invalid_text") from None
     return ids
 
 
 def _build(definition: str, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    _check_prefix(definition)
     try:
-        built = tokenizers.Tokenizer.from_str(definition)
+        with contained():
+            built = tokenizers.Tokenizer.from_str(definition)
     except Exception:  # the package raises bare exceptions whose text may quote the file
         raise ConfigError("tokenizer.json cannot be read by the tokenizers package; download it again") from None
     built.no_truncation()
     built.no_padding()
     known = built.get_added_tokens_decoder()
-    named = {int(id_): raw for id_, raw in (config.get("added_tokens_decoder") or {}).items()}
-    for token_id, raw in sorted(named.items()):
-        token = tokenizers.AddedToken(**{key: value for key, value in raw.items() if key in _ADDED_FIELDS})
+    for token_id, token in sorted(_added_tokens(config).items()):
         if token_id in known:
             token.special |= known[token_id].special  # as in transformers, a token never ceases to be special
             if _flags(token) == _flags(known[token_id]):
@@ -177,6 +196,44 @@ def _build(definition: str, config: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 _ADDED_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+_HAS_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]')
+
+
+def _added_tokens(config: dict[str, Any]) -> dict[int, tokenizers.AddedToken]:
+    """The tokens of added_tokens_decoder by id."""
+    given = config.get("added_tokens_decoder") or {}
+    if not isinstance(given, dict):
+        raise _broken("added_tokens_decoder", "an object with an entry for each id")
+    found = {}
+    for id_, raw in given.items():
+        if not id_.isdecimal() or len(id_) > MAX_ID_DIGITS:
+            raise _broken(f"added_tokens_decoder[{id_[:32]!r}]", "the id of a token")
+        fields = {key: value for key, value in raw.items() if key in _ADDED_FIELDS} if isinstance(raw, dict) else {}
+        content = fields.pop("content", None)
+        is_text = isinstance(content, str) and _is_unicode(content)
+        if not is_text or not all(isinstance(value, bool) for value in fields.values()):
+            raise _broken(f"added_tokens_decoder[{id_}]", "content: text, and true or false for the rest")
+        found[int(id_)] = tokenizers.AddedToken(content, **fields)
+    return found
+
+
+def _broken(where: str, wanted: str) -> ConfigError:
+    return ConfigError(f"tokenizer_config.json: {where} must be {wanted}; download it again")
+
+
+def _check_prefix(definition: str) -> None:
+    """A prefix that does not fit its merges makes the package end the process."""
+    if not _HAS_PREFIX.search(definition):
+        return
+    try:
+        model = json.loads(definition)["model"]
+        prefix, merges = model["continuing_subword_prefix"], model.get("merges") or []
+        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+        fits = all(second.startswith(prefix) for _, second in pairs)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        fits = False
+    if not fits:
+        raise ConfigError("tokenizer.json: continuing_subword_prefix does not fit its merges; download it again")
 
 
 def _flags(token: tokenizers.AddedToken) -> tuple[Any, ...]:
@@ -211,15 +268,21 @@ def _atoms(segments: Sequence[Segment], specials: re.Pattern[str]) -> Iterator[t
 
 
 def _named_specials(config: dict[str, Any]) -> frozenset[str]:
-    extra = config.get("extra_special_tokens") or []
     values = [config.get(name) for name in _NAMED_TOKENS]
-    values += config.get("additional_special_tokens") or []
-    values += extra.values() if isinstance(extra, dict) else extra
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        given = config.get(name) or []
+        if not isinstance(given, dict | list):
+            raise _broken(name, "a list of tokens")
+        values += given.values() if isinstance(given, dict) else given
     return frozenset(text for text in map(_text_of, values) if text)
+
+
+def _is_unicode(text: str) -> bool:
+    return text.encode(errors="replace").decode() == text
 
 
 def _text_of(token: Any) -> str | None:
     """A token is a string, or an object that contains its text."""
     if isinstance(token, dict):
         token = token.get("content")
-    return token if isinstance(token, str) else None
+    return token if isinstance(token, str) and _is_unicode(token) else None

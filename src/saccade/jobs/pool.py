@@ -34,6 +34,7 @@ class _Waiting:
     rank: float
     serial: int
     is_large: bool = field(compare=False)
+    since: float = field(compare=False, default_factory=monotonic)
     ready: threading.Event = field(compare=False, default_factory=threading.Event)
     process: PoolProcess | None = field(compare=False, default=None)
 
@@ -82,6 +83,12 @@ class Pool:
     def num_waiting(self) -> int:
         with self._lock:
             return len(self._waiting)
+
+    @property
+    def oldest_s(self) -> float:
+        """How long the first of those who wait has waited."""
+        with self._lock:
+            return monotonic() - min((one.since for one in self._waiting), default=monotonic())
 
     @property
     def num_busy(self) -> int:

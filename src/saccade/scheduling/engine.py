@@ -26,6 +26,7 @@ from saccade.scheduling.scheduler import Scheduler
 from saccade.scheduling.step_plan import Chunk, Results, RowError, StepPlan
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.turn import NEXT, Turn
 from saccade.wire.update import NO_NUMBERS, FinishReason, PromptScores, Scores, Update
 
 WARM_UP_ID = "warm-up"
@@ -81,7 +82,7 @@ class Engine:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        priority: int = 0,
+        turn: Turn = NEXT,
         deadline: float | None = None,
         cache_salt: str | None = None,
         compiled: LLMatcher | None = None,
@@ -101,7 +102,9 @@ class Engine:
             spans=spans_of(prompt, is_whole=self.composer.layout.has_limits),
             eos_token_ids=self._eos_token_ids,
             arrival=self._clock(),
-            priority=priority,
+            priority=turn.priority,
+            tenant=turn.tenant,
+            weight=turn.weight,
             deadline=deadline,
             cache_salt=cache_salt,
             output_shift=prompt.output_shift,

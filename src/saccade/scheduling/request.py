@@ -14,6 +14,7 @@ from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import Finish, FinishReason
 
 MOST_OUTPUTS = 2**40  # more than any request has
+USUAL_OUTPUTS = 256  # what an answer is taken to cost where it may be longer
 
 
 class Status(Enum):
@@ -37,7 +38,9 @@ class Request:
     spans: tuple[Span, ...] = field(default=(), repr=False)  # in order; a media_idx has all its rows in its spans
     eos_token_ids: frozenset[int] = frozenset()
     arrival: float = 0.0
-    priority: int = 0  # lower first, then arrival
+    priority: int = 0  # lower first, then in fair turns of tenants, then arrival
+    tenant: str = ""  # who shares the engine fairly with others
+    weight: float = 1.0  # the tenant's
     deadline: float | None = None
     cache_salt: str | None = None
     output_shift: int = 0  # offset of output positions from those of the same tokens in a prompt
@@ -58,7 +61,8 @@ class Request:
     entries: dict[int, Entry] = field(default_factory=dict, init=False, repr=False)  # by media_idx
     keys: list[bytes] = field(default_factory=list, init=False, repr=False)  # of the full blocks, for the prefix cache
     num_inserted: int = field(default=0, init=False)  # blocks offered to the prefix cache
-    order: tuple[int, float, int] = field(default=(0, 0.0, 0), init=False)
+    fair_start: float = field(default=0.0, init=False)  # on the clock of fair turns
+    order: tuple[int, float, float, int] = field(default=(0, 0.0, 0.0, 0), init=False)
     media_rows: Counter[int] = field(default_factory=Counter, init=False, repr=False)  # by media_idx
     media_ends: dict[int, int] = field(default_factory=dict, init=False, repr=False)  # by media_idx
 
@@ -105,6 +109,12 @@ class Request:
         if self.num_pending and len(self.output_ids) + self.num_pending >= self.max_outputs:
             return 0
         return self.num_tokens + self.num_pending - self.num_planned
+
+    @property
+    def fair_cost(self) -> float:
+        """What it is taken to cost its tenant, in tokens. Forks share the prompt."""
+        num_prompt = 1 if self.parent is not None else len(self.prompt_ids)
+        return (num_prompt + min(self.max_outputs, USUAL_OUTPUTS)) / self.weight
 
     @property
     def is_decoding(self) -> bool:

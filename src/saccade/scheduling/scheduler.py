@@ -1,8 +1,9 @@
 """The scheduler: which images to encode, and which prompt chunks and outputs to compute in the next step.
 
 The policy, under one token budget:
-1. A row for every output that can be computed, in order (priority, then arrival). If blocks run out, the last in order
-   is preempted: it frees its blocks and is recomputed later. A lone request is never preempted.
+1. A row for every output that can be computed, in order (priority, then fair turns of tenants, then arrival). If blocks
+   run out, the last in order is preempted: it frees its blocks and is recomputed later. A lone request is never
+   preempted.
 2. Chunks of the prompts that have begun, in order.
 3. New requests in order, without overtaking, unless a running request was left short. A prompt gets all its blocks when
    it begins, so only outputs can run out of blocks.
@@ -16,7 +17,7 @@ Two plans can be in flight: plan k + 1 is made while step k runs. What a plan in
 committed; rows of a request that ended meanwhile are ignored.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import count
 
@@ -24,6 +25,7 @@ from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex, Entry
 from saccade.cache.prefix import PrefixCache, Span, overlapping
 from saccade.errors import RequestError
+from saccade.scheduling.fair_clock import FairClock
 from saccade.scheduling.request import Request, RequestQueue, Status
 from saccade.scheduling.request_checks import check_fits, check_queue
 from saccade.scheduling.resources import Resources
@@ -53,6 +55,7 @@ class Scheduler:
         self._waiting = RequestQueue(lambda request: request.order)
         self._running = RequestQueue(lambda request: request.order)
         self._deadlines = RequestQueue(lambda request: (request.deadline, request.order))
+        self._fair_clock = FairClock()
         self._flights: deque[Draft] = deque()
         self._arrivals = count()
         self._steps = count()
@@ -70,10 +73,13 @@ class Scheduler:
         num_startable = self.settings.max_num_seqs - len(self._running)
         check_queue(tuple(family.values()), self._waiting, self.settings, num_startable)
         room = self.settings.max_model_len - len(request.prompt_ids)
+        if not self.live:
+            self._fair_clock.clear()
         for member in family.values():
-            member.order = (member.priority, member.arrival, next(self._arrivals))
             asked = member.params.max_tokens
             member.max_outputs = room if asked is None else min(room, asked)
+            member.fair_start = self._fair_clock.enter(member.tenant, member.fair_cost)
+            member.order = (member.priority, member.fair_start, member.arrival, next(self._arrivals))
             self._waiting.add(member)
             if member.deadline is not None:
                 self._deadlines.add(member)
@@ -167,6 +173,7 @@ class Scheduler:
         assert len(running) <= self.settings.max_num_seqs, f"{len(running)} requests run"
         for queue in (self._waiting, self._running, self._deadlines):
             queue.check()
+        self._fair_clock.check(Counter(request.tenant for request in waiting if request.status is Status.WAITING))
         for request in waiting | running:
             request.check_progress(self.resources.pool.block_size)
         for flight in self._flights:
@@ -223,6 +230,8 @@ class Scheduler:
             return False
         self._waiting.remove(request)
         self._running.add(request)
+        if request.status is Status.WAITING:
+            self._fair_clock.begin(request.tenant, request.fair_start, request.fair_cost)
         request.status = Status.RUNNING
         self.resources.start(request, shared)
         draft.add_rows(request, end)
@@ -328,6 +337,8 @@ class Scheduler:
             self._give_back(request)
         else:
             self._waiting.remove(request)
+            if request.status is Status.WAITING:
+                self._fair_clock.leave(request.tenant)
         if request.deadline is not None:
             self._deadlines.remove(request)
         request.status, request.finish = Status.FINISHED, finish

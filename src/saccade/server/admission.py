@@ -1,11 +1,19 @@
 """Limits on admitted requests, counted before anything is read or decoded, so that a full server answers at once."""
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
+from time import monotonic
 
 from saccade.errors import CapacityError, RequestError
 from saccade.inputs.allowance import StopWorkError
+from saccade.server.callers import Caller
+from saccade.server.http_errors import HttpError
+
+REMEMBERED, RECENT_S = 64, 120.0
+MOST_RETRY_S = 600.0
+KEPT = 8  # a share of one in so many places is for callers who have few
 
 
 class Place:
@@ -83,22 +91,43 @@ class Place:
         self._num_bytes = 0
 
 
+class Pace:
+    """How fast requests end, from the last ones that did."""
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque(maxlen=REMEMBERED)
+
+    def note_end(self) -> None:
+        self._ends.append(monotonic())
+
+    def seconds_for(self, num_ends: int) -> float | None:
+        """How long so many requests take to end; None if too few did lately."""
+        now = monotonic()
+        lately = [end for end in self._ends if end > now - RECENT_S]
+        return num_ends * (now - lately[0]) / len(lately) if len(lately) > 1 else None
+
+
 class Admission:
     """`inside` counts all admitted requests, `reading` those whose body is still arriving, `pending` those being
-    prepared, `pending_bytes` the memory of both. Slow senders take no places from other clients."""
+    prepared, `pending_bytes` the memory of both. Slow senders take no places from other clients, and a caller who has
+    many places leaves the last ones to others."""
 
     def __init__(
         self, *, max_inside: int, max_reading: int, max_pending: int, max_pending_bytes: int, retry_after_s: float
     ) -> None:
         self.max_inside, self.max_reading = max_inside, max_reading
         self.max_pending, self.max_pending_bytes = max_pending, max_pending_bytes
+        self.max_running = 0  # of `max_inside`; the others wait
         self._retry_after_s = retry_after_s
+        self.pace = Pace()
         self.inside = self.reading = self.pending = self.pending_bytes = 0
         self.num_refused = 0
         self.lock = Lock()  # guards the byte counts, which threads change too
 
     @contextmanager
-    def enter(self) -> Iterator[Place]:
+    def enter(self, caller: Caller) -> Iterator[Place]:
+        caller.check(self._one_ends_s(caller))
+        self._check_share(caller)
         num_running = self.inside - self.reading
         if num_running >= self.max_inside:
             raise self.refusal(f"{num_running} requests are running and waiting")
@@ -108,13 +137,36 @@ class Admission:
             raise self.refusal(f"{self.reading} requests are being read")
         self.inside += 1
         self.reading += 1
+        caller.inside += 1
         place = Place(self)
         try:
             yield place
         finally:
             place.leave()
             self.inside -= 1
+            caller.inside -= 1
 
     def refusal(self, met: str) -> CapacityError:
         self.num_refused += 1
-        return CapacityError(f"{met}, which is the limit; try again later", retry_after_s=self._retry_after_s)
+        return CapacityError(f"{met}, which is the limit; try again later", retry_after_s=self.drained_s())
+
+    def drained_s(self) -> float:
+        """When those who wait now have begun, if requests end as fast as they did lately."""
+        return self._bounded(self.pace.seconds_for(max(self.inside - self.reading - self.max_running, 1)))
+
+    def _one_ends_s(self, caller: Caller) -> float:
+        """When the first of a caller's requests ends, if they take as long as those of others."""
+        return self._bounded(self.pace.seconds_for(max(self.inside // max(caller.inside, 1), 1)))
+
+    def _bounded(self, seconds: float | None) -> float:
+        return self._retry_after_s if seconds is None else min(max(seconds, self._retry_after_s), MOST_RETRY_S)
+
+    def _check_share(self, caller: Caller) -> None:
+        most = max(1, int(caller.limits.queue_share * self.max_inside))
+        if caller.limits.queue_share < 1 and caller.inside >= most:
+            self.num_refused += 1
+            text = f"this caller has {caller.inside} of the server's {self.max_inside} places; the limit is {most} "
+            raise HttpError(429, f"{text}(queue_share)", code="rate_limit_exceeded", retry_after_s=self.drained_s())
+        kept = self.max_inside // KEPT
+        if kept and caller.inside > kept and self.inside - self.reading >= self.max_inside - kept:
+            raise self.refusal(f"{caller.inside} requests of this caller are running and waiting")

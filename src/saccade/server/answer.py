@@ -10,7 +10,7 @@ from saccade.client.stream import Delta
 from saccade.errors import CapacityError, EngineDeadError, RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.server.exchange import HttpExchange
-from saccade.server.http_errors import HttpError, draining, to_http, too_late
+from saccade.server.http_errors import HttpError, draining, too_late
 from saccade.server.intake import RequestJob
 from saccade.server.service import ServerPhase, Service
 from saccade.wire.update import BROKEN, NO_NUMBERS, NO_TOKEN
@@ -51,12 +51,13 @@ class Answer:
             self._is_refused = True
             if isinstance(error, CapacityError):
                 self._service.admission.num_refused += 1
+                error.retry_after_s = self._service.admission.drained_s()
             else:
                 names = {"prompt": self._job.prompt_param, "response_format": self._job.structure_param}
                 error.param = names.get(error.param or "", error.param)
             raise
         except EngineDeadError as error:
-            raise draining() if self._service.phase is ServerPhase.DRAINING else to_http(error, "") from None
+            raise self._service.lost(error) from None
         finally:
             if not self._is_refused:
                 self._end()
@@ -88,7 +89,7 @@ class Answer:
                 engine_id,
                 prompt,
                 job.params,
-                priority=job.priority,
+                turn=job.turn,
                 deadline=job.deadline,
                 cache_salt=job.cache_salt,
             )
@@ -103,9 +104,11 @@ class Answer:
         if not self._is_computed and (delta.token_ids or delta.finish_reason == "length"):
             self._is_computed = True
             metrics.note_tokens(prompt=self.num_prompt_tokens)
+            self._charge(self.num_prompt_tokens)
         if delta.token_ids:
             self._service.note_output()
             metrics.note_tokens(output=delta.num_output_tokens - self._outputs[choice])
+            self._charge(delta.num_output_tokens - self._outputs[choice])
             if self._outputs[choice]:
                 metrics.note_gap((now - self._last[choice]) / len(delta.token_ids))
             elif self._first_s is None:
@@ -120,6 +123,10 @@ class Answer:
                 self._engine_times[name] = max(seconds, self._engine_times.get(name, 0.0))
             self._check(delta)
 
+    def _charge(self, num_tokens: int) -> None:
+        if self._exchange.caller is not None:
+            self._exchange.caller.take(num_tokens)
+
     def _check(self, delta: Delta) -> None:
         if delta.finish_reason == "deadline":
             raise too_late()
@@ -133,6 +140,7 @@ class Answer:
             raise draining()
 
     def _end(self) -> None:
+        self._service.admission.pace.note_end()
         reasons = [self._reasons.get(choice, "abort") for choice in range(self.num_choices)]
         self._service.metrics.note_end(
             self._job.params,

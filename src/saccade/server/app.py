@@ -11,7 +11,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from saccade.errors import contained
 from saccade.server.auth import Keys
+from saccade.server.callers import Callers
 from saccade.server.chat import ChatRoute
 from saccade.server.completions import CompletionRoute
 from saccade.server.exchange import ID_HEADER, HttpExchange
@@ -19,6 +21,7 @@ from saccade.server.generate import GenerateRoute
 from saccade.server.health import HealthRoute
 from saccade.server.http_errors import ClientGoneError, HttpError, explain, to_http
 from saccade.server.ops import OpsRoutes
+from saccade.server.origins import OriginRules
 from saccade.server.service import Service
 from saccade.server.tokens import DetokenizeRoute, RenderRoute, TokenizeRoute
 
@@ -36,7 +39,9 @@ def build_app(service: Service) -> Starlette:
 
     admission = Middleware(
         AdmissionMiddleware,
-        keys=Keys(settings.api_key, settings.admin_api_key),
+        keys=Keys(service.callers.keys, settings.admin_api_key),
+        origins=OriginRules(settings, has_keys=bool(service.callers.keys)),
+        callers=service.callers,
         root_path=settings.root_path,
         max_header_bytes=settings.max_header_bytes,
         on_end=note,
@@ -51,11 +56,22 @@ def build_app(service: Service) -> Starlette:
 
 
 class AdmissionMiddleware:
-    """Gives every request an id, checks its header size and key, and turns errors into replies in one place. Paths come
-    from the scope: no header influences who may call what."""
+    """Gives every request an id, checks its key, where it comes from and its header size, and turns errors into replies
+    in one place. Paths come from the scope: no header influences who may call what."""
 
-    def __init__(self, app: ASGIApp, *, keys: Keys, root_path: str, max_header_bytes: int, on_end: OnEnd) -> None:
-        self._app, self._keys, self._root_path = app, keys, root_path
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: Keys,
+        origins: OriginRules,
+        callers: Callers,
+        root_path: str,
+        max_header_bytes: int,
+        on_end: OnEnd,
+    ) -> None:
+        self._app, self._root_path = app, root_path
+        self._keys, self._origins, self._callers = keys, origins, callers
         self._max_header_bytes = max_header_bytes
         self._on_end = on_end
 
@@ -67,7 +83,8 @@ class AdmissionMiddleware:
             async with exchange:
                 try:
                     self._check(scope, exchange)
-                    await self._app(scope, exchange.receive, exchange.send)
+                    with contained():
+                        await self._app(scope, exchange.receive, exchange.send)
                 except Exception as error:
                     await self._fail(error, scope, exchange)
         except ClientGoneError:
@@ -77,7 +94,9 @@ class AdmissionMiddleware:
 
     def _check(self, scope: Scope, exchange: HttpExchange) -> None:
         path = scope["path"].removeprefix(self._root_path) if self._root_path else scope["path"]
-        self._keys.check(path, exchange.headers)
+        key_name = self._keys.check(path, exchange.headers)
+        self._origins.check(scope["method"], path, exchange.headers)
+        exchange.caller = self._callers.find(key_name, (scope.get("client") or ("",))[0])
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size > self._max_header_bytes:
             text = f"the headers have {size} bytes; the limit is {self._max_header_bytes} (--max-header-bytes)"

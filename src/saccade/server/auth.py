@@ -2,34 +2,39 @@
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from saccade.server.http_errors import HttpError
 
 # The page is a static file without secrets: its user types a key into it.
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+ADMIN = "administrator"
 ADMIN_PATHS = frozenset({"/abort_request", "/server_info"})
 
 
 class Keys:
     """Without user keys everybody may call; without an admin key nobody may administer."""
 
-    def __init__(self, users: Iterable[str], admin: str) -> None:
-        self._users = [_digest(key.encode()) for key in users]
+    def __init__(self, users: Mapping[str, str], admin: str) -> None:
+        """`users` has a name for each key."""
+        self._users = [(_digest(key.encode()), name) for key, name in users.items()]
         self._admin = _digest(admin.encode()) if admin else None
 
-    def check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """Raises for a caller without the right key. `path` is decoded and without the root path."""
+    def check(self, path: str, headers: Mapping[bytes, bytes]) -> str | None:
+        """The name of the key, or None where none is needed. Raises for a caller without the right key. `path` is
+        decoded and without the root path."""
         if path in OPEN_PATHS:
-            return
+            return None
         given = _given(headers)
         is_admin = self._admin is not None and hmac.compare_digest(given, self._admin)
-        num_equal = sum(hmac.compare_digest(given, key) for key in self._users)  # constant time: no early exit
-        is_user = num_equal > 0 or is_admin
-        if self._users and not is_user:
+        found = [name for key, name in self._users if hmac.compare_digest(given, key)]  # all of them: constant time
+        if self._users and not found and not is_admin:
             raise HttpError(401, "the API key is missing or wrong (Authorization: Bearer KEY)", code="invalid_api_key")
         if path in ADMIN_PATHS and not is_admin:
             raise HttpError(403, "this route needs the administrator's key (--admin-api-key)", code="admin_only")
+        if found:
+            return found[0]
+        return ADMIN if is_admin else None
 
 
 def _given(headers: Mapping[bytes, bytes]) -> bytes:

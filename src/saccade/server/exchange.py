@@ -11,10 +11,12 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from saccade.server.callers import Caller
 from saccade.server.http_errors import ClientGoneError, HttpError
 
 ID_HEADER = b"x-request-id"
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
+_NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _KEY = "saccade.exchange"
 
 
@@ -28,7 +30,8 @@ class HttpExchange:
         given = self.headers.get(ID_HEADER, b"")
         self.id = given.decode() if _SANE_ID.fullmatch(given) else uuid4().hex
         self.exits = AsyncExitStack()
-        self.extra_headers: list[tuple[bytes, bytes]] = [(ID_HEADER, self.id.encode())]
+        self.extra_headers: list[tuple[bytes, bytes]] = [(ID_HEADER, self.id.encode()), _NO_SNIFFING]
+        self.caller: Caller | None = None  # known once its key was checked
         self.status: int | None = None
         self.is_complete = False
         self._receive, self._send = receive, send

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import math
+import resource
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 from typing import TextIO
 
@@ -20,14 +22,16 @@ from saccade.errors import ConfigError, SaccadeError
 from saccade.inputs.media_loader import MediaSettings
 from saccade.server.app import build_app
 from saccade.server.http11 import BoundedProtocol
-from saccade.server.lifecycle import Launch, Stages, drain, start
+from saccade.server.lifecycle import BackOff, Launch, Stages, drain, restart, start
 from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
+from saccade.server.tls import TlsFiles
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
 GRACE_S = 5  # for connections to close after all replies
 BACKLOG = 2048
+MOST_CONNECTIONS, SPARE_FILES = 16384, 256
 SWITCH_S = 0.0005  # image decoding threads yield the GIL to the event loop this soon
 
 _log = logging.getLogger(__name__)
@@ -52,7 +56,7 @@ def serve(
             log_to_stderr()
             front = _Front(settings, plan, console)
             config = front.config()
-            _load(config)
+            config.load()
             with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
                 return runner.run(front.run(config, listener))
     except SaccadeError as error:
@@ -65,16 +69,19 @@ class _Front:
 
     def __init__(self, settings: ServerSettings, plan: Launch, console: Console) -> None:
         self._settings, self._plan, self._console = settings, plan, console
+        self._tls = TlsFiles(settings) if settings.ssl_certfile else None
         self._service = Service(plan.model, settings, plan.limits, plan.media)
         self._engine: AsyncEngine | None = None
         self._started = asyncio.Event()
         self._engine_died = False
 
     def config(self) -> uvicorn.Config:
-        settings = self._settings
+        settings, tls = self._settings, self._tls
         return uvicorn.Config(
             build_app(self._service),
-            http=BoundedProtocol.limited(settings.max_header_bytes, settings.body_timeout_s),
+            http=BoundedProtocol.limited(
+                settings.max_header_bytes, settings.body_timeout_s, _most_connections(settings)
+            ),
             loop="auto",
             ws="none",
             lifespan="off",
@@ -86,13 +93,12 @@ class _Front:
             timeout_keep_alive=int(settings.keep_alive_s),
             timeout_graceful_shutdown=GRACE_S,
             backlog=BACKLOG,
-            ssl_keyfile=settings.ssl_keyfile or None,
-            ssl_certfile=settings.ssl_certfile or None,
+            ssl_context_factory=None if tls is None else lambda config, default: tls.context,
         )
 
     async def run(self, config: uvicorn.Config, listener: socket.socket) -> int:
         http = _HttpServer(config)
-        if not self._settings.is_local and not self._settings.api_key:
+        if not self._settings.is_local and not self._service.callers.keys:
             who = f"everybody who reaches {self._settings.host}"
             self._say(f"warning: {who} may use this server; set a key (--api-key)")
         self._say(f"listening on {_address(self._settings, listener)}")
@@ -100,6 +106,7 @@ class _Front:
         starting = asyncio.create_task(self._start(listener))
         stopped = asyncio.create_task(http.stopped.wait())
         outlived = asyncio.create_task(self._outlive())
+        refreshing = asyncio.create_task(self._refresh_tls())
         try:
             await asyncio.wait({starting, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
@@ -108,9 +115,9 @@ class _Front:
             self._say("shutting down")
             return EXIT_ENGINE_DIED if self._engine_died else 0
         finally:
-            for task in (starting, stopped, outlived):
+            for task in (starting, stopped, outlived, refreshing):
                 task.cancel()
-            await asyncio.gather(starting, stopped, outlived, return_exceptions=True)
+            await asyncio.gather(starting, stopped, outlived, refreshing, return_exceptions=True)
             await drain(self._service, self._engine, http.hurry)
             http.should_exit = True
             await serving
@@ -129,13 +136,33 @@ class _Front:
         total = self._service.time_to_ready_s or 0.0
         self._say(f"ready on {_address(self._settings, listener)} after {total:.2f} s")
 
+    async def _refresh_tls(self) -> None:
+        if self._tls is not None:
+            await self._tls.watch()
+
     async def _outlive(self) -> None:
-        """Returns `dead_engine_s` after the engine died: time to tell clients and probes before a restart."""
+        """Returns `dead_engine_s` after the engine died for good: time to tell clients and probes before a restart."""
         await self._started.wait()
-        assert self._engine is not None, "it was started"
-        _log.error("%s; /health says so, and requests are refused", await self._engine.wait_dead())
+        back_off, is_alive = BackOff(), True
+        while is_alive:
+            assert self._engine is not None, "it was started"
+            reason = await self._engine.wait_dead()
+            _log.error("%s; /health says so, and requests are refused", reason)
+            is_alive = self._settings.restart_engine and await self._revive(back_off)
         self._engine_died = True
         await asyncio.sleep(self._settings.dead_engine_s or math.inf)
+
+    async def _revive(self, back_off: BackOff) -> bool:
+        assert self._engine is not None, "it died"
+        back_off.note_death()
+        self._service.revive()
+        await self._engine.aclose()
+        found = await restart(self._service, self._plan, back_off, Stages(self._say, "", monotonic()))
+        if found is None:
+            return False
+        self._engine = found
+        self._say("the engine runs again")
+        return True
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)
@@ -183,12 +210,18 @@ def _bound(settings: ServerSettings) -> Iterator[socket.socket]:
                 Path(settings.uds).unlink(missing_ok=True)
 
 
-def _load(config: uvicorn.Config) -> None:
-    try:
-        config.load()
-    except OSError as error:  # includes ssl's
-        what = f"{config.ssl_certfile}, {config.ssl_keyfile}"
-        raise ConfigError(f"cannot use the TLS files {what}: {error.strerror or 'broken'} (--ssl-certfile)") from None
+def _most_connections(settings: ServerSettings) -> int:
+    """The limit that is set, or one that leaves files for everything else this process opens."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.max_connections or MOST_CONNECTIONS
+    if soft != resource.RLIM_INFINITY and soft < wanted + SPARE_FILES:  # shells allow 1024, and the system far more
+        soft = wanted + SPARE_FILES if hard == resource.RLIM_INFINITY else min(wanted + SPARE_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = wanted if soft == resource.RLIM_INFINITY else min(wanted, max(soft - SPARE_FILES, soft // 2))
+    if settings.max_connections > most:
+        what = f"max_connections is {settings.max_connections}; this process may open {soft} files"
+        raise ConfigError(f"{what}, some of which it needs itself (lower --max-connections, or raise ulimit -n)")
+    return most
 
 
 def _bind(settings: ServerSettings) -> socket.socket:

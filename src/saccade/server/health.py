@@ -13,12 +13,13 @@ from saccade.server.http_errors import HttpError
 from saccade.server.ops import json_reply
 from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.turn import Turn
 
 RECENT_S = 1.0  # no probe if a token came this recently
 LIMIT_S = 20.0
 POLL_S = 0.05
 PROBE = "health_generate"
-PRIORITY = -(2**31)  # ahead of every request
+FIRST = Turn(priority=-(2**31), tenant=PROBE)
 
 
 class HealthRoute:
@@ -56,7 +57,7 @@ class HealthRoute:
         service = self._service
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
         with service.enlisted(PROBE) as engine_id:
-            source = service.engine.generate(engine_id, text_prompt([0]), params, priority=PRIORITY, cache_salt=PROBE)
+            source = service.engine.generate(engine_id, text_prompt([0]), params, turn=FIRST, cache_salt=PROBE)
             with suppress(CapacityError):  # then others wait for tokens, which count too
                 async with aclosing(source):
                     async for delta in source:

@@ -81,6 +81,11 @@ def engine_dead(reason: str = "") -> HttpError:
     return HttpError(503, text, code="engine_dead", retry_after_s=30)
 
 
+def engine_restarting() -> HttpError:
+    text = "the engine died while it had this request, and is being started again; send the request again"
+    return HttpError(503, text, code="engine_dead", retry_after_s=5)
+
+
 def too_late() -> HttpError:
     return HttpError(408, "the request's time is over", code="deadline_exceeded", should_retry=False)
 

@@ -1,5 +1,6 @@
 """From a body to a job for the engine: parse, check, fetch and decode media, tokenize. Slow work runs in worker
-threads, in one go for text; what has media goes on in other threads, so that text never waits behind it."""
+threads: bodies in their own, so that a request's deadline is known however many images are decoded, and what has media
+in others than text, which never waits behind it."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -19,11 +20,12 @@ from saccade.server.admission import Place
 from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, too_late
 from saccade.server.protocol import Wire
-from saccade.server.reading import check_content_type, ignored_header, read_request
+from saccade.server.reading import ignored_header, read_request
 from saccade.server.service import Service
 from saccade.server.structure import structure_param
 from saccade.wire.grammar import check_grammar
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.turn import NEXT, Turn
 
 R = TypeVar("R", bound=Wire)
 
@@ -41,7 +43,7 @@ class RequestJob(Generic[R]):
     prompts: tuple[Prompt, ...] = ()
     deadline: float | None = None
     cache_salt: str | None = None
-    priority: int = 0
+    turn: Turn = NEXT
     wants_timings: bool = False
     ignored: tuple[str, ...] = ()
     prompt_param: str = "prompt"
@@ -103,15 +105,14 @@ class PromptRoute(ABC, Generic[R]):
         """The job of an exchange, whose place is held until the exchange ends."""
         service, settings = self.service, self.service.settings
         service.check_open()
-        check_content_type(exchange.headers)
-        place = exchange.exits.enter_context(service.admission.enter())
+        assert exchange.caller is not None, "its key was checked"
+        place = exchange.exits.enter_context(service.admission.enter(exchange.caller))
         body = await exchange.body(limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s, hold=place.hold)
         received = monotonic()
         place.prepare()
-        job, messages, is_complete = await service.in_thread(self._read, exchange, body, place)
+        job, messages = await service.in_parser(self._read, exchange, body, place)
         del body
-        if not is_complete:
-            await self._add_media(job, messages, place)
+        await self._prepare(job, messages, place)
         job.seconds["receive"] = received - exchange.arrival
         job.seconds["prepare"] = monotonic() - received
         for stage, seconds in job.seconds.items():
@@ -121,18 +122,15 @@ class PromptRoute(ABC, Generic[R]):
         place.pass_on()
         return job
 
-    def _read(self, exchange: HttpExchange, body: bytes, place: Place) -> tuple[RequestJob[R], list[Any] | None, bool]:
-        """The job, the messages whose media must be fetched, and whether the prompts are made already."""
+    def _read(self, exchange: HttpExchange, body: bytes, place: Place) -> tuple[RequestJob[R], list[Any] | None]:
+        """The job, and the messages whose media must be fetched."""
         with place.working():
             begun = monotonic()
-            request, ignored = read_request(self.kind, body)
+            request, ignored = read_request(self.kind, body, self.service.settings.max_body_values)
             job = self._new_job(exchange, request, ignored)
             messages = self.messages(request)
             job.seconds["parse"] = monotonic() - begun
-            is_complete = messages is None and not self.has_media(request)
-            if is_complete:
-                self._make_prompts(job, None, place)
-            return job, messages, is_complete
+            return job, messages
 
     def _new_job(self, exchange: HttpExchange, request: R, ignored: tuple[str, ...]) -> RequestJob[R]:
         model = self.service.check_model(getattr(request, "model", None))
@@ -147,14 +145,15 @@ class PromptRoute(ABC, Generic[R]):
             _given_id(request) or exchange.id,
             deadline=_deadline(self.service, exchange, getattr(request, "timeout", None)),
             cache_salt=getattr(request, "cache_salt", None),
-            priority=getattr(request, "priority", None) or 0,
+            turn=_turn(exchange, getattr(request, "priority", None) or 0),
             wants_timings=bool(getattr(request, "timings", None)) or TIMINGS_HEADER in exchange.headers,
             ignored=ignored,
             prompt_param=self.prompt_param,
             structure_param=structure,
         )
 
-    async def _add_media(self, job: RequestJob[R], messages: list[Any] | None, place: Place) -> None:
+    async def _prepare(self, job: RequestJob[R], messages: list[Any] | None, place: Place) -> None:
+        """Fetches and decodes media and makes the prompts, within the request's deadline."""
         begun = monotonic()
         left = None if job.deadline is None else max(job.deadline - begun, 0.0)
         try:
@@ -162,7 +161,9 @@ class PromptRoute(ABC, Generic[R]):
                 if messages is not None:
                     messages = await self.service.media.resolve(messages, place.hold)
                     job.seconds["fetch"] = monotonic() - begun
-                await self.service.in_media_thread(self._work, job, messages, place)
+                has_media = messages is not None or self.has_media(job.request)
+                in_thread = self.service.in_media_thread if has_media else self.service.in_thread
+                await in_thread(self._work, job, messages, place)
         except TimeoutError:
             raise too_late() from None
 
@@ -213,6 +214,13 @@ def _deadline(service: Service, exchange: HttpExchange, asked: float | None) -> 
             raise HttpError(400, "the header X-Request-Timeout must be a number of seconds", code="invalid_value")
     limits = [value for value in (asked, service.settings.request_timeout_s) if value]
     return exchange.arrival + min(limits) if limits else None
+
+
+def _turn(exchange: HttpExchange, priority: int) -> Turn:
+    caller = exchange.caller
+    assert caller is not None, "its key was checked"
+    caller.check_priority(priority)
+    return Turn(priority, caller.name, caller.limits.weight)
 
 
 def _given_id(request: Wire) -> str | None:

@@ -15,19 +15,15 @@ from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, engine_dead, starting
 from saccade.server.metrics import CONTENT_TYPE, Facts
 from saccade.server.openapi import build_document
+from saccade.server.page_headers import page_headers
 from saccade.server.protocol import AbortRequest
-from saccade.server.reading import check_content_type, read_request
+from saccade.server.reading import read_request
 from saccade.server.service import ServerPhase, Service
 from saccade.wire.messages import StatsReply
 from saccade.wire.tensor_parallel import ONE_RANK
 
 STATS_S = 5.0  # for the engine to answer between two steps
 SMALL_BODY_BYTES = 64 * 1024
-_PAGE_HEADERS = {
-    "content-security-policy": "default-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-}
 
 
 def json_reply(value: Any, status: int = 200) -> Response:
@@ -38,17 +34,18 @@ class OpsRoutes:
     def __init__(self, service: Service) -> None:
         self._service = service
         page = files("saccade.server").joinpath("page", "index.html")
-        self._page = page.read_text() if page.is_file() else None
+        self._page = page.read_text(encoding="utf-8") if page.is_file() else None
+        self._page_headers = page_headers(self._page or "")
 
     async def page(self, request: Request) -> Response:
         """The page that comes with the package; 404 if the file is missing."""
         if self._page is None:
             raise HttpError(404, "this installation has no page", code="unknown_route")
-        return HTMLResponse(self._page, headers=_PAGE_HEADERS)
+        return HTMLResponse(self._page, headers=self._page_headers)
 
     async def health(self, request: Request) -> Response:
-        """Alive, also while the model loads and while requests drain. 503 only when a restart is needed. An engine that
-        found one of its graphs wrong runs on without it and is degraded."""
+        """Alive, also while the model loads and while requests drain. 503 only when a restart is needed. Degraded: an
+        engine that found one of its graphs wrong, makes no step or is started again, and queues that are saturated."""
         if self._service.phase is ServerPhase.DEAD:
             raise engine_dead(self._service.death)
         if reasons := self._service.degraded:
@@ -118,9 +115,8 @@ class OpsRoutes:
 
     async def abort(self, request: Request) -> Response:
         exchange = HttpExchange.of(request)
-        check_content_type(exchange.headers)
         body = await exchange.body(limit=SMALL_BODY_BYTES, timeout_s=self._service.settings.body_timeout_s)
-        asked, _ = read_request(AbortRequest, body)
+        asked, _ = read_request(AbortRequest, body, SMALL_BODY_BYTES)
         public_id = asked.rid or asked.request_id
         if not public_id and not asked.abort_all:
             raise RequestError("rid is missing (or abort_all: true)", param="rid", code="missing_parameter")

@@ -24,6 +24,20 @@ MAX_TOKEN_ID = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, lt=2**31), BeforeValidator(_whole)]
 Priority = Annotated[int, Field(ge=-(2**31), lt=2**31), BeforeValidator(_whole)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+# One wrong item is enough: pydantic would keep an error for each of a million.
+Texts = Annotated[list[str], Field(fail_fast=True)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Tools = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+MAX_BIASES = 4096  # checked; how many are allowed says `request_params`
+
+
+def _few_biases(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise PydanticCustomError("biases", "has {num} tokens, which are too many", {"num": len(value)})
+    return value
+
+
+Biases = Annotated[dict[str, Number], BeforeValidator(_few_biases)]
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$", max_length=MAX_ID_LENGTH)]
 _STRING = {"type": "string"}
 
@@ -127,7 +141,7 @@ class StructuredOutputs(Wire):
 
     json_: dict[str, Any] | str | bool | None = Field(default=None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Texts | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: Any = None
@@ -144,11 +158,11 @@ class SamplingFields(Wire):
     repetition_penalty: Number | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    logit_bias: dict[str, Number] | None = None
+    logit_bias: Biases | None = None
 
 
 class SamplingRequest(SamplingFields):
@@ -159,7 +173,7 @@ class SamplingRequest(SamplingFields):
     min_tokens: Int | None = None
     seed: Int | None = None
     include_stop_str_in_output: bool | None = None
-    allowed_token_ids: list[TokenId] | None = None
+    allowed_token_ids: TokenIds | None = None
     prompt_logprobs: Int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -167,7 +181,7 @@ class SamplingRequest(SamplingFields):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Texts | None = None
     guided_grammar: str | None = None
     regex: str | None = None
     ebnf: str | None = None
@@ -197,7 +211,7 @@ class ChatRequest(SamplingRequest):
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -243,8 +257,8 @@ class GenerateRequest(Wire):
     """SGLang's native request; one prompt, not a batch."""
 
     text: str | None = None
-    input_ids: list[TokenId] | None = None
-    image_data: str | list[str] | None = None
+    input_ids: TokenIds | None = None
+    image_data: str | Texts | None = None
     sampling_params: GenerateParams | None = None
     return_logprob: bool | None = None
     logprob_start_len: Int | None = None
@@ -272,7 +286,7 @@ class TokenizeRequest(Wire):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -285,7 +299,7 @@ class TokenizeRequest(Wire):
 
 class DetokenizeRequest(Wire):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds
 
 
 class AbortRequest(Wire):

@@ -4,12 +4,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-import orjson
 from pydantic import ValidationError
 
 from saccade.errors import RequestError
 from saccade.server.http_errors import HttpError
+from saccade.server.json_body import parse_json
 from saccade.server.protocol import Wire
+from saccade.server.server_settings import MAX_BODY_VALUES
 
 Model = TypeVar("Model", bound=Wire)
 
@@ -18,21 +19,20 @@ _KINDS = frozenset({"str", "bool", "int", "float", "dict", "list", "StreamOption
 _FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-def check_content_type(headers: Mapping[bytes, bytes]) -> None:
-    """JSON, or no type: some clients send none. Compression is refused: a small body would become a large one."""
+def check_content_type(headers: Mapping[bytes, bytes], *, is_browser: bool = False) -> None:
+    """JSON, or no type: some clients send none, but no browser may, because a page can leave it out to be sent without
+    asking this server first. Compression is refused: a small body would become a large one."""
     if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
         raise HttpError(415, "the body must not be compressed (Content-Encoding)", code="unsupported_media_type")
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-    if kind and kind != b"application/json" and not kind.endswith(b"+json"):
+    is_untyped = not kind and (not is_browser or headers.get(b"content-length", b"") == b"0")
+    if not is_untyped and kind != b"application/json" and not kind.endswith(b"+json"):
         raise HttpError(415, "the body must be JSON (Content-Type: application/json)", code="unsupported_media_type")
 
 
-def read_request(kind: type[Model], body: bytes) -> tuple[Model, tuple[str, ...]]:
+def read_request(kind: type[Model], body: bytes, max_values: int = MAX_BODY_VALUES) -> tuple[Model, tuple[str, ...]]:
     """The checked request and the names of fields that nobody reads."""
-    try:
-        raw = orjson.loads(body)
-    except (orjson.JSONDecodeError, RecursionError):
-        raise RequestError("the body is not valid JSON", code="invalid_json") from None
+    raw = parse_json(body, max_values)
     if not isinstance(raw, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")
     _refuse_unsupported(kind, raw)

@@ -1,12 +1,15 @@
 """Where the server listens, who may use it, and its limits."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from saccade.config import setting
+from saccade.config import Word, setting
 from saccade.errors import ConfigError
 from saccade.wire.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
+
+MAX_BODY_VALUES = 5 * 2**18
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,13 +21,32 @@ class ServerSettings:
     uds: str = setting("", "Unix socket to listen on instead of an address")
     root_path: str = setting("", "path prefix under which a proxy serves this server")
     ssl_keyfile: str = setting("", "TLS key file")
-    ssl_certfile: str = setting("", "TLS certificate file")
+    ssl_certfile: str = setting("", "TLS certificate file; it, the key and the CA file are read again when they change")
+    ssl_ca_certs: str = setting("", "file of CA certificates; clients must then show a certificate of one of them")
+    ssl_cert_reqs: str = setting(
+        "", "certificates of clients, with --ssl-ca-certs: none, optional or required (or 0, 1, 2); by default required"
+    )
+    allowed_hosts: tuple[Word, ...] = setting(
+        (),
+        "names under which clients reach this server, such as api.example.com or *.example.com; * takes any. Always "
+        "answered: addresses, localhost, names ending in .local or .internal. If the server listens on an address that "
+        "others can reach: also names without a dot, and with --api-key any name, unless names are given here",
+    )
+    max_connections: int = setting(
+        0, "connections at once; further ones get a 503. 0: 16384, or fewer where the process may open fewer files"
+    )
     api_key: tuple[str, ...] = setting(
         (),
         "key that a client must send, one of them where there are several; without any, everybody is answered; "
         'SACCADE_API_KEY holds one key, or several as ["a", "b"]',
     )
     admin_api_key: str = setting("", "key of the administrative routes; without one they are closed")
+    limits: str = setting(
+        "", "YAML file of what each key may take: requests, tokens a minute, share of the queue, weight"
+    )
+    allow_priority: bool = setting(
+        False, "everybody may set a priority below 0, which comes before others; keys of --limits may have it alone"
+    )
     allowed_origins: str = setting("", 'origins of web pages that may call, such as ["https://a.example"]')
     served_model_name: tuple[str, ...] = setting((), "name of the model in the API; by default the name it was given")
     reasoning_parser: str = setting(
@@ -32,6 +54,9 @@ class ServerSettings:
     )
     generation_config: str = setting("auto", "auto: sampling defaults of the checkpoint; none (or vllm): neutral ones")
     max_body_bytes: int = setting(64 * 2**20, "largest request body")
+    max_body_values: int = setting(
+        MAX_BODY_VALUES, "most values in a request body; a string counts as two of them, a list or an object as eight"
+    )
     max_header_bytes: int = setting(64 * 2**10, "largest head of a request")
     max_reading_requests: int = setting(4096, "requests whose bodies are coming before new ones are refused")
     max_pending_requests: int = setting(512, "requests being prepared before new ones are refused")
@@ -47,7 +72,7 @@ class ServerSettings:
     max_stop_strings: int = setting(4, "most stop strings of one request")
     max_logprobs: int = setting(MAX_LOGPROBS, "most alternatives a token")
     request_timeout_s: float = setting(
-        0.0, "seconds a request may take, also the most that it may ask for; 0: no limit"
+        3600.0, "seconds a request may take, also the most that it may ask for; 0: no limit"
     )
     body_timeout_s: float = setting(
         60.0, "seconds a client may take to send a head or a body, or read nothing of a reply"
@@ -55,6 +80,9 @@ class ServerSettings:
     keep_alive_s: float = setting(75.0, "seconds an idle connection is kept")
     sse_ping_s: float = setting(15.0, "seconds of silence after which a stream gets a comment")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to end after SIGTERM")
+    restart_engine: bool = setting(
+        False, "start an engine that died again, after 1 s, 2 s, 4 s and so on, instead of ending; five times in a row"
+    )
     dead_engine_s: float = setting(
         30.0, "seconds that a server whose engine died still answers (503) before it ends with exit code 1; 0: no end"
     )
@@ -70,16 +98,26 @@ class ServerSettings:
             if getattr(self, name) not in allowed:
                 words = ", ".join(word or '"" (off)' for word in allowed)
                 raise _refuse(name, getattr(self, name), f"allowed are {words}")
-        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
-            raise ConfigError("TLS needs both a key and a certificate (--ssl-keyfile, --ssl-certfile)")
         if any(not key for key in self.api_key):
             raise ConfigError("an API key is empty; leave it out to answer everybody (--api-key)")
         if self.root_path and not self.root_path.startswith("/"):
             raise _refuse("root_path", self.root_path, "it must begin with /")
-        for name in ("ssl_keyfile", "ssl_certfile"):
+        for host in self.allowed_hosts:
+            if not _HOST.fullmatch(host):
+                raise _refuse("allowed_hosts", host, "write a name without scheme and port, *.name, or *")
+        self._check_tls()
+        self.origins()
+
+    def _check_tls(self) -> None:
+        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
+            raise ConfigError("TLS needs both a key and a certificate (--ssl-keyfile, --ssl-certfile)")
+        if self.ssl_ca_certs and not self.ssl_certfile:
+            raise ConfigError("--ssl-ca-certs needs TLS; give --ssl-keyfile and --ssl-certfile, too")
+        if self.ssl_cert_reqs not in ("", "none", "0") and not self.ssl_ca_certs:
+            raise ConfigError(f"ssl_cert_reqs is {self.ssl_cert_reqs}; it needs the CA's certificates (--ssl-ca-certs)")
+        for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
             if getattr(self, name) and not Path(getattr(self, name)).is_file():
                 raise _refuse(name, getattr(self, name), "there is no such file")
-        self.origins()
 
     def origins(self) -> list[str]:
         """The allowed origins: a JSON list, or names separated by commas."""
@@ -99,7 +137,9 @@ class ServerSettings:
         return bool(self.uds) or self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 
+_HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _WORDS = {
+    "ssl_cert_reqs": ("", "none", "optional", "required", "0", "1", "2"),
     "metrics_style": ("own", "vllm", "sglang"),
     "generation_config": ("auto", "none", "vllm"),
     "reasoning_parser": ("", "qwen3"),
@@ -107,7 +147,9 @@ _WORDS = {
 _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
     "max_body_bytes": (1024, 2**31),
+    "max_body_values": (1024, 2**31),
     "max_header_bytes": (1024, 2**24),
+    "max_connections": (0, 2**20),
     "max_reading_requests": (1, 2**20),
     "max_pending_requests": (1, 2**20),
     "max_pending_bytes": (1024, 2**40),

@@ -3,7 +3,6 @@
 import asyncio
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import Enum
 from hashlib import sha256
@@ -14,20 +13,27 @@ from typing import ParamSpec, TypeVar
 
 from saccade import __version__
 from saccade.client.process import AsyncEngine
+from saccade.errors import EngineDeadError
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_loader import MediaLoader, MediaSettings
 from saccade.inputs.media_pool import MediaPool
 from saccade.server.admission import Admission
-from saccade.server.http_errors import HttpError, draining, engine_dead, starting
+from saccade.server.caller_limits import read_limits
+from saccade.server.callers import Callers
+from saccade.server.http_errors import HttpError, draining, engine_dead, engine_restarting, starting, to_http
 from saccade.server.metrics import Metrics
 from saccade.server.server_settings import ServerSettings
 from saccade.server.tools import ToolStyle
+from saccade.server.work_queue import WorkQueue
 from saccade.wire.engine_settings import SchedulerSettings
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Sign = Callable[[], str]  # what is saturated, or nothing
 
 MIN_THREADS, MAX_THREADS = 4, 16
+PARSE_THREADS = 2
+SATURATED_S = 5.0  # that a request waits to be prepared
 ANY_MODEL = "auto"
 
 
@@ -50,6 +56,8 @@ class Service:
         self.time_to_ready_s: float | None = None
         self.media = MediaLoader(media)
         self.metrics = Metrics(self.names[0], settings.metrics_style)
+        file = read_limits(settings.limits, allow_priority=settings.allow_priority)
+        self.callers = Callers(file, settings.api_key)
         self.admission = Admission(
             max_inside=limits.max_queued_requests,  # until the engine says how many more run
             max_reading=settings.max_reading_requests,
@@ -58,18 +66,21 @@ class Service:
             retry_after_s=limits.retry_after_s,
         )
         threads = settings.preprocess_threads or max(MIN_THREADS, min(os.cpu_count() or 1, MAX_THREADS))
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
+        self._preparing = WorkQueue(threads, "prepare")
+        self._parsing = WorkQueue(PARSE_THREADS, "parse")
         # Text never waits behind media: those have threads of their own. There is one for each request, as most wait
         # for the processes that decode, and as many as above work at a time.
-        self._media_threads = ThreadPoolExecutor(settings.max_pending_requests, thread_name_prefix="media")
+        self._media_threads = WorkQueue(settings.max_pending_requests, "media")
         self._media_slots = Semaphore(threads)
         self.media_pool: MediaPool | None = None
+        self.signs: list[Sign] = [self._preparing_sign, self._decoding_sign]
         self.tool_style: ToolStyle = "hermes"
         self._engine: AsyncEngine | None = None
         self.defaults: GenerationDefaults | None = None  # sampling defaults of the checkpoint
         self.eos_token_ids: frozenset[int] = frozenset()
         self.fingerprint = f"saccade-{__version__}"
         self._phase = ServerPhase.STARTING
+        self._revival = ""  # why the engine is started again
         self._serials = count()
         self._running: dict[str, set[str]] = {}
         self.last_output: float | None = None  # a time of the monotonic clock
@@ -91,7 +102,19 @@ class Service:
 
     @property
     def degraded(self) -> list[str]:
-        return [] if self._engine is None else self._engine.degraded
+        """What is wrong with a server that goes on. `signs` are asked every time: whoever has a queue adds one, which
+        returns a sentence while the queue is saturated."""
+        found = [f"{self._revival}; it is being started again"] if self._revival else []
+        found += [] if self._engine is None else self._engine.degraded
+        return found + [text for sign in self.signs if (text := sign())]
+
+    def _preparing_sign(self) -> str:
+        wait_s = self._preparing.oldest_s
+        return f"requests wait {wait_s:.0f} seconds to be prepared" if wait_s > SATURATED_S else ""
+
+    def _decoding_sign(self) -> str:
+        wait_s = 0.0 if self.media_pool is None else self.media_pool.pool.oldest_s
+        return f"media wait {wait_s:.0f} seconds to be decoded" if wait_s > SATURATED_S else ""
 
     @property
     def death(self) -> str:
@@ -126,14 +149,28 @@ class Service:
         self.fingerprint = f"saccade-{__version__}-{sha256(configuration).hexdigest()[:12]}"
         self._engine, self.tool_style = engine, tool_style
         self.admission.max_inside = _most_inside(engine.limits)
+        self.admission.max_running = engine.limits.max_num_seqs
         self.eos_token_ids = defaults.eos_token_ids
         self.defaults = defaults if self.settings.generation_config == "auto" else None
-        self.time_to_ready_s = monotonic() - self.begun
+        self.time_to_ready_s = self.time_to_ready_s or monotonic() - self.begun
+        self._revival = ""
         if self._phase is ServerPhase.STARTING:
             self._phase = ServerPhase.READY
 
+    def revive(self) -> None:
+        """The engine died and is started again: until then requests are refused, and the server is degraded."""
+        if self._phase is ServerPhase.READY:
+            self._revival = self.death or "the engine died"
+            self._phase, self._engine = ServerPhase.STARTING, None
+
+    def lost(self, error: EngineDeadError) -> HttpError:
+        """What a request is told whose engine died."""
+        if self.phase is ServerPhase.DRAINING:
+            return draining()
+        return engine_restarting() if self.settings.restart_engine else to_http(error, "")
+
     def fail(self) -> None:
-        self._phase = ServerPhase.DEAD
+        self._phase, self._revival = ServerPhase.DEAD, ""
 
     def drain(self) -> None:
         """Refuse new requests; those inside continue."""
@@ -141,15 +178,18 @@ class Service:
 
     async def aclose(self) -> None:
         await self.media.aclose()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._media_threads.shutdown(wait=False, cancel_futures=True)
+        for queue in (self._preparing, self._parsing, self._media_threads):
+            queue.shutdown()
         if self.media_pool is not None:
             await asyncio.to_thread(self.media_pool.close)
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what would block the event loop. A cancelled call leaves the pool's queue."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: work(*args, **kwargs))
+        """Runs what would block the event loop. A cancelled call leaves the queue."""
+        return await self._preparing.run(lambda: work(*args, **kwargs))
+
+    async def in_parser(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs what reads a body, in threads of its own: bodies do not wait for images."""
+        return await self._parsing.run(lambda: work(*args, **kwargs))
 
     async def in_media_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """As `in_thread`, for requests with images or videos."""
@@ -158,7 +198,7 @@ class Service:
             with self._media_slots:
                 return work(*args, **kwargs)
 
-        return await asyncio.get_running_loop().run_in_executor(self._media_threads, run)
+        return await self._media_threads.run(run)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

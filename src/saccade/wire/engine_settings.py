@@ -122,7 +122,7 @@ class EngineSettings:
     )
     seed: int = setting(0, "seed of requests that bring none")
     watchdog_timeout_s: float = setting(
-        300.0, "seconds without an answer after which an engine counts as dead; 0: never"
+        120.0, "seconds without an answer after which an engine counts as dead; 0: never"
     )
 
     def __post_init__(self) -> None:

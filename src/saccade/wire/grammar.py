@@ -80,7 +80,7 @@ def parser_limits() -> LLParserLimits:
         initial_lexer_fuel=500_000,
         step_lexer_fuel=100_000,
         max_lexer_states=50_000,
-        max_items_in_row=1000,
+        max_items_in_row=2400,  # four for each of an object's optional properties (see MAX_PROPERTIES)
         step_max_items=20_000,
         max_grammar_size=100_000,
         verbose_errors=False,

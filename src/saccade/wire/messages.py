@@ -17,6 +17,7 @@ from saccade.wire.engine_metrics import SchedulerStats
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
+from saccade.wire.turn import Turn
 from saccade.wire.update import Update
 
 COMMANDS, REPLIES = "commands", "replies"  # socket file names
@@ -54,7 +55,7 @@ class Add(Struct, frozen=True, tag=True):
     serial: int
     prompt: PromptHead
     params: SamplingParams
-    priority: int
+    turn: Turn
     deadline: float | None
     cache_salt: str | None
 
@@ -129,6 +130,7 @@ class StatsReply(Struct, frozen=True, tag=True):
     scheduler: SchedulerStats
     phases: dict[str, dict[str, Any]]
     gpu_bytes: int = 0
+    compile_wait_s: float = 0.0  # of the oldest request that waits for its grammar
 
 
 class Flushed(Struct, frozen=True, tag=True):

@@ -1,0 +1,242 @@
+"""What each caller may take, who may come before others, and when to try again."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.errors import CapacityError, ConfigError
+from saccade.server import admission, callers
+from saccade.server.admission import Admission
+from saccade.server.caller_limits import CallerLimits, LimitsFile, NamedCaller, read_limits
+from saccade.server.callers import MANY, Caller, Callers
+from saccade.server.http_errors import HttpError
+from tests.server.fake import Answer, FakeEngine, service_for
+from tests.server.fake import Caller as Client
+
+Scripted = Callable[..., tuple[Client, FakeEngine, Any]]
+CHAT, HELLO = "/v1/chat/completions", [{"role": "user", "content": "hi"}]
+FILE = """
+default: {max_requests: 2}
+callers:
+  batch: {key: "sk-batch", weight: 0.5, tokens_per_minute: 600}
+  boss: {key: "sk-boss", priority: true, max_requests: 0}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "limits.yaml").write_text(FILE)
+    return str(tmp_path / "limits.yaml")
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        for module in (callers, admission):
+            monkeypatch.setattr(module, "monotonic", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+async def ask(client: Client, key: str = "", **fields: Any) -> Answer:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return await client.post(CHAT, {"messages": HELLO, **fields}, **headers)
+
+
+def test_keys_of_the_file_are_keys(scripted: Scripted, file: str) -> None:
+    client, engine, _ = scripted(limits=file, api_key=("sk-other",))
+
+    async def run() -> list[int]:
+        return [(await ask(client, key)).status for key in ("sk-batch", "sk-boss", "sk-other", "", "wrong")]
+
+    assert asyncio.run(run()) == [200, 200, 200, 401, 401]
+    turns = [more["turn"] for _, _, more in engine.seen]
+    assert [(turn.tenant, turn.weight) for turn in turns] == [("batch", 0.5), ("boss", 1.0), ("key 0", 1.0)]
+
+
+def test_only_who_may_comes_before_others(scripted: Scripted, file: str) -> None:
+    client, engine, _ = scripted(limits=file)
+
+    async def run() -> None:
+        refused = await ask(client, "sk-batch", priority=-1)
+        assert refused.status == 403 and refused.json["error"]["param"] == "priority"
+        assert "--limits" in refused.json["error"]["message"] and not engine.seen
+        assert (await ask(client, "sk-batch", priority=5)).status == 200, "behind others everybody may be"
+        assert (await ask(client, "sk-boss", priority=-1)).status == 200
+        alone, _, _ = scripted()
+        assert (await ask(alone, priority=-(2**31))).status == 403
+        open_, _, _ = scripted(allow_priority=True)
+        assert (await ask(open_, priority=-1)).status == 200
+
+    asyncio.run(run())
+
+
+def test_a_caller_has_only_so_many_requests_inside(scripted: Scripted, file: str) -> None:
+    is_free = asyncio.Event()
+
+    async def held(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        await is_free.wait()
+        yield {"text": "a", "token_ids": (5,), "finish_reason": "stop"}
+
+    client, engine, service = scripted(held, limits=file)
+
+    async def run() -> None:
+        first = [asyncio.create_task(ask(client, "sk-batch")) for _ in range(2)]
+        while len(engine.running) < 2:
+            await asyncio.sleep(0.001)
+        refused = await ask(client, "sk-batch")
+        assert refused.status == 429 and int(refused.headers["retry-after"]) >= 1
+        assert (
+            refused.json["error"]["type"] == "rate_limit_error" and "max_requests" in refused.json["error"]["message"]
+        )
+        others = [asyncio.create_task(ask(client, "sk-boss")) for _ in range(5)]
+        while len(engine.running) < 7:
+            await asyncio.sleep(0.001)
+        is_free.set()
+        assert {(await task).status for task in (*first, *others)} == {200}
+        assert (await ask(client, "sk-batch")).status == 200 and service.is_idle
+
+    asyncio.run(run())
+
+
+def test_tokens_are_paid_back_before_the_next_request(clock: Clock) -> None:
+    caller = Caller("a", CallerLimits(tokens_per_minute=600))
+    caller.check(1.0)
+    caller.take(650)
+    with pytest.raises(HttpError) as refused:
+        caller.check(1.0)
+    assert refused.value.status == 429 and refused.value.retry_after_s == pytest.approx(5.1)
+    clock.now += refused.value.retry_after_s or 0.0
+    caller.check(1.0)
+    clock.now += 10_000
+    caller.take(700)
+    with pytest.raises(HttpError):
+        caller.check(1.0)
+
+
+def test_tokens_of_prompt_and_answer_are_counted(scripted: Scripted, tmp_path: Path) -> None:
+    (tmp_path / "l").write_text("default: {tokens_per_minute: 5}")
+    client, engine, _ = scripted(limits=str(tmp_path / "l"))
+
+    async def run() -> None:
+        assert (await ask(client)).status == 200
+        refused = await ask(client)
+        assert refused.status == 429 and "tokens_per_minute" in refused.json["error"]["message"]
+        paid = len(engine.seen[0][0]) + 2 - 5
+        assert int(refused.headers["retry-after"]) >= paid * 60 / 5 - 1
+
+    asyncio.run(run())
+
+
+def places(num: int) -> Admission:
+    made = Admission(max_inside=num, max_reading=100, max_pending=100, max_pending_bytes=1000, retry_after_s=1.0)
+    made.max_running = 4
+    return made
+
+
+@pytest.fixture
+def inside() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def fill(inside: ExitStack, made: Admission, caller: Caller, num: int) -> None:
+    for _ in range(num):
+        place = inside.enter_context(made.enter(caller))
+        place.prepare()
+        place.pass_on()
+
+
+def test_a_flood_leaves_places_to_others(inside: ExitStack) -> None:
+    made, flood, other = places(80), Caller("flood", CallerLimits()), Caller("other", CallerLimits())
+    fill(inside, made, flood, 70)
+    with pytest.raises(CapacityError, match="of this caller"):
+        fill(inside, made, flood, 1)
+    fill(inside, made, other, 10)
+    with pytest.raises(CapacityError):
+        fill(inside, made, other, 1)
+    assert made.inside == 80
+
+
+def test_a_share_of_the_queue_is_the_most_that_a_caller_gets(inside: ExitStack) -> None:
+    made, caller = places(80), Caller("a", CallerLimits(queue_share=0.25))
+    fill(inside, made, caller, 20)
+    with pytest.raises(HttpError, match="queue_share"):
+        fill(inside, made, caller, 1)
+
+
+def test_when_to_try_again_follows_from_how_fast_requests_end(clock: Clock, inside: ExitStack) -> None:
+    made, caller = places(24), Caller("a", CallerLimits())
+    fill(inside, made, caller, 21)
+    with pytest.raises(CapacityError) as early:
+        fill(inside, made, caller, 1)
+    assert early.value.retry_after_s == 1.0, "nothing ended yet"
+    for _ in range(10):
+        made.pace.note_end()
+        clock.now += 2.0
+    with pytest.raises(CapacityError) as refused:
+        fill(inside, made, caller, 1)
+    assert refused.value.retry_after_s == pytest.approx(2.0 * (21 - 4)), "two seconds each, and 17 wait"
+    clock.now += 10_000
+    assert made.drained_s() == 1.0, "what was long ago says nothing"
+
+
+def test_addresses_are_callers_where_there_are_no_keys() -> None:
+    found = Callers(LimitsFile(), ())
+    assert found.find(None, "10.0.0.1") is found.find(None, "10.0.0.1") is not found.find(None, "10.0.0.2")
+    assert found.find(None, "2001:db8::1") is found.find(None, "2001:db8::ffff") is not found.find(None, "2001:db9::1")
+    assert found.find(None, "::ffff:10.0.0.1") is found.find(None, "10.0.0.1")
+    assert found.find(None, None).name == "address "
+
+
+def test_callers_are_forgotten_but_not_their_debts(clock: Clock) -> None:
+    found = Callers(LimitsFile(CallerLimits(tokens_per_minute=60)), ())
+    debtor = found.find(None, "debtor")
+    debtor.take(1000)
+    for number in range(3 * MANY):
+        found.find(None, f"host{number}")
+    assert len(vars(found)["_known"]) <= MANY and found.find(None, "debtor") is debtor
+
+
+@pytest.mark.parametrize(
+    ("text", "met"),
+    [
+        ("[", "YAML"),
+        ("- a", "name: value"),
+        ("limits: {}", "unknown limits"),
+        ("default: {max: 1}", "unknown max"),
+        ("default: {max_requests: -1}", "max_requests is -1"),
+        ("default: {max_requests: true}", "max_requests is True"),
+        ("default: {weight: .nan}", "weight is nan"),
+        ("default: {queue_share: 2}", "queue_share is 2"),
+        ("default: {priority: 1}", "true or false"),
+        ("callers: {a: {weight: 1}}", "callers: a: key is missing"),
+        ("callers: {a: {key: 5}}", "callers: a: key is missing"),
+        ("callers: {a: {key: x}, b: {key: x}}", "keys must differ"),
+        ("callers: 5", "name: value"),
+    ],
+)
+def test_files_that_say_something_else_are_refused(tmp_path: Path, text: str, met: str) -> None:
+    (tmp_path / "l").write_text(text)
+    with pytest.raises(ConfigError, match="--limits") as refused:
+        read_limits(str(tmp_path / "l"))
+    assert met in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing\.yaml cannot be read"):
+        service_for(None, limits=str(tmp_path / "nothing.yaml"))
+
+
+def test_named_callers_inherit_the_default(file: str) -> None:
+    found = read_limits(file)
+    assert found.default == CallerLimits(max_requests=2)
+    batch = CallerLimits(max_requests=2, weight=0.5, tokens_per_minute=600)
+    assert found.callers[0] == NamedCaller("batch", "sk-batch", batch)

@@ -1,0 +1,137 @@
+"""Health that tells: what is saturated, what does not move, and an engine that is started again."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.client import liveness
+from saccade.client.liveness import Liveness
+from saccade.client.process import AsyncEngine
+from saccade.errors import ConfigError, EngineDeadError
+from saccade.inputs.media_loader import MediaSettings
+from saccade.server import lifecycle, service, work_queue
+from saccade.server.lifecycle import MAX_TRIES, STEADY_S, BackOff, Launch, Stages, restart
+from saccade.server.service import ServerPhase
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from tests.inputs.folders import write_qwen
+from tests.server.fake import Caller, FakeEngine, service_for
+
+Scripted = Callable[..., tuple[Caller, FakeEngine, Any]]
+CHAT, HELLO = "/v1/chat/completions", [{"role": "user", "content": "hi"}]
+
+
+def test_an_engine_is_given_up_after_some_tries_in_a_row() -> None:
+    now = 0.0
+    back_off = BackOff(lambda: now)
+    delays = [back_off.next_delay_s() for _ in range(MAX_TRIES + 1)]
+    assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, None]
+    back_off.note_death()
+    assert back_off.next_delay_s() is None, "it did not live long"
+    back_off.note_ready()
+    now += STEADY_S
+    back_off.note_death()
+    assert back_off.next_delay_s() == 1.0
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Launch:
+    return Launch(str(write_qwen(tmp_path)), EngineSettings(), SchedulerSettings(), MediaSettings())
+
+
+@pytest.mark.parametrize("num_failures", [0, 2, MAX_TRIES])
+def test_a_dead_engine_is_followed_by_another(
+    engine: FakeEngine, plan: Launch, monkeypatch: pytest.MonkeyPatch, num_failures: int
+) -> None:
+    made = service_for(engine, restart_engine=True)
+    caller, starts = Caller(made), list[int]()
+
+    async def start(folder: Path, *settings: Any, processor: Any, **how: Any) -> FakeEngine:
+        starts.append(1)
+        health = await caller.get("/health")
+        assert health.status == 200 and "started again" in health.json["reasons"][0]
+        assert (await caller.post(CHAT, {"messages": HELLO})).json["error"]["code"] == "starting"
+        if len(starts) <= num_failures:
+            raise ConfigError("not yet")
+        return FakeEngine(processor)
+
+    monkeypatch.setattr(AsyncEngine, "start", start)
+    monkeypatch.setattr(lifecycle, "FIRST_DELAY_S", 0.0)
+
+    async def run() -> None:
+        engine.is_alive = False
+        assert made.phase is ServerPhase.DEAD and (await caller.get("/health")).status == 503
+        made.revive()
+        found = await restart(made, plan, BackOff(), Stages(lambda text: None, "", 0.0))
+        if num_failures == MAX_TRIES:
+            assert found is None and made.phase is ServerPhase.DEAD and len(starts) == MAX_TRIES
+            assert (await caller.get("/health")).status == 503
+            return
+        assert found is not None and (await caller.get("/health")).json == {"status": "ok"}
+        assert (await caller.post(CHAT, {"messages": HELLO})).status == 200
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_requests_of_a_dead_engine_end_with_a_reason(scripted: Scripted, restarts: bool) -> None:
+    async def dies(prompt: Any, params: Any) -> AsyncGenerator[dict[str, Any], None]:
+        yield {"text": "a", "token_ids": (5,)}
+        raise EngineDeadError("the engine died: secret details")
+
+    caller, _, _ = scripted(dies, restart_engine=restarts)
+    found = asyncio.run(caller.post(CHAT, {"messages": HELLO}))
+    assert found.status == 503 and found.json["error"]["code"] == "engine_dead" and "secret" not in found.body.decode()
+    assert ("is being started again" in found.json["error"]["message"]) == restarts
+
+
+def test_a_queue_that_does_not_move_is_a_sign(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller, _, made = scripted(preprocess_threads=1)
+    is_free, is_begun = threading.Event(), threading.Event()
+    later = [0.0]
+    monkeypatch.setattr(work_queue, "monotonic", lambda: time.monotonic() + later[0])
+
+    def held() -> None:
+        is_begun.set()
+        assert is_free.wait(60)
+
+    async def run() -> None:
+        first = asyncio.create_task(made.in_thread(held))
+        assert await asyncio.to_thread(is_begun.wait, 60)
+        second = asyncio.create_task(made.in_thread(lambda: None))
+        await asyncio.sleep(0)
+        later[0] = service.SATURATED_S + 1
+        found = (await caller.get("/health")).json
+        assert found["status"] == "degraded" and "to be prepared" in found["reasons"][0]
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        assert (await caller.get("/health")).json == {"status": "ok"}, "whoever left waits no more"
+        is_free.set()
+        await first
+
+    asyncio.run(run())
+
+
+def test_others_may_add_their_signs(engine: FakeEngine) -> None:
+    made = service_for(engine)
+    made.signs.append(lambda: "all decoders are busy")
+    found = asyncio.run(Caller(made).get("/health"))
+    assert found.status == 200 and found.json == {"status": "degraded", "reasons": ["all decoders are busy"]}
+
+
+def test_an_engine_with_work_that_says_nothing_is_in_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(liveness, "monotonic", lambda: now[0])
+    found = Liveness()
+    now[0] += liveness.STALLED_S + 1
+    assert not found.troubles(has_work=False) and "not made a step" in found.troubles(has_work=True)[0]
+    found.note_message()
+    assert not found.troubles(has_work=True)
+    found.note_compiling(liveness.COMPILING_S + 1)
+    assert "grammars" in found.troubles(has_work=True)[0] and not found.troubles(has_work=False)
+    found.faults.append("a graph is wrong")
+    assert found.troubles(has_work=False) == ["a graph is wrong"]

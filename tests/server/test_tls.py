@@ -1,0 +1,148 @@
+"""TLS: certificates of clients, and files that are replaced while the server runs."""
+
+import asyncio
+import logging
+import os
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.errors import ConfigError
+from saccade.server.server_settings import ServerSettings
+from saccade.server.tls import TlsFiles
+
+OPENSSL = shutil.which("openssl")
+pytestmark = pytest.mark.skipif(OPENSSL is None, reason="openssl is needed to make certificates")
+
+
+def make(folder: Path, name: str, *more: str) -> None:
+    """A certificate for localhost that signed itself; `name` is who it is."""
+    assert OPENSSL is not None
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    files = ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem"), "-days", "2"]
+    subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([OPENSSL, "req", "-x509", *key, *files, *subject, *more], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    for name in ("first", "second", "alice", "bob"):
+        make(folder, name)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    use(made, tmp_path, "first")
+    shutil.copy(made / "alice.pem", tmp_path / "ca.pem")
+    return tmp_path
+
+
+def use(made: Path, folder: Path, name: str, kinds: tuple[str, ...] = ("key", "pem")) -> None:
+    """Replaces the server's files, as tools that renew certificates do."""
+    for kind in kinds:
+        shutil.copy(made / f"{name}.{kind}", folder / "new")
+        (folder / "new").replace(folder / f"server.{kind}")
+
+
+def settings(folder: Path, **more: Any) -> ServerSettings:
+    return ServerSettings(ssl_keyfile=str(folder / "server.key"), ssl_certfile=str(folder / "server.pem"), **more)
+
+
+@asynccontextmanager
+async def listening(files: TlsFiles) -> AsyncIterator[int]:
+    async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    server = await asyncio.start_server(hello, "127.0.0.1", 0, ssl=files.context)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def greet(port: int, trusted: Path, client: Path | None = None) -> bytes:
+    context = ssl.create_default_context(cafile=trusted)
+    if client is not None:
+        context.load_cert_chain(client, client.with_suffix(".key"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+def test_new_files_are_used_by_new_connections(made: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = TlsFiles(settings(folder))
+
+    async def run() -> None:
+        async with listening(files) as port:
+            assert await greet(port, made / "first.pem") == b"hello"
+            assert not files.refresh(), "nothing changed"
+            use(made, folder, "second", ("key",))
+            with caplog.at_level(logging.WARNING):
+                assert not files.refresh(), "a key without its certificate"
+            assert "old certificate stays" in caplog.text
+            assert await greet(port, made / "first.pem") == b"hello"
+            use(made, folder, "second", ("pem",))
+            assert files.refresh()
+            assert await greet(port, made / "second.pem") == b"hello"
+            with pytest.raises(ssl.SSLError):
+                await greet(port, made / "first.pem")
+            (folder / "server.pem").unlink()
+            assert not files.refresh(), "a file that is gone"
+            assert await greet(port, made / "second.pem") == b"hello"
+
+    asyncio.run(run())
+
+
+async def is_let_in(port: int, made: Path, name: str | None) -> bool:
+    try:
+        return await greet(port, made / "first.pem", None if name is None else made / f"{name}.pem") == b"hello"
+    except (ssl.SSLError, ConnectionError):
+        return False
+
+
+def test_clients_need_a_certificate_of_the_given_authority(made: Path, folder: Path) -> None:
+    async def run() -> None:
+        files = TlsFiles(settings(folder, ssl_ca_certs=str(folder / "ca.pem")))
+        async with listening(files) as port:
+            assert [await is_let_in(port, made, name) for name in ("alice", "bob", None)] == [True, False, False]
+            shutil.copy(made / "bob.pem", folder / "ca.pem")
+            os.utime(folder / "ca.pem", (1, 1))
+            assert files.refresh()
+            found = [await is_let_in(port, made, name) for name in ("alice", "bob", None)]
+            assert found == [False, True, False], "an authority that was taken out is out"
+        optional = TlsFiles(settings(folder, ssl_ca_certs=str(folder / "ca.pem"), ssl_cert_reqs="1"))
+        async with listening(optional) as port:
+            assert [await is_let_in(port, made, name) for name in ("alice", "bob", None)] == [False, True, True]
+
+    asyncio.run(run())
+
+
+def test_what_cannot_work_is_said_at_the_start(made: Path, folder: Path) -> None:
+    with pytest.raises(ConfigError, match="--ssl-certfile"):
+        ServerSettings(ssl_ca_certs=str(folder / "ca.pem"))
+    for more in ({"ssl_cert_reqs": "required"}, {"ssl_ca_certs": str(folder / "none.pem")}):
+        with pytest.raises(ConfigError, match="--ssl-ca-certs"):
+            settings(folder, **more)
+    (folder / "ca.pem").write_text("garbage")
+    with pytest.raises(ConfigError, match=r"cannot use the certificates.*--ssl-ca-certs"):
+        TlsFiles(settings(folder, ssl_ca_certs=str(folder / "ca.pem")))
+    use(made, folder, "second", ("key",))
+    with pytest.raises(ConfigError, match=r"KEY_VALUES_MISMATCH.*--ssl-certfile"):
+        TlsFiles(settings(folder))
+
+
+def test_a_key_with_a_password_is_refused_and_nobody_is_asked(made: Path, folder: Path) -> None:
+    assert OPENSSL is not None
+    locked = [OPENSSL, "ec", "-in", str(made / "first.key"), "-out", str(folder / "server.key"), "-aes256"]
+    subprocess.run([*locked, "-passout", "pass:secret"], check=True, capture_output=True)
+    with pytest.raises(ConfigError, match=r"password.*--ssl-keyfile"):
+        TlsFiles(settings(folder))
