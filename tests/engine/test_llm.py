@@ -60,6 +60,22 @@ def test_a_prompt_is_text_or_token_ids(llm: LLM, made: tiny.Tiny) -> None:
     assert from_text.outputs[0].text == llm.processor.tokenizer.detokenizer().push_all(expected)
 
 
+def test_short_steps_change_no_answer(llm: LLM, made: tiny.Tiny) -> None:
+    """Passes are timed at the start, and prompts come in pieces while others are answered."""
+    prompts = [[5 + i % 90 for i in range(start, start + 120)] for start in range(6)]
+    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, progress=False)]
+    with LLM(made.folder, **SETTINGS, max_step_ms=0.01) as paced:
+        scheduler = paced.engine.scheduler
+        assert scheduler.pace is not None and scheduler.pace.prompt_rows(0) == scheduler.pace.fewest_rows
+        found = [output.outputs[0].token_ids for output in paced.generate(prompts, GREEDY, progress=False)]
+    assert found == expected
+
+
+def test_short_steps_need_graphs(made: tiny.Tiny) -> None:
+    with pytest.raises(ConfigError, match=r"max_step_ms needs prefill graphs.*--graphs prefill=full"):
+        LLM(made.folder, **SETTINGS, max_step_ms=5, enforce_eager=True)
+
+
 def test_answers_come_in_the_order_of_the_prompts(
     llm: LLM, made: tiny.Tiny, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,11 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from saccade.cache.prefix import Span
+from saccade.choice.costs import Curve
 from saccade.errors import CapacityError, ConfigError, RequestError
 from saccade.scheduling import request as request_module
 from saccade.scheduling import request_checks
+from saccade.scheduling.pace import Pace
 from saccade.scheduling.request import Request, Status
 from saccade.scheduling.scheduler import Scheduler
 from saccade.scheduling.step_plan import RowError, StepPlan
@@ -38,6 +42,61 @@ def rows(plan: StepPlan) -> list[tuple[str, int, int]]:
 
 def text(length: int, first: int = 10) -> list[int]:
     return [first + i % 20 for i in range(length)]
+
+
+def pace(max_step_s: float, fewest_rows: int = 2) -> Pace:
+    """A prompt row takes 10 ms, an image row 5."""
+    return Pace(max_step_s, Curve(((1, 0.01), (100, 1.0))), Curve(((1, 0.005), (100, 0.5))), fewest_rows)
+
+
+class TestPace:
+    def test_prompts_are_cut_shorter_while_answers_are_written(self) -> None:
+        loop = make_loop(replace(LIMITS, max_num_batched_tokens=32))
+        loop.scheduler.pace = pace(0.0601)
+        loop.add(make_request("a", text(12), params=outputs(9)))
+        assert rows(loop.step()) == [("a", 0, 12)], "nobody waits for this step"
+        loop.add(make_request("b", text(14, 11), params=outputs(2)))
+        loop.add(make_request("c", text(3, 12), params=outputs(2)))
+        assert rows(loop.step()) == [("a", 12, 1), ("b", 0, 5)]
+        assert rows(loop.step()) == [("a", 13, 1), ("b", 5, 5)]
+        assert rows(loop.step()) == [("a", 14, 1), ("b", 10, 4), ("c", 0, 1)]
+        assert rows(loop.step()) == [("a", 15, 1), ("b", 14, 1), ("c", 1, 2)]
+
+    def test_prompts_go_on_however_short_steps_shall_be(self) -> None:
+        loop = make_loop(replace(LIMITS, max_num_batched_tokens=32))
+        loop.scheduler.pace = pace(0.001)
+        loop.add(make_request("a", text(3), params=outputs(9)))
+        loop.step()
+        loop.add(make_request("b", text(5, 11), params=outputs(1)))
+        assert [rows(loop.step())[1:] for _ in range(3)] == [[("b", 0, 2)], [("b", 2, 2)], [("b", 4, 1)]]
+
+    def test_images_come_in_smaller_numbers_while_answers_are_written(self) -> None:
+        """As many as take half a step; one that takes longer goes alone."""
+        loop = make_loop(replace(LIMITS, max_num_batched_tokens=64, encoder_budget_tokens=64))
+        loop.add(make_request("a", text(3), params=outputs(9)))
+        loop.step()
+        spans = (image(1, 6, b"x"), image(8, 6, b"y", media_idx=1), image(15, 5, b"z", media_idx=2))
+        loop.add(make_request("b", with_images(21, *spans), spans=spans, params=outputs(1)))
+        loop.scheduler.pace = pace(0.1201, fewest_rows=64)
+        assert [[item.media_idx for item in loop.step().encode] for _ in range(3)] == [[0, 1], [2], []]
+
+    def test_what_must_be_computed_in_one_piece_is(self) -> None:
+        loop = make_loop(replace(LIMITS, max_num_batched_tokens=32))
+        loop.scheduler.pace = pace(0.0501)
+        loop.add(make_request("a", text(3), params=outputs(9)))
+        loop.step()
+        span = image(1, 9, is_whole=True)
+        loop.add(make_request("b", with_images(12, span), spans=(span,), params=outputs(1)))
+        assert [rows(loop.step())[1:] for _ in range(3)] == [[("b", 0, 1)], [("b", 1, 9)], [("b", 10, 2)]]
+
+    @given(st.lists(st.floats(1e-4, 1), min_size=1, max_size=8), st.floats(0, 4))
+    def test_rows_within_a_time_are_the_most_that_take_no_longer(self, steps: list[float], seconds: float) -> None:
+        points = tuple((8 * (i + 1), sum(steps[: i + 1])) for i in range(len(steps)))
+        curve = Curve(points)
+        found = curve.within(seconds)
+        assert 0 <= found <= points[-1][0]
+        assert found == 0 or curve.at(found) <= seconds
+        assert found == points[-1][0] or curve.at(found + 1) > seconds
 
 
 class TestPolicy:

@@ -1,11 +1,15 @@
 """Everything at once: random requests, limits, aborts, errors, deadlines and pipelining on a device that remembers."""
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from saccade.cache.prefix import Span
+from saccade.choice.costs import Curve
 from saccade.errors import CapacityError, RequestError
+from saccade.scheduling.pace import Pace
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from tests.engine.simulated import IMAGE_TOKEN, Loop, make_request, make_scheduler
@@ -13,6 +17,8 @@ from tests.engine.simulated import IMAGE_TOKEN, Loop, make_request, make_schedul
 # Pieces of prompts: few enough that prompts share beginnings. A number n is n tokens of text, a letter an image.
 PIECES = st.lists(st.sampled_from([1, 2, 3, 5, 8, "a", "b", "c", "v", "w"]), min_size=1, max_size=6)
 ROWS = {"a": 1, "b": 4, "c": 7, "v": 3, "w": 3}  # v and w are one video at two speeds, in two spans with text between
+
+PACE = Pace(0.05, Curve(((1, 0.01), (40, 0.4))), Curve(((1, 0.005), (20, 0.1))), fewest_rows=1)
 
 
 def build(pieces: list[int | str], is_whole: bool) -> tuple[list[int], tuple[Span, ...]]:
@@ -56,6 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([0, 0, 3, 7]),
         encoder_budget=st.integers(1, 12),
         max_model_len=st.integers(16, 60),
+        pace=st.sampled_from([None, PACE, replace(PACE, max_step_s=0.001)]),
     )
     def start(
         self,
@@ -71,6 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk: int,
         encoder_budget: int,
         max_model_len: int,
+        pace: Pace | None,
     ) -> None:
         limits = SchedulerSettings(
             max_num_seqs=max_num_seqs,
@@ -90,6 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             has_prefix=has_prefix,
             keeps_images=keeps_images,
         )
+        scheduler.pace = pace
         self.loop = Loop(scheduler)
         self.is_whole = is_whole
         self.count = 0

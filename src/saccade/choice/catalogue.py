@@ -1,6 +1,6 @@
 """The graphs of a phase as the composer sees them: which exist, and which of them a batch runs in."""
 
-from saccade.choice.costs import TierCosts
+from saccade.choice.costs import Curve, TierCosts
 from saccade.choice.exact import ExactIndex, ExactLayout, Structure
 from saccade.choice.key import Capacity, Decision, GraphKey, Reason, structure_digest
 from saccade.choice.shape import PhaseShape
@@ -14,6 +14,7 @@ class Catalogue:
     def __init__(self, shape: PhaseShape, settings: GraphSettings) -> None:
         self.shape, self.settings = shape, settings
         self.costs: TierCosts | None = None
+        self.seconds: Curve | None = None  # of replays
         self.exact = ExactIndex(settings)
         self.retired: dict[GraphKey, str] = {}  # with the reason
         self.captured: set[GraphKey] = set()  # the graphs of buckets

@@ -4,7 +4,7 @@ A run's cost is the time until its results are there plus the time it occupies t
 of kernels one by one, and meanwhile nothing else is launched for any request. A replay occupies the host only briefly.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -29,6 +29,11 @@ class Curve:
             return seconds * rows / size
         (low, fast), (high, slow) = self.points[i - 1], self.points[i]
         return fast + (slow - fast) * (rows - low) / (high - low)
+
+    def within(self, seconds: float) -> int:
+        """The most rows, up to the last measured point, that take no longer; 0 if none do."""
+        sizes = [size for size, _ in self.points]
+        return bisect_right(range(sizes[-1] + 1), seconds, lo=1, key=self.at) - 1
 
 
 @dataclass(frozen=True, slots=True)

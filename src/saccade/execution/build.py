@@ -166,8 +166,16 @@ def _finish(
         **of_engine,
     )
     report(Stage("warming up"))
-    if model.place.device.type == "cuda":  # elsewhere replays only emulate graphs, and are no faster
-        engine.executor.execute(Calibrate(CALIBRATION_ROUNDS if ranks is not None else 0))
+    is_cuda = model.place.device.type == "cuda"  # elsewhere replays only emulate graphs, and are no faster
+    if limits.max_step_ms and not executor.prefill.graphs:
+        raise ConfigError(
+            "max_step_ms needs prefill graphs, whose times are measured; leave it out (--max-step-ms), or turn graphs "
+            "on (--graphs prefill=full)"
+        )
+    if is_cuda or limits.max_step_ms:
+        num_rounds = CALIBRATION_ROUNDS if ranks is not None else 0
+        engine.calibrate(Calibrate(num_rounds, times_vision=is_cuda, times_prefill=bool(limits.max_step_ms)))
+    if is_cuda:
         engine.capture_usual()
     engine.warm_up()
     if settings.shadow:

@@ -156,11 +156,16 @@ class DeviceExecutor:
                 assert self.encoder is not None, "only images have layouts"
                 self.encoder.graphs.drop(orders.keys)
             case Calibrate():
-                if self.encoder is not None:
-                    self.encoder.calibrate(orders.num_rounds)
+                self._calibrate(orders)
             case WarmUp():
                 self.warm_up()
         return None
+
+    def _calibrate(self, orders: Calibrate) -> None:
+        if orders.times_vision and self.encoder is not None:
+            self.encoder.calibrate(orders.num_rounds)
+        if orders.times_prefill:
+            self.prefill.time_replays(orders.num_rounds)
 
     @contextmanager
     def in_order(self, runner: GraphRunner) -> Iterator[None]:

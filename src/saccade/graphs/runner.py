@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from threading import Lock, RLock
 from typing import Any, Protocol, TypeVar
 
@@ -103,15 +102,26 @@ class GraphRunner:
     def calibrate(self, num_rounds: int = 0) -> TierCosts:
         """Time eager runs and replays of a few buckets; from then on the cheaper way is chosen. Small sizes are sampled
         more densely: there an eager run turns from host-bound to device-bound."""
+        by_rows = self._timed_examples()
+        ways = (lambda rows: self._eager(by_rows[rows]), lambda rows: self._replay_in_bucket(by_rows[rows]))
+        self.catalogue.costs = costs = TierCosts(*measure(ways, list(by_rows), self._wait, num_rounds))
+        return costs
+
+    def time_replays(self, num_rounds: int = 0) -> None:
+        """Time replays alone, so that a scheduler knows how long a step will take."""
+        by_rows = self._timed_examples()
+        ways = [lambda rows: self._replay_in_bucket(by_rows[rows])]
+        [self.catalogue.seconds] = measure(ways, list(by_rows), self._wait, num_rounds)
+
+    def _timed_examples(self) -> dict[int, Batch]:
         buckets = self.catalogue.shape.ordered
         last = len(buckets) - 1
         picked = sorted({round(last * (i / (NUM_TIMED_SIZES - 1)) ** 2) for i in range(NUM_TIMED_SIZES)})
-        by_rows = {buckets[i][self.phase.rows]: self.example_for(buckets[i]) for i in picked}
-        device = self.phase.arena.device
-        wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
-        ways = (lambda rows: self._eager(by_rows[rows]), lambda rows: self._replay_in_bucket(by_rows[rows]))
-        self.catalogue.costs = costs = TierCosts(*measure(ways, list(by_rows), wait, num_rounds))
-        return costs
+        return {buckets[i][self.phase.rows]: self.example_for(buckets[i]) for i in picked}
+
+    def _wait(self) -> None:
+        if self.phase.arena.device.type == "cuda":
+            torch.cuda.synchronize(self.phase.arena.device)
 
     def forget_exact(self) -> None:
         """Drop all exact graphs and the counts that led to them."""

@@ -19,7 +19,8 @@ from saccade.scheduling.arrays import LiveRequest, begin
 from saccade.scheduling.compose import Composer
 from saccade.scheduling.executing import Encoded, Executor, ShadowChecks, StepResult, Ticket, WrongReplay
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
-from saccade.scheduling.orders import Capture, Drop, WarmUp
+from saccade.scheduling.orders import Calibrate, Capture, Drop, WarmUp
+from saccade.scheduling.pace import Pace
 from saccade.scheduling.request import Request, Status
 from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens, spans_of
 from saccade.scheduling.scheduler import Scheduler
@@ -204,6 +205,15 @@ class Engine:
             updates = [update for _ in range(WARM_UP_STEPS) if self.has_work for update in self.step()]
             if not updates or updates[-1].finish is None or updates[-1].finish.reason is FinishReason.ERROR:
                 raise GraphError(f"a warm-up request failed: {updates[-1:]}")
+
+    def calibrate(self, orders: Calibrate) -> None:
+        """Time passes, from which graphs are chosen and steps are kept short."""
+        self.executor.execute(orders)
+        max_step_s = self.scheduler.settings.max_step_ms / 1e3
+        if max_step_s:
+            vision = None if self.composer.vision is None else self.composer.vision.catalogue.costs
+            prefill = self.composer.catalogues["prefill"].seconds
+            self.scheduler.pace = Pace(max_step_s, prefill, None if vision is None else vision.graph)
 
     def step(self) -> list[Update]:
         """Launch the next step, then take in the one that ran meanwhile. Once the executor is gone, always raises."""

@@ -153,9 +153,11 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Calibrate:
-    """Time eager runs and replays of vision passes; `num_rounds` 0: as many as needed."""
+    """Time eager runs and replays of vision passes, and replays of prefill; `num_rounds` 0: as many as needed."""
 
     num_rounds: int = 0
+    times_vision: bool = True
+    times_prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ The policy, under one token budget:
 1. A row for every output that can be computed, in order (priority, then fair turns of tenants, then arrival). If blocks
    run out, the last in order is preempted: it frees its blocks and is recomputed later. A lone request is never
    preempted.
-2. Chunks of the prompts that have begun, in order.
+2. Chunks of the prompts that have begun, in order. Beside outputs, a pace may leave them fewer rows than the budget.
 3. New requests in order, without overtaking, unless a running request was left short. A prompt gets all its blocks when
    it begins, so only outputs can run out of blocks.
 
@@ -26,6 +26,7 @@ from saccade.cache.encoder import EncoderIndex, Entry
 from saccade.cache.prefix import PrefixCache, Span, overlapping
 from saccade.errors import RequestError
 from saccade.scheduling.fair_clock import FairClock
+from saccade.scheduling.pace import Pace
 from saccade.scheduling.request import Request, RequestQueue, Status
 from saccade.scheduling.request_checks import check_fits, check_queue
 from saccade.scheduling.resources import Resources
@@ -56,6 +57,7 @@ class Scheduler:
         self._running = RequestQueue(lambda request: request.order)
         self._deadlines = RequestQueue(lambda request: (request.deadline, request.order))
         self._fair_clock = FairClock()
+        self.pace: Pace | None = None  # known once passes were timed
         self._flights: deque[Draft] = deque()
         self._arrivals = count()
         self._steps = count()
@@ -102,7 +104,8 @@ class Scheduler:
         """Decide the next step. An empty plan needs no commit."""
         assert len(self._flights) < 2, "two plans are in flight; commit the older one first"
         settings = self.settings
-        draft = Draft(next(self._steps), settings.max_num_batched_tokens, settings.encoder_budget_tokens)
+        most = settings.max_num_batched_tokens
+        draft = Draft(next(self._steps), most, settings.encoder_budget_tokens, prompt_rows_left=most)
         self._expire(now, draft)
         decoding, prefilling = [], []
         for request in self._running:
@@ -110,10 +113,7 @@ class Scheduler:
                 decoding.append(request)
             elif request.num_left:
                 prefilling.append(request)
-        for request in decoding:
-            if request.status is Status.RUNNING:  # else preempted for an earlier one
-                has_slot = self._find_slot(request, draft)
-                self._plan_rows(request, request.num_planned + has_slot, draft)
+        self._plan_outputs(decoding, draft)
         for request in prefilling:
             if request.status is Status.RUNNING:
                 self._plan_rows(request, self._reach(request, request.num_planned, draft), draft)
@@ -182,6 +182,14 @@ class Scheduler:
             assert not any(map(self.resources.pool.is_free, owned)), "a plan in flight uses a free block"
         self.resources.check(self._running, [held for flight in self._flights for held in flight.held])
 
+    def _plan_outputs(self, decoding: Sequence[Request], draft: Draft) -> None:
+        for request in decoding:
+            if request.status is Status.RUNNING:  # else preempted for an earlier one
+                has_slot = self._find_slot(request, draft)
+                self._plan_rows(request, request.num_planned + has_slot, draft)
+        if draft.chunks and self.pace is not None:
+            draft.slow_down(self.pace)
+
     def _plan_rows(self, request: Request, end: int, draft: Draft) -> None:
         if end > request.num_planned:
             draft.add_rows(request, end)
@@ -206,7 +214,7 @@ class Scheduler:
 
     def _admit(self, draft: Draft) -> None:
         for request in self._waiting:
-            if len(self._running) >= self.settings.max_num_seqs or draft.tokens_left == 0:
+            if len(self._running) >= self.settings.max_num_seqs or not draft.has_room:
                 return
             if self._is_ready(request) and not self._start(request, draft):
                 return
@@ -239,8 +247,8 @@ class Scheduler:
 
     def _reach(self, request: Request, start: int, draft: Draft) -> int:
         """Where a chunk from `start` ends: at a limit, or before media rows unavailable in this step."""
-        limit = self.settings.prefill_chunk_tokens or draft.tokens_left
-        end = min(start + min(limit, draft.tokens_left), request.num_tokens)
+        left = max(0, min(draft.tokens_left, draft.prompt_rows_left))
+        end = min(start + min(self.settings.prefill_chunk_tokens or left, left), request.num_tokens)
         for span in overlapping(request.spans, start, end):
             begin = max(span.offset, start)
             if span.is_whole and span.end > end:

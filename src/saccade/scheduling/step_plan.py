@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from saccade.cache.encoder import Entry
 from saccade.cache.prefix import overlapping
+from saccade.scheduling.pace import Pace
 from saccade.scheduling.request import Request
 from saccade.scheduling.resources import DetachedResources
 from saccade.wire.update import Update
@@ -81,6 +82,7 @@ class Draft:
     step: int
     tokens_left: int
     encoder_left: int
+    prompt_rows_left: int
     chunks: dict[Request, Chunk] = field(default_factory=dict)
     encode: dict[Entry, EncodeItem] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
@@ -88,6 +90,16 @@ class Draft:
     is_short: bool = False  # a running request got no row
     void: set[Request] = field(default_factory=set)  # their rows were computed from wrong rows
     held: list[DetachedResources] = field(default_factory=list)  # released when the plan is committed
+
+    @property
+    def has_room(self) -> bool:
+        return self.tokens_left > 0 and self.prompt_rows_left > 0
+
+    def slow_down(self, pace: Pace) -> None:
+        """Leave only as much to prompts and images as the outputs planned so far can wait for."""
+        rows, image_rows = pace.prompt_rows(len(self.chunks)), pace.image_rows()
+        self.prompt_rows_left = self.tokens_left if rows is None else min(self.tokens_left, rows)
+        self.encoder_left = self.encoder_left if image_rows is None else min(self.encoder_left, image_rows)
 
     def add_rows(self, request: Request, end: int) -> None:
         start = request.num_planned
@@ -110,6 +122,7 @@ class Draft:
             is_pending_input=request.num_pending > 0,
         )
         self.tokens_left -= end - start
+        self.prompt_rows_left -= end - start
         request.num_planned = end
         request.num_pending += wants_logits
 

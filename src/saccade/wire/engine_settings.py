@@ -19,6 +19,11 @@ class SchedulerSettings:
         0, "tokens of one request, prompt and output together; 0: the model's, at most 8192 on a GPU, 4096 elsewhere"
     )
     prefill_chunk_tokens: int = setting(0, "prompt rows of one request in one step; 0 sets no limit")
+    max_step_ms: float = setting(
+        0.0,
+        "about how long a step may take while answers are being written: longer prompts and more images are spread "
+        "over several, by times measured at the start; 0 sets no limit",
+    )
     encoder_budget_tokens: int = setting(
         0, "image rows encoded in one step; a longer image goes alone; 0: 8192 on a GPU, 512 elsewhere"
     )
