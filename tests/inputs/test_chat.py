@@ -10,7 +10,7 @@ import transformers
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.chat_template import ChatTemplate, read_template
 from saccade.inputs.processor import Processor
-from saccade.inputs.special_tokens import KNOWN_TAGS, SpecialTokenGuard, unused_marks
+from saccade.inputs.special_tokens import KNOWN_TAGS, GuardedTokens, SpecialTokenGuard, unused_marks
 from saccade.inputs.tokenizer import Tokenizer
 from tests.inputs.folders import DATA, QWEN_SPECIALS, train_byte_level
 from tests.inputs.texts import fuzz_texts
@@ -205,7 +205,7 @@ def test_deep_data_is_refused() -> None:
     for _ in range(100):
         value = [value]
     with pytest.raises(RequestError, match="nested deeper"):
-        SpecialTokenGuard(QWEN_SPECIALS, "\ufdd0\ufdd1\ufdd2").protect(value)
+        SpecialTokenGuard(GuardedTokens(QWEN_SPECIALS), "\ufdd0\ufdd1\ufdd2").protect(value)
 
 
 @pytest.mark.parametrize("place", ["content", "part", "tool", "name", "schema", "variable"])

@@ -18,7 +18,7 @@ import minijinja
 from saccade.errors import ConfigError, RequestError, contained
 from saccade.inputs.chat_messages import Conversation, MediaRef, flatten_text, read_messages, wrap_text
 from saccade.inputs.checkpoint_files import read_optional_json, read_text
-from saccade.inputs.special_tokens import NUM_MARKS, Segment, SpecialTokenGuard, unused_marks
+from saccade.inputs.special_tokens import NUM_MARKS, GuardedTokens, Segment, SpecialTokenGuard, unused_marks
 
 # Template machine steps. A turn costs 100 to 300; using up all of it takes about 0.2 s.
 FUEL = 5_000_000
@@ -61,7 +61,7 @@ class ChatTemplate:
         fuel: int = FUEL,
     ) -> None:
         """`special_tokens` and `tags` stay plain in user text; `named_tokens` are variables such as bos_token."""
-        self._special_tokens, self._tags = tuple(special_tokens), tuple(tags)
+        self._guarded = GuardedTokens(tuple(special_tokens), tuple(tags))
         self._named_tokens = dict(named_tokens or {})
         self.source = source
         self._takes_parts = _PARTS_LOOP.search(source) is not None
@@ -85,7 +85,7 @@ class ChatTemplate:
         check(context)
         unused = unused_marks([context, self.source], NUM_MARKS + 1)
         marks, end = unused[:NUM_MARKS], unused[NUM_MARKS]
-        guard = SpecialTokenGuard(self._special_tokens, marks, tags=self._tags)
+        guard = SpecialTokenGuard(self._guarded, marks)
         said = [guard.protect_message(message) for message in context.pop("messages")]
         context = {"messages": said, **guard.protect(context)}
         if continue_final_message:

@@ -152,7 +152,10 @@ def _check_places(
         for block in blocks
     ]
     known = [token for token in (settings.image_token_id, settings.video_token_id) if token is not None]
-    (places,) = np.nonzero(np.isin(ids, known))
+    is_known = np.zeros(len(ids), dtype=bool)
+    for token in known:
+        is_known |= ids == token
+    (places,) = np.nonzero(is_known)
     if ids[places].tolist() != expected:
         message = f"the prompt has {len(places)} placeholder tokens, its images and videos need {len(expected)}"
         raise RequestError(message, code="media_mismatch")

@@ -46,19 +46,26 @@ class Segment:
     is_plain: bool = False
 
 
+class GuardedTokens:
+    """The special tokens and tags of a model, as the guard of each of its requests looks for them."""
+
+    def __init__(self, special_tokens: Sequence[str], tags: Sequence[str] = ()) -> None:
+        self.tokens = special_pattern(special_tokens)
+        self.all_tokens = special_pattern([*special_tokens, *tags])
+        self.tags = frozenset(tags)
+        self.longest = max(map(len, (*special_tokens, *tags)), default=0)
+        self.joined = "\0" + "\0".join(special_tokens) + "\0"
+        self.tag_heads = {tag[:size] for tag in tags for size in range(1, len(tag))}
+        self.tag_ends = {tag[-size:] for tag in tags for size in range(1, len(tag))}
+
+
 class SpecialTokenGuard:
     """Marks special tokens and tags in a request's strings and finds them again after rendering. One per request."""
 
-    def __init__(self, special_tokens: Sequence[str], marks: str, *, tags: Sequence[str] = ()) -> None:
+    def __init__(self, guarded: GuardedTokens, marks: str) -> None:
         """`marks` are three characters: inside a token, behind an opening tag, before a closing one."""
+        self._guarded = guarded
         self._mark, self._behind, self._before = tuple(marks)
-        self._tokens = special_pattern(special_tokens)
-        self._all_tokens = special_pattern([*special_tokens, *tags])
-        self._tags = frozenset(tags)
-        self._longest = max(map(len, (*special_tokens, *tags)), default=0)
-        self._all = "\0" + "\0".join(special_tokens) + "\0"
-        self._tag_heads = {tag[:size] for tag in tags for size in range(1, len(tag))}
-        self._tag_ends = {tag[-size:] for tag in tags for size in range(1, len(tag))}
 
     def protect_message(self, message: Any) -> Any:
         has_tags = not isinstance(message, dict) or message.get("role") not in APPLICATION_ROLES
@@ -90,13 +97,13 @@ class SpecialTokenGuard:
             return (Segment(text),)
         marks = list(accumulate(map(len, pieces[:-1:2])))  # positions of the marks, as offsets into the text
         beside = set(zip(pieces[1::2], marks, strict=True))
-        matches = self._all_tokens.finditer(text)
+        matches = self._guarded.all_tokens.finditer(text)
         return plain_segments(text, (m for m in matches if _is_marked(m, marks) or self._is_marked_tag(m, beside)))
 
     def _is_marked_tag(self, match: re.Match[str], beside: set[tuple[str, int]]) -> bool:
         is_closing = match.group().startswith("</")
         mark = (self._before, match.start()) if is_closing else (self._behind, match.end())
-        return match.group() in self._tags and mark in beside
+        return match.group() in self._guarded.tags and mark in beside
 
     def _protect_text(self, text: str, has_tags: bool) -> str:
         """Marks inside and, where a token could continue beyond them, at the borders of the stripped text."""
@@ -104,13 +111,13 @@ class SpecialTokenGuard:
         if not core:
             return text
         before, _, after = text.partition(core)
-        sizes = range(1, min(len(core), self._longest - 1) + 1)
-        ends_token = core in self._all or any(core[:size] + "\0" in self._all for size in sizes)
-        begins_token = any("\0" + core[-size:] in self._all for size in sizes)
+        sizes = range(1, min(len(core), self._guarded.longest - 1) + 1)
+        ends_token = core in self._guarded.joined or any(core[:size] + "\0" in self._guarded.joined for size in sizes)
+        begins_token = any("\0" + core[-size:] in self._guarded.joined for size in sizes)
         if has_tags:
-            ends_token = ends_token or any(core in tag[1:] or core in tag[:-1] for tag in self._tags)
-            ends_token = ends_token or any(core[:size] in self._tag_ends for size in sizes)
-            begins_token = begins_token or any(core[-size:] in self._tag_heads for size in sizes)
+            ends_token = ends_token or any(core in tag[1:] or core in tag[:-1] for tag in self._guarded.tags)
+            ends_token = ends_token or any(core[:size] in self._guarded.tag_ends for size in sizes)
+            begins_token = begins_token or any(core[-size:] in self._guarded.tag_heads for size in sizes)
         head, tail = self._mark * ends_token, self._mark * begins_token
         return before + head + self._protect_inside(core, has_tags) + tail + after
 
@@ -120,11 +127,11 @@ class SpecialTokenGuard:
         return self._protect_inside(text, has_tags)
 
     def _protect_inside(self, text: str, has_tags: bool) -> str:
-        return (self._all_tokens if has_tags else self._tokens).sub(self._marked, text)
+        return (self._guarded.all_tokens if has_tags else self._guarded.tokens).sub(self._marked, text)
 
     def _marked(self, match: re.Match[str]) -> str:
         token = match.group()
-        if token not in self._tags:
+        if token not in self._guarded.tags:
             return token[0] + self._mark + token[1:]
         return self._before + token if token.startswith("</") else token + self._behind
 
