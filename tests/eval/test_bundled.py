@@ -43,6 +43,7 @@ SIZES: dict[str, Any] = {
 FULL = "vision=full,prefill=full,decode=full"
 PIECEWISE = "vision=full,prefill=piecewise,decode=piecewise"
 OFF = "vision=off,prefill=off,decode=off"
+PICTURES = Path(__file__).parents[2] / "examples" / "pictures"
 DIGITS = Path(__file__).parents[1] / "data" / "eval_mnist_digits.png"
 
 
@@ -100,6 +101,22 @@ def test_answers_are_right(task: str, asked: dict[str, list[Example]], said: dic
         (e.question, e.answer, s) for e, s in zip(asked[task], said[task], strict=True) if s != normalise(e.answer)
     ]
     assert share_right(asked[task], said[task]) >= FLOORS[task], wrong
+
+
+@pytest.mark.parametrize(
+    ("picture", "question", "answer"),
+    [
+        ("digit.png", "What digit is this?", "7"),
+        ("shapes.png", "How many circles are there?", "2"),
+        ("heart.png", "What color is the heart?", "purple"),
+        ("word.png", "What does it say?", "HELLO"),
+    ],
+)
+def test_the_pictures_of_the_examples_are_answered(llm: LLM, picture: str, question: str, answer: str) -> None:
+    image = {"type": "image", "image": PICTURES / picture}
+    talk = [{"role": "user", "content": [image, {"type": "text", "text": question}]}]
+    [output] = llm.chat(talk, SamplingParams(temperature=0, max_tokens=10), progress=False)
+    assert output.outputs[0].text == answer
 
 
 @pytest.mark.parametrize("graphs", [PIECEWISE, OFF])
