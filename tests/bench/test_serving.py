@@ -324,8 +324,9 @@ def test_a_server_that_names_no_model_is_quoted(status: int, key: str, message: 
 def test_a_server_that_is_not_there_is_named() -> None:
     with serving(Script()) as server:
         url = server.url
-    with pytest.raises(ConfigError, match=r"cannot be reached: .*is it up\? \(--base-url, --host, --port\)"):
-        run_serving(ServingPlan(TargetSettings(base_url=url), SMALL, LOAD), SILENT)
+    for model in ("", "named"):
+        with pytest.raises(ConfigError, match=r"cannot be reached: .*is it up\? \(--base-url, --host, --port\)"):
+            run_serving(ServingPlan(TargetSettings(base_url=url, model=model), SMALL, LOAD), SILENT)
 
 
 @pytest.mark.parametrize(("flags", "sent"), [((), "Bearer common"), (("--api-key", "own"), "Bearer own")])

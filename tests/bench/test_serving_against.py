@@ -13,6 +13,7 @@ from rich.console import Console
 from saccade.bench import serving_interval
 from saccade.bench.serving import Shown
 from saccade.bench.serving_against import Comparison, round_seed, run_against, turn_order
+from saccade.bench.serving_against_report import ratio_table
 from saccade.bench.serving_against_settings import AgainstSettings
 from saccade.bench.serving_command import bench_serve
 from saccade.bench.serving_settings import (
@@ -25,7 +26,7 @@ from saccade.bench.serving_settings import (
 )
 from saccade.cli import main
 from saccade.errors import ConfigError
-from tests.bench.scripted import serving
+from tests.bench.scripted import Asked, Reply, as_json, serving
 from tests.bench.scripted_cache import CachingServer
 from tests.bench.test_report import checked
 
@@ -84,6 +85,8 @@ def test_all_servers_get_the_same_content_and_no_content_comes_twice() -> None:
     assert {run.environment["model"] for run in comparison.runs} == {"a-model", "b-model", "c-model"}
     assert [run.figures["completed"] for run in comparison.runs] == [3 * NUM_PROMPTS] * 3
     assert comparison.ratios.keys() == {"b", "c"}
+    heads = [column.header for column in ratio_table(comparison).columns]
+    assert heads == ["", "a", "b", "c", "a : b", "95% interval", "ahead", "a : c", "95% interval", "ahead"]
 
 
 def test_the_seed_repeats_the_content_but_not_that_of_the_warm_up() -> None:
@@ -109,7 +112,11 @@ def test_a_slow_server_is_behind_and_the_report_says_so(tmp_path: Path) -> None:
         code = bench_serve(plan, VariantSettings(), Console(file=text, width=200), against)
     shown = text.getvalue()
     assert code == 0 and shown.count("Serving Benchmark Result") == 2
-    assert "quick : slow" in shown and "95% interval" in shown and "quick is ahead of slow in: requests/s" in shown
+    assert (
+        "a ratio above 1: quick is ahead" in shown
+        and "95% interval" in shown
+        and "quick is ahead of slow in: requests/s" in shown
+    )
     saved = json.loads((tmp_path / "x.json").read_text())
     assert (saved["first"], saved["rounds"], saved["seed"]) == ("quick", 3, 5) and len(saved["targets"]) == 2
     found = {ratio["key"]: ratio for ratio in saved["ratios"]["slow"]}
@@ -117,7 +124,7 @@ def test_a_slow_server_is_behind_and_the_report_says_so(tmp_path: Path) -> None:
         assert found[key]["low"] > 1 and not found[key]["includes_one"]
     page = (tmp_path / "x.html").read_text()
     words = " ".join(checked(page).words)
-    for part in ("quick : slow", "95% interval", "quick is ahead of slow in", "Environment of slow"):
+    for part in ("a ratio above 1: quick is ahead", "95% interval", "quick is ahead of slow in", "Environment of slow"):
         assert part in words
     assert "secret" not in page + json.dumps(saved)
 
@@ -145,8 +152,8 @@ def test_names_are_the_users_then_the_engines_then_addresses() -> None:
     with running(CachingServer("vllm"), CachingServer("vllm"), CachingServer("sglang")) as urls:
         named = [urls[0], f"mine=vllm-chat@{urls[1]}", urls[2]]
         comparison = compared(named)
-    address = urls[0].removeprefix("http://")
-    assert [run.name for run in comparison.runs] == [address, "mine", "sglang"]
+    port = urls[0].rpartition(":")[2]
+    assert [run.name for run in comparison.runs] == [f":{port}", "mine", "sglang"]
     assert [run.settings["target"]["backend"] for run in comparison.runs] == ["openai-chat", "vllm-chat", "openai-chat"]
 
 
@@ -160,6 +167,17 @@ def test_a_server_that_is_not_there_is_named_before_anything_is_sent() -> None:
         with pytest.raises(ConfigError, match=rf"{missing} cannot be reached: .*\(--base-url, --host, --port\)"):
             compared([missing, url])
     assert here.contents == []
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(401, r"asks for a key \(HTTP 401\); .*--against-api-key"), (404, "which model it has")]
+)
+def test_a_server_that_does_not_let_in_or_name_a_model_is_named(status: int, message: str) -> None:
+    async def refuse(asked: Asked) -> Reply:
+        yield as_json({"error": {"message": "no"}}, status)
+
+    with running(CachingServer("a")) as [url], serving(refuse) as other, pytest.raises(ConfigError, match=message):
+        compared([url, other.url])
 
 
 def test_a_server_that_answers_nothing_ends_the_comparison() -> None:

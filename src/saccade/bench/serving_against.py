@@ -90,7 +90,7 @@ async def _compare(plans: Sequence[ServingPlan], against: AgainstSettings, shown
         for number in range(against.rounds):
             seed = round_seed(plan.workload.seed, number)
             settings = replace(plan.workload, seed=seed)
-            shown.say(f"making {settings.num_prompts} requests for round {number + 1} of {against.rounds}")
+            shown.say(f"making {settings.num_prompts} requests, seed {plan.workload.seed}, round {number + 1}")
             skip = number * settings.num_prompts
             prompts = await asyncio.to_thread(make_prompts, settings, words, skip=skip)
             contents.append(digest_of(prompts))
@@ -139,13 +139,19 @@ async def _shared_words(targets: Sequence[Target]) -> WordList:
 
 def _names(given: Sequence[str], targets: Sequence[Target]) -> list[str]:
     """The user's, else those of the engines, else addresses; no two alike."""
-    addresses = [target.plan.target.url.partition("://")[2] for target in targets]
+    addresses = _short([target.plan.target.url.partition("://")[2] for target in targets])
     owners = [target.facts.owner for target in targets]
     counts = Counter(owners)
     own = [owner if owner and counts[owner] == 1 else "" for owner in owners]
     names = [name or engine or address for name, engine, address in zip(given, own, addresses, strict=True)]
     counts = Counter(names)
     return [name if counts[name] == 1 else address for name, address in zip(names, addresses, strict=True)]
+
+
+def _short(addresses: list[str]) -> list[str]:
+    """Only the ports, if all hosts are the same."""
+    is_one_host = len({address.rpartition(":")[0] for address in addresses}) == 1
+    return [f":{address.rpartition(':')[2]}" for address in addresses] if is_one_host else addresses
 
 
 def _round(passage: Passage, plan: ServingPlan) -> Round:

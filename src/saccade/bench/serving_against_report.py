@@ -35,7 +35,8 @@ def ratio_table(comparison: Comparison) -> Table:
     """One row per figure. A ratio above 1 is good for the first server, whatever the figure."""
     first = escape(comparison.first)
     names = [escape(run.name) for run in comparison.runs]
-    columns = [part for name in names[1:] for part in (f"{first} : {name}", "95% interval", "ahead")]
+    heads = [f"{first} : {name}" for name in names[1:]] if len(names) > 2 else ["ratio"]
+    columns = [part for head in heads for part in (head, "95% interval", "ahead")]
     rounds = len(comparison.orders)
     table = Table("", *names, *columns, title=f"{rounds} rounds in turn; a ratio above 1: {first} is ahead")
     by_key = {name: {ratio.key: ratio for ratio in found} for name, found in comparison.ratios.items()}
@@ -112,4 +113,4 @@ def _ratio_cells(first: str, name: str, ratio: Ratio | None) -> list[str]:
         return ["", "", ""]
     colour = COLOURS[ratio.verdict]
     ahead = INCLUDES_ONE if ratio.includes_one else escape(first if ratio.ratio > 1 else name)
-    return [f"[{colour}]{ratio.ratio:.3f}x[/]", f"{ratio.low:.3f} to {ratio.high:.3f}", f"[{colour}]{ahead}[/]"]
+    return [f"[{colour}]{ratio.ratio:.3f}[/]", f"{ratio.low:.3f} to {ratio.high:.3f}", f"[{colour}]{ahead}[/]"]

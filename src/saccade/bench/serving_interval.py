@@ -1,8 +1,9 @@
 """Ratios of two servers with confidence intervals, by a bootstrap over rounds and over the requests of each.
 
 Both servers had the same requests in every round, so a resample takes the same rounds and requests of both: what makes
-a request slow for everybody cancels out. Requests of one round are not independent (they queue for each other), and
-rounds are few, so intervals are widened as Student's t is for as many rounds.
+a request slow for everybody cancels out. Requests of one round are not independent (they queue for each other), so
+whole rounds are resampled too; as they are few, their interval is the standard error times Student's t. The wider of
+both intervals counts: rounds may agree by accident.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,12 +66,12 @@ class Statistic:
     point: float | None = None
 
 
-def widening(num_rounds: int) -> float:
-    """Factor for an interval from few rounds: a bootstrap of n has n - 1 degrees of freedom and (n - 1) / n of the
-    variance."""
+def student_factor(num_rounds: int) -> float:
+    """Half of the interval, in standard errors of a bootstrap over so many rounds: it has one degree of freedom less,
+    and only that share of the variance."""
     degrees = num_rounds - 1
     quantile = T_QUANTILES[degrees - 1] if degrees <= len(T_QUANTILES) else NORMAL + 2.5 / degrees
-    return quantile / NORMAL * sqrt(num_rounds / degrees)
+    return quantile * sqrt(num_rounds / degrees)
 
 
 class Latencies:
@@ -137,24 +138,31 @@ def ratios(
     rng = np.random.default_rng(seed)
     directions = np.array([each.direction for each in statistics])
     centre = directions * _log_ratio(*whole)
-    drawn = np.array([directions * _resampled(sides, num_rounds, num_requests, rng) for _ in range(num_resamples)])
+    drawn = [
+        np.array([directions * resampled(sides, num_rounds, num_requests, rng) for _ in range(num_resamples)])
+        for resampled in (_other_rounds, _other_requests)
+    ]
     found = []
     for index, each in enumerate(statistics):
-        values = drawn[:, index][np.isfinite(drawn[:, index])]
-        if not isfinite(centre[index]) or not len(values):
+        by_round, by_request = (values[:, index][np.isfinite(values[:, index])] for values in drawn)
+        if not isfinite(centre[index]) or not len(by_round) or not len(by_request):
             continue
-        ends = np.percentile(values, (LOW, HIGH)) - centre[index]
-        low, high = (exp(centre[index] + widening(num_rounds) * float(end)) for end in ends)
+        half = student_factor(num_rounds) * float(np.std(by_round))
+        low, high = (float(end) for end in np.percentile(by_request, (LOW, HIGH)))
+        ends = min(low, centre[index] - half), max(high, centre[index] + half)
         pair = (whole[0][index], whole[1][index])
-        found.append(Ratio(each.label, each.key, *pair, exp(centre[index]), low, high))
+        found.append(Ratio(each.label, each.key, *pair, *map(exp, (centre[index], *ends))))
     return found
 
 
-def _resampled(sides: Sequence[Side], num_rounds: int, num_requests: int, rng: np.random.Generator) -> Array:
+def _other_rounds(sides: Sequence[Side], num_rounds: int, num_requests: int, rng: np.random.Generator) -> Array:
     rounds = rng.multinomial(num_rounds, np.full(num_rounds, 1 / num_rounds)).astype(np.float64)
+    return _log_ratio(*(side.figures(rounds, np.repeat(rounds, num_requests)) for side in sides))
+
+
+def _other_requests(sides: Sequence[Side], num_rounds: int, num_requests: int, rng: np.random.Generator) -> Array:
     requests = rng.multinomial(num_requests, np.full(num_requests, 1 / num_requests), size=num_rounds)
-    weights = (requests * rounds[:, None]).ravel()
-    return _log_ratio(*(side.figures(rounds, weights) for side in sides))
+    return _log_ratio(*(side.figures(np.ones(num_rounds), requests.ravel().astype(float)) for side in sides))
 
 
 def _log_ratio(first: Sequence[float], other: Sequence[float]) -> Array:

@@ -48,9 +48,9 @@ async def describe(client: Client, model: str, *, prefer: str = "", flags: str =
     found = [card for card in (cards or {}).get("data", ()) if isinstance(card, dict)]
     wanted = model or prefer
     card = next((card for card in found if card.get("id") == wanted), found[0] if found and not model else {})
-    name = model or card.get("id")
-    if not name:
-        raise ConfigError(await _why_nameless(client, flags))
+    name = model or card.get("id") or prefer
+    if cards is None or not name:
+        await _check_answers(client, flags, is_named=bool(name))
     version = (await _json(client, "/version") or {}).get("version", "")
     info = await _json(client, "/server_info") or {}
     owner = str(card.get("owned_by", ""))
@@ -150,19 +150,23 @@ def _count_between(old: Any, new: Any) -> dict[str, int]:
     return {name: change for name, change in changes.items() if change}
 
 
-async def _why_nameless(client: Client, flags: str) -> str:
+async def _check_answers(client: Client, flags: str, *, is_named: bool) -> None:
+    """Raises a ConfigError that says why the server did not name a model, unless the user did and it is up."""
     url = client.target.url
     try:
         status, _ = await client.ask("GET", "/v1/models")
     except TimeoutError:
-        return f"{url} does not answer; is it up? ({flags})"
+        raise ConfigError(f"{url} does not answer; is it up? ({flags})") from None
     except OSError as error:
-        return f"{url} cannot be reached: {error.strerror or error}; is it up? ({flags})"
+        raise ConfigError(f"{url} cannot be reached: {error.strerror or error}; is it up? ({flags})") from None
+    if is_named:
+        return
     if status in (401, 403):
         met = "refuses the key it was given" if client.target.api_key else "asks for a key"
-        return f"{url} {met} (HTTP {status}); give one that it takes (--api-key or OPENAI_API_KEY)"
+        key_flag = "--api-key or OPENAI_API_KEY" if flags == TARGET_FLAGS else "--against-api-key"
+        raise ConfigError(f"{url} {met} (HTTP {status}); give one that it takes ({key_flag})")
     told = "" if status == 200 else f" (HTTP {status} from /v1/models)"
-    return f"{url} does not say which model it has{told}; name one (--model)"
+    raise ConfigError(f"{url} does not say which model it has{told}; name one (--model)")
 
 
 async def _count_all(client: Client, model: str, texts: Sequence[str]) -> list[int | None]:

@@ -32,7 +32,8 @@ SERVE = "bench serve"
 ABOUT = {
     SERVE: (
         "Send requests to a server and measure time to first token, time between tokens, throughput and goodput. Flags "
-        "and results are those of SGLang's and vLLM's benchmarks; any OpenAI server can be the target."
+        "and results are those of SGLang's and vLLM's benchmarks; any OpenAI server can be the target. "
+        "With --against URL, several servers take turns with the same requests, and their ratios have intervals."
     ),
     "bench offline": "Prefill and decode of a model: eager and with graphs, beside what FLOPs and bytes allow.",
     "bench vision": (
