@@ -2,15 +2,18 @@
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from saccade.bench import serving as serving_module
 from saccade.bench import serving_interval
+from saccade.bench.client import Client, arrivals, drive
 from saccade.bench.serving import Shown
 from saccade.bench.serving_against import Comparison, round_seed, run_against, turn_order
 from saccade.bench.serving_against_report import ratio_table
@@ -87,6 +90,22 @@ def test_all_servers_get_the_same_content_and_no_content_comes_twice() -> None:
     assert comparison.ratios.keys() == {"b", "c"}
     heads = [column.header for column in ratio_table(comparison).columns]
     assert heads == ["", "a", "b", "c", "a : b", "95% interval", "ahead", "a : c", "95% interval", "ahead"]
+
+
+def test_all_servers_get_the_same_requests_in_the_same_order_at_the_same_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: dict[str, list[object]] = {}
+
+    async def noted(client: Client, requests: Sequence[bytes], load: LoadSettings, **how: Any) -> Any:
+        bodies = [json.loads(request.partition(b"\r\n\r\n")[2])["messages"] for request in requests]
+        due = arrivals(len(requests), LoadSettings(request_rate=3.0), how.get("seed", 0))
+        sent.setdefault(client.target.url, []).append((bodies, due))
+        return await drive(client, requests, load, **how)
+
+    monkeypatch.setattr(serving_module, "drive", noted)
+    with running(CachingServer("a"), CachingServer("b")) as urls:
+        compared(urls, rounds=2)
+    first, other = (sent[url] for url in urls)
+    assert first == other and len(first) == 3 and first[1] != first[2]
 
 
 def test_the_seed_repeats_the_content_but_not_that_of_the_warm_up() -> None:

@@ -120,6 +120,15 @@ def test_counters_are_summed_over_engines_and_taken_between_two_readings() -> No
     assert unknown.own_tokens == inf and unknown.as_data()["own_tokens"] is None
 
 
+def test_a_template_that_nobody_counts_is_estimated_from_the_shortest_prompt() -> None:
+    prompts = [Prompt("one two", 1), Prompt([{"type": "text", "text": "one two three"}], 1, sizes=((8, 8),))]
+    told = [Outcome(0, 0.0, prompt_tokens=14), Outcome(1, 0.0, prompt_tokens=30, image_tokens=16)]
+    assert cache_use(Reading(), Reading(), told, prompts, None).own_tokens == 2 * (11 + 2)
+    assert cache_use(Reading(), Reading(), told[:1], prompts[:1], None).own_tokens == 12 + 2
+    silent = [Outcome(1, 0.0, prompt_tokens=30)]  # of which an unknown part is the image
+    assert cache_use(Reading(), Reading(), silent, prompts, None).own_tokens == 2 * (64 + 2)
+
+
 def test_uses_add_up_and_little_is_not_said() -> None:
     use = CacheUse(1000, 500, 100, 10, 1, 0)
     assert use + use == CacheUse(2000, 1000, 200, 20, 2, 0)

@@ -80,7 +80,7 @@ def cache_use(
 
 def _own_tokens(outcomes: Sequence[Outcome], prompts: Sequence[Prompt], template: int | None) -> float:
     """Requests that begin with the same image may share all of their images."""
-    own = len(prompts) * ((UNKNOWN_TEMPLATE_TOKENS if template is None else template) + CHANCE_TOKENS)
+    own = len(prompts) * ((_likely_template(outcomes, prompts) if template is None else template) + CHANCE_TOKENS)
     first_images = Counter(prompt.images[0] for prompt in prompts if prompt.images)
     total = float(own)
     for outcome in outcomes:
@@ -88,6 +88,18 @@ def _own_tokens(outcomes: Sequence[Outcome], prompts: Sequence[Prompt], template
         if images and first_images[images[0]] > 1:
             total += inf if outcome.image_tokens is None else outcome.image_tokens
     return total
+
+
+def _likely_template(outcomes: Sequence[Outcome], prompts: Sequence[Prompt]) -> int:
+    """The least that a prompt has beside its words, a token each at least, and its images."""
+    found = [UNKNOWN_TEMPLATE_TOKENS]
+    for outcome in outcomes:
+        prompt = prompts[outcome.index]
+        if outcome.prompt_tokens is None or prompt.messages or (prompt.sizes and outcome.image_tokens is None):
+            continue
+        text = prompt.content if isinstance(prompt.content, str) else prompt.content[-1]["text"]
+        found.append(max(outcome.prompt_tokens - (outcome.image_tokens or 0) - len(text.split()), 0))
+    return min(found)
 
 
 def _counted(before: Reading, after: Reading, names: Sequence[tuple[str, str]]) -> tuple[float, float] | None:
