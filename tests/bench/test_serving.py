@@ -35,7 +35,7 @@ from saccade.cli.parser import Parser, settings_from
 from saccade.errors import ConfigError
 from tests.bench.scripted import Asked, Reply, Scripted, as_json, plain, serving, stream, stream_of
 
-SMALL = WorkloadSettings(num_prompts=10, image_resolution="20x32", random_input_len=9, random_output_len=3)
+SMALL = WorkloadSettings(num_prompts=10, image_resolution="32x20", random_input_len=9, random_output_len=3)
 SILENT = Shown(Console(quiet=True))
 LOAD = LoadSettings(max_concurrency=3, warmup_requests=2)
 ANSWERS = ("/v1/chat/completions", "/v1/models", "/version", "/server_info", "/graphs", "/metrics", "/tokenize")
@@ -187,6 +187,14 @@ def test_metrics_are_counted_between_two_readings() -> None:
     assert changes == {'a:seconds_sum{model="m"}': 3.0, 'a:seconds_count{model="m"}': 6.0, "a:done_total": 6.0}
 
 
+def count_letters(asked: Asked) -> int:
+    """A token a letter; a chat template adds ten."""
+    if asked.path != "/tokenize":
+        return 0
+    body = asked.json
+    return len(body["prompt"]) if "prompt" in body else 10 + len(body["messages"][0]["content"])
+
+
 class Script:
     """A whole server: model, tokenizer (a token a letter), graphs, metrics; answers in words, some of them refused."""
 
@@ -210,7 +218,7 @@ class Script:
                     "/version": {"version": "1.2"},
                     "/server_info": {"gpu": "none"},
                     "/graphs": {"phases": [phase(self.count, 0, 10 * self.count, self.count)]},
-                    "/tokenize": {"count": len(asked.json["prompt"]) if "tokenize" in asked.path else 0},
+                    "/tokenize": {"count": count_letters(asked)},
                     "/flush_cache": {},
                 }[asked.path]
             )
@@ -270,7 +278,7 @@ def test_texts_are_tokenized_again_by_the_server(finished: tuple[ServingRun, Scr
     total = run.figures["total_output_tokens"]
     assert run.figures["total_output_tokens_retokenized"] == total > 0
     assert run.figures["output_throughput_retokenized"] == pytest.approx(run.figures["output_throughput"])
-    texts = [asked.json["prompt"] for asked in server.asked if asked.path == "/tokenize"]
+    texts = [asked.json.get("prompt", "") for asked in server.asked if asked.path == "/tokenize"]
     assert [text for text in texts if set(text) == {"a"}] == list(dict.fromkeys(o.text for o in run.outcomes))
 
 
@@ -316,8 +324,9 @@ def test_a_server_that_names_no_model_is_quoted(status: int, key: str, message: 
 def test_a_server_that_is_not_there_is_named() -> None:
     with serving(Script()) as server:
         url = server.url
-    with pytest.raises(ConfigError, match=r"cannot be reached: .*is it up\? \(--base-url, --host, --port\)"):
-        run_serving(ServingPlan(TargetSettings(base_url=url), SMALL, LOAD), SILENT)
+    for model in ("", "named"):
+        with pytest.raises(ConfigError, match=r"cannot be reached: .*is it up\? \(--base-url, --host, --port\)"):
+            run_serving(ServingPlan(TargetSettings(base_url=url, model=model), SMALL, LOAD), SILENT)
 
 
 @pytest.mark.parametrize(("flags", "sent"), [((), "Bearer common"), (("--api-key", "own"), "Bearer own")])

@@ -18,7 +18,7 @@ from saccade.bench.workload_images import SizeRange, draw_size, parse_sizes
 from saccade.bench.workload_text import LEAD, WORDS, WordList
 from saccade.errors import ConfigError
 
-SMALL = WorkloadSettings(num_prompts=12, image_resolution="20x32", random_input_len=9, random_output_len=4)
+SMALL = WorkloadSettings(num_prompts=12, image_resolution="32x20", random_input_len=9, random_output_len=4)
 
 
 def made(settings: WorkloadSettings = SMALL, words: WordList | None = None, **target: Any) -> list[WorkloadRequest]:
@@ -39,7 +39,7 @@ def pictures(sample: WorkloadRequest) -> list[bytes]:
 def size_of(data: bytes) -> tuple[int, int]:
     with Image.open(io.BytesIO(data)) as image:
         image.load()
-        return image.height, image.width
+        return image.width, image.height
 
 
 def test_a_request_of_the_benchmark_everybody_knows() -> None:
@@ -79,13 +79,13 @@ def test_lengths_are_uniform_between_ratio_and_longest(longest: int, ratio: floa
     ("text", "parts"),
     [
         ("560x336", [SizeRange((560, 336), (560, 336))]),
-        ("720p", [SizeRange((720, 1280), (720, 1280))]),
-        ("1080P", [SizeRange((1080, 1920), (1080, 1920))]),
+        ("720p", [SizeRange((1280, 720), (1280, 720))]),
+        ("1080P", [SizeRange((1920, 1080), (1920, 1080))]),
         ("random:224x225-1280x1281", [SizeRange((224, 225), (1280, 1281))]),
-        ("random:360p-720p", [SizeRange((360, 640), (720, 1280))]),
+        ("random:360p-720p", [SizeRange((640, 360), (1280, 720))]),
         ("mix:224x224,448x336:2.5,720p", [
             SizeRange((224, 224), (224, 224)), SizeRange((448, 336), (448, 336), 2.5),
-            SizeRange((720, 1280), (720, 1280)),
+            SizeRange((1280, 720), (1280, 720)),
         ]),
     ],
 )  # fmt: skip
@@ -109,7 +109,7 @@ def test_a_mix_keeps_to_its_weights_and_a_range_to_its_ends() -> None:
     counts = Counter(draw_size(mix, rng) for _ in range(8000))
     assert {size: round(count / 1000) for size, count in counts.items()} == {(10, 10): 1, (20, 30): 3, (40, 40): 4}
     drawn = [draw_size(parse_sizes("random:3x7-5x9"), rng) for _ in range(400)]
-    assert {height for height, _ in drawn} == {3, 4, 5} and {width for _, width in drawn} == {7, 8, 9}
+    assert {width for width, _ in drawn} == {3, 4, 5} and {height for _, height in drawn} == {7, 8, 9}
     assert len(set(drawn)) == 9
 
 
@@ -120,7 +120,7 @@ def test_pictures_have_the_size_format_and_content_asked_for(format: str, kind: 
     for sample in made(settings):
         assert len(pictures(sample)) == 3 == len(sample.sizes)
         for data in pictures(sample):
-            assert size_of(data) == (20, 32)
+            assert size_of(data) == (32, 20)
             with Image.open(io.BytesIO(data)) as image:
                 assert image.format == format.upper() and image.mode == "RGB"
                 assert (np.asarray(image).std() > 20) == (kind == "random")
@@ -152,7 +152,7 @@ def test_a_video_is_a_list_of_frames() -> None:
         videos = [part["video_url"]["url"] for part in content(sample) if part["type"] == "video_url"]
         assert len(videos) == 2 and all(video.startswith("data:video/jpeg;base64,") for video in videos)
         frames = [base64.b64decode(frame) for video in videos for frame in video.partition("base64,")[2].split(",")]
-        assert len(set(frames)) == 6 and {size_of(frame) for frame in frames} == {(20, 32)}
+        assert len(set(frames)) == 6 and {size_of(frame) for frame in frames} == {(32, 20)}
         assert len(sample.sizes) == 6
 
 
@@ -211,7 +211,7 @@ def test_requests_from_a_file(tmp_path: Path) -> None:
         "one",
     ]
     parts = bodies[1]["messages"][0]["content"]
-    assert size_of(base64.b64decode(parts[0]["image_url"]["url"].removeprefix("data:image/png;base64,"))) == (4, 6)
+    assert size_of(base64.b64decode(parts[0]["image_url"]["url"].removeprefix("data:image/png;base64,"))) == (6, 4)
     assert parts[1]["image_url"]["url"] == "https://example.org/b.jpg" and parts[2] == {"type": "text", "text": "two"}
     path.write_text(json.dumps(entries[:1]))
     assert len(made(settings)) == 5

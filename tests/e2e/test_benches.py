@@ -7,8 +7,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from saccade.cli import main
 from tests.e2e.metrics import gauges
 from tests.e2e.pictures import encoded, image_part, picture
+from tests.e2e.process import ServerProcess
 
 LINES = list[dict[str, Any]]
 
@@ -115,3 +117,16 @@ def test_timings_and_metrics_know_the_engines_stages(http: httpx2.Client) -> Non
         assert numbers[f"vllm:request_{stage}_time_seconds_count"] > 0
     phases = {phase["phase"] for phase in http.get("/graphs").json()["phases"]}
     assert {"vision", "prefill", "decode"} <= phases
+
+
+def test_saccade_bench_serve_says_that_a_server_is_warm(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = f"bench serve --base-url {server.url} --num-prompts 4 --max-concurrency 2 --warmup-requests 1 --seed 4711"
+    command = [*line.split(), "--image-resolution", "56x84", "--random-input-len", "60", "--random-range-ratio", "1"]
+    shown = []
+    for more in ([], [], ["--seed", "4712"]):
+        assert main([*command, *more]) == 0
+        shown.append(capsys.readouterr().out)
+    assert ["WARM CACHE" in text for text in shown] == [False, True, False], shown[1]
+    assert "of the prompt tokens" in shown[1]

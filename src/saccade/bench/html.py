@@ -45,6 +45,9 @@ th:first-child, td:first-child { text-align: left; } th { color: var(--soft); fo
 td.better { color: var(--good); } td.worse, .failed { color: var(--failed); }
 pre { background: var(--card); border-radius: 8px; padding: 14px; overflow-x: auto; font-size: 13px; }
 """
+Ratios = tuple[Table, Sequence[str]]
+"""A table of ratios with intervals, and what it shows in words."""
+
 CARDS = (
     ("requests/s", "request_throughput", ".1f"),
     ("mean TTFT, ms", "mean_ttft_ms", ".1f"),
@@ -56,21 +59,29 @@ CARDS = (
 )
 
 
-def page(runs: Sequence[ServingRun], named: Named) -> str:
-    """The report of one or more runs. `named` has the data of all compared results, with these runs last."""
+def page(runs: Sequence[ServingRun], named: Named, unequal: Sequence[str] = (), ratios: Ratios | None = None) -> str:
+    """The report of one or more runs. `named` has the data of all compared results, with these runs last; `unequal`
+    says why they should not be compared; `ratios` replace the usual comparison."""
     model = str(runs[0].environment["model"])
     parts = [_head(model, runs[0])]
     if len(runs) == 1:
         parts.append(_cards(runs[0].figures))
-    if len(named) > 1:
+    if ratios is not None:
+        said = "".join(f"<p>{escape(line)}</p>" for line in ratios[1])
+        parts.append(
+            f"<h2>{escape(Text.from_markup(str(ratios[0].title)).plain)}</h2>{_table(ratios[0])}{said}{_red(unequal)}"
+        )
+    elif len(named) > 1:
         title = f"Compared with {escape(named[0][0])}: a gain above 1 is better"
         parts.append(f"<h2>{title}</h2>{_table(comparison_table(named))}")
+        parts.append(_red(unequal))
     parts.append(_charts(named))
     for run, (name, _) in zip(runs, named[-len(runs) :], strict=True):
         if len(runs) > 1:
             parts.append(f"<h2>{escape(name)}</h2>{_cards(run.figures)}")
         parts += _run(run)
-    parts.append(_pairs("Environment", runs[0].environment))
+    for run in runs:
+        parts.append(_pairs(f"Environment of {run.name}" if len(runs) > 1 else "Environment", run.environment))
     for group, values in runs[0].settings.items():
         parts.append(_pairs(f"Settings: {group}", values))
     title = escape(f"{model}: serving benchmark")
@@ -91,8 +102,8 @@ def _head(model: str, run: ServingRun) -> str:
 
 def _run(run: ServingRun) -> Iterable[str]:
     if run.failed:
-        lines = "".join(f"<li>{escape(line)}</li>" for line in failure_lines(run))
-        yield f'<h2 class="failed">Failures</h2><ul class="failed">{lines}</ul>'
+        yield f'<h2 class="failed">Failures</h2>{_red(failure_lines(run))}'
+    yield _red(run.warnings)
     yield f"<h2>Requests</h2>{timeline('to the first token, then to the end', run.outcomes)}"
     if (stages := stage_table(run.stages)) is not None:
         yield f"<h2>Where the time goes</h2>{bar([(name, told['share']) for name, told in run.stages.items()])}"
@@ -100,6 +111,11 @@ def _run(run: ServingRun) -> Iterable[str]:
     if (graphs := graph_table(run.graphs)) is not None:
         yield f"<h2>Graphs</h2>{_table(graphs)}"
     yield f"<h2>Figures</h2><pre>{escape(chr(10).join(block(run)))}</pre>"
+
+
+def _red(lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f'<ul class="failed">{items}</ul>' if items else ""
 
 
 def _cards(figures: Mapping[str, Any]) -> str:

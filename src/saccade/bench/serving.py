@@ -2,10 +2,13 @@
 
 import asyncio
 import platform
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import reduce
+from operator import add
 from os import cpu_count
 from typing import Any
 
@@ -15,10 +18,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from saccade import __version__
 from saccade.bench.client import Client, drive, run
 from saccade.bench.client_reply import Outcome
-from saccade.bench.serving_settings import DATASETS, ServingPlan, VariantSettings
+from saccade.bench.serving_caches import CacheUse, cache_use
+from saccade.bench.serving_settings import CHAT, ServingPlan, VariantSettings, draw_seed
 from saccade.bench.serving_stats import Figures, figures_of, stage_figures
 from saccade.bench.serving_target import (
+    Reading,
     TargetFacts,
+    count_template,
     count_words,
     describe,
     graphs_between,
@@ -27,11 +33,13 @@ from saccade.bench.serving_target import (
     retokenize,
 )
 from saccade.bench.startup_server import LaunchedServer
-from saccade.bench.workload import Wording, WorkloadRequest, make_workload
+from saccade.bench.workload import Prompt, Wording, WorkloadRequest, digest_of, make_prompts
 from saccade.bench.workload_text import WordList
 from saccade.errors import ConfigError
 
 REFRESH_PER_S = 2  # drawing costs the client time
+FRESH_CONTENT = "Leave out --seed for content that no server has seen, or empty the caches (--flush-cache)."
+FILE_CONTENT = "The file repeats itself, or the server has seen it before; --flush-cache empties its caches."
 
 
 class Shown:
@@ -65,6 +73,8 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class ServingRun:
+    """All that is known about a server after its requests. `warnings` say why its figures may mislead."""
+
     name: str
     figures: Figures
     outcomes: list[Outcome]
@@ -75,10 +85,132 @@ class ServingRun:
     gauges: dict[str, float]
     environment: dict[str, Any]
     settings: dict[str, Any]
+    caches: CacheUse = field(default_factory=CacheUse)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def failed(self) -> int:
         return int(self.figures["failed"])
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One passage of a workload through a server. Bodies of samples are dropped: they are large."""
+
+    samples: list[WorkloadRequest]
+    outcomes: list[Outcome]
+    duration_s: float
+    before: Reading
+    after: Reading
+    caches: CacheUse
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server that is being measured."""
+
+    plan: ServingPlan
+    client: Client
+    facts: TargetFacts
+    template_tokens: int | None = None
+
+    @classmethod
+    async def meet(cls, plan: ServingPlan, client: Client, **how: str) -> "Target":
+        """`how` goes to `describe`."""
+        facts = await describe(client, plan.target.model, **how)
+        is_chat = plan.target.kind == CHAT
+        return cls(plan, client, facts, await count_template(client, facts.model) if is_chat else 0)
+
+    @property
+    def wording(self) -> Wording:
+        settings = self.plan.target
+        is_timed = settings.request_timings and self.facts.is_saccade
+        return Wording(settings, self.facts.model, self.plan.workload.ignore_eos, is_timed)
+
+    async def words(self) -> WordList:
+        """Counted by the server's tokenizer, if it has an endpoint for that. A file needs none."""
+        return WordList() if self.plan.is_file else await count_words(self.client, self.facts.model)
+
+    async def warm_up(self, prompts: Sequence[Prompt]) -> None:
+        requests = [self.client.prepare(self.wording.body(prompt)) for prompt in prompts]
+        outcomes, _ = await drive(self.client, requests, self.plan.load)
+        failed = [outcome for outcome in outcomes if not outcome.is_ok]
+        if failed and len(failed) == len(outcomes):
+            raise ConfigError(
+                f"all {len(failed)} warm-up requests to {self.plan.target.url} failed: "
+                f"{failed[0].error}: {failed[0].message}"
+            )
+
+    async def flush_cache(self) -> None:
+        status, _ = await self.client.ask("POST", "/flush_cache")
+        if status != 200:
+            raise ConfigError(
+                f"{self.plan.target.url} did not empty its caches (HTTP {status} from /flush_cache; --flush-cache)"
+            )
+
+    async def take(self, prompts: Sequence[Prompt], seed: int, shown: Shown) -> Passage:
+        """Sends the requests; `seed` is that of their arrivals."""
+        if self.plan.load.flush_cache:
+            await self.flush_cache()
+        samples = [self.wording.request(prompt) for prompt in prompts]
+        requests = [self.client.prepare(sample.body) for sample in samples]
+        samples = [replace(sample, body=b"") for sample in samples]  # their bytes are in `requests`
+        before = await read_counters(self.client)
+        with shown.counting(len(requests)) as tick:
+            outcomes, duration_s = await drive(self.client, requests, self.plan.load, seed=seed, progress=tick)
+        after = await read_counters(self.client)
+        caches = cache_use(before, after, outcomes, prompts, self.template_tokens)
+        return Passage(samples, outcomes, duration_s, before, after, caches)
+
+    async def finish(self, name: str, passages: Sequence[Passage], words: WordList, content: str) -> ServingRun:
+        """All passages as one run."""
+        plan, output = self.plan, self.plan.output
+        samples, outcomes, duration_s = joined(passages)
+        good = [outcome for outcome in outcomes if outcome.is_ok]
+        can_count = words.is_counted or plan.is_file
+        texts = [outcome.text for outcome in good]
+        retokenized = await retokenize(self.client, self.facts.model, texts) if can_count else None
+        figures = figures_of(
+            outcomes,
+            samples,
+            duration_s,
+            percentiles=output.percentiles(),
+            limits_ms=output.limits_ms(),
+            retokenized=retokenized,
+        )
+        caches = reduce(add, (passage.caches for passage in passages))
+        changes: Counter[str] = Counter()
+        for passage in passages:
+            changes.update(metrics_between(passage.before, passage.after))
+        return ServingRun(
+            name=name,
+            figures=figures,
+            outcomes=outcomes,
+            samples=samples,
+            stages=stage_figures(good),
+            graphs=graphs_between(passages[0].before, passages[-1].after),
+            metrics=dict(changes),
+            gauges=passages[-1].after.gauges,
+            environment=_environment(self.facts, words) | {"content": content},
+            settings=plan.as_data(),
+            caches=caches,
+            warnings=caches.warnings(FILE_CONTENT if plan.is_file else FRESH_CONTENT),
+        )
+
+
+def joined(passages: Sequence[Passage]) -> tuple[list[WorkloadRequest], list[Outcome], float]:
+    """Passages as if one had followed the other: indices and times go on."""
+    samples: list[WorkloadRequest] = []
+    outcomes: list[Outcome] = []
+    clock_s = 0.0
+    for passage in passages:
+        outcomes += [
+            replace(outcome, index=outcome.index + len(samples), sent_s=outcome.sent_s + clock_s)
+            for outcome in passage.outcomes
+        ]
+        samples += passage.samples
+        clock_s += passage.duration_s
+    return samples, outcomes, clock_s
 
 
 def run_variants(plan: ServingPlan, variants: VariantSettings, shown: Shown) -> list[ServingRun]:
@@ -99,63 +231,25 @@ def run_serving(plan: ServingPlan, shown: Shown, *, name: str = "") -> ServingRu
 
 
 async def _measure(plan: ServingPlan, shown: Shown, name: str) -> ServingRun:
-    target, output = plan.target, plan.output
-    async with Client(target) as client:
-        shown.say(f"asking {target.url} what it is")
-        facts = await describe(client, target.model)
-        is_file = DATASETS[plan.workload.dataset_name] == "file"
-        words = WordList() if is_file else await count_words(client, facts.model)
-        shown.say(f"making {plan.workload.num_prompts} requests")
-        is_timed = target.request_timings and facts.is_saccade
-        wording = Wording(target, facts.model, plan.workload.ignore_eos, is_timed)
-        samples = await asyncio.to_thread(make_workload, plan.workload, wording, words)
-        await _warm_up(client, plan, wording, words, shown)
-        if plan.load.flush_cache:
-            await _flush_cache(client)
-        requests = [client.prepare(sample.body) for sample in samples]
-        samples = [replace(sample, body=b"") for sample in samples]  # their bytes are in `requests`
-        before = await read_counters(client)
-        with shown.counting(len(requests)) as tick:
-            outcomes, duration_s = await drive(client, requests, plan.load, seed=plan.workload.seed, progress=tick)
-        after = await read_counters(client)
-        texts = [outcome.text for outcome in outcomes if outcome.is_ok]
-        retokenized = await retokenize(client, facts.model, texts) if words.is_counted or is_file else None
-    limits = output.limits_ms()
-    figures = figures_of(
-        outcomes, samples, duration_s, percentiles=output.percentiles(), limits_ms=limits, retokenized=retokenized
-    )
-    return ServingRun(
-        name=name,
-        figures=figures,
-        outcomes=outcomes,
-        samples=samples,
-        stages=stage_figures([outcome for outcome in outcomes if outcome.is_ok]),
-        graphs=graphs_between(before, after),
-        metrics=metrics_between(before, after),
-        gauges=after.gauges,
-        environment=_environment(facts, words),
-        settings=plan.as_data(),
-    )
+    workload = plan.workload
+    async with Client(plan.target) as client:
+        shown.say(f"asking {plan.target.url} what it is")
+        target = await Target.meet(plan, client)
+        words = await target.words()
+        shown.say(f"making {workload.num_prompts} requests, seed {workload.seed}")
+        prompts = await asyncio.to_thread(make_prompts, workload, words)
+        if count := plan.load.warmup_requests:
+            shown.say(f"warming up with {count} requests")
+            await target.warm_up(await warm_up_prompts(plan, words, count, skip=workload.num_prompts))
+        passage = await target.take(prompts, workload.seed, shown)
+        return await target.finish(name, [passage], words, digest_of(prompts))
 
 
-async def _warm_up(client: Client, plan: ServingPlan, wording: Wording, words: WordList, shown: Shown) -> None:
-    """Sends requests of the same kind that are not among those measured, so that no cache knows them."""
-    count = plan.load.warmup_requests
-    if not count:
-        return
-    shown.say(f"warming up with {count} requests")
-    settings = replace(plan.workload, num_prompts=count, seed=plan.workload.seed + 2**31)
-    samples = await asyncio.to_thread(make_workload, settings, wording, words)
-    outcomes, _ = await drive(client, [client.prepare(sample.body) for sample in samples], plan.load)
-    failed = [outcome for outcome in outcomes if not outcome.is_ok]
-    if len(failed) == len(outcomes):
-        raise ConfigError(f"all {count} warm-up requests failed: {failed[0].error}: {failed[0].message}")
-
-
-async def _flush_cache(client: Client) -> None:
-    status, _ = await client.ask("POST", "/flush_cache")
-    if status != 200:
-        raise ConfigError(f"the server did not empty its caches (HTTP {status} from /flush_cache; --flush-cache)")
+async def warm_up_prompts(plan: ServingPlan, words: WordList, count: int, *, skip: int) -> list[Prompt]:
+    """Of the same kind, but not among those measured, in this run or in another, so that no cache knows them. A file
+    gives the entries after the first `skip`."""
+    settings = replace(plan.workload, num_prompts=count, seed=2**31 + draw_seed())
+    return await asyncio.to_thread(make_prompts, settings, words, skip=skip)
 
 
 def _environment(facts: TargetFacts, words: WordList) -> dict[str, Any]:

@@ -8,9 +8,13 @@ from rich.console import Console
 
 from saccade.bench.html import page
 from saccade.bench.serving import Shown, run_serving, run_variants
-from saccade.bench.serving_report import print_run
+from saccade.bench.serving_against import run_against
+from saccade.bench.serving_against_report import print_comparison, ratio_table, save_comparison, verdict_lines
+from saccade.bench.serving_against_settings import AgainstSettings
+from saccade.bench.serving_differences import differences
+from saccade.bench.serving_report import print_red, print_run
 from saccade.bench.serving_results import as_data, comparison_table, load, save
-from saccade.bench.serving_settings import ServingPlan, StartupBenchSettings, VariantSettings
+from saccade.bench.serving_settings import OutputSettings, ServingPlan, StartupBenchSettings, VariantSettings
 from saccade.bench.startup import print_startup, run_startup_bench
 from saccade.errors import ConfigError
 from saccade.terminal import print_table
@@ -18,8 +22,12 @@ from saccade.terminal import print_table
 EXIT_FAILED_REQUESTS = 1
 
 
-def bench_serve(plan: ServingPlan, variants: VariantSettings, console: Console) -> int:
+def bench_serve(
+    plan: ServingPlan, variants: VariantSettings, console: Console, against: AgainstSettings | None = None
+) -> int:
     """Returns 0 only if every request of every run was answered."""
+    if against is not None and against.against:
+        return _bench_against(plan, variants, against, console)
     output = plan.output
     earlier = load(output.compare) if output.compare else None  # fails on a wrong name before anything runs
     shown = Shown(Console(stderr=True))
@@ -31,16 +39,41 @@ def bench_serve(plan: ServingPlan, variants: VariantSettings, console: Console) 
         named = [(str(earlier.get("label") or "earlier"), earlier), *named]
     if len(named) > 1:
         print_table(console, comparison_table(named))
-    if output.save_result or output.save_detailed or output.result_filename:
+    unequal = [line for _, data in named[1:] for line in differences(earlier, data)] if earlier is not None else []
+    unequal = list(dict.fromkeys(unequal))
+    print_red(console, unequal)
+    if output.is_saving:
         for run in runs:
             console.print(f"saved {save(run, output, is_one_of_many=len(runs) > 1)}", markup=False, highlight=False)
     if output.report:
-        try:
-            Path(output.report).write_text(page(runs, named), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{output.report} cannot be written: {error.strerror} (--report)") from None
-        console.print(f"wrote {output.report}", markup=False, highlight=False)
+        _write_page(page(runs, named, unequal), output, console)
     return EXIT_FAILED_REQUESTS if any(run.failed for run in runs) else 0
+
+
+def _bench_against(plan: ServingPlan, variants: VariantSettings, against: AgainstSettings, console: Console) -> int:
+    output = plan.output
+    if variants.is_used:
+        raise ConfigError("--against compares servers that run; leave out --serve-model, --serve-args and --variants")
+    if output.compare:
+        raise ConfigError("--against compares servers with each other; leave out --compare")
+    comparison = run_against(plan, against, Shown(Console(stderr=True)))
+    print_comparison(comparison, console)
+    if output.is_saving:
+        console.print(f"saved {save_comparison(comparison, output)}", markup=False, highlight=False)
+    if output.report:
+        named = [(run.name, as_data(run)) for run in comparison.runs]
+        table = ratio_table(comparison)
+        lines = verdict_lines(comparison)
+        _write_page(page(comparison.runs, named, comparison.warnings, (table, lines)), output, console)
+    return EXIT_FAILED_REQUESTS if any(run.failed for run in comparison.runs) else 0
+
+
+def _write_page(text: str, output: OutputSettings, console: Console) -> None:
+    try:
+        Path(output.report).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{output.report} cannot be written: {error.strerror} (--report)") from None
+    console.print(f"wrote {output.report}", markup=False, highlight=False)
 
 
 def bench_startup(model: str, settings: StartupBenchSettings, console: Console) -> int:

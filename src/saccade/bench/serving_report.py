@@ -1,7 +1,7 @@
 """What `saccade bench serve` prints: the usual block of figures, then tables of what the server reported."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -54,8 +54,14 @@ def print_run(run: ServingRun, console: Console) -> None:
             print_table(console, table)
     for line in memory_lines(run.gauges):
         console.print(line, markup=False, highlight=False)
-    for line in failure_lines(run):
-        console.print(line, style="bold red", markup=False, highlight=False)
+    if run.caches.summary:
+        console.print(run.caches.summary, markup=False, highlight=False)
+    print_red(console, [*failure_lines(run), *run.warnings])
+
+
+def print_red(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(line, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
 def block(run: ServingRun) -> list[str]:
@@ -67,6 +73,7 @@ def block(run: ServingRun) -> list[str]:
     lines.append(_line("Backend:", settings["target"]["backend"]))
     lines.append(_line("Traffic request rate:", settings["load"]["request_rate"]))
     lines.append(_line("Max request concurrency:", settings["load"]["max_concurrency"] or "not set"))
+    lines.append(_line("Seed:", settings["workload"]["seed"]))
     lines += [_line(label, format(figures[key], form)) for label, key, form in HEAD if figures[key] is not None]
     output = OutputSettings(**settings["output"])
     for metric in output.metrics() if figures["completed"] else ():

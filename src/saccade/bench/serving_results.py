@@ -54,6 +54,8 @@ def as_data(run: ServingRun, *, is_detailed: bool = False) -> dict[str, Any]:
         "graphs": run.graphs,
         "server_metrics": run.metrics,
         "server_gauges": run.gauges,
+        "caches": run.caches.as_data(),
+        "warnings": run.warnings,
         "environment": run.environment,
         "settings": settings,
     }
@@ -64,7 +66,7 @@ def save(run: ServingRun, output: OutputSettings, *, is_one_of_many: bool = Fals
     """Writes a run where the settings say; with several runs, file names include the run's name."""
     path = Path(output.result_dir) / (output.result_filename or _file_name(run))
     if is_one_of_many and output.result_filename:
-        path = path.with_name(f"{path.stem}-{_safe(run.name)}{path.suffix or '.json'}")
+        path = path.with_name(f"{path.stem}-{safe_name(run.name)}{path.suffix or '.json'}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(as_data(run, is_detailed=output.save_detailed), indent=1), encoding="utf-8")
@@ -116,11 +118,11 @@ def _details(run: ServingRun) -> dict[str, Any]:
 def _file_name(run: ServingRun) -> str:
     rate, backend = run.settings["load"]["request_rate"], run.settings["target"]["backend"]
     moment = datetime.fromisoformat(run.environment["date"]).strftime("%Y%m%d-%H%M%S")
-    parts = (backend, f"{rate}qps", _safe(run.name), moment)
+    parts = (backend, f"{rate}qps", safe_name(run.name), moment)
     return "-".join(part for part in parts if part) + ".json"
 
 
-def _safe(name: str) -> str:
+def safe_name(name: str) -> str:
     return "".join(char if char.isalnum() or char in "-_." else "_" for char in name)
 
 

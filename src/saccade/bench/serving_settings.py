@@ -3,6 +3,7 @@ here: the command line reads it for its flags."""
 
 import json
 import math
+import secrets
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -98,7 +99,8 @@ class WorkloadSettings:
     image_count: int = setting(1, "images, or videos, of a request")
     image_resolution: str = setting(
         "560x560",
-        "HEIGHTxWIDTH, 360p, 720p, 1080p, 4k, random:224x224-1280x1280 or mix:224x224,448x336:2,720p (with weights)",
+        "WIDTHxHEIGHT (sglang.bench_serving has the height first), 360p, 720p, 1080p, 4k, random:224x224-1280x720 or "
+        "mix:224x224,448x336:2,720p (with weights)",
     )
     image_format: str = setting("jpeg", "jpeg or png")
     image_content: str = setting("random", "random (noise) or blank")
@@ -106,7 +108,7 @@ class WorkloadSettings:
     image_repeat_ratio: float = setting(0.0, "share of images that are copies of earlier ones")
     video_frames: int = setting(8, "frames of a video")
     ignore_eos: bool = setting(True, "answers have the length that was asked for")
-    seed: int = setting(0, "seed of texts, sizes, pixels and arrivals")
+    seed: int = setting(0, "seed of texts, sizes, pixels and arrivals; drawn anew for every run unless given")
 
     def __post_init__(self) -> None:
         check_one_of("dataset_name", self.dataset_name, tuple(DATASETS))
@@ -121,6 +123,11 @@ class WorkloadSettings:
             raise ConfigError(f"image_quality is {self.image_quality}; allowed are 1..100 (--image-quality)")
         if DATASETS[self.dataset_name] == "file" and not self.dataset_path:
             raise ConfigError(f"dataset {self.dataset_name} is a file; say which (--dataset-path)")
+
+
+def draw_seed() -> int:
+    """A seed for content that no server has seen. Short enough to type again."""
+    return secrets.randbelow(2**31)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,6 +168,10 @@ class OutputSettings:
         self.percentiles()
         self.limits_ms()
 
+    @property
+    def is_saving(self) -> bool:
+        return bool(self.save_result or self.save_detailed or self.result_filename)
+
     def metrics(self) -> list[str]:
         return [part.strip() for part in self.percentile_metrics.split(",") if part.strip()]
 
@@ -196,6 +207,10 @@ class ServingPlan:
     workload: WorkloadSettings = field(default_factory=WorkloadSettings)
     load: LoadSettings = field(default_factory=LoadSettings)
     output: OutputSettings = field(default_factory=OutputSettings)
+
+    @property
+    def is_file(self) -> bool:
+        return DATASETS[self.workload.dataset_name] == "file"
 
     def as_data(self) -> dict[str, dict[str, Any]]:
         """For a JSON file: without the API key, and with a word for infinity, which JSON lacks."""
@@ -246,7 +261,7 @@ class StartupBenchSettings:
     serve_args: str = setting("", "flags of the server, as for `saccade serve`")
     starts: int = setting(2, "how often the server is started")
     requests: int = setting(10, "requests sent to each, one after the other")
-    image_resolution: str = setting("560x560", "size of their images; empty sends text only")
+    image_resolution: str = setting("560x560", "WIDTHxHEIGHT of their images; empty sends text only")
     random_input_len: int = setting(128, "text tokens of their prompts")
     random_output_len: int = setting(1, "tokens of their answers")
     start_timeout_s: float = setting(900.0, "seconds until a server must be ready")

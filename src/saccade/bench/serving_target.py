@@ -14,6 +14,7 @@ from saccade.errors import ConfigError
 
 SAMPLE_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})?\s+(\S+)")
 COUNTED_AT_ONCE = 16
+TARGET_FLAGS = "--base-url, --host, --port"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class TargetFacts:
     max_model_len: int | None = None
     version: str = ""
     info: dict[str, Any] = field(default_factory=dict)
+    owner: str = ""
 
     @property
     def is_saccade(self) -> bool:
@@ -39,17 +41,20 @@ class Reading:
     gauges: dict[str, float] = field(default_factory=dict)
 
 
-async def describe(client: Client, model: str) -> TargetFacts:
-    """The server must name its model only if the user did not."""
+async def describe(client: Client, model: str, *, prefer: str = "", flags: str = TARGET_FLAGS) -> TargetFacts:
+    """The server must name its model only if the user did not. `prefer` is taken if the server has it; `flags` are
+    those that chose the server."""
     cards = await _json(client, "/v1/models")
     found = [card for card in (cards or {}).get("data", ()) if isinstance(card, dict)]
-    card = next((card for card in found if card.get("id") == model), found[0] if found and not model else {})
-    name = model or card.get("id")
-    if not name:
-        raise ConfigError(await _why_nameless(client))
+    wanted = model or prefer
+    card = next((card for card in found if card.get("id") == wanted), found[0] if found and not model else {})
+    name = model or card.get("id") or prefer
+    if cards is None or not name:
+        await _check_answers(client, flags, is_named=bool(name))
     version = (await _json(client, "/version") or {}).get("version", "")
     info = await _json(client, "/server_info") or {}
-    return TargetFacts(name, card.get("max_model_len"), f"{card.get('owned_by', '')} {version}".strip(), info)
+    owner = str(card.get("owned_by", ""))
+    return TargetFacts(name, card.get("max_model_len"), f"{owner} {version}".strip(), info, owner)
 
 
 async def read_counters(client: Client) -> Reading:
@@ -69,6 +74,15 @@ async def count_words(client: Client, model: str) -> WordList:
     counts = await _count_all(client, model, [f"{LEAD} {word}" for word in WORDS])
     costs = [count - base for count in counts if count is not None and count > base]
     return WordList(WORDS, tuple(costs), base) if len(costs) == len(WORDS) else WordList()
+
+
+async def count_template(client: Client, model: str) -> int | None:
+    """Tokens that the chat template adds to a text, by the server's tokenizer; None if it has no endpoint for that."""
+    text = await _count(client, model, LEAD)
+    turns = [{"role": "user", "content": LEAD}]
+    chat = await _json(client, "/tokenize", {"model": model, "messages": turns, "add_generation_prompt": True})
+    count = chat.get("count") if chat else None
+    return max(count - text, 0) if isinstance(count, int) and text is not None else None
 
 
 async def retokenize(client: Client, model: str, texts: Sequence[str]) -> int | None:
@@ -136,19 +150,23 @@ def _count_between(old: Any, new: Any) -> dict[str, int]:
     return {name: change for name, change in changes.items() if change}
 
 
-async def _why_nameless(client: Client) -> str:
+async def _check_answers(client: Client, flags: str, *, is_named: bool) -> None:
+    """Raises a ConfigError that says why the server did not name a model, unless the user did and it is up."""
     url = client.target.url
     try:
         status, _ = await client.ask("GET", "/v1/models")
     except TimeoutError:
-        return f"{url} does not answer; is it up? (--base-url, --host, --port)"
+        raise ConfigError(f"{url} does not answer; is it up? ({flags})") from None
     except OSError as error:
-        return f"{url} cannot be reached: {error.strerror or error}; is it up? (--base-url, --host, --port)"
+        raise ConfigError(f"{url} cannot be reached: {error.strerror or error}; is it up? ({flags})") from None
+    if is_named:
+        return
     if status in (401, 403):
         met = "refuses the key it was given" if client.target.api_key else "asks for a key"
-        return f"{url} {met} (HTTP {status}); give one that it takes (--api-key or OPENAI_API_KEY)"
+        key_flag = "--api-key or OPENAI_API_KEY" if flags == TARGET_FLAGS else "--against-api-key"
+        raise ConfigError(f"{url} {met} (HTTP {status}); give one that it takes ({key_flag})")
     told = "" if status == 200 else f" (HTTP {status} from /v1/models)"
-    return f"{url} does not say which model it has{told}; name one (--model)"
+    raise ConfigError(f"{url} does not say which model it has{told}; name one (--model)")
 
 
 async def _count_all(client: Client, model: str, texts: Sequence[str]) -> list[int | None]:

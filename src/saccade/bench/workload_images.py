@@ -14,15 +14,15 @@ from PIL import Image
 from saccade.bench.serving_settings import WorkloadSettings
 from saccade.errors import ConfigError
 
-Size = tuple[int, int]  # height, width
-NAMED: dict[str, Size] = {"360p": (360, 640), "720p": (720, 1280), "1080p": (1080, 1920), "4k": (2160, 3840)}
+Size = tuple[int, int]  # width, height
+NAMED: dict[str, Size] = {"360p": (640, 360), "720p": (1280, 720), "1080p": (1920, 1080), "4k": (3840, 2160)}
 LARGEST_SIDE = 16384
 NUM_THREADS = 4  # encoders release the interpreter lock
 
 
 @dataclass(frozen=True, slots=True)
 class SizeRange:
-    """Height and width are drawn independently."""
+    """Width and height are drawn independently."""
 
     low: Size
     high: Size
@@ -30,7 +30,7 @@ class SizeRange:
 
 
 def parse_sizes(text: str) -> list[SizeRange]:
-    """HEIGHTxWIDTH, a name such as 720p, `random:LOW-HIGH`, or `mix:SIZE,SIZE:WEIGHT`."""
+    """WIDTHxHEIGHT, a name such as 720p, `random:LOW-HIGH`, or `mix:SIZE,SIZE:WEIGHT`."""
     kind, colon, rest = text.strip().partition(":")
     try:
         if kind == "random" and colon:
@@ -46,8 +46,8 @@ def parse_sizes(text: str) -> list[SizeRange]:
         is_right = False
     if not is_right:
         raise ConfigError(
-            f"image_resolution is {text!r}; write HEIGHTxWIDTH (sides of 1..{LARGEST_SIDE}), {', '.join(NAMED)}, "
-            "random:224x224-1280x1280 or mix:224x224,448x336:2 (--image-resolution)"
+            f"image_resolution is {text!r}; write WIDTHxHEIGHT (sides of 1..{LARGEST_SIDE}), {', '.join(NAMED)}, "
+            "random:224x224-1280x720 or mix:224x224,448x336:2 (--image-resolution)"
         )
     return found
 
@@ -56,17 +56,17 @@ def _size(text: str) -> Size:
     name = text.strip().lower()
     if name in NAMED:
         return NAMED[name]
-    height, width = (int(side) if side.isascii() and side.isdigit() else 0 for side in name.split("x"))
-    if not (1 <= height <= LARGEST_SIDE and 1 <= width <= LARGEST_SIDE):
+    width, height = (int(side) if side.isascii() and side.isdigit() else 0 for side in name.split("x"))
+    if not (1 <= width <= LARGEST_SIDE and 1 <= height <= LARGEST_SIDE):
         raise ValueError(text)
-    return height, width
+    return width, height
 
 
 def draw_size(ranges: Sequence[SizeRange], rng: np.random.Generator) -> Size:
     weights = np.array([each.weight for each in ranges])
     drawn = ranges[int(rng.choice(len(ranges), p=weights / weights.sum()))]
-    height, width = (int(rng.integers(low, high + 1)) for low, high in zip(drawn.low, drawn.high, strict=True))
-    return height, width
+    width, height = (int(rng.integers(low, high + 1)) for low, high in zip(drawn.low, drawn.high, strict=True))
+    return width, height
 
 
 def make_images(sizes: Sequence[Size], settings: WorkloadSettings) -> list[str]:
@@ -82,9 +82,10 @@ def make_images(sizes: Sequence[Size], settings: WorkloadSettings) -> list[str]:
 
 def _pixels(size: Size, content: str, rng: np.random.Generator) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """Noise, or white with one pixel that distinguishes it from other blank images."""
+    width, height = size
     if content == "random":
-        return rng.integers(0, 256, (*size, 3), dtype=np.uint8)
-    pixels = np.full((*size, 3), 255, dtype=np.uint8)
+        return rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    pixels = np.full((height, width, 3), 255, dtype=np.uint8)
     pixels[0, 0] = rng.integers(0, 256, 3)
     return pixels
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from saccade.bench.pass_settings import AllReduceBenchSettings, OfflineBenchSettings, VisionBenchSettings
+from saccade.bench.serving_against_settings import AgainstSettings
 from saccade.bench.serving_settings import (
     LoadSettings,
     OutputSettings,
@@ -19,6 +20,7 @@ from saccade.bench.serving_settings import (
     TargetSettings,
     VariantSettings,
     WorkloadSettings,
+    draw_seed,
 )
 from saccade.cli.aliases import add_bench_aliases
 from saccade.cli.model import MODEL_WORD, chosen_model
@@ -30,7 +32,8 @@ SERVE = "bench serve"
 ABOUT = {
     SERVE: (
         "Send requests to a server and measure time to first token, time between tokens, throughput and goodput. Flags "
-        "and results are those of SGLang's and vLLM's benchmarks; any OpenAI server can be the target."
+        "and results are those of SGLang's and vLLM's benchmarks; any OpenAI server can be the target. "
+        "With --against URL, several servers take turns with the same requests, and their ratios have intervals."
     ),
     "bench offline": "Prefill and decode of a model: eager and with graphs, beside what FLOPs and bytes allow.",
     "bench vision": (
@@ -43,13 +46,14 @@ ABOUT = {
     ),
 }
 SETTINGS: dict[str, tuple[type[Any], ...]] = {
-    SERVE: (TargetSettings, WorkloadSettings, LoadSettings, OutputSettings, VariantSettings),
+    SERVE: (TargetSettings, WorkloadSettings, LoadSettings, OutputSettings, VariantSettings, AgainstSettings),
     "bench offline": (OfflineBenchSettings,),
     "bench vision": (VisionBenchSettings,),
     "bench graphs": (GraphBenchSettings,),
     "bench allreduce": (AllReduceBenchSettings,),
     "bench startup": (StartupBenchSettings,),
 }
+OWN_DEFAULTS: dict[str, dict[str, Any]] = {SERVE: {"seed": None}}  # drawn when the command runs
 WITH_MODEL = ("bench offline", "bench vision", "bench startup")
 
 
@@ -57,7 +61,7 @@ def new_parser(name: str) -> Parser:
     has_model = name in WITH_MODEL
     parser = Parser(name, words=MODEL_WORD if has_model else "", max_words=int(has_model), about=ABOUT[name])
     for settings in SETTINGS[name]:
-        parser.add_settings(settings)
+        parser.add_settings(settings, **OWN_DEFAULTS.get(name, {}))
     if name == SERVE:
         add_bench_aliases(parser)
     return parser
@@ -80,11 +84,12 @@ def _serve(flags: Namespace) -> int:
 
     plan = ServingPlan(
         settings_from(flags, TargetSettings, {"api_key": openai_api_key()}),
-        settings_from(flags, WorkloadSettings),
+        settings_from(flags, WorkloadSettings, {"seed": draw_seed()}),
         settings_from(flags, LoadSettings),
         settings_from(flags, OutputSettings),
     )
-    return bench_serve(plan, settings_from(flags, VariantSettings), Output())
+    against = settings_from(flags, AgainstSettings)
+    return bench_serve(plan, settings_from(flags, VariantSettings), Output(), against)
 
 
 def _startup(flags: Namespace) -> int:
