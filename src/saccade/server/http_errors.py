@@ -58,10 +58,8 @@ class HttpError(SaccadeError):
             found["www-authenticate"] = "Bearer"
         return found
 
-    def response(self) -> Response:
-        return Response(
-            orjson.dumps(self.envelope()), self.status, headers=self.headers(), media_type="application/json"
-        )
+    def response(self, body: dict[str, Any]) -> Response:
+        return Response(orjson.dumps(body), self.status, headers=self.headers(), media_type="application/json")
 
 
 class ClientGoneError(Exception):
@@ -88,6 +86,10 @@ def engine_restarting() -> HttpError:
 
 def too_late() -> HttpError:
     return HttpError(408, "the request's time is over", code="deadline_exceeded", should_retry=False)
+
+
+def aborted() -> HttpError:
+    return HttpError(500, "the request was ended by an administrator", code="aborted", should_retry=False)
 
 
 def to_http(error: BaseException, request_id: str) -> HttpError:
