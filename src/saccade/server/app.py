@@ -24,6 +24,7 @@ from saccade.server.messages_api import PATH as MESSAGES_PATH
 from saccade.server.messages_api import CountTokensRoute, MessagesRoute, is_messages_path, use_messages_errors
 from saccade.server.ops import OpsRoutes
 from saccade.server.origins import OriginRules
+from saccade.server.responses_api import ResponsesRoute
 from saccade.server.service import Service
 from saccade.server.tokens import DetokenizeRoute, RenderRoute, TokenizeRoute
 
@@ -121,6 +122,7 @@ def _routes(service: Service) -> list[Route]:
         Route("/v1/chat/completions", ChatRoute(service).create, methods=["POST"]),
         Route("/v1/chat/completions/render", RenderRoute(service).create, methods=["POST"]),
         Route("/v1/completions", CompletionRoute(service).create, methods=["POST"]),
+        Route("/v1/responses", ResponsesRoute(service).create, methods=["POST"]),
         Route(MESSAGES_PATH, MessagesRoute(service).create, methods=["POST"]),
         Route(f"{MESSAGES_PATH}/count_tokens", CountTokensRoute(service).create, methods=["POST"]),
         Route("/generate", GenerateRoute(service).create, methods=["POST"]),

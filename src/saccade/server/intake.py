@@ -86,7 +86,7 @@ class PromptRoute(ABC, Generic[R]):
         """The field that asks for structure; if none does, tools do."""
         return structure_param(request) or "tools"
 
-    def read(self, body: bytes) -> tuple[R, tuple[str, ...]]:
+    def read(self, exchange: HttpExchange, body: bytes) -> tuple[R, tuple[str, ...]]:
         """The checked request, and the names of fields that nobody reads."""
         return read_request(self.kind, body, self.service.settings.max_body_values)
 
@@ -135,7 +135,7 @@ class PromptRoute(ABC, Generic[R]):
         """The job, and the messages whose media must be fetched."""
         with place.working():
             begun = monotonic()
-            request, ignored = self.read(body)
+            request, ignored = self.read(exchange, body)
             with self._naming(request):
                 job = self._new_job(exchange, request, ignored)
                 messages = self.messages(request)

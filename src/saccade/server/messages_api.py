@@ -26,7 +26,7 @@ class MessagesRoute(ChatRoute):
     async def reply(self, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> Response:
         return await MessagesReply(self.service, exchange, job).response()
 
-    def read(self, body: bytes) -> tuple[ChatRequest, tuple[str, ...]]:
+    def read(self, exchange: HttpExchange, body: bytes) -> tuple[ChatRequest, tuple[str, ...]]:
         settings = self.service.settings
         asked, ignored = read_request(self.asked, body, settings.max_body_values)
         return to_chat(asked, has_reasoning=bool(settings.reasoning_parser)), ignored

@@ -139,6 +139,7 @@ def _filled(block: Fields, text: str) -> Fields:
     if block["type"] != "tool_use":
         return block | {block["type"]: text}
     try:
-        return block | {"input": orjson.loads(text)}
+        orjson.loads(text)
     except orjson.JSONDecodeError:  # cut off by the length limit
         return block
+    return block | {"input": orjson.Fragment(text)}

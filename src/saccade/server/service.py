@@ -22,6 +22,7 @@ from saccade.server.caller_limits import read_limits
 from saccade.server.callers import Callers
 from saccade.server.http_errors import HttpError, draining, engine_dead, engine_restarting, starting, to_http
 from saccade.server.metrics import Metrics
+from saccade.server.response_store import ResponseStore
 from saccade.server.server_settings import ServerSettings
 from saccade.server.tools import ToolStyle
 from saccade.server.work_queue import WorkQueue
@@ -73,6 +74,7 @@ class Service:
         self._media_threads = WorkQueue(settings.max_pending_requests, "media")
         self._media_slots = Semaphore(threads)
         self.media_pool: MediaPool | None = None
+        self.responses = ResponseStore(settings.response_store_bytes)
         self.signs: list[Sign] = [self._preparing_sign, self._decoding_sign]
         self.tool_style: ToolStyle = "hermes"
         self._engine: AsyncEngine | None = None
