@@ -1,6 +1,6 @@
 """The routes, and the middleware in front of them."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,7 +19,7 @@ from saccade.server.completions import CompletionRoute
 from saccade.server.exchange import ID_HEADER, HttpExchange
 from saccade.server.generate import GenerateRoute
 from saccade.server.health import HealthRoute
-from saccade.server.http_errors import ClientGoneError, HttpError, explain, to_http
+from saccade.server.http_errors import ClientGoneError, HttpError, explain, no_method, no_route
 from saccade.server.messages_api import PATH as MESSAGES_PATH
 from saccade.server.messages_api import CountTokensRoute, MessagesRoute, is_messages_path, use_messages_errors
 from saccade.server.ops import OpsRoutes
@@ -52,7 +52,7 @@ def build_app(service: Service) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[*_cors(settings.origins()), admission],
-        exception_handlers={HTTPException: _refuse_route},
+        exception_handlers={HTTPException: _route_refuser(sorted(known))},
     )
     app.router.redirect_slashes = False
     return app
@@ -160,10 +160,18 @@ def _cors(origins: list[str]) -> list[Middleware]:
     ]
 
 
-async def _refuse_route(request: Request, error: Exception) -> Response:
-    exchange = HttpExchange.of(request)
-    found = to_http(error, exchange.id)
-    response = found.response(exchange.envelope(found))
-    if isinstance(error, HTTPException) and error.headers:
-        response.headers.update(error.headers)
-    return response
+def _route_refuser(known: Sequence[str]) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Answers where the router found nothing: with the routes or methods that there are."""
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        exchange = HttpExchange.of(request)
+        headers = (error.headers if isinstance(error, HTTPException) else None) or {}
+        allowed = ", ".join(sorted(headers.get("Allow", "").split(", ")))
+        path = request.scope["path"]
+        found = no_method(request.method, path, allowed) if allowed else no_route(path, known)
+        response = found.response(exchange.envelope(found))
+        if allowed:
+            response.headers["allow"] = allowed
+        return response
+
+    return refuse
