@@ -22,6 +22,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOLS: list[Any] = [{"type": "function", "name": "add", "description": "adds", "parameters": SCHEMA}]
 CHAT_TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": SCHEMA}}]
 THOUGHTFUL = '<think>\nhm\n</think>\n\nLet me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+IMAGE = {"type": "input_image", "image_url": data_url(encoded(picture(1)))}
 Serve = Callable[..., tuple[Service, FakeEngine]]
 
 
@@ -261,6 +262,8 @@ def test_the_store_is_bounded() -> None:
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
         ({"input": [5]}, "input[0]"),
+        ({"input": [{"type": "reasoning", "id": "a", "summary": []}]}, "input"),
+        ({"input": [{"role": "user", "content": [IMAGE | {"detail": "huge"}]}]}, "input[0].content[0].detail"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),

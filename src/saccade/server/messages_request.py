@@ -164,10 +164,12 @@ def _image_part(block: dict[str, Any], at: str) -> dict[str, Any]:
             if not isinstance(kind, str) or not _MEDIA_TYPE.fullmatch(kind) or not isinstance(data, str):
                 raise wrong("a base64 source needs data and a media_type such as image/png", at)
             url = f"data:{kind};base64,{data}"
-        case "url" if isinstance(source.get("url"), str) and source["url"]:
-            url = source["url"]
+        case "url":
+            url = source.get("url")
+            if not isinstance(url, str) or not url:
+                raise wrong("a url source needs a url", at)
         case kind:
-            raise unsupported(f"a source of type {shown(kind)} is not supported; use base64, or url with a URL", at)
+            raise unsupported(f"a source of type {shown(kind)} is not supported; use base64 or url", at)
     return {"type": "image_url", "image_url": {"url": url}}
 
 

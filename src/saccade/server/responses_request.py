@@ -62,8 +62,8 @@ def to_chat(asked: ResponsesRequest, before: Conversation, *, is_kept: bool) -> 
         _add_item(builder, item, "previous_response_id")
     for i, item in enumerate(items):
         _add_item(builder, item, "input" if isinstance(asked.input, str) else f"input[{i}]")
-    if not items:
-        raise wrong("it must have at least one item", "input")
+    if not items or not builder.messages:
+        raise wrong("it must have at least one message", "input")
     fields: dict[str, Any] = {name: getattr(asked, name) for name in _SAME}
     fields |= _tool_fields(asked) | _format_fields(asked)
     fields["max_tokens"] = asked.max_output_tokens
@@ -97,7 +97,7 @@ def _check(asked: ResponsesRequest) -> None:
 def _add_item(builder: ChatBuilder, item: Any, at: str) -> None:
     if not isinstance(item, dict):
         raise wrong("an item must be an object", at)
-    match item.get("type", "message"):
+    match item.get("type") or "message":
         case "message":
             _add_message(builder, item, at)
         case "function_call":

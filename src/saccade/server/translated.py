@@ -64,14 +64,14 @@ def unsupported(message: str, param: str) -> RequestError:
 
 def shown(value: Any) -> str:
     """A word that a client made up, if it is fit to be shown."""
-    return value if isinstance(value, str) and _WORD.fullmatch(value) else "of another kind"
+    return value if isinstance(value, str) and _WORD.fullmatch(value) else "unknown"
 
 
 def _client_name(param: str, places: Mapping[str, str], names: Names) -> str:
     at = param
     while at:
         if at in places:
-            return places[at]
+            return places[at] + (".detail" if param.endswith(".detail") else "")
         at = at[: max(at.rfind("."), at.rfind("["), 0)]
     for pattern, name in names:
         if re.match(pattern, param):
