@@ -50,7 +50,7 @@ def to_chat(asked: CountTokensRequest, *, has_reasoning: bool) -> TranslatedChat
         schema = JsonSchema(schema=asked.output_config.format.schema_)
         fields["response_format"] = ResponseFormat(type="json_schema", json_schema=schema)
     fields |= {"continue_final_message": is_continued, "add_generation_prompt": not is_continued}
-    return TranslatedChat(messages=builder.messages, **fields).come_from(builder.places)
+    return TranslatedChat(messages=builder.messages, places=builder.places, **fields)
 
 
 def _system(system: Any) -> str | list[dict[str, Any]]:
@@ -165,9 +165,9 @@ def _image_part(block: dict[str, Any], at: str) -> dict[str, Any]:
                 raise wrong("a base64 source needs data and a media_type such as image/png", at)
             url = f"data:{kind};base64,{data}"
         case "url":
-            url = source.get("url")
-            if not isinstance(url, str) or not url:
+            if not isinstance(source.get("url"), str) or not source["url"]:
                 raise wrong("a url source needs a url", at)
+            url = source["url"]
         case kind:
             raise unsupported(f"a source of type {shown(kind)} is not supported; use base64 or url", at)
     return {"type": "image_url", "image_url": {"url": url}}

@@ -3,7 +3,6 @@
 from typing import Any
 
 import orjson
-from pydantic import PrivateAttr
 
 from saccade.server.protocol import JsonSchema, ResponseFormat
 from saccade.server.response_store import Conversation
@@ -39,16 +38,8 @@ HARMLESS_INCLUDES = frozenset({"reasoning.encrypted_content"})  # nothing is enc
 class ResponsesChat(TranslatedChat):
     """`asked` is what the client sent, without its input; `said` the conversation so far, if it is to be kept."""
 
-    _asked: ResponsesRequest = PrivateAttr()
-    _said: Conversation | None = PrivateAttr(default=None)
-
-    @property
-    def asked(self) -> ResponsesRequest:
-        return self._asked
-
-    @property
-    def said(self) -> Conversation | None:
-        return self._said
+    asked: ResponsesRequest
+    said: Conversation | None
 
 
 def to_chat(asked: ResponsesRequest, before: Conversation, *, is_kept: bool) -> ResponsesChat:
@@ -68,11 +59,9 @@ def to_chat(asked: ResponsesRequest, before: Conversation, *, is_kept: bool) -> 
     fields |= _tool_fields(asked) | _format_fields(asked)
     fields["max_tokens"] = asked.max_output_tokens
     fields["chat_template_kwargs"] = _variables(asked)
-    chat = ResponsesChat(messages=builder.messages, **fields)
-    chat.come_from(builder.places)
-    chat._said = before.then(items) if is_kept else None
-    chat._asked = asked.model_copy(update={"input": ""})  # its images are in the messages now
-    return chat
+    fields["said"] = before.then(items) if is_kept else None
+    fields["asked"] = asked.model_copy(update={"input": ""})  # its images are in the messages now
+    return ResponsesChat(messages=builder.messages, places=builder.places, **fields)
 
 
 def input_items(asked: ResponsesRequest) -> list[Any]:

@@ -5,8 +5,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import PrivateAttr
-
 from saccade.errors import RequestError
 from saccade.server.protocol import ChatRequest
 
@@ -15,17 +13,10 @@ _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class TranslatedChat(ChatRequest):
-    """A chat request made from another API's. `places` has the client's name of each message, part and call."""
+    """A chat request made from another API's; never read from a body itself. `places` has the client's name of each
+    message, part and call."""
 
-    _places: dict[str, str] = PrivateAttr(default_factory=dict)
-
-    @property
-    def places(self) -> Mapping[str, str]:
-        return self._places
-
-    def come_from(self, places: dict[str, str]) -> "TranslatedChat":
-        self._places = places
-        return self
+    places: dict[str, str]
 
 
 class ChatBuilder:
