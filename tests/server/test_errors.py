@@ -183,3 +183,24 @@ def test_a_panic_of_a_library_stays_inside_the_envelope(engine: FakeEngine, monk
         assert service.is_idle
 
     asyncio.run(run())
+
+
+def test_routes_and_models_that_do_not_exist_name_themselves_and_those_that_do(engine: FakeEngine) -> None:
+    caller = Caller(service_for(engine, served_model_name=("one", "two")))
+
+    async def run() -> None:
+        missing = await caller.post("/v1/embedings", {})
+        assert missing.status == 404 and missing.json["error"]["code"] == "unknown_route"
+        text = missing.json["error"]["message"]
+        assert "no route /v1/embedings;" in text and "/v1/chat/completions" in text and "/health" in text
+        wrong = await caller.get(CHAT)
+        assert wrong.status == 405 and wrong.headers["allow"] == "POST"
+        assert f"{CHAT} does not take GET; it takes POST" in wrong.json["error"]["message"]
+        model = await caller.post(CHAT, {"model": "three", "messages": [{"role": "user", "content": "hi"}]})
+        assert model.status == 404 and model.json["error"]["code"] == "model_not_found"
+        assert model.json["error"]["message"] == "the model three is not served here; served are one, two"
+        for odd in ("/" + "a" * 1000, "/\x1b[31m", "/\u202e"):
+            text = (await caller.get(odd)).json["error"]["message"]
+            assert text.startswith("there is no route that was asked for;"), text
+
+    asyncio.run(run())

@@ -1,6 +1,6 @@
 """The routes, and the middleware in front of them."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,9 +19,12 @@ from saccade.server.completions import CompletionRoute
 from saccade.server.exchange import ID_HEADER, HttpExchange
 from saccade.server.generate import GenerateRoute
 from saccade.server.health import HealthRoute
-from saccade.server.http_errors import ClientGoneError, HttpError, explain, to_http
+from saccade.server.http_errors import ClientGoneError, HttpError, explain, no_method, no_route
+from saccade.server.messages_api import PATH as MESSAGES_PATH
+from saccade.server.messages_api import CountTokensRoute, MessagesRoute, is_messages_path, use_messages_errors
 from saccade.server.ops import OpsRoutes
 from saccade.server.origins import OriginRules
+from saccade.server.responses_api import ResponsesRoute
 from saccade.server.service import Service
 from saccade.server.tokens import DetokenizeRoute, RenderRoute, TokenizeRoute
 
@@ -49,7 +52,7 @@ def build_app(service: Service) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[*_cors(settings.origins()), admission],
-        exception_handlers={HTTPException: _refuse_route},
+        exception_handlers={HTTPException: _route_refuser(sorted(known))},
     )
     app.router.redirect_slashes = False
     return app
@@ -82,7 +85,10 @@ class AdmissionMiddleware:
         try:
             async with exchange:
                 try:
-                    self._check(scope, exchange)
+                    path = scope["path"].removeprefix(self._root_path)
+                    if is_messages_path(path):
+                        use_messages_errors(exchange)
+                    self._check(path, scope, exchange)
                     with contained():
                         await self._app(scope, exchange.receive, exchange.send)
                 except Exception as error:
@@ -92,8 +98,7 @@ class AdmissionMiddleware:
         finally:
             self._on_end(scope["path"], exchange)
 
-    def _check(self, scope: Scope, exchange: HttpExchange) -> None:
-        path = scope["path"].removeprefix(self._root_path) if self._root_path else scope["path"]
+    def _check(self, path: str, scope: Scope, exchange: HttpExchange) -> None:
         key_name = self._keys.check(path, exchange.headers)
         self._origins.check(scope["method"], path, exchange.headers)
         exchange.caller = self._callers.find(key_name, (scope.get("client") or ("",))[0])
@@ -108,7 +113,7 @@ class AdmissionMiddleware:
         found = explain(error, exchange.id)
         if exchange.has_started:  # a reply that has begun cannot be replaced: close the connection
             raise error
-        await found.response()(scope, exchange.receive, exchange.send)
+        await found.response(exchange.envelope(found))(scope, exchange.receive, exchange.send)
 
 
 def _routes(service: Service) -> list[Route]:
@@ -117,6 +122,9 @@ def _routes(service: Service) -> list[Route]:
         Route("/v1/chat/completions", ChatRoute(service).create, methods=["POST"]),
         Route("/v1/chat/completions/render", RenderRoute(service).create, methods=["POST"]),
         Route("/v1/completions", CompletionRoute(service).create, methods=["POST"]),
+        Route("/v1/responses", ResponsesRoute(service).create, methods=["POST"]),
+        Route(MESSAGES_PATH, MessagesRoute(service).create, methods=["POST"]),
+        Route(f"{MESSAGES_PATH}/count_tokens", CountTokensRoute(service).create, methods=["POST"]),
         Route("/generate", GenerateRoute(service).create, methods=["POST"]),
         Route("/tokenize", TokenizeRoute(service).create, methods=["POST"]),
         Route("/detokenize", DetokenizeRoute(service).create, methods=["POST"]),
@@ -152,9 +160,18 @@ def _cors(origins: list[str]) -> list[Middleware]:
     ]
 
 
-async def _refuse_route(request: Request, error: Exception) -> Response:
-    found = to_http(error, HttpExchange.of(request).id)
-    response = found.response()
-    if isinstance(error, HTTPException) and error.headers:
-        response.headers.update(error.headers)
-    return response
+def _route_refuser(known: Sequence[str]) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Answers where the router found nothing: with the routes or methods that there are."""
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        exchange = HttpExchange.of(request)
+        headers = (error.headers if isinstance(error, HTTPException) else None) or {}
+        allowed = ", ".join(sorted(headers.get("Allow", "").split(", ")))
+        path = request.scope["path"]
+        found = no_method(request.method, path, allowed) if allowed else no_route(path, known)
+        response = found.response(exchange.envelope(found))
+        if allowed:
+            response.headers["allow"] = allowed
+        return response
+
+    return refuse

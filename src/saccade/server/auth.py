@@ -10,6 +10,7 @@ from saccade.server.http_errors import HttpError
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 ADMIN = "administrator"
 ADMIN_PATHS = frozenset({"/abort_request", "/server_info"})
+_NO_KEY = "the API key is missing or wrong (Authorization: Bearer KEY, or x-api-key: KEY)"
 
 
 class Keys:
@@ -29,7 +30,7 @@ class Keys:
         is_admin = self._admin is not None and hmac.compare_digest(given, self._admin)
         found = [name for key, name in self._users if hmac.compare_digest(given, key)]  # all of them: constant time
         if self._users and not found and not is_admin:
-            raise HttpError(401, "the API key is missing or wrong (Authorization: Bearer KEY)", code="invalid_api_key")
+            raise HttpError(401, _NO_KEY, code="invalid_api_key")
         if path in ADMIN_PATHS and not is_admin:
             raise HttpError(403, "this route needs the administrator's key (--admin-api-key)", code="admin_only")
         if found:

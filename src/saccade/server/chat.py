@@ -90,9 +90,17 @@ class ChatChoice(ReplyChoice):
     reasoning_parser: ReasoningParser | None = None
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
+    shows_reasoning: bool = True
 
     def read(self, delta: Delta) -> list[Event]:
         """Splits the model's text into reasoning, content and calls; held-back text comes with the end."""
+        return [event for event in self._split(delta) if self.shows_reasoning or not isinstance(event, Reasoning)]
+
+    def end_reason(self, delta: Delta) -> str | None:
+        has_calls = self.tool_parser is not None and self.tool_parser.num_calls > 0
+        return "tool_calls" if has_calls and delta.finish_reason == "stop" else delta.finish_reason
+
+    def _split(self, delta: Delta) -> list[Event]:
         is_last, text = delta.finish_reason is not None, delta.text
         events: list[Event] = []
         if self.reasoning_parser is not None:
@@ -107,27 +115,30 @@ class ChatChoice(ReplyChoice):
         return [*events, *self.tool_parser.finish(is_cut=delta.finish_reason == "length")] if is_last else events
 
 
+def new_chat_choice(service: Service, job: RequestJob[ChatRequest]) -> ChatChoice:
+    is_parallel = job.request.parallel_tool_calls is not False
+    # Structure from the first token on leaves no room for the model to open a block itself.
+    has_reasoning = bool(service.settings.reasoning_parser) and (job.is_thinking or not job.params.grammar)
+    return ChatChoice(
+        tool_parser=new_tool_parser(service.tool_style, is_parallel=is_parallel) if may_call(job.request) else None,
+        reasoning_parser=ReasoningParser(is_open=job.is_thinking) if has_reasoning else None,
+        shows_reasoning=job.request.include_reasoning is not False,
+    )
+
+
 class ChatReply(OpenAIReply[ChatChoice]):
     id_prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
     closing = b'"delta":{}'
     job: RequestJob[ChatRequest]
 
     def new_choice(self) -> ChatChoice:
-        service, job = self.service, self.job
-        is_parallel = job.request.parallel_tool_calls is not False
-        # Structure from the first token on leaves no room for the model to open a block itself.
-        has_reasoning = bool(service.settings.reasoning_parser) and (job.is_thinking or not job.params.grammar)
-        return ChatChoice(
-            tool_parser=new_tool_parser(service.tool_style, is_parallel=is_parallel) if may_call(job.request) else None,
-            reasoning_parser=ReasoningParser(is_open=job.is_thinking) if has_reasoning else None,
-        )
+        return new_chat_choice(self.service, self.job)
 
     def finish_reason(self, choice: ChatChoice, delta: Delta) -> str | None:
-        has_calls = choice.tool_parser is not None and choice.tool_parser.num_calls > 0
-        return "tool_calls" if has_calls and delta.finish_reason == "stop" else delta.finish_reason
+        return choice.end_reason(delta)
 
     def grow(self, choice: ChatChoice, delta: Delta) -> None:
-        for event in self._shown(choice, delta):
+        for event in choice.read(delta):
             match event:
                 case Reasoning(text=text):
                     choice.reasoning.append(text)
@@ -142,7 +153,7 @@ class ChatReply(OpenAIReply[ChatChoice]):
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if choice.calls:
             message |= {"content": text or None, "tool_calls": choice.calls}
-        if choice.reasoning_parser is not None and self.job.request.include_reasoning is not False:
+        if choice.reasoning_parser is not None and choice.shows_reasoning:
             message |= {"content": text or (None if reasoning else message["content"]), **_named(reasoning or None)}
         has_scores = self.job.request.logprobs
         return {"message": message, "logprobs": self._scores(choice.token_ids, choice.scores) if has_scores else None}
@@ -153,17 +164,13 @@ class ChatReply(OpenAIReply[ChatChoice]):
         return b'"delta":{"role":"assistant","content":""}', more
 
     def values(self, index: int, delta: Delta) -> list[bytes]:
-        values = [value for event in self._shown(self.choices[index], delta) for value in _deltas(event)]
+        values = [value for event in self.choices[index].read(delta) for value in _deltas(event)]
         if not values and (delta.logprobs or self.job.request.return_token_ids):
             return [b'"delta":{"content":""}']
         return values
 
     def chunk_scores(self, index: int, delta: Delta) -> dict[str, Any]:
         return self._scores(delta.token_ids, delta.logprobs or ())
-
-    def _shown(self, choice: ChatChoice, delta: Delta) -> list[Event]:
-        is_shown = self.job.request.include_reasoning is not False
-        return [event for event in choice.read(delta) if is_shown or not isinstance(event, Reasoning)]
 
     def _scores(self, token_ids: Sequence[int], scores: Sequence[Logprobs]) -> dict[str, Any]:
         entries = chat_entries(self.tokenizer, token_ids, scores, self.job.params.logprobs or 0)

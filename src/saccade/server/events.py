@@ -1,7 +1,8 @@
 """Server-sent events: `data:` lines, comments while idle, and always an end."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from time import monotonic
 
 import orjson
@@ -9,15 +10,35 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from saccade.server.exchange import HttpExchange
-from saccade.server.http_errors import ClientGoneError, explain
+from saccade.server.http_errors import ClientGoneError, HttpError, explain
 
-DONE = b"data: [DONE]\n\n"
 TICK_S = 1.0
-PING = b": ping\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-async def event_stream(exchange: HttpExchange, chunks: AsyncGenerator[bytes, None], *, ping_s: float) -> "EventStream":
+def _plain_error(error: HttpError) -> bytes:
+    return b"data: " + orjson.dumps(error.envelope()) + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFormat:
+    """What an API's streams send beside their chunks: after silence, at the end, and when something fails."""
+
+    ping: bytes = b": ping\n\n"
+    done: bytes = b"data: [DONE]\n\n"
+    failure: Callable[[HttpError], bytes] = _plain_error
+
+
+CHUNKS = StreamFormat()
+
+
+def named_event(name: str, data: object) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
+
+
+async def event_stream(
+    exchange: HttpExchange, chunks: AsyncGenerator[bytes, None], *, ping_s: float, format: StreamFormat = CHUNKS
+) -> "EventStream":
     """A streamed reply. Errors before the first chunk are raised, so that they get their own status; after `ping_s` the
     reply starts without waiting for the first chunk."""
     first = asyncio.ensure_future(anext(chunks))
@@ -25,7 +46,7 @@ async def event_stream(exchange: HttpExchange, chunks: AsyncGenerator[bytes, Non
     await asyncio.wait({first}, timeout=ping_s or None)
     if first.done():
         first.result()
-    return EventStream(exchange, first, chunks, ping_s)
+    return EventStream(exchange, first, chunks, ping_s, format)
 
 
 class EventStream(Response):
@@ -35,6 +56,7 @@ class EventStream(Response):
         first: "asyncio.Future[bytes]",
         chunks: AsyncGenerator[bytes, None],
         ping_s: float,
+        format: StreamFormat,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -42,7 +64,7 @@ class EventStream(Response):
         self.init_headers(_HEADERS)
         del self.headers["content-length"]
         self._exchange, self._first, self._chunks = exchange, first, chunks
-        self._ping_s = ping_s
+        self._ping_s, self._format = ping_s, format
         self._last, self._num_sending = monotonic(), 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,7 +75,7 @@ class EventStream(Response):
         finally:
             if pings is not None:
                 pings.cancel()
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+        await send({"type": "http.response.body", "body": self._format.done, "more_body": False})
 
     async def _send_all(self, send: Send) -> None:
         try:
@@ -64,7 +86,7 @@ class EventStream(Response):
             raise
         except Exception as error:
             found = explain(error, self._exchange.id)
-            await self._send_chunk(send, b"data: " + orjson.dumps(found.envelope()) + b"\n\n")
+            await self._send_chunk(send, self._format.failure(found))
 
     async def _send_chunk(self, send: Send, chunk: bytes) -> None:
         self._last = monotonic()
@@ -79,7 +101,7 @@ class EventStream(Response):
         while True:
             silence = monotonic() - self._last
             if not self._num_sending and silence >= self._ping_s:
-                await self._send_chunk(send, PING)
+                await self._send_chunk(send, self._format.ping)
                 silence = 0.0
             await asyncio.sleep(max(self._ping_s - silence, min(self._ping_s, TICK_S)))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from time import monotonic
 from types import TracebackType
+from typing import Any
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -32,6 +33,7 @@ class HttpExchange:
         self.exits = AsyncExitStack()
         self.extra_headers: list[tuple[bytes, bytes]] = [(ID_HEADER, self.id.encode()), _NO_SNIFFING]
         self.caller: Caller | None = None  # known once its key was checked
+        self.envelope: Callable[[HttpError], dict[str, Any]] = HttpError.envelope  # the body of an error
         self.status: int | None = None
         self.is_complete = False
         self._receive, self._send = receive, send

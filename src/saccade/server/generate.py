@@ -72,11 +72,12 @@ class GenerateRoute(PromptRoute[GenerateRequest]):
     def structure_param(self, request: GenerateRequest) -> str:
         return f"sampling_params.{structure_param(request.sampling_params or GenerateParams())}"
 
-    def param(self, param: str | None) -> str | None:
-        image = _IMAGE_PARAM.match(param or "")
+    def rename(self, error: RequestError, request: GenerateRequest) -> None:
+        image = _IMAGE_PARAM.match(error.param or "")
         if image is not None:
-            return f"image_data[{image.group(1) or image.group(2)}]"
-        return "text" if param == "prompt" else param
+            error.param = f"image_data[{image.group(1) or image.group(2)}]"
+        elif error.param == "prompt":
+            error.param = "text"
 
 
 _IMAGE_PARAM = re.compile(r"messages\[0\]\.content\[(\d+)\]|media\[(\d+)\]")

@@ -5,10 +5,10 @@ printable line of llguidance about a grammar (see `wire.grammar`), and pydantic'
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from saccade.errors import CapacityError, ConfigError, EngineDeadError, RankGoneError, RequestError, SaccadeError
@@ -24,7 +24,7 @@ _TYPES = {
     500: "server_error",
     503: "overloaded_error",
 }
-_ROUTE_TEXTS = {404: "there is no such route", 405: "this route does not take that method"}
+MAX_SHOWN = 128  # characters of a name that a client made up
 
 
 class HttpError(SaccadeError):
@@ -58,10 +58,8 @@ class HttpError(SaccadeError):
             found["www-authenticate"] = "Bearer"
         return found
 
-    def response(self) -> Response:
-        return Response(
-            orjson.dumps(self.envelope()), self.status, headers=self.headers(), media_type="application/json"
-        )
+    def response(self, body: dict[str, Any]) -> Response:
+        return Response(orjson.dumps(body), self.status, headers=self.headers(), media_type="application/json")
 
 
 class ClientGoneError(Exception):
@@ -90,6 +88,29 @@ def too_late() -> HttpError:
     return HttpError(408, "the request's time is over", code="deadline_exceeded", should_retry=False)
 
 
+def no_route(path: str, known: Sequence[str]) -> HttpError:
+    text = f"there is no route {quoted(path)}; those that exist are {', '.join(known)}"
+    return HttpError(404, text, code="unknown_route")
+
+
+def no_method(method: str, path: str, allowed: str) -> HttpError:
+    return HttpError(405, f"{quoted(path)} does not take {quoted(method)}; it takes {allowed}", code="unknown_route")
+
+
+def no_model(name: str, known: Sequence[str]) -> HttpError:
+    text = f"the model {quoted(name)} is not served here; served are {', '.join(known)}"
+    return HttpError(404, text, code="model_not_found", param="model")
+
+
+def quoted(name: str) -> str:
+    """A name that a client made up, if it is short and fit to be shown."""
+    return name if len(name) <= MAX_SHOWN and name.isascii() and name.isprintable() else "that was asked for"
+
+
+def aborted() -> HttpError:
+    return HttpError(500, "the request was ended by an administrator", code="aborted", should_retry=False)
+
+
 def to_http(error: BaseException, request_id: str) -> HttpError:
     match error:
         case HttpError():
@@ -106,8 +127,6 @@ def to_http(error: BaseException, request_id: str) -> HttpError:
             return too_late()
         case ConfigError():  # the checkpoint lacks what the request needs
             return HttpError(400, str(error), code="unsupported")
-        case HTTPException(status_code=404 | 405):
-            return HttpError(error.status_code, _ROUTE_TEXTS[error.status_code], code="unknown_route")
         case _:
             text = f"something went wrong inside the server; its log has more under request {request_id}"
             return HttpError(500, text, code="internal_error", should_retry=False)

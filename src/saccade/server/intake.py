@@ -4,7 +4,8 @@ in others than text, which never waits behind it."""
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -85,21 +86,28 @@ class PromptRoute(ABC, Generic[R]):
         """The field that asks for structure; if none does, tools do."""
         return structure_param(request) or "tools"
 
-    def param(self, param: str | None) -> str | None:
-        """What this route's clients call a field."""
-        return param
+    def read(self, exchange: HttpExchange, body: bytes) -> tuple[R, tuple[str, ...]]:
+        """The checked request, and the names of fields that nobody reads."""
+        return read_request(self.kind, body, self.service.settings.max_body_values)
+
+    def rename(self, error: RequestError, request: R) -> None:
+        """Makes an error about a request that was read name what this route's clients call the field."""
 
     def settle(self, job: RequestJob[R]) -> None:
         """Decisions that need the prompts."""
 
     async def create(self, request: Request) -> Response:
         exchange = HttpExchange.of(request)
-        try:
-            job = await self._take_in(exchange)
-        except RequestError as error:
-            error.param = self.param(error.param)
-            raise
+        job = await self._take_in(exchange)
         return await self.reply(exchange, job)
+
+    @contextmanager
+    def _naming(self, request: R) -> Iterator[None]:
+        try:
+            yield
+        except RequestError as error:
+            self.rename(error, request)
+            raise
 
     async def _take_in(self, exchange: HttpExchange) -> RequestJob[R]:
         """The job of an exchange, whose place is held until the exchange ends."""
@@ -112,7 +120,8 @@ class PromptRoute(ABC, Generic[R]):
         place.prepare()
         job, messages = await service.in_parser(self._read, exchange, body, place)
         del body
-        await self._prepare(job, messages, place)
+        with self._naming(job.request):
+            await self._prepare(job, messages, place)
         job.seconds["receive"] = received - exchange.arrival
         job.seconds["prepare"] = monotonic() - received
         for stage, seconds in job.seconds.items():
@@ -126,9 +135,10 @@ class PromptRoute(ABC, Generic[R]):
         """The job, and the messages whose media must be fetched."""
         with place.working():
             begun = monotonic()
-            request, ignored = read_request(self.kind, body, self.service.settings.max_body_values)
-            job = self._new_job(exchange, request, ignored)
-            messages = self.messages(request)
+            request, ignored = self.read(exchange, body)
+            with self._naming(request):
+                job = self._new_job(exchange, request, ignored)
+                messages = self.messages(request)
             job.seconds["parse"] = monotonic() - begun
             return job, messages
 

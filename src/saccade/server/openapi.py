@@ -7,6 +7,7 @@ from pydantic.json_schema import models_json_schema
 
 from saccade import __version__
 from saccade.server.auth import ADMIN_PATHS, OPEN_PATHS
+from saccade.server.messages_protocol import CountTokensRequest, MessagesRequest
 from saccade.server.protocol import (
     AbortRequest,
     ChatRequest,
@@ -17,11 +18,15 @@ from saccade.server.protocol import (
     Wire,
     json_object,
 )
+from saccade.server.responses_protocol import ResponsesRequest
 
 POSTS: dict[str, tuple[type[Wire], str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
     "/v1/chat/completions/render": (ChatRequest, "Show the prompt of a conversation."),
     "/v1/completions": (CompletionRequest, "Continue a text."),
+    "/v1/responses": (ResponsesRequest, "Answer a conversation of items."),
+    "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic has it."),
+    "/v1/messages/count_tokens": (CountTokensRequest, "Count the tokens of a conversation."),
     "/generate": (GenerateRequest, "Continue a text, as SGLang has it."),
     "/tokenize": (TokenizeRequest, "Tokens of a text or a conversation."),
     "/detokenize": (DetokenizeRequest, "Text of tokens."),

@@ -14,7 +14,7 @@ from saccade.client.output import Logprobs
 from saccade.client.stream import Delta
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.server.answer import Answer
-from saccade.server.events import event_stream
+from saccade.server.events import CHUNKS, StreamFormat, event_stream
 from saccade.server.exchange import HttpExchange
 from saccade.server.intake import RequestJob
 from saccade.server.logprobs import prompt_entries
@@ -42,9 +42,13 @@ class Reply(ABC):
         """What a stream sends after the last piece."""
         return b""
 
+    def stream_format(self) -> StreamFormat:
+        return CHUNKS
+
     async def response(self) -> Response:
         if self.job.request.stream:
-            return await event_stream(self.exchange, self._chunks(), ping_s=self.service.settings.sse_ping_s)
+            ping_s = self.service.settings.sse_ping_s
+            return await event_stream(self.exchange, self._chunks(), ping_s=ping_s, format=self.stream_format())
         async for _ in self._chunks():
             pass
         params = self.job.params

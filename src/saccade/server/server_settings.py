@@ -67,6 +67,9 @@ class ServerSettings:
     media_processes: int = setting(
         0, "processes for images and videos that may take long to decode, at least 2; 0: one a core, 2 to 8"
     )
+    response_store_bytes: int = setting(
+        0, "bytes of conversations kept in memory for previous_response_id of /v1/responses; 0: none are kept"
+    )
     max_n: int = setting(16, "most outputs of one request")
     max_prompts: int = setting(1024, "most prompts of one completion request, and with n most outputs")
     max_stop_strings: int = setting(4, "most stop strings of one request")
@@ -155,6 +158,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_pending_bytes": (1024, 2**40),
     "preprocess_threads": (0, 1024),
     "media_processes": (0, 256),
+    "response_store_bytes": (0, 2**40),
     "max_n": (1, MAX_N),
     "max_prompts": (1, 4096),
     "max_stop_strings": (1, MAX_STOP_STRINGS),

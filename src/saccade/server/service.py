@@ -20,8 +20,9 @@ from saccade.inputs.media_pool import MediaPool
 from saccade.server.admission import Admission
 from saccade.server.caller_limits import read_limits
 from saccade.server.callers import Callers
-from saccade.server.http_errors import HttpError, draining, engine_dead, engine_restarting, starting, to_http
+from saccade.server.http_errors import HttpError, draining, engine_dead, engine_restarting, no_model, starting, to_http
 from saccade.server.metrics import Metrics
+from saccade.server.response_store import ResponseStore
 from saccade.server.server_settings import ServerSettings
 from saccade.server.tools import ToolStyle
 from saccade.server.work_queue import WorkQueue
@@ -73,6 +74,7 @@ class Service:
         self._media_threads = WorkQueue(settings.max_pending_requests, "media")
         self._media_slots = Semaphore(threads)
         self.media_pool: MediaPool | None = None
+        self.responses = ResponseStore(settings.response_store_bytes)
         self.signs: list[Sign] = [self._preparing_sign, self._decoding_sign]
         self.tool_style: ToolStyle = "hermes"
         self._engine: AsyncEngine | None = None
@@ -214,8 +216,7 @@ class Service:
         if not name or (name == ANY_MODEL and name not in self.names):
             return self.names[0]
         if name not in self.names:
-            text = "the model is not served here; GET /v1/models lists what is"
-            raise HttpError(404, text, code="model_not_found", param="model")
+            raise no_model(name, self.names)
         return name
 
     def note_output(self) -> None:

@@ -1,0 +1,56 @@
+"""POST /v1/responses: OpenAI's Responses API over chat completions."""
+
+from starlette.responses import Response
+
+from saccade.errors import RequestError
+from saccade.server.chat import ChatRoute
+from saccade.server.exchange import HttpExchange
+from saccade.server.intake import RequestJob
+from saccade.server.protocol import ChatRequest
+from saccade.server.reading import read_request
+from saccade.server.response_store import NOTHING_SAID, Conversation
+from saccade.server.responses_protocol import ResponsesRequest
+from saccade.server.responses_reply import ResponsesReply
+from saccade.server.responses_request import NAMES, to_chat
+from saccade.server.translated import TranslatedChat, rename_error
+
+NO_STORE = "responses are not kept here; start the server with --response-store-bytes"
+
+
+class ResponsesRoute(ChatRoute):
+    prompt_param = "input"
+
+    async def reply(self, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> Response:
+        return await ResponsesReply(self.service, exchange, job).response()
+
+    def read(self, exchange: HttpExchange, body: bytes) -> tuple[ChatRequest, tuple[str, ...]]:
+        asked, ignored = read_request(ResponsesRequest, body, self.service.settings.max_body_values)
+        store = self.service.responses
+        if asked.store and not store.is_on:
+            raise _no_store("store", "or send store: false")
+        is_kept = store.is_on and asked.store is not False
+        return to_chat(asked, self._before(exchange, asked), is_kept=is_kept), ignored
+
+    def structure_param(self, request: ChatRequest) -> str:
+        return "text.format" if request.response_format is not None else "tools"
+
+    def rename(self, error: RequestError, request: ChatRequest) -> None:
+        rename_error(error, request.places if isinstance(request, TranslatedChat) else {}, NAMES)
+
+    def _before(self, exchange: HttpExchange, asked: ResponsesRequest) -> Conversation:
+        if asked.previous_response_id is None:
+            return NOTHING_SAID
+        store = self.service.responses
+        if not store.is_on:
+            raise _no_store("previous_response_id", "or send the whole conversation as input")
+        assert exchange.caller is not None, "its key was checked"
+        found = store.get(exchange.caller.name, asked.previous_response_id)
+        if found is None:
+            text = "previous_response_id: there is no such response of this caller; it was not stored, or is gone"
+            code = "previous_response_not_found"
+            raise RequestError(text, param="previous_response_id", code=code, status=404)
+        return found
+
+
+def _no_store(param: str, way: str) -> RequestError:
+    return RequestError(f"{param}: {NO_STORE}, {way}", param=param, code="unsupported_parameter")

@@ -1,0 +1,335 @@
+"""OpenAI's Responses API, through its own client: the same prompts and answers as chat completions."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+
+from saccade.inputs.placeholders import Prompt
+from saccade.inputs.processor import Processor
+from saccade.server.response_store import NOTHING_SAID, ResponseStore
+from saccade.server.service import Service
+from saccade.wire.sampling_params import SamplingParams
+from tests.e2e.pictures import data_url, encoded, picture
+from tests.server.fake import Caller, FakeEngine, Script, service_for
+from tests.server.sdk import saying, with_openai
+
+RESPONSES, CHAT = "/v1/responses", "/v1/chat/completions"
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOLS: list[Any] = [{"type": "function", "name": "add", "description": "adds", "parameters": SCHEMA}]
+CHAT_TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": SCHEMA}}]
+THOUGHTFUL = '<think>\nhm\n</think>\n\nLet me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+IMAGE = {"type": "input_image", "image_url": data_url(encoded(picture(1)))}
+Serve = Callable[..., tuple[Service, FakeEngine]]
+
+
+@pytest.fixture
+def serve(processor: Processor) -> Serve:
+    def make(script: Script | None = None, **settings: Any) -> tuple[Service, FakeEngine]:
+        engine = FakeEngine(processor, script or saying("an answer"))
+        return service_for(engine, **settings), engine
+
+    return make
+
+
+def create(service: Service, **fields: Any) -> Any:
+    async def use(client: openai.AsyncOpenAI) -> Any:
+        return await client.responses.create(**{"model": "m", "input": "hi", **fields})
+
+    return with_openai(service, use)
+
+
+def refused(service: Service, **fields: Any) -> tuple[int, Any]:
+    with pytest.raises(openai.APIStatusError) as found:
+        create(service, **fields)
+    body: Any = found.value.body
+    return found.value.status_code, body
+
+
+def posted(service: Service, path: str, body: dict[str, Any]) -> Any:
+    return asyncio.run(Caller(service).post(path, body))
+
+
+def said(engine: FakeEngine) -> str:
+    """The last prompt."""
+    return engine.processor.tokenizer.decode(engine.seen[-1][0].token_ids.tolist(), skip_special_tokens=False)
+
+
+def test_an_answer_has_items_usage_and_what_was_asked(serve: Serve) -> None:
+    service, engine = serve()
+    reply = create(service, instructions="be brief", max_output_tokens=9, metadata={"a": "b"}, temperature=0.5)
+    assert reply.id.startswith("resp_") and reply.object == "response" and reply.model == "m"
+    [item] = reply.output
+    assert item.type == "message" and item.status == "completed" and reply.output_text == "an answer"
+    assert reply.status == "completed" and reply.error is None and reply.incomplete_details is None
+    assert reply.usage.input_tokens == len(engine.seen[0][0]) and reply.usage.output_tokens == 3
+    assert reply.usage.total_tokens == reply.usage.input_tokens + 3
+    assert (reply.instructions, reply.max_output_tokens, reply.metadata) == ("be brief", 9, {"a": "b"})
+    assert reply.temperature == 0.5 and reply.top_p == 1 and reply.tools == [] and reply.tool_choice == "auto"
+    assert engine.seen[0][1].max_tokens == 9 and "be brief" in said(engine)
+
+
+def test_an_answer_that_is_cut_is_incomplete(serve: Serve) -> None:
+    reply = create(serve(saying("abc", finish="length"))[0])
+    assert reply.status == "incomplete" and reply.incomplete_details.reason == "max_output_tokens"
+    assert reply.output[0].status == "incomplete" and reply.output_text == "abc"
+    service, _ = serve(saying('<tool_call>\n{"name": "add", "arguments": {"a": 1', finish="length"))
+    [call] = create(service, tools=TOOLS).output
+    assert call.type == "function_call" and call.arguments == '{"a": 1' and call.status == "incomplete"
+
+
+def test_a_stream_is_the_whole_answer_in_events(serve: Serve) -> None:
+    service, _ = serve(saying(THOUGHTFUL), reasoning_parser="qwen3")
+    whole = create(service, tools=TOOLS)
+    assert [item.type for item in whole.output] == ["reasoning", "message", "function_call"]
+    assert whole.output[0].content[0].text == "hm" and whole.output[2].arguments == '{"a": 1}'
+    assert 0 < whole.usage.output_tokens_details.reasoning_tokens < whole.usage.output_tokens
+
+    async def use(client: openai.AsyncOpenAI) -> tuple[list[Any], Any]:
+        raw = await client.responses.create(model="m", input="hi", tools=TOOLS, stream=True)
+        events = [event async for event in raw]
+        async with client.responses.stream(model="m", input="hi", tools=TOOLS) as stream:
+            return events, await stream.get_final_response()
+
+    events, final = with_openai(service, use)
+    kinds = [event.type for i, event in enumerate(events) if not i or event.type != events[i - 1].type]
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        *("response.output_item.added", "response.content_part.added"),
+        *("response.reasoning_text.delta", "response.reasoning_text.done"),
+        *("response.content_part.done", "response.output_item.done"),
+        *("response.output_item.added", "response.content_part.added"),
+        *("response.output_text.delta", "response.output_text.done"),
+        *("response.content_part.done", "response.output_item.done"),
+        "response.output_item.added",
+        *("response.function_call_arguments.delta", "response.function_call_arguments.done"),
+        *("response.output_item.done", "response.completed"),
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[0].response.status == "in_progress" and events[0].response.usage is None
+    texts = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(texts) > 1 and "".join(texts) == whole.output_text == final.output_text
+    assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
+    assert final.usage == whole.usage
+
+
+def test_inputs_become_the_prompts_of_chat_completions(serve: Serve) -> None:
+    service, engine = serve()
+    url = data_url(encoded(picture(1)))
+    image = {"type": "input_image", "image_url": url, "detail": "original"}
+    items: list[Any] = [
+        {"role": "user", "content": [image, {"type": "input_text", "text": "what is it?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "I add.", "annotations": []}],
+        },
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'},
+        {"type": "function_call", "call_id": "c2", "name": "add", "arguments": '{"a": 2}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "3"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "4"}]},
+        {"type": "reasoning", "id": "rs_2", "summary": []},
+        {"role": "developer", "content": "be quick"},
+        {"role": "user", "content": "and now?"},
+    ]
+    create(service, input=items, instructions="be brief", tools=TOOLS)
+    calls = [
+        {"id": f"c{i}", "type": "function", "function": {"name": "add", "arguments": f'{{"a": {i}}}'}} for i in (1, 2)
+    ]
+    part = {"type": "image_url", "image_url": {"url": url, "detail": "high"}}
+    chat = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [part, {"type": "text", "text": "what is it?"}]},
+        {"role": "assistant", "content": "I add.", "reasoning_content": "hm", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c1", "content": "3"},
+        {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "4"}]},
+        {"role": "developer", "content": "be quick"},
+        {"role": "user", "content": "and now?"},
+    ]
+    assert posted(service, CHAT, {"messages": chat, "tools": CHAT_TOOLS}).status == 200
+    [one, other] = [prompt for prompt, _, _ in engine.seen]
+    assert one.token_ids.tolist() == other.token_ids.tolist()
+    assert [item.digest for item in one.media] == [item.digest for item in other.media] and len(one.media) == 1
+
+
+def test_fields_mean_the_same(serve: Serve) -> None:
+    service, engine = serve()
+    schema = {"name": "sum", "schema": SCHEMA, "strict": True}
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"temperature": 0.5, "top_p": 0.5, "stop": ["x"]}, {"temperature": 0.5, "top_p": 0.5, "stop": ["x"]}),
+        ({"max_output_tokens": 7}, {"max_completion_tokens": 7}),
+        ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
+        (
+            {"text": {"format": {"type": "json_schema", **schema}}},
+            {"response_format": {"type": "json_schema", "json_schema": schema}},
+        ),
+        ({"text": {"format": {"type": "text"}, "verbosity": "low"}}, {}),
+        ({"tools": TOOLS, "tool_choice": "required"}, {"tools": CHAT_TOOLS, "tool_choice": "required"}),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "name": "add"}},
+            {"tools": CHAT_TOOLS, "tool_choice": {"type": "function", "function": {"name": "add"}}},
+        ),
+        ({"tools": TOOLS, "tool_choice": "none"}, {"tools": CHAT_TOOLS, "tool_choice": "none"}),
+        ({"tools": [], "store": False, "truncation": "disabled", "include": ["reasoning.encrypted_content"]}, {}),
+    ]
+    for ours, chat in pairs:
+        for path, fields in (
+            (RESPONSES, {"input": "hi", **ours}),
+            (CHAT, {"messages": [{"role": "user", "content": "hi"}], **chat}),
+        ):
+            assert posted(service, path, fields).status == 200, fields
+        (prompt, params, _), (chat_prompt, chat_params, _) = engine.seen[-2:]
+        assert params == chat_params and prompt.token_ids.tolist() == chat_prompt.token_ids.tolist(), ours
+
+
+def test_a_pydantic_model_comes_back(serve: Serve) -> None:
+    class Sum(pydantic.BaseModel):
+        a: int
+
+    service, engine = serve(saying('{"a": 7}'))
+
+    async def use(client: openai.AsyncOpenAI) -> tuple[Any, Any]:
+        parsed = await client.responses.parse(model="m", input="hi", text_format=Sum)
+        async with client.responses.stream(model="m", input="hi", text_format=Sum) as stream:
+            return parsed, await stream.get_final_response()
+
+    parsed, streamed = with_openai(service, use)
+    assert parsed.output_parsed == streamed.output_parsed == Sum(a=7)
+    grammar = engine.seen[0][1].grammar
+    assert grammar is not None and grammar.kind == "json_schema" and '"integer"' in grammar.text
+
+
+def test_thinking_can_be_switched_off(serve: Serve) -> None:
+    service, engine = serve(reasoning_parser="qwen3")
+    chat = {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"enable_thinking": False}}
+    create(service, reasoning={"effort": "none"})
+    ours = said(engine)
+    posted(service, CHAT, chat)
+    assert said(engine) == ours
+    assert create(service, reasoning={"effort": "high"}).reasoning.effort == "high"
+
+
+def test_a_conversation_goes_on_where_it_is_stored(serve: Serve) -> None:
+    service, engine = serve(saying(THOUGHTFUL), response_store_bytes=10**6)
+    first = create(service, input="one", tools=TOOLS)
+    assert first.model_extra["store"] is True
+    output = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "3"}
+    second = create(service, input=[output], tools=TOOLS, previous_response_id=first.id)
+    by_hand = [{"role": "user", "content": "one"}, *(item.to_dict() for item in first.output), output]
+    stored = said(engine)
+    create(service, input=by_hand, tools=TOOLS, store=False)
+    assert said(engine) == stored and second.previous_response_id == first.id
+    third = create(service, input="and?", previous_response_id=second.id)
+    assert said(engine).count("Let me see.") == 2 and third.previous_response_id == second.id
+    unkept = create(service, store=False)
+    assert refused(service, previous_response_id=unkept.id)[0] == 404
+
+
+def test_a_conversation_of_another_caller_is_not_found(serve: Serve) -> None:
+    service, _ = serve(api_key=("a", "b"), response_store_bytes=10**6)
+
+    async def ask(key: str, **fields: Any) -> Any:
+        return await Caller(service).post(RESPONSES, {"input": "hi", **fields}, authorization=f"Bearer {key}")
+
+    first = asyncio.run(ask("a")).json["id"]
+    assert asyncio.run(ask("b", previous_response_id=first)).status == 404
+    assert asyncio.run(ask("a", previous_response_id=first)).status == 200
+
+
+def test_the_store_is_bounded() -> None:
+    store = ResponseStore(10_000)
+    one, large = NOTHING_SAID.then(["x" * 3000]), NOTHING_SAID.then(["x" * 20_000])
+    for name in ("a", "b"):
+        store.put("me", name, one)
+    assert store.get("me", "a") is one, "used, so that b goes first"
+    store.put("me", "c", one)
+    assert [store.get("me", name) is not None for name in "abc"] == [True, False, True] and store.num_bytes <= 10_000
+    store.put("me", "d", large)
+    assert store.get("me", "d") is None and store.get("me", "a") is one
+    store.put("me", "a", large)
+    store.put("me", "c", one)
+    assert store.get("me", "a") is None and store.num_bytes == one.num_bytes
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": [5]}, "input[0]"),
+        ({"input": [{"type": "reasoning", "id": "a", "summary": []}]}, "input"),
+        ({"input": [{"role": "user", "content": [IMAGE | {"detail": "huge"}]}]}, "input[0].content[0].detail"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "a"}]}]}, "input[0].content[0]"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0]"),
+        ({"input": [{"type": "function_call", "name": "a"}]}, "input[0]"),
+        ({"input": [{"type": "function_call_output", "output": "a"}]}, "input[0]"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"metadata": {"a": 5}}, "metadata.a"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "a", "parameters": 5}]}, "tools[0].parameters"),
+        ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": 5}}}}, "text.format"),
+    ],
+)
+def test_errors_name_the_field(serve: Serve, fields: dict[str, Any], param: str) -> None:
+    status, error = refused(serve()[0], **fields)
+    assert status == 400 and error["param"] == param, error
+
+
+def test_errors_found_later_name_the_item_that_was_sent(serve: Serve) -> None:
+    service, _ = serve(response_store_bytes=10**6)
+    for url in ("data:image/png;base64,AAAA", "https://example.com/a.png"):
+        message = {"role": "user", "content": [{"type": "input_image", "image_url": url}]}
+        status, error = refused(service, input=[{"role": "user", "content": "x"}, message], instructions="be brief")
+        assert status == 400 and error["param"] == "input[1].content[0]", error
+    call = {"type": "function_call", "call_id": "a", "name": "add", "arguments": "{"}
+    status, error = refused(service, input=[{"role": "user", "content": "x"}, call])
+    assert status == 400 and error["param"] == "input[1]" and error["message"].startswith("input[1]: ")
+    status, error = refused(service, input="x" * 5000)
+    assert status == 400 and error["param"] == "input" and error["code"] == "context_length_exceeded"
+
+
+def test_what_a_reply_could_not_write_is_refused(serve: Serve) -> None:
+    schema: Any = {}
+    for _ in range(245):
+        schema = {"a": schema}
+    tool = {"type": "function", "name": "add", "parameters": {"type": "object", "x": schema}}
+    assert refused(serve()[0], tools=[tool])[0] == 400
+
+
+def test_a_stream_that_fails_says_so(serve: Serve) -> None:
+    async def script(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[dict[str, Any], None]:
+        yield {"text": "a", "token_ids": (5,)}
+        yield {"finish_reason": "error", "stop_reason": "broken"}
+
+    service, _ = serve(script, response_store_bytes=10**6)
+
+    async def use(client: openai.AsyncOpenAI) -> list[Any]:
+        return [event async for event in await client.responses.create(model="m", input="hi", stream=True)]
+
+    events = with_openai(service, use)
+    assert events[0].type == "response.created" and events[-1].type == "response.failed"
+    assert events[-1].response.error.code == "server_error" and "engine" in events[-1].response.error.message
+    assert events[-1].sequence_number == len(events) - 1 and service.responses.num_bytes == 0
+    assert b"[DONE]" not in posted(service, RESPONSES, {"input": "hi", "stream": True}).body
+    assert refused(service)[0] == 500
