@@ -242,18 +242,43 @@ def test_a_conversation_of_another_caller_is_not_found(serve: Serve) -> None:
 
 
 def test_the_store_is_bounded() -> None:
-    store = ResponseStore(10_000)
-    one, large = NOTHING_SAID.then(["x" * 3000]), NOTHING_SAID.then(["x" * 20_000])
+    store, one = ResponseStore(10_000), NOTHING_SAID.then(["x" * 3000])
     for name in ("a", "b"):
-        store.put("me", name, one)
-    assert store.get("me", "a") is one, "used, so that b goes first"
-    store.put("me", "c", one)
-    assert [store.get("me", name) is not None for name in "abc"] == [True, False, True] and store.num_bytes <= 10_000
-    store.put("me", "d", large)
-    assert store.get("me", "d") is None and store.get("me", "a") is one
-    store.put("me", "a", large)
-    store.put("me", "c", one)
-    assert store.get("me", "a") is None and store.num_bytes == one.num_bytes
+        store.begin("me", name, one)
+        assert store.get("me", name) is None, "it runs"
+        store.finish("me", name, [])
+    assert store.get("me", "a") == one, "used, so that b goes first"
+    store.begin("me", "c", one)
+    store.finish("me", "c", [])
+    assert [store.get("me", name) is not None for name in "abc"] == [True, False, True]
+    assert store.num_bytes == 2 * one.num_bytes <= 10_000
+    store.begin("me", "large", NOTHING_SAID.then(["x" * 20_000]))
+    store.finish("me", "large", [])
+    assert store.get("me", "large") is None and store.get("me", "a") == one, "it makes no room for what cannot fit"
+    store.begin("me", "grows", one)
+    store.finish("me", "grows", ["x" * 20_000])
+    assert store.get("me", "grows") is None and store.num_bytes <= 10_000
+
+
+def test_only_what_runs_is_dropped() -> None:
+    store = ResponseStore(10_000)
+    store.begin("me", "a", NOTHING_SAID)
+    store.finish("me", "a", ["x"])
+    store.drop("me", "a")
+    assert store.get("me", "a") == NOTHING_SAID.then(["x"])
+    store.begin("me", "b", NOTHING_SAID)
+    store.drop("me", "b")
+    store.finish("me", "b", [])
+    assert store.get("me", "b") is None
+    store.begin("me", "a", NOTHING_SAID)
+    store.drop("me", "a")
+    assert store.num_bytes == 0
+
+
+def test_what_fails_is_not_kept(serve: Serve) -> None:
+    service, _ = serve(response_store_bytes=10**6)
+    message = {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]}
+    assert refused(service, input=[message])[0] == 400 and service.responses.num_bytes == 0
 
 
 @pytest.mark.parametrize(

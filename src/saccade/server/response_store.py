@@ -8,6 +8,7 @@ from typing import Any
 
 VALUE_BYTES = 64  # about what a value takes beside its text
 ENTRY_BYTES = 1024
+Key = tuple[str, str]  # caller, id of the response
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,14 @@ NOTHING_SAID = Conversation((), ENTRY_BYTES)
 
 
 class ResponseStore:
-    """Callers find only what is their own. Requests are read in threads, so there is a lock."""
+    """Callers find only what is their own. What running requests were asked is here, too, so that it counts: `begin`
+    holds it, `finish` makes it a conversation that can go on, `drop` ends what came to nothing. Requests are read in
+    threads, so there is a lock."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._found: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
+        self._running: set[Key] = set()
+        self._found: OrderedDict[Key, Conversation] = OrderedDict()
         self._lock = Lock()
         self.num_bytes = 0
 
@@ -38,23 +42,45 @@ class ResponseStore:
         return self._max_bytes > 0
 
     def get(self, caller: str, response_id: str) -> Conversation | None:
+        key = (caller, response_id)
         with self._lock:
-            found = self._found.get((caller, response_id))
-            if found is not None:
-                self._found.move_to_end((caller, response_id))
-            return found
+            if key in self._running or key not in self._found:
+                return None
+            self._found.move_to_end(key)
+            return self._found[key]
 
-    def put(self, caller: str, response_id: str, conversation: Conversation) -> None:
-        """Keeps it, unless it alone is more than all may be."""
+    def begin(self, caller: str, response_id: str, conversation: Conversation) -> None:
         with self._lock:
-            before = self._found.pop((caller, response_id), None)
-            self.num_bytes -= 0 if before is None else before.num_bytes
-            if conversation.num_bytes > self._max_bytes:
-                return
-            self._found[caller, response_id] = conversation
-            self.num_bytes += conversation.num_bytes
-            while self.num_bytes > self._max_bytes:
-                self.num_bytes -= self._found.popitem(last=False)[1].num_bytes
+            self._put((caller, response_id), conversation, is_running=True)
+
+    def finish(self, caller: str, response_id: str, output: list[Any]) -> None:
+        key = (caller, response_id)
+        with self._lock:
+            if key in self._running:
+                self._put(key, self._found[key].then(output), is_running=False)
+
+    def drop(self, caller: str, response_id: str) -> None:
+        """Forgets it if it is still running."""
+        with self._lock:
+            if (caller, response_id) in self._running:
+                self._remove((caller, response_id))
+
+    def _put(self, key: Key, conversation: Conversation, *, is_running: bool) -> None:
+        """Keeps it, unless it alone is more than all may be."""
+        self._remove(key)
+        if conversation.num_bytes > self._max_bytes:
+            return
+        self._found[key] = conversation
+        self.num_bytes += conversation.num_bytes
+        if is_running:
+            self._running.add(key)
+        while self.num_bytes > self._max_bytes:
+            self._remove(next(iter(self._found)))
+
+    def _remove(self, key: Key) -> None:
+        found = self._found.pop(key, None)
+        self.num_bytes -= 0 if found is None else found.num_bytes
+        self._running.discard(key)
 
 
 def size_of(value: Any) -> int:

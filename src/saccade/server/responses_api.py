@@ -10,8 +10,8 @@ from saccade.server.protocol import ChatRequest
 from saccade.server.reading import read_request
 from saccade.server.response_store import NOTHING_SAID, Conversation
 from saccade.server.responses_protocol import ResponsesRequest
-from saccade.server.responses_reply import ResponsesReply
-from saccade.server.responses_request import NAMES, to_chat
+from saccade.server.responses_reply import ResponsesReply, response_key
+from saccade.server.responses_request import NAMES, input_items, to_chat
 from saccade.server.translated import TranslatedChat, rename_error
 
 NO_STORE = "responses are not kept here; start the server with --response-store-bytes"
@@ -28,8 +28,14 @@ class ResponsesRoute(ChatRoute):
         store = self.service.responses
         if asked.store and not store.is_on:
             raise _no_store("store", "or send store: false")
+        before = self._before(exchange, asked)
         is_kept = store.is_on and asked.store is not False
-        return to_chat(asked, self._before(exchange, asked), is_kept=is_kept), ignored
+        chat = to_chat(asked, before, is_kept=is_kept)
+        if is_kept:
+            key = response_key(exchange)
+            store.begin(*key, before.then(input_items(asked)))
+            exchange.exits.callback(store.drop, *key)
+        return chat, ignored
 
     def structure_param(self, request: ChatRequest) -> str:
         return "text.format" if request.response_format is not None else "tools"

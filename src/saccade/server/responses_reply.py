@@ -27,7 +27,6 @@ class ResponsesReply(Reply):
 
     def __init__(self, service: Service, exchange: HttpExchange, job: RequestJob[ChatRequest]) -> None:
         super().__init__(service, exchange, job)
-        self._id = f"resp_{job.public_id}"
         self._choice = new_chat_choice(service, job)
         self._items = ItemWriter(job.public_id)
         self._head = self._echo()
@@ -69,9 +68,8 @@ class ResponsesReply(Reply):
         self._status = "incomplete" if is_cut else "completed"
         self._details = {"reason": "max_output_tokens"} if is_cut else None
         events = self._items.close(self._status)
-        request, caller = self.job.request, self.exchange.caller
-        if isinstance(request, ResponsesChat) and request.said is not None and caller is not None:
-            self.service.responses.put(caller.name, self._id, request.said.then(self._items.done))
+        if self._head["store"]:
+            self.service.responses.finish(*response_key(self.exchange), self._items.done)
         return events
 
     def _fail(self, error: HttpError) -> bytes:
@@ -103,7 +101,7 @@ class ResponsesReply(Reply):
         asked, params = self.job.request.asked, self.job.params
         text = asked.text.model_dump(by_alias=True, exclude_none=True) if asked.text is not None else {}
         return {
-            "id": self._id,
+            "id": response_key(self.exchange)[1],
             "object": "response",
             "created_at": int(time()),
             "model": self.job.model,
@@ -114,7 +112,7 @@ class ResponsesReply(Reply):
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": asked.previous_response_id,
             "reasoning": asked.reasoning.model_dump() if asked.reasoning is not None else None,
-            "store": self.job.request.said is not None,
+            "store": self.job.request.is_kept,
             "temperature": params.temperature,
             "text": {"format": {"type": "text"}} | text,
             "tool_choice": asked.tool_choice or "auto",
@@ -134,6 +132,12 @@ class ResponsesReply(Reply):
             "output_tokens_details": {"reasoning_tokens": self._num_thought if self._items.has_reasoning else 0},
             "total_tokens": usage["total_tokens"],
         }
+
+
+def response_key(exchange: HttpExchange) -> tuple[str, str]:
+    """Who asked, and the id of the response."""
+    assert exchange.caller is not None, "its key was checked"
+    return exchange.caller.name, f"resp_{exchange.id}"
 
 
 @dataclass(slots=True)

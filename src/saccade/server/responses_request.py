@@ -36,10 +36,10 @@ HARMLESS_INCLUDES = frozenset({"reasoning.encrypted_content"})  # nothing is enc
 
 
 class ResponsesChat(TranslatedChat):
-    """`asked` is what the client sent, without its input; `said` the conversation so far, if it is to be kept."""
+    """`asked` is what the client sent, without its input."""
 
     asked: ResponsesRequest
-    said: Conversation | None
+    is_kept: bool
 
 
 def to_chat(asked: ResponsesRequest, before: Conversation, *, is_kept: bool) -> ResponsesChat:
@@ -59,9 +59,8 @@ def to_chat(asked: ResponsesRequest, before: Conversation, *, is_kept: bool) -> 
     fields |= _tool_fields(asked) | _format_fields(asked)
     fields["max_tokens"] = asked.max_output_tokens
     fields["chat_template_kwargs"] = _variables(asked)
-    fields["said"] = before.then(items) if is_kept else None
     fields["asked"] = asked.model_copy(update={"input": ""})  # its images are in the messages now
-    return ResponsesChat(messages=builder.messages, places=builder.places, **fields)
+    return ResponsesChat(messages=builder.messages, places=builder.places, is_kept=is_kept, **fields)
 
 
 def input_items(asked: ResponsesRequest) -> list[Any]:
