@@ -34,8 +34,9 @@ def schema(mode: GenerationMode) -> Any:
 def short(body: Any) -> Any:
     """Answers of a few tokens, so that a request costs what its checks cost."""
     if isinstance(body, dict):
-        for name in ("max_tokens", "max_completion_tokens"):
-            if (isinstance(body.get(name), int) and body[name] > 4) or (name == "max_tokens" and name not in body):
+        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+            is_missing = name not in body and name != "max_completion_tokens"
+            if is_missing or (isinstance(body.get(name), int) and body[name] > 4):
                 body = body | {name: 4}
         params = body.get("sampling_params")
         if isinstance(params, dict) and isinstance(params.get("max_new_tokens", 128), int):
