@@ -82,7 +82,7 @@ def refused(future: "Future[Any]") -> RequestError:
 def test_an_endless_grammar_is_refused_and_leaves_no_memory_behind(compiler: GrammarCompiler) -> None:
     """Two of them would take minutes and gigabytes each; usual ones are compiled before any is refused."""
     compiled(compiler, Grammar("regex", "warm"))
-    before = resident_bytes()
+    before, num_killed = resident_bytes(), compiler.jobs.killed
     endless = [compiler.compile(Grammar("lark", f"{ENDLESS.text}\nB{i}: /x/")) for i in range(2)]
     wait_for(lambda: num_busy(compiler))
     for i in range(10):
@@ -92,6 +92,7 @@ def test_an_endless_grammar_is_refused_and_leaves_no_memory_behind(compiler: Gra
         error = refused(future)
         assert error.status == 400 and "2 seconds of CPU time or 256 MiB" in str(error)
     assert resident_bytes() - before < 64 * 2**20
+    assert compiler.jobs.killed == num_killed + 2 and compiler.jobs.waiting == 0
 
 
 def test_a_trial_that_nobody_waits_for_is_ended(compiler: GrammarCompiler) -> None:

@@ -93,6 +93,18 @@ def test_too_much_cpu_time_ends_the_job_alone(pool: Pool, words: str) -> None:
     assert works(pool) and not is_there(old)
 
 
+def test_processes_that_end_before_their_job_are_counted(pool: Pool) -> None:
+    before = pool.num_killed
+    with pytest.raises(RequestError):
+        ask(pool, "refuse")
+    assert works(pool) and pool.num_killed == before
+    with pytest.raises(JobKilledError):
+        ask(pool, "spin", limits=JobLimits(cpu_s=0.1, memory_bytes=2**26, max_output_bytes=1))
+    with pytest.raises(JobKilledError):
+        ask(pool, "grow", str(2**30).encode())
+    assert works(pool) and pool.num_killed == before + 2
+
+
 def test_too_much_memory_ends_the_job_alone(pool: Pool) -> None:
     with pytest.raises(JobKilledError, match="memory") as error:
         ask(pool, "grow", str(2**30).encode())

@@ -16,7 +16,7 @@ from saccade.inputs.processor import Processor
 from saccade.server.app import build_app
 from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
-from saccade.wire.engine_metrics import SchedulerStats
+from saccade.wire.engine_metrics import JobStats, SchedulerStats
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.messages import Ready, StatsReply
 from saccade.wire.sampling_params import SamplingParams
@@ -38,6 +38,7 @@ class FakeEngine:
         self.limits = SchedulerSettings().resolved(is_cuda=False, max_position=max_model_len)
         self.ready = Ready(self.limits, kv_cache_tokens=1600, block_size=16)
         self.is_alive, self.death, self.gpu_bytes = True, "", 0
+        self.grammar_jobs = JobStats()
         self.running: set[str] = set()
         self.seen: list[tuple[Prompt, SamplingParams, dict[str, Any]]] = []
         self.aborted: list[str] = []
@@ -76,7 +77,7 @@ class FakeEngine:
         graph["out_of_service"] = "a shadow check found it wrong"
         phase |= {"selfcheck": 0.25, "shadow": {"equal": 7, "different": 1}}
         scheduler = SchedulerStats(**(numbers | {"running": len(self.running)}))
-        return StatsReply(0, scheduler, {"decode": phase}, self.gpu_bytes)
+        return StatsReply(0, scheduler, {"decode": phase}, self.gpu_bytes, grammar_jobs=self.grammar_jobs)
 
 
 def service_for(engine: FakeEngine | None, scheduler: SchedulerSettings | None = None, **settings: Any) -> Service:

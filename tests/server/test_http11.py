@@ -204,6 +204,19 @@ def test_requests_before_garbage_are_answered(
     assert not [record for record in caplog.records if record.levelno > logging.INFO], "a refusal is no error"
 
 
+def test_requests_behind_a_refused_head_are_nobodys_however_many_they_are(scripted: Scripted) -> None:
+    """All come at once. Those behind were begun and waited for bodies, and the refusal waited for them."""
+    _, engine, service = scripted()
+    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    async def run() -> bytes:
+        async with listening(service) as port:
+            return await answered(port, health + b"GET / HTTP/1.1\r\n\r\n" + post() + health * 2)
+
+    found = asyncio.run(run())
+    assert [part[:3] for part in found.split(b"HTTP/1.1 ")[1:]] == [b"200", b"400"] and not engine.seen
+
+
 @pytest.mark.parametrize(
     "coding", ["gzip", "gzip, chunked", "identity", "chunked, chunked", "chunked\r\nTransfer-Encoding: x"]
 )

@@ -9,7 +9,9 @@ from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.errors import CapacityError, RequestError
+from saccade.inputs.media_pool import MediaPool
 from saccade.server.service import Service
+from saccade.wire.engine_metrics import JobStats
 from tests.server.fake import HANG_S, Caller, FakeEngine, service_for
 
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
@@ -117,6 +119,24 @@ def test_memory_of_the_device_is_told_where_there_is_one(engine: FakeEngine) -> 
     engine.gpu_bytes, engine.ready = 2**36 + 1, structs.replace(engine.ready, gpu_bytes=2**36)
     found = samples(asyncio.run(caller.get("/metrics")).body.decode())
     assert [found[name][0].value for name in names] == [2**36 + 1, 2**36]
+
+
+def test_processes_for_untrusted_data_are_counted(engine: FakeEngine) -> None:
+    service = service_for(engine)
+    engine.grammar_jobs = JobStats(waiting=3, killed=4)
+    caller = Caller(service)
+    found = samples(asyncio.run(caller.get("/metrics")).body.decode())
+    assert found["saccade:grammar_jobs_waiting"][0].value == 3
+    assert found["saccade:grammar_processes_killed_total"][0].value == 4
+    assert "saccade:media_jobs_waiting" not in found, "no media are decoded"
+    service.media_pool = media = MediaPool(2)
+    try:
+        media.pool.num_killed = 5
+        found = samples(asyncio.run(caller.get("/metrics")).body.decode())
+    finally:
+        media.close()
+    assert found["saccade:media_jobs_waiting"][0].value == 0
+    assert found["saccade:media_processes_killed_total"][0].value == 5
 
 
 def test_tokens_are_counted_while_they_come(scripted: Scripted) -> None:

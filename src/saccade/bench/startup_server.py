@@ -5,6 +5,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from threading import Event, Thread
 from time import perf_counter
@@ -15,11 +16,13 @@ SERVE = (sys.executable, "-m", "saccade", "serve")
 READY = re.compile(r"ready on (https?://\S+)")
 STOP_S = 60.0  # before it is killed
 TAIL_LINES = 20
+MAX_LINES = 10_000  # kept of a server that is ready
 
 
 class LaunchedServer:
-    """`__enter__` returns when the server is ready; `__exit__` stops it. `lines` holds all its output with seconds
-    since the start. A server that exits or is not ready in time raises a ConfigError with its last lines."""
+    """`__enter__` returns when the server is ready; `__exit__` stops it. `lines` holds its output with seconds since
+    the start, and `last` the newest lines. A server that exits or is not ready in time raises a ConfigError with its
+    last lines. Ctrl-C does not reach it: whoever started it stops it."""
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class LaunchedServer:
         self.url = ""
         self.ready_s = 0.0
         self.lines: list[tuple[float, str]] = []
+        self.last: deque[str] = deque(maxlen=TAIL_LINES)
         self._command = [*SERVE, *([model] if model else []), "--port", "0", *shlex.split(flags)]
         self._timeout_s, self._say = timeout_s, say
         self._heard = Event()
@@ -46,6 +50,7 @@ class LaunchedServer:
             text=True,
             errors="replace",
             bufsize=1,
+            process_group=0 if sys.platform != "win32" else None,
         )
         self._listener = Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -58,6 +63,14 @@ class LaunchedServer:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def stop(self) -> None:
         if self._process.poll() is None:
@@ -77,14 +90,16 @@ class LaunchedServer:
             return
         code = self._process.poll()
         why = f"is not ready after {self._timeout_s:g} s" if code is None else f"ended with exit code {code}"
-        last = "\n".join(line for _, line in self.lines[-TAIL_LINES:])
+        last = "\n".join(self.last)
         raise ConfigError(f"`{shlex.join(self._command)}` {why}; it said:\n{last}")
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             since_s = perf_counter() - self._begun
-            self.lines.append((since_s, line.rstrip()))
+            self.last.append(line.rstrip())
+            if not self.url or len(self.lines) < MAX_LINES:
+                self.lines.append((since_s, line.rstrip()))
             self._say(line.rstrip())
             if not self.url and (match := READY.search(line)):
                 self.ready_s = since_s

@@ -1,4 +1,4 @@
-"""`saccade bench ...`: model passes without a server, all-reduce, load on a server, and server startup."""
+"""`saccade bench ...`: model passes without a server, all-reduce, load on a server, server startup, and soaks."""
 
 import json
 from argparse import Namespace
@@ -22,6 +22,7 @@ from saccade.bench.serving_settings import (
     WorkloadSettings,
     draw_seed,
 )
+from saccade.bench.soak_settings import SoakSettings
 from saccade.cli.aliases import add_bench_aliases
 from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
@@ -44,6 +45,11 @@ ABOUT = {
     "bench startup": (
         "Start a server several times: seconds of every stage until ready, and whether first requests are slower."
     ),
+    "bench soak": (
+        "Mixed and hostile load: images of many sizes, streams, clients that leave or read slowly, bad files, "
+        "grammars, tools, timeouts. Every answer must be the expected one; memory, files, sockets and KV blocks must "
+        "be flat."
+    ),
 }
 SETTINGS: dict[str, tuple[type[Any], ...]] = {
     SERVE: (TargetSettings, WorkloadSettings, LoadSettings, OutputSettings, VariantSettings, AgainstSettings),
@@ -52,9 +58,10 @@ SETTINGS: dict[str, tuple[type[Any], ...]] = {
     "bench graphs": (GraphBenchSettings,),
     "bench allreduce": (AllReduceBenchSettings,),
     "bench startup": (StartupBenchSettings,),
+    "bench soak": (SoakSettings,),
 }
 OWN_DEFAULTS: dict[str, dict[str, Any]] = {SERVE: {"seed": None}}  # drawn when the command runs
-WITH_MODEL = ("bench offline", "bench vision", "bench startup")
+WITH_MODEL = ("bench offline", "bench vision", "bench startup", "bench soak")
 
 
 def new_parser(name: str) -> Parser:
@@ -75,6 +82,7 @@ def run(flags: Namespace) -> int:
         "bench graphs": _graphs,
         "bench allreduce": _allreduce,
         "bench startup": _startup,
+        "bench soak": _soak,
     }
     return runs[flags.command](flags)
 
@@ -96,6 +104,13 @@ def _startup(flags: Namespace) -> int:
     from saccade.bench.serving_command import bench_startup
 
     return bench_startup(chosen_model(flags.words), settings_from(flags, StartupBenchSettings), Output())
+
+
+def _soak(flags: Namespace) -> int:
+    from saccade.bench.soak_command import bench_soak
+
+    model = flags.words[0] if flags.words else ""  # the server then chooses the bundled one, with its limits
+    return bench_soak(model, settings_from(flags, SoakSettings, {"api_key": openai_api_key()}), Output())
 
 
 def _offline(flags: Namespace) -> int:

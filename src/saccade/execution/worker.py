@@ -131,8 +131,8 @@ class Worker:
 
     def _stats(self, serial: int) -> messages.StatsReply:
         wait_s = max((monotonic() - waiting.since for waiting in self._compiling.values()), default=0.0)
-        figures = self._engine.scheduler.stats()
-        return messages.StatsReply(serial, figures, self._engine.phase_snapshots(), gpu_bytes_in_use(), wait_s)
+        figures, phases = self._engine.scheduler.stats(), self._engine.phase_snapshots()
+        return messages.StatsReply(serial, figures, phases, gpu_bytes_in_use(), wait_s, self._engine.grammar_jobs)
 
     def _take(self, command: messages.Add, frames: messages.Buffers) -> None:
         """Requests whose grammar must be compiled first may be overtaken by others."""

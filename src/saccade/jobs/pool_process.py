@@ -86,7 +86,7 @@ class PoolProcess:
         self._clock = ~self.pid << 3 | 2  # Linux's name of a process's CPU clock
         self._poll = select.poll()
         self._poll.register(ours, select.POLLIN)
-        self.was_killed = False
+        self.was_killed = False  # before its job had ended
         self._is_usable = True
 
     @property
@@ -102,23 +102,22 @@ class PoolProcess:
         go_on: Callable[[], None],
     ) -> JobOutput:
         """A process is killed unless it ends its job properly."""
-        self._is_usable, proper = False, False
+        self._is_usable, proper, self.was_killed = False, False, True
         output = os.memfd_create("saccade-output", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             self._send(packets.Job(words, sum(map(len, data)), limits.cpu_s, limits.memory_bytes), data, output)
             reply = self._wait(limits, hold, go_on)
-            proper = not reply.is_last
+            proper, self.was_killed = not reply.is_last, False
             if isinstance(reply, packets.JobRefused):
                 raise RequestError(_printable(reply.message), code=reply.code, status=_status(reply.status))
             return JobOutput(reply.words, _sealed(output, reply.num_bytes, limits.max_output_bytes))
         except ProcessLostError:
-            proper = False
+            proper, self.was_killed = False, True
             raise
         finally:
             os.close(output)
             self._is_usable = proper
             if not proper:
-                self.was_killed = self._process.poll() is None
                 self.kill()
 
     def stop(self) -> None:

@@ -82,14 +82,21 @@ def _indexed_files(index: Path) -> tuple[Path, ...]:
     try:
         weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(weight_map.values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ConfigError(f"{index} is not a safetensors index ({error!r}); download it again") from error
     files = tuple(index.parent / name for name in names)
     for file in files:
         if file.parent != index.parent:
             raise ConfigError(f"{index} names {file.name} outside of its folder; download the checkpoint again")
-        if not file.is_file():
+        if not _is_file(file):
             raise ConfigError(
                 f"{file} is missing, but {index.name} names it as one of {len(files)} shards; download it again"
             )
     return files
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # no name that a file can have
+        return False

@@ -6,6 +6,7 @@ unknown metadata that changes attention or logits here.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,10 +99,18 @@ class GGUFFile:
             from gguf import GGUFReader
         except ImportError as error:
             raise ConfigError(f"{path} needs the gguf package: pip install 'saccade[gguf]'") from error
-        try:
-            return cls(path, GGUFReader(path))
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"{path} cannot be read as GGUF ({error}); download it again") from error
+
+        class StrictReader(GGUFReader):
+            """The package's reader takes what is beyond the end of a file for empty: it would count to the end of an
+            array of any length, with memory for every step."""
+
+            def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+                if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                    raise ValueError("it ends too early")
+                return super()._get(offset, dtype, count, override_order)
+
+        with _readable(path):
+            return cls(path, StrictReader(path))
 
     @property
     def where(self) -> str:
@@ -113,6 +122,10 @@ class GGUFFile:
         return sum(4 * int(tensor.n_elements) for tensor in self.reader.tensors)
 
     def config(self) -> Config:
+        with _readable(self.path):
+            return self._read_config()
+
+    def _read_config(self) -> Config:
         kind, dialect = self._dialect()
         values = {key: self._field(f"{kind}.{name}") for name, key in KEYS.items()}
         values |= {
@@ -132,11 +145,12 @@ class GGUFFile:
         heads = {"attn_q": self.config().need("num_attention_heads", int)}
         heads |= {"attn_k": self.config().get("num_key_value_heads", heads["attn_q"])}
         for stored in self.reader.tensors:
-            values = dequantize(stored.data, stored.tensor_type)
-            values = values.reshape([int(n) for n in reversed(stored.shape)]).astype(np.float32)
-            name, kind = _rename(stored.name)
-            if dialect.is_interleaved and kind in heads:
-                values = _halves(values, heads[kind])
+            with _readable(self.path):
+                values = dequantize(stored.data, stored.tensor_type)
+                values = values.reshape([int(n) for n in reversed(stored.shape)]).astype(np.float32)
+                name, kind = _rename(stored.name)
+                if dialect.is_interleaved and kind in heads:
+                    values = _halves(values, heads[kind])
             yield name, torch.from_numpy(np.ascontiguousarray(values))
 
     def _refuse_unknown(self, kind: str, config: Config) -> None:
@@ -172,6 +186,15 @@ class GGUFFile:
             if tensor.name == name:
                 return tuple(int(n) for n in reversed(tensor.shape))
         raise ConfigError(f"{self.path} has no tensor {name}; download it again")
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """What the package raises for a broken file is a sentence that names it."""
+    try:
+        yield
+    except (ValueError, OSError, LookupError, ArithmeticError, TypeError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"{path} cannot be read as GGUF ({error}); download it again") from error
 
 
 def _rename(stored: str) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from saccade.scheduling.request import Request, Status
 from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens, spans_of
 from saccade.scheduling.scheduler import Scheduler
 from saccade.scheduling.step_plan import Chunk, Results, RowError, StepPlan
+from saccade.wire.engine_metrics import JobStats
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import NEXT, Turn
@@ -126,6 +127,10 @@ class Engine:
         """Nobody waits for this result of `compile` any more."""
         if self._grammars is not None:
             self._grammars.forget(grammar, compiled)
+
+    @property
+    def grammar_jobs(self) -> JobStats:
+        return JobStats() if self._grammars is None else self._grammars.jobs
 
     def close(self) -> None:
         """Ends processes that belong to the engine."""

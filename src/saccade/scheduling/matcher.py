@@ -19,6 +19,7 @@ from saccade.jobs.pool_process import is_supported
 from saccade.scheduling.compiling import Vocabulary, Words, build_tokenizer, compile_grammar
 from saccade.scheduling.orders import Mask
 from saccade.scheduling.trials import Trials
+from saccade.wire.engine_metrics import JobStats
 from saccade.wire.grammar import Grammar, broken
 from saccade.wire.update import BROKEN, NO_TOKEN
 
@@ -83,6 +84,13 @@ class GrammarCompiler:
         found.is_abandoned.set()
         if compiled.cancel() or self._trials is not None:
             del self._compiled[grammar]
+
+    @property
+    def jobs(self) -> JobStats:
+        if self._trials is None or not self._trials.done() or self._trials.exception() is not None:
+            return JobStats()
+        pool = self._trials.result().pool
+        return JobStats(waiting=pool.num_waiting, killed=pool.num_killed)
 
     def close(self) -> None:
         """Ends the processes of trials."""

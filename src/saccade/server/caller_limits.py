@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import yaml
 from saccade.errors import ConfigError
 
 MAX_WEIGHT = 1000.0
+MAX_SHOWN = 40  # characters of a wrong value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,11 +80,18 @@ def _limits(given: Mapping[Any, Any], where: str, default: CallerLimits) -> Call
     for name, value in given.items():
         kind, low, high = _RANGES[name]
         is_right = isinstance(value, bool) if kind is bool else isinstance(value, kind) and not isinstance(value, bool)
-        if not is_right or not (isfinite(value) and low <= value <= high):
+        if not is_right or not low <= value <= high:  # which no NaN is
             what = "true or false" if kind is bool else f"a number from {low:g} to {high:g}"
-            raise ConfigError(f"{where}: {name} is {value!r}; it must be {what} (--limits)")
+            raise ConfigError(f"{where}: {name} is {_shown(value)}; it must be {what} (--limits)")
         chosen[name] = value
     return CallerLimits(**chosen)
+
+
+def _shown(value: Any) -> str:
+    """A few lines can stand for a list of millions, and a number can be too long to be written."""
+    if not isinstance(value, bool | int | float | str):
+        return f"a {type(value).__name__}"
+    return repr(value)[:MAX_SHOWN] if not isinstance(value, int) or abs(value) < 10**MAX_SHOWN else "a huge number"
 
 
 _RANGES: dict[str, tuple[Any, float, float]] = {

@@ -101,6 +101,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._held_bytes, self._is_in_head = 0, False
         self._is_upgrade = self.parser.should_upgrade()
+        if self._is_refused:
+            return
         if (error := self._head_error()) is not None:
             self._is_refused = True  # nothing after this head is a request
             self._refuse(error)
@@ -221,7 +223,10 @@ class BoundedProtocol(HttpToolsProtocol):
         return len(self.pipeline) + is_served
 
     def _end_with(self, error: HttpError) -> None:
-        """Nothing is written into a reply that has begun: then the connection ends without a word."""
+        """Nothing is written into a reply that has begun: then the connection ends without a word. Nor is anything
+        written behind a reply that was the last one of its connection."""
+        if self.transport.is_closing():
+            return
         serving = self._serving
         if serving is None or serving.response_complete or not serving.response_started:
             body = orjson.dumps(error.envelope())

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from saccade.wire.engine_metrics import PREFIX, own_metrics, scheduler_metrics
+from saccade.wire.engine_metrics import PREFIX, JobStats, job_metrics, own_metrics, scheduler_metrics
 from saccade.wire.engine_metrics import Metric as EngineMetric
 from saccade.wire.messages import StatsReply
 from saccade.wire.sampling_params import SamplingParams
@@ -72,6 +72,7 @@ class Facts:
     is_ready: bool
     gpu_ready_bytes: int = 0
     ranks: TensorParallel = ONE_RANK
+    media_jobs: JobStats | None = None  # None: no media are decoded
 
 
 class Metrics:
@@ -174,6 +175,7 @@ class Metrics:
         families = [*self._http.collect(), *self._stages.collect(), *_front_families(facts)]
         if facts.stats is not None:
             families += _families(own_metrics(facts.stats.scheduler, facts.stats.phases.values(), facts.ranks))
+            families += _families(job_metrics("grammar", facts.stats.grammar_jobs))
             families += _memory_families(facts.stats.gpu_bytes, facts.gpu_ready_bytes)
         for family in families:
             yield _renamed(family, PREFIX, family.name)
@@ -193,6 +195,8 @@ def _front_families(facts: Facts) -> Iterator[Metric]:
     yield CounterMetricFamily("requests_refused", "requests refused because the server was full", facts.num_refused)
     if facts.time_to_ready_s is not None:
         yield GaugeMetricFamily("time_to_ready_seconds", "from the start to the first request", facts.time_to_ready_s)
+    if facts.media_jobs is not None:
+        yield from _families(job_metrics("media", facts.media_jobs))
 
 
 def _memory_families(used: int, at_ready: int) -> Iterator[Metric]:

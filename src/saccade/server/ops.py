@@ -94,6 +94,7 @@ class OpsRoutes:
             is_ready=service.phase is ServerPhase.READY,
             gpu_ready_bytes=0 if ready is None else ready.gpu_bytes,
             ranks=ONE_RANK if ready is None else ready.ranks,
+            media_jobs=service.media_jobs,
         )
         # Not in the pool that prepares requests: a scrape must not wait for them.
         return Response(await asyncio.to_thread(service.metrics.scrape, facts), media_type=CONTENT_TYPE)

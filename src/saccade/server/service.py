@@ -26,6 +26,7 @@ from saccade.server.response_store import ResponseStore
 from saccade.server.server_settings import ServerSettings
 from saccade.server.tools import ToolStyle
 from saccade.server.work_queue import WorkQueue
+from saccade.wire.engine_metrics import JobStats
 from saccade.wire.engine_settings import SchedulerSettings
 
 P = ParamSpec("P")
@@ -109,6 +110,12 @@ class Service:
         found = [f"{self._revival}; it is being started again"] if self._revival else []
         found += [] if self._engine is None else self._engine.degraded
         return found + [text for sign in self.signs if (text := sign())]
+
+    @property
+    def media_jobs(self) -> JobStats | None:
+        if self.media_pool is None:
+            return None
+        return JobStats(waiting=self.media_pool.pool.num_waiting, killed=self.media_pool.pool.num_killed)
 
     def _preparing_sign(self) -> str:
         wait_s = self._preparing.oldest_s

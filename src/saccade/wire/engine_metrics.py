@@ -25,6 +25,14 @@ class SchedulerStats:
     encoder_hits: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStats:
+    """Of the processes that work on untrusted data. `killed` only grows: those that ended before their job was done."""
+
+    waiting: int = 0
+    killed: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One figure: a counter only grows, a gauge is a current value. `plain` is the name without prefix and suffix."""
@@ -66,6 +74,12 @@ def scheduler_metrics(scheduler: SchedulerStats, num_pending: int = 0) -> Iterat
     yield counter("prefix_cache_hits", "prompt tokens found computed", scheduler.prefix_hit_tokens)
     yield counter("mm_cache_queries", "images looked up", scheduler.encoder_queries)
     yield counter("mm_cache_hits", "images found encoded", scheduler.encoder_hits)
+
+
+def job_metrics(kind: str, jobs: JobStats) -> Iterator[Metric]:
+    yield gauge(f"{kind}_jobs_waiting", f"{kind} jobs that wait for a process", jobs.waiting)
+    text = f"processes for {kind} that were ended before their job: limits, clients that left, crashes"
+    yield counter(f"{kind}_processes_killed", text, jobs.killed)
 
 
 def own_metrics(

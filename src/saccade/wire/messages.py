@@ -13,7 +13,7 @@ from saccade.inputs.chat_messages import MediaKind
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.positions import Ints
-from saccade.wire.engine_metrics import SchedulerStats
+from saccade.wire.engine_metrics import JobStats, SchedulerStats
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
@@ -131,6 +131,7 @@ class StatsReply(Struct, frozen=True, tag=True):
     phases: dict[str, dict[str, Any]]
     gpu_bytes: int = 0
     compile_wait_s: float = 0.0  # of the oldest request that waits for its grammar
+    grammar_jobs: JobStats = JobStats()
 
 
 class Flushed(Struct, frozen=True, tag=True):

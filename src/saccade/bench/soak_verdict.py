@@ -1,0 +1,118 @@
+"""What a soak found: pure functions from answers and samples to verdicts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from saccade.bench.soak_client import Answer
+from saccade.bench.soak_requests import SoakRequest
+from saccade.bench.soak_samples import BUSY, ENGINE, FILES, GPU, JOBS, PROCESSES, SERVER, SOCKETS
+
+MIB = 2**20
+JOB_MIB = 48 + 64  # what a process for media may keep between jobs, and what it has when it is new
+MOST_SHOWN = 20
+LEAST_SAMPLES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Unexpected:
+    index: int
+    kind: str
+    status: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceVerdict:
+    """`first` and `last` are medians of the first and the last third of the idle moments after warm-up; `peak` is the
+    largest figure that was seen, under load too. `is_flat` is None where there were too few idle moments."""
+
+    name: str
+    first: float
+    last: float
+    peak: float
+    allowance: float
+    is_flat: bool | None
+
+
+@dataclass(slots=True)
+class Tally:
+    """Answers by kind and outcome. Only the first unexpected ones are kept."""
+
+    answers: dict[str, dict[str, int]] = field(default_factory=dict)
+    num_unexpected: int = 0
+    unexpected: list[Unexpected] = field(default_factory=list)
+
+    def note(self, request: SoakRequest, answer: Answer) -> None:
+        kinds = self.answers.setdefault(request.kind, {})
+        kinds[answer.outcome] = kinds.get(answer.outcome, 0) + 1
+        if (why := judge(request, answer)) is not None:
+            self.note_unexpected(Unexpected(request.index, request.kind, answer.status, why))
+
+    def note_unexpected(self, one: Unexpected) -> None:
+        self.num_unexpected += 1
+        if len(self.unexpected) < MOST_SHOWN:
+            self.unexpected.append(one)
+
+    @property
+    def num_requests(self) -> int:
+        return sum(sum(kinds.values()) for kinds in self.answers.values())
+
+
+def judge(request: SoakRequest, answer: Answer) -> str | None:
+    """Why an answer is not as expected; None if it is. A client that leaves may see nothing, or a reply that begins."""
+    if answer.has_left and answer.status == 0:
+        return answer.problem or None
+    if answer.status not in request.expected:
+        allowed = " or ".join(map(str, sorted(request.expected)))
+        return f"answered with {answer.status or 'nothing'}, expected {allowed}: {answer.problem}"
+    if answer.status == 200 and answer.problem and not answer.has_left:
+        return answer.problem
+    return None
+
+
+def allowances(rss_mib: float) -> dict[str, float]:
+    """By resource: how much more it may be in the end. What requests hold, and the GPU's memory, may not grow."""
+    return {
+        SERVER: rss_mib * MIB,
+        ENGINE: rss_mib * MIB,
+        JOBS: 0.0,  # see `judge_resources`
+        PROCESSES: 8.0,
+        FILES: 8.0,
+        SOCKETS: 4.0,
+        **dict.fromkeys((*BUSY, GPU), 0.0),
+    }
+
+
+def judge_resources(
+    idle: Sequence[Mapping[str, float]], peaks: Mapping[str, float], rss_mib: float
+) -> list[ResourceVerdict]:
+    """`idle` are the figures of the idle moments after warm-up. Resources that the server does not tell are left out;
+    those that requests hold must be 0 in every idle moment."""
+    return [
+        _judge(name, [figures[name] for figures in idle if name in figures], peaks, allowance, idle)
+        for name, allowance in allowances(rss_mib).items()
+        if any(name in figures for figures in idle)
+    ]
+
+
+def _judge(
+    name: str,
+    values: Sequence[float],
+    peaks: Mapping[str, float],
+    allowance: float,
+    idle: Sequence[Mapping[str, float]],
+) -> ResourceVerdict:
+    third = max(1, len(values) // 3)
+    first, last = median(values[:third]), median(values[-third:])
+    if name == JOBS:  # each may keep some memory, and there may be more of them than at first
+        allowance = JOB_MIB * MIB * max(figures.get(PROCESSES, 0.0) for figures in idle)
+    is_flat = last - first <= allowance and not (name in BUSY and any(values))
+    is_told = len(values) >= LEAST_SAMPLES
+    return ResourceVerdict(
+        name, first, last, max(peaks.get(name, 0.0), *values), allowance, is_flat if is_told else None
+    )
+
+
+def shown(name: str, value: float) -> str:
+    return f"{value / MIB:.1f} MiB" if name.startswith("RSS") or name == GPU else f"{value:g}"

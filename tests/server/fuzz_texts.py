@@ -1,0 +1,356 @@
+"""A fuzzer for the parsers of text that are ours: addresses of media, origins, tool calls, reasoning, files of limits.
+
+Case i of a seed is always the same text: `python -m tests.server.fuzz_texts --parser tools --seed 7 --only 1234` runs
+one again, and `--minutes 30` runs new ones until the time is over. A parser gives a result that keeps its promise, or
+the refusal that belongs to it; one that reads a stream says the same however the text is cut.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+from saccade.errors import ConfigError, RequestError
+from saccade.inputs.fetch import is_public, parse_url
+from saccade.server.caller_limits import LimitsFile, read_limits
+from saccade.server.origins import is_foreign_page
+from saccade.server.reasoning import ReasoningParser
+from saccade.server.tools import Content, HermesParser, LlamaParser, ToolEvent
+
+MOST_CPU_S = 5.0  # for a text of some kilobytes; they take microseconds
+URL_PIECES = (
+    *(
+        "http://",
+        "https://",
+        "HTTP://",
+        "file://",
+        "data:image/png;base64,",
+        "//",
+        "a.org",
+        "127.0.0.1",
+        "[::1]",
+        "[",
+        "]",
+    ),
+    *(
+        "localhost",
+        "0x7f.1",
+        "2130706433",
+        "[::ffff:10.0.0.1]",
+        "[fe80::1%25eth0]",
+        "169.254.169.254",
+        "xn--a",
+        "é",
+        "%00",
+    ),
+    *(
+        "@",
+        "user:pw@",
+        ":",
+        ":80",
+        ":65536",
+        ":0",
+        "/",
+        "/a/b",
+        "?",
+        "#",
+        "\\",
+        " ",
+        "\n",
+        "\0",
+        "..",
+        ".",
+        "%2f",
+        "%",
+        "\u0661",
+    ),
+)
+TOOL_PIECES = (
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<tool",
+        "_call>",
+        "</",
+        "<",
+        ">",
+        "\n",
+        " ",
+        "\t",
+        "word",
+        "é",
+        "😀",
+        "\\",
+        '"',
+        '\\"',
+    ),
+    *(
+        '{"name": "f", "arguments": {}}',
+        '{"name": "g", "parameters": {"x": [1, "</tool_call>"]}}',
+        '{"name": ""}',
+        "{",
+        "}",
+    ),
+    *(
+        '{"name": "f", "arguments": {"a": ',
+        '"arguments": "{}"',
+        ";",
+        "; ",
+        "null",
+        "NaN",
+        "[" * 2000,
+        "1e999",
+        "1" * 5000,
+    ),
+)
+THINK_PIECES = (
+    "<think>",
+    "</think>",
+    "<th",
+    "ink>",
+    "</",
+    "<",
+    "\n",
+    "\n\n",
+    " ",
+    "a",
+    "word ",
+    "é",
+    "<b>",
+    "</think",
+    ">",
+)
+LIMIT_PIECES = (
+    *(
+        "default:",
+        "callers:",
+        "\n",
+        "\n  ",
+        "\n    ",
+        "  a:",
+        "key: 'k'",
+        "key: k2",
+        "max_requests: 5",
+        "weight: 2.5",
+        ": ",
+    ),
+    *(
+        "priority: true",
+        "queue_share: 0.5",
+        "tokens_per_minute: 1e3",
+        "{",
+        "}",
+        "[",
+        "]",
+        ", ",
+        "&x ",
+        "*x",
+        "<<: *x",
+        "!!set",
+    ),
+    *(
+        "max_requests: " + "9" * 400,
+        "weight: 0x" + "f" * 5000,
+        "weight: .inf",
+        "weight: .nan",
+        "2024-13-45",
+        "? ",
+        "- ",
+        "~",
+    ),
+    *(
+        "!!python/object:os.system",
+        "--- ",
+        "...",
+        "\t",
+        "\0",
+        "é",
+        "'",
+        '"',
+        "# c",
+        "| ",
+        "> ",
+        "%YAML 9.9",
+        "1:2:3",
+        "null",
+    ),
+)
+# Few bytes that stand for ten to the ninth values, if anybody writes them all down.
+BOMB = "\n".join(
+    [
+        "default:\n  weight:\n    - &a [1,1,1,1,1,1,1,1,1]",
+        *(f"    - &{b} [{','.join([f'*{a}'] * 9)}]" for a, b in pairwise("abcdefghi")),
+    ]
+)
+LIMIT_TEXTS = (
+    'default: {max_requests: 64}\ncallers:\n  alice: {key: "sk-1", weight: 2, priority: true}\n',
+    "callers:\n  b: {key: sk-2, tokens_per_minute: 100000, queue_share: 0.5}\n",
+    BOMB,
+    BOMB.replace("default", "callers"),
+    "default: {max_requests: " + "9" * 400 + "}\n",
+    "default: {weight: 0x" + "f" * 5000 + "}\n",
+)
+
+
+class FoundError(AssertionError):
+    """A case that came to something else than a result or a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextCase:
+    parser: str
+    seed: int
+    index: int
+    text: str
+
+
+def make_case(parser: str, seed: int, index: int) -> TextCase:
+    random = Random(f"{parser}:{seed}:{index}")
+    pieces = PIECES[parser]
+    text = "".join(random.choices(pieces, k=random.randint(0, 12)))
+    if parser == "urls" and random.random() < 0.7:
+        text = random.choice(("http://", "https://")) + random.choice(("a.org", "1.2.3.4", "[2606::1]")) + text
+    if parser == "limits" and random.random() < 0.6:
+        base = random.choice(LIMIT_TEXTS)
+        at = random.randrange(len(base) + 1)
+        text = base[:at] + random.choice((text, text[:10], "")) + base[at + random.choice((0, 0, 1, 9)) :]
+    return TextCase(parser, seed, index, text)
+
+
+def check(case: TextCase) -> None:
+    """Raises what was found."""
+    begun = time.thread_time()
+    try:
+        CHECKS[case.parser](case.text, Random(f"{case.seed}:{case.index}:cuts"))
+    except FoundError:
+        raise
+    except Exception as error:
+        raise FoundError(f"{type(error).__name__}: {str(error)[:200]}") from error
+    if (used := time.thread_time() - begun) > MOST_CPU_S:
+        raise FoundError(f"{used:.1f} seconds of CPU time")
+
+
+def _check_url(text: str, random: Random) -> None:
+    is_public(text)
+    is_foreign_page(text, "localhost:8000")
+    is_foreign_page("http://localhost:8000", text)
+    try:
+        found = parse_url(text)
+    except RequestError as error:
+        if not str(error).isprintable() or error.status != 400:
+            raise FoundError(f"refused with {error.status}: {error!r}") from error
+        return
+    is_plain = found.host.isascii() and found.host and not set(found.host) & set("/\\@[]#?% \n\0")
+    if not is_plain or not 1 <= found.port <= 65535 or not found.target.startswith("/") or not found.target.isascii():
+        raise FoundError(f"{found} passed")
+    if parse_url(found.url) != found:
+        raise FoundError(f"{found} is read otherwise the second time")
+
+
+def _check_tools(text: str, random: Random) -> None:
+    for new in (HermesParser, LlamaParser):
+        for is_parallel in (True, False):
+            for is_cut in (True, False):
+                seen = []
+                for pieces in ([text], _cut(text, random), list(text[:300]) + [text[300:]]):
+                    parser = new(is_parallel=is_parallel, new_id=lambda: "id")
+                    events = [event for piece in pieces for event in parser.push(piece)]
+                    seen.append(_joined(events + parser.finish(is_cut=is_cut)))
+                if seen[0] != seen[1] or seen[0] != seen[2]:
+                    raise FoundError(f"{new.__name__}, parallel {is_parallel}, cut {is_cut}: {seen}"[:500])
+                if not seen[0][1] and seen[0][0] != text:
+                    raise FoundError(f"{new.__name__}: text was lost: {seen[0][0][:200]!r}")
+
+
+def _joined(events: list[ToolEvent]) -> tuple[str, list[Any]]:
+    content = "".join(event.text for event in events if isinstance(event, Content))
+    return content, [event for event in events if not isinstance(event, Content)]
+
+
+def _check_reasoning(text: str, random: Random) -> None:
+    for is_open in (True, False):
+        seen = []
+        for pieces in ([text], _cut(text, random), list(text)):
+            parser = ReasoningParser(is_open=is_open)
+            said = [*(parser.push(piece) for piece in pieces), parser.finish()]
+            seen.append(("".join(thought for thought, _ in said), "".join(answer for _, answer in said)))
+        if seen[0] != seen[1] or seen[0] != seen[2]:
+            raise FoundError(f"open {is_open}: {seen}")
+        if len(seen[0][0]) + len(seen[0][1]) > len(text):
+            raise FoundError(f"open {is_open}: text was added: {seen[0]}")
+
+
+def _check_limits(text: str, random: Random) -> None:
+    with tempfile.NamedTemporaryFile("wb", suffix=".yaml") as file:
+        file.write(text.encode("utf-8", "surrogatepass"))
+        file.flush()
+        try:
+            found = read_limits(file.name)
+        except ConfigError as error:
+            if "--limits" not in str(error) or len(str(error)) > 20_000:
+                raise FoundError(f"refused with {str(error)[:200]}") from error
+            return
+    _check_figures(found)
+
+
+def _check_figures(found: LimitsFile) -> None:
+    if len({caller.key for caller in found.callers}) < len(found.callers):
+        raise FoundError(f"keys are not different: {found}")
+    for limits in (found.default, *(caller.limits for caller in found.callers)):
+        if not (0 < limits.weight <= 1000 and 0 < limits.queue_share <= 1 and limits.max_requests >= 0):
+            raise FoundError(f"{limits} passed")
+
+
+def _cut(text: str, random: Random) -> list[str]:
+    places = sorted({0, len(text), *(random.randrange(len(text) + 1) for _ in range(random.randint(0, 9)))})
+    return [text[begin:end] for begin, end in pairwise(places)]
+
+
+PIECES = {"urls": URL_PIECES, "tools": TOOL_PIECES, "reasoning": THINK_PIECES, "limits": LIMIT_PIECES}
+CHECKS: dict[str, Callable[[str, Random], None]] = {
+    "urls": _check_url,
+    "tools": _check_tools,
+    "reasoning": _check_reasoning,
+    "limits": _check_limits,
+}
+
+
+def run_cases(parser: str, seed: int, indices: Iterator[int]) -> Iterator[tuple[TextCase, FoundError | None]]:
+    for index in indices:
+        case = make_case(parser, seed, index)
+        try:
+            check(case)
+        except FoundError as error:
+            yield case, error
+        else:
+            yield case, None
+
+
+def main() -> int:
+    reader = argparse.ArgumentParser(description=__doc__)
+    reader.add_argument("--parser", choices=sorted(CHECKS), required=True)
+    reader.add_argument("--minutes", type=float, default=1.0)
+    reader.add_argument("--seed", type=int, default=0)
+    reader.add_argument("--only", type=int, help="run this case again")
+    given = reader.parse_args()
+    num_found = num_cases = 0
+    end = time.monotonic() + 60 * given.minutes
+    indices = iter(range(2**62)) if given.only is None else iter([given.only])
+    for case, error in run_cases(given.parser, given.seed, indices):
+        num_cases += 1
+        if error is not None:
+            num_found += 1
+            sys.stdout.write(f"--parser {case.parser} --seed {case.seed} --only {case.index}: {error}\n")
+        if time.monotonic() > end:
+            break
+    sys.stdout.write(f"{num_cases} cases, {num_found} found\n")
+    return 1 if num_found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
