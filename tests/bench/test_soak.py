@@ -1,19 +1,21 @@
 """The soak: what it finds in figures that are fed to it, and that it finds nothing in the bundled model's server."""
 
+import asyncio
 import io
 import json
 import os
-import signal
 import socket
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from saccade.bench import soak_samples as held
+from saccade.bench.soak import Soak, SoakReport
 from saccade.bench.soak_client import Answer
 from saccade.bench.soak_command import bench_soak
 from saccade.bench.soak_files import image_sizes
@@ -193,8 +195,8 @@ def test_a_server_that_fails_is_given_up_and_told_of(tmp_path: Path) -> None:
     assert "answered with 500, expected 200" in text and "something was found" in text
 
 
-def test_ctrl_c_ends_with_the_report_so_far() -> None:
-    asked_enough = Event()
+def test_a_soak_that_is_stopped_has_the_report_so_far() -> None:
+    stops: list[Callable[[], object]] = []
 
     async def works(asked: Any) -> Reply:
         if asked.path == "/v1/models":
@@ -204,19 +206,18 @@ def test_ctrl_c_ends_with_the_report_so_far() -> None:
         elif asked.path == "/metrics":
             yield plain(200, b"", "text/plain")
         else:
-            asked_enough.set()
+            stops[0]()
             yield as_json({"error": {"message": "no"}}, 400)
 
-    def interrupt() -> None:
-        if asked_enough.wait(BOUND_S):
-            os.kill(os.getpid(), signal.SIGINT)
+    async def soak(url: str) -> SoakReport:
+        settings = SoakSettings(request_timeout_s=BOUND_S, minutes=BOUND_MINUTES, url=url)
+        one = Soak(url, settings, None, lambda text: None)
+        stops.append(partial(asyncio.get_running_loop().call_soon_threadsafe, one.stop))
+        return await one.run()
 
     with serving(works) as server:
-        thread = Thread(target=interrupt)
-        thread.start()
-        code, text = run_soak(minutes=BOUND_MINUTES, url=server.url)
-        thread.join(BOUND_S)
-    assert "ended by Ctrl-C" in text and code in (0, 1)
+        report = asyncio.run(soak(server.url))
+    assert report.is_interrupted and report.requests > 0 and not report.problems
 
 
 def test_what_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

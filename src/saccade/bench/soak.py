@@ -71,12 +71,16 @@ class Soak:
         self._problems: list[str] = []
         self._stop = asyncio.Event()
 
+    def stop(self) -> None:
+        """End it with the report so far, as Ctrl-C does."""
+        self._stop.set()
+
     async def run(self) -> SoakReport:
-        """Ctrl-C ends it with the report so far."""
+        """Ctrl-C stops it."""
         target = await self._describe()
         loop = asyncio.get_running_loop()
         with suppress(ValueError, RuntimeError, NotImplementedError):  # not in the main thread
-            loop.add_signal_handler(signal.SIGINT, self._stop.set)
+            loop.add_signal_handler(signal.SIGINT, self.stop)
         self._begun = monotonic()
         watching = [asyncio.create_task(self._probe()), asyncio.create_task(self._look())]
         try:

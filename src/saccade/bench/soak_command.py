@@ -1,5 +1,6 @@
 """`saccade bench soak`: start a server or find one, run, print, save, and return the exit code."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -8,7 +9,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from saccade.bench.client import run
 from saccade.bench.client_connection import ServerAddress
 from saccade.bench.soak import Soak, SoakReport
 from saccade.bench.soak_samples import listener
@@ -30,7 +30,7 @@ def bench_soak(model: str, settings: SoakSettings, console: Console) -> int:
     with stages(Console(stderr=True), "starting") as say:
         if settings.url:
             address = ServerAddress.of(settings.url)
-            report = run(Soak(settings.url, settings, listener(address.host, address.port), say).run())
+            report = asyncio.run(Soak(settings.url, settings, listener(address.host, address.port), say).run())
         else:
             report = _with_server(model, settings, say)
     print_soak(report, console)
@@ -79,7 +79,7 @@ def _with_server(model: str, settings: SoakSettings, say: Callable[[str], None])
 
     server = LaunchedServer(model, settings.serve_args, timeout_s=settings.start_timeout_s, say=say_start)
     with server:
-        report = run(Soak(server.url, settings, server.pid, say).run())
+        report = asyncio.run(Soak(server.url, settings, server.pid, say).run())
         if server.has_ended:
             report.problems.append("the server has ended; it said:\n" + "\n".join(server.last))
     return report
