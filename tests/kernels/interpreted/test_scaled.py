@@ -11,7 +11,7 @@ from saccade.kernels import reference_scaled, scaled
 from saccade.kernels.weight import Layout, Scaled, Weight, new_weight, scale_inputs
 from tests.kernels.cases import randn
 
-WIDTHS = [100, 128, 384, 1152, 4352, 3456]
+WIDTHS = [100, 384, 1152]  # without a tail, and with one
 FORMS = ["rows", "given", "blocks"]
 STEP = 0.13  # between neighbours of e4m3, of the number
 SMALLEST = 2.0**-6  # of the normal numbers
