@@ -20,6 +20,7 @@ from tests.models.quantized import SCHEMES, write
 from tests.models.test_quantization import wide_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=20)
+SAME_ROUNDING = 0.05  # of a log-probability, where inputs are rounded alike but for the few between two numbers
 FP8_ERROR = 0.2  # of a log-probability; without the scales of its shard, a rank would be wrong by whole numbers
 
 
@@ -39,7 +40,7 @@ def test_two_ranks_answer_as_one_does(two: Ranks, scheme: str, tmp_path: Path) -
     found, expected = (run(engine, prompts, GREEDY) for engine in (ours, alone))
     for name, right in expected.items():
         if scheme in ("blocks", "static"):
-            assert_alike(found[name], right)
+            assert_alike(found[name], right, close=SAME_ROUNDING)
         else:
             first, other = scores_of(found[name])[0], scores_of(right)[0]
             assert all(abs(first[token] - other[token]) < FP8_ERROR for token in first.keys() & other.keys())
