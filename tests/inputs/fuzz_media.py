@@ -6,7 +6,6 @@ RequestError with a printable text. Decoders run in the processes of a MediaPool
 found and not suffered.
 """
 
-import argparse
 import base64
 import io
 import struct
@@ -28,6 +27,7 @@ from saccade.inputs.headers import read_header
 from saccade.inputs.images import ImageLimits, measure_image, read_data_url
 from saccade.inputs.jpeg import count_visits, is_cheap, is_plain, read_frame
 from saccade.inputs.media_pool import MediaPool
+from tests.fuzzing import fuzz, fuzz_reader
 from tests.inputs.hostile_files import growing_gif, many_scans, motion_jpeg, picture
 
 LIMITS = ImageLimits(max_bytes=2**20, max_pixels=2**20, max_frames=32, max_video_pixels=2**22)
@@ -224,26 +224,11 @@ def run_cases(seed: int, indices: Iterator[int], pool: MediaPool | None) -> Iter
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="run this case again")
-    given = parser.parse_args()
-    pool, num_found, num_cases = MediaPool(), 0, 0
-    end = time.monotonic() + 60 * given.minutes
-    indices = iter(range(2**62)) if given.only is None else iter([given.only])
+    given, pool = fuzz_reader(__doc__).parse_args(), MediaPool()
     try:
-        for case, error in run_cases(given.seed, indices, pool):
-            num_cases += 1
-            if error is not None:
-                num_found += 1
-                sys.stdout.write(f"--seed {case.seed} --only {case.index} ({case.name}): {error}\n")
-            if time.monotonic() > end:
-                break
+        return fuzz(given, lambda seed, indices: run_cases(seed, indices, pool))
     finally:
         pool.close()
-    sys.stdout.write(f"{num_cases} cases, {num_found} found\n")
-    return 1 if num_found else 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Case i of a seed is always the same file: `python -m tests.models.fuzz_checkpoin
 and `--minutes 30` runs new ones until the time is over. A file gives tensors, or a ConfigError that names it.
 """
 
-import argparse
 import json
 import struct
 import sys
@@ -23,6 +22,7 @@ from safetensors.torch import save
 from saccade.errors import ConfigError
 from saccade.models.checkpoint import INDEX, SafetensorsFolder
 from saccade.models.gguf import GGUFFile
+from tests.fuzzing import fuzz, fuzz_reader
 
 MOST_CPU_S = 5.0  # for files of a few kilobytes, which take milliseconds
 NUMBERS = (0, 1, 2, 7, 8, 9, 255, 2**16, 2**31 - 1, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1)
@@ -131,23 +131,7 @@ def run_cases(seed: int, indices: Iterator[int]) -> Iterator[tuple[FileCase, Fou
 
 
 def main() -> int:
-    reader = argparse.ArgumentParser(description=__doc__)
-    reader.add_argument("--minutes", type=float, default=1.0)
-    reader.add_argument("--seed", type=int, default=0)
-    reader.add_argument("--only", type=int, help="run this case again")
-    given = reader.parse_args()
-    num_found = num_cases = 0
-    end = time.monotonic() + 60 * given.minutes
-    indices = iter(range(2**62)) if given.only is None else iter([given.only])
-    for case, error in run_cases(given.seed, indices):
-        num_cases += 1
-        if error is not None:
-            num_found += 1
-            sys.stdout.write(f"--seed {case.seed} --only {case.index} ({case.name}): {error}\n")
-        if time.monotonic() > end:
-            break
-    sys.stdout.write(f"{num_cases} cases, {num_found} found\n")
-    return 1 if num_found else 0
+    return fuzz(fuzz_reader(__doc__).parse_args(), run_cases)
 
 
 if __name__ == "__main__":

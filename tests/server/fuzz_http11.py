@@ -5,10 +5,8 @@ Case i of a seed is always the same bytes: `python -m tests.server.fuzz_http11 -
 whole requests only, and both are the same however the bytes are cut. No sockets and no timers are used.
 """
 
-import argparse
 import asyncio
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +18,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from saccade.server.http11 import BoundedProtocol
+from tests.fuzzing import fuzz, fuzz_reader
 
 MAX_HEADER_BYTES = 2000
 TURNS = 40  # of the event loop, in which the application answers
@@ -225,23 +224,7 @@ def run_cases(seed: int, indices: Iterator[int]) -> Iterator[tuple[WireCase, Fou
 
 
 def main() -> int:
-    reader = argparse.ArgumentParser(description=__doc__)
-    reader.add_argument("--minutes", type=float, default=1.0)
-    reader.add_argument("--seed", type=int, default=0)
-    reader.add_argument("--only", type=int, help="run this case again")
-    given = reader.parse_args()
-    num_found = num_cases = 0
-    end = time.monotonic() + 60 * given.minutes
-    indices = iter(range(2**62)) if given.only is None else iter([given.only])
-    for case, error in run_cases(given.seed, indices):
-        num_cases += 1
-        if error is not None:
-            num_found += 1
-            sys.stdout.write(f"--seed {case.seed} --only {case.index}: {error}\n")
-        if time.monotonic() > end:
-            break
-    sys.stdout.write(f"{num_cases} cases, {num_found} found\n")
-    return 1 if num_found else 0
+    return fuzz(fuzz_reader(__doc__).parse_args(), run_cases)
 
 
 if __name__ == "__main__":
