@@ -51,7 +51,7 @@ serve: $(RUNTIME)
 
 # The site: site/index.html can be opened as a file, and any web server can serve it.
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # dist/saccade_vlm-*.whl, and the sdist that it can be built from.
 wheel: $(STAMP)
