@@ -47,7 +47,7 @@ def test_a_wheel_has_nothing_but_the_package_its_metadata_and_the_license(wheel:
         names = archive.namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"saccade", "saccade_vlm"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert not [name for name in names if "test" in Path(name).name or "__pycache__" in name]
+    assert not [name for name in names if {"tests", "__pycache__"} & set(Path(name).parts)]
 
 
 def test_its_metadata_name_the_command_and_extras_of_its_own(wheel: Path) -> None:

@@ -93,9 +93,12 @@ def python_page() -> str:
     ]
     for name, member in vars(LLM).items():
         if not name.startswith("_") and inspect.isfunction(member):
-            signature = re.sub(r"[a-z_]+\.[a-z_.]*(?=[A-Z])", "", str(inspect.signature(member))).replace("self, ", "")
+            signature = _short(str(inspect.signature(member)).replace("(self, ", "(").replace("(self)", "()"))
             parts.append(f"### LLM.{name}\n\n```python\n{name}{signature}\n```\n\n{inspect.getdoc(member)}\n")
-    rows = [(f"`{field.name}`", f"`{field.type}`", _default(field)) for field in fields(SamplingParams)]
+    rows = [
+        (f"`{field.name}`", f"`{_short(inspect.formatannotation(field.type))}`", _default(field))
+        for field in fields(SamplingParams)
+    ]
     parts.append(f"## SamplingParams\n\n{inspect.getdoc(SamplingParams)}\n\n")
     parts.append(_table(("field", "type", "default"), rows))
     return "\n".join(parts)
@@ -104,6 +107,11 @@ def python_page() -> str:
 def _settings(kind: type[Any]) -> Iterator[tuple[str, ...]]:
     for field in fields(kind):
         yield f"`{field.name}`", _code(field.default), field.metadata["help"]
+
+
+def _short(annotation: str) -> str:
+    """Names without the modules they come from."""
+    return re.sub(r"[a-z_]+\.[a-z_.]*(?=[A-Z])", "", annotation)
 
 
 def _default(field: Any) -> str:
@@ -183,7 +191,13 @@ def _lines(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[s
     yield f"| {' | '.join(head)} |"
     yield f"|{'---|' * len(head)}"
     for row in rows:
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in row)} |"
+        yield f"| {' | '.join(map(_cell, row))} |"
+
+
+def _cell(text: str) -> str:
+    """One line, with its bars escaped outside of code, where they would end the cell."""
+    parts = text.replace("\n", " ").split("`")
+    return "`".join(part if at % 2 else part.replace("|", "\\|") for at, part in enumerate(parts))
 
 
 def _code(value: Any) -> str:
