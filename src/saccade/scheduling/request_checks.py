@@ -20,7 +20,8 @@ def check_tokens(prompt: Prompt, params: SamplingParams, vocab_size: int, eos_to
     ids = prompt.token_ids
     if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
         raise RequestError(f"prompt has token ids outside 0..{vocab_size - 1}", param="prompt")
-    for name, tokens in (("logit_bias", params.logit_bias), ("allowed_token_ids", params.allowed_token_ids)):
+    named = {name: getattr(params, name) for name in ("logit_bias", "allowed_token_ids", "pooled_token_ids")}
+    for name, tokens in named.items():
         if tokens and (most := max(tokens)) >= vocab_size:
             raise RequestError(f"{name} names token {most}; the vocabulary has {vocab_size}", param=name)
     ends = {*eos_token_ids, *params.stop_token_ids}
