@@ -102,7 +102,7 @@ class RequestStream:
             stop_reason=output.stop_reason,
             prompt_logprobs=tuple(prompt_logprobs or ()) if has_scores else None,
             timings=news.timings,
-            pooled=news.pooled,
+            pooled=self._outputs.pooled,
         )
 
 

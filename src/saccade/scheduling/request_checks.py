@@ -96,7 +96,8 @@ def check_fits(request: Request, settings: SchedulerSettings, pool: BlockPool, e
     if num_prompt == 0:
         raise RequestError("the prompt is empty; at least one token is needed", param="prompt")
     if num_prompt > longest:
-        raise _too_long(num_prompt, f"with room for an answer the limit is {longest} (--max-model-len)")
+        room = "with room for an answer " if longest < settings.max_model_len else ""
+        raise _too_long(num_prompt, f"{room}the limit is {longest} (--max-model-len)")
     if num_prompt > pool.num_tokens:
         raise _too_long(num_prompt, f"the KV cache has room for {pool.num_tokens} (--gpu-memory-utilization)")
     for span in request.spans:
