@@ -4,10 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from saccade.config import Mode
 from saccade.errors import RequestError
 from saccade.inputs.placeholders import Prompt, text_prompt
+from saccade.models.weights import load_model
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.orders import PoolRows
 from saccade.wire.sampling_params import SamplingParams
@@ -184,3 +186,18 @@ def test_many_rows_are_computed_in_slices(loaded: Load, monkeypatch: pytest.Monk
     monkeypatch.setattr("saccade.execution.pooling.MAX_POOLED_ROWS", 4)
     made, model = loaded("llama")
     assert_right(made, make_prompts(made), build(model, made.folder, Options()))
+
+
+def test_a_checkpoint_without_a_head_embeds_and_does_nothing_else(loaded: Load) -> None:
+    made, _ = loaded("qwen3")
+    model = load_model(made.folder, dtype=torch.float32)
+    model.drop_head()
+    engine = build(model, made.folder, Options(mode=Mode.FULL))
+    engine.warm_up()
+    prompt = make_prompts(made, 1)["p0"]
+    for pooling in ("last", "mean"):
+        found = run(engine, {"p": prompt}, SamplingParams(max_tokens=0, pooling=pooling))
+        np.testing.assert_allclose(vector_of(found["p"]), oracle_vectors(made, prompt, TOKENS)[pooling], atol=CLOSE)
+    for params in (ANSWER, pooled_params(TOKENS)["logits"]):
+        with pytest.raises(RequestError, match="makes embeddings only"):
+            engine.add("r", prompt, params)

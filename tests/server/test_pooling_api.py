@@ -277,5 +277,5 @@ def test_routes_are_listed_and_described(rig: Rig) -> None:
         return (await caller.get("/nowhere")).json, (await caller.get("/openapi.json")).json
 
     unknown, document = asyncio.run(run())
-    for path in (EMBED, SCORE, RERANK, "/rerank"):
+    for path in (EMBED, SCORE, "/score", RERANK, "/rerank"):
         assert f"{path}, " in unknown["error"]["message"] and path in document["paths"]

@@ -124,7 +124,8 @@ class DeviceExecutor:
             has_limits=spec.sees_whole_image,
         )
         vision = None if encoder is None else encoder.facts
-        return Composer(layout, self.catalogues, vocab_size=state.logits.shape[1], vision=vision)
+        vocab_size, has_head = state.logits.shape[1], self._model.has_head
+        return Composer(layout, self.catalogues, vocab_size=vocab_size, vision=vision, has_head=has_head)
 
     @property
     def catalogues(self) -> dict[str, Catalogue]:

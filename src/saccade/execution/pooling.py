@@ -29,10 +29,11 @@ class Pooling:
         for start, first, lengths in _slices(orders.lengths):
             rows_N = to_device(orders.rows[start : start + sum(lengths)], device)
             hidden_ND = decoder.finish(self._trunk_TD[rows_N]).float()
-            if len(lengths) < len(hidden_ND):
-                counts = to_device(np.asarray(lengths, dtype=np.int64), device)
-                hidden_ND = torch.segment_reduce(hidden_ND, "sum", lengths=counts, axis=0, unsafe=True)
-            sums_SD[first : first + len(lengths)] += hidden_ND
+            if len(lengths) == len(hidden_ND):
+                sums_SD[first : first + len(lengths)] += hidden_ND
+                continue
+            for i, part_ND in enumerate(hidden_ND.split(lengths), start=first):
+                sums_SD[i] += part_ND.sum(dim=0)
         return to_host(sums_SD)
 
     def pick(self, orders: Sequence[PickLogits]) -> Tensor:

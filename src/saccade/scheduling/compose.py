@@ -51,8 +51,9 @@ class Composer:
         *,
         vocab_size: int,
         vision: VisionFacts | None = None,
+        has_head: bool = True,
     ) -> None:
-        self.layout, self.vocab_size = layout, vocab_size
+        self.layout, self.vocab_size, self.has_head = layout, vocab_size, has_head
         self.catalogues = dict(catalogues)
         self._masks = Masks(vocab_size)
         self.vision = None if vision is None else VisionComposer(vision, layout.page_rows, self.catalogues["vision"])

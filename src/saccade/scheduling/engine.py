@@ -23,7 +23,7 @@ from saccade.scheduling.orders import Calibrate, Capture, Drop, WarmUp
 from saccade.scheduling.pace import Pace
 from saccade.scheduling.pooling import Pooled, finished_vector
 from saccade.scheduling.request import Request, Status
-from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens, spans_of
+from saccade.scheduling.request_checks import PixelAccount, check_frames, check_head, check_tokens, needs_head, spans_of
 from saccade.scheduling.scheduler import Scheduler
 from saccade.scheduling.step_plan import Chunk, RowError, StepPlan
 from saccade.wire.engine_metrics import JobStats
@@ -93,6 +93,7 @@ class Engine:
     ) -> tuple[str, ...]:
         """Accept a request and return the ids of its n outputs. Refuses with a RequestError or a CapacityError.
         `compiled` is its precompiled grammar; without it this waits for the compiler."""
+        check_head(params, has_head=self.composer.has_head)
         check_tokens(prompt, params, self.composer.vocab_size, self._eos_token_ids)
         if self.composer.vision is not None:
             check_frames(prompt, self.composer.vision.catalogue)
@@ -210,6 +211,8 @@ class Engine:
             SamplingParams(max_tokens=0, pooling="mean"),
             SamplingParams(max_tokens=0, pooling="logits", pooled_token_ids=(0, 1)),
         ):
+            if needs_head(params) and not self.composer.has_head:
+                continue
             self.add(WARM_UP_ID, prompt, params, cache_salt=WARM_UP_ID)
             updates = [update for _ in range(WARM_UP_STEPS) if self.has_work for update in self.step()]
             if not updates or updates[-1].finish is None or updates[-1].finish.reason is FinishReason.ERROR:

@@ -15,6 +15,16 @@ from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 
 
+def needs_head(params: SamplingParams) -> bool:
+    return params.pooling not in ("last", "mean")
+
+
+def check_head(params: SamplingParams, *, has_head: bool) -> None:
+    if needs_head(params) and not has_head:
+        message = "this checkpoint has no head to write or rank with; it makes embeddings only (/v1/embeddings)"
+        raise RequestError(message, code="unsupported")
+
+
 def check_tokens(prompt: Prompt, params: SamplingParams, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
     """Raises for tokens outside the vocabulary."""
     ids = prompt.token_ids

@@ -105,8 +105,9 @@ class Answer:
             self._is_computed = True
             metrics.note_tokens(prompt=self.num_prompt_tokens)
             self._charge(self.num_prompt_tokens)
-        if delta.token_ids:
+        if delta.token_ids or delta.pooled is not None:
             self._service.note_output()
+        if delta.token_ids:
             metrics.note_tokens(output=delta.num_output_tokens - self._outputs[choice])
             self._charge(delta.num_output_tokens - self._outputs[choice])
             if self._outputs[choice]:

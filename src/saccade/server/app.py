@@ -30,6 +30,7 @@ from saccade.server.responses_api import ResponsesRoute
 from saccade.server.service import Service
 from saccade.server.tokens import DetokenizeRoute, RenderRoute, TokenizeRoute
 
+SCORE_PATHS = ("/v1/score", "/score")
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")  # Jina's, Cohere's, vLLM's
 OnEnd = Callable[[str, HttpExchange], None]
 
@@ -129,7 +130,7 @@ def _routes(service: Service) -> list[Route]:
         Route(MESSAGES_PATH, MessagesRoute(service).create, methods=["POST"]),
         Route(f"{MESSAGES_PATH}/count_tokens", CountTokensRoute(service).create, methods=["POST"]),
         Route("/v1/embeddings", EmbeddingRoute(service).create, methods=["POST"]),
-        Route("/v1/score", ScoreRoute(service).create, methods=["POST"]),
+        *(Route(path, ScoreRoute(service).create, methods=["POST"]) for path in SCORE_PATHS),
         *(Route(path, RerankRoute(service).create, methods=["POST"]) for path in RERANK_PATHS),
         Route("/generate", GenerateRoute(service).create, methods=["POST"]),
         Route("/tokenize", TokenizeRoute(service).create, methods=["POST"]),

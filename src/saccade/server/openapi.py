@@ -30,6 +30,7 @@ POSTS: dict[str, tuple[type[Wire], str]] = {
     "/v1/messages/count_tokens": (CountTokensRequest, "Count the tokens of a conversation."),
     "/v1/embeddings": (EmbeddingRequest, "Vectors of texts, or of a conversation with images."),
     "/v1/score": (ScoreRequest, "How well texts fit a text."),
+    "/score": (ScoreRequest, "The same, at another path."),
     "/v1/rerank": (RerankRequest, "Documents in the order of how well they fit a query."),
     "/v2/rerank": (RerankRequest, "The same, at Cohere's path."),
     "/rerank": (RerankRequest, "The same, at another path."),
