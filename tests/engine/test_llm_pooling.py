@@ -157,6 +157,10 @@ def test_pairs_are_as_many_or_one_against_all(ranker: Load) -> None:
     assert [one.outputs.score for one in pairs] == pytest.approx([one.outputs.score for one in alone], abs=CLOSE)
     with pytest.raises(RequestError, match="text_1 has 2 texts and text_2 has 3"):
         llm.score(["a", "b"], ["c", "d", "e"], progress=False)
+    with pytest.raises(RequestError, match="takes no images"):
+        llm.score("a", ["b", {"text": "c", "image": picture()}], progress=False)
+    with pytest.raises(RequestError, match="takes no images"):
+        llm.score("a", {"content": [{"image_url": {"url": "data:image/png;base64,AA=="}}]}, progress=False)
     with pytest.raises(RequestError, match="dimensions is 49; allowed are 1 to 48"):
         llm.embed("a", dimensions=49, progress=False)
     with pytest.raises(RequestError, match="pooling is max; allowed are last, mean, logits"):

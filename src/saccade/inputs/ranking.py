@@ -39,11 +39,12 @@ def has_ranking_roles(template: str) -> bool:
 def rank_messages(
     query: Content, document: Content, instruction: str | None, *, has_roles: bool, sees: bool
 ) -> list[dict[str, Any]]:
-    """The conversation that a model judges. Models that see get all in parts, as they were trained."""
+    """The conversation that a model judges. Models that see get all in parts, as they were trained. Others get what is
+    no text in parts, too, and refuse it."""
     if has_roles:
         told = [{"role": "system", "content": instruction}] if instruction is not None else []
         return [*told, {"role": "query", "content": query}, {"role": "document", "content": document}]
-    if sees:
+    if sees or not (_is_text(query) and _is_text(document)):
         said: Content = [
             _text(f"<Instruct>: {instruction if instruction is not None else MEDIA_INSTRUCTION}"),
             *(_text("<Query>:"), *_parts(query)),
@@ -91,6 +92,10 @@ def score_of(logits: Iterable[float]) -> float:
     yes, no = map(float, logits)
     odds = math.exp(-abs(yes - no))
     return (1.0 if yes >= no else odds) / (1.0 + odds)
+
+
+def _is_text(content: Content) -> bool:
+    return isinstance(content, str) or all(part.get("type") == "text" or set(part) == {"text"} for part in content)
 
 
 def _parts(content: Content) -> list[Any]:
