@@ -157,7 +157,10 @@ class Scribe:
             case Run():
                 ids = self.rng.integers(3, IMAGE, orders.num_sampled).tolist()
                 scores = [self._scores(len(one.next_ids)) for one in orders.prompt_scores]
-                self.ticket = Ticket(StepResult(ids, [False] * len(ids), prompt_scores=scores))
+                sums = [np.full(2, n, np.float32) for n in (orders.pool.lengths if orders.pool else ())]
+                picked = [np.zeros(len(one.token_ids), np.float32) for one in orders.picks]
+                result = StepResult(ids, [False] * len(ids), prompt_scores=scores, sums=sums, picked=picked)
+                self.ticket = Ticket(result)
                 return self.ticket
         return None
 

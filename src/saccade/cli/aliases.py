@@ -94,6 +94,7 @@ TAKEN_SWITCHES = _each(
         "--enable-chunked-prefill": "long prompts are always computed in chunks; see --max-num-batched-tokens",
         "--enable-mixed-chunk": "prompts and outputs always share steps",
         "--async-scheduling --no-async-scheduling --disable-overlap-schedule": _PLANNED,
+        "--is-embedding": "every model answers /v1/embeddings",
         "--enable-metrics": "GET /metrics is always there",
         "--disable-log-stats": "statistics are in GET /metrics, never in the log",
         "--enable-server-load-tracking": "GET /load is always there",
@@ -151,7 +152,7 @@ _GRAPHS = "graphs are chosen a phase at a time: --graphs vision=auto,prefill=aut
 _PARALLEL = "only tensor parallelism is there (--tensor-parallel-size); for more, start servers behind a load balancer"
 _ADAPTERS = "adapters are not supported; merge them into the checkpoint"
 _DRAFTS = "speculative decoding is not supported"
-_EMBEDDINGS = "models write text; embeddings are not supported"
+_TASKS = "models write text, embed and rank; other tasks are not supported"
 _TRACES = "there are no traces; a request with timings: true is told its milliseconds by stage"
 _KV_DTYPE = "keys and values have the model's dtype: flash-attn-4 reads FP8 on Blackwell GPUs only"
 _KV_ELSEWHERE = "keys and values stay on the GPU"
@@ -189,8 +190,7 @@ REFUSED = _refused(
         "--response-role": ("answers are the assistant's", "assistant"),
         "--override-generation-config": ("a request brings its own values; see --generation-config", "{}"),
         "--model-impl": ("families have one implementation each", "auto sglang vllm"),
-        "--task --runner": (_EMBEDDINGS, "auto generate"),
-        "--is-embedding": (_EMBEDDINGS, "false"),
+        "--task --runner": (_TASKS, "auto generate embed embedding score pooling"),
         "--model-loader-extra-config": ("weights are read from safetensors; see --load-format", "{}"),
         "--no-enable-chunked-prefill": "prompts are always chunked to --max-num-batched-tokens; raise that",
         "--cpu-offload-gb": ("weights stay on the GPU; `saccade plan` says what fits", "0"),

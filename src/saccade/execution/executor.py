@@ -21,6 +21,7 @@ from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import EngineDeadError
 from saccade.execution.language import decode_phase, head_phase, prefill_phase
 from saccade.execution.logits import Logits
+from saccade.execution.pooling import Pooling
 from saccade.execution.sampler import sample_phase
 from saccade.execution.state import DeviceState
 from saccade.execution.vision_encoder import Encoder, EncoderSettings, largest_frame
@@ -48,6 +49,9 @@ class DeviceTicket:
     is_bad: Tensor | None = None
     scores: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
     prompt_scores: list[list[tuple[Tensor, ...]]] = field(default_factory=list)
+    sums: Tensor | None = None
+    picked: Tensor | None = None
+    pick_sizes: Sequence[int] = ()
     done: Any = None
 
     def wait(self) -> StepResult:
@@ -58,6 +62,8 @@ class DeviceTicket:
             is_bad=self.is_bad.tolist() if self.is_bad is not None else [],
             scores={row: _scores([parts]) for row, parts in self.scores.items()},
             prompt_scores=[_scores(parts) for parts in self.prompt_scores],
+            sums=[] if self.sums is None else list(self.sums.numpy()),
+            picked=[] if self.picked is None else [part.numpy() for part in self.picked.split(list(self.pick_sizes))],
         )
 
 
@@ -100,6 +106,7 @@ class DeviceExecutor:
         self.sampler = self._graph_runner(sample_phase(state), "decode")
         self.encoder = Encoder(state, settings, settings.vision_graphs) if model.tower is not None else None
         self._logits = Logits(state, trunk_TD, num_turns=NUM_TICKETS)
+        self._pooling = Pooling(state, trunk_TD)
         self._host_ids = [self._host(torch.int64) for _ in range(NUM_TICKETS)]
         self._host_bad = [self._host(torch.bool) for _ in range(NUM_TICKETS)]
         self._turn = 0
@@ -117,7 +124,8 @@ class DeviceExecutor:
             has_limits=spec.sees_whole_image,
         )
         vision = None if encoder is None else encoder.facts
-        return Composer(layout, self.catalogues, vocab_size=state.logits.shape[1], vision=vision)
+        vocab_size, has_head = state.logits.shape[1], self._model.has_head
+        return Composer(layout, self.catalogues, vocab_size=vocab_size, vision=vision, has_head=has_head)
 
     @property
     def catalogues(self) -> dict[str, Catalogue]:
@@ -202,6 +210,11 @@ class DeviceExecutor:
             for one in orders.passes:
                 self._run_pass(one, ticket)
             ticket.prompt_scores = [self._logits.score_prompt(scored) for scored in orders.prompt_scores]
+            if orders.pool is not None:
+                ticket.sums = self._pooling.sum_rows(orders.pool)
+            if orders.picks:
+                ticket.picked = self._pooling.pick(orders.picks)
+                ticket.pick_sizes = [len(one.token_ids) for one in orders.picks]
             self._mark(ticket)
         except BaseException:
             if self.encoder is not None:
@@ -236,10 +249,10 @@ class DeviceExecutor:
         count = ticket.num_sampled
         if "next_ids" in outputs:
             ticket.ids = self._host_ids[ticket.turn][:count]
-            ticket.ids.copy_(outputs["next_ids"], non_blocking=True)
+            ticket.ids.copy_(outputs["next_ids"][:count], non_blocking=True)
         if "is_bad" in outputs:
             ticket.is_bad = self._host_bad[ticket.turn][:count]
-            ticket.is_bad.copy_(outputs["is_bad"], non_blocking=True)
+            ticket.is_bad.copy_(outputs["is_bad"][:count], non_blocking=True)
 
     def _mark(self, ticket: DeviceTicket) -> None:
         if self._is_cuda:

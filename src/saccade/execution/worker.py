@@ -243,7 +243,8 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
         gc.freeze()  # permanent objects need not be scanned again while requests run
         pool = engine.scheduler.resources.pool
         limits = engine.scheduler.settings
-        tell(messages.Ready(limits, pool.num_tokens, pool.block_size, gpu_bytes_in_use(), built.tensor_parallel))
+        facts = gpu_bytes_in_use(), built.tensor_parallel, engine.composer.has_head
+        tell(messages.Ready(limits, pool.num_tokens, pool.block_size, *facts))
         Worker(engine, commands, tell).run()
         tell(messages.Closed())
     except SaccadeError as error:

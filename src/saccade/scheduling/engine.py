@@ -21,10 +21,11 @@ from saccade.scheduling.executing import Encoded, Executor, ShadowChecks, StepRe
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
 from saccade.scheduling.orders import Calibrate, Capture, Drop, WarmUp
 from saccade.scheduling.pace import Pace
+from saccade.scheduling.pooling import Pooled, finished_vector
 from saccade.scheduling.request import Request, Status
-from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens, spans_of
+from saccade.scheduling.request_checks import PixelAccount, check_frames, check_head, check_tokens, needs_head, spans_of
 from saccade.scheduling.scheduler import Scheduler
-from saccade.scheduling.step_plan import Chunk, Results, RowError, StepPlan
+from saccade.scheduling.step_plan import Chunk, RowError, StepPlan
 from saccade.wire.engine_metrics import JobStats
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
@@ -46,6 +47,7 @@ class _Flight:
     sampled: Sequence[Chunk] = ()
     matchers: Mapping[str, Matcher] = field(default_factory=dict)  # of sampled requests with a grammar
     failed: Mapping[str, str] = field(default_factory=dict)  # image errors by request
+    pooled: Pooled = field(default_factory=Pooled)
     problem: str = ""
 
 
@@ -91,6 +93,7 @@ class Engine:
     ) -> tuple[str, ...]:
         """Accept a request and return the ids of its n outputs. Refuses with a RequestError or a CapacityError.
         `compiled` is its precompiled grammar; without it this waits for the compiler."""
+        check_head(params, has_head=self.composer.has_head)
         check_tokens(prompt, params, self.composer.vocab_size, self._eos_token_ids)
         if self.composer.vision is not None:
             check_frames(prompt, self.composer.vision.catalogue)
@@ -205,7 +208,11 @@ class Engine:
             SamplingParams(temperature=0, prompt_logprobs=1, logprobs=1, **common),
             SamplingParams(temperature=1, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, **common),
             SamplingParams(temperature=0, logit_bias={0: 1.0}, allowed_token_ids=(0, 1), min_tokens=1, **common),
+            SamplingParams(max_tokens=0, pooling="mean"),
+            SamplingParams(max_tokens=0, pooling="logits", pooled_token_ids=(0, 1)),
         ):
+            if needs_head(params) and not self.composer.has_head:
+                continue
             self.add(WARM_UP_ID, prompt, params, cache_salt=WARM_UP_ID)
             updates = [update for _ in range(WARM_UP_STEPS) if self.has_work for update in self.step()]
             if not updates or updates[-1].finish is None or updates[-1].finish.reason is FinishReason.ERROR:
@@ -253,6 +260,7 @@ class Engine:
                     self._begin(self._live[chunk.request_id])
             flight.failed = self._encode(plan) if plan.encode else {}
             orders, flight.sampled = self.composer.run(plan, self._live)
+            flight.pooled = Pooled.of(plan.chunks, self._live)
             flight.ticket = self.executor.execute(orders)
             sample, flight.matchers = self.composer.sample(plan.step, flight.sampled, self._live)
             if sample is not None:
@@ -269,6 +277,7 @@ class Engine:
         if live.started is None:
             live.started = self._clock()
         live.seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
+        live.pooled = None  # a preempted request computes all rows again
         live.matcher = None if live.compiled is None else Matcher(live.compiled, request.output_ids)
         live.sequence = self._free_sequences.pop()
         if (orders := begin(live, self.composer.vocab_size)) is not None:
@@ -315,7 +324,7 @@ class Engine:
             updates = self._told(self.scheduler.commit(flight.plan, failed))
         else:
             updates = self._prompt_updates(flight.plan, result)
-            news = self.scheduler.commit(flight.plan, _results(flight, result))
+            news = self.scheduler.commit(flight.plan, _results(flight, result) | flight.pooled.add(result))
             updates += self._told(news, {flight.sampled[row].request_id: one for row, one in result.scores.items()})
             for update in news:
                 matcher = flight.matchers.get(update.request_id)
@@ -340,16 +349,18 @@ class Engine:
         """The scheduler's updates, with scores of their tokens, and with timings at the end."""
         told = []
         for update in updates:
-            name, timings = update.request_id, None
+            name, timings, pooled = update.request_id, None, None
             live = self._live[name]
             if update.token_ids and live.first_token is None:
                 live.first_token = self._clock()
             if update.finish is not None:
                 timings = live.timings(self._clock())
+                pooled = finished_vector(live) if update.finish.reason is FinishReason.LENGTH else None
                 self._release(live)
                 self._pixels.count(live.prompt, -1)
                 del self._live[name]
-            told.append(replace(update, scores=scores.get(name) if update.token_ids else None, timings=timings))
+            found = scores.get(name) if update.token_ids else None
+            told.append(replace(update, scores=found, timings=timings, pooled=pooled))
         return told
 
     def _release(self, live: LiveRequest) -> None:
@@ -359,7 +370,7 @@ class Engine:
             live.sequence = 0
 
 
-def _results(flight: _Flight, result: StepResult) -> Results:
+def _results(flight: _Flight, result: StepResult) -> dict[str, Sequence[int] | RowError]:
     """A token or an error for each request. Advances matchers by the sampled tokens."""
     tokens = {chunk.request_id: token for chunk, token in zip(flight.sampled, result.token_ids, strict=True)}
     for name, matcher in flight.matchers.items():

@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
 from saccade.errors import SaccadeError
 from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Run, SampleTokens, WarmUp
 from saccade.wire.update import Scores
@@ -14,12 +17,15 @@ STEP_FAILED = "the step failed"
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """By sampled row: tokens, whether logits were NaN or all -inf, scores. Prompt scores are in order of the orders."""
+    """By sampled row: tokens, whether logits were NaN or all -inf, scores. In order of the orders: prompt scores, sums
+    of hidden states, single logits."""
 
     token_ids: Sequence[int] = ()
     is_bad: Sequence[bool] = ()
     scores: Mapping[int, Scores] = field(default_factory=dict)
     prompt_scores: Sequence[Scores] = ()
+    sums: Sequence[NDArray[np.float32]] = ()
+    picked: Sequence[NDArray[np.float32]] = ()
 
 
 class Ticket(Protocol):

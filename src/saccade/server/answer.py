@@ -13,7 +13,7 @@ from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, draining, too_late
 from saccade.server.intake import RequestJob
 from saccade.server.service import ServerPhase, Service
-from saccade.wire.update import BROKEN, NO_NUMBERS, NO_TOKEN
+from saccade.wire.update import BROKEN, NO_HIDDEN_NUMBERS, NO_NUMBERS, NO_TOKEN
 
 Piece = tuple[int, Delta]  # choice index and what it gained
 
@@ -105,8 +105,9 @@ class Answer:
             self._is_computed = True
             metrics.note_tokens(prompt=self.num_prompt_tokens)
             self._charge(self.num_prompt_tokens)
-        if delta.token_ids:
+        if delta.token_ids or delta.pooled is not None:
             self._service.note_output()
+        if delta.token_ids:
             metrics.note_tokens(output=delta.num_output_tokens - self._outputs[choice])
             self._charge(delta.num_output_tokens - self._outputs[choice])
             if self._outputs[choice]:
@@ -133,7 +134,7 @@ class Answer:
         if delta.finish_reason == "error" and delta.stop_reason in (NO_TOKEN, BROKEN):
             raise HttpError(400, str(delta.stop_reason), code="grammar_failed", param=self._job.structure_param)
         if delta.finish_reason == "error":
-            is_sure = delta.stop_reason == NO_NUMBERS
+            is_sure = delta.stop_reason in (NO_NUMBERS, NO_HIDDEN_NUMBERS)
             text = "the engine failed to compute the answer" + ("; the model's numbers are broken" if is_sure else "")
             raise HttpError(500, text, code="engine_error", should_retry=not is_sure)
         if delta.finish_reason == "abort" and self._service.phase is not ServerPhase.READY:

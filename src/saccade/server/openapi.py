@@ -8,6 +8,7 @@ from pydantic.json_schema import models_json_schema
 from saccade import __version__
 from saccade.server.auth import ADMIN_PATHS, OPEN_PATHS
 from saccade.server.messages_protocol import CountTokensRequest, MessagesRequest
+from saccade.server.pooling_protocol import EmbeddingRequest, RerankRequest, ScoreRequest
 from saccade.server.protocol import (
     AbortRequest,
     ChatRequest,
@@ -27,6 +28,12 @@ POSTS: dict[str, tuple[type[Wire], str]] = {
     "/v1/responses": (ResponsesRequest, "Answer a conversation of items."),
     "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic has it."),
     "/v1/messages/count_tokens": (CountTokensRequest, "Count the tokens of a conversation."),
+    "/v1/embeddings": (EmbeddingRequest, "Vectors of texts, or of a conversation with images."),
+    "/v1/score": (ScoreRequest, "How well texts fit a text."),
+    "/score": (ScoreRequest, "The same, at another path."),
+    "/v1/rerank": (RerankRequest, "Documents in the order of how well they fit a query."),
+    "/v2/rerank": (RerankRequest, "The same, at Cohere's path."),
+    "/rerank": (RerankRequest, "The same, at another path."),
     "/generate": (GenerateRequest, "Continue a text, as SGLang has it."),
     "/tokenize": (TokenizeRequest, "Tokens of a text or a conversation."),
     "/detokenize": (DetokenizeRequest, "Text of tokens."),

@@ -71,7 +71,9 @@ class ServerSettings:
         0, "bytes of conversations kept in memory for previous_response_id of /v1/responses; 0: none are kept"
     )
     max_n: int = setting(16, "most outputs of one request")
-    max_prompts: int = setting(1024, "most prompts of one completion request, and with n most outputs")
+    max_prompts: int = setting(
+        1024, "most prompts of one completion request, and with n most outputs; most texts to embed, documents to rank"
+    )
     max_stop_strings: int = setting(4, "most stop strings of one request")
     max_logprobs: int = setting(MAX_LOGPROBS, "most alternatives a token")
     request_timeout_s: float = setting(

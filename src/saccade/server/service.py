@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 from saccade import __version__
 from saccade.client.process import AsyncEngine
 from saccade.errors import EngineDeadError
+from saccade.inputs.embedding import EmbeddingSettings
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_loader import MediaLoader, MediaSettings
 from saccade.inputs.media_pool import MediaPool
@@ -81,6 +82,7 @@ class Service:
         self._engine: AsyncEngine | None = None
         self.defaults: GenerationDefaults | None = None  # sampling defaults of the checkpoint
         self.eos_token_ids: frozenset[int] = frozenset()
+        self.embedding = EmbeddingSettings()
         self.fingerprint = f"saccade-{__version__}"
         self._phase = ServerPhase.STARTING
         self._revival = ""  # why the engine is started again

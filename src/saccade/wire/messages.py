@@ -104,6 +104,7 @@ class Ready(Struct, frozen=True, tag=True):
     block_size: int
     gpu_bytes: int = 0  # in use on the whole device, by all processes; 0 without a GPU
     ranks: TensorParallel = ONE_RANK
+    has_head: bool = True  # else it makes embeddings only
 
 
 class News(Update, frozen=True, array_like=True, kw_only=True):
