@@ -132,7 +132,15 @@ class Worker:
     def _stats(self, serial: int) -> messages.StatsReply:
         wait_s = max((monotonic() - waiting.since for waiting in self._compiling.values()), default=0.0)
         figures, phases = self._engine.scheduler.stats(), self._engine.phase_snapshots()
-        return messages.StatsReply(serial, figures, phases, gpu_bytes_in_use(), wait_s, self._engine.grammar_jobs)
+        return messages.StatsReply(
+            serial,
+            figures,
+            phases,
+            gpu_bytes_in_use(),
+            wait_s,
+            self._engine.grammar_jobs,
+            self._engine.step_tokens,
+        )
 
     def _take(self, command: messages.Add, frames: messages.Buffers) -> None:
         """Requests whose grammar must be compiled first may be overtaken by others."""

@@ -25,7 +25,7 @@ from saccade.scheduling.request import Request, Status
 from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens, spans_of
 from saccade.scheduling.scheduler import Scheduler
 from saccade.scheduling.step_plan import Chunk, Results, RowError, StepPlan
-from saccade.wire.engine_metrics import JobStats
+from saccade.wire.engine_metrics import JobStats, StepTokens
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import NEXT, Turn
@@ -73,6 +73,7 @@ class Engine:
         self._in_flight: deque[_Flight] = deque()
         self._dead: EngineDeadError | None = None
         self.shadow: ShadowChecks | None = None
+        self.step_tokens = StepTokens()
 
     @property
     def has_work(self) -> bool:
@@ -210,6 +211,7 @@ class Engine:
             updates = [update for _ in range(WARM_UP_STEPS) if self.has_work for update in self.step()]
             if not updates or updates[-1].finish is None or updates[-1].finish.reason is FinishReason.ERROR:
                 raise GraphError(f"a warm-up request failed: {updates[-1:]}")
+        self.step_tokens = StepTokens()
 
     def calibrate(self, orders: Calibrate) -> None:
         """Time passes, from which graphs are chosen and steps are kept short."""
@@ -314,6 +316,7 @@ class Engine:
             failed = {chunk.request_id: RowError(flight.problem) for chunk in flight.plan.chunks}
             updates = self._told(self.scheduler.commit(flight.plan, failed))
         else:
+            self.step_tokens.note(sum(chunk.count for chunk in flight.plan.chunks))
             updates = self._prompt_updates(flight.plan, result)
             news = self.scheduler.commit(flight.plan, _results(flight, result))
             updates += self._told(news, {flight.sampled[row].request_id: one for row, one in result.scores.items()})

@@ -13,7 +13,7 @@ from saccade import __version__
 from saccade.errors import RequestError, SaccadeError
 from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, engine_dead, starting
-from saccade.server.metrics import CONTENT_TYPE, Facts
+from saccade.server.metrics import Facts
 from saccade.server.openapi import build_document
 from saccade.server.page_headers import page_headers
 from saccade.server.protocol import AbortRequest
@@ -97,7 +97,9 @@ class OpsRoutes:
             media_jobs=service.media_jobs,
         )
         # Not in the pool that prepares requests: a scrape must not wait for them.
-        return Response(await asyncio.to_thread(service.metrics.scrape, facts), media_type=CONTENT_TYPE)
+        accept = request.headers.get("accept", "")
+        text, kind = await asyncio.to_thread(service.metrics.scrape, facts, accept)
+        return Response(text, media_type=kind)
 
     async def server_info(self, request: Request) -> Response:
         service = self._service

@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct, msgpack
+from msgspec import Struct, field, msgpack
 
 from saccade.inputs.chat_messages import MediaKind
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.positions import Ints
-from saccade.wire.engine_metrics import JobStats, SchedulerStats
+from saccade.wire.engine_metrics import JobStats, SchedulerStats, StepTokens
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
@@ -132,6 +132,7 @@ class StatsReply(Struct, frozen=True, tag=True):
     gpu_bytes: int = 0
     compile_wait_s: float = 0.0  # of the oldest request that waits for its grammar
     grammar_jobs: JobStats = JobStats()
+    step_tokens: StepTokens = field(default_factory=StepTokens)
 
 
 class Flushed(Struct, frozen=True, tag=True):
