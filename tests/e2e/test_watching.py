@@ -1,9 +1,12 @@
 """Those who watch a server: its metrics, Grafana dashboard, traces and profiles, on a server with graphs."""
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx2
@@ -11,9 +14,11 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
+from saccade.cli import main
 from tests.e2e.conftest import wait_idle
 from tests.e2e.pictures import asked, encoded, image_part, picture
 from tests.e2e.process import ServerProcess, running
+from tests.e2e.trace_format import spans_of
 
 ROOT = Path(__file__).parents[2]
 TEXT: list[Any] = [{"role": "user", "content": "a text"}]
@@ -21,13 +26,19 @@ NAME = re.compile(r"\b(?:vllm|saccade):\w+")
 
 
 @pytest.fixture(scope="module")
-def watched(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profiles") / "new"
+
+
+@pytest.fixture(scope="module")
+def watched(checkpoint: Path, profiles: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("watched")
     limits = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "max_model_len": 256, "encoder_budget_tokens": 64}
     engine = {"graphs": "vision=off", "verify": "off"}  # so that some passes have no graph
-    with running(checkpoint, folder / "log", server={"admin_api_key": "boss"}, engine=engine, limits=limits) as server:
-        server.wait_ready()
-        yield server
+    server = {"admin_api_key": "boss", "profile_folder": str(profiles)}
+    with running(checkpoint, folder / "log", server=server, engine=engine, limits=limits) as found:
+        found.wait_ready()
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +94,97 @@ def test_openmetrics_are_told_to_those_who_ask(http: httpx2.Client) -> None:
     families = {family.name: family for family in openmetrics_families(found.text)}
     assert families["vllm:iteration_tokens_total"].type == "histogram"
     assert families["vllm:request_success"].type == "counter"
+
+
+NUM_TOKENS = 6
+BOSS = {"authorization": "Bearer boss"}
+
+
+@pytest.fixture(scope="module")
+def recorded(watched: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A trace of the command line, with requests that begin before it, in it, and end in it or behind it."""
+    file = tmp_path_factory.mktemp("trace") / "trace.json"
+    stop = Event()
+
+    def work(seed: int) -> None:
+        with watched.client() as client:
+            while not stop.is_set():
+                ask(client, asked(image_part(encoded(picture(seed)))) if seed % 2 else TEXT, NUM_TOKENS)
+                seed += 2
+
+    with ThreadPoolExecutor(3) as pool:
+        working = [pool.submit(work, seed) for seed in (100, 201, 302)]
+        try:
+            flags = ["--url", watched.url, "--seconds", "3", "--output", str(file), "--admin-api-key", "boss"]
+            assert main(["trace", *flags]) == 0
+        finally:
+            stop.set()
+        for one in working:
+            one.result()
+    document: dict[str, Any] = json.loads(file.read_text())
+    return document
+
+
+def test_a_trace_keeps_the_format(recorded: dict[str, Any]) -> None:
+    tracks = spans_of(recorded)
+    phases = {track.split()[1]: spans for (process, track), spans in tracks.items() if process == "engine"}
+    assert {"vision", "prefill", "decode", "head"} <= phases.keys()
+    assert recorded["otherData"]["dropped_events"] == 0
+    counters = {event["name"] for event in recorded["traceEvents"] if event["ph"] == "C"}
+    assert counters == {"requests", "KV cache in use"}
+
+
+def test_a_trace_tells_graphs_padding_and_reasons(recorded: dict[str, Any]) -> None:
+    passes = [event for event in recorded["traceEvents"] if event["ph"] == "X" and event["pid"] == 1]
+    for one in passes:
+        told = one["args"]
+        assert 1 <= told["rows"] <= told["computed_rows"]
+        assert told["padded_share"] == pytest.approx(1 - told["rows"] / told["computed_rows"], abs=1e-4)
+        if one["name"].startswith("vision"):
+            assert told["eager"] == "graphs are off"
+        else:
+            assert told["graph"].startswith(one["name"].split()[0]), "captured in this server"
+    decoding = [one for one in passes if one["name"].startswith("decode")]
+    assert {one["args"]["computed_rows"] for one in decoding} <= {1, 2}
+
+
+def test_a_trace_tells_the_stages_of_requests(recorded: dict[str, Any]) -> None:
+    requests = [spans for (process, _), spans in spans_of(recorded).items() if process == "requests"]
+    whole = [spans for spans in requests if spans[0]["args"]["finish_reason"] == "length"]
+    assert whole, "some ended while it was recorded"
+    for spans in whole:
+        names = [span["name"] for span in spans]
+        assert names[0] == "request" and names[1] in ("prepare", "prepare media")
+        assert names[2:] == ["queued", "prefill", "decode"]
+        assert spans[0]["args"]["output_tokens"] == NUM_TOKENS
+    assert {"prepare", "prepare media"} <= {spans[1]["name"] for spans in requests}
+
+
+def test_a_trace_needs_the_administrator_and_sane_seconds(http: httpx2.Client) -> None:
+    assert http.get("/trace?seconds=1").status_code == 403
+    for wrong in ("0", "-1", "61", "nan", "many"):
+        found = http.get(f"/trace?seconds={wrong}", headers=BOSS)
+        assert found.status_code == 400 and found.json()["error"]["param"] == "seconds", wrong
+
+
+def test_an_engine_that_rests_has_an_empty_trace(http: httpx2.Client) -> None:
+    wait_idle(http)
+    assert spans_of(http.get("/trace?seconds=0.1", headers=BOSS).json()) == {}
+
+
+def test_a_profile_of_the_engine_is_written(http: httpx2.Client, profiles: Path) -> None:
+    assert http.post("/start_profile").status_code == 403
+    none = http.post("/stop_profile", headers=BOSS)
+    assert none.status_code == 400 and "/start_profile" in none.json()["error"]["message"]
+    begun = http.post("/start_profile", headers=BOSS)
+    assert begun.status_code == 200 and begun.json()["folder"] == str(profiles)
+    twice = http.post("/start_profile", headers=BOSS)
+    assert twice.status_code == 400 and "/stop_profile" in twice.json()["error"]["message"]
+    ask(http, TEXT, 3)
+    ended = http.post("/stop_profile", headers=BOSS)
+    file = Path(ended.json()["file"])
+    assert file.parent == profiles
+    with gzip.open(file) as content:
+        names = {event.get("name") for event in json.load(content)["traceEvents"]}
+    assert any(str(name).startswith("aten::") for name in names)
+    assert ask(http, TEXT, 2)["usage"]["completion_tokens"] == 2, "it goes on"

@@ -40,6 +40,7 @@ COMMANDS = {
     "bench soak": ("mixed and hostile load: unexpected answers, and what the server does not give back", "bench"),
     "plan": ("what a model needs on a GPU, and what is left for requests", "plan"),
     "explain": ("how a request would be run: tokens, buckets, padding, graphs", "explain"),
+    "trace": ("what a running server does for some seconds, for Perfetto", "trace"),
     "doctor": ("check the machine and a model, and say what to fix", "doctor"),
 }
 

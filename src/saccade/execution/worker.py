@@ -23,6 +23,7 @@ from msgspec.structs import astuple
 from saccade.errors import CapacityError, ConfigError, RankGoneError, RequestError, SaccadeError
 from saccade.execution.build import Built, build_engine
 from saccade.execution.rank_processes import OnDeath
+from saccade.execution.watch import Watch
 from saccade.inputs.processor import Processor
 from saccade.kernels.packages import import_packages
 from saccade.processes import EXIT_FAILED, end_with_input, end_with_parent
@@ -68,12 +69,14 @@ class Worker:
         self._ids: dict[tuple[int, int], str] = {}
         self._compiling: dict[int, _Compiling] = {}
         self._news: list[messages.News] = []
+        self._watch = Watch(engine)
         self._is_open = True
 
     def run(self) -> None:
         while self._is_open:
             self._take_commands()
             self._add_compiled()
+            self._watch.check()
             if self._engine.has_work:
                 self._note(self._engine.step())
             if self._news:
@@ -124,6 +127,10 @@ class Worker:
                 self._tell(self._stats(serial))
             case messages.Flush(serial=serial):
                 self._tell(messages.Flushed(serial, not self._compiling and self._engine.scheduler.forget_cached()))
+            case (
+                messages.BeginTrace() | messages.EndTrace() | messages.StartProfile() | messages.StopProfile() as asked
+            ):
+                self._tell(self._watch.answer(asked))
             case messages.Close():
                 self._close()
             case messages.StartEngine():

@@ -25,9 +25,11 @@ from saccade.scheduling.request import Request, Status
 from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens, spans_of
 from saccade.scheduling.scheduler import Scheduler
 from saccade.scheduling.step_plan import Chunk, Results, RowError, StepPlan
+from saccade.scheduling.trace_log import TraceLog
 from saccade.wire.engine_metrics import JobStats, StepTokens
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.trace import EngineTrace
 from saccade.wire.turn import NEXT, Turn
 from saccade.wire.update import NO_NUMBERS, FinishReason, PromptScores, Scores, Update
 
@@ -74,6 +76,7 @@ class Engine:
         self._dead: EngineDeadError | None = None
         self.shadow: ShadowChecks | None = None
         self.step_tokens = StepTokens()
+        self._trace: TraceLog | None = None  # while somebody looks
 
     @property
     def has_work(self) -> bool:
@@ -189,6 +192,17 @@ class Engine:
             phase["shadow"] = {} if self.shadow is None else self.shadow.counts(name)
         return found
 
+    def begin_trace(self) -> None:
+        """Record passes and requests until `end_trace`, beginning anew if they are recorded already."""
+        self._trace = TraceLog(self._clock())
+        self.executor.time_passes()
+
+    def end_trace(self) -> EngineTrace | None:
+        """What was recorded; None if nothing was."""
+        trace, self._trace = self._trace, None
+        passes = self.executor.take_passes()
+        return None if trace is None else trace.close(self._clock(), self._live.values(), *passes)
+
     def abort(self, request_id: str) -> list[Update]:
         """End a request now; it gets no further updates."""
         return self._told(self.scheduler.abort(request_id))
@@ -241,6 +255,8 @@ class Engine:
         except EngineDeadError as error:
             self._dead = error
             raise
+        if self._trace is not None:
+            self._trace.note_load(self._clock(), self.scheduler.stats())
         if self.scheduler.is_idle:
             self.scheduler.check()
         return updates
@@ -349,6 +365,8 @@ class Engine:
                 live.first_token = self._clock()
             if update.finish is not None:
                 timings = live.timings(self._clock())
+                if self._trace is not None:
+                    self._trace.note_end(live, self._clock(), update.finish.reason)
                 self._release(live)
                 self._pixels.count(live.prompt, -1)
                 del self._live[name]

@@ -13,6 +13,7 @@ from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, draining, too_late
 from saccade.server.intake import RequestJob
 from saccade.server.service import ServerPhase, Service
+from saccade.server.traced_requests import Prepared
 from saccade.wire.update import BROKEN, NO_NUMBERS, NO_TOKEN
 
 Piece = tuple[int, Delta]  # choice index and what it gained
@@ -84,7 +85,8 @@ class Answer:
 
     async def _one(self, prompt_idx: int, prompt: Prompt) -> AsyncGenerator[Piece, None]:
         job = self._job
-        with self._service.enlisted(job.public_id) as engine_id:
+        prepared = Prepared(job.public_id, self._exchange.arrival, job.seconds, has_media=bool(prompt.media))
+        with self._service.enlisted(job.public_id, prepared) as engine_id:
             source = self._service.engine.generate(
                 engine_id,
                 prompt,

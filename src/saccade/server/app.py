@@ -27,6 +27,7 @@ from saccade.server.origins import OriginRules
 from saccade.server.responses_api import ResponsesRoute
 from saccade.server.service import Service
 from saccade.server.tokens import DetokenizeRoute, RenderRoute, TokenizeRoute
+from saccade.server.watching import WatchRoutes
 
 OnEnd = Callable[[str, HttpExchange], None]
 
@@ -117,7 +118,7 @@ class AdmissionMiddleware:
 
 
 def _routes(service: Service) -> list[Route]:
-    ops = OpsRoutes(service)
+    ops, watch = OpsRoutes(service), WatchRoutes(service)
     return [
         Route("/v1/chat/completions", ChatRoute(service).create, methods=["POST"]),
         Route("/v1/chat/completions/render", RenderRoute(service).create, methods=["POST"]),
@@ -141,6 +142,9 @@ def _routes(service: Service) -> list[Route]:
         Route("/server_info", ops.server_info),
         Route("/abort_request", ops.abort, methods=["POST"]),
         Route("/flush_cache", ops.flush_cache, methods=["GET", "POST"]),
+        Route("/trace", watch.trace),
+        Route("/start_profile", watch.start_profile, methods=["POST"]),
+        Route("/stop_profile", watch.stop_profile, methods=["POST"]),
         Route("/openapi.json", ops.openapi),
         Route("/", ops.page),
     ]

@@ -9,7 +9,7 @@ from saccade.server.http_errors import HttpError
 # The page is a static file without secrets: its user types a key into it.
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 ADMIN = "administrator"
-ADMIN_PATHS = frozenset({"/abort_request", "/server_info"})
+ADMIN_PATHS = frozenset({"/abort_request", "/server_info", "/start_profile", "/stop_profile", "/trace"})
 _NO_KEY = "the API key is missing or wrong (Authorization: Bearer KEY, or x-api-key: KEY)"
 
 
