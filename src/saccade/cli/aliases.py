@@ -13,6 +13,7 @@ Refused = dict[str, tuple[str, frozenset[str]]]
 
 # Another engine's name: our setting.
 SAME = {
+    "--oltp-traces-endpoint": "otlp_traces_endpoint",  # as SGLang spelled it
     "--mem-fraction-static": "gpu_memory_utilization",
     "--context-length": "max_model_len",
     "--max-running-requests": "max_num_seqs",
@@ -152,7 +153,6 @@ _PARALLEL = "only tensor parallelism is there (--tensor-parallel-size); for more
 _ADAPTERS = "adapters are not supported; merge them into the checkpoint"
 _DRAFTS = "speculative decoding is not supported"
 _EMBEDDINGS = "models write text; embeddings are not supported"
-_TRACES = "there are no traces; a request with timings: true is told its milliseconds by stage"
 _KV_DTYPE = "keys and values have the model's dtype: flash-attn-4 reads FP8 on Blackwell GPUs only"
 _KV_ELSEWHERE = "keys and values stay on the GPU"
 _ONE_MODEL_FILE = "config.json says what the model is; change a copy of it in a local folder"
@@ -208,8 +208,7 @@ REFUSED = _refused(
         "--enable-custom-logit-processor": ("code from requests is never run", "false"),
         "--logits-processors --middleware": "code by name is never loaded",
         "--enable-force-include-usage": ('a request asks: stream_options: {"include_usage": true}', "false"),
-        "--otlp-traces-endpoint": _TRACES,
-        "--enable-trace": (_TRACES, "false"),
+        "--enable-trace": ("an address turns spans on: --otlp-traces-endpoint URL", "false"),
         "--tool-call-parser": ("tool calls of Qwen models are parsed as Hermes does", "hermes qwen qwen25"),
     }
 )

@@ -12,7 +12,9 @@ from saccade.inputs.placeholders import Prompt
 from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, draining, too_late
 from saccade.server.intake import RequestJob
+from saccade.server.protocol import ChatRequest
 from saccade.server.service import ServerPhase, Service
+from saccade.server.telemetry import EndedRequest
 from saccade.server.traced_requests import Prepared
 from saccade.wire.update import BROKEN, NO_NUMBERS, NO_TOKEN
 
@@ -144,12 +146,32 @@ class Answer:
     def _end(self) -> None:
         self._service.admission.pace.note_end()
         reasons = [self._reasons.get(choice, "abort") for choice in range(self.num_choices)]
+        reasons = ["error" if reason == "deadline" else reason for reason in reasons]
+        if self._service.telemetry is not None:
+            self._service.telemetry.note_end(self._ended(reasons))
         self._service.metrics.note_end(
             self._job.params,
-            finish_reasons=["error" if reason == "deadline" else reason for reason in reasons],
+            finish_reasons=reasons,
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self._outputs,
             total_s=monotonic() - self._exchange.arrival,
+            first_s=self._first_s,
+            timings=self._engine_times,
+        )
+
+    def _ended(self, reasons: list[str]) -> EndedRequest:
+        job = self._job
+        return EndedRequest(
+            operation="chat" if isinstance(job.request, ChatRequest) else "text_completion",
+            model=job.model,
+            request_id=job.public_id,
+            params=job.params,
+            arrival=self._exchange.arrival,
+            headers=self._exchange.headers,
+            finish_reasons=reasons,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=sum(self._cached.values()),
+            num_output_tokens=sum(self._outputs),
             first_s=self._first_s,
             timings=self._engine_times,
         )

@@ -90,6 +90,9 @@ class ServerSettings:
         30.0, "seconds that a server whose engine died still answers (503) before it ends with exit code 1; 0: no end"
     )
     metrics_style: str = setting("own", "own (with vLLM's names beside), vllm or sglang")
+    otlp_traces_endpoint: str = setting(
+        "", "OTLP address over HTTP, such as http://127.0.0.1:4318/v1/traces, that gets a span for each request"
+    )
     profile_folder: str = setting("", "folder for the profiles of /start_profile; without one it is closed")
     profile_max_s: float = setting(30.0, "seconds after which a profile ends by itself")
     strict: bool = setting(False, "name unknown request fields in the header x-ignored-fields")

@@ -24,6 +24,7 @@ from saccade.server.http_errors import HttpError, draining, engine_dead, engine_
 from saccade.server.metrics import Metrics
 from saccade.server.response_store import ResponseStore
 from saccade.server.server_settings import ServerSettings
+from saccade.server.telemetry import new_telemetry
 from saccade.server.tools import ToolStyle
 from saccade.server.traced_requests import Prepared, TracedRequests
 from saccade.server.work_queue import WorkQueue
@@ -89,6 +90,7 @@ class Service:
         self._running: dict[str, set[str]] = {}
         self.last_output: float | None = None  # a time of the monotonic clock
         self.traced = TracedRequests()
+        self.telemetry = new_telemetry(settings.otlp_traces_endpoint)
 
     @property
     def phase(self) -> ServerPhase:
@@ -193,6 +195,8 @@ class Service:
             queue.shutdown()
         if self.media_pool is not None:
             await asyncio.to_thread(self.media_pool.close)
+        if self.telemetry is not None:
+            await asyncio.to_thread(self.telemetry.close)
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs what would block the event loop. A cancelled call leaves the queue."""
