@@ -146,6 +146,7 @@ def _routes(service: Service) -> list[Route]:
         Route("/start_profile", watch.start_profile, methods=["POST"]),
         Route("/stop_profile", watch.stop_profile, methods=["POST"]),
         Route("/openapi.json", ops.openapi),
+        Route("/docs", ops.docs),
         Route("/", ops.page),
     ]
 

@@ -8,6 +8,7 @@ from pydantic.json_schema import models_json_schema
 from saccade import __version__
 from saccade.server.auth import ADMIN_PATHS, OPEN_PATHS
 from saccade.server.messages_protocol import CountTokensRequest, MessagesRequest
+from saccade.server.openapi_examples import EXAMPLES
 from saccade.server.protocol import (
     AbortRequest,
     ChatRequest,
@@ -71,7 +72,7 @@ def build_document() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for path, (kind, text) in POSTS.items():
         schema = {"$ref": _REFS.format(model=kind.__name__)}
-        body = {"required": True, "content": {"application/json": {"schema": schema}}}
+        body = {"required": True, "content": {"application/json": {"schema": schema, "example": EXAMPLES[path]}}}
         paths[path] = {"post": {**_operation(path, text), "requestBody": body}}
     paths |= {path: {"get": _operation(path, text)} for path, text in GETS.items()}
     paths |= {path: {"post": _operation(path, text)} for path, text in ACTIONS.items()}
