@@ -47,6 +47,7 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "--disable-log-requests": ("access_log", False),
     "--no-enable-log-requests": ("access_log", False),
     "--disable-uvicorn-access-log": ("access_log", False),
+    "--disable-log-stats": ("log_stats", False),
     "--disable-ignore-eos": ("ignore_eos", False),
     "--output-details": ("save_detailed", True),
 }
@@ -96,7 +97,6 @@ TAKEN_SWITCHES = _each(
         "--enable-mixed-chunk": "prompts and outputs always share steps",
         "--async-scheduling --no-async-scheduling --disable-overlap-schedule": _PLANNED,
         "--enable-metrics": "GET /metrics is always there",
-        "--disable-log-stats": "statistics are in GET /metrics, never in the log",
         "--enable-server-load-tracking": "GET /load is always there",
         "--enable-request-id-headers": "every reply has an x-request-id",
         "--enable-cache-report": "every usage has prompt_tokens_details.cached_tokens",

@@ -95,6 +95,7 @@ class Metrics:
             "image_preprocess_seconds", "preparation of a request", ("stage",), buckets=_STAGE, registry=None
         )
         self._num_prompt, self._num_output = self._prompt.labels(**self._labels), self._output.labels(**self._labels)
+        self.num_prompt_tokens = self.num_output_tokens = 0
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(**self._labels, finished_reason=reason)
 
@@ -112,6 +113,8 @@ class Metrics:
 
     def note_tokens(self, *, prompt: int = 0, output: int = 0) -> None:
         """Counted as they come: otherwise rates would jump when a long request ends."""
+        self.num_prompt_tokens += prompt
+        self.num_output_tokens += output
         self._num_prompt.inc(prompt)
         self._num_output.inc(output)
 

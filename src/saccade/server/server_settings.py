@@ -96,6 +96,7 @@ class ServerSettings:
     profile_folder: str = setting("", "folder for the profiles of /start_profile; without one it is closed")
     profile_max_s: float = setting(30.0, "seconds after which a profile ends by itself")
     strict: bool = setting(False, "name unknown request fields in the header x-ignored-fields")
+    log_stats: bool = setting(True, "log throughput, load and cache use after every ten seconds of work")
     access_log: bool = setting(False, "log every request")
 
     def __post_init__(self) -> None:
