@@ -27,6 +27,8 @@ over the environment. Integers may end in k, m, g (1000) or K, M, G (1024).
 COMMANDS = {
     "serve": ("serve a model behind the OpenAI API", "serve"),
     "run": ("ask a model once, with images", "run"),
+    "list": ("models that are here: the bundled one and those of the hub's cache", "models"),
+    "pull": ("fetch a model from the hub", "models"),
     "verify": ("every graph against an eager run, in sequences that break stale ones", "graph_checks"),
     "audit": ("what graphs froze: captures with other inputs, compared node by node", "graph_checks"),
     "replay": ("a pass that a shadow check found wrong, again with its graph and without", "replay"),
