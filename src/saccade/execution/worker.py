@@ -21,7 +21,7 @@ from llguidance import LLMatcher
 from msgspec.structs import astuple
 
 from saccade.errors import CapacityError, ConfigError, RankGoneError, RequestError, SaccadeError
-from saccade.execution.build import Built, build_engine
+from saccade.execution.build import Built, build_engine, spare_threads
 from saccade.execution.rank_processes import OnDeath
 from saccade.execution.watch import Watch
 from saccade.inputs.processor import Processor
@@ -34,7 +34,6 @@ from saccade.wire import messages
 from saccade.wire.update import Finish, FinishReason, Update
 
 LINGER_MS = 2000  # to deliver the last messages
-SMALL_BYTES = 256 * 10**6
 MAX_COMMANDS = 128  # per step, so that a burst of requests does not stall running ones
 COMPILE_POLL_MS = 2
 IDLE_MS = 500  # without a command, before idle work that could delay a request by some 50 ms
@@ -276,8 +275,7 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
 
 def _build(start: messages.StartEngine, tell: Tell, die: OnDeath) -> Built:
     folder = Path(start.folder)
-    if sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_BYTES:
-        torch.set_num_threads(1)  # on a CPU, thread synchronisation costs a small model more than it saves
+    spare_threads(folder)
     return build_engine(
         folder,
         start.settings,
