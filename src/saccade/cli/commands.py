@@ -72,7 +72,7 @@ def _guarded(words: list[str]) -> int:
 
 
 def dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "--help=all", "help"):
+    if not words or words[0] in ("-h", "--help", "--help=all", "--help-all", "help"):
         return show_help(words[1:])
     if words[0] in ("-V", "--version"):
         sys.stdout.write(f"saccade {__version__}\n")
