@@ -335,3 +335,19 @@ def test_the_real_server_answers_about_an_image(browser: Browser, server: str, p
     logged = [event["entry"] for event in browser.events("Log.entryAdded")]
     ours = [entry for entry in logged if entry["level"] == "error" and entry.get("url", server).startswith(server)]
     assert not ours, ours
+
+
+def test_the_page_of_routes_shows_and_tries_them(browser: Browser, server: str) -> None:
+    browser.seen.clear()
+    browser.open(f"{server}/docs")
+    browser.wait("document.querySelectorAll('article').length > 15")
+    article = "document.getElementById('post-v1-chat-completions')"
+    browser.evaluate(f"{article}.querySelectorAll('details').forEach((one) => {{ one.open = true; }})")
+    fields = browser.evaluate(f"[...{article}.querySelectorAll('td code')].map((cell) => cell.textContent)")
+    assert {"messages", "max_tokens", "temperature", "image_url"} <= set(fields)
+    assert "curl '" in browser.evaluate(f"{article}.querySelector('pre').textContent")
+    browser.evaluate(f"{article}.querySelector('button.main').click()")
+    answer = browser.wait(f"[...{article}.querySelectorAll('pre')].at(-1).textContent.match(/^200\\n[^]*/)?.[0]")
+    assert '"choices"' in answer
+    logged = [event["entry"] for event in browser.events("Log.entryAdded")]
+    assert not [entry for entry in logged if entry["level"] == "error" and "/docs" in entry.get("url", "")], logged

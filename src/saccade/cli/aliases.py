@@ -13,6 +13,7 @@ Refused = dict[str, tuple[str, frozenset[str]]]
 
 # Another engine's name: our setting.
 SAME = {
+    "--oltp-traces-endpoint": "otlp_traces_endpoint",  # as SGLang spelled it
     "--mem-fraction-static": "gpu_memory_utilization",
     "--context-length": "max_model_len",
     "--max-running-requests": "max_num_seqs",
@@ -46,6 +47,7 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "--disable-log-requests": ("access_log", False),
     "--no-enable-log-requests": ("access_log", False),
     "--disable-uvicorn-access-log": ("access_log", False),
+    "--disable-log-stats": ("log_stats", False),
     "--disable-ignore-eos": ("ignore_eos", False),
     "--output-details": ("save_detailed", True),
 }
@@ -96,7 +98,6 @@ TAKEN_SWITCHES = _each(
         "--async-scheduling --no-async-scheduling --disable-overlap-schedule": _PLANNED,
         "--is-embedding": "every model answers /v1/embeddings",
         "--enable-metrics": "GET /metrics is always there",
-        "--disable-log-stats": "statistics are in GET /metrics, never in the log",
         "--enable-server-load-tracking": "GET /load is always there",
         "--enable-request-id-headers": "every reply has an x-request-id",
         "--enable-cache-report": "every usage has prompt_tokens_details.cached_tokens",
@@ -153,7 +154,6 @@ _PARALLEL = "only tensor parallelism is there (--tensor-parallel-size); for more
 _ADAPTERS = "adapters are not supported; merge them into the checkpoint"
 _DRAFTS = "speculative decoding is not supported"
 _TASKS = "models write text, embed and rank; other tasks are not supported"
-_TRACES = "there are no traces; a request with timings: true is told its milliseconds by stage"
 _KV_DTYPE = "keys and values have the model's dtype: flash-attn-4 reads FP8 on Blackwell GPUs only"
 _KV_ELSEWHERE = "keys and values stay on the GPU"
 _ONE_MODEL_FILE = "config.json says what the model is; change a copy of it in a local folder"
@@ -208,8 +208,7 @@ REFUSED = _refused(
         "--enable-custom-logit-processor": ("code from requests is never run", "false"),
         "--logits-processors --middleware": "code by name is never loaded",
         "--enable-force-include-usage": ('a request asks: stream_options: {"include_usage": true}', "false"),
-        "--otlp-traces-endpoint": _TRACES,
-        "--enable-trace": (_TRACES, "false"),
+        "--enable-trace": ("an address turns spans on: --otlp-traces-endpoint URL", "false"),
         "--tool-call-parser": ("tool calls of Qwen models are parsed as Hermes does", "hermes qwen qwen25"),
     }
 )

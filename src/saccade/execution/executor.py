@@ -21,8 +21,10 @@ from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import EngineDeadError
 from saccade.execution.language import decode_phase, head_phase, prefill_phase
 from saccade.execution.logits import Logits
+from saccade.execution.pass_timer import PassTimer
 from saccade.execution.pooling import Pooling
 from saccade.execution.sampler import sample_phase
+from saccade.execution.side_stream import DeviceLap, now
 from saccade.execution.state import DeviceState
 from saccade.execution.vision_encoder import Encoder, EncoderSettings, largest_frame
 from saccade.graphs import GraphRunner, Phase, lane_for
@@ -32,6 +34,7 @@ from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import USUAL_SIZES, Composer
 from saccade.scheduling.executing import Encoded, StepResult
 from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Orders, Pass, Run, SampleTokens, WarmUp
+from saccade.wire.trace import TracedPass
 from saccade.wire.update import Scores
 
 NUM_TICKETS = 3  # two steps may be in flight
@@ -112,6 +115,7 @@ class DeviceExecutor:
         self._turn = 0
         self._ticket: DeviceTicket | None = None
         self._trace: list[GraphKey | str] = []
+        self._timer: PassTimer | None = None  # while somebody looks
 
     def composer(self) -> Composer:
         spec, state = self._model.spec, self.state
@@ -192,9 +196,19 @@ class DeviceExecutor:
         trace, self._trace = self._trace, []
         return "; ".join(map(str, trace))
 
+    def time_passes(self) -> None:
+        """Time every pass until `take_passes`, beginning anew if they are timed already."""
+        self._timer = PassTimer(self._model.place.device)
+
+    def take_passes(self) -> tuple[list[TracedPass], int]:
+        timer, self._timer = self._timer, None
+        return ([], 0) if timer is None else timer.close()
+
     def encode(self, orders: Encode) -> Encoded:
         assert self.encoder is not None, f"{self._model.spec.architecture} sees no images"
         encoded = self.encoder.encode(orders)
+        if self._timer is not None and isinstance(encoded.lap, DeviceLap):
+            self._timer.add(encoded.lap, orders.vision, orders.step, self.encoder.graphs.last_rows)
         last = self.encoder.graphs.last
         self._trace = [f"{last}: {encoded.problem}" if encoded.problem else last]
         return encoded
@@ -208,7 +222,7 @@ class DeviceExecutor:
             if orders.waits_for_vision and self.encoder is not None:
                 self.encoder.side_stream.wait()
             for one in orders.passes:
-                self._run_pass(one, ticket)
+                self._run_pass(one, ticket, orders.step)
             ticket.prompt_scores = [self._logits.score_prompt(scored) for scored in orders.prompt_scores]
             if orders.pool is not None:
                 ticket.sums = self._pooling.sum_rows(orders.pool)
@@ -230,7 +244,7 @@ class DeviceExecutor:
         self._trace = []
         if orders.sampler is not None:
             self._logits.edit(ticket.num_sampled, orders.edits, orders.mask, ticket.turn)
-            self._run_pass(orders.sampler, ticket)
+            self._run_pass(orders.sampler, ticket, orders.step)
         ticket.scores = self._logits.score(orders.scores)
         self._mark(ticket)
 
@@ -238,12 +252,16 @@ class DeviceExecutor:
         assert self.encoder is not None, "only images have layouts"
         return self.encoder.capture_layout(layout)
 
-    def _run_pass(self, one: Pass, ticket: DeviceTicket) -> None:
+    def _run_pass(self, one: Pass, ticket: DeviceTicket, step: int) -> None:
+        timer, device = self._timer, self._model.place.device
+        begin = None if timer is None else now(device)
         runner = {"prefill": self.prefill, "decode": self.decode, "head": self.head, "sample": self.sampler}[one.phase]
         try:
             runner.obey(one.decision, one.values, lambda outputs: self._deliver(ticket, outputs))
         finally:
             self._trace.append(runner.last)
+        if timer is not None:
+            timer.add(DeviceLap(begin, now(device)), one, step, runner.last_rows)
 
     def _deliver(self, ticket: DeviceTicket, outputs: Mapping[str, Tensor]) -> None:
         count = ticket.num_sampled

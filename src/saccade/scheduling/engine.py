@@ -26,9 +26,11 @@ from saccade.scheduling.request import Request, Status
 from saccade.scheduling.request_checks import PixelAccount, check_frames, check_head, check_tokens, needs_head, spans_of
 from saccade.scheduling.scheduler import Scheduler
 from saccade.scheduling.step_plan import Chunk, RowError, StepPlan
-from saccade.wire.engine_metrics import JobStats
+from saccade.scheduling.trace_log import TraceLog
+from saccade.wire.engine_metrics import JobStats, StepTokens
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.trace import EngineTrace
 from saccade.wire.turn import NEXT, Turn
 from saccade.wire.update import NO_NUMBERS, FinishReason, PromptScores, Scores, Update
 
@@ -75,6 +77,8 @@ class Engine:
         self._in_flight: deque[_Flight] = deque()
         self._dead: EngineDeadError | None = None
         self.shadow: ShadowChecks | None = None
+        self.step_tokens = StepTokens()
+        self._trace: TraceLog | None = None  # while somebody looks
 
     @property
     def has_work(self) -> bool:
@@ -191,6 +195,17 @@ class Engine:
             phase["shadow"] = {} if self.shadow is None else self.shadow.counts(name)
         return found
 
+    def begin_trace(self) -> None:
+        """Record passes and requests until `end_trace`, beginning anew if they are recorded already."""
+        self._trace = TraceLog(self._clock())
+        self.executor.time_passes()
+
+    def end_trace(self) -> EngineTrace | None:
+        """What was recorded; None if nothing was."""
+        trace, self._trace = self._trace, None
+        passes = self.executor.take_passes()
+        return None if trace is None else trace.close(self._clock(), self._live.values(), *passes)
+
     def abort(self, request_id: str) -> list[Update]:
         """End a request now; it gets no further updates."""
         return self._told(self.scheduler.abort(request_id))
@@ -217,6 +232,7 @@ class Engine:
             updates = [update for _ in range(WARM_UP_STEPS) if self.has_work for update in self.step()]
             if not updates or updates[-1].finish is None or updates[-1].finish.reason is FinishReason.ERROR:
                 raise GraphError(f"a warm-up request failed: {updates[-1:]}")
+        self.step_tokens = StepTokens()
 
     def calibrate(self, orders: Calibrate) -> None:
         """Time passes, from which graphs are chosen and steps are kept short."""
@@ -246,6 +262,8 @@ class Engine:
         except EngineDeadError as error:
             self._dead = error
             raise
+        if self._trace is not None:
+            self._trace.note_load(self._clock(), self.scheduler.stats())
         if self.scheduler.is_idle:
             self.scheduler.check()
         return updates
@@ -323,6 +341,7 @@ class Engine:
             failed = {chunk.request_id: RowError(flight.problem) for chunk in flight.plan.chunks}
             updates = self._told(self.scheduler.commit(flight.plan, failed))
         else:
+            self.step_tokens.note(sum(chunk.count for chunk in flight.plan.chunks))
             updates = self._prompt_updates(flight.plan, result)
             news = self.scheduler.commit(flight.plan, _results(flight, result) | flight.pooled.add(result))
             updates += self._told(news, {flight.sampled[row].request_id: one for row, one in result.scores.items()})
@@ -356,6 +375,8 @@ class Engine:
             if update.finish is not None:
                 timings = live.timings(self._clock())
                 pooled = finished_vector(live) if update.finish.reason is FinishReason.LENGTH else None
+                if self._trace is not None:
+                    self._trace.note_end(live, self._clock(), update.finish.reason)
                 self._release(live)
                 self._pixels.count(live.prompt, -1)
                 del self._live[name]

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from saccade.errors import SaccadeError
 from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Run, SampleTokens, WarmUp
+from saccade.wire.trace import TracedPass
 from saccade.wire.update import Scores
 
 ENCODE_FAILED = "an image or video could not be encoded"
@@ -100,6 +101,14 @@ class Executor(Protocol):
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
         """Counters and graphs by phase."""
+        ...
+
+    def time_passes(self) -> None:
+        """Time every pass until `take_passes`, beginning anew if they are timed already."""
+        ...
+
+    def take_passes(self) -> tuple[list[TracedPass], int]:
+        """Passes that have ended since `time_passes`, and how many more did not fit."""
         ...
 
     def require_device(self) -> None:

@@ -12,7 +12,10 @@ from saccade.inputs.placeholders import Prompt
 from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, draining, too_late
 from saccade.server.intake import RequestJob
+from saccade.server.protocol import ChatRequest
 from saccade.server.service import ServerPhase, Service
+from saccade.server.telemetry import EndedRequest
+from saccade.server.traced_requests import Prepared
 from saccade.wire.update import BROKEN, NO_HIDDEN_NUMBERS, NO_NUMBERS, NO_TOKEN
 
 Piece = tuple[int, Delta]  # choice index and what it gained
@@ -84,7 +87,8 @@ class Answer:
 
     async def _one(self, prompt_idx: int, prompt: Prompt) -> AsyncGenerator[Piece, None]:
         job = self._job
-        with self._service.enlisted(job.public_id) as engine_id:
+        prepared = Prepared(job.public_id, self._exchange.arrival, job.seconds, has_media=bool(prompt.media))
+        with self._service.enlisted(job.public_id, prepared) as engine_id:
             source = self._service.engine.generate(
                 engine_id,
                 prompt,
@@ -143,12 +147,32 @@ class Answer:
     def _end(self) -> None:
         self._service.admission.pace.note_end()
         reasons = [self._reasons.get(choice, "abort") for choice in range(self.num_choices)]
+        reasons = ["error" if reason == "deadline" else reason for reason in reasons]
+        if self._service.telemetry is not None:
+            self._service.telemetry.note_end(self._ended(reasons))
         self._service.metrics.note_end(
             self._job.params,
-            finish_reasons=["error" if reason == "deadline" else reason for reason in reasons],
+            finish_reasons=reasons,
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self._outputs,
             total_s=monotonic() - self._exchange.arrival,
+            first_s=self._first_s,
+            timings=self._engine_times,
+        )
+
+    def _ended(self, reasons: list[str]) -> EndedRequest:
+        job = self._job
+        return EndedRequest(
+            operation="chat" if isinstance(job.request, ChatRequest) else "text_completion",
+            model=job.model,
+            request_id=job.public_id,
+            params=job.params,
+            arrival=self._exchange.arrival,
+            headers=self._exchange.headers,
+            finish_reasons=reasons,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=sum(self._cached.values()),
+            num_output_tokens=sum(self._outputs),
             first_s=self._first_s,
             timings=self._engine_times,
         )

@@ -29,6 +29,7 @@ from saccade.server.ranking import RerankRoute, ScoreRoute
 from saccade.server.responses_api import ResponsesRoute
 from saccade.server.service import Service
 from saccade.server.tokens import DetokenizeRoute, RenderRoute, TokenizeRoute
+from saccade.server.watching import WatchRoutes
 
 SCORE_PATHS = ("/v1/score", "/score")
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")  # Jina's, Cohere's, vLLM's
@@ -121,7 +122,7 @@ class AdmissionMiddleware:
 
 
 def _routes(service: Service) -> list[Route]:
-    ops = OpsRoutes(service)
+    ops, watch = OpsRoutes(service), WatchRoutes(service)
     return [
         Route("/v1/chat/completions", ChatRoute(service).create, methods=["POST"]),
         Route("/v1/chat/completions/render", RenderRoute(service).create, methods=["POST"]),
@@ -148,7 +149,11 @@ def _routes(service: Service) -> list[Route]:
         Route("/server_info", ops.server_info),
         Route("/abort_request", ops.abort, methods=["POST"]),
         Route("/flush_cache", ops.flush_cache, methods=["GET", "POST"]),
+        Route("/trace", watch.trace),
+        Route("/start_profile", watch.start_profile, methods=["POST"]),
+        Route("/stop_profile", watch.stop_profile, methods=["POST"]),
         Route("/openapi.json", ops.openapi),
+        Route("/docs", ops.docs),
         Route("/", ops.page),
     ]
 

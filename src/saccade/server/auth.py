@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from saccade.server.http_errors import HttpError
 
-# The page is a static file without secrets: its user types a key into it.
-OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+# The pages are static files without secrets: their users type a key into them.
+OPEN_PATHS = frozenset({"/", "/docs", "/health", "/ready"})
 ADMIN = "administrator"
-ADMIN_PATHS = frozenset({"/abort_request", "/server_info"})
+ADMIN_PATHS = frozenset({"/abort_request", "/server_info", "/start_profile", "/stop_profile", "/trace"})
 _NO_KEY = "the API key is missing or wrong (Authorization: Bearer KEY, or x-api-key: KEY)"
 
 

@@ -8,6 +8,7 @@ from pydantic.json_schema import models_json_schema
 from saccade import __version__
 from saccade.server.auth import ADMIN_PATHS, OPEN_PATHS
 from saccade.server.messages_protocol import CountTokensRequest, MessagesRequest
+from saccade.server.openapi_examples import EXAMPLES
 from saccade.server.pooling_protocol import EmbeddingRequest, RerankRequest, ScoreRequest
 from saccade.server.protocol import (
     AbortRequest,
@@ -20,6 +21,7 @@ from saccade.server.protocol import (
     json_object,
 )
 from saccade.server.responses_protocol import ResponsesRequest
+from saccade.wire.trace import MAX_TRACE_S
 
 POSTS: dict[str, tuple[type[Wire], str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
@@ -51,7 +53,14 @@ GETS = {
     "/graphs": "Every graph, by phase; and the ranks that share the model.",
     "/server_info": "Limits and state.",
     "/flush_cache": "Empty the caches of prompts and images, if nothing runs.",
+    "/trace": "What the engine does in the next seconds, as Perfetto reads it.",
 }
+# Without a body.
+ACTIONS = {
+    "/start_profile": "Profile the engine with torch.profiler (--profile-folder).",
+    "/stop_profile": "End the profile, and name its file.",
+}
+_SECONDS = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TRACE_S, "default": 5}
 _REFS = "#/components/schemas/{model}"
 _TEXT_OR_NULL = {"type": ["string", "null"]}
 _ERROR_FIELDS: dict[str, Any] = {
@@ -70,9 +79,11 @@ def build_document() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for path, (kind, text) in POSTS.items():
         schema = {"$ref": _REFS.format(model=kind.__name__)}
-        body = {"required": True, "content": {"application/json": {"schema": schema}}}
+        body = {"required": True, "content": {"application/json": {"schema": schema, "example": EXAMPLES[path]}}}
         paths[path] = {"post": {**_operation(path, text), "requestBody": body}}
     paths |= {path: {"get": _operation(path, text)} for path, text in GETS.items()}
+    paths |= {path: {"post": _operation(path, text)} for path, text in ACTIONS.items()}
+    paths["/trace"]["get"]["parameters"] = [{"name": "seconds", "in": "query", "schema": _SECONDS}]
     paths["/v1/models/{name}"] = {
         "get": {
             **_operation("/v1/models/{name}", "One model."),

@@ -13,7 +13,7 @@ from saccade import __version__
 from saccade.errors import RequestError, SaccadeError
 from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, engine_dead, starting
-from saccade.server.metrics import CONTENT_TYPE, Facts
+from saccade.server.metrics import Facts
 from saccade.server.openapi import build_document
 from saccade.server.page_headers import page_headers
 from saccade.server.protocol import AbortRequest
@@ -30,18 +30,32 @@ def json_reply(value: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(value), status, media_type="application/json")
 
 
+class _Page:
+    """A page that comes with the package; 404 if the file is missing."""
+
+    def __init__(self, name: str) -> None:
+        file = files("saccade.server").joinpath("page", name)
+        self._text = file.read_text(encoding="utf-8") if file.is_file() else None
+        self._headers = page_headers(self._text or "")
+
+    def response(self) -> Response:
+        if self._text is None:
+            raise HttpError(404, "this installation has no page", code="unknown_route")
+        return HTMLResponse(self._text, headers=self._headers)
+
+
 class OpsRoutes:
     def __init__(self, service: Service) -> None:
         self._service = service
-        page = files("saccade.server").joinpath("page", "index.html")
-        self._page = page.read_text(encoding="utf-8") if page.is_file() else None
-        self._page_headers = page_headers(self._page or "")
+        self._page, self._docs = _Page("index.html"), _Page("docs.html")
 
     async def page(self, request: Request) -> Response:
-        """The page that comes with the package; 404 if the file is missing."""
-        if self._page is None:
-            raise HttpError(404, "this installation has no page", code="unknown_route")
-        return HTMLResponse(self._page, headers=self._page_headers)
+        """The page that comes with the package."""
+        return self._page.response()
+
+    async def docs(self, request: Request) -> Response:
+        """A page that shows /openapi.json."""
+        return self._docs.response()
 
     async def health(self, request: Request) -> Response:
         """Alive, also while the model loads and while requests drain. 503 only when a restart is needed. Degraded: an
@@ -97,7 +111,9 @@ class OpsRoutes:
             media_jobs=service.media_jobs,
         )
         # Not in the pool that prepares requests: a scrape must not wait for them.
-        return Response(await asyncio.to_thread(service.metrics.scrape, facts), media_type=CONTENT_TYPE)
+        accept = request.headers.get("accept", "")
+        text, kind = await asyncio.to_thread(service.metrics.scrape, facts, accept)
+        return Response(text, media_type=kind)
 
     async def server_info(self, request: Request) -> Response:
         service = self._service

@@ -25,7 +25,9 @@ from saccade.server.http_errors import HttpError, draining, engine_dead, engine_
 from saccade.server.metrics import Metrics
 from saccade.server.response_store import ResponseStore
 from saccade.server.server_settings import ServerSettings
+from saccade.server.telemetry import new_telemetry
 from saccade.server.tools import ToolStyle
+from saccade.server.traced_requests import Prepared, TracedRequests
 from saccade.server.work_queue import WorkQueue
 from saccade.wire.engine_metrics import JobStats
 from saccade.wire.engine_settings import SchedulerSettings
@@ -89,6 +91,8 @@ class Service:
         self._serials = count()
         self._running: dict[str, set[str]] = {}
         self.last_output: float | None = None  # a time of the monotonic clock
+        self.traced = TracedRequests()
+        self.telemetry = new_telemetry(settings.otlp_traces_endpoint)
 
     @property
     def phase(self) -> ServerPhase:
@@ -193,6 +197,8 @@ class Service:
             queue.shutdown()
         if self.media_pool is not None:
             await asyncio.to_thread(self.media_pool.close)
+        if self.telemetry is not None:
+            await asyncio.to_thread(self.telemetry.close)
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs what would block the event loop. A cancelled call leaves the queue."""
@@ -232,14 +238,17 @@ class Service:
         self.last_output = monotonic()
 
     @contextmanager
-    def enlisted(self, public_id: str) -> Iterator[str]:
-        """A unique id for the engine. Clients may reuse theirs."""
+    def enlisted(self, public_id: str, prepared: Prepared | None = None) -> Iterator[str]:
+        """A unique id for the engine. Clients may reuse theirs. `prepared` is for traces."""
         engine_id = f"{next(self._serials)}"
+        if prepared is not None:
+            self.traced.begin(engine_id, prepared)
         ids = self._running.setdefault(public_id, set())
         ids.add(engine_id)
         try:
             yield engine_id
         finally:
+            self.traced.end(engine_id)
             ids.discard(engine_id)
             if not ids:
                 self._running.pop(public_id, None)

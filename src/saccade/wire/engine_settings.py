@@ -129,6 +129,7 @@ class EngineSettings:
         "auto", "how hidden states become embeddings: last (token's), mean, or auto: as the checkpoint says, else last"
     )
     seed: int = setting(0, "seed of requests that bring none")
+    warm_up: bool = setting(True, "run requests of every kind at the start, so that the first ones are not slower")
     watchdog_timeout_s: float = setting(
         120.0, "seconds without an answer after which an engine counts as dead; 0: never"
     )
