@@ -411,6 +411,7 @@ class Twice:
     def __init__(self, composer: Composer) -> None:
         self._composer, self.num_compared = composer, 0
         self.vision, self.layout, self.vocab_size = composer.vision, composer.layout, composer.vocab_size
+        self.catalogues = composer.catalogues
 
     def run(self, *of: Any) -> Any:
         return self._compare(self._composer.run(*of), self._composer.run(*of))

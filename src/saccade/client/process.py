@@ -156,9 +156,10 @@ class AsyncEngine:
         if stream is not None:
             self._send(messages.Abort(stream.serial))
 
-    async def stats(self) -> messages.StatsReply:
-        """The scheduler's numbers, each phase's counters and graphs by name, and the device memory in use."""
-        stats: messages.StatsReply = await self._ask(messages.AskStats)
+    async def stats(self, passes_since: int | None = None) -> messages.StatsReply:
+        """The scheduler's numbers, each phase's counters and graphs by name, and the device memory in use; with
+        `passes_since`, also the newest passes with a greater number."""
+        stats: messages.StatsReply = await self._ask(messages.AskStats, passes_since=passes_since)
         return stats
 
     async def flush_cache(self) -> bool:
@@ -166,13 +167,13 @@ class AsyncEngine:
         flushed: messages.Flushed = await self._ask(messages.Flush)
         return flushed.is_done
 
-    async def _ask(self, question: type[messages.AskStats] | type[messages.Flush]) -> Any:
+    async def _ask(self, question: type[messages.AskStats] | type[messages.Flush], **more: Any) -> Any:
         """The worker answers between two steps."""
         self._check_alive()
         serial = next(self._serials)
         self._asked[serial] = asyncio.get_running_loop().create_future()
         try:
-            self._send(question(serial))
+            self._send(question(serial, **more))
             return await self._asked[serial]
         finally:
             del self._asked[serial]

@@ -50,6 +50,10 @@ class DeviceTicket:
     prompt_scores: list[list[tuple[Tensor, ...]]] = field(default_factory=list)
     done: Any = None
 
+    @property
+    def is_done(self) -> bool:
+        return self.done is None or bool(self.done.query())
+
     def wait(self) -> StepResult:
         if self.done is not None:
             self.done.synchronize()

@@ -30,6 +30,8 @@ class SamplingParams:
     A `grammar` allows only tokens that lead to a text of its language, and ends the output when nothing may follow. It
     has the last word: end tokens that `min_tokens` or `ignore_eos` forbid are taken where it allows nothing else.
     Log-probabilities are the model's own, before the grammar and all other edits.
+
+    With `reports_passes` the engine counts the passes that served the request, by graph.
     """
 
     n: int = 1
@@ -54,10 +56,11 @@ class SamplingParams:
     prompt_logprobs_start: int = 0
     skip_special_tokens: bool = True
     grammar: Grammar | None = None
+    reports_passes: bool = False
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "reports_passes"):
             if not isinstance(getattr(self, name), bool):
                 raise _refuse(name, getattr(self, name), "allowed are true and false")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

@@ -7,6 +7,8 @@ from typing import Any
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from saccade.wire.passes import PassCount
+
 # Details of an error finish that callers can tell apart.
 NO_NUMBERS = "the model's logits are not numbers"
 NO_TOKEN = "no token is allowed next: the grammar cannot be followed with this vocabulary and these parameters"
@@ -54,3 +56,4 @@ class Update(Struct, frozen=True, array_like=True):
     prompt_scores: PromptScores | None = None
     finish: Finish | None = None
     timings: dict[str, float] | None = None  # seconds by stage, with the finish
+    passes: tuple[PassCount, ...] | None = None  # with the finish, of a request that wants them
