@@ -24,6 +24,7 @@ from saccade.server.messages_api import PATH as MESSAGES_PATH
 from saccade.server.messages_api import CountTokensRoute, MessagesRoute, is_messages_path, use_messages_errors
 from saccade.server.ops import OpsRoutes
 from saccade.server.origins import OriginRules
+from saccade.server.page_files import PageRoutes
 from saccade.server.responses_api import ResponsesRoute
 from saccade.server.service import Service
 from saccade.server.tokens import DetokenizeRoute, RenderRoute, TokenizeRoute
@@ -117,7 +118,7 @@ class AdmissionMiddleware:
 
 
 def _routes(service: Service) -> list[Route]:
-    ops = OpsRoutes(service)
+    ops, page = OpsRoutes(service), PageRoutes()
     return [
         Route("/v1/chat/completions", ChatRoute(service).create, methods=["POST"]),
         Route("/v1/chat/completions/render", RenderRoute(service).create, methods=["POST"]),
@@ -138,11 +139,13 @@ def _routes(service: Service) -> list[Route]:
         Route("/metrics", ops.metrics),
         Route("/version", ops.version),
         Route("/graphs", ops.graphs),
+        Route("/live", ops.live),
         Route("/server_info", ops.server_info),
         Route("/abort_request", ops.abort, methods=["POST"]),
         Route("/flush_cache", ops.flush_cache, methods=["GET", "POST"]),
         Route("/openapi.json", ops.openapi),
-        Route("/", ops.page),
+        Route("/", page.index),
+        Route("/page/{name}", page.file),
     ]
 
 

@@ -5,9 +5,10 @@ import hmac
 from collections.abc import Mapping
 
 from saccade.server.http_errors import HttpError
+from saccade.server.page_files import page_files
 
-# The page is a static file without secrets: its user types a key into it.
-OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+# The page's files are static and without secrets: its user types a key into it.
+OPEN_PATHS = frozenset({"/", "/health", "/ready", *(f"/page/{name}" for name in page_files())})
 ADMIN = "administrator"
 ADMIN_PATHS = frozenset({"/abort_request", "/server_info"})
 _NO_KEY = "the API key is missing or wrong (Authorization: Bearer KEY, or x-api-key: KEY)"
