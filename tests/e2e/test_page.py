@@ -32,6 +32,7 @@ def test_the_page_is_small_files_that_load_nothing_from_elsewhere() -> None:
         ), name
         addresses = re.findall(r"https?://[\w./]+", text)
         assert set(addresses) <= {"http://www.w3.org/2000/svg", "http://some"}, name
+        assert max(map(len, text.splitlines())) <= 120, name
     assert not re.findall(r" on\w+=|<style", scripts["index.html"])
     assert sum(len(file.data) for file in found.values()) < 150_000
 
@@ -276,6 +277,25 @@ def test_conversations_are_there_after_a_reload(browser: Browser, stub: Stub, pi
     click(browser, "[aria-label='Delete renamed']")
     browser.press("Enter")
     browser.wait("document.querySelectorAll('.talk').length === 1 && document.querySelectorAll('.sample').length > 0")
+
+
+def test_what_is_kept_is_bounded(browser: Browser, stub: Stub) -> None:
+    open_page(browser, stub)
+    found = browser.evaluate("""(async () => {
+      const store = await import("/page/store.js");
+      Object.assign(store.LIMITS, { conversations: 4, itemBytes: 100, mediaBytes: 250 });
+      for (let i = 0; i < 7; i++) {
+        const media = [{ id: "m" + i, url: "data:," + i, bytes: i === 5 ? 101 : 100, name: "a", kind: "image" }];
+        await store.save({ id: "t" + i, title: "t" + i, updated: i, turns: [{ role: "user", text: "", media }] });
+      }
+      const names = (await store.list()).map((talk) => talk.id);
+      const kept = [];
+      for (const name of names) kept.push((await store.load(name)).turns[0].media[0].url || "");
+      return [names, kept, await store.load("t0")];
+    })()""")
+    assert found[0] == ["t6", "t5", "t4", "t3"], "the newest"
+    assert found[1] == ["data:,6", "", "data:,4", ""], "one was too large, one too many"
+    assert found[2] is None
 
 
 def test_a_question_is_edited_and_answered_again(browser: Browser, stub: Stub, picture: Path) -> None:

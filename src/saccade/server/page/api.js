@@ -2,6 +2,7 @@
 
 const KEY = "saccade.key";
 const GONE = "The server cannot be reached. It may have been stopped, or the network is down.";
+const ODD_KEY = "The API key has characters that no key can have.";
 const BROKEN = "The connection to the server broke off before the answer was complete.";
 
 export class ApiError extends Error {
@@ -25,9 +26,8 @@ export async function get(path, signal) {
 }
 
 export async function* chat(body, signal) {
-  const response = await call("v1/chat/completions", {
-    method: "POST", body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true }, timings: true }), signal,
-  });
+  const whole = { ...body, stream: true, stream_options: { include_usage: true }, timings: true };
+  const response = await call("v1/chat/completions", { method: "POST", body: JSON.stringify(whole), signal });
   let isComplete = false;
   for await (const data of events(response)) {
     if (data === "[DONE]") isComplete = true;
@@ -49,7 +49,7 @@ async function call(path, options) {
     response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(/headers|ByteString/i.test(error.message) ? "The API key has characters that no key can have." : GONE);
+    throw new ApiError(/headers|ByteString/i.test(error.message) ? ODD_KEY : GONE);
   }
   if (!response.ok) throw await failure(response);
   return response;

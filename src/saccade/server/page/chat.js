@@ -23,9 +23,17 @@ export function setUp(given) {
     onNew: () => openTalk(fresh()), onOpen: (found) => openTalk(found || fresh()), current: () => talk.id,
     onRename: (id, title) => { if (id === talk.id) talk.title = title; },
   });
+  stickToEnd();
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !document.querySelector("dialog[open]")) running ? stop() : history.toggle(false);
   });
+}
+
+/* While the end is in sight, it stays there, also when the composer grows. */
+function stickToEnd() {
+  let sticks = true;
+  at("log").addEventListener("scroll", () => { sticks = isAtEnd(); });
+  new ResizeObserver(() => { if (sticks && !isEmpty()) toEnd(); }).observe(at("log"));
 }
 
 export const isEmpty = () => talk.turns.length === 0;
@@ -44,7 +52,8 @@ export function draw(locked) {
   const log = at("log");
   if (isEmpty()) {
     const start = locked
-      ? make("section", { class: "welcome" }, make("h2", { text: "This server asks for a key" }), make("p", { class: "soft", text: locked }), keyForm("Unlock", server.unlock))
+      ? make("section", { class: "welcome" }, make("h2", { text: "This server asks for a key" }),
+        make("p", { class: "soft", text: locked }), keyForm("Unlock", server.unlock))
       : welcome(server.card(), ask);
     log.replaceChildren(start);
     return;
@@ -103,7 +112,8 @@ async function ask(text, media) {
     const wasAtEnd = isAtEnd();
     view.end();
     if (wasAtEnd) toEnd();
-    announce(turn.error ? turn.error.message : "Answer: " + turn.text.slice(0, 500));
+    announce(turn.error ? turn.error.message
+      : "Answer: " + view.node.querySelector(".markdown").textContent.slice(0, 500));
   }
   mine.updated = Date.now();
   await history.save(mine);

@@ -40,11 +40,13 @@ const ICONS = {
 
 export function icon(name) {
   const path = svg("path", { d: ICONS[name] });
-  return svg("svg", { viewBox: "0 0 24 24", class: "glyph" + (name === "stop" ? " solid" : ""), "aria-hidden": "true" }, path);
+  const style = name === "stop" ? "glyph solid" : "glyph";
+  return svg("svg", { viewBox: "0 0 24 24", class: style, "aria-hidden": "true" }, path);
 }
 
-export function iconButton(name, label, click, more = {}) {
-  return make("button", { type: "button", class: "icon", "aria-label": label, title: label, click, ...more }, icon(name));
+export function iconButton(name, label, click) {
+  const options = { type: "button", class: "icon", "aria-label": label, title: label, click };
+  return make("button", options, icon(name));
 }
 
 export function announce(text) {

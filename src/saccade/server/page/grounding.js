@@ -12,9 +12,9 @@ const TAGGED = new RegExp(`(?:<(?:ref|\\|object_ref_start\\|)>([^<]{0,200})<(?:/
 
 /* Shapes as { label, x1, y1, x2, y2 } or { label, x, y }, in shares (0 to 1) of the image. */
 export function findShapes(text, image, vision) {
+  const isInside = (value) => typeof value === "string" || (value >= 0 && value <= 1);
   const found = [...tagged(text), ...parsed(text, image, vision)];
-  return found.filter((shape) => Object.values(shape).every((value) => typeof value === "string" || (value >= 0 && value <= 1)))
-    .slice(0, MAX_SHAPES);
+  return found.filter((shape) => Object.values(shape).every(isInside)).slice(0, MAX_SHAPES);
 }
 
 function* tagged(text) {
@@ -25,12 +25,14 @@ function* tagged(text) {
 }
 
 function box(label, x1, y1, x2, y2) {
-  return { label: (label || "").trim(), x1: Math.min(x1, x2), y1: Math.min(y1, y2), x2: Math.max(x1, x2), y2: Math.max(y1, y2) };
+  const [left, right] = x1 < x2 ? [x1, x2] : [x2, x1], [top, bottom] = y1 < y2 ? [y1, y2] : [y2, y1];
+  return { label: (label || "").trim(), x1: left, y1: top, x2: right, y2: bottom };
 }
 
 function* parsed(text, image, vision) {
   for (const item of items(text)) {
-    const label = [item.label, item.name, item.text, item.text_content].find((value) => typeof value === "string") || "";
+    const named = [item.label, item.name, item.text, item.text_content];
+    const label = named.find((value) => typeof value === "string") || "";
     const [wide, high] = scale(image, vision, item);
     const area = item.bbox_2d || item.bbox;
     const point = item.point_2d || item.point;
@@ -68,7 +70,8 @@ function scale(image, vision, item) {
 
 /* The server's rule: sides are multiples of the unit, the area is within the limits. */
 export function resized({ width, height }, vision) {
-  if (!vision || vision.fixed_size) return vision?.fixed_size ? [vision.fixed_size[1], vision.fixed_size[0]] : [width, height];
+  if (!vision) return [width, height];
+  if (vision.fixed_size) return [...vision.fixed_size].reverse();
   const { unit, min_pixels: least, max_pixels: most } = vision;
   let wide = Math.max(unit, Math.round(width / unit) * unit), high = Math.max(unit, Math.round(height / unit) * unit);
   if (wide * high > most) {
@@ -86,8 +89,10 @@ export function resized({ width, height }, vision) {
 /* The image with its shapes, as a button that enlarges both. */
 export function figure(media, shapes) {
   const named = shapes.map((shape) => shape.label).filter(Boolean).join(", ");
-  const label = shapes.length + (shapes.length === 1 ? " place" : " places") + " on " + media.name + (named ? ": " + named : "");
-  const draw = () => make("span", { class: "grounded" }, make("img", { src: media.url, alt: media.name }), overlay(media, shapes));
+  const count = shapes.length + (shapes.length === 1 ? " place" : " places");
+  const label = count + " on " + media.name + (named ? ": " + named : "");
+  const image = () => make("img", { src: media.url, alt: media.name });
+  const draw = () => make("span", { class: "grounded" }, image(), overlay(media, shapes));
   return make("button", { type: "button", class: "picture", "aria-label": "Enlarge: " + label,
     click: () => enlarge(draw(), label) }, draw());
 }
@@ -95,14 +100,15 @@ export function figure(media, shapes) {
 function overlay(media, shapes) {
   const wide = media.width || 1000, high = media.height || 1000, unit = Math.max(wide, high) / 100;
   const drawn = shapes.flatMap((shape, index) => {
-    const style = "shape c" + (index % 6);
-    const [x, y] = "x1" in shape ? [shape.x1 * wide, shape.y1 * high] : [shape.x * wide, shape.y * high];
-    const mark = "x1" in shape
-      ? svg("rect", { class: style, x, y, width: (shape.x2 - shape.x1) * wide, height: (shape.y2 - shape.y1) * high, rx: unit / 2 })
-      : svg("circle", { class: style + " point", cx: x, cy: y, r: unit * 1.6 });
+    const color = "c" + (index % 6), isBox = "x1" in shape;
+    const x = (isBox ? shape.x1 : shape.x) * wide, y = (isBox ? shape.y1 : shape.y) * high;
+    const sides = { width: (shape.x2 - shape.x1) * wide, height: (shape.y2 - shape.y1) * high };
+    const mark = isBox ? svg("rect", { class: "shape " + color, x, y, ...sides, rx: unit / 2 })
+      : svg("circle", { class: "shape point " + color, cx: x, cy: y, r: unit * 1.6 });
     if (!shape.label) return [mark];
-    const size = unit * 3.4, below = y < size * 1.4;
-    return [mark, svg("text", { class: "c" + (index % 6), x: x + unit / 2, y: below ? y + size * 1.1 : y - unit, "font-size": size, text: shape.label })];
+    const size = unit * 3.4, top = y < size * 1.4 ? y + size * 1.1 : y - unit;
+    const place = { x: x + (isBox ? unit / 2 : unit * 2.4), y: top, "font-size": size };
+    return [mark, svg("text", { class: color, ...place, text: shape.label })];
   });
   return svg("svg", { viewBox: `0 0 ${wide} ${high}`, "aria-hidden": "true" }, ...drawn);
 }

@@ -12,7 +12,8 @@ export function setUp(given) {
   at("menu").onclick = () => toggle(!document.body.classList.contains("with-history"));
   at("new").onclick = () => { toggle(false); handlers.onNew(); };
   at("forget").onclick = async () => {
-    const yes = await ask({ title: "Delete all conversations?", text: "They exist only in this browser.", action: "Delete all" });
+    const text = "They exist only in this browser.";
+    const yes = await ask({ title: "Delete all conversations?", text, action: "Delete all" });
     if (!yes) return;
     await store.remove((await store.list()).map((talk) => talk.id));
     handlers.onNew();
@@ -59,8 +60,10 @@ export async function show() {
 
 function row(talk) {
   const isOpen = talk.id === handlers.current();
-  const open = make("button", { type: "button", class: "talk", "aria-current": isOpen ? "true" : undefined, title: talk.title,
-    text: talk.title, click: async () => { toggle(false); handlers.onOpen(await store.load(talk.id)); } });
+  const open = make("button", {
+    type: "button", class: "talk", "aria-current": isOpen ? "true" : undefined, title: talk.title, text: talk.title,
+    click: async () => { toggle(false); handlers.onOpen(await store.load(talk.id)); },
+  });
   const rename = iconButton("edit", "Rename " + talk.title, async () => {
     const title = await ask({ title: "Rename", value: talk.title, action: "Save" });
     if (!title) return;

@@ -96,5 +96,6 @@ function anchor(address, words) {
   let url = null;
   try { url = new URL(address); } catch { /* relative, or nonsense */ }
   if (!url || !SCHEMES.has(url.protocol)) return make("span", {}, ...words);
-  return make("a", { href: url.href, target: "_blank", rel: "noopener noreferrer nofollow", title: url.href }, ...words);
+  const safe = { target: "_blank", rel: "noopener noreferrer nofollow" };
+  return make("a", { href: url.href, title: url.href, ...safe }, ...words);
 }

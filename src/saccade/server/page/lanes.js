@@ -1,5 +1,5 @@
-// The passes of the engine over time, one lane for each stream. A bar is a pass: as wide as it took, filled as far as its
-// graph was, hatched where it was padding; without a graph in another color.
+// The passes of the engine over time, one lane for each stream. A bar is a pass: as wide as it took, filled as far as
+// its graph was, hatched where it was padding; without a graph in another color.
 
 import { make, svg } from "./dom.js";
 import { milliseconds } from "./served.js";
@@ -9,7 +9,10 @@ const STREAMS = [["vision", "Vision stream"], ["language", "Language stream"]];
 const MAIN = ["vision", "prefill", "decode"];
 
 export function lanes({ seconds }) {
-  const drawing = svg("svg", { class: "lanes", viewBox: `0 0 ${WIDE} ${TOP + 2 * (HIGH + GAP)}`, preserveAspectRatio: "none", role: "img", "aria-label": "Passes of the engine over time" });
+  const drawing = svg("svg", {
+    class: "lanes", viewBox: `0 0 ${WIDE} ${TOP + 2 * (HIGH + GAP)}`, preserveAspectRatio: "none",
+    role: "img", "aria-label": "Passes of the engine over time",
+  });
   const tip = make("div", { class: "tip", hidden: true });
   const labels = make("div", { class: "lane-labels" });
   const node = make("div", { class: "lane-box" }, labels, drawing, tip);
@@ -25,10 +28,10 @@ export function lanes({ seconds }) {
       const begin = end - span;
       shown = records.filter((record) => record.start + record.seconds > begin);
       const place = (time) => ((time - begin) / span) * WIDE;
-      drawing.replaceChildren(pattern(), ...grid(span), ...shown.flatMap((record) => bar(record, place)));
+      drawing.replaceChildren(pattern(), ...grid(), ...shown.flatMap((record) => bar(record, place)));
       labels.replaceChildren(...ticks(span, now - end), ...STREAMS.map(([, name], index) => {
         const label = make("span", { class: "lane-name", text: name });
-        label.style.top = TOP + index * (HIGH + GAP) - 19 + GAP - 8 + "px";
+        label.style.top = TOP + index * (HIGH + GAP) - 1 + "px";
         return label;
       }));
     },
@@ -37,18 +40,20 @@ export function lanes({ seconds }) {
 
 function pattern() {
   const lines = svg("path", { d: "M-1 1l2-2M0 6l6-6M5 7l2-2", class: "hatch-line" });
-  return svg("defs", {}, svg("pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse" }, svg("rect", { width: 6, height: 6, class: "hatch-ground" }), lines));
+  const ground = svg("rect", { width: 6, height: 6, class: "hatch-ground" });
+  const size = { width: 6, height: 6, patternUnits: "userSpaceOnUse" };
+  return svg("defs", {}, svg("pattern", { id: "hatch", ...size }, ground, lines));
 }
 
-function grid(span) {
-  const lines = [];
-  for (let i = 0; i <= 10; i++) lines.push(svg("line", { class: "grid", x1: i * WIDE / 10, x2: i * WIDE / 10, y1: TOP, y2: TOP + 2 * (HIGH + GAP) }));
-  return lines;
+function grid() {
+  return Array.from({ length: 11 }, (_, i) => (i * WIDE) / 10)
+    .map((x) => svg("line", { class: "grid", x1: x, x2: x, y1: TOP, y2: TOP + 2 * (HIGH + GAP) }));
 }
 
 function ticks(span, idle) {
   return [0, 2, 4, 6, 8].map((i) => {
-    const tick = make("span", { class: "tick", text: "−" + (idle + (span * (10 - i)) / 10).toFixed(span < 5 ? 1 : 0) + " s" });
+    const age = idle + (span * (10 - i)) / 10;
+    const tick = make("span", { class: "tick", text: "−" + age.toFixed(span < 5 ? 1 : 0) + " s" });
     tick.style.left = i * 10 + "%";
     return tick;
   });
@@ -62,9 +67,10 @@ function bar(record, place) {
   const top = TOP + GAP + lane * (HIGH + GAP), rows = pass.rows + pass.padded;
   const full = rows ? (HIGH * pass.rows) / rows : HIGH;
   const style = pass.graph ? pass.phase : "eager";
-  const parts = [svg("rect", { class: "bar " + style, "data-number": record.number, x, y: top + HIGH - full, width, height: full })];
-  if (pass.padded) parts.push(svg("rect", { class: "bar pad", "data-number": record.number, x, y: top, width, height: HIGH - full, fill: "url(#hatch)" }));
-  return parts;
+  const common = { "data-number": record.number, x, width };
+  const used = svg("rect", { ...common, class: "bar " + style, y: top + HIGH - full, height: full });
+  if (!pass.padded) return [used];
+  return [used, svg("rect", { ...common, class: "bar pad", y: top, height: HIGH - full, fill: "url(#hatch)" })];
 }
 
 function hover(event, shown, tip, node) {
@@ -79,7 +85,8 @@ function hover(event, shown, tip, node) {
 }
 
 export function describe(record) {
-  const lines = [mainPass(record).phase + ", " + milliseconds(record.seconds * 1000) + ", " + record.requests + (record.requests === 1 ? " request" : " requests")];
+  const requests = record.requests + (record.requests === 1 ? " request" : " requests");
+  const lines = [[mainPass(record).phase, milliseconds(record.seconds * 1000), requests].join(", ")];
   for (const pass of record.passes) {
     const fill = pass.rows + " of " + (pass.rows + pass.padded) + " rows";
     lines.push(pass.graph ? pass.graph + ": " + fill : pass.phase + " without a graph: " + pass.reason + "; " + fill);

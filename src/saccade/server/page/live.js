@@ -10,6 +10,7 @@ import { keyForm } from "./turns.js";
 
 const POLL_MS = 1000, GRAPHS_MS = 5000, MAX_PASSES = 512, MAX_SAMPLES = 300;
 const SPANS = [2, 10, 60];
+const LEGEND = { vision: "vision", prefill: "prefill", decode: "decode", pad: "padding", eager: "without a graph" };
 let passes = [], samples = [], since = 0, span = 10, timer = 0, graphsAt = 0, parts = null, unlock = null;
 
 export function setUp(given) {
@@ -19,22 +20,26 @@ export function setUp(given) {
   const choose = make("div", { class: "tabs", role: "group", "aria-label": "Seconds shown" }, ...SPANS.map((seconds) =>
     make("button", { type: "button", text: seconds + " s", "aria-pressed": String(seconds === span), click: (event) => {
       span = seconds;
-      for (const other of event.target.parentNode.children) other.setAttribute("aria-pressed", String(other === event.target));
+      for (const other of choose.children) other.setAttribute("aria-pressed", String(other === event.target));
       draw(samples.at(-1));
     } })));
-  const legend = make("p", { class: "legend" }, ...[["vision", "vision"], ["prefill", "prefill"], ["decode", "decode"], ["pad", "padding"], ["eager", "without a graph"]]
+  const legend = make("p", { class: "legend" }, ...Object.entries(LEGEND)
     .flatMap(([style, text]) => [make("span", { class: "dot " + style }), make("span", { text })]));
   const newest = make("tbody"), last = make("details", {}, make("summary", { text: "Newest passes as a list" }),
-    make("div", { class: "wide-table", tabindex: "0" }, make("table", {}, make("caption", { class: "hidden", text: "Newest passes" }), newest)));
+    make("div", { class: "wide-table", tabindex: "0" },
+      make("table", {}, make("caption", { class: "hidden", text: "Newest passes" }), newest)));
   parts = {
     problem, lane, newest, last, figures: make("div", { class: "figures" }), tables: graphTables(),
     tokens: chart("Tokens per second", { format: (n) => Math.round(n) + "/s" }),
     first: chart("Time to first token", { format: (n) => milliseconds(n) }),
     requests: chart("Requests", { kind: "line", format: (n) => String(n) }),
-    kv: meter("KV cache"), encoder: meter("Image cache"), prefix: meter("Prompt tokens found in the cache"), images: meter("Images found in the cache"),
+    kv: meter("KV cache"), encoder: meter("Image cache"),
+    prefix: meter("Prompt tokens found in the cache"), images: meter("Images found in the cache"),
   };
+  const grow = make("span", { class: "grow" });
+  const head = make("div", { class: "row" }, make("h2", { text: "Passes" }), parts.figures, grow, choose);
   at("live").append(problem,
-    make("section", { class: "card passes" }, make("div", { class: "row" }, make("h2", { text: "Passes" }), parts.figures, make("span", { class: "grow" }), choose), lane.node, legend, last),
+    make("section", { class: "card passes" }, head, lane.node, legend, last),
     make("div", { class: "cards" }, parts.tokens.node, parts.first.node, parts.requests.node),
     make("div", { class: "cards four" }, parts.kv.node, parts.encoder.node, parts.prefix.node, parts.images.node),
     parts.tables.node);
@@ -87,12 +92,14 @@ function draw(found) {
   if (!found) return;
   const { now, scheduler, pending, seconds } = found;
   parts.lane.draw(passes, now);
-  drawFigures(found);
+  drawFigures();
   const age = (one) => now - one.second - 1;
   const lately = seconds.filter((one) => age(one) < 5 && age(one) > -1);
   const rate = lately.reduce((sum, one) => sum + one.output_tokens, 0) / 5;
-  parts.tokens.draw([{ style: "decode", points: seconds.map((one) => [age(one), one.output_tokens]) }], rate ? rate.toFixed(rate < 10 ? 1 : 0) + " out" : "idle");
-  const firsts = seconds.filter((one) => one.first_tokens).map((one) => [age(one), (1000 * one.first_token_s) / one.first_tokens]);
+  const outputs = seconds.map((one) => [age(one), one.output_tokens]);
+  parts.tokens.draw([{ style: "decode", points: outputs }], rate ? rate.toFixed(rate < 10 ? 1 : 0) + " out" : "idle");
+  const firsts = seconds.filter((one) => one.first_tokens)
+    .map((one) => [age(one), (1000 * one.first_token_s) / one.first_tokens]);
   parts.first.draw([{ style: "prefill", points: firsts }], firsts.length ? milliseconds(firsts.at(-1)[1]) : "none yet");
   const counted = (value) => samples.map((one) => [now - one.now, value(one)]);
   const waiting = scheduler.waiting + pending;
@@ -102,8 +109,10 @@ function draw(found) {
   ], scheduler.running + " running, " + waiting + " waiting");
   parts.kv.draw(scheduler.kv_usage, found.kv_cache_tokens.toLocaleString("en") + " tokens in all");
   parts.encoder.draw(scheduler.encoder_usage, "of its rows in use");
-  parts.prefix.draw(share(scheduler.prefix_hit_tokens, scheduler.prefix_queried_tokens), scheduler.prefix_hit_tokens.toLocaleString("en") + " of " + scheduler.prefix_queried_tokens.toLocaleString("en"));
-  parts.images.draw(share(scheduler.encoder_hits, scheduler.encoder_queries), scheduler.encoder_hits + " of " + scheduler.encoder_queries);
+  parts.prefix.draw(share(scheduler.prefix_hit_tokens, scheduler.prefix_queried_tokens),
+    scheduler.prefix_hit_tokens.toLocaleString("en") + " of " + scheduler.prefix_queried_tokens.toLocaleString("en"));
+  parts.images.draw(share(scheduler.encoder_hits, scheduler.encoder_queries),
+    scheduler.encoder_hits + " of " + scheduler.encoder_queries);
   if (parts.last.open) parts.newest.replaceChildren(...passes.slice(-20).reverse().map(row));
 }
 
@@ -111,12 +120,15 @@ const share = (part, whole) => (whole ? part / whole : 0);
 
 function row(record) {
   const [head, ...rest] = describe(record), pass = mainPass(record);
-  return make("tr", {}, make("td", {}, make("span", { class: "dot " + (pass.graph ? pass.phase : "eager") }), head), make("td", { text: rest.join("; ") }));
+  return make("tr", {}, make("td", {}, make("span", { class: "dot " + (pass.graph ? pass.phase : "eager") }), head),
+    make("td", { text: rest.join("; ") }));
 }
 
 function drawFigures() {
   const all = passes.flatMap((record) => record.passes), replayed = all.filter((one) => one.graph);
-  const rows = replayed.reduce((sum, one) => sum + one.rows, 0), padded = replayed.reduce((sum, one) => sum + one.padded, 0);
-  const text = all.length ? Math.floor((100 * replayed.length) / all.length) + " % replayed, " + Math.round(100 * share(padded, rows + padded)) + " % padding in the last " + all.length + " passes" : "none yet";
-  parts.figures.replaceChildren(make("span", { class: "soft", text }));
+  const padded = replayed.reduce((sum, one) => sum + one.padded, 0);
+  const rows = replayed.reduce((sum, one) => sum + one.rows, padded);
+  const figures = [Math.floor(100 * share(replayed.length, all.length)) + " % replayed",
+    Math.round(100 * share(padded, rows)) + " % padding in the last " + all.length + " passes"];
+  parts.figures.replaceChildren(make("span", { class: "soft", text: all.length ? figures.join(", ") : "none yet" }));
 }

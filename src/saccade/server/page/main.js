@@ -15,7 +15,8 @@ async function connect() {
   try {
     await api.get("ready");
     cards = (await api.get("v1/models")).data;
-    at("model").replaceChildren(...cards.map((one) => make("option", { value: one.id, title: one.id, text: one.id.split("/").pop() || one.id })));
+    const option = ({ id }) => make("option", { value: id, title: id, text: id.split("/").pop() || id });
+    at("model").replaceChildren(...cards.map(option));
     at("model").disabled = cards.length < 2;
     state("ready", "");
     chat.draw();

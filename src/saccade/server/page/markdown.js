@@ -35,7 +35,7 @@ function block(lines, i, depth) {
   const fence = FENCE.exec(line);
   if (fence) return fenced(lines, i, fence);
   const heading = HEADING.exec(line);
-  if (heading) return [make("h" + Math.min(heading[1].length + 2, 6), {}, ...inline(heading[2].trimEnd().replace(/#+$/, ""))), i + 1];
+  if (heading) return [headingNode(heading), i + 1];
   if (RULE.test(line)) return [make("hr"), i + 1];
   if (depth < MAX_DEPTH) {
     if (line.trimStart().startsWith(">")) return quote(lines, i, depth);
@@ -45,6 +45,10 @@ function block(lines, i, depth) {
   return paragraph(lines, i, depth);
 }
 
+function headingNode([, marks, text]) {
+  return make("h" + Math.min(marks.length + 2, 6), {}, ...inline(text.trimEnd().replace(/\s#+$/, "")));
+}
+
 function fenced(lines, i, [, fence, language]) {
   let end = i + 1;
   while (end < lines.length && !(lines[end].trim().startsWith(fence) && /^[`~]+$/.test(lines[end].trim()))) end++;
@@ -52,13 +56,16 @@ function fenced(lines, i, [, fence, language]) {
 }
 
 export function codeBlock(text, language) {
-  const head = make("div", { class: "code-head" }, make("span", { text: language || "text" }), copyButton("Copy code", () => text));
+  const head = make("div", { class: "code-head" }, make("span", { text: language || "text" }),
+    copyButton("Copy code", () => text));
   return make("div", { class: "code" }, head, make("pre", { tabindex: "0" }, make("code", { text })));
 }
 
 function quote(lines, i, depth) {
   const inner = [];
-  while (i < lines.length && lines[i].trimStart().startsWith(">")) inner.push(lines[i++].trimStart().replace(/^> ?/, ""));
+  for (; i < lines.length && lines[i].trimStart().startsWith(">"); i++) {
+    inner.push(lines[i].trimStart().replace(/^> ?/, ""));
+  }
   return [make("blockquote", {}, ...blocks(inner, depth + 1)), i];
 }
 
@@ -82,7 +89,10 @@ function list(lines, i, depth) {
 const indent = (line) => line.length - line.trimStart().length;
 
 function belongs(lines, i, column) {
-  if (lines[i].trim()) return indent(lines[i]) > column || (!ITEM.test(lines[i]) && !isStart(lines[i]) && !!lines[i - 1].trim());
+  if (lines[i].trim()) {
+    const isLazy = !ITEM.test(lines[i]) && !isStart(lines[i]) && !!lines[i - 1].trim();
+    return isLazy || indent(lines[i]) > column;
+  }
   return i + 1 < lines.length && !!lines[i + 1].trim() && indent(lines[i + 1]) > column + 1;
 }
 
@@ -106,8 +116,13 @@ function cells(line) {
   return text.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
 }
 
+function side(cell) {
+  if (!cell.endsWith(":")) return undefined;
+  return cell.startsWith(":") ? "center" : "right";
+}
+
 function table(lines, i) {
-  const sides = cells(lines[i + 1]).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : undefined));
+  const sides = cells(lines[i + 1]).map(side);
   const row = (line, tag) => make("tr", {}, ...cells(line).slice(0, sides.length).map((cell, column) =>
     make(tag, { class: sides[column], scope: tag === "th" ? "col" : undefined }, ...inline(cell))));
   const body = make("tbody"), head = make("thead", {}, row(lines[i], "th"));

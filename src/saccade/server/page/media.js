@@ -13,7 +13,8 @@ export async function readMedia(file) {
   if (!file.size) throw new Error(file.name + " is empty.");
   const url = await dataUrl(file);
   const size = kind === "image" ? await imageSize(url) : {};
-  return { id: crypto.getRandomValues(new Uint32Array(3)).join("-"), kind, name: file.name || kind, bytes: file.size, url, ...size };
+  const id = crypto.getRandomValues(new Uint32Array(3)).join("-");
+  return { id, kind, name: file.name || kind, bytes: file.size, url, ...size };
 }
 
 function dataUrl(file) {
@@ -47,7 +48,8 @@ export function showMedia(media) {
   const image = make("img", { src: media.url, alt: media.name });
   const button = make("button", { type: "button", class: "picture", "aria-label": "Enlarge " + media.name,
     click: () => enlarge(make("img", { src: media.url, alt: media.name }), media.name) }, image);
-  image.addEventListener("error", () => button.replaceChildren(make("span", { class: "gone", text: media.name + ": cannot be shown" })));
+  const broken = () => make("span", { class: "gone", text: media.name + ": cannot be shown" });
+  image.addEventListener("error", () => button.replaceChildren(broken()));
   return button;
 }
 
@@ -60,6 +62,7 @@ export function enlarge(content, name) {
 }
 
 export function thumb(media, remove) {
-  const shown = media.kind === "video" ? make("video", { src: media.url, muted: true }) : make("img", { src: media.url, alt: media.name });
+  const shown = media.kind === "video" ? make("video", { src: media.url, muted: true })
+    : make("img", { src: media.url, alt: media.name });
   return make("div", { class: "thumb" }, shown, iconButton("remove", "Remove " + media.name, remove));
 }

@@ -38,7 +38,7 @@ export async function list() {
 export async function load(id) {
   const talk = await run("readonly", (talks) => talks.get(id));
   if (!talk || !talk.turns) return null;
-  for (const item of talk.turns.flatMap((turn) => turn.media || [])) {
+  for (const item of mediaOf(talk)) {
     item.url = (await run("readonly", (talks, media) => media.get(item.id)))?.url;
   }
   return talk;
@@ -46,8 +46,9 @@ export async function load(id) {
 
 /* Items that are too large are not kept; they are marked, and the page says so. */
 export async function save(talk) {
-  const items = talk.turns.flatMap((turn) => turn.media || []).filter((item) => item.url && item.bytes <= LIMITS.itemBytes);
-  const turns = talk.turns.map((turn) => ({ ...turn, media: (turn.media || []).map((item) => ({ ...item, url: undefined })) }));
+  const items = mediaOf(talk).filter((item) => item.url && item.bytes <= LIMITS.itemBytes);
+  const bare = (turn) => (turn.media || []).map((item) => ({ ...item, url: undefined }));
+  const turns = talk.turns.map((turn) => ({ ...turn, media: bare(turn) }));
   await run("readwrite", (talks, media) => {
     for (const item of items) media.put({ id: item.id, url: item.url });
     return talks.put({ ...talk, turns });

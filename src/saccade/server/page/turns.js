@@ -12,8 +12,12 @@ export function userTurn(turn, { onEdit }) {
   if (media.length) node.append(make("div", { class: "pictures" + (media.length > 1 ? " many" : "") }, ...media));
   if (turn.text) node.append(make("p", { class: "bubble", text: turn.text }));
   const large = (turn.media || []).filter((item) => item.isTooLarge);
-  if (large.length) node.append(make("p", { class: "note", text: large.map((item) => item.name).join(", ") + ": too large to keep; gone when the page is left" }));
-  node.append(make("div", { class: "actions" }, copyButton("Copy question", () => turn.text), iconButton("edit", "Edit question", () => edit(node, turn, onEdit))));
+  if (large.length) {
+    const text = large.map((item) => item.name).join(", ") + ": too large to keep; gone when the page is left";
+    node.append(make("p", { class: "note", text }));
+  }
+  node.append(make("div", { class: "actions" }, copyButton("Copy question", () => turn.text),
+    iconButton("edit", "Edit question", () => edit(node, turn, onEdit))));
   return node;
 }
 
@@ -27,10 +31,14 @@ function edit(node, turn, onEdit) {
     event.preventDefault();
     const text = area.value.trim();
     if (text || turn.media?.length) onEdit(text);
-  } }, area, make("div", { class: "row end" }, make("button", { type: "button", text: "Cancel", click: cancel }), make("button", { class: "main", text: "Ask again" })));
+  } }, area, make("div", { class: "row end" }, make("button", { type: "button", text: "Cancel", click: cancel }),
+    make("button", { class: "main", text: "Ask again" })));
   area.addEventListener("keydown", (event) => {
     if (event.key === "Escape") { event.stopPropagation(); cancel(); }
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); form.requestSubmit(); }
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      form.requestSubmit();
+    }
   });
   node.replaceChildren(...before.filter((child) => child.matches(".pictures")), form);
   area.focus();
@@ -38,7 +46,8 @@ function edit(node, turn, onEdit) {
 
 /* An answer. `show` draws what it is so far, `end` what belongs under a whole one. */
 export function answerTurn(turn, { onAgain, onEdit, onKey, images, vision }) {
-  const thinking = make("details", { class: "reasoning", hidden: true }, make("summary", { text: "Reasoning" }), make("div"));
+  const thinking = make("details", { class: "reasoning", hidden: true }, make("summary", { text: "Reasoning" }),
+    make("div"));
   const body = make("div", { class: "markdown" }), foot = make("div", { class: "foot" });
   const node = make("article", { class: "turn assistant", "aria-label": "Answer" }, thinking, body, foot);
   const show = () => {
@@ -47,8 +56,7 @@ export function answerTurn(turn, { onAgain, onEdit, onKey, images, vision }) {
     thinking.lastChild.textContent = reasoning;
     thinking.firstChild.textContent = text || turn.isDone ? "Reasoning" : "Reasoning …";
     if (text) body.replaceChildren(...markdown(text));
-    else if (!turn.isDone && !reasoning) body.replaceChildren(make("span", { class: "waiting", role: "img", "aria-label": "Waiting for the answer" }));
-    else body.replaceChildren();
+    else body.replaceChildren(...(turn.isDone || reasoning ? [] : [dots()]));
   };
   const end = () => {
     node.removeAttribute("aria-busy");
@@ -75,6 +83,8 @@ export function answerTurn(turn, { onAgain, onEdit, onKey, images, vision }) {
   return { node, show, end };
 }
 
+const dots = () => make("span", { class: "waiting", role: "img", "aria-label": "Waiting for the answer" });
+
 /* A server without a parser for reasoning leaves its tags in the text. */
 function parted(turn) {
   const [whole, inner] = /^\s*<think>([\s\S]*?)(?:<\/think>|$)/.exec(turn.text) || ["", ""];
@@ -92,16 +102,21 @@ function problem(error, { onAgain, onEdit, onKey }) {
     box.append(keyForm("Send the question again", onKey));
     return box;
   }
-  box.append(make("div", { class: "row" }, make("button", { type: "button", click: onAgain }, icon("again"), "Try again"),
+  box.append(make("div", { class: "row" },
+    make("button", { type: "button", click: onAgain }, icon("again"), "Try again"),
     make("button", { type: "button", click: onEdit }, icon("edit"), "Edit question")));
   return box;
 }
 
 /* Asks for the API key in place. It is kept until the tab is closed. */
 export function keyForm(action, onKey) {
-  const field = make("input", { type: "password", autocomplete: "off", "aria-label": "API key", placeholder: "API key", required: true, class: "key" });
+  const field = make("input", {
+    type: "password", class: "key", autocomplete: "off", required: true,
+    "aria-label": "API key", placeholder: "API key",
+  });
   return make("form", { class: "row key-form", submit: (event) => {
     event.preventDefault();
     if (field.value.trim()) onKey(field.value.trim());
-  } }, icon("key"), field, make("button", { class: "main", text: action }), make("span", { class: "note", text: "kept until this tab is closed" }));
+  } }, icon("key"), field, make("button", { class: "main", text: action }),
+    make("span", { class: "note", text: "kept until this tab is closed" }));
 }

@@ -16,17 +16,22 @@ const OTHERS = [
   ["word.png", "Which word is written here, and in which color?", "a printed word"],
   ["heart.png", "Write a short poem about this.", "a heart"],
 ];
-const TEXT = ["Explain what a CUDA graph is, with an example.", "Compare TCP and UDP in a table.", "Write a haiku about seeing."];
+const TEXT = ["Explain what a CUDA graph is, with an example.", "Compare TCP and UDP in a table.",
+  "Write a haiku about seeing."];
 
 export function welcome(card, onAsk) {
-  if (!card) return make("section", { class: "welcome" }, make("span", { class: "waiting", role: "img", "aria-label": "Waiting for the server" }));
+  if (!card) {
+    const dot = make("span", { class: "waiting", role: "img", "aria-label": "Waiting for the server" });
+    return make("section", { class: "welcome" }, dot);
+  }
   const isBundled = card.id === "saccade";
   const seesImages = card.capabilities.includes("multimodal");
   const samples = isBundled ? BUNDLED : OTHERS;
   const lead = isBundled
-    ? "This is the small model that comes with Saccade. It knows shapes, colors, counts, digits and printed words of drawn pictures."
+    ? "This small model comes with Saccade. It knows shapes, colors, counts, digits and printed words."
     : seesImages ? "Drop an image here, paste one, or begin with one of these." : "This model reads text.";
-  const cards = seesImages ? samples.map((sample) => pictureCard(sample, onAsk)) : TEXT.map((text) => textCard(text, onAsk));
+  const cards = seesImages ? samples.map((sample) => pictureCard(sample, onAsk))
+    : TEXT.map((text) => textCard(text, onAsk));
   return make("section", { class: "welcome", "aria-label": "Examples" },
     make("h2", { text: seesImages ? "Ask about an image" : "Ask something" }), make("p", { class: "soft", text: lead }),
     make("div", { class: "samples" }, ...cards));
@@ -38,7 +43,8 @@ function pictureCard([file, question, alt], onAsk) {
     const blob = await (await fetch(url)).blob();
     onAsk(question, [await readMedia(new File([blob], file, { type: "image/png" }))]);
   };
-  return make("button", { type: "button", class: "sample", click }, make("span", { class: "frame" }, make("img", { src: url, alt })), make("span", { text: question }));
+  return make("button", { type: "button", class: "sample", click },
+    make("span", { class: "frame" }, make("img", { src: url, alt })), make("span", { text: question }));
 }
 
 function textCard(text, onAsk) {
