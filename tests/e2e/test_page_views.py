@@ -1,4 +1,4 @@
-"""The page by keyboard alone, on a phone, in light and dark, and its live view."""
+"""What the page keeps, how it works by keyboard alone, on a phone, in light and dark, and its live view."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,67 @@ import pytest
 from tests.e2e.browser import Browser
 from tests.e2e.page_steps import MARKDOWN, ask, click, is_in_sight, open_page, texts, violations, wait_answers
 from tests.e2e.page_stub import Stub
+
+
+def test_conversations_are_there_after_a_reload(browser: Browser, stub: Stub, picture: Path) -> None:
+    open_page(browser, stub)
+    ask(browser, "first question", picture)
+    wait_answers(browser, 1)
+    click(browser, "#new")
+    ask(browser, "second question")
+    wait_answers(browser, 1)
+    browser.wait("document.querySelectorAll('.talk').length === 2")
+    open_page(browser, stub)
+    browser.wait("document.querySelectorAll('.talk').length === 2")
+    assert texts(browser, ".talk") == ["second question", "first question"]
+    click(browser, "li:nth-child(2) .talk")
+    browser.wait("document.querySelector('.turn img')?.naturalWidth === 400")
+    assert texts(browser, ".markdown") == ["yes"]
+    ask(browser, "and now?")
+    wait_answers(browser, 2)
+    assert len(stub.asked[-1]["messages"]) == 3 and len(stub.asked[-1]["messages"][0]["content"]) == 2
+    click(browser, "[aria-label='Rename first question']")
+    browser.evaluate("document.querySelector('#ask input').select()")
+    browser.type("#ask input", "renamed")
+    browser.press("Enter")
+    browser.wait("!!document.querySelector('[aria-label=\"Delete renamed\"]')")
+    click(browser, "[aria-label='Delete renamed']")
+    browser.press("Enter")
+    browser.wait("document.querySelectorAll('.talk').length === 1 && document.querySelectorAll('.sample').length > 0")
+
+
+def test_what_is_kept_is_bounded(browser: Browser, stub: Stub) -> None:
+    open_page(browser, stub)
+    found = browser.evaluate("""(async () => {
+      const store = await import("/page/store.js");
+      Object.assign(store.LIMITS, { conversations: 4, itemBytes: 100, mediaBytes: 250 });
+      for (let i = 0; i < 7; i++) {
+        const media = [{ id: "m" + i, url: "data:," + i, bytes: i === 5 ? 101 : 100, name: "a", kind: "image" }];
+        await store.save({ id: "t" + i, title: "t" + i, updated: i, turns: [{ role: "user", text: "", media }] });
+      }
+      const names = (await store.list()).map((talk) => talk.id);
+      const kept = [];
+      for (const name of names) kept.push((await store.load(name)).turns[0].media[0].url || "");
+      return [names, kept, await store.load("t0")];
+    })()""")
+    assert found[0] == ["t6", "t5", "t4", "t3"], "the newest"
+    assert found[1] == ["data:,6", "", "data:,4", ""], "one was too large, one too many"
+    assert found[2] is None
+
+
+def test_a_question_is_edited_and_answered_again(browser: Browser, stub: Stub, picture: Path) -> None:
+    open_page(browser, stub)
+    ask(browser, "What?", picture)
+    wait_answers(browser, 1)
+    click(browser, "[aria-label='Answer again']")
+    browser.wait("document.querySelectorAll('.turn').length === 2 && !document.querySelector('[aria-busy]')")
+    click(browser, "[aria-label='Edit question']")
+    browser.type(".editing textarea", " color")
+    browser.press("Enter")
+    browser.wait("document.querySelector('.bubble')?.textContent === 'What? color'")
+    wait_answers(browser, 1)
+    assert [len(one["messages"]) for one in stub.asked] == [1, 1, 1]
+    assert [part["type"] for part in stub.asked[2]["messages"][0]["content"]] == ["image_url", "text"]
 
 
 def test_the_keyboard_is_enough(browser: Browser, stub: Stub, picture: Path) -> None:
