@@ -153,6 +153,11 @@ def test_sampling_and_the_system_prompt_are_sent(browser: Browser, stub: Stub) -
     sent = stub.asked[1]
     assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (sent["temperature"], sent["top_p"], sent["max_completion_tokens"], sent["seed"]) == (0.5, 0.9, 12, 7)
+    browser.evaluate("document.getElementById('temperature').value = '9'")
+    click(browser, "#tune")
+    ask(browser, "wrong")
+    assert texts(browser, "#composer-note") == ["Temperature must be a number from 0 to 2."]
+    assert browser.evaluate("document.activeElement.id") == "temperature" and len(stub.asked) == 2
 
 
 def test_reasoning_is_folded_and_passes_are_this_answers_own(browser: Browser, stub: Stub) -> None:
@@ -231,6 +236,7 @@ def test_a_key_is_asked_for_in_place(browser: Browser, stub: Stub) -> None:
     browser.type(".problem .key", "second")
     browser.press("Enter")
     browser.wait("document.querySelector('.markdown')?.textContent === 'yes'")
+    wait_answers(browser, 1)
     assert browser.evaluate("JSON.stringify(localStorage) + sessionStorage.getItem('saccade.key')") == "{}second"
     assert violations(browser) == []
 

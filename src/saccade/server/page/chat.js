@@ -41,6 +41,7 @@ export const isEmpty = () => talk.turns.length === 0;
 function openTalk(next) {
   stop();
   talk = next;
+  for (const turn of talk.turns) turn.isDone = true;
   draw();
   composer.set("", []);
   history.show();
@@ -89,6 +90,7 @@ function askAt(index, text, media) {
 }
 
 async function ask(text, media) {
+  if (running) return;
   const mine = talk, control = new AbortController();
   if (isEmpty()) at("log").replaceChildren();
   const turn = { role: "assistant", text: "", reasoning: "", isDone: false };
@@ -108,6 +110,7 @@ async function ask(text, media) {
     composer.busy(false);
   }
   turn.isDone = true;
+  if (!mine.turns.includes(turn)) return;  // asked anew meanwhile
   if (mine === talk) {
     const wasAtEnd = isAtEnd();
     view.end();

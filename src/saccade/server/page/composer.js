@@ -31,8 +31,7 @@ export function setUp({ onAsk, onStop, isBusy }) {
   };
   at("tune").onclick = () => {
     const isOpen = at("settings").hidden;
-    at("settings").hidden = !isOpen;
-    at("tune").setAttribute("aria-expanded", String(isOpen));
+    showSettings(isOpen);
     if (isOpen) at("system").focus();
   };
   for (const id of Object.values(FIELDS)) at(id).onchange = keepSettings;
@@ -43,7 +42,7 @@ export function setUp({ onAsk, onStop, isBusy }) {
 function submit(onAsk, isBusy) {
   const text = at("question").value.trim();
   if (isBusy() || (!text && !chosen.length)) return;
-  if (!at("form").reportValidity()) return;
+  if (!areSettingsRight()) return;
   const media = chosen;
   set("", []);
   onAsk(text, media);
@@ -113,6 +112,23 @@ export function sampling() {
     temperature: number("temperature"), top_p: number("top-p"),
     max_completion_tokens: number("max-tokens"), seed: number("seed"),
   };
+}
+
+function showSettings(isOpen) {
+  at("settings").hidden = !isOpen;
+  at("tune").setAttribute("aria-expanded", String(isOpen));
+}
+
+/* Says which field is wrong, where it can be seen. */
+function areSettingsRight() {
+  const isWrong = ({ validity }) => validity.badInput || validity.rangeUnderflow || validity.rangeOverflow;
+  const field = Object.values(FIELDS).map(at).find(isWrong);
+  if (!field) return true;
+  const name = field.labels[0].firstChild.textContent.trim();
+  note(`${name} must be a number ${field.max ? `from ${field.min} to ${field.max}` : `of at least ${field.min}`}.`);
+  showSettings(true);
+  field.focus();
+  return false;
 }
 
 function keepSettings() {

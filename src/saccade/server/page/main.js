@@ -19,7 +19,7 @@ async function connect() {
     at("model").replaceChildren(...cards.map(option));
     at("model").disabled = cards.length < 2;
     state("ready", "");
-    chat.draw();
+    if (chat.isEmpty()) chat.draw();
   } catch (error) {
     if (error.status === 401) {
       state("locked", "key needed");
