@@ -11,6 +11,7 @@ from tests.e2e.browser import Browser
 from tests.e2e.page_steps import MARKDOWN, ask, click, is_in_sight, open_page, texts, violations, wait_answers
 from tests.e2e.page_stub import Stub
 
+PICTURES = Path(__file__).parents[2] / "examples" / "pictures"
 HOSTILE = [
     '<img src=x onerror="window.hacked=1"><script>window.hacked=2</script> & "quoted" \u00e9\U0001f642',
     "[a](javascript:window.hacked=3) [b](JaVaScRiPt:window.hacked=3) [c](data:text/html,<script>1</script>)",
@@ -35,6 +36,8 @@ def test_the_page_is_small_files_that_load_nothing_from_elsewhere() -> None:
         assert max(map(len, text.splitlines())) <= 120, name
     assert not re.findall(r" on\w+=|<style", scripts["index.html"])
     assert sum(len(file.data) for file in found.values()) < 150_000
+    for path in PICTURES.glob("*.png"):
+        assert found[path.name].data == path.read_bytes(), "the sample is the one of the examples"
 
 
 def test_hostile_answers_stay_text(browser: Browser, stub: Stub) -> None:

@@ -5,7 +5,7 @@ const GONE = "The server cannot be reached. It may have been stopped, or the net
 const ODD_KEY = "The API key has characters that no key can have.";
 const BROKEN = "The connection to the server broke off before the answer was complete.";
 
-export class ApiError extends Error {
+class ApiError extends Error {
   constructor(message, status = 0) {
     super(message);
     this.status = status;

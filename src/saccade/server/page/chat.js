@@ -167,7 +167,7 @@ function throttled(work) {
 }
 
 /* Questions without an answer are not sent again with the next one: what broke them would break it, too. */
-export function request(mine) {
+function request(mine) {
   const { system, ...sampling } = composer.sampling();
   const messages = system ? [{ role: "system", content: system }] : [];
   mine.turns.forEach((turn, index) => {

@@ -1,6 +1,6 @@
 // Where a question is written: text, images by button, paste or drop, and what the answer may be like.
 
-import { at, icon, make } from "./dom.js";
+import { at, icon } from "./dom.js";
 import { MAX_MEDIA, readMedia, thumb } from "./media.js";
 
 const SETTINGS = "saccade.settings";

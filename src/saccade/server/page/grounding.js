@@ -69,7 +69,7 @@ function scale(image, vision, item) {
 }
 
 /* The server's rule: sides are multiples of the unit, the area is within the limits. */
-export function resized({ width, height }, vision) {
+function resized({ width, height }, vision) {
   if (!vision) return [width, height];
   if (vision.fixed_size) return [...vision.fixed_size].reverse();
   const { unit, min_pixels: least, max_pixels: most } = vision;

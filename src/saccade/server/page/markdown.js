@@ -55,7 +55,7 @@ function fenced(lines, i, [, fence, language]) {
   return [codeBlock(lines.slice(i + 1, end).join("\n"), language), end + 1];
 }
 
-export function codeBlock(text, language) {
+function codeBlock(text, language) {
   const head = make("div", { class: "code-head" }, make("span", { text: language || "text" }),
     copyButton("Copy code", () => text));
   return make("div", { class: "code" }, head, make("pre", { tabindex: "0" }, make("code", { text })));
