@@ -136,6 +136,7 @@ def plain(value: Any) -> Any:
 @dataclass
 class Ticket:
     result: StepResult
+    is_done: bool = True
 
     def wait(self) -> StepResult:
         return self.result

@@ -431,6 +431,7 @@ class Twice:
         self._composer, self.num_compared = composer, 0
         self.vision, self.layout, self.vocab_size = composer.vision, composer.layout, composer.vocab_size
         self.has_head = composer.has_head
+        self.catalogues = composer.catalogues
 
     def run(self, *of: Any) -> Any:
         return self._compare(self._composer.run(*of), self._composer.run(*of))

@@ -80,7 +80,7 @@ class FakeEngine:
             raise RequestError("no profile runs", code="profile_refused")
         return f"{self.profiles.pop()[0]}/a.json"
 
-    async def stats(self) -> StatsReply:
+    async def stats(self, passes_since: int | None = None) -> StatsReply:
         if not self.is_alive:
             raise EngineDeadError("gone")
         numbers = dict.fromkeys(SchedulerStats.__dataclass_fields__, 0)
@@ -144,6 +144,7 @@ class Caller:
         gone: asyncio.Event | None = None,
         answer: Answer | None = None,
         is_endless: bool = False,
+        query: bytes = b"",
     ) -> Answer:
         parts = [body] if isinstance(body, bytes) else list(body)
         answer = Answer() if answer is None else answer
@@ -173,7 +174,7 @@ class Caller:
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query,
             "root_path": "",
             "headers": [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()],
             "client": ("test", 1),

@@ -160,9 +160,10 @@ class AsyncEngine:
         if stream is not None:
             self._send(messages.Abort(stream.serial))
 
-    async def stats(self) -> messages.StatsReply:
-        """The scheduler's numbers, each phase's counters and graphs by name, and the device memory in use."""
-        stats: messages.StatsReply = await self._ask(messages.AskStats(next(self._serials)))
+    async def stats(self, passes_since: int | None = None) -> messages.StatsReply:
+        """The scheduler's numbers, each phase's counters and graphs by name, and the device memory in use; with
+        `passes_since`, also the newest passes with a greater number."""
+        stats: messages.StatsReply = await self._ask(messages.AskStats(next(self._serials), passes_since))
         return stats
 
     async def flush_cache(self) -> bool:

@@ -141,6 +141,7 @@ class _Notes:
 @dataclass(frozen=True, slots=True)
 class _Done:
     result: StepResult
+    is_done: bool = True
 
     def wait(self) -> StepResult:
         return self.result

@@ -57,6 +57,10 @@ class DeviceTicket:
     pick_sizes: Sequence[int] = ()
     done: Any = None
 
+    @property
+    def is_done(self) -> bool:
+        return self.done is None or bool(self.done.query())
+
     def wait(self) -> StepResult:
         if self.done is not None:
             self.done.synchronize()

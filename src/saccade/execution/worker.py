@@ -122,8 +122,8 @@ class Worker:
             case messages.Stop(serial=serial, index=index, stop=stop):
                 if (serial, index) in self._ids:
                     self._note(self._engine.stop(self._ids[serial, index], stop))
-            case messages.AskStats(serial=serial):
-                self._tell(self._stats(serial))
+            case messages.AskStats(serial=serial, passes_since=since):
+                self._tell(self._stats(serial, since))
             case messages.Flush(serial=serial):
                 self._tell(messages.Flushed(serial, not self._compiling and self._engine.scheduler.forget_cached()))
             case (
@@ -135,7 +135,7 @@ class Worker:
             case messages.StartEngine():
                 raise ConfigError("the engine was told to start twice")
 
-    def _stats(self, serial: int) -> messages.StatsReply:
+    def _stats(self, serial: int, since: int | None) -> messages.StatsReply:
         wait_s = max((monotonic() - waiting.since for waiting in self._compiling.values()), default=0.0)
         figures, phases = self._engine.scheduler.stats(), self._engine.phase_snapshots()
         return messages.StatsReply(
@@ -146,6 +146,7 @@ class Worker:
             wait_s,
             self._engine.grammar_jobs,
             self._engine.step_tokens,
+            [] if since is None else self._engine.passes.records(since),
         )
 
     def _take(self, command: messages.Add, frames: messages.Buffers) -> None:

@@ -21,6 +21,7 @@ from saccade.scheduling.executing import Encoded, Executor, ShadowChecks, StepRe
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
 from saccade.scheduling.orders import Calibrate, Capture, Drop, WarmUp
 from saccade.scheduling.pace import Pace
+from saccade.scheduling.pass_log import PassEntry, PassLog
 from saccade.scheduling.pooling import Pooled, finished_vector
 from saccade.scheduling.request import Request, Status
 from saccade.scheduling.request_checks import PixelAccount, check_frames, check_head, check_tokens, needs_head, spans_of
@@ -51,6 +52,7 @@ class _Flight:
     failed: Mapping[str, str] = field(default_factory=dict)  # image errors by request
     pooled: Pooled = field(default_factory=Pooled)
     problem: str = ""
+    passes: PassEntry | None = None
 
 
 class Engine:
@@ -76,6 +78,7 @@ class Engine:
         self._free_sequences = list(range(scheduler.settings.max_num_seqs, 0, -1))
         self._in_flight: deque[_Flight] = deque()
         self._dead: EngineDeadError | None = None
+        self.passes = PassLog(composer.catalogues, clock)
         self.shadow: ShadowChecks | None = None
         self.step_tokens = StepTokens()
         self._trace: TraceLog | None = None  # while somebody looks
@@ -122,6 +125,8 @@ class Engine:
         self._pixels.count(prompt, len(ids))
         for member_id in ids:
             self._live[member_id] = LiveRequest(self.scheduler.live[member_id], prompt, compiled=compiled)
+            if params.reports_passes:
+                self.passes.count_for(member_id)
         return ids
 
     def compile(self, grammar: Grammar) -> Future[LLMatcher]:
@@ -279,10 +284,16 @@ class Engine:
             flight.failed = self._encode(plan) if plan.encode else {}
             orders, flight.sampled = self.composer.run(plan, self._live)
             flight.pooled = Pooled.of(plan.chunks, self._live)
+            names = [chunk.request_id for chunk in plan.chunks]
+            flight.passes = self.passes.language(orders.passes, names, self._clock())
             flight.ticket = self.executor.execute(orders)
             sample, flight.matchers = self.composer.sample(plan.step, flight.sampled, self._live)
             if sample is not None:
                 self.executor.execute(sample)
+                if sample.sampler is not None:
+                    self.passes.follow(flight.passes, sample.sampler, [chunk.request_id for chunk in flight.sampled])
+            if flight.ticket.is_done:  # as always on a CPU
+                self.passes.end(flight.passes)
         except Exception as error:  # one bad step must not fail the others
             flight.problem = executing.problem(error, executing.STEP_FAILED)
             self.executor.require_device()
@@ -317,9 +328,12 @@ class Engine:
             except Exception as error:
                 encoded = Encoded(executing.problem(error, executing.ENCODE_FAILED))
             else:
+                start = self._clock()
                 encoded = self.executor.execute(orders)
             if encoded.lap is not None:  # requests that share a pass share its time
-                for request_id in {plan.encode[part.item].request_id for part in parts}:
+                names = {plan.encode[part.item].request_id for part in parts}
+                self.passes.vision(orders.vision, names, start, encoded.lap)
+                for request_id in names:
                     self._live[request_id].laps.append(encoded.lap)
             if encoded.problem is not None and len(parts) > 1:
                 waiting[:0] = [[[part], *([] for _ in shares[1:])] for part in parts]
@@ -337,6 +351,8 @@ class Engine:
             self.executor.require_device()
             flight.problem = executing.problem(error, executing.STEP_FAILED)
         self._in_flight.popleft()
+        if flight.passes is not None:
+            self.passes.end(flight.passes)
         if result is None or flight.problem:
             failed = {chunk.request_id: RowError(flight.problem) for chunk in flight.plan.chunks}
             updates = self._told(self.scheduler.commit(flight.plan, failed))
@@ -368,12 +384,12 @@ class Engine:
         """The scheduler's updates, with scores of their tokens, and with timings at the end."""
         told = []
         for update in updates:
-            name, timings, pooled = update.request_id, None, None
+            name, timings, passes, pooled = update.request_id, None, None, None
             live = self._live[name]
             if update.token_ids and live.first_token is None:
                 live.first_token = self._clock()
             if update.finish is not None:
-                timings = live.timings(self._clock())
+                timings, passes = live.timings(self._clock()), self.passes.taken(name)
                 pooled = finished_vector(live) if update.finish.reason is FinishReason.LENGTH else None
                 if self._trace is not None:
                     self._trace.note_end(live, self._clock(), update.finish.reason)
@@ -381,7 +397,7 @@ class Engine:
                 self._pixels.count(live.prompt, -1)
                 del self._live[name]
             found = scores.get(name) if update.token_ids else None
-            told.append(replace(update, scores=found, timings=timings, pooled=pooled))
+            told.append(replace(update, scores=found, timings=timings, passes=passes, pooled=pooled))
         return told
 
     def _release(self, live: LiveRequest) -> None:

@@ -32,6 +32,11 @@ class StepResult:
 class Ticket(Protocol):
     """A step in flight. `wait` is the only place where the host waits for the device."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has finished it; does not wait."""
+        ...
+
     def wait(self) -> StepResult: ...
 
 

@@ -16,6 +16,7 @@ from saccade.server.protocol import ChatRequest
 from saccade.server.service import ServerPhase, Service
 from saccade.server.telemetry import EndedRequest
 from saccade.server.traced_requests import Prepared
+from saccade.wire.passes import PassCount
 from saccade.wire.update import BROKEN, NO_HIDDEN_NUMBERS, NO_NUMBERS, NO_TOKEN
 
 Piece = tuple[int, Delta]  # choice index and what it gained
@@ -40,6 +41,7 @@ class Answer:
         self._is_refused = False
         self._is_computed = False  # the prompt
         self._engine_times: dict[str, float] = {}
+        self.passes: list[PassCount] = []  # of all outputs, once they have ended
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         prompts, self._job.prompts = self._job.prompts, ()  # pixels must not stay here while the engine works
@@ -108,17 +110,21 @@ class Answer:
         if not self._is_computed and (delta.token_ids or delta.finish_reason == "length"):
             self._is_computed = True
             metrics.note_tokens(prompt=self.num_prompt_tokens)
+            self._service.recent_load.note_tokens(prompt=self.num_prompt_tokens)
             self._charge(self.num_prompt_tokens)
         if delta.token_ids or delta.pooled is not None:
             self._service.note_output()
         if delta.token_ids:
-            metrics.note_tokens(output=delta.num_output_tokens - self._outputs[choice])
-            self._charge(delta.num_output_tokens - self._outputs[choice])
+            num_new = delta.num_output_tokens - self._outputs[choice]
+            metrics.note_tokens(output=num_new)
+            self._service.recent_load.note_tokens(output=num_new)
+            self._charge(num_new)
             if self._outputs[choice]:
                 metrics.note_gap((now - self._last[choice]) / len(delta.token_ids))
             elif self._first_s is None:
                 self._first_s = now - self._exchange.arrival
                 metrics.note_first(self._first_s)
+                self._service.recent_load.note_first(self._first_s)
             self._last[choice] = now
             self._outputs[choice] = delta.num_output_tokens
         self._cached[choice // self._n] = delta.num_cached_tokens
@@ -126,6 +132,7 @@ class Answer:
             self._reasons[choice] = delta.finish_reason
             for name, seconds in (delta.timings or {}).items():
                 self._engine_times[name] = max(seconds, self._engine_times.get(name, 0.0))
+            self.passes += delta.passes or ()
             self._check(delta)
 
     def _charge(self, num_tokens: int) -> None:

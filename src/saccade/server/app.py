@@ -25,6 +25,7 @@ from saccade.server.messages_api import PATH as MESSAGES_PATH
 from saccade.server.messages_api import CountTokensRoute, MessagesRoute, is_messages_path, use_messages_errors
 from saccade.server.ops import OpsRoutes
 from saccade.server.origins import OriginRules
+from saccade.server.page_files import PageRoutes
 from saccade.server.ranking import RerankRoute, ScoreRoute
 from saccade.server.responses_api import ResponsesRoute
 from saccade.server.service import Service
@@ -122,7 +123,7 @@ class AdmissionMiddleware:
 
 
 def _routes(service: Service) -> list[Route]:
-    ops, watch = OpsRoutes(service), WatchRoutes(service)
+    ops, watch, page = OpsRoutes(service), WatchRoutes(service), PageRoutes()
     return [
         Route("/v1/chat/completions", ChatRoute(service).create, methods=["POST"]),
         Route("/v1/chat/completions/render", RenderRoute(service).create, methods=["POST"]),
@@ -146,6 +147,7 @@ def _routes(service: Service) -> list[Route]:
         Route("/metrics", ops.metrics),
         Route("/version", ops.version),
         Route("/graphs", ops.graphs),
+        Route("/live", ops.live),
         Route("/server_info", ops.server_info),
         Route("/abort_request", ops.abort, methods=["POST"]),
         Route("/flush_cache", ops.flush_cache, methods=["GET", "POST"]),
@@ -153,8 +155,9 @@ def _routes(service: Service) -> list[Route]:
         Route("/start_profile", watch.start_profile, methods=["POST"]),
         Route("/stop_profile", watch.stop_profile, methods=["POST"]),
         Route("/openapi.json", ops.openapi),
-        Route("/docs", ops.docs),
-        Route("/", ops.page),
+        Route("/docs", page.docs),
+        Route("/", page.index),
+        Route("/page/{name}", page.file),
     ]
 
 

@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
@@ -151,7 +151,8 @@ class PromptRoute(ABC, Generic[R]):
 
     def _new_job(self, exchange: HttpExchange, request: R, ignored: tuple[str, ...]) -> RequestJob[R]:
         model = self.service.check_model(getattr(request, "model", None))
-        params = self.params(request)
+        wants_timings = bool(getattr(request, "timings", None)) or TIMINGS_HEADER in exchange.headers
+        params = replace(self.params(request), reports_passes=wants_timings)
         structure = "" if params.grammar is None else self.structure_param(request)
         if params.grammar is not None:
             check_grammar(params.grammar, param=structure)
@@ -163,7 +164,7 @@ class PromptRoute(ABC, Generic[R]):
             deadline=_deadline(self.service, exchange, getattr(request, "timeout", None)),
             cache_salt=getattr(request, "cache_salt", None),
             turn=_turn(exchange, getattr(request, "priority", None) or 0),
-            wants_timings=bool(getattr(request, "timings", None)) or TIMINGS_HEADER in exchange.headers,
+            wants_timings=wants_timings,
             ignored=ignored,
             prompt_param=self.prompt_param,
             structure_param=structure,

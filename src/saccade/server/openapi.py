@@ -51,6 +51,7 @@ GETS = {
     "/metrics": "Numbers for Prometheus.",
     "/version": "The version.",
     "/graphs": "Every graph, by phase; and the ranks that share the model.",
+    "/live": "What the engine does now: requests, caches, the newest passes (`since`: a number), the last minutes.",
     "/server_info": "Limits and state.",
     "/flush_cache": "Empty the caches of prompts and images, if nothing runs.",
     "/trace": "What the engine does in the next seconds, as Perfetto reads it.",

@@ -23,6 +23,7 @@ from saccade.server.caller_limits import read_limits
 from saccade.server.callers import Callers
 from saccade.server.http_errors import HttpError, draining, engine_dead, engine_restarting, no_model, starting, to_http
 from saccade.server.metrics import Metrics
+from saccade.server.recent_load import RecentLoad
 from saccade.server.response_store import ResponseStore
 from saccade.server.server_settings import ServerSettings
 from saccade.server.telemetry import new_telemetry
@@ -60,6 +61,7 @@ class Service:
         self.begun = monotonic()
         self.time_to_ready_s: float | None = None
         self.media = MediaLoader(media)
+        self.recent_load = RecentLoad()
         self.metrics = Metrics(self.names[0], settings.metrics_style)
         file = read_limits(settings.limits, allow_priority=settings.allow_priority)
         self.callers = Callers(file, settings.api_key)

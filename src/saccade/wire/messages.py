@@ -15,6 +15,7 @@ from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.positions import Ints
 from saccade.wire.engine_metrics import JobStats, SchedulerStats, StepTokens
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.passes import PassRecord
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
 from saccade.wire.trace import EngineTrace
@@ -72,7 +73,10 @@ class Stop(Struct, frozen=True, tag=True):
 
 
 class AskStats(Struct, frozen=True, tag=True):
+    """With `passes_since`, also for the passes with a greater number."""
+
     serial: int
+    passes_since: int | None = None
 
 
 class Flush(Struct, frozen=True, tag=True):
@@ -159,6 +163,7 @@ class StatsReply(Struct, frozen=True, tag=True):
     compile_wait_s: float = 0.0  # of the oldest request that waits for its grammar
     grammar_jobs: JobStats = JobStats()
     step_tokens: StepTokens = field(default_factory=StepTokens)
+    passes: list[PassRecord] = []
 
 
 class Flushed(Struct, frozen=True, tag=True):

@@ -35,6 +35,7 @@ class SamplingParams:
 
     `pooling` asks for one vector instead of tokens, with `max_tokens` 0: of the hidden states after the final norm the
     "last" or the "mean", or "logits": those of `pooled_token_ids` after the last prompt token.
+    With `reports_passes` the engine counts the passes that served the request, by graph.
     """
 
     n: int = 1
@@ -61,10 +62,11 @@ class SamplingParams:
     grammar: Grammar | None = None
     pooling: str | None = None
     pooled_token_ids: Sequence[int] = ()
+    reports_passes: bool = False
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "reports_passes"):
             if not isinstance(getattr(self, name), bool):
                 raise _refuse(name, getattr(self, name), "allowed are true and false")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

@@ -7,6 +7,8 @@ from typing import Any
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from saccade.wire.passes import PassCount
+
 # Details of an error finish that callers can tell apart.
 NO_NUMBERS = "the model's logits are not numbers"
 NO_HIDDEN_NUMBERS = "the model's hidden states are not numbers"
@@ -56,3 +58,4 @@ class Update(Struct, frozen=True, array_like=True):
     finish: Finish | None = None
     timings: dict[str, float] | None = None  # seconds by stage, with the finish
     pooled: NDArray[Any] | None = None  # float32, with the finish of a request that asks for a vector
+    passes: tuple[PassCount, ...] | None = None  # with the finish, of a request that wants them
