@@ -167,7 +167,9 @@ async function start() {
     state.hidden = true;
     byId("version").textContent = found.info.version;
     for (const [path, methods] of Object.entries(found.paths)) {
-      for (const [method, operation] of Object.entries(methods)) route(path, method, operation, found.components.schemas);
+      for (const [method, operation] of Object.entries(methods)) {
+        route(path, method, operation, found.components.schemas);
+      }
     }
   } catch (error) {
     state.hidden = false;
