@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade import __version__
+from saccade import LLM, SamplingParams, __version__
 from saccade.bench.graph_bench import CPU_TOKENS, GPU_TOKENS
 from saccade.cli import main
 from saccade.cli import run as cli_run
 from saccade.cli.model import looks_like_model
-from saccade.cli.run import parts_of
+from saccade.cli.prompt_parts import parts_of
 from saccade.errors import ConfigError
+from saccade.wire.update import Update
 from tests.engine.conftest import made as made  # a fixture
 from tests.models import tiny
 
@@ -165,6 +166,7 @@ def test_what_cannot_be_asked_does_not_end_a_conversation(
 
     monkeypatch.setattr("builtins.input", ask)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(picture.parent))
     asked: list[list[str]] = []
     stream = cli_run._stream
 
@@ -175,8 +177,33 @@ def test_what_cannot_be_asked_does_not_end_a_conversation(
     monkeypatch.setattr(cli_run, "_stream", noted)
     assert main(["run", str(made.folder), *SMALL]) == 0
     told = capsys.readouterr().err
-    assert "./missing.png, which is not there" in told and "format is not known" in told
+    assert "./missing.png, which is not there" in told and f"{broken}: the image format is not known" in told
     assert asked[0] == ["user"] and asked[-1] == ["user", "assistant", "user"]
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_conversation(
+    made: tiny.Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(made.folder, device="cpu", max_model_len=256, enforce_eager=True, warm_up=False) as llm:
+        params, talk = SamplingParams(max_tokens=50, temperature=0), [{"role": "user", "content": "hello"}]
+        whole, is_right = cli_run._stream(llm, talk, params)
+        assert is_right
+        engine, step, num_steps = llm.engine, llm.engine.step, 0
+
+        def interrupted() -> list[Update]:
+            nonlocal num_steps
+            num_steps += 1
+            if num_steps == 5:
+                raise KeyboardInterrupt
+            return step()
+
+        monkeypatch.setattr(engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt) as stopped:
+            cli_run._stream(llm, talk, params)
+        assert isinstance(stopped.value, cli_run.StoppedError)
+        assert whole.startswith(stopped.value.text) and len(stopped.value.text) < len(whole)
+        assert not engine.has_work and "(stopped)" in capsys.readouterr().err
+        assert cli_run._stream(llm, talk, params) == (whole, True), "it answers again"
 
 
 def test_verify_prints_every_graph(made: tiny.Tiny, capsys: pytest.CaptureFixture[str]) -> None:

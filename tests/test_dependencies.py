@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Imported only where they are found: by an extra, with torch on a GPU, for one task of `saccade eval`.
-OPTIONAL = {"av", "gguf", "triton", "scikit-learn", "flash-attn-4", "quack-kernels", "matplotlib"}
+OPTIONAL = {"av", "gguf", "triton", "scikit-learn", "flash-attn-4", "quack-kernels", "matplotlib", "opentelemetry"}
 WITH_OTHERS = {"pydantic-core": "pydantic"}
 
 
@@ -28,6 +28,7 @@ def imported() -> set[str]:
                 modules.add(node.module.split(".")[0])
     known = packages_distributions()
     found = {name_of(known[m][0]) for m in modules - set(sys.stdlib_module_names) - {"saccade"} if m in known}
+    found = {"opentelemetry" if name.startswith("opentelemetry-") else name for name in found}  # one module of many
     return {WITH_OTHERS.get(name, name) for name in found}
 
 

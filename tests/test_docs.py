@@ -51,13 +51,13 @@ def known_flags() -> frozenset[str]:
 
 @cache
 def routes() -> frozenset[str]:
-    return frozenset(build_document()["paths"]) | {"/", "/openapi.json"}
+    return frozenset(build_document()["paths"]) | {"/", "/docs", "/openapi.json"}
 
 
 @cache
 def metrics(style: str) -> frozenset[str]:
     """Names of families and of their samples."""
-    text = Metrics("m", style).scrape(sample_facts()).decode()
+    text = Metrics("m", style).scrape(sample_facts())[0].decode()
     families = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     return frozenset(families | set(re.findall(r"^([\w:]+)[{ ]", text, re.M)))
 

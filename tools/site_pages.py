@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -42,7 +43,8 @@ def api_page() -> str:
     document = build_document()
     schemas: Mapping[str, Any] = document["components"]["schemas"]
     parts = [
-        "# HTTP API\n\nMade from the models that check requests; a server has the same at `GET /openapi.json`. "
+        "# HTTP API\n\nMade from the models that check requests; a server has the same at `GET /openapi.json`, and at "
+        "`/docs` to try. "
         "Fields that are not listed are ignored, and named in the header `x-ignored-fields` with `--strict`.\n"
     ]
     for path, methods in document["paths"].items():
@@ -51,7 +53,9 @@ def api_page() -> str:
             parts.append(f"## {method.upper()} {path}\n\n{operation['summary']} {key}\n")
             body = operation.get("requestBody")
             if body is not None:
-                name = body["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+                content = body["content"]["application/json"]
+                name = content["schema"]["$ref"].rsplit("/", 1)[1]
+                parts.append(f"```json\n{json.dumps(content['example'], indent=2)}\n```\n")
                 parts.append(_fields_table(schemas[name], schemas))
     return "\n".join(parts)
 
@@ -120,7 +124,7 @@ def _default(field: Any) -> str:
 
 
 def metrics_page() -> str:
-    scraped = Metrics("MODEL", "own").scrape(sample_facts()).decode()
+    scraped = Metrics("MODEL", "own").scrape(sample_facts())[0].decode()
     types = dict(line.split()[2:4] for line in scraped.splitlines() if line.startswith("# TYPE"))
     rows = []
     for line in scraped.splitlines():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from training.backdrops import photograph
 from training.dialogue import Book, Sheet, Turn
-from training.marks import FIRST_DIGIT, FIRST_LETTER, NOTHING, Marks, beside, join, mark, mark_ground
+from training.marks import FIRST_DIGIT, FIRST_LETTER, NOTHING, Marks, beside, join, mark, mark_ground, mark_nothing
 from training.model import FACTOR, Batch, Layout, Shape, make_layout, place_images
 from training.questions import (
     ask_digit_pair,
@@ -19,9 +19,11 @@ from training.questions import (
     ask_pair,
     ask_script,
     ask_shapes,
+    ask_strange,
     ask_video,
 )
 from training.scenes import Script, Shapes, Studio
+from training.strange import strange
 
 
 class Mix(NamedTuple):
@@ -66,6 +68,8 @@ GRIDS: Mapping[tuple[int, int], Mix] = {
 ORDER = tuple(grid for grid, mix in GRIDS.items() for _ in range(mix.often))
 """What the size of a step's pictures is drawn from."""
 
+STRANGE_SHARE = 0.06  # of pictures, that show nothing the model knows
+
 SMALL_GRIDS = ((4, 4), (5, 5), (7, 7), (6, 8), (8, 6), (5, 9))
 
 
@@ -78,8 +82,8 @@ class Room(NamedTuple):
     answers: int
 
 
-SHAPES_ROOM = Room(4, 110, 20)
-WORDS_ROOM = Room(2, 64, 16)
+SHAPES_ROOM = Room(4, 110, 22)
+WORDS_ROOM = Room(2, 64, 18)
 SIDE_ROOM = Room(2, 68, 8)
 CHAT_ROOM = Room(2, 88, 44)
 
@@ -108,14 +112,17 @@ class Recipe:
         mix = GRIDS.get(grid, Mix(1, 0.3, 0.2))
         room = SHAPES_ROOM if mix.script < 0.5 else WORDS_ROOM
         num_script, num_digits = max(1, int(batch * mix.script)), max(1, int(batch * mix.digits))
-        shapes, facts = self.studio.shapes(batch - num_script - num_digits, height, width)
+        num_strange = max(1, int(batch * STRANGE_SHARE))
+        shapes, facts = self.studio.shapes(batch - num_script - num_digits - num_strange, height, width)
         digits, handwriting = self.studio.digits(num_digits, height, width)
         script, print_, is_number = self.studio.script(num_script, height, width)
-        patches = torch.cat([self._photos(part) for part in (shapes, digits, script)])
+        others = strange(num_strange, height, width, self.studio.device)
+        patches = torch.cat([self._photos(part) for part in (shapes, digits, script, others)])
         parts = (
             ask_shapes(facts, self.num_words, room.turns, self.counting),
             ask_digits(handwriting, self.num_words, room.turns),
             ask_script(print_, is_number, self.num_words, room.turns),
+            ask_strange(num_strange, self.num_words, self.studio.device, room.turns),
         )
         turns = [_join(*turn) for turn in zip(*parts, strict=True)]
         size = (height, width)
@@ -125,6 +132,7 @@ class Recipe:
             beside(things, mark_ground(facts.x, facts.y, reach, size)),
             _mark_script(handwriting, torch.ones_like(handwriting.length, dtype=torch.bool), size),
             _mark_script(print_, is_number, size),
+            mark_nothing(num_strange, self.studio.device),
         )
         return self._batch(patches[:, None], grid, turns, self.book.image, room, marks)
 

@@ -12,22 +12,35 @@ from training.dialogue import KINDS, REPLIES, VALUES, Turn
 Columns = Mapping[str, Tensor]
 _COUNTS = ("count all", "count shape", "count color", "count both")
 _HAS = ("has shape", "has color", "has both")
-_READING = ("digit", "number", "read", "is digit", "first letter", "last letter", "letters", "describe")
+_READING = (
+    *("digit", "number", "read", "is digit", "first letter", "last letter", "letters", "describe"),
+    *("digit and color", "word and color"),
+)
+_NAMES = ("shape", "color", "shape and color", "color of", "colors of two", "shape of", "describe", "count and name")
 _PLACES = ("relation", "relation both", "left or right", "above or below", "where", "next to")
 
 TOLD: Mapping[str, tuple[str, ...]] = {
-    "shape": ("shape of", "shape moves", "describe"),
-    "color": ("color of", "color moves", "describe"),
-    "color of": ("shape", "color", "shape of"),
-    "shape of": ("shape", "color", "color of"),
-    "describe": ("shape", "color", "color of", "shape of", *_COUNTS, *_HAS, *_PLACES, *_READING),
-    "count all": ("describe",),
+    "shape": ("shape of", "shape moves", "describe", "shape and color", "count and name"),
+    "color": ("color of", "color moves", "describe", "shape and color", "count and name"),
+    "shape and color": (*_NAMES, *_COUNTS, "counts of two", *_HAS),
+    "color of": ("shape", "color", "shape of", "shape and color", "colors of two"),
+    "colors of two": _NAMES,
+    "shape of": ("shape", "color", "color of", "shape and color", "colors of two"),
+    "describe": (*_NAMES, *_COUNTS, "counts of two", *_HAS, *_PLACES, *_READING),
+    "count and name": (*_NAMES, *_COUNTS, "counts of two", *_HAS),
+    "count all": ("describe", "count and name"),
+    "count shape": ("counts of two",),
+    "counts of two": ("count shape",),
     "relation both": ("where", "color of", "shape of"),
     "where": ("relation both",),
     "digit": _READING,
     "number": _READING,
     "read": _READING,
-    "is digit": ("digit", "describe"),
+    "digit and color": (*_READING, "color of digit"),
+    "word and color": (*_READING, "color of text"),
+    "color of digit": ("digit and color",),
+    "color of text": ("word and color",),
+    "is digit": ("digit", "digit and color", "describe"),
     "shape in": ("same shape",),
     "color in": ("same color",),
     "digit in": ("larger",),

@@ -55,6 +55,12 @@ def mark_ground(x: Tensor, y: Tensor, radius: Tensor, size: tuple[int, int]) -> 
     return mark(names, torch.zeros_like(names), at_x, at_y, size)
 
 
+def mark_nothing(num: int, device: torch.device) -> Marks:
+    """Of pictures about which no row says anything."""
+    zero = torch.zeros(num, 1, device=device)
+    return Marks(zero.long(), torch.full_like(zero.long(), NOTHING), zero.long(), zero, zero)
+
+
 def beside(*parts: Marks) -> Marks:
     """Marks of the same pictures."""
     return Marks(*(torch.cat([part[i] for part in parts], 1) for i in range(len(parts[0]))))

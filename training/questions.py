@@ -10,6 +10,11 @@ from training.drafts import Columns, Draft
 from training.language import COLORS, MAX_NUMBER, SHAPES
 from training.scenes import Script, Shapes
 
+STRANGE_QUESTIONS = {"describe": 2.0, "shape": 0.5, "color": 0.3, "shape and color": 0.4, "count all": 0.4} | {
+    "digit": 0.4, "number": 0.2, "read": 0.4, "count and name": 0.2
+}  # fmt: skip
+"""What is asked about pictures that show none of what the model knows, and how often."""
+
 
 def ask_shapes(facts: Shapes, num_words: int, turns: int = 1, counting: float = 1.0) -> list[Turn]:
     """Things are counted `counting` times as often as usual."""
@@ -32,6 +37,7 @@ def _ask_names(draft: Draft, facts: Shapes, unique: Tensor, num: Tensor) -> None
     alone = num == 1
     draft.offer("shape", 2.0 * alone, "shape", shape=facts.shape[:, 0])
     draft.offer("color", 2.0 * alone, "color", color=facts.color[:, 0])
+    draft.offer("shape and color", 2.0 * alone, "one", shape=facts.shape[:, 0], color=facts.color[:, 0])
     by_shape, has_shape = _pick(unique)
     shape, color = _at(facts.shape, by_shape), _at(facts.color, by_shape)
     draft.offer("color of", (2.2 - 1.8 * alone) * has_shape, "color", shape=shape, color=color)
@@ -40,6 +46,8 @@ def _ask_names(draft: Draft, facts: Shapes, unique: Tensor, num: Tensor) -> None
     by_color, has_color = _pick(torch.where((alone | ~has_shape)[:, None], single, other))
     shape, color = _at(facts.shape, by_color), _at(facts.color, by_color)
     draft.offer("shape of", (1.2 - 0.9 * alone) * has_color, "shape", shape=shape, color=color)
+    two = _two(facts, unique)
+    draft.offer("colors of two", 0.8 * two.exist, "two colors", **two.names, **two.colors)
 
 
 def _ask_counts(draft: Draft, facts: Shapes, num: Tensor, counting: float) -> None:
@@ -55,6 +63,13 @@ def _ask_counts(draft: Draft, facts: Shapes, num: Tensor, counting: float) -> No
     shape, color = _subject(facts)
     both = ((facts.shape == shape[:, None]) & (facts.color == color[:, None])) * facts.present
     draft.offer("count both", 0.6 * wanted, "number", shape=shape, color=color, number=both.sum(1))
+    shape, _ = _subject(facts)
+    other, _ = _subject(facts)
+    counts = {
+        name: ((facts.shape == asked[:, None]) * facts.present).sum(1)
+        for name, asked in (("number", shape), ("number1", other))
+    }
+    draft.offer("counts of two", 0.6 * wanted * (shape != other), "two counts", shape=shape, shape1=other, **counts)
 
 
 def _ask_presence(draft: Draft, facts: Shapes) -> None:
@@ -158,7 +173,9 @@ def _ask_description(draft: Draft, facts: Shapes, num: Tensor) -> None:
     reply = REPLIES.index("one") + (num.long() - 1).clamp(0, 2)
     reply = torch.where(num > 3, torch.full_like(reply, REPLIES.index("many")), reply)
     is_fine = (clear.gather(1, (num.long() - 1).clamp(0, 2)[:, None])[:, 0] > 0) | (num > 3)
-    draft.offer("describe", 0.6 * is_fine, reply, later=0.5, **columns, number=num)
+    draft.offer("describe", 0.8 * is_fine, reply, later=0.5, **columns, number=num)
+    counted = REPLIES.index("counted one") + (num.long() - 1).clamp(0, 2)
+    draft.offer("count and name", 0.5 * (is_fine & (num < 4)), counted, later=0.5, **columns, number=num)
 
 
 def ask_digits(script: Script, num_words: int, turns: int = 1) -> list[Turn]:
@@ -179,6 +196,7 @@ def ask_script(script: Script, is_number: Tensor, num_words: int, turns: int = 1
     draft.offer("read", 7.0 * letters, "letters", **spelled)
     draft.offer("describe", 0.8 * letters, "the word", **spelled)
     draft.offer("color of text", 0.5 * letters, "color", later=draft.seldom(0.3), color=script.color)
+    draft.offer("word and color", 0.6 * letters, "the word in color", color=script.color, **spelled)
     draft.offer("letters", 0.4 * letters, "number", number=script.length)
     draft.offer("first letter", 0.5 * letters, "letters", **_columns("letter", script.characters[:, :1], 7, 26))
     last = script.characters.gather(1, script.length[:, None] - 1).clamp(max=26)
@@ -200,6 +218,8 @@ def _ask_digit_traits(draft: Draft, script: Script, spelled: Columns, alone: Ten
     draft.offer("color of digit", 0.5, "color", later=draft.seldom(0.3), color=script.color)
     draft.offer("describe", 0.6 * alone, "the digit", **spelled)
     draft.offer("describe", 0.6 * ~alone, "the number", **spelled)
+    for which, reply in ((alone, "the digit in color"), (~alone, "the number in color")):
+        draft.offer("digit and color", 0.6 * which, reply, color=script.color, **spelled)
 
 
 def ask_pair(first: Shapes, second: Shapes, num_words: int, turns: int = 1) -> list[Turn]:
@@ -273,6 +293,15 @@ def ask_nothing(batch: int, num_words: int, device: torch.device, turns: int = 1
     draft.unknown(1.5, num_words)
     for kind in ("shape", "color", "count all", "describe", "digit", "read", "count shape", "color of", "has shape"):
         draft.offer(kind, 0.12, "blind", shape=torch.randint_like(word, len(SHAPES)))
+    return draft.turns(turns)
+
+
+def ask_strange(batch: int, num_words: int, device: torch.device, turns: int = 1) -> list[Turn]:
+    """About a picture of nothing that the model knows."""
+    draft = Draft(batch, device)
+    for kind, weight in STRANGE_QUESTIONS.items():
+        draft.offer(kind, weight, "strange", later=draft.seldom(0.05))
+    draft.unknown(0.5, num_words)
     return draft.turns(turns)
 
 

@@ -90,6 +90,12 @@ def allows_shared_gpu() -> bool:
     return os.environ.get(SHARED_GPU, "") == "1"
 
 
+def history_file() -> Path | None:
+    """Where questions of `saccade run` are remembered."""
+    folder = _private_folder("run")
+    return None if folder is None else folder / "history"
+
+
 def shadow_folder() -> Path | None:
     """Default folder for the inputs of wrong replays."""
     return _private_folder("shadow")

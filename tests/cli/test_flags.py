@@ -8,7 +8,7 @@ import pytest
 
 from saccade.cli import main
 from saccade.cli.commands import COMMANDS, new_parser
-from saccade.cli.groups import help_text
+from saccade.cli.groups import FEW_FLAGS, USUAL, help_text
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.values import human_int, read_value
 from saccade.config import Word, environment, setting
@@ -199,10 +199,10 @@ def test_words_may_stand_anywhere() -> None:
 
 def test_help_shows_an_overview_a_group_or_what_a_word_finds() -> None:
     parser = new_parser("serve")
-    outline, one = help_text(parser, ""), help_text(parser, "scheduler")
-    assert "--max-model-len" in outline and "tokens of one request" not in outline
-    assert "--help=GROUP" in outline
-    assert "tokens of one request" in one and "--port" not in one
+    usual, one = help_text(parser, ""), help_text(parser, "scheduler")
+    assert "tokens of one request" in usual and "--prefill-chunk-tokens" not in usual
+    assert "--help=GROUP" in usual and len(usual.splitlines()) < 120 < len(help_text(parser, "all").splitlines())
+    assert "tokens of one request" in one and "--prefill-chunk-tokens" in one and "--port" not in one
     found = help_text(parser, "encoder")
     assert "--encoder-cache-tokens" in found and "--encoder-budget-tokens" in found and "--max-model-len" not in found
     assert "no flag mentions 'zebra'" in help_text(parser, "zebra")
@@ -242,9 +242,25 @@ def test_help_of_every_command_fits(
     name: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    for flag in ("--help", "--help=all"):
+    for flag in ("--help", "--help=all", "--help-all"):
         assert main([*name.split(), flag]) == 0
         assert [line for line in capsys.readouterr().out.splitlines() if len(line) > width] == []
+
+
+def test_help_says_how_many_flags_it_leaves_out() -> None:
+    for name in COMMANDS:
+        parser = new_parser(name)
+        told = " ".join(help_text(parser, "").split())
+        left = [group for group in parser.groups if len(group.usual_actions) < len(group.shown_actions)]
+        is_short = sum(len(group.shown_actions) for group in parser.groups) <= FEW_FLAGS
+        for group in [] if is_short else left:
+            count = len(group.shown_actions) - len(group.usual_actions)
+            assert f"{count} of {group.name}" in told, name
+
+
+def test_what_is_usual_exists() -> None:
+    known = {action.dest for name in COMMANDS for group in new_parser(name).groups for action in group.actions}
+    assert known >= USUAL
 
 
 def _shape_parser() -> Parser:

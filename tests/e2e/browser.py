@@ -14,6 +14,7 @@ from typing import Any
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 START_S = 180.0
 REPLY_S = 180.0
+KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, "")}
 
 
 def find_browser() -> str | None:
@@ -78,7 +79,7 @@ class Browser:
 
     def open(self, url: str) -> None:
         self.call("Page.navigate", url=url)
-        self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self.wait(f"document.readyState === 'complete' && location.href.startsWith({url!r})")
 
     def evaluate(self, expression: str) -> Any:
         reply = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
@@ -104,10 +105,21 @@ class Browser:
         self.evaluate(f"document.querySelector({selector!r}).focus()")
         self.call("Input.insertText", text=text)
 
-    def press_enter(self) -> None:
-        key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
-        self.call("Input.dispatchKeyEvent", type="keyDown", **key)
-        self.call("Input.dispatchKeyEvent", type="keyUp", **key)
+    def press(self, key: str, *, shift: bool = False) -> None:
+        """One of `KEYS`, down and up."""
+        code, text = KEYS[key]
+        event = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **event, **({"text": text} if text else {}))
+        self.call("Input.dispatchKeyEvent", type="keyUp", **event)
+
+    def resize(self, width: int, height: int, *, is_phone: bool = False, scale: float = 1) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": is_phone}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+
+    def prefer(self, **features: str) -> None:
+        """Media features such as prefers_color_scheme="dark"."""
+        found = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
+        self.call("Emulation.setEmulatedMedia", features=found)
 
     def screenshot(self) -> bytes:
         return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])

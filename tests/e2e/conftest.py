@@ -1,4 +1,4 @@
-"""One checkpoint and one server process for all end-to-end tests that leave it well."""
+"""One checkpoint, one server process and one browser for all end-to-end tests that leave them well."""
 
 import time
 from collections.abc import Iterator
@@ -7,9 +7,12 @@ from pathlib import Path
 import httpx2
 import openai
 import pytest
+from PIL import Image, ImageDraw
 
+from tests.e2e.browser import Browser, find_browser
 from tests.e2e.checkpoint import make_checkpoint
 from tests.e2e.metrics import gauges
+from tests.e2e.page_stub import Stub, running_stub
 from tests.e2e.process import ServerProcess, running
 
 IDLE_S = 180.0
@@ -53,6 +56,41 @@ def http(server: ServerProcess) -> Iterator[httpx2.Client]:
 def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=IDLE_S) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def any_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no chromium; Debian's package is called chromium")
+    browser = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def browser(any_browser: Browser) -> Browser:
+    """On a desktop, in light colors, without motion."""
+    any_browser.resize(1280, 800)
+    any_browser.prefer(prefers_color_scheme="light", prefers_reduced_motion="reduce")
+    any_browser.seen.clear()
+    return any_browser
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    """With a port of its own, so that a browser keeps nothing from test to test."""
+    with running_stub() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    image = Image.new("RGB", (400, 200), "white")
+    ImageDraw.Draw(image).ellipse((30, 20, 90, 80), fill="red")
+    path = tmp_path_factory.mktemp("pictures") / "circle.png"
+    image.save(path)
+    return path
 
 
 def wait_idle(client: httpx2.Client) -> None:

@@ -1,6 +1,7 @@
 """An engine around a tiny checkpoint, and the same answers from transformers."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,6 +181,27 @@ def oracle_inputs(tiny: "Tiny", prompt: Prompt) -> dict[str, Any]:
         return {**inputs, "pixel_values": torch.stack(images), "token_type_ids": types}
     grids = torch.tensor([media.plan.grid_thw for media in prompt.media])
     return {**inputs, "pixel_values": torch.cat(patches), "image_grid_thw": grids, "mm_token_type_ids": types}
+
+
+@torch.no_grad()
+def oracle_vectors(tiny: "Tiny", prompt: Prompt, token_ids: Sequence[int]) -> dict[str, Any]:
+    """By pooling, what transformers gives: hidden states after the final norm, and logits behind the last token."""
+    hidden_TD = tiny.oracle.model(**oracle_inputs(tiny, prompt)).last_hidden_state[0]
+    logits_TV = tiny.oracle(**oracle_inputs(tiny, prompt)).logits[0]
+    found = {"last": hidden_TD[-1], "mean": hidden_TD.mean(dim=0), "logits": logits_TV[-1, list(token_ids)]}
+    return {name: vector.numpy() for name, vector in found.items()}
+
+
+def pooled_params(token_ids: Sequence[int]) -> dict[str, SamplingParams]:
+    """What asks for those vectors, by pooling."""
+    logits = SamplingParams(max_tokens=0, pooling="logits", pooled_token_ids=token_ids)
+    return {"logits": logits} | {name: SamplingParams(max_tokens=0, pooling=name) for name in ("last", "mean")}
+
+
+def vector_of(answer: Answer) -> Any:
+    vector = answer.updates[-1].pooled
+    assert vector is not None and vector.dtype == np.float32
+    return vector
 
 
 def oracle_tokens(tiny: "Tiny", prompt: Prompt, max_tokens: int) -> list[int]:

@@ -122,7 +122,7 @@ def test_metrics_are_those_of_a_server(llm: LLM, picture: Image.Image) -> None:
         time_to_ready_s=None,
         is_ready=True,
     )
-    told = text_string_to_metric_families(Metrics("m", "own").scrape(facts).decode())
+    told = text_string_to_metric_families(Metrics("m", "own").scrape(facts)[0].decode())
     samples = [sample for family in told for sample in family.samples]
     shared = {"model_name": "m", "engine": "0"}
     scraped = {(one.name, frozenset(one.labels.items() - shared.items())): one.value for one in samples}

@@ -48,6 +48,10 @@ class _Noted:
     ticket: DeviceTicket
     results: list[StepResult]
 
+    @property
+    def is_done(self) -> bool:
+        return self.ticket.is_done
+
     def wait(self) -> StepResult:
         self.results.append(self.ticket.wait())
         return self.results[-1]

@@ -11,7 +11,16 @@ from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.scheduling.engine import Engine
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import FinishReason, Update
-from tests.engine.rig import Answer, finish, image_settings, random_prompt, run
+from tests.engine.rig import (
+    Answer,
+    finish,
+    image_settings,
+    oracle_vectors,
+    pooled_params,
+    random_prompt,
+    run,
+    vector_of,
+)
 from tests.execution.alike import assert_alike
 from tests.execution.engine_ranks import Build, Ranks, build, engine_of, started
 from tests.execution.test_rank_processes import behind
@@ -52,9 +61,26 @@ def test_two_ranks_answer_as_one_does(two: Ranks, name: str, tmp_path: Path) -> 
     found, expected = (ask(engine, prompts) for engine in (ours, alone))
     for key, right in expected.items():
         assert_alike(found[key], right)
+    assert_pooled(ours, made, prompts)
     for phase, snapshot in ours.phase_snapshots().items():
         assert sum(snapshot["replays"].values()) > 0, f"no {phase} pass was replayed: {snapshot}"
     assert behind(two.processes) == {}, "both are done"
+
+
+def assert_pooled(engine: Engine, made: tiny.Tiny, prompts: dict[str, Prompt]) -> None:
+    """Vectors of prompts of several chunks, the last and the mean hidden states and logits, beside an answer."""
+    asked = {
+        (name, pooling): params for name in ("r0", "r2", "long") for pooling, params in pooled_params((7, 40)).items()
+    }
+    names = {f"{name} {pooling}": (prompts[name], params) for (name, pooling), params in asked.items()}
+    names["answer"] = (prompts["r1"], GREEDY)
+    found = run(
+        engine, {k: prompt for k, (prompt, _) in names.items()}, {k: params for k, (_, params) in names.items()}
+    )
+    assert len(found["answer"].token_ids) == GREEDY.max_tokens
+    for name, pooling in asked:
+        expected = oracle_vectors(made, prompts[name], (7, 40))[pooling]
+        np.testing.assert_allclose(vector_of(found[f"{name} {pooling}"]), expected, atol=1e-4)
 
 
 def ask(engine: Engine, prompts: dict[str, Prompt]) -> dict[str, Answer]:

@@ -155,8 +155,10 @@ class Traffic:
             {"temperature": 1.0, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
             {"temperature": 0.0, "prompt_logprobs": 1},
             {"temperature": 1.0, "min_p": 0.05, "logit_bias": {17: 2.0}, "min_tokens": 1, "stop_token_ids": (5,)},
+            *({"max_tokens": 0, "pooling": pooling} for pooling in ("last", "mean")),
+            {"max_tokens": 0, "pooling": "logits", "pooled_token_ids": (5, 9)},
         ]
-        return SamplingParams(max_tokens=max_tokens, **kinds[int(self.rng.integers(len(kinds)))])
+        return SamplingParams(**{"max_tokens": max_tokens, **kinds[int(self.rng.integers(len(kinds)))]})
 
 
 def used_bytes() -> int:

@@ -60,6 +60,7 @@ def renamed(tensors: dict[str, Tensor], *pairs: tuple[str, str]) -> None:
 
 
 OLD_AND_NEW = {
+    "llama": [("model.", "")],
     "qwen2_5_vl": [("visual.", "model.visual."), ("model.", "model.language_model.")],
     "qwen3_vl": [("model.visual.", "visual."), ("model.language_model.", "model.")],
     "gemma3_vl": [
@@ -75,6 +76,20 @@ def test_old_and_new_layouts_of_names_load_alike(loaded: Load, name: str, tmp_pa
     made, model = loaded(name)
     folder = copy(made, tmp_path, lambda tensors: renamed(tensors, *OLD_AND_NEW[name]))
     assert same_weights(load_model(folder), model)
+
+
+def test_what_was_saved_without_a_head_loads_without_one(loaded: Load, tmp_path: Path) -> None:
+    """As Qwen3-Embedding-8B; under other names a head that is missing is an error (see below)."""
+    made, model = loaded("qwen3")
+
+    def behead(tensors: dict[str, Tensor]) -> None:
+        del tensors["lm_head.weight"]
+        renamed(tensors, ("model.", ""))
+
+    found = load_model(copy(made, tmp_path, behead))
+    assert not found.has_head and found.decoder.head is None and model.has_head
+    theirs = {name for name, _ in model.slots()} - {"decoder.head.weight"}
+    assert {name for name, _ in found.slots()} == theirs
 
 
 def test_experts_load_alike_in_both_orders_and_one_by_one(loaded: Load, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from saccade.scheduling.matcher import Matcher
 from saccade.scheduling.orders import Encode, Orders, Run
 from saccade.scheduling.request import Request
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.trace import TracedPass
 from saccade.wire.update import Scores
 
 BLOCK_SIZE, MAX_BLOCKS, PAGE_ROWS, VOCABULARY = 4, 16, 4, 100
@@ -135,6 +136,7 @@ def plain(value: Any) -> Any:
 @dataclass
 class Ticket:
     result: StepResult
+    is_done: bool = True
 
     def wait(self) -> StepResult:
         return self.result
@@ -157,7 +159,10 @@ class Scribe:
             case Run():
                 ids = self.rng.integers(3, IMAGE, orders.num_sampled).tolist()
                 scores = [self._scores(len(one.next_ids)) for one in orders.prompt_scores]
-                self.ticket = Ticket(StepResult(ids, [False] * len(ids), prompt_scores=scores))
+                sums = [np.full(2, n, np.float32) for n in (orders.pool.lengths if orders.pool else ())]
+                picked = [np.zeros(len(one.token_ids), np.float32) for one in orders.picks]
+                result = StepResult(ids, [False] * len(ids), prompt_scores=scores, sums=sums, picked=picked)
+                self.ticket = Ticket(result)
                 return self.ticket
         return None
 
@@ -167,6 +172,11 @@ class Scribe:
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
         return {}
+
+    def time_passes(self) -> None: ...
+
+    def take_passes(self) -> tuple[list[TracedPass], int]:
+        return [], 0
 
     def require_device(self) -> None: ...
 

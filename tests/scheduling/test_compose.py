@@ -101,6 +101,25 @@ class TestPrefill:
         )
         assert_arrays(head.values, rows=[10], sequences=[5])
 
+    def test_vectors_are_made_of_the_rows_that_are_asked_for(self) -> None:
+        """Of one chunk all rows, of others the last; rows whose logits are asked for come behind those that sample."""
+        rng = np.random.default_rng()
+        logits = SamplingParams(max_tokens=0, pooling="logits", pooled_token_ids=(7, 3))
+        owners = {f"r{i}": running(make_prompt([6], rng), sequence=i) for i in (1, 2, 3)}
+        owners["r4"] = running(make_prompt([4], rng), sequence=4, params=logits)
+        chunks = (
+            Chunk("r4", 0, 4, (1,), picks_logits=True),
+            Chunk("r1", 2, 3, (2, 3), num_summed=3),
+            Chunk("r2", 0, 6, (4, 5), wants_logits=True),
+            Chunk("r3", 4, 2, (6, 7), num_summed=1),
+        )
+        orders, sampled = make_composer().run(StepPlan(1, (), chunks), owners)
+        assert orders.num_sampled == 1 and sampled == [chunks[2]]
+        assert_arrays(orders.passes[1].values, rows=[12, 3], sequences=[2, 4])
+        assert orders.pool is not None and orders.pool.lengths == (3, 1)
+        np.testing.assert_array_equal(orders.pool.rows, [4, 5, 6, 14])
+        assert [(one.row, one.token_ids) for one in orders.picks] == [(1, (7, 3))]
+
     def test_a_chunk_begins_where_the_last_one_ended(self) -> None:
         """In the middle of an image, too; without its end there is nothing for a head to do."""
         rng = np.random.default_rng()
@@ -411,6 +430,8 @@ class Twice:
     def __init__(self, composer: Composer) -> None:
         self._composer, self.num_compared = composer, 0
         self.vision, self.layout, self.vocab_size = composer.vision, composer.layout, composer.vocab_size
+        self.has_head = composer.has_head
+        self.catalogues = composer.catalogues
 
     def run(self, *of: Any) -> Any:
         return self._compare(self._composer.run(*of), self._composer.run(*of))
@@ -448,6 +469,9 @@ def finish(engine: Engine) -> dict[str, Update]:
 
 
 def random_params(rng: np.random.Generator) -> SamplingParams:
+    if rng.random() < 0.2:
+        pooling = str(rng.choice(["last", "mean", "logits"]))
+        return SamplingParams(max_tokens=0, pooling=pooling, pooled_token_ids=(5, 6) if pooling == "logits" else ())
     return SamplingParams(
         temperature=float(rng.integers(0, 2)),
         max_tokens=int(rng.integers(1, 9)),

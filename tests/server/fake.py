@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from saccade.client.stream import Delta
-from saccade.errors import EngineDeadError
+from saccade.errors import EngineDeadError, RequestError
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_loader import MediaSettings
 from saccade.inputs.placeholders import Prompt
@@ -44,6 +44,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.num_flushes = 0
         self.degraded: list[str] = []
+        self.profiles: list[tuple[str, float]] = []
 
     async def generate(
         self, request_id: str, prompt: Prompt, params: SamplingParams, **more: Any
@@ -68,7 +69,18 @@ class FakeEngine:
         self.num_flushes += not self.running
         return not self.running
 
-    async def stats(self) -> StatsReply:
+    async def begin_trace(self, limit_s: float) -> None:
+        raise EngineDeadError("a script has no passes")
+
+    async def start_profile(self, folder: str, limit_s: float) -> None:
+        self.profiles = [*self.profiles, (folder, limit_s)]
+
+    async def stop_profile(self) -> str:
+        if not self.profiles:
+            raise RequestError("no profile runs", code="profile_refused")
+        return f"{self.profiles.pop()[0]}/a.json"
+
+    async def stats(self, passes_since: int | None = None) -> StatsReply:
         if not self.is_alive:
             raise EngineDeadError("gone")
         numbers = dict.fromkeys(SchedulerStats.__dataclass_fields__, 0)
@@ -132,6 +144,7 @@ class Caller:
         gone: asyncio.Event | None = None,
         answer: Answer | None = None,
         is_endless: bool = False,
+        query: bytes = b"",
     ) -> Answer:
         parts = [body] if isinstance(body, bytes) else list(body)
         answer = Answer() if answer is None else answer
@@ -161,7 +174,7 @@ class Caller:
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query,
             "root_path": "",
             "headers": [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()],
             "client": ("test", 1),

@@ -13,14 +13,14 @@ from saccade.server.http_errors import HttpError
 from tests.server.fake import Caller, FakeEngine, service_for
 
 Scripted = Callable[..., tuple[Caller, FakeEngine, object]]
-OPEN = {"/", "/health", "/ready"}
+OPEN = {"/", "/docs", "/page/main.js", "/health", "/ready"}
 HOSTS = ["", "]", "/health", "a/health?", "localhost:99999999", "\\@/health", "health/../v1"]
 
 
 def routes() -> list[tuple[str, str]]:
     app = build_app(service_for(None))
     return [
-        (method, route.path.replace("{name:path}", "m"))
+        (method, route.path.replace("{name:path}", "m").replace("{name}", "main.js"))
         for route in app.routes
         if isinstance(route, Route)
         for method in sorted((route.methods or set()) - {"HEAD"})
@@ -37,7 +37,8 @@ def test_every_route_but_health_and_the_page_needs_a_key(engine: FakeEngine, met
             for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "right"}, {"x_api_key": "righ"}):
                 found = await caller.call(method, path, b"{}", {"host": host, **headers})
                 if path in OPEN:
-                    assert found.status == 200 or (path == "/" and found.json["error"]["code"] == "invalid_host")
+                    is_page = path in ("/", "/docs", "/page/main.js")
+                    assert found.status == 200 or (is_page and found.json["error"]["code"] == "invalid_host")
                 else:
                     assert found.status == 401 and found.json["error"]["code"] == "invalid_api_key"
         for headers in ({"authorization": "bearer right"}, {"x-api-key": "other"}):
@@ -62,9 +63,17 @@ def test_no_spelling_of_a_path_gets_around_the_key(engine: FakeEngine) -> None:
 def test_the_page_can_be_loaded_without_a_key_and_says_nothing_of_the_server(engine: FakeEngine) -> None:
     """It has a field for the key; what it shows then, it asks for with that key."""
     asked: dict[str, Any] = {"api_key": ("right",), "served_model_name": ("hidden-name",)}
-    found, other = (asyncio.run(Caller(service_for(engine, **more)).get("/")) for more in (asked, {}))
-    assert found.status == 200 and found.headers["content-type"].startswith("text/html")
-    assert found.body == other.body and b"hidden-name" not in found.body
+    for path, kind in (("/", "text/html"), ("/page/main.js", "text/javascript"), ("/page/style.css", "text/css")):
+        found, other = (asyncio.run(Caller(service_for(engine, **more)).get(path)) for more in (asked, {}))
+        assert found.status == 200 and found.headers["content-type"].startswith(kind)
+        assert found.body == other.body and b"hidden-name" not in found.body
+
+
+def test_no_file_but_the_pages_own_can_be_read(engine: FakeEngine) -> None:
+    open_caller, caller = Caller(service_for(engine)), Caller(service_for(engine, api_key=("right",)))
+    for name in ("../ops.py", "..%2fops.py", "/etc/passwd", "", ".", "main.js/", "MAIN.JS", "main.js\0", "none.js"):
+        assert asyncio.run(open_caller.get(f"/page/{name}")).status == 404, name
+        assert asyncio.run(caller.get(f"/page/{name}")).status == 401, name
 
 
 def test_administration_is_closed_without_a_key_of_its_own(engine: FakeEngine) -> None:

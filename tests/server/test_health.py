@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from saccade.errors import CapacityError
 from saccade.inputs.placeholders import Prompt
@@ -44,6 +46,17 @@ def test_the_engine_is_asked_for_one_token(scripted: Scripted) -> None:
     [(prompt, params, more)] = engine.seen
     assert len(prompt) == 1 and (params.max_tokens, params.temperature, params.ignore_eos) == (1, 0, True)
     assert more["turn"].priority < 0 and service.is_idle and not engine.running
+
+
+def test_an_engine_that_only_embeds_is_asked_for_a_vector(scripted: Scripted) -> None:
+    async def one_vector(prompt: Prompt, params: SamplingParams) -> Said:
+        yield {"pooled": np.ones(4, dtype=np.float32), "finish_reason": "length"}
+
+    caller, engine, _ = scripted(one_vector)
+    engine.ready = replace(engine.ready, has_head=False)
+    assert asyncio.run(caller.get(PATH)).status == 200
+    [(_, params, _)] = engine.seen
+    assert (params.pooling, params.max_tokens) == ("last", 0)
 
 
 def test_whoever_gave_a_token_just_now_is_alive(scripted: Scripted) -> None:

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.errors import CapacityError, RequestError
 from saccade.inputs.media_pool import MediaPool
+from saccade.server.metrics import prefers_openmetrics
 from saccade.server.service import Service
-from saccade.wire.engine_metrics import JobStats
+from saccade.wire.engine_metrics import JobStats, StepTokens
 from tests.server.fake import HANG_S, Caller, FakeEngine, service_for
 
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
@@ -88,6 +90,57 @@ def test_graphs_have_numbers_of_their_own(scripted: Scripted) -> None:
 def test_the_style_chooses_the_prefix(engine: FakeEngine, style: str, there: list[str], not_there: list[str]) -> None:
     found = samples(asyncio.run(Caller(service_for(engine, metrics_style=style)).get("/metrics")).body.decode())
     assert set(there) <= found.keys() and not set(not_there) & found.keys()
+
+
+OPENMETRICS = "application/openmetrics-text"
+PROMETHEUS = (
+    f"{OPENMETRICS};version=1.0.0;q=0.5,{OPENMETRICS};version=0.0.1;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+
+
+@pytest.mark.parametrize("style", ["own", "vllm", "sglang"])
+def test_both_formats_have_the_same_samples(engine: FakeEngine, style: str) -> None:
+    engine.gpu_bytes = 2**36
+    caller = Caller(service_for(engine, metrics_style=style))
+
+    async def run() -> tuple[Any, Any]:
+        await caller.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 9})
+        return await caller.get("/metrics"), await caller.get("/metrics", accept=PROMETHEUS)
+
+    plain, found = asyncio.run(run())
+    assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert found.headers["content-type"] == f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
+    families = list(openmetrics_families(found.body.decode()))  # raises where names clash
+    assert {sample.name for family in families for sample in family.samples} == samples(plain.body.decode()).keys()
+    with pytest.raises(ValueError, match="Clashing name"):
+        list(openmetrics_families(plain.body.decode() + "# EOF\n"))
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_wanted"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("text/plain", False),
+        (OPENMETRICS, True),
+        (f"{OPENMETRICS.upper()} ; version=1.0.0", True),
+        (PROMETHEUS, True),
+        (f"text/plain, {OPENMETRICS};q=0.5", False),
+        (f"{OPENMETRICS};q=0", False),
+        (f"{OPENMETRICS};q=much", False),
+    ],
+)
+def test_clients_choose_the_format(accept: str, is_wanted: bool) -> None:
+    assert prefers_openmetrics(accept) == is_wanted
+
+
+def test_steps_are_counted_by_their_tokens() -> None:
+    steps = StepTokens()
+    for num_tokens in (1, 2, 8, 9, 16384, 16385):
+        steps.note(num_tokens)
+    buckets = dict(steps.buckets)
+    assert (buckets["1.0"], buckets["8.0"], buckets["16.0"], buckets["16384.0"], buckets["+Inf"]) == (1, 3, 4, 5, 6)
+    assert steps.total == 1 + 2 + 8 + 9 + 16384 + 16385
 
 
 def test_unknown_paths_do_not_become_labels(scripted: Scripted) -> None:

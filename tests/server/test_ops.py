@@ -73,3 +73,19 @@ def test_a_prompt_is_scored_without_an_answer(scripted: Scripted) -> None:
     assert numbers["vllm:prompt_tokens_total"] == sum(len(prompt) for prompt, _, _ in engine.seen)
     assert numbers["vllm:generation_tokens_total"] == 0
     assert service.last_output is None
+
+
+def test_profiles_need_a_folder_and_name_their_file(scripted: Scripted) -> None:
+    boss = {"authorization": "Bearer boss"}
+
+    async def run() -> None:
+        caller, _, _ = scripted(admin_api_key="boss")
+        found = await caller.post("/start_profile", {}, **boss)
+        assert found.status == 400 and "--profile-folder" in found.json["error"]["message"]
+        caller, engine, _ = scripted(admin_api_key="boss", profile_folder="/some/where", profile_max_s=7.0)
+        assert (await caller.post("/stop_profile", {}, **boss)).json["error"]["code"] == "profile_refused"
+        assert (await caller.post("/start_profile", {}, **boss)).json["ends_after_s"] == 7.0
+        assert engine.profiles == [("/some/where", 7.0)]
+        assert (await caller.post("/stop_profile", {}, **boss)).json["file"] == "/some/where/a.json"
+
+    asyncio.run(run())

@@ -166,9 +166,13 @@ def test_names_that_are_none_are_refused_at_the_start() -> None:
 
 
 def test_the_page_runs_its_own_script_and_nothing_else(engine: FakeEngine) -> None:
-    found = ask(engine, {"host": "localhost"}, "GET", "/")
-    policy = dict(rule.split(" ", 1) for rule in found.headers["content-security-policy"].split("; "))
-    assert policy["default-src"] == "'none'" and policy["connect-src"] == "'self'"
-    assert policy["script-src"].startswith("'sha256-") and "unsafe" not in str(policy)
-    assert found.headers["x-frame-options"] == "DENY" and found.headers["x-content-type-options"] == "nosniff"
+    for path in ("/", "/page/main.js", "/page/style.css"):
+        found = ask(engine, {"host": "localhost"}, "GET", path)
+        policy = dict(rule.split(" ", 1) for rule in found.headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == "'none'" and policy["connect-src"] == "'self'"
+        assert policy["script-src"] == policy["style-src"] == "'self'" and policy["trusted-types"] == "'none'"
+        assert found.headers["x-frame-options"] == "DENY" and found.headers["x-content-type-options"] == "nosniff"
+        tag = found.headers["etag"]
+        again = ask(engine, {"host": "localhost", "if-none-match": tag}, "GET", path)
+        assert again.status == 304 and not again.body
     assert ask(engine, {}, "GET", "/version").headers["x-content-type-options"] == "nosniff"

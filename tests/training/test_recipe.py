@@ -12,12 +12,13 @@ from tests.training.conftest import Class
 from training.backdrops import CONTRAST, _jpeg, photograph
 from training.batches import GRIDS
 from training.checkpoint import MAX_UNITS, MIN_UNITS
-from training.dialogue import KINDS, Turn
+from training.dialogue import KINDS, REPLIES, VALUES, Turn
 from training.drafts import TOLD, TOLD_OF_TWO
 from training.language import COLORS, LETTERS, QUESTIONS, SHAPES, wordings
 from training.marks import FIRST_DIGIT, FIRST_LETTER, GROUND, NOTHING, Guide, mark
-from training.questions import ask_digit_pair, ask_digits, ask_script, ask_shapes
+from training.questions import ask_digit_pair, ask_digits, ask_script, ask_shapes, ask_strange
 from training.scenes import GAP, Script, Shapes, _fitted
+from training.strange import strange
 from training.vocabulary import SPECIALS
 
 KINDS_OF_BATCH = [("pictures", (4, 5)), ("pairs", (3, 4)), ("videos", (4, 4)), ("texts", (1, 1))]
@@ -133,6 +134,45 @@ def test_blocks_are_coded_by_rows_and_columns(school: Class) -> None:
         torch.testing.assert_close(found[sample, 1, 8:16, 16:24], expected, atol=1e-5, rtol=0)
 
 
+def test_two_questions_at_once_get_two_answers(school: Class) -> None:
+    torch.manual_seed(14)
+    _, facts = school.studio.shapes(1500, 96, 96)
+    [turn] = ask_shapes(facts, 5)
+    seen = set()
+    for i in range(1500):
+        kind, reply = KINDS[int(turn.kind[i])], REPLIES[int(turn.reply[i])]
+        told = dict(zip(VALUES, turn.values[i].tolist(), strict=True))
+        shown = [(int(facts.shape[i, k]), int(facts.color[i, k])) for k in range(int(facts.present[i].sum()))]
+        if kind == "shape and color":
+            assert reply == "one" and shown == [(told["shape"], told["color"])]
+        elif kind == "colors of two":
+            assert reply == "two colors"
+            assert {(told["shape"], told["color"]), (told["shape1"], told["color1"])} <= set(shown)
+        elif kind == "counts of two":
+            found = [sum(shape == told[name] for shape, _ in shown) for name in ("shape", "shape1")]
+            assert reply == "two counts" and found == [told["number"], told["number1"]]
+        elif kind == "count and name":
+            named = [(told[f"shape{k or ''}"], told[f"color{k or ''}"]) for k in range(len(shown))]
+            assert sorted(named) == sorted(shown) and told["number"] == len(shown)
+        else:
+            continue
+        seen.add(kind)
+    assert len(seen) == 4
+
+
+def test_pictures_of_nothing_known_fill_their_frame_and_are_said_to_be_unknown(school: Class) -> None:
+    torch.manual_seed(15)
+    pictures = strange(40, 64, 96, torch.device("cpu"))
+    assert pictures.shape == (40, 3, 64, 96) and float(pictures.min()) >= 0 and float(pictures.max()) <= 1
+    assert (
+        bool((pictures.flatten(1).std(1) > 0.02).all()) and len({round(float(one.mean()), 4) for one in pictures}) > 30
+    )
+    [turn] = ask_strange(400, 5, torch.device("cpu"))
+    replies = {REPLIES[reply] for reply in turn.reply.tolist()}
+    assert replies == {"strange", "unknown"} and {KINDS[kind] for kind in turn.kind.tolist()} >= {"describe", "shape"}
+    assert sum("I do not know this picture." in text for text in conversations(school, "pictures", (4, 4), 120)) >= 3
+
+
 def test_sums_are_right(school: Class) -> None:
     torch.manual_seed(3)
     found = 0
@@ -234,6 +274,7 @@ def test_every_kind_of_question_is_asked_and_every_size_is_served(school: Class)
     turns += [ask_digit_pair(single[0], single[1], 5)[0].kind]
     word = spelled(torch.randint(0, 26, (300, 7)), 7)
     turns += [ask_script(word, torch.zeros(300, dtype=torch.bool), 5)[0].kind]
+    turns += [ask_digits(spelled(torch.randint(0, 10, (300, 3)), num), 5)[0].kind for num in (1, 3)]
     asked = {KINDS[kind] for turn in turns for kind in turn.flatten().tolist()}
     assert asked == set(QUESTIONS)
     assert all(len(list(wordings(kind))) >= 2 for kind in QUESTIONS)

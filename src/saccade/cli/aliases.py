@@ -13,6 +13,7 @@ Refused = dict[str, tuple[str, frozenset[str]]]
 
 # Another engine's name: our setting.
 SAME = {
+    "--oltp-traces-endpoint": "otlp_traces_endpoint",  # as SGLang spelled it
     "--mem-fraction-static": "gpu_memory_utilization",
     "--context-length": "max_model_len",
     "--max-running-requests": "max_num_seqs",
@@ -46,6 +47,7 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "--disable-log-requests": ("access_log", False),
     "--no-enable-log-requests": ("access_log", False),
     "--disable-uvicorn-access-log": ("access_log", False),
+    "--disable-log-stats": ("log_stats", False),
     "--disable-ignore-eos": ("ignore_eos", False),
     "--output-details": ("save_detailed", True),
 }
@@ -94,8 +96,8 @@ TAKEN_SWITCHES = _each(
         "--enable-chunked-prefill": "long prompts are always computed in chunks; see --max-num-batched-tokens",
         "--enable-mixed-chunk": "prompts and outputs always share steps",
         "--async-scheduling --no-async-scheduling --disable-overlap-schedule": _PLANNED,
+        "--is-embedding": "every model answers /v1/embeddings",
         "--enable-metrics": "GET /metrics is always there",
-        "--disable-log-stats": "statistics are in GET /metrics, never in the log",
         "--enable-server-load-tracking": "GET /load is always there",
         "--enable-request-id-headers": "every reply has an x-request-id",
         "--enable-cache-report": "every usage has prompt_tokens_details.cached_tokens",
@@ -151,8 +153,7 @@ _GRAPHS = "graphs are chosen a phase at a time: --graphs vision=auto,prefill=aut
 _PARALLEL = "only tensor parallelism is there (--tensor-parallel-size); for more, start servers behind a load balancer"
 _ADAPTERS = "adapters are not supported; merge them into the checkpoint"
 _DRAFTS = "speculative decoding is not supported"
-_EMBEDDINGS = "models write text; embeddings are not supported"
-_TRACES = "there are no traces; a request with timings: true is told its milliseconds by stage"
+_TASKS = "models write text, embed and rank; other tasks are not supported"
 _KV_DTYPE = "keys and values have the model's dtype: flash-attn-4 reads FP8 on Blackwell GPUs only"
 _KV_ELSEWHERE = "keys and values stay on the GPU"
 _ONE_MODEL_FILE = "config.json says what the model is; change a copy of it in a local folder"
@@ -189,8 +190,7 @@ REFUSED = _refused(
         "--response-role": ("answers are the assistant's", "assistant"),
         "--override-generation-config": ("a request brings its own values; see --generation-config", "{}"),
         "--model-impl": ("families have one implementation each", "auto sglang vllm"),
-        "--task --runner": (_EMBEDDINGS, "auto generate"),
-        "--is-embedding": (_EMBEDDINGS, "false"),
+        "--task --runner": (_TASKS, "auto generate embed embedding score pooling"),
         "--model-loader-extra-config": ("weights are read from safetensors; see --load-format", "{}"),
         "--no-enable-chunked-prefill": "prompts are always chunked to --max-num-batched-tokens; raise that",
         "--cpu-offload-gb": ("weights stay on the GPU; `saccade plan` says what fits", "0"),
@@ -208,8 +208,7 @@ REFUSED = _refused(
         "--enable-custom-logit-processor": ("code from requests is never run", "false"),
         "--logits-processors --middleware": "code by name is never loaded",
         "--enable-force-include-usage": ('a request asks: stream_options: {"include_usage": true}', "false"),
-        "--otlp-traces-endpoint": _TRACES,
-        "--enable-trace": (_TRACES, "false"),
+        "--enable-trace": ("an address turns spans on: --otlp-traces-endpoint URL", "false"),
         "--tool-call-parser": ("tool calls of Qwen models are parsed as Hermes does", "hermes qwen qwen25"),
     }
 )

@@ -27,6 +27,8 @@ over the environment. Integers may end in k, m, g (1000) or K, M, G (1024).
 COMMANDS = {
     "serve": ("serve a model behind the OpenAI API", "serve"),
     "run": ("ask a model once, with images", "run"),
+    "list": ("models that are here: the bundled one and those of the hub's cache", "models"),
+    "pull": ("fetch a model from the hub", "models"),
     "verify": ("every graph against an eager run, in sequences that break stale ones", "graph_checks"),
     "audit": ("what graphs froze: captures with other inputs, compared node by node", "graph_checks"),
     "replay": ("a pass that a shadow check found wrong, again with its graph and without", "replay"),
@@ -40,6 +42,7 @@ COMMANDS = {
     "bench soak": ("mixed and hostile load: unexpected answers, and what the server does not give back", "bench"),
     "plan": ("what a model needs on a GPU, and what is left for requests", "plan"),
     "explain": ("how a request would be run: tokens, buckets, padding, graphs", "explain"),
+    "trace": ("what a running server does for some seconds, for Perfetto", "trace"),
     "doctor": ("check the machine and a model, and say what to fix", "doctor"),
 }
 
@@ -69,7 +72,7 @@ def _guarded(words: list[str]) -> int:
 
 
 def dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "--help=all", "help"):
+    if not words or words[0] in ("-h", "--help", "--help=all", "--help-all", "help"):
         return show_help(words[1:])
     if words[0] in ("-V", "--version"):
         sys.stdout.write(f"saccade {__version__}\n")

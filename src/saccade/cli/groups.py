@@ -1,4 +1,4 @@
-"""Groups of flags and their help: an overview, one group, a word search, or everything."""
+"""Groups of flags and their help: what people use, one group, a word search, or everything."""
 
 import re
 import sys
@@ -10,6 +10,19 @@ from typing import Any, NoReturn
 
 FEW_FLAGS = 16  # with no more flags than this, a command shows all of them at once
 WIDEST, NARROWEST = 100, 40  # columns; longer lines are hard to read
+# What people use of groups with many flags. --help explains these, and all of a group that has none here.
+USUAL = frozenset(
+    (
+        *("host", "port", "api_key", "admin_api_key", "served_model_name", "ssl_keyfile", "ssl_certfile"),
+        *("limits", "reasoning_parser", "log_stats", "access_log"),
+        *("revision", "chat_template", "device", "dtype", "quantization", "kv_cache_tokens"),
+        *("gpu_memory_utilization", "graphs", "enforce_eager", "tensor_parallel_size"),
+        *("max_num_seqs", "max_num_batched_tokens", "max_model_len"),
+        *("allow_remote_media", "allowed_media_domains", "limit_mm_per_prompt"),
+        *("backend", "base_url", "model", "dataset_name", "num_prompts", "random_input_len", "random_output_len"),
+        *("image_count", "image_resolution", "request_rate", "max_concurrency", "report", "compare", "against"),
+    )
+)
 
 
 class Group:
@@ -27,15 +40,23 @@ class Group:
     def shown_actions(self) -> list[Action]:
         return [action for action in self.actions if action.help != SUPPRESS]
 
+    @property
+    def usual_actions(self) -> list[Action]:
+        usual = [action for action in self.shown_actions if action.dest in USUAL]
+        return usual if usual and len(self.shown_actions) > len(usual) else self.shown_actions
+
+
+HELP_ALL = "--help-all"
+
 
 class HelpAction(Action):
-    """`--help`, `--help=GROUP`, `--help=WORD` and `--help=all`."""
+    """`--help`, `--help=GROUP`, `--help=WORD` and `--help=all`, which is also `--help-all`."""
 
     def __init__(self, option_strings: list[str], dest: str, **how: Any) -> None:
         super().__init__(option_strings, dest, nargs="?", metavar="WHAT", **how)
 
     def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: Any = None) -> NoReturn:
-        sys.stdout.write(help_text(parser, values or ""))
+        sys.stdout.write(help_text(parser, "all" if option_string == HELP_ALL else values or ""))
         raise SystemExit(0)
 
 
@@ -53,7 +74,8 @@ def help_text(parser: Any, topic: str) -> str:
     if topic == "all" or (not topic and few):
         return head + "".join(_section(group, group.shown_actions) for group in groups)
     if not topic:
-        return head + "".join(_outline(group) for group in groups) + "\n" + _how_to_see_more(groups)
+        usual = "".join(_section(group, group.usual_actions) for group in groups)
+        return head + usual + "\n" + _rest(groups) + _how_to_see_more(groups)
     chosen = [group for group in groups if group.name == topic]
     if chosen:
         return head + "".join(_section(group, group.shown_actions) for group in chosen)
@@ -92,15 +114,17 @@ def _section(group: Group, actions: Iterable[Action]) -> str:
     return f"\n{filled(f'{group.name}: {group.about}:')}\n{flags}"
 
 
-def _outline(group: Group) -> str:
-    names = " ".join(flag_names(action)[-1] for action in group.shown_actions)
-    return f"\n{filled(f'{group.name}: {group.about}')}\n{filled(names, '  ')}\n"
+def _rest(groups: Iterable[Group]) -> str:
+    """How many flags were left out, by group."""
+    left = {group.name: len(group.shown_actions) - len(group.usual_actions) for group in groups}
+    counts = ", ".join(f"{count} of {name}" for name, count in left.items() if count)
+    return f"{filled(f'Not shown: {counts}.')}\n" if counts else ""
 
 
 def _how_to_see_more(groups: Iterable[Group]) -> str:
     names = ", ".join(group.name for group in groups)
     more = (
-        f"--help=GROUP explains a group ({names}), --help=WORD what mentions a word, --help=all everything. Every flag "
+        f"--help=GROUP explains a group ({names}), --help=WORD what mentions a word, --help-all everything. Every flag "
         "is also a key of --config FILE.yaml and an environment variable: --max-model-len 8k is `max-model-len: 8k` "
         "there and SACCADE_MAX_MODEL_LEN=8k here."
     )

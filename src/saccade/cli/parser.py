@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import yaml
 
-from saccade.cli.groups import Group, HelpAction, first_sentence, name_of
+from saccade.cli.groups import HELP_ALL, Group, HelpAction, first_sentence, name_of
 from saccade.cli.values import is_list, keeps_commas, read_value, reader_of, shown
 from saccade.config import ENVIRONMENT_PREFIX, environment
 from saccade.errors import ConfigError
@@ -35,6 +35,7 @@ class Parser(ArgumentParser):
         general = self.new_group("general", "settings may also come from a file or the environment")
         general.add("--config", metavar="FILE", help="YAML file with settings; flags overrule it")
         general.add("-h", "--help", action=HelpAction, help="GROUP, a word of a flag, or all")
+        general.add(HELP_ALL, action=HelpAction, help=SUPPRESS)
 
     def new_group(self, name: str, about: str) -> Group:
         group = Group(self, name, about)

@@ -1,9 +1,7 @@
 """`saccade run`: one question, with a streamed answer. Without a question, a conversation."""
 
-import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from saccade.cli.aliases import add_aliases
-from saccade.cli.model import bundled_model, found_path, looks_like_model
+from saccade.cli.conversation import Conversation, history
+from saccade.cli.model import BUNDLED_LIMITS, bundled_model, found_path, looks_like_model
 from saccade.cli.parser import Parser, settings_from
-from saccade.config import AnswerSettings
-from saccade.errors import ConfigError, RequestError
+from saccade.cli.prompt_parts import Part, fetched, file_part, image_part, parts_of
+from saccade.config import AnswerSettings, history_file
+from saccade.errors import ConfigError
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 if TYPE_CHECKING:
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 REQUEST_ID = "run"
-# A path with an image suffix, bare, or quoted if it has blanks; whether the file exists decides what it is.
-_ENDING = r"\.(?:jpe?g|png|webp|gif|bmp)"
-_PATH = re.compile(
-    rf"""(?:(?<!\w)(['"])(?P<quoted>[^'"\n]+?{_ENDING})\1|(?P<bare>(?:[^\s'"]|\\ )+?{_ENDING}))"""
-    r"(?=[\s,;:?!)]|\.?$|\.\s)",
-    re.IGNORECASE,
-)
 
-Part = dict[str, Any]
+
+class StoppedError(KeyboardInterrupt):
+    """The user stopped an answer, of which there is this text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
 
 
 def new_parser(name: str) -> Parser:
     about = (
-        "Ask a model once. Paths of images inside the prompt count as images; without MODEL, the model that comes with "
-        "the package answers. Without PROMPT it is read from a pipe, or asked for. For a single answer no graphs are "
-        "captured: --no-enforce-eager captures them."
+        "Ask a model once. Paths and addresses of images inside the prompt count as images; without MODEL, the model "
+        "that comes with the package answers. Without PROMPT it is read from a pipe, or a conversation begins. For a "
+        "quick start no graphs are captured and nothing is warmed up: --no-enforce-eager and --warm-up do so."
     )
     parser = Parser(name, words="[MODEL] [PROMPT]", max_words=2, about=about)
     media = parser.new_group("media", "what the prompt is about")
     shared: dict[str, Any] = {"dest": "media", "action": "append", "metavar": "FILE"}  # one list keeps their order
-    media.add("--image", type=partial(_part, "image"), help="an image; repeatable", **shared)
-    media.add("--video", type=partial(_part, "video"), help="a video; repeatable", **shared)
+    named = " (--image, --video)"
+    media.add("--image", type=_image, help="an image: a file or an address; repeatable", **shared)
+    media.add("--video", type=partial(file_part, "video", flags=named), help="a video; repeatable", **shared)
     parser.add_settings(AnswerSettings)
-    parser.add_settings(EngineSettings, enforce_eager=True)
+    parser.add_settings(EngineSettings, enforce_eager=True, warm_up=False)
     parser.add_settings(SchedulerSettings, max_num_seqs=1)
     add_aliases(parser)
     return parser
@@ -56,7 +56,7 @@ def new_parser(name: str) -> Parser:
 def run(flags: Namespace) -> int:
     model, prompt = _model_and_prompt(flags.words)
     content: list[Part] = getattr(flags, "media", [])
-    first = content + parts_of(prompt) if prompt else None
+    first = fetched(content + parts_of(prompt)) if prompt else None
     if first is None and not sys.stdin.isatty():
         raise ConfigError("there is no prompt; give one: saccade run [MODEL] PROMPT")
     answer = settings_from(flags, AnswerSettings)
@@ -71,24 +71,11 @@ def run(flags: Namespace) -> int:
         return 0 if is_right else EXIT_FAILED
 
 
-def parts_of(prompt: str) -> list[Part]:
-    """The prompt as text and image parts: a path in it becomes an image at that place."""
-    parts: list[Part] = []
-    at = 0
-    for match in _PATH.finditer(prompt):
-        name = match["quoted"] or match["bare"].replace("\\ ", " ")
-        path = found_path(name)
-        if path is None or not path.is_file():
-            if name.startswith(("/", "./", "../", "~")):
-                raise ConfigError(f"the prompt names {name}, which is not there")
-            continue
-        parts += [*_text(prompt[at : match.start()]), {"type": "image", "image": path}]
-        at = match.end()
-    return [*parts, *_text(prompt[at:])]
-
-
-def _text(text: str) -> list[Part]:
-    return [{"type": "text", "text": text.strip()}] if text.strip() else []
+def _image(word: str) -> Part:
+    try:
+        return image_part(word)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (--image, --video)") from None
 
 
 def _model_and_prompt(words: list[str]) -> tuple[str, str]:
@@ -100,58 +87,67 @@ def _model_and_prompt(words: list[str]) -> tuple[str, str]:
     return (words[0] if words else str(bundled_model())), piped
 
 
-def _part(kind: str, path: str) -> Part:
-    found = Path(path).expanduser()
-    if not found.is_file():
-        raise ConfigError(f"{path} is not a file (--image, --video)")
-    return {"type": kind, kind: found}
-
-
 def _load(model: str, flags: Namespace) -> "LLM":
-    from saccade import LLM  # imports torch
+    is_bundled = Path(model) == _bundled()
+    own: dict[str, Any] = dict(BUNDLED_LIMITS, max_num_seqs=1) if is_bundled else {}
+    engine, limits = settings_from(flags, EngineSettings, own), settings_from(flags, SchedulerSettings, own)
+    with Console(stderr=True).status(f"loading {'the bundled model' if is_bundled else model}"):
+        from saccade import LLM  # imports torch: a second or two
+        from saccade.execution.build import spare_threads
 
-    chosen = {**asdict(settings_from(flags, EngineSettings)), **asdict(settings_from(flags, SchedulerSettings))}
-    with Console(stderr=True).status(f"loading {model}"):
-        return LLM(model, **chosen)
+        if found_path(model) is not None:
+            spare_threads(model)
+        return LLM(model, **asdict(engine), **asdict(limits))
+
+
+def _bundled() -> Path | None:
+    try:
+        return bundled_model()
+    except ConfigError:  # this installation has none
+        return None
 
 
 def _talk(llm: "LLM", content: list[Part], params: "SamplingParams") -> int:
-    """A conversation until input ends. Given images belong to its first question; refused questions are dropped."""
-    messages: list[dict[str, Any]] = []
-    for line in _lines():
+    def answer(messages: list[dict[str, Any]]) -> str:
         try:
-            asked = [*messages, {"role": "user", "content": content + parts_of(line)}]
-            text, _ = _stream(llm, asked, params)
-        except (ConfigError, RequestError) as refused:
-            sys.stderr.write(f"saccade: {refused}\n")
-            continue
-        messages, content = [*asked, {"role": "assistant", "content": text}], []
+            return _stream(llm, messages, params)[0]
+        except StoppedError as stopped:
+            return stopped.text
+
+    sys.stderr.write("/help names the commands\n")
+    with history(history_file()):
+        Conversation(answer, content).run()
     return 0
 
 
-def _lines() -> Iterator[str]:
-    while True:
-        try:
-            line = input("> ").strip()
-        except EOFError:
-            return
-        if line:
-            yield line
-
-
 def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams") -> tuple[str, bool]:
-    """Writes an answer as it is generated, and any error. Returns the text and whether it succeeded."""
+    """Writes an answer as it is generated, and any error. Returns the text and whether it succeeded. Ctrl-C ends the
+    answer and raises what there was of it."""
     from saccade.client.output import OutputStream
 
     engine, tokenizer = llm.engine, llm.processor.tokenizer
-    engine.add(REQUEST_ID, llm.processor.chat(messages), params)
     stream = OutputStream(0, tokenizer.detokenizer(skip_special_tokens=True), params)
-    while engine.has_work:
-        for update in engine.step():
-            text, _ = stream.take(update)
-            sys.stdout.write(text)
-            sys.stdout.flush()
+    console = Console(stderr=True)
+    try:
+        with console.status("reading the question") as status:
+            engine.add(REQUEST_ID, llm.processor.chat(messages), params)
+            while engine.has_work:
+                for update in engine.step():
+                    text, _ = stream.take(update)
+                    if text:
+                        status.stop()  # it and the answer would share a line
+                    sys.stdout.write(text)
+                    sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+        sys.stderr.write("(stopped)\n")
+        raise StoppedError(stream.output.text) from None
+    finally:
+        engine.abort(REQUEST_ID)
+        while engine.has_work:
+            engine.step()
     sys.stdout.write("\n")
+    sys.stdout.flush()
     is_right = stream.output.finish_reason != "error"
     if not is_right:
         sys.stderr.write(f"saccade: {stream.output.stop_reason}\n")

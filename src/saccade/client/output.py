@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
 
 from saccade.inputs.detokenizer import Detokenizer
 from saccade.inputs.markers import split_undecided
@@ -52,6 +55,7 @@ class RequestOutputs:
         self.streams = [OutputStream(i, tokenizer.detokenizer(**how), params) for i in range(params.n)]
         has_scores = params.prompt_logprobs is not None
         self.prompt_logprobs: list[Logprobs | None] | None = [None] * len(prompt) if has_scores else None
+        self.pooled: NDArray[Any] | None = None
 
     @property
     def is_done(self) -> bool:
@@ -62,6 +66,8 @@ class RequestOutputs:
         if it adds nothing: only prompt scores, or the output had already ended."""
         if update.prompt_scores is not None and self.prompt_logprobs is not None:
             place_prompt_scores(self.prompt_logprobs, self.prompt_ids, update.prompt_scores)
+        if update.pooled is not None:
+            self.pooled = update.pooled
         stream = self.streams[index]
         is_news = bool(update.token_ids) or update.finish is not None
         if not is_news or stream.output.finish_reason is not None:

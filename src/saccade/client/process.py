@@ -8,6 +8,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from saccade.client.child import Child
 from saccade.client.liveness import Liveness
 from saccade.client.spare import Spare
@@ -20,6 +22,7 @@ from saccade.processes import describe_exit
 from saccade.wire import messages
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.trace import MAX_REQUESTS, EngineTrace
 from saccade.wire.turn import NEXT, Turn
 
 CLOSE_S = 5.0  # for a worker told to exit
@@ -48,6 +51,7 @@ class AsyncEngine:
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
         self._processor: Processor | None = None
         self._liveness = Liveness()
+        self._traced_ids: dict[int, str] | None = None  # while a trace is recorded
 
     @classmethod
     async def start(
@@ -156,23 +160,54 @@ class AsyncEngine:
         if stream is not None:
             self._send(messages.Abort(stream.serial))
 
-    async def stats(self) -> messages.StatsReply:
-        """The scheduler's numbers, each phase's counters and graphs by name, and the device memory in use."""
-        stats: messages.StatsReply = await self._ask(messages.AskStats)
+    async def stats(self, passes_since: int | None = None) -> messages.StatsReply:
+        """The scheduler's numbers, each phase's counters and graphs by name, and the device memory in use; with
+        `passes_since`, also the newest passes with a greater number."""
+        stats: messages.StatsReply = await self._ask(messages.AskStats(next(self._serials), passes_since))
         return stats
 
     async def flush_cache(self) -> bool:
         """Empty the prompt and image caches. Returns False without doing anything while requests run or wait."""
-        flushed: messages.Flushed = await self._ask(messages.Flush)
+        flushed: messages.Flushed = await self._ask(messages.Flush(next(self._serials)))
         return flushed.is_done
 
-    async def _ask(self, question: type[messages.AskStats] | type[messages.Flush]) -> Any:
+    async def begin_trace(self, limit_s: float) -> None:
+        """Record what the engine does, until `end_trace`, or for `limit_s` at most."""
+        self._traced_ids = {serial: stream.request_id for serial, stream in self._streams.items()}
+        await self._ask(messages.BeginTrace(next(self._serials), limit_s))
+
+    async def end_trace(self) -> EngineTrace | None:
+        """What was recorded, under the request ids of `generate`; None if nothing was."""
+        traced: messages.Traced = await self._ask(messages.EndTrace(next(self._serials)))
+        names, self._traced_ids = self._traced_ids or {}, None
+        if traced.trace is None:
+            return None
+        requests = []
+        for one in traced.trace.requests:
+            serial, *index = one.request_id.split(":")
+            requests.append(replace(one, request_id=":".join([names.get(int(serial), serial), *index])))
+        return replace(traced.trace, requests=requests)
+
+    async def start_profile(self, folder: str, limit_s: float) -> None:
+        """Profile the engine's process with torch, for `limit_s` at most. Raises the reason if that is not possible."""
+        profiled: messages.Profiled = await self._ask(messages.StartProfile(next(self._serials), folder, limit_s))
+        if profiled.problem:
+            raise RequestError(profiled.problem, code="profile_refused")
+
+    async def stop_profile(self) -> str:
+        """The file that the profile was written to. Raises the reason if there is none."""
+        profiled: messages.Profiled = await self._ask(messages.StopProfile(next(self._serials)))
+        if profiled.problem:
+            raise RequestError(profiled.problem, code="profile_refused")
+        return profiled.file
+
+    async def _ask(self, question: messages.EngineQuestion) -> Any:
         """The worker answers between two steps."""
         self._check_alive()
-        serial = next(self._serials)
+        serial = question.serial
         self._asked[serial] = asyncio.get_running_loop().create_future()
         try:
-            self._send(question(serial))
+            self._send(question)
             return await self._asked[serial]
         finally:
             del self._asked[serial]
@@ -205,6 +240,8 @@ class AsyncEngine:
             raise RequestError(f"request {request_id!r} is not done yet; ids must differ", param="request_id")
         stream = RequestStream(next(self._serials), request_id, prompt, params, self.processor.tokenizer)
         self._by_id[request_id] = self._streams[stream.serial] = stream
+        if self._traced_ids is not None and len(self._traced_ids) < MAX_REQUESTS:
+            self._traced_ids[stream.serial] = request_id
         self._is_idle.clear()
         return stream
 
@@ -242,11 +279,11 @@ class AsyncEngine:
             case messages.Refused(serial=serial):
                 if serial in self._streams:
                     self._streams[serial].fail(_exception(reply))
-            case messages.StatsReply(serial=serial) | messages.Flushed(serial=serial):
+            case messages.StatsReply() | messages.Flushed() | messages.Traced() | messages.Profiled():
                 if isinstance(reply, messages.StatsReply):
                     self._liveness.note_compiling(reply.compile_wait_s)
-                if serial in self._asked and not self._asked[serial].done():
-                    self._asked[serial].set_result(reply)
+                if reply.serial in self._asked and not self._asked[reply.serial].done():
+                    self._asked[reply.serial].set_result(reply)
             case _:
                 self._hear_of_engine(reply)
 

@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from saccade.client.output import Logprobs, RequestOutputs
 from saccade.errors import SaccadeError
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.tokenizer import Tokenizer
 from saccade.wire.messages import News
+from saccade.wire.passes import PassCount
 from saccade.wire.sampling_params import SamplingParams
 
 
@@ -19,7 +22,8 @@ class Delta(Struct, frozen=True, kw_only=True):
     the stop token or string that was met, or an error message. `num_output_tokens` counts the whole output so far.
     `prompt_logprobs` come with the last delta of output 0. `timings`, with the last delta of every output, are the
     engine's seconds by stage: queue, prefill (first step to first token), decode, and vision: the passes that encoded
-    the request's media, a part of prefill's time, missing where all came from the cache."""
+    the request's media, a part of prefill's time, missing where all came from the cache. `passes` come with them for a
+    request that wants them. `pooled` is the vector of a request that asked for one, with its last delta."""
 
     request_id: str
     index: int
@@ -33,6 +37,8 @@ class Delta(Struct, frozen=True, kw_only=True):
     stop_reason: int | str | None = None
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     timings: dict[str, float] | None = None
+    passes: tuple[PassCount, ...] | None = None
+    pooled: NDArray[Any] | None = None
 
 
 class RequestStream:
@@ -98,6 +104,8 @@ class RequestStream:
             stop_reason=output.stop_reason,
             prompt_logprobs=tuple(prompt_logprobs or ()) if has_scores else None,
             timings=news.timings,
+            passes=news.passes,
+            pooled=self._outputs.pooled,
         )
 
 

@@ -18,6 +18,7 @@ from saccade.scheduling.compose import VisionComposer
 from saccade.scheduling.executing import Encoded, StepResult, Ticket
 from saccade.scheduling.orders import Encode, Orders, Pass, Run
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.trace import TracedPass
 
 MAX_STEPS = 10_000
 NUM_OUTPUTS = 2  # the first token comes from the prompt's pass, the second from a decode pass
@@ -129,12 +130,18 @@ class _Notes:
     def snapshots(self) -> dict[str, dict[str, Any]]:
         return {}
 
+    def time_passes(self) -> None: ...
+
+    def take_passes(self) -> tuple[list[TracedPass], int]:
+        return [], 0
+
     def require_device(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Done:
     result: StepResult
+    is_done: bool = True
 
     def wait(self) -> StepResult:
         return self.result

@@ -60,6 +60,7 @@ from saccade.wire.messages import OnStage, Stage, StartEngine
 from saccade.wire.tensor_parallel import RankShare, TensorParallel
 
 MOST_RECORDED_BYTES = 256 * 10**6
+SMALL_BYTES = 256 * 10**6
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +148,12 @@ def build_engine(
         raise reason from None if reason is error else error
 
 
+def spare_threads(folder: str | Path) -> None:
+    """One thread for a small model: on a CPU, thread synchronisation costs it more than it saves."""
+    if sum(file.stat().st_size for file in Path(folder).glob("*.safetensors")) < SMALL_BYTES:
+        torch.set_num_threads(1)
+
+
 def _finish(
     folder: Path,
     executor: DeviceExecutor,
@@ -177,7 +184,8 @@ def _finish(
         engine.calibrate(Calibrate(num_rounds, times_vision=is_cuda, times_prefill=bool(limits.max_step_ms)))
     if is_cuda:
         engine.capture_usual()
-    engine.warm_up()
+    if settings.warm_up:
+        engine.warm_up()
     if settings.shadow:
         engine.shadow = _new_shadow(executor, engine.scheduler, folder, resolved)
     report(Stage("ready"))

@@ -21,7 +21,10 @@ from saccade.config import GraphSettings, Mode, Tier
 from saccade.errors import EngineDeadError
 from saccade.execution.language import decode_phase, head_phase, prefill_phase
 from saccade.execution.logits import Logits
+from saccade.execution.pass_timer import PassTimer
+from saccade.execution.pooling import Pooling
 from saccade.execution.sampler import sample_phase
+from saccade.execution.side_stream import DeviceLap, now
 from saccade.execution.state import DeviceState
 from saccade.execution.vision_encoder import Encoder, EncoderSettings, largest_frame
 from saccade.graphs import GraphRunner, Phase, lane_for
@@ -31,6 +34,7 @@ from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import USUAL_SIZES, Composer
 from saccade.scheduling.executing import Encoded, StepResult
 from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Orders, Pass, Run, SampleTokens, WarmUp
+from saccade.wire.trace import TracedPass
 from saccade.wire.update import Scores
 
 NUM_TICKETS = 3  # two steps may be in flight
@@ -48,7 +52,14 @@ class DeviceTicket:
     is_bad: Tensor | None = None
     scores: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
     prompt_scores: list[list[tuple[Tensor, ...]]] = field(default_factory=list)
+    sums: Tensor | None = None
+    picked: Tensor | None = None
+    pick_sizes: Sequence[int] = ()
     done: Any = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.done is None or bool(self.done.query())
 
     def wait(self) -> StepResult:
         if self.done is not None:
@@ -58,6 +69,8 @@ class DeviceTicket:
             is_bad=self.is_bad.tolist() if self.is_bad is not None else [],
             scores={row: _scores([parts]) for row, parts in self.scores.items()},
             prompt_scores=[_scores(parts) for parts in self.prompt_scores],
+            sums=[] if self.sums is None else list(self.sums.numpy()),
+            picked=[] if self.picked is None else [part.numpy() for part in self.picked.split(list(self.pick_sizes))],
         )
 
 
@@ -100,11 +113,13 @@ class DeviceExecutor:
         self.sampler = self._graph_runner(sample_phase(state), "decode")
         self.encoder = Encoder(state, settings, settings.vision_graphs) if model.tower is not None else None
         self._logits = Logits(state, trunk_TD, num_turns=NUM_TICKETS)
+        self._pooling = Pooling(state, trunk_TD)
         self._host_ids = [self._host(torch.int64) for _ in range(NUM_TICKETS)]
         self._host_bad = [self._host(torch.bool) for _ in range(NUM_TICKETS)]
         self._turn = 0
         self._ticket: DeviceTicket | None = None
         self._trace: list[GraphKey | str] = []
+        self._timer: PassTimer | None = None  # while somebody looks
 
     def composer(self) -> Composer:
         spec, state = self._model.spec, self.state
@@ -117,7 +132,8 @@ class DeviceExecutor:
             has_limits=spec.sees_whole_image,
         )
         vision = None if encoder is None else encoder.facts
-        return Composer(layout, self.catalogues, vocab_size=state.logits.shape[1], vision=vision)
+        vocab_size, has_head = state.logits.shape[1], self._model.has_head
+        return Composer(layout, self.catalogues, vocab_size=vocab_size, vision=vision, has_head=has_head)
 
     @property
     def catalogues(self) -> dict[str, Catalogue]:
@@ -184,9 +200,19 @@ class DeviceExecutor:
         trace, self._trace = self._trace, []
         return "; ".join(map(str, trace))
 
+    def time_passes(self) -> None:
+        """Time every pass until `take_passes`, beginning anew if they are timed already."""
+        self._timer = PassTimer(self._model.place.device)
+
+    def take_passes(self) -> tuple[list[TracedPass], int]:
+        timer, self._timer = self._timer, None
+        return ([], 0) if timer is None else timer.close()
+
     def encode(self, orders: Encode) -> Encoded:
         assert self.encoder is not None, f"{self._model.spec.architecture} sees no images"
         encoded = self.encoder.encode(orders)
+        if self._timer is not None and isinstance(encoded.lap, DeviceLap):
+            self._timer.add(encoded.lap, orders.vision, orders.step, self.encoder.graphs.last_rows)
         last = self.encoder.graphs.last
         self._trace = [f"{last}: {encoded.problem}" if encoded.problem else last]
         return encoded
@@ -200,8 +226,13 @@ class DeviceExecutor:
             if orders.waits_for_vision and self.encoder is not None:
                 self.encoder.side_stream.wait()
             for one in orders.passes:
-                self._run_pass(one, ticket)
+                self._run_pass(one, ticket, orders.step)
             ticket.prompt_scores = [self._logits.score_prompt(scored) for scored in orders.prompt_scores]
+            if orders.pool is not None:
+                ticket.sums = self._pooling.sum_rows(orders.pool)
+            if orders.picks:
+                ticket.picked = self._pooling.pick(orders.picks)
+                ticket.pick_sizes = [len(one.token_ids) for one in orders.picks]
             self._mark(ticket)
         except BaseException:
             if self.encoder is not None:
@@ -217,7 +248,7 @@ class DeviceExecutor:
         self._trace = []
         if orders.sampler is not None:
             self._logits.edit(ticket.num_sampled, orders.edits, orders.mask, ticket.turn)
-            self._run_pass(orders.sampler, ticket)
+            self._run_pass(orders.sampler, ticket, orders.step)
         ticket.scores = self._logits.score(orders.scores)
         self._mark(ticket)
 
@@ -225,21 +256,25 @@ class DeviceExecutor:
         assert self.encoder is not None, "only images have layouts"
         return self.encoder.capture_layout(layout)
 
-    def _run_pass(self, one: Pass, ticket: DeviceTicket) -> None:
+    def _run_pass(self, one: Pass, ticket: DeviceTicket, step: int) -> None:
+        timer, device = self._timer, self._model.place.device
+        begin = None if timer is None else now(device)
         runner = {"prefill": self.prefill, "decode": self.decode, "head": self.head, "sample": self.sampler}[one.phase]
         try:
             runner.obey(one.decision, one.values, lambda outputs: self._deliver(ticket, outputs))
         finally:
             self._trace.append(runner.last)
+        if timer is not None:
+            timer.add(DeviceLap(begin, now(device)), one, step, runner.last_rows)
 
     def _deliver(self, ticket: DeviceTicket, outputs: Mapping[str, Tensor]) -> None:
         count = ticket.num_sampled
         if "next_ids" in outputs:
             ticket.ids = self._host_ids[ticket.turn][:count]
-            ticket.ids.copy_(outputs["next_ids"], non_blocking=True)
+            ticket.ids.copy_(outputs["next_ids"][:count], non_blocking=True)
         if "is_bad" in outputs:
             ticket.is_bad = self._host_bad[ticket.turn][:count]
-            ticket.is_bad.copy_(outputs["is_bad"], non_blocking=True)
+            ticket.is_bad.copy_(outputs["is_bad"][:count], non_blocking=True)
 
     def _mark(self, ticket: DeviceTicket) -> None:
         if self._is_cuda:

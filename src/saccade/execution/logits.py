@@ -1,19 +1,19 @@
 """Logits outside graphs: edits, masks, log-probabilities, token counts. N rows, V vocabulary, W 32-bit words."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from saccade.execution.state import DeviceState
+from saccade.execution.transfers import to_device, to_host
 from saccade.scheduling.orders import Array, Begin, Edit, Mask, ScorePrompt, ScoreToken, TokenRules
 from saccade.wire.sampling_params import MAX_LOGPROBS
 
 MAX_SCORED_ROWS = 256  # prompt rows whose logits are in memory at once
 ALIGNMENT = 16  # words; Triton compiles another version for rows aligned differently
-_TORCH_DTYPES = {"uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 
 
 class _Rules(NamedTuple):
@@ -115,21 +115,10 @@ class Logits:
         """On a GPU always computes MAX_LOGPROBS and cuts: one kernel, compiled before the first request."""
         most = min(MAX_LOGPROBS, logits_NV.shape[1]) if self._device_type == "cuda" else num_top
         chosen, ranks, top_ids, top_logprobs = self._state.sampling.logprobs(logits_NV, ids_N, most)
-        return tuple(self._to_host(part) for part in (chosen, ranks, top_ids[:, :num_top], top_logprobs[:, :num_top]))
+        return tuple(to_host(part) for part in (chosen, ranks, top_ids[:, :num_top], top_logprobs[:, :num_top]))
 
     def _to_device(self, array: Array) -> Tensor:
-        """Through pinned memory, so that nothing waits."""
-        if self._device_type != "cuda":
-            return torch.from_numpy(np.array(array))  # arrays may be read-only, which torch does not support
-        pinned = torch.empty(array.shape, dtype=_TORCH_DTYPES[array.dtype.name], pin_memory=True)
-        pinned_array: Any = pinned.numpy()
-        pinned_array[...] = array
-        return pinned.to(self._state.logits.device, non_blocking=True)
-
-    def _to_host(self, tensor: Tensor) -> Tensor:
-        if self._device_type != "cuda":
-            return tensor.clone()
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+        return to_device(array, self._state.logits.device)
 
 
 def _row_of(parts: tuple[Tensor, ...], row: int, num_top: int) -> tuple[Tensor, ...]:

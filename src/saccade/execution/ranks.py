@@ -26,6 +26,7 @@ from saccade.models.vlm import Model
 from saccade.scheduling.orders import ORDER_TYPES, Orders
 from saccade.wire.messages import StartEngine
 from saccade.wire.tensor_parallel import RankShare, TensorParallel
+from saccade.wire.trace import TracedPass
 
 FACTORY = "saccade.execution.build:follow"
 CALIBRATION_ROUNDS = 5  # ranks that measure together must run equally many rounds
@@ -53,6 +54,13 @@ class RankedExecutor:
     def snapshots(self) -> dict[str, dict[str, Any]]:
         """Of rank 0 only: the others replay the same."""
         return self._executor.snapshots()
+
+    def time_passes(self) -> None:
+        self._executor.time_passes()
+
+    def take_passes(self) -> tuple[list[TracedPass], int]:
+        """Of rank 0 only."""
+        return self._executor.take_passes()
 
     def require_device(self) -> None:
         """Call after an error: returns if all ranks met the same one, else raises which rank diverged."""

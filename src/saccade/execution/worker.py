@@ -21,8 +21,9 @@ from llguidance import LLMatcher
 from msgspec.structs import astuple
 
 from saccade.errors import CapacityError, ConfigError, RankGoneError, RequestError, SaccadeError
-from saccade.execution.build import Built, build_engine
+from saccade.execution.build import Built, build_engine, spare_threads
 from saccade.execution.rank_processes import OnDeath
+from saccade.execution.watch import Watch
 from saccade.inputs.processor import Processor
 from saccade.kernels.packages import import_packages
 from saccade.processes import EXIT_FAILED, end_with_input, end_with_parent
@@ -33,7 +34,6 @@ from saccade.wire import messages
 from saccade.wire.update import Finish, FinishReason, Update
 
 LINGER_MS = 2000  # to deliver the last messages
-SMALL_BYTES = 256 * 10**6
 MAX_COMMANDS = 128  # per step, so that a burst of requests does not stall running ones
 COMPILE_POLL_MS = 2
 IDLE_MS = 500  # without a command, before idle work that could delay a request by some 50 ms
@@ -68,12 +68,14 @@ class Worker:
         self._ids: dict[tuple[int, int], str] = {}
         self._compiling: dict[int, _Compiling] = {}
         self._news: list[messages.News] = []
+        self._watch = Watch(engine)
         self._is_open = True
 
     def run(self) -> None:
         while self._is_open:
             self._take_commands()
             self._add_compiled()
+            self._watch.check()
             if self._engine.has_work:
                 self._note(self._engine.step())
             if self._news:
@@ -120,19 +122,32 @@ class Worker:
             case messages.Stop(serial=serial, index=index, stop=stop):
                 if (serial, index) in self._ids:
                     self._note(self._engine.stop(self._ids[serial, index], stop))
-            case messages.AskStats(serial=serial):
-                self._tell(self._stats(serial))
+            case messages.AskStats(serial=serial, passes_since=since):
+                self._tell(self._stats(serial, since))
             case messages.Flush(serial=serial):
                 self._tell(messages.Flushed(serial, not self._compiling and self._engine.scheduler.forget_cached()))
+            case (
+                messages.BeginTrace() | messages.EndTrace() | messages.StartProfile() | messages.StopProfile() as asked
+            ):
+                self._tell(self._watch.answer(asked))
             case messages.Close():
                 self._close()
             case messages.StartEngine():
                 raise ConfigError("the engine was told to start twice")
 
-    def _stats(self, serial: int) -> messages.StatsReply:
+    def _stats(self, serial: int, since: int | None) -> messages.StatsReply:
         wait_s = max((monotonic() - waiting.since for waiting in self._compiling.values()), default=0.0)
         figures, phases = self._engine.scheduler.stats(), self._engine.phase_snapshots()
-        return messages.StatsReply(serial, figures, phases, gpu_bytes_in_use(), wait_s, self._engine.grammar_jobs)
+        return messages.StatsReply(
+            serial,
+            figures,
+            phases,
+            gpu_bytes_in_use(),
+            wait_s,
+            self._engine.grammar_jobs,
+            self._engine.step_tokens,
+            [] if since is None else self._engine.passes.records(since),
+        )
 
     def _take(self, command: messages.Add, frames: messages.Buffers) -> None:
         """Requests whose grammar must be compiled first may be overtaken by others."""
@@ -243,7 +258,8 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
         gc.freeze()  # permanent objects need not be scanned again while requests run
         pool = engine.scheduler.resources.pool
         limits = engine.scheduler.settings
-        tell(messages.Ready(limits, pool.num_tokens, pool.block_size, gpu_bytes_in_use(), built.tensor_parallel))
+        facts = gpu_bytes_in_use(), built.tensor_parallel, engine.composer.has_head
+        tell(messages.Ready(limits, pool.num_tokens, pool.block_size, *facts))
         Worker(engine, commands, tell).run()
         tell(messages.Closed())
     except SaccadeError as error:
@@ -261,8 +277,7 @@ def _serve(commands: "zmq.Socket[bytes]", tell: Tell, die: OnDeath) -> int:
 
 def _build(start: messages.StartEngine, tell: Tell, die: OnDeath) -> Built:
     folder = Path(start.folder)
-    if sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_BYTES:
-        torch.set_num_threads(1)  # on a CPU, thread synchronisation costs a small model more than it saves
+    spare_threads(folder)
     return build_engine(
         folder,
         start.settings,

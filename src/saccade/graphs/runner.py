@@ -57,6 +57,7 @@ class GraphRunner:
         self.lane = lane or lane_for(phase.arena.device)
         self._graphs: dict[GraphKey, CapturedGraph] = {}
         self.last: GraphKey | str = ""  # how the last batch ran: its graph's key, or eagerly
+        self.last_rows = 0  # that it had, without padding
         self._outputs = [buffer for buffer in phase.arena.buffers.values() if buffer.role is Role.OUTPUT]
         self.watched = Watched.of(phase.state) | Watched.of_body(phase.body)
         self._alone = _OneUser(phase.name, self.lane.lock)
@@ -173,6 +174,7 @@ class GraphRunner:
             if decision is None:
                 decision = self.catalogue.choose(batch.sizes, batch.structure)
             key, real_rows = decision.key, batch.sizes[self.phase.rows]
+            self.last_rows = real_rows
             self.stats.count(decision, real_rows, key.capacity[self.phase.rows] if key else real_rows)
             if self.observer is not None:
                 self.observer.before(batch, key)

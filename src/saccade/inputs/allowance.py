@@ -15,12 +15,13 @@ class StopWorkError(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
     """At most `max_tokens` per prompt; if tokens are only counted (`is_count`), only text that is certain to have more
-    is refused. `hold` is called before memory is used and raises a client error if there is none; `go_on` is called
-    between pieces of work and raises StopWorkError if nobody waits. `waiting` encloses a time in which another process
-    works. All run in the working thread."""
+    is refused. `has_answer`: one token more would fit, which is for an answer. `hold` is called before memory is used
+    and raises a client error if there is none; `go_on` is called between pieces of work and raises StopWorkError if
+    nobody waits. `waiting` encloses a time in which another process works. All run in the working thread."""
 
     max_tokens: int | None = None
     is_count: bool = False
+    has_answer: bool = True
     hold: Callable[[int], None] = lambda num_bytes: None
     go_on: Callable[[], None] = lambda: None
     waiting: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -35,7 +36,8 @@ class Allowance:
             raise self.too_long(met, param)
 
     def too_long(self, met: str, param: str) -> RequestError:
-        limit = f"with room for an answer the limit is {self.max_tokens} tokens (--max-model-len)"
+        room = "with room for an answer " if self.has_answer else ""
+        limit = f"{room}the limit is {self.max_tokens} tokens (--max-model-len)"
         return RequestError(f"{met}; {limit}", param=param, code="context_length_exceeded")
 
 

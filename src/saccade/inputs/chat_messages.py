@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Literal
 
 from saccade.errors import RequestError
@@ -38,11 +39,14 @@ class MediaRef:
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
-        """Adds this part's name to errors raised inside, so that code handling the source need not know it."""
+        """Adds this part's name to errors raised inside, so that code handling the source need not know it. A file is
+        named, too: only callers of this process give files, never requests."""
         try:
             yield
         except RequestError as error:
             error.param = error.param or self.param
+            if isinstance(self.source, PathLike):
+                error.args = (f"{self.source}: {error}",)
             raise
 
 
@@ -52,12 +56,12 @@ class Conversation:
     media: tuple[MediaRef, ...]
 
 
-def read_messages(messages: Any) -> Conversation:
+def read_messages(messages: Any, roles: frozenset[str] = ROLES) -> Conversation:
     """Checks a message list; errors name the field."""
     if not isinstance(messages, list | tuple) or not messages:
         raise _wrong("messages must be a list with at least one message", "messages")
     media: list[MediaRef] = []
-    read = [_read_message(message, f"messages[{i}]", media) for i, message in enumerate(messages)]
+    read = [_read_message(message, f"messages[{i}]", media, roles) for i, message in enumerate(messages)]
     return Conversation(read, tuple(media))
 
 
@@ -116,12 +120,12 @@ def _listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def _read_message(message: Any, param: str, media: list[MediaRef]) -> dict[str, Any]:
+def _read_message(message: Any, param: str, media: list[MediaRef], roles: frozenset[str]) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise _wrong("a message must be an object with role and content", param)
     role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise _wrong(f"role must be one of {', '.join(sorted(ROLES))}", f"{param}.role")
+    if not isinstance(role, str) or role not in roles:
+        raise _wrong(f"role must be one of {', '.join(sorted(roles))}", f"{param}.role")
     read = {
         "role": _ROLE_NAMES.get(role, role),
         "content": _read_content(message.get("content"), f"{param}.content", media),

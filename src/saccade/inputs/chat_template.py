@@ -16,7 +16,7 @@ from typing import Any
 import minijinja
 
 from saccade.errors import ConfigError, RequestError, contained
-from saccade.inputs.chat_messages import Conversation, MediaRef, flatten_text, read_messages, wrap_text
+from saccade.inputs.chat_messages import ROLES, Conversation, MediaRef, flatten_text, read_messages, wrap_text
 from saccade.inputs.checkpoint_files import read_optional_json, read_text
 from saccade.inputs.special_tokens import NUM_MARKS, GuardedTokens, Segment, SpecialTokenGuard, unused_marks
 
@@ -77,10 +77,11 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
         check: Callable[[Any], None] = lambda context: None,
+        roles: frozenset[str] = ROLES,
     ) -> Rendered:
         """`variables` are the request's chat_template_kwargs. `check` gets all that the template will see, before any
         work is done, and raises if it is too much."""
-        conversation = read_messages(messages)
+        conversation = read_messages(messages, roles)
         context = {"messages": self._shape(conversation), "tools": _check_tools(tools), **_check_variables(variables)}
         check(context)
         unused = unused_marks([context, self.source], NUM_MARKS + 1)

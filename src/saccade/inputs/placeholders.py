@@ -80,6 +80,21 @@ def text_prompt(token_ids: Sequence[int] | Ints) -> Prompt:
     return Prompt(_frozen(np.asarray(token_ids, dtype=np.int32)), _frozen(positions), rope_delta(positions))
 
 
+def append_text(prompt: Prompt, token_ids: Sequence[int]) -> Prompt:
+    """The prompt with more tokens of text behind it."""
+    count, old = len(token_ids), prompt.positions_3T
+    first = int(old[1:].max()) + 1 if old.size else 0
+    positions = np.concatenate([old, np.tile(np.arange(first, first + count, dtype=np.int32), (3, 1))], axis=1)
+    limits = prompt.limits_T
+    return replace(
+        prompt,
+        token_ids=_frozen(np.concatenate([prompt.token_ids, np.asarray(token_ids, dtype=np.int32)])),
+        positions_3T=_frozen(positions),
+        rope_delta=rope_delta(positions),
+        limits_T=None if limits is None else _frozen(np.concatenate([limits, np.zeros(count, dtype=np.int32)])),
+    )
+
+
 def marker_kinds(segments: Sequence[Segment], settings: PlaceholderSettings) -> list[MediaKind]:
     """The kinds of the markers in a text, in order."""
     return [kind for segment in segments for _, kind in _markers(segment, settings)]

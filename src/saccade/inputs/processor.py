@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from time import perf_counter
@@ -14,7 +15,7 @@ from PIL import Image
 
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.allowance import ANYTHING, Allowance
-from saccade.inputs.chat_messages import MediaKind, MediaRef
+from saccade.inputs.chat_messages import ROLES, MediaKind, MediaRef
 from saccade.inputs.chat_template import ChatTemplate, Rendered, read_template
 from saccade.inputs.generation import named_ends
 from saccade.inputs.images import ImageLimits, Pixels, decode_image, digest_pixels
@@ -37,6 +38,7 @@ from saccade.inputs.media_settings import (
 from saccade.inputs.placeholders import (
     Media,
     Prompt,
+    append_text,
     check_markers,
     expand_text,
     marker_kinds,
@@ -45,6 +47,14 @@ from saccade.inputs.placeholders import (
 )
 from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image, plan_video
 from saccade.inputs.positions import Ints
+from saccade.inputs.ranking import (
+    NO_THINKING,
+    PUBLISHED_TEMPLATE,
+    RANKING_ROLES,
+    Content,
+    has_ranking_roles,
+    rank_messages,
+)
 from saccade.inputs.sizing import at_detail, read_details
 from saccade.inputs.special_tokens import Segment, plain_segments, special_pattern
 from saccade.inputs.tokenizer import Tokenizer
@@ -142,12 +152,51 @@ class Processor:
             variables=variables,
             check=lambda context: check_text(context, self.tokenizer, allowance, "messages"),
         )
+        prompt = self._from_rendered(_fill_sources(rendered, media), messages, images, allowance)
+        return replace(prompt, is_continued=continue_final_message)
+
+    def pair(
+        self,
+        query: Content,
+        document: Content,
+        *,
+        instruction: str | None = None,
+        images: ImageSettings | None = None,
+        allowance: Allowance = ANYTHING,
+    ) -> Prompt:
+        """The prompt that asks whether a document fits a query, by the checkpoint's template or the published one."""
+        template = self.template or self._ranking_template
+        has_roles = has_ranking_roles(template.source)
+        sees = self.images is not None and self.template is not None
+        messages = rank_messages(query, document, instruction, has_roles=has_roles, sees=sees)
+        check_messages(messages, allowance)
+        rendered = template.render(
+            messages,
+            variables=NO_THINKING,
+            check=lambda context: check_text(context, self.tokenizer, allowance, "messages"),
+            roles=RANKING_ROLES if has_roles else ROLES,
+        )
+        return self._from_rendered(_fill_sources(rendered, ()), messages, images, allowance)
+
+    @cached_property
+    def _ranking_template(self) -> ChatTemplate:
+        tokenizer = self.tokenizer
+        return ChatTemplate(PUBLISHED_TEMPLATE, special_tokens=tokenizer.special_tokens, tags=tokenizer.tags)
+
+    def _from_rendered(
+        self, rendered: Rendered, messages: Any, images: ImageSettings | None, allowance: Allowance
+    ) -> Prompt:
         wanted = images or self.images
         details = read_details(messages) if rendered.media else {}
         sizes = {param: at_detail(wanted, detail) for param, detail in details.items()} if wanted is not None else {}
-        filled = _fill_sources(rendered, media)
-        prompt = self._finish(filled, has_bos=False, images=wanted, sizes=sizes, allowance=allowance, param="messages")
-        return replace(prompt, is_continued=continue_final_message)
+        return self._finish(rendered, has_bos=False, images=wanted, sizes=sizes, allowance=allowance, param="messages")
+
+    def ended(self, prompt: Prompt, *, allowance: Allowance = ANYTHING, param: str = "prompt") -> Prompt:
+        """A prompt with the tokens that the checkpoint's tokenizer puts behind a text, if it does."""
+        if not self.tokenizer.end_ids:
+            return prompt
+        allowance.check_tokens(len(prompt) + len(self.tokenizer.end_ids), "prompt has", param)
+        return append_text(prompt, self.tokenizer.end_ids)
 
     def text(
         self,

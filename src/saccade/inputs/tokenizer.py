@@ -59,6 +59,7 @@ class Tokenizer:
         self._guarded_ids = self.special_ids | {token_id for token_id, text in others.items() if text in self.tags}
         self._guarded_pattern = special_pattern([*self.special_tokens, *self.tags])
         self._bos_ids = self._find_bos()
+        self.end_ids = self._find_ends()
         self.decoder = TokenDecoder.from_definition(
             json.loads(self._main.decoder.__getstate__()) if self._main.decoder else None,
             token_text=self._main.id_to_token,
@@ -152,12 +153,26 @@ class Tokenizer:
         bos = self.token_id(self.named_token("bos_token") or "")
         if wanted is not None:
             return [bos] if wanted and bos is not None else []
-        whole = self._main.encode("a", add_special_tokens=True).ids
-        bare = self._main.encode("a", add_special_tokens=False).ids
-        if not bare:  # the vocabulary cannot encode the letter, so what precedes it cannot be located
+        whole, start, num_bare = self._post_processed()
+        if not num_bare:  # the vocabulary cannot encode the letter, so what precedes it cannot be located
             return whole[:1] if whole[:1] == [bos] else []
-        starts = (i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
-        return whole[: next(starts, 0)]
+        return whole[:start]
+
+    def _find_ends(self) -> list[int]:
+        """Likewise, what it puts behind a text; models that embed a text's last token were trained with it."""
+        wanted = self.config.get("add_eos_token")
+        eos = self.token_id(self.named_token("eos_token") or "")
+        if wanted:
+            return [eos] if eos is not None else []
+        whole, start, num_bare = self._post_processed()
+        return whole[start + num_bare :] if num_bare else []
+
+    def _post_processed(self) -> tuple[list[int], int, int]:
+        """The ids of a letter with what is put around it, and where its own are."""
+        whole: list[int] = self._main.encode("a", add_special_tokens=True).ids
+        bare = self._main.encode("a", add_special_tokens=False).ids
+        starts = (i for i in range(len(whole)) if bare and whole[i : i + len(bare)] == bare)
+        return whole, next(starts, 0), len(bare)
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:

@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from saccade.errors import ConfigError
 
 # Read by the model, tokenizer, templates and image processor. Code and pickles are never fetched.
@@ -31,14 +28,37 @@ def find_folder(
         )
     if path.is_file() or str(folder_or_id).count("/") > 1 or str(folder_or_id).startswith((".", "~", "/")):
         raise ConfigError(f"{folder_or_id} is not a folder; give a checkpoint folder or a hub id such as org/name")
+    return _fetch(str(folder_or_id), revision, download_dir, SETTINGS + WEIGHTS * with_weights)
+
+
+def _fetch(name: str, revision: str, download_dir: str, wanted: list[str]) -> Path:
+    """Imports the hub's package only here: it takes a quarter of a second, which a local folder need not wait for."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
     try:
-        wanted = SETTINGS + WEIGHTS * with_weights
-        where = download_dir or None
-        found = snapshot_download(str(folder_or_id), revision=revision or None, cache_dir=where, allow_patterns=wanted)
+        found = huggingface_hub.snapshot_download(
+            name, revision=revision or None, cache_dir=download_dir or None, allow_patterns=wanted
+        )
         return Path(found)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        named = f"{folder_or_id} at revision {revision}" if revision else f"{folder_or_id}"
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        named = f"{name} at revision {revision}" if revision else name
         raise ConfigError(
-            f"{named} is neither a folder nor a hub repository that can be fetched "
-            f"({type(error).__name__}); check the name and the network, or give a local folder"
+            f"{named} is neither a folder nor a hub repository that can be fetched: {_reason(error)}"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    from huggingface_hub import errors
+
+    match error:
+        case errors.GatedRepoError():
+            return "its owner lets in only those who accept its terms; do so on its page, and set HF_TOKEN"
+        case errors.RevisionNotFoundError():
+            return "it has no such revision (--revision)"
+        case errors.RepositoryNotFoundError():
+            return "the hub has no repository of this name, or only for those with a token (HF_TOKEN)"
+        case errors.LocalEntryNotFoundError():
+            met = type(error.__cause__ or error).__name__
+            return f"the hub cannot be reached ({met}); check the network, or give a local folder"
+    return f"{type(error).__name__}; check the name, the network and the disk, or give a local folder"

@@ -95,6 +95,10 @@ TEXT_PREFIXES = (
     ("model.language_model.", "text."),
     ("language_model.model.", "text."),
     ("model.", "text."),
+    # Models that were saved without a head, such as Qwen3-Embedding.
+    ("embed_tokens.", "text.embed_tokens."),
+    ("layers.", "text.layers."),
+    ("norm.", "text.norm."),
 )
 
 _LAYER, _OURS = "text.layers.{n}", "decoder.layers.{n}"

@@ -27,6 +27,7 @@ class Model(Layer):
     """
 
     why_whole = ""
+    has_head = True
 
     def __init__(
         self,
@@ -54,6 +55,10 @@ class Model(Layer):
                     ) from None
                 self.why_whole = str(error).partition(";")[0]
         return Tower(replace(place.inside("tower"), group=ALONE), spec, group)
+
+    def drop_head(self) -> None:
+        """The checkpoint has none: hidden states are right, and logits mean nothing."""
+        self.decoder.head, self.has_head = None, False
 
     @property
     def encoder_mode(self) -> EncoderMode | None:

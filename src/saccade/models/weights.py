@@ -36,6 +36,7 @@ ONE_RANK = Groups()
 # Some checkpoints of tied models also store the head. It must equal the embedding, or the config is wrong.
 HEAD = "decoder.head.weight"
 TIED = ("decoder.embedding.weight", HEAD)
+HEADLESS = "layers."  # how names begin in what was saved without the part that writes, such as Qwen3-Embedding-8B
 
 
 def load_model(  # noqa: PLR0913
@@ -88,6 +89,9 @@ def fill(model: Model, renames: Renames, checkpoint: Checkpoint, *, progress: On
         _place(name, tensor, slots, findings)
         bytes_done += tensor.nbytes
         progress(min(bytes_done, bytes_total), bytes_total, name)
+    if HEAD in findings.missing and any(name.startswith(HEADLESS) for name in findings.seen):
+        del findings.missing[HEAD]
+        model.drop_head()
     findings.raise_if_any(checkpoint.where)
     progress(bytes_total, bytes_total, "")
 

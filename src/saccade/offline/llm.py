@@ -2,22 +2,33 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from numpy.typing import NDArray
 from rich.console import Console
 
 from saccade.client.output import RequestOutput, RequestOutputs
-from saccade.errors import CapacityError, ConfigError
+from saccade.errors import CapacityError, ConfigError, SaccadeError
 from saccade.execution.build import Built, build_engine
 from saccade.execution.executor import DeviceExecutor
+from saccade.inputs.embedding import EmbeddingSettings
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
+from saccade.inputs.ranking import find_answers, score_of
 from saccade.models.folder import find_folder
 from saccade.offline.llm_inputs import list_params, list_prompts, list_talks, read_prompt
+from saccade.offline.llm_pooling import (
+    EmbeddingOutput,
+    PoolingRequestOutput,
+    RankedDocument,
+    ScoringOutput,
+    read_embedded,
+    read_pairs,
+)
 from saccade.scheduling.engine import Engine
 from saccade.terminal import progress_bar
 from saccade.wire.engine_metrics import Metric, counter, engine_metrics
@@ -26,6 +37,8 @@ from saccade.wire.sampling_params import SamplingParams
 
 MAX_IMPROVEMENTS = 4  # graphs captured after a call; one takes about 50 ms
 MAX_CHECKS = 8  # shadow checks after a call
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +63,7 @@ class LLM:
         limits = SchedulerSettings(**{name: value for name, value in settings.items() if name not in own})
         folder = find_folder(model, revision=engine.revision, download_dir=engine.download_dir)
         self.processor = Processor.from_folder(folder, chat_template=engine.chat_template)
+        self._embedding = EmbeddingSettings.from_folder(folder, engine.pooling)
         self._built: Built | None = build_engine(folder, engine, limits, processor=self.processor)
         self._ids = count()
         self._tokens: Counter[str] = Counter()
@@ -108,6 +122,52 @@ class LLM:
         found = [self.processor.chat(talk, **template) for talk in list_talks(messages)]
         return self._run(found, sampling_params, progress)
 
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        pooling: str | None = None,
+        normalize: bool = True,
+        dimensions: int | None = None,
+        progress: bool = True,
+        **template: Any,
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """Vectors of prompts (as of `generate`) or of conversations (as of `chat`), in order: the last hidden state or
+        the mean of all, cut to `dimensions`, of length 1."""
+        settings = self._embedding
+        settings.check_dimensions(dimensions)
+        params = SamplingParams(max_tokens=0, pooling=pooling or settings.pooling)
+
+        def finish(vector: NDArray[Any]) -> EmbeddingOutput:
+            return EmbeddingOutput(settings.finish(vector, dimensions=dimensions, normalize=normalize).tolist())
+
+        return self._pool(read_embedded(prompts, self.processor, **template), params, finish, progress)
+
+    def score(
+        self, text_1: Any, text_2: Any, *, instruction: str | None = None, progress: bool = True
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """How well documents (`text_2`) fit a query, or one each: the probability that the model says yes and not no.
+        Each is text, or an object with `text`, `image` and `video`."""
+        answers = find_answers(self.processor.tokenizer)
+        params = SamplingParams(max_tokens=0, pooling="logits", pooled_token_ids=answers)
+        pairs = read_pairs(text_1, text_2)
+        prompts = [self.processor.pair(*pair, instruction=instruction) for pair in pairs]
+        return self._pool(prompts, params, lambda logits: ScoringOutput(score_of(logits)), progress)
+
+    def rerank(
+        self,
+        query: Any,
+        documents: Sequence[Any],
+        *,
+        top_n: int | None = None,
+        instruction: str | None = None,
+        progress: bool = True,
+    ) -> list[RankedDocument]:
+        """Documents by how well they fit a query, the best first."""
+        found = self.score(query, list(documents), instruction=instruction, progress=progress)
+        ranked = [RankedDocument(i, one.outputs.score) for i, one in enumerate(found)]
+        return sorted(ranked, key=lambda one: (-one.relevance_score, one.index))[:top_n]
+
     def get_metrics(self) -> list[Metric]:
         """Requests, tokens, caches and graphs since the model was loaded, as in a server's /metrics."""
         found = [counter("request_success", "requests that ended", n, finished_reason=r) for r, n in self._ends.items()]
@@ -116,10 +176,30 @@ class LLM:
         phases, ranks = self.engine.phase_snapshots().values(), self._open.tensor_parallel
         return [*found, *engine_metrics(self.engine.scheduler.stats(), phases, ranks)]
 
-    def _run(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, progress: bool
-    ) -> list[RequestOutput]:
+    def _pool(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        finish: Callable[[NDArray[Any]], T],
+        progress: bool,
+    ) -> list[PoolingRequestOutput[T]]:
         batch = _Batch()
+        found = []
+        for request in self._run(prompts, params, progress, batch):
+            vector = batch.requests[request.request_id].pooled
+            if vector is None:
+                raise SaccadeError(f"{request.request_id} has no vector: {request.outputs[0].stop_reason}")
+            found.append(PoolingRequestOutput(request.request_id, request.prompt_token_ids, finish(vector)))
+        return found
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        progress: bool,
+        batch: _Batch | None = None,
+    ) -> list[RequestOutput]:
+        batch = _Batch() if batch is None else batch
         try:
             for prompt, wanted in zip(prompts, list_params(params, len(prompts)), strict=True):
                 self._add_when_possible(prompt, wanted, batch)

@@ -37,7 +37,7 @@ def list_talks(messages: Any) -> list[Any]:
         message = f"a conversation is a list of messages; got a {type(messages).__name__}"
         raise RequestError(message, param="messages")
     talks = [messages] if messages and isinstance(messages[0], Mapping) else messages
-    return [_with_files(talk) for talk in talks]
+    return [with_files(talk) for talk in talks]
 
 
 def list_params(params: Any, num_prompts: int) -> list[SamplingParams]:
@@ -110,7 +110,8 @@ def _pair(item: Any) -> tuple[str, Any] | None:
     return item if is_pair else None
 
 
-def _with_files(messages: Any) -> Any:
+def with_files(messages: Any) -> Any:
+    """Messages whose media that are named by a file are paths."""
     found = find_sources(messages)
     return with_sources(messages, found, [_opened(ref.source) for _, _, ref in found])
 

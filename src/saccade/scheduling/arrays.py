@@ -43,6 +43,7 @@ class LiveRequest:
     started: float | None = None  # when it first ran
     first_token: float | None = None  # time of the first token
     laps: list[Lap] = field(default_factory=list)  # of the vision passes with its images
+    pooled: NDArray[np.float32] | None = None  # sum of the rows pooled so far, or the logits asked for
     _allowed: NDArray[np.int32] | None = None
 
     def allowed_words(self, vocab_size: int) -> NDArray[np.int32] | None:

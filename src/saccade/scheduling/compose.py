@@ -22,6 +22,7 @@ from saccade.scheduling.geometries import Geometries
 from saccade.scheduling.matcher import Masks, Matcher
 from saccade.scheduling.orders import Arrays, Encode, Pass, PatchSource, Run, SampleTokens, ScorePrompt, ScoreToken
 from saccade.scheduling.packing import Bins, MediaPart, Shares, default_cost, pack, share_out, split
+from saccade.scheduling.pooling import pick_logits, pool_rows
 from saccade.scheduling.step_plan import Chunk, EncodeItem, StepPlan
 
 # Widths and heights of common images, and how many come at once.
@@ -50,8 +51,9 @@ class Composer:
         *,
         vocab_size: int,
         vision: VisionFacts | None = None,
+        has_head: bool = True,
     ) -> None:
-        self.layout, self.vocab_size = layout, vocab_size
+        self.layout, self.vocab_size, self.has_head = layout, vocab_size, has_head
         self.catalogues = dict(catalogues)
         self._masks = Masks(vocab_size)
         self.vision = None if vision is None else VisionComposer(vision, layout.page_rows, self.catalogues["vision"])
@@ -66,13 +68,25 @@ class Composer:
         values = arrays.mixed_values(chunks, live, self.layout)
         passes = [self._pass("prefill", values, tokens=len(values["ids"]), requests=len(chunks))]
         sampled = [chunk for chunk in chunks if chunk.wants_logits]
-        if sampled:
-            rows = [end - 1 for end, chunk in zip(values["query_start"][1:], chunks, strict=True) if chunk.wants_logits]
-            sequences = [live[chunk.request_id].sequence for chunk in sampled]
-            head: Arrays = {"rows": np.asarray(rows), "sequences": np.asarray(sequences, dtype=np.int32)}
-            passes.append(self._pass("head", head, tokens=len(sampled)))
-        scored = _prompt_scores(chunks, live)
-        return Run(plan.step, tuple(passes), len(sampled), bool(plan.encode), scored), sampled
+        picked = [chunk for chunk in chunks if chunk.picks_logits]
+        if sampled or picked:
+            last = {chunk.request_id: end - 1 for end, chunk in zip(values["query_start"][1:], chunks, strict=True)}
+            sequences = [live[chunk.request_id].sequence for chunk in (*sampled, *picked)]
+            head: Arrays = {
+                "rows": np.asarray([last[chunk.request_id] for chunk in (*sampled, *picked)]),
+                "sequences": np.asarray(sequences, dtype=np.int32),
+            }
+            passes.append(self._pass("head", head, tokens=len(sequences)))
+        run = Run(
+            plan.step,
+            tuple(passes),
+            len(sampled),
+            bool(plan.encode),
+            _prompt_scores(chunks, live),
+            pool_rows(chunks),
+            pick_logits(picked, live, first_row=len(sampled)),
+        )
+        return run, sampled
 
     def sample(
         self, step: int, chunks: Sequence[Chunk], live: Mapping[str, LiveRequest]

@@ -21,13 +21,17 @@ from saccade.scheduling.executing import Encoded, Executor, ShadowChecks, StepRe
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
 from saccade.scheduling.orders import Calibrate, Capture, Drop, WarmUp
 from saccade.scheduling.pace import Pace
+from saccade.scheduling.pass_log import PassEntry, PassLog
+from saccade.scheduling.pooling import Pooled, finished_vector
 from saccade.scheduling.request import Request, Status
-from saccade.scheduling.request_checks import PixelAccount, check_frames, check_tokens, spans_of
+from saccade.scheduling.request_checks import PixelAccount, check_frames, check_head, check_tokens, needs_head, spans_of
 from saccade.scheduling.scheduler import Scheduler
-from saccade.scheduling.step_plan import Chunk, Results, RowError, StepPlan
-from saccade.wire.engine_metrics import JobStats
+from saccade.scheduling.step_plan import Chunk, RowError, StepPlan
+from saccade.scheduling.trace_log import TraceLog
+from saccade.wire.engine_metrics import JobStats, StepTokens
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.trace import EngineTrace
 from saccade.wire.turn import NEXT, Turn
 from saccade.wire.update import NO_NUMBERS, FinishReason, PromptScores, Scores, Update
 
@@ -46,7 +50,9 @@ class _Flight:
     sampled: Sequence[Chunk] = ()
     matchers: Mapping[str, Matcher] = field(default_factory=dict)  # of sampled requests with a grammar
     failed: Mapping[str, str] = field(default_factory=dict)  # image errors by request
+    pooled: Pooled = field(default_factory=Pooled)
     problem: str = ""
+    passes: PassEntry | None = None
 
 
 class Engine:
@@ -72,7 +78,10 @@ class Engine:
         self._free_sequences = list(range(scheduler.settings.max_num_seqs, 0, -1))
         self._in_flight: deque[_Flight] = deque()
         self._dead: EngineDeadError | None = None
+        self.passes = PassLog(composer.catalogues, clock)
         self.shadow: ShadowChecks | None = None
+        self.step_tokens = StepTokens()
+        self._trace: TraceLog | None = None  # while somebody looks
 
     @property
     def has_work(self) -> bool:
@@ -91,6 +100,7 @@ class Engine:
     ) -> tuple[str, ...]:
         """Accept a request and return the ids of its n outputs. Refuses with a RequestError or a CapacityError.
         `compiled` is its precompiled grammar; without it this waits for the compiler."""
+        check_head(params, has_head=self.composer.has_head)
         check_tokens(prompt, params, self.composer.vocab_size, self._eos_token_ids)
         if self.composer.vision is not None:
             check_frames(prompt, self.composer.vision.catalogue)
@@ -115,6 +125,8 @@ class Engine:
         self._pixels.count(prompt, len(ids))
         for member_id in ids:
             self._live[member_id] = LiveRequest(self.scheduler.live[member_id], prompt, compiled=compiled)
+            if params.reports_passes:
+                self.passes.count_for(member_id)
         return ids
 
     def compile(self, grammar: Grammar) -> Future[LLMatcher]:
@@ -188,6 +200,17 @@ class Engine:
             phase["shadow"] = {} if self.shadow is None else self.shadow.counts(name)
         return found
 
+    def begin_trace(self) -> None:
+        """Record passes and requests until `end_trace`, beginning anew if they are recorded already."""
+        self._trace = TraceLog(self._clock())
+        self.executor.time_passes()
+
+    def end_trace(self) -> EngineTrace | None:
+        """What was recorded; None if nothing was."""
+        trace, self._trace = self._trace, None
+        passes = self.executor.take_passes()
+        return None if trace is None else trace.close(self._clock(), self._live.values(), *passes)
+
     def abort(self, request_id: str) -> list[Update]:
         """End a request now; it gets no further updates."""
         return self._told(self.scheduler.abort(request_id))
@@ -205,11 +228,16 @@ class Engine:
             SamplingParams(temperature=0, prompt_logprobs=1, logprobs=1, **common),
             SamplingParams(temperature=1, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, **common),
             SamplingParams(temperature=0, logit_bias={0: 1.0}, allowed_token_ids=(0, 1), min_tokens=1, **common),
+            SamplingParams(max_tokens=0, pooling="mean"),
+            SamplingParams(max_tokens=0, pooling="logits", pooled_token_ids=(0, 1)),
         ):
+            if needs_head(params) and not self.composer.has_head:
+                continue
             self.add(WARM_UP_ID, prompt, params, cache_salt=WARM_UP_ID)
             updates = [update for _ in range(WARM_UP_STEPS) if self.has_work for update in self.step()]
             if not updates or updates[-1].finish is None or updates[-1].finish.reason is FinishReason.ERROR:
                 raise GraphError(f"a warm-up request failed: {updates[-1:]}")
+        self.step_tokens = StepTokens()
 
     def calibrate(self, orders: Calibrate) -> None:
         """Time passes, from which graphs are chosen and steps are kept short."""
@@ -239,6 +267,8 @@ class Engine:
         except EngineDeadError as error:
             self._dead = error
             raise
+        if self._trace is not None:
+            self._trace.note_load(self._clock(), self.scheduler.stats())
         if self.scheduler.is_idle:
             self.scheduler.check()
         return updates
@@ -253,10 +283,17 @@ class Engine:
                     self._begin(self._live[chunk.request_id])
             flight.failed = self._encode(plan) if plan.encode else {}
             orders, flight.sampled = self.composer.run(plan, self._live)
+            flight.pooled = Pooled.of(plan.chunks, self._live)
+            names = [chunk.request_id for chunk in plan.chunks]
+            flight.passes = self.passes.language(orders.passes, names, self._clock())
             flight.ticket = self.executor.execute(orders)
             sample, flight.matchers = self.composer.sample(plan.step, flight.sampled, self._live)
             if sample is not None:
                 self.executor.execute(sample)
+                if sample.sampler is not None:
+                    self.passes.follow(flight.passes, sample.sampler, [chunk.request_id for chunk in flight.sampled])
+            if flight.ticket.is_done:  # as always on a CPU
+                self.passes.end(flight.passes)
         except Exception as error:  # one bad step must not fail the others
             flight.problem = executing.problem(error, executing.STEP_FAILED)
             self.executor.require_device()
@@ -269,6 +306,7 @@ class Engine:
         if live.started is None:
             live.started = self._clock()
         live.seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
+        live.pooled = None  # a preempted request computes all rows again
         live.matcher = None if live.compiled is None else Matcher(live.compiled, request.output_ids)
         live.sequence = self._free_sequences.pop()
         if (orders := begin(live, self.composer.vocab_size)) is not None:
@@ -290,9 +328,12 @@ class Engine:
             except Exception as error:
                 encoded = Encoded(executing.problem(error, executing.ENCODE_FAILED))
             else:
+                start = self._clock()
                 encoded = self.executor.execute(orders)
             if encoded.lap is not None:  # requests that share a pass share its time
-                for request_id in {plan.encode[part.item].request_id for part in parts}:
+                names = {plan.encode[part.item].request_id for part in parts}
+                self.passes.vision(orders.vision, names, start, encoded.lap)
+                for request_id in names:
                     self._live[request_id].laps.append(encoded.lap)
             if encoded.problem is not None and len(parts) > 1:
                 waiting[:0] = [[[part], *([] for _ in shares[1:])] for part in parts]
@@ -310,12 +351,15 @@ class Engine:
             self.executor.require_device()
             flight.problem = executing.problem(error, executing.STEP_FAILED)
         self._in_flight.popleft()
+        if flight.passes is not None:
+            self.passes.end(flight.passes)
         if result is None or flight.problem:
             failed = {chunk.request_id: RowError(flight.problem) for chunk in flight.plan.chunks}
             updates = self._told(self.scheduler.commit(flight.plan, failed))
         else:
+            self.step_tokens.note(sum(chunk.count for chunk in flight.plan.chunks))
             updates = self._prompt_updates(flight.plan, result)
-            news = self.scheduler.commit(flight.plan, _results(flight, result))
+            news = self.scheduler.commit(flight.plan, _results(flight, result) | flight.pooled.add(result))
             updates += self._told(news, {flight.sampled[row].request_id: one for row, one in result.scores.items()})
             for update in news:
                 matcher = flight.matchers.get(update.request_id)
@@ -340,16 +384,20 @@ class Engine:
         """The scheduler's updates, with scores of their tokens, and with timings at the end."""
         told = []
         for update in updates:
-            name, timings = update.request_id, None
+            name, timings, passes, pooled = update.request_id, None, None, None
             live = self._live[name]
             if update.token_ids and live.first_token is None:
                 live.first_token = self._clock()
             if update.finish is not None:
-                timings = live.timings(self._clock())
+                timings, passes = live.timings(self._clock()), self.passes.taken(name)
+                pooled = finished_vector(live) if update.finish.reason is FinishReason.LENGTH else None
+                if self._trace is not None:
+                    self._trace.note_end(live, self._clock(), update.finish.reason)
                 self._release(live)
                 self._pixels.count(live.prompt, -1)
                 del self._live[name]
-            told.append(replace(update, scores=scores.get(name) if update.token_ids else None, timings=timings))
+            found = scores.get(name) if update.token_ids else None
+            told.append(replace(update, scores=found, timings=timings, passes=passes, pooled=pooled))
         return told
 
     def _release(self, live: LiveRequest) -> None:
@@ -359,7 +407,7 @@ class Engine:
             live.sequence = 0
 
 
-def _results(flight: _Flight, result: StepResult) -> Results:
+def _results(flight: _Flight, result: StepResult) -> dict[str, Sequence[int] | RowError]:
     """A token or an error for each request. Advances matchers by the sampled tokens."""
     tokens = {chunk.request_id: token for chunk, token in zip(flight.sampled, result.token_ids, strict=True)}
     for name, matcher in flight.matchers.items():

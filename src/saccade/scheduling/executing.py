@@ -4,8 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
 from saccade.errors import SaccadeError
 from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Run, SampleTokens, WarmUp
+from saccade.wire.trace import TracedPass
 from saccade.wire.update import Scores
 
 ENCODE_FAILED = "an image or video could not be encoded"
@@ -14,16 +18,24 @@ STEP_FAILED = "the step failed"
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """By sampled row: tokens, whether logits were NaN or all -inf, scores. Prompt scores are in order of the orders."""
+    """By sampled row: tokens, whether logits were NaN or all -inf, scores. In order of the orders: prompt scores, sums
+    of hidden states, single logits."""
 
     token_ids: Sequence[int] = ()
     is_bad: Sequence[bool] = ()
     scores: Mapping[int, Scores] = field(default_factory=dict)
     prompt_scores: Sequence[Scores] = ()
+    sums: Sequence[NDArray[np.float32]] = ()
+    picked: Sequence[NDArray[np.float32]] = ()
 
 
 class Ticket(Protocol):
     """A step in flight. `wait` is the only place where the host waits for the device."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has finished it; does not wait."""
+        ...
 
     def wait(self) -> StepResult: ...
 
@@ -94,6 +106,14 @@ class Executor(Protocol):
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
         """Counters and graphs by phase."""
+        ...
+
+    def time_passes(self) -> None:
+        """Time every pass until `take_passes`, beginning anew if they are timed already."""
+        ...
+
+    def take_passes(self) -> tuple[list[TracedPass], int]:
+        """Passes that have ended since `time_passes`, and how many more did not fit."""
         ...
 
     def require_device(self) -> None:

@@ -90,14 +90,33 @@ class ScorePrompt:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PoolRows:
+    """Sum hidden states after the final norm: vector i adds up the next `lengths[i]` of the prefill's `rows`."""
+
+    rows: Array
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PickLogits:
+    """A vector of the logits of some tokens, in one row of the head pass."""
+
+    row: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Language passes in order, and what to copy out: tokens of `num_sampled` rows, prompt scores."""
+    """Language passes in order, and what to copy out: tokens of the first `num_sampled` rows of the head, prompt
+    scores, sums of hidden states, single logits."""
 
     step: int
     passes: tuple[Pass, ...]
     num_sampled: int
     waits_for_vision: bool = False
     prompt_scores: tuple[ScorePrompt, ...] = ()
+    pool: PoolRows | None = None
+    picks: tuple[PickLogits, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,19 @@ class Request:
     def has_unscored_rows(self) -> bool:
         return self.params.prompt_logprobs is not None and self.num_scored < len(self.prompt_ids)
 
+    @property
+    def num_reusable(self) -> int:
+        """Known tokens that may come from the prefix cache: their rows are not needed. The last one's always is."""
+        if self.params.pooling == "mean":
+            return 0
+        return self.num_scored if self.has_unscored_rows else self.num_tokens - 1
+
+    def num_summed(self, start: int, end: int) -> int:
+        """How many of these rows, at their end, make up its vector: all for a mean, or the prompt's last."""
+        if self.params.pooling == "mean":
+            return end - start
+        return int(self.params.pooling == "last" and end == len(self.prompt_ids))
+
     def tokens_from(self, start: int) -> tuple[int, ...]:
         num_prompt = len(self.prompt_ids)
         return self.prompt_ids[start:] + tuple(self.output_ids[max(start - num_prompt, 0) :])

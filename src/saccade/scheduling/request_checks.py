@@ -15,12 +15,23 @@ from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 
 
+def needs_head(params: SamplingParams) -> bool:
+    return params.pooling not in ("last", "mean")
+
+
+def check_head(params: SamplingParams, *, has_head: bool) -> None:
+    if needs_head(params) and not has_head:
+        message = "this checkpoint has no head to write or rank with; it makes embeddings only (/v1/embeddings)"
+        raise RequestError(message, code="unsupported")
+
+
 def check_tokens(prompt: Prompt, params: SamplingParams, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
     """Raises for tokens outside the vocabulary."""
     ids = prompt.token_ids
     if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
         raise RequestError(f"prompt has token ids outside 0..{vocab_size - 1}", param="prompt")
-    for name, tokens in (("logit_bias", params.logit_bias), ("allowed_token_ids", params.allowed_token_ids)):
+    named = {name: getattr(params, name) for name in ("logit_bias", "allowed_token_ids", "pooled_token_ids")}
+    for name, tokens in named.items():
         if tokens and (most := max(tokens)) >= vocab_size:
             raise RequestError(f"{name} names token {most}; the vocabulary has {vocab_size}", param=name)
     ends = {*eos_token_ids, *params.stop_token_ids}
@@ -95,7 +106,8 @@ def check_fits(request: Request, settings: SchedulerSettings, pool: BlockPool, e
     if num_prompt == 0:
         raise RequestError("the prompt is empty; at least one token is needed", param="prompt")
     if num_prompt > longest:
-        raise _too_long(num_prompt, f"with room for an answer the limit is {longest} (--max-model-len)")
+        room = "with room for an answer " if longest < settings.max_model_len else ""
+        raise _too_long(num_prompt, f"{room}the limit is {longest} (--max-model-len)")
     if num_prompt > pool.num_tokens:
         raise _too_long(num_prompt, f"the KV cache has room for {pool.num_tokens} (--gpu-memory-utilization)")
     for span in request.spans:

@@ -27,8 +27,8 @@ class Resources:
 
     def shareable(self, request: Request, spare: int) -> tuple[int, ...] | None:
         """Computed blocks that a starting request can share; None unless its known tokens fit with `spare` blocks left
-        for running requests. The last token is always computed, for its logits, and so are prompt rows to score."""
-        max_tokens = request.num_scored if request.has_unscored_rows else request.num_tokens - 1
+        for running requests."""
+        max_tokens = request.num_reusable
         found: tuple[int, ...] = ()
         if self.prefix is not None:
             self._extend_keys(self.prefix, request)

@@ -37,6 +37,7 @@ class MediaRows:
 class Chunk:
     """Rows `start` to `start + count` of a request; their keys and values go to `blocks` (the whole table).
     `wants_logits`: a token is sampled from the last row. `wants_all_logits`: the prompt rows are scored.
+    `num_summed`: so many rows at the end are summed to a vector. `picks_logits`: the last row gives single logits.
     `is_pending_input`: the one input token is the previous plan's sample, unknown when this plan was made."""
 
     request_id: str
@@ -47,6 +48,8 @@ class Chunk:
     wants_logits: bool = False
     wants_all_logits: bool = False
     is_pending_input: bool = False
+    num_summed: int = 0
+    picks_logits: bool = False
 
     @property
     def end(self) -> int:
@@ -120,6 +123,8 @@ class Draft:
             wants_logits=wants_logits,
             wants_all_logits=request.has_unscored_rows and start < len(request.prompt_ids) and end > request.num_scored,
             is_pending_input=request.num_pending > 0,
+            num_summed=request.num_summed(start, end),
+            picks_logits=request.params.pooling == "logits" and end == len(request.prompt_ids),
         )
         self.tokens_left -= end - start
         self.prompt_rows_left -= end - start

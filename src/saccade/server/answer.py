@@ -12,8 +12,12 @@ from saccade.inputs.placeholders import Prompt
 from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, draining, too_late
 from saccade.server.intake import RequestJob
+from saccade.server.protocol import ChatRequest
 from saccade.server.service import ServerPhase, Service
-from saccade.wire.update import BROKEN, NO_NUMBERS, NO_TOKEN
+from saccade.server.telemetry import EndedRequest
+from saccade.server.traced_requests import Prepared
+from saccade.wire.passes import PassCount
+from saccade.wire.update import BROKEN, NO_HIDDEN_NUMBERS, NO_NUMBERS, NO_TOKEN
 
 Piece = tuple[int, Delta]  # choice index and what it gained
 
@@ -37,6 +41,7 @@ class Answer:
         self._is_refused = False
         self._is_computed = False  # the prompt
         self._engine_times: dict[str, float] = {}
+        self.passes: list[PassCount] = []  # of all outputs, once they have ended
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         prompts, self._job.prompts = self._job.prompts, ()  # pixels must not stay here while the engine works
@@ -84,7 +89,8 @@ class Answer:
 
     async def _one(self, prompt_idx: int, prompt: Prompt) -> AsyncGenerator[Piece, None]:
         job = self._job
-        with self._service.enlisted(job.public_id) as engine_id:
+        prepared = Prepared(job.public_id, self._exchange.arrival, job.seconds, has_media=bool(prompt.media))
+        with self._service.enlisted(job.public_id, prepared) as engine_id:
             source = self._service.engine.generate(
                 engine_id,
                 prompt,
@@ -104,16 +110,21 @@ class Answer:
         if not self._is_computed and (delta.token_ids or delta.finish_reason == "length"):
             self._is_computed = True
             metrics.note_tokens(prompt=self.num_prompt_tokens)
+            self._service.recent_load.note_tokens(prompt=self.num_prompt_tokens)
             self._charge(self.num_prompt_tokens)
-        if delta.token_ids:
+        if delta.token_ids or delta.pooled is not None:
             self._service.note_output()
-            metrics.note_tokens(output=delta.num_output_tokens - self._outputs[choice])
-            self._charge(delta.num_output_tokens - self._outputs[choice])
+        if delta.token_ids:
+            num_new = delta.num_output_tokens - self._outputs[choice]
+            metrics.note_tokens(output=num_new)
+            self._service.recent_load.note_tokens(output=num_new)
+            self._charge(num_new)
             if self._outputs[choice]:
                 metrics.note_gap((now - self._last[choice]) / len(delta.token_ids))
             elif self._first_s is None:
                 self._first_s = now - self._exchange.arrival
                 metrics.note_first(self._first_s)
+                self._service.recent_load.note_first(self._first_s)
             self._last[choice] = now
             self._outputs[choice] = delta.num_output_tokens
         self._cached[choice // self._n] = delta.num_cached_tokens
@@ -121,6 +132,7 @@ class Answer:
             self._reasons[choice] = delta.finish_reason
             for name, seconds in (delta.timings or {}).items():
                 self._engine_times[name] = max(seconds, self._engine_times.get(name, 0.0))
+            self.passes += delta.passes or ()
             self._check(delta)
 
     def _charge(self, num_tokens: int) -> None:
@@ -133,7 +145,7 @@ class Answer:
         if delta.finish_reason == "error" and delta.stop_reason in (NO_TOKEN, BROKEN):
             raise HttpError(400, str(delta.stop_reason), code="grammar_failed", param=self._job.structure_param)
         if delta.finish_reason == "error":
-            is_sure = delta.stop_reason == NO_NUMBERS
+            is_sure = delta.stop_reason in (NO_NUMBERS, NO_HIDDEN_NUMBERS)
             text = "the engine failed to compute the answer" + ("; the model's numbers are broken" if is_sure else "")
             raise HttpError(500, text, code="engine_error", should_retry=not is_sure)
         if delta.finish_reason == "abort" and self._service.phase is not ServerPhase.READY:
@@ -142,12 +154,32 @@ class Answer:
     def _end(self) -> None:
         self._service.admission.pace.note_end()
         reasons = [self._reasons.get(choice, "abort") for choice in range(self.num_choices)]
+        reasons = ["error" if reason == "deadline" else reason for reason in reasons]
+        if self._service.telemetry is not None:
+            self._service.telemetry.note_end(self._ended(reasons))
         self._service.metrics.note_end(
             self._job.params,
-            finish_reasons=["error" if reason == "deadline" else reason for reason in reasons],
+            finish_reasons=reasons,
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self._outputs,
             total_s=monotonic() - self._exchange.arrival,
+            first_s=self._first_s,
+            timings=self._engine_times,
+        )
+
+    def _ended(self, reasons: list[str]) -> EndedRequest:
+        job = self._job
+        return EndedRequest(
+            operation="chat" if isinstance(job.request, ChatRequest) else "text_completion",
+            model=job.model,
+            request_id=job.public_id,
+            params=job.params,
+            arrival=self._exchange.arrival,
+            headers=self._exchange.headers,
+            finish_reasons=reasons,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=sum(self._cached.values()),
+            num_output_tokens=sum(self._outputs),
             first_s=self._first_s,
             timings=self._engine_times,
         )

@@ -16,6 +16,7 @@ from saccade.server.auth import Keys
 from saccade.server.callers import Callers
 from saccade.server.chat import ChatRoute
 from saccade.server.completions import CompletionRoute
+from saccade.server.embeddings import EmbeddingRoute
 from saccade.server.exchange import ID_HEADER, HttpExchange
 from saccade.server.generate import GenerateRoute
 from saccade.server.health import HealthRoute
@@ -24,10 +25,15 @@ from saccade.server.messages_api import PATH as MESSAGES_PATH
 from saccade.server.messages_api import CountTokensRoute, MessagesRoute, is_messages_path, use_messages_errors
 from saccade.server.ops import OpsRoutes
 from saccade.server.origins import OriginRules
+from saccade.server.page_files import PageRoutes
+from saccade.server.ranking import RerankRoute, ScoreRoute
 from saccade.server.responses_api import ResponsesRoute
 from saccade.server.service import Service
 from saccade.server.tokens import DetokenizeRoute, RenderRoute, TokenizeRoute
+from saccade.server.watching import WatchRoutes
 
+SCORE_PATHS = ("/v1/score", "/score")
+RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")  # Jina's, Cohere's, vLLM's
 OnEnd = Callable[[str, HttpExchange], None]
 
 
@@ -117,7 +123,7 @@ class AdmissionMiddleware:
 
 
 def _routes(service: Service) -> list[Route]:
-    ops = OpsRoutes(service)
+    ops, watch, page = OpsRoutes(service), WatchRoutes(service), PageRoutes()
     return [
         Route("/v1/chat/completions", ChatRoute(service).create, methods=["POST"]),
         Route("/v1/chat/completions/render", RenderRoute(service).create, methods=["POST"]),
@@ -125,6 +131,9 @@ def _routes(service: Service) -> list[Route]:
         Route("/v1/responses", ResponsesRoute(service).create, methods=["POST"]),
         Route(MESSAGES_PATH, MessagesRoute(service).create, methods=["POST"]),
         Route(f"{MESSAGES_PATH}/count_tokens", CountTokensRoute(service).create, methods=["POST"]),
+        Route("/v1/embeddings", EmbeddingRoute(service).create, methods=["POST"]),
+        *(Route(path, ScoreRoute(service).create, methods=["POST"]) for path in SCORE_PATHS),
+        *(Route(path, RerankRoute(service).create, methods=["POST"]) for path in RERANK_PATHS),
         Route("/generate", GenerateRoute(service).create, methods=["POST"]),
         Route("/tokenize", TokenizeRoute(service).create, methods=["POST"]),
         Route("/detokenize", DetokenizeRoute(service).create, methods=["POST"]),
@@ -138,11 +147,17 @@ def _routes(service: Service) -> list[Route]:
         Route("/metrics", ops.metrics),
         Route("/version", ops.version),
         Route("/graphs", ops.graphs),
+        Route("/live", ops.live),
         Route("/server_info", ops.server_info),
         Route("/abort_request", ops.abort, methods=["POST"]),
         Route("/flush_cache", ops.flush_cache, methods=["GET", "POST"]),
+        Route("/trace", watch.trace),
+        Route("/start_profile", watch.start_profile, methods=["POST"]),
+        Route("/stop_profile", watch.stop_profile, methods=["POST"]),
         Route("/openapi.json", ops.openapi),
-        Route("/", ops.page),
+        Route("/docs", page.docs),
+        Route("/", page.index),
+        Route("/page/{name}", page.file),
     ]
 
 

@@ -5,11 +5,12 @@ import hmac
 from collections.abc import Mapping
 
 from saccade.server.http_errors import HttpError
+from saccade.server.page_files import page_files
 
-# The page is a static file without secrets: its user types a key into it.
-OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+# The pages are static files without secrets: their users type a key into them.
+OPEN_PATHS = frozenset({"/", "/docs", "/health", "/ready", *(f"/page/{name}" for name in page_files())})
 ADMIN = "administrator"
-ADMIN_PATHS = frozenset({"/abort_request", "/server_info"})
+ADMIN_PATHS = frozenset({"/abort_request", "/server_info", "/start_profile", "/stop_profile", "/trace"})
 _NO_KEY = "the API key is missing or wrong (Authorization: Bearer KEY, or x-api-key: KEY)"
 
 

@@ -26,6 +26,7 @@ from saccade.server.lifecycle import BackOff, Launch, Stages, drain, restart, st
 from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
 from saccade.server.tls import TlsFiles
+from saccade.server.work_line import WorkLine
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 EXIT_ENGINE_DIED, EXIT_CANNOT_START = 1, 2
@@ -106,7 +107,7 @@ class _Front:
         starting = asyncio.create_task(self._start(listener))
         stopped = asyncio.create_task(http.stopped.wait())
         outlived = asyncio.create_task(self._outlive())
-        refreshing = asyncio.create_task(self._refresh_tls())
+        refreshing, reporting = asyncio.create_task(self._refresh_tls()), asyncio.create_task(self._report())
         try:
             await asyncio.wait({starting, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
@@ -115,9 +116,10 @@ class _Front:
             self._say("shutting down")
             return EXIT_ENGINE_DIED if self._engine_died else 0
         finally:
-            for task in (starting, stopped, outlived, refreshing):
+            beside = (starting, stopped, outlived, refreshing, reporting)
+            for task in beside:
                 task.cancel()
-            await asyncio.gather(starting, stopped, outlived, refreshing, return_exceptions=True)
+            await asyncio.gather(*beside, return_exceptions=True)
             await drain(self._service, self._engine, http.hurry)
             http.should_exit = True
             await serving
@@ -139,6 +141,11 @@ class _Front:
     async def _refresh_tls(self) -> None:
         if self._tls is not None:
             await self._tls.watch()
+
+    async def _report(self) -> None:
+        await self._started.wait()
+        if self._settings.log_stats:
+            await WorkLine(self._service).run()
 
     async def _outlive(self) -> None:
         """Returns `dead_engine_s` after the engine died for good: time to tell clients and probes before a restart."""

@@ -1,4 +1,5 @@
-"""GET /health_generate: checks that the engine produces tokens by asking it for one."""
+"""GET /health_generate: checks that the engine produces tokens by asking it for one, or for a vector where it writes
+none."""
 
 import asyncio
 from contextlib import aclosing, suppress
@@ -19,6 +20,8 @@ RECENT_S = 1.0  # no probe if a token came this recently
 LIMIT_S = 20.0
 POLL_S = 0.05
 PROBE = "health_generate"
+TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+VECTOR = SamplingParams(max_tokens=0, pooling="last")
 FIRST = Turn(priority=-(2**31), tenant=PROBE)
 
 
@@ -41,7 +44,7 @@ class HealthRoute:
     async def _probe(self) -> None:
         """Returns when the engine produced a token, for this probe or any request."""
         begun = monotonic()
-        probe = asyncio.create_task(self._decode_one())
+        probe = asyncio.create_task(self._compute_one())
         try:
             while not self._has_output_since(begun):
                 if probe.done():
@@ -53,9 +56,9 @@ class HealthRoute:
             probe.cancel()
             await asyncio.gather(probe, return_exceptions=True)
 
-    async def _decode_one(self) -> None:
+    async def _compute_one(self) -> None:
         service = self._service
-        params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        params = TOKEN if service.engine.ready.has_head else VECTOR
         with service.enlisted(PROBE) as engine_id:
             source = service.engine.generate(engine_id, text_prompt([0]), params, turn=FIRST, cache_salt=PROBE)
             with suppress(CapacityError):  # then others wait for tokens, which count too
@@ -63,7 +66,7 @@ class HealthRoute:
                     async for delta in source:
                         if delta.finish_reason == "error":
                             raise _unhealthy("the engine failed to compute a token")
-                        if delta.token_ids:
+                        if delta.token_ids or delta.pooled is not None:
                             service.note_output()
 
     def _has_output_since(self, moment: float) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from saccade.errors import RequestError
 from saccade.inputs.allowance import Allowance
 from saccade.inputs.chat_messages import MediaRef, find_sources
+from saccade.inputs.media_loader import Hold
 from saccade.inputs.placeholders import Prompt
 from saccade.server.admission import Place
 from saccade.server.exchange import HttpExchange
@@ -55,11 +56,12 @@ class RequestJob(Generic[R]):
 
 class PromptRoute(ABC, Generic[R]):
     """A route whose requests become prompts. Everything before `reply` runs in worker threads. `is_count`: nothing is
-    run, so prompts may exceed the model's length."""
+    run, so prompts may exceed the model's length. `has_answer`: a prompt must leave room for a token."""
 
     kind: type[R]
     prompt_param = "prompt"
     is_count = False
+    has_answer = True
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -74,6 +76,11 @@ class PromptRoute(ABC, Generic[R]):
     def messages(self, request: R) -> list[Any] | None:
         """Messages whose media must be fetched before the prompts can be made; None if there are none."""
         return None
+
+    async def load(self, messages: list[Any], hold: Hold) -> list[Any]:
+        """Those messages with their media."""
+        loaded: list[Any] = await self.service.media.resolve(messages, hold)
+        return loaded
 
     def has_media(self, request: R) -> bool:
         """Whether prompts have images or videos, fetched or not."""
@@ -144,7 +151,8 @@ class PromptRoute(ABC, Generic[R]):
 
     def _new_job(self, exchange: HttpExchange, request: R, ignored: tuple[str, ...]) -> RequestJob[R]:
         model = self.service.check_model(getattr(request, "model", None))
-        params = self.params(request)
+        wants_timings = bool(getattr(request, "timings", None)) or TIMINGS_HEADER in exchange.headers
+        params = replace(self.params(request), reports_passes=wants_timings)
         structure = "" if params.grammar is None else self.structure_param(request)
         if params.grammar is not None:
             check_grammar(params.grammar, param=structure)
@@ -156,7 +164,7 @@ class PromptRoute(ABC, Generic[R]):
             deadline=_deadline(self.service, exchange, getattr(request, "timeout", None)),
             cache_salt=getattr(request, "cache_salt", None),
             turn=_turn(exchange, getattr(request, "priority", None) or 0),
-            wants_timings=bool(getattr(request, "timings", None)) or TIMINGS_HEADER in exchange.headers,
+            wants_timings=wants_timings,
             ignored=ignored,
             prompt_param=self.prompt_param,
             structure_param=structure,
@@ -169,7 +177,7 @@ class PromptRoute(ABC, Generic[R]):
         try:
             async with asyncio.timeout(left):
                 if messages is not None:
-                    messages = await self.service.media.resolve(messages, place.hold)
+                    messages = await self.load(messages, place.hold)
                     job.seconds["fetch"] = monotonic() - begun
                 has_media = messages is not None or self.has_media(job.request)
                 in_thread = self.service.in_media_thread if has_media else self.service.in_thread
@@ -183,10 +191,11 @@ class PromptRoute(ABC, Generic[R]):
 
     def _make_prompts(self, job: RequestJob[R], messages: list[Any] | None, place: Place) -> None:
         begun = monotonic()
-        longest = self.service.max_model_len - 1
+        longest = self.service.max_model_len - self.has_answer
         allowance = Allowance(
             max_tokens=longest,
             is_count=self.is_count,
+            has_answer=self.has_answer,
             hold=place.hold,
             go_on=place.go_on,
             waiting=self.service.waiting,

@@ -9,6 +9,7 @@ from time import monotonic
 from saccade.client.process import AsyncEngine
 from saccade.client.spare import Spare
 from saccade.errors import SaccadeError
+from saccade.inputs.embedding import EmbeddingSettings
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_loader import MediaSettings
 from saccade.inputs.media_pool import MediaPool
@@ -82,6 +83,7 @@ async def start(service: Service, plan: Launch, stages: Stages) -> AsyncEngine:
     if processor.images is not None and MediaPool.is_supported():
         processor.pool = service.media_pool = MediaPool(service.settings.media_processes)
     defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
+    service.embedding = await asyncio.to_thread(EmbeddingSettings.from_folder, folder, chosen.pooling)
     await asyncio.to_thread(processor.rehearse)
     stages.enter("starting the engine")
     found = replace(chosen, revision="")  # the folder is that revision

@@ -1,13 +1,14 @@
 """Prometheus metrics: vLLM's names, so that its dashboards work, and our own for graphs. Every figure is stored once
-under a plain name; a scrape writes it with the prefixes of the chosen style."""
+under a plain name; a scrape writes it with the prefixes of the chosen style, as OpenMetrics or as Prometheus text."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from prometheus_client import Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from saccade.wire.engine_metrics import PREFIX, JobStats, job_metrics, own_metrics, scheduler_metrics
@@ -16,7 +17,7 @@ from saccade.wire.messages import StatsReply
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+TEXT_TYPE, OPENMETRICS_TYPE = "text/plain", "application/openmetrics-text"
 _LABELS = ("model_name", "engine")
 # vLLM's buckets plus finer ones: a token of an 8B model takes less than vLLM's smallest bucket.
 _TTFT = (
@@ -94,6 +95,7 @@ class Metrics:
             "image_preprocess_seconds", "preparation of a request", ("stage",), buckets=_STAGE, registry=None
         )
         self._num_prompt, self._num_output = self._prompt.labels(**self._labels), self._output.labels(**self._labels)
+        self.num_prompt_tokens = self.num_output_tokens = 0
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(**self._labels, finished_reason=reason)
 
@@ -111,6 +113,8 @@ class Metrics:
 
     def note_tokens(self, *, prompt: int = 0, output: int = 0) -> None:
         """Counted as they come: otherwise rates would jump when a long request ends."""
+        self.num_prompt_tokens += prompt
+        self.num_output_tokens += output
         self._num_prompt.inc(prompt)
         self._num_output.inc(output)
 
@@ -150,8 +154,15 @@ class Metrics:
         for name, value in observed.items():
             self._observers[name].observe(value)
 
-    def scrape(self, facts: Facts) -> bytes:
-        return generate_latest(_Scrape([*self._styled(facts), *self._own(facts)]))
+    def scrape(self, facts: Facts, accept: str = "") -> tuple[bytes, str]:
+        """All metrics and their content type. The two formats name counters differently, so what a client parses as
+        OpenMetrics must be written as that."""
+        found = _Scrape([*self._styled(facts), *self._own(facts)])
+        if prefers_openmetrics(accept):
+            # Its other escapings turn the colon of a name into an underscore, and only in samples.
+            text = openmetrics.generate_latest(found, escaping=openmetrics.ALLOWUTF8)
+            return text, f"{OPENMETRICS_TYPE}; version=1.0.0; charset=utf-8"
+        return generate_latest(found), f"{TEXT_TYPE}; version=0.0.4; charset=utf-8"
 
     def _styled(self, facts: Facts) -> Iterator[Metric]:
         for family in self._shared(facts):
@@ -166,6 +177,10 @@ class Metrics:
             return
         for figure in scheduler_metrics(facts.stats.scheduler, facts.num_pending):
             yield from _families([replace(figure, labels=self._labels)])
+        text = "tokens of a step: rows of prompts and outputs that it computed"
+        steps = HistogramMetricFamily("iteration_tokens_total", text, labels=_LABELS)
+        steps.add_metric([*self._labels.values()], facts.stats.step_tokens.buckets, facts.stats.step_tokens.total)
+        yield steps
         info = GaugeMetricFamily("cache_config_info", "the KV cache", labels=["block_size", "num_gpu_blocks", *_LABELS])
         blocks = facts.kv_cache_tokens // max(facts.block_size, 1)
         info.add_metric([str(facts.block_size), str(blocks), *self._labels.values()], 1)
@@ -179,6 +194,21 @@ class Metrics:
             families += _memory_families(facts.stats.gpu_bytes, facts.gpu_ready_bytes)
         for family in families:
             yield _renamed(family, PREFIX, family.name)
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """Whether a client names OpenMetrics in its Accept header and does not like plain text better."""
+    weights: dict[str, float] = {}
+    for part in accept.split(","):
+        kind, *parameters = (word.strip().lower() for word in part.split(";"))
+        given = [word[2:].strip() for word in parameters if word.startswith("q=")]
+        try:
+            weight = float(given[0]) if given else 1.0
+        except ValueError:
+            weight = 0.0
+        weights[kind] = max(weight, weights.get(kind, 0.0))
+    wanted = weights.get(OPENMETRICS_TYPE, 0.0)
+    return wanted > 0 and wanted >= weights.get(TEXT_TYPE, 0.0)
 
 
 class _Scrape(Collector):

@@ -8,6 +8,8 @@ from pydantic.json_schema import models_json_schema
 from saccade import __version__
 from saccade.server.auth import ADMIN_PATHS, OPEN_PATHS
 from saccade.server.messages_protocol import CountTokensRequest, MessagesRequest
+from saccade.server.openapi_examples import EXAMPLES
+from saccade.server.pooling_protocol import EmbeddingRequest, RerankRequest, ScoreRequest
 from saccade.server.protocol import (
     AbortRequest,
     ChatRequest,
@@ -19,6 +21,7 @@ from saccade.server.protocol import (
     json_object,
 )
 from saccade.server.responses_protocol import ResponsesRequest
+from saccade.wire.trace import MAX_TRACE_S
 
 POSTS: dict[str, tuple[type[Wire], str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
@@ -27,6 +30,12 @@ POSTS: dict[str, tuple[type[Wire], str]] = {
     "/v1/responses": (ResponsesRequest, "Answer a conversation of items."),
     "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic has it."),
     "/v1/messages/count_tokens": (CountTokensRequest, "Count the tokens of a conversation."),
+    "/v1/embeddings": (EmbeddingRequest, "Vectors of texts, or of a conversation with images."),
+    "/v1/score": (ScoreRequest, "How well texts fit a text."),
+    "/score": (ScoreRequest, "The same, at another path."),
+    "/v1/rerank": (RerankRequest, "Documents in the order of how well they fit a query."),
+    "/v2/rerank": (RerankRequest, "The same, at Cohere's path."),
+    "/rerank": (RerankRequest, "The same, at another path."),
     "/generate": (GenerateRequest, "Continue a text, as SGLang has it."),
     "/tokenize": (TokenizeRequest, "Tokens of a text or a conversation."),
     "/detokenize": (DetokenizeRequest, "Text of tokens."),
@@ -42,9 +51,17 @@ GETS = {
     "/metrics": "Numbers for Prometheus.",
     "/version": "The version.",
     "/graphs": "Every graph, by phase; and the ranks that share the model.",
+    "/live": "What the engine does now: requests, caches, the newest passes (`since`: a number), the last minutes.",
     "/server_info": "Limits and state.",
     "/flush_cache": "Empty the caches of prompts and images, if nothing runs.",
+    "/trace": "What the engine does in the next seconds, as Perfetto reads it.",
 }
+# Without a body.
+ACTIONS = {
+    "/start_profile": "Profile the engine with torch.profiler (--profile-folder).",
+    "/stop_profile": "End the profile, and name its file.",
+}
+_SECONDS = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TRACE_S, "default": 5}
 _REFS = "#/components/schemas/{model}"
 _TEXT_OR_NULL = {"type": ["string", "null"]}
 _ERROR_FIELDS: dict[str, Any] = {
@@ -63,9 +80,11 @@ def build_document() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for path, (kind, text) in POSTS.items():
         schema = {"$ref": _REFS.format(model=kind.__name__)}
-        body = {"required": True, "content": {"application/json": {"schema": schema}}}
+        body = {"required": True, "content": {"application/json": {"schema": schema, "example": EXAMPLES[path]}}}
         paths[path] = {"post": {**_operation(path, text), "requestBody": body}}
     paths |= {path: {"get": _operation(path, text)} for path, text in GETS.items()}
+    paths |= {path: {"post": _operation(path, text)} for path, text in ACTIONS.items()}
+    paths["/trace"]["get"]["parameters"] = [{"name": "seconds", "in": "query", "schema": _SECONDS}]
     paths["/v1/models/{name}"] = {
         "get": {
             **_operation("/v1/models/{name}", "One model."),

@@ -1,21 +1,22 @@
 """Operators' routes: model, health, metrics."""
 
 import asyncio
-from importlib.resources import files
+from dataclasses import asdict
+from time import monotonic
 from typing import Any
 
 import msgspec
 import orjson
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from saccade import __version__
 from saccade.errors import RequestError, SaccadeError
+from saccade.inputs.processor import Processor
 from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, engine_dead, starting
-from saccade.server.metrics import CONTENT_TYPE, Facts
+from saccade.server.metrics import Facts
 from saccade.server.openapi import build_document
-from saccade.server.page_headers import page_headers
 from saccade.server.protocol import AbortRequest
 from saccade.server.reading import read_request
 from saccade.server.service import ServerPhase, Service
@@ -24,6 +25,7 @@ from saccade.wire.tensor_parallel import ONE_RANK
 
 STATS_S = 5.0  # for the engine to answer between two steps
 SMALL_BODY_BYTES = 64 * 1024
+MAX_DIGITS = 16
 
 
 def json_reply(value: Any, status: int = 200) -> Response:
@@ -33,15 +35,6 @@ def json_reply(value: Any, status: int = 200) -> Response:
 class OpsRoutes:
     def __init__(self, service: Service) -> None:
         self._service = service
-        page = files("saccade.server").joinpath("page", "index.html")
-        self._page = page.read_text(encoding="utf-8") if page.is_file() else None
-        self._page_headers = page_headers(self._page or "")
-
-    async def page(self, request: Request) -> Response:
-        """The page that comes with the package; 404 if the file is missing."""
-        if self._page is None:
-            raise HttpError(404, "this installation has no page", code="unknown_route")
-        return HTMLResponse(self._page, headers=self._page_headers)
 
     async def health(self, request: Request) -> Response:
         """Alive, also while the model loads and while requests drain. 503 only when a restart is needed. Degraded: an
@@ -76,9 +69,26 @@ class OpsRoutes:
     async def graphs(self, request: Request) -> Response:
         stats = await self._stats()
         if stats is None:
-            raise starting() if self._service.phase is ServerPhase.STARTING else engine_dead(self._service.death)
+            raise self._no_stats()
         ranks = msgspec.to_builtins(self._service.engine.ready.ranks)
         return json_reply({"phases": list(stats.phases.values()), "ranks": ranks})
+
+    async def live(self, request: Request) -> Response:
+        """What the engine does now, and what it did a moment ago: passes with a number above `since`."""
+        stats = await self._stats(_since(request.query_params.get("since", "0")))
+        if stats is None:
+            raise self._no_stats()
+        return json_reply(
+            {
+                "now": monotonic(),
+                "scheduler": asdict(stats.scheduler),
+                "pending": self._service.admission.pending,
+                "kv_cache_tokens": self._service.engine.ready.kv_cache_tokens,
+                "gpu_bytes": stats.gpu_bytes,
+                "passes": msgspec.to_builtins(stats.passes),
+                "seconds": self._service.recent_load.seconds(),
+            }
+        )
 
     async def metrics(self, request: Request) -> Response:
         service = self._service
@@ -97,7 +107,9 @@ class OpsRoutes:
             media_jobs=service.media_jobs,
         )
         # Not in the pool that prepares requests: a scrape must not wait for them.
-        return Response(await asyncio.to_thread(service.metrics.scrape, facts), media_type=CONTENT_TYPE)
+        accept = request.headers.get("accept", "")
+        text, kind = await asyncio.to_thread(service.metrics.scrape, facts, accept)
+        return Response(text, media_type=kind)
 
     async def server_info(self, request: Request) -> Response:
         service = self._service
@@ -153,12 +165,36 @@ class OpsRoutes:
             "parent": None,
             "max_model_len": service.max_model_len if is_ready else None,
             "capabilities": capabilities,
+            "vision": _vision(service.engine.processor) if is_ready else None,
             "permission": [],
         }
 
-    async def _stats(self) -> StatsReply | None:
+    async def _stats(self, passes_since: int | None = None) -> StatsReply | None:
         try:
             async with asyncio.timeout(STATS_S):
-                return await self._service.engine.stats()
+                return await self._service.engine.stats(passes_since)
         except (HttpError, SaccadeError, TimeoutError):
             return None
+
+    def _no_stats(self) -> HttpError:
+        return starting() if self._service.phase is ServerPhase.STARTING else engine_dead(self._service.death)
+
+
+def _since(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < MAX_DIGITS):
+        raise RequestError("since must be the number of a pass, such as 0", param="since", code="invalid_value")
+    return int(text)
+
+
+def _vision(processor: Processor) -> dict[str, Any] | None:
+    """How images are resized, so that coordinates in an answer can be found in them."""
+    images = processor.images
+    if images is None:
+        return None
+    return {
+        "unit": images.patch * images.merge,
+        "min_pixels": images.min_pixels,
+        "max_pixels": images.max_pixels,
+        "fixed_size": images.fixed_size,
+        "has_video": processor.videos is not None,
+    }

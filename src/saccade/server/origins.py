@@ -13,7 +13,7 @@ from saccade.server.server_settings import ServerSettings
 
 PROBES = frozenset({"/health", "/ready"})  # they tell nothing that a page could use
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
-GETS_WITH_EFFECTS = frozenset({"/flush_cache", "/health_generate"})
+GETS_WITH_EFFECTS = frozenset({"/flush_cache", "/health_generate", "/trace"})
 PRIVATE_ENDINGS = (".localhost", ".local", ".internal")  # nobody can register these names
 _HOST = re.compile(rb"(?P<name>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+)(:[0-9]{0,5})?")
 _DEFAULT_PORTS = {"http": 80, "https": 443}

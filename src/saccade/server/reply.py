@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Any, ClassVar, Generic, TypeVar
 
+import msgspec
 import orjson
 from starlette.responses import Response
 
@@ -184,7 +185,9 @@ class OpenAIReply(Reply, Generic[C]):
         return orjson.dumps(self.answer.usage()) if is_wanted else b""
 
     def _timings(self) -> dict[str, Any]:
-        return {"timings": self.answer.timings()} if self.job.wants_timings else {}
+        if not self.job.wants_timings:
+            return {}
+        return {"timings": self.answer.timings(), "passes": msgspec.to_builtins(self.answer.passes)}
 
 
 class ChunkWriter:

@@ -71,7 +71,9 @@ class ServerSettings:
         0, "bytes of conversations kept in memory for previous_response_id of /v1/responses; 0: none are kept"
     )
     max_n: int = setting(16, "most outputs of one request")
-    max_prompts: int = setting(1024, "most prompts of one completion request, and with n most outputs")
+    max_prompts: int = setting(
+        1024, "most prompts of one completion request, and with n most outputs; most texts to embed, documents to rank"
+    )
     max_stop_strings: int = setting(4, "most stop strings of one request")
     max_logprobs: int = setting(MAX_LOGPROBS, "most alternatives a token")
     request_timeout_s: float = setting(
@@ -90,7 +92,13 @@ class ServerSettings:
         30.0, "seconds that a server whose engine died still answers (503) before it ends with exit code 1; 0: no end"
     )
     metrics_style: str = setting("own", "own (with vLLM's names beside), vllm or sglang")
+    otlp_traces_endpoint: str = setting(
+        "", "OTLP address over HTTP, such as http://127.0.0.1:4318/v1/traces, that gets a span for each request"
+    )
+    profile_folder: str = setting("", "folder for the profiles of /start_profile; without one it is closed")
+    profile_max_s: float = setting(30.0, "seconds after which a profile ends by itself")
     strict: bool = setting(False, "name unknown request fields in the header x-ignored-fields")
+    log_stats: bool = setting(True, "log throughput, load and cache use after every ten seconds of work")
     access_log: bool = setting(False, "log every request")
 
     def __post_init__(self) -> None:
@@ -164,6 +172,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_stop_strings": (1, MAX_STOP_STRINGS),
     "max_logprobs": (0, MAX_LOGPROBS),
     "keep_alive_s": (1, 10**6),
+    "profile_max_s": (0.1, 600),
     **dict.fromkeys(
         ("request_timeout_s", "body_timeout_s", "sse_ping_s", "shutdown_timeout_s", "dead_engine_s"), (0, 10**6)
     ),

@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 from saccade import __version__
 from saccade.client.process import AsyncEngine
 from saccade.errors import EngineDeadError
+from saccade.inputs.embedding import EmbeddingSettings
 from saccade.inputs.generation import GenerationDefaults
 from saccade.inputs.media_loader import MediaLoader, MediaSettings
 from saccade.inputs.media_pool import MediaPool
@@ -22,9 +23,12 @@ from saccade.server.caller_limits import read_limits
 from saccade.server.callers import Callers
 from saccade.server.http_errors import HttpError, draining, engine_dead, engine_restarting, no_model, starting, to_http
 from saccade.server.metrics import Metrics
+from saccade.server.recent_load import RecentLoad
 from saccade.server.response_store import ResponseStore
 from saccade.server.server_settings import ServerSettings
+from saccade.server.telemetry import new_telemetry
 from saccade.server.tools import ToolStyle
+from saccade.server.traced_requests import Prepared, TracedRequests
 from saccade.server.work_queue import WorkQueue
 from saccade.wire.engine_metrics import JobStats
 from saccade.wire.engine_settings import SchedulerSettings
@@ -57,6 +61,7 @@ class Service:
         self.begun = monotonic()
         self.time_to_ready_s: float | None = None
         self.media = MediaLoader(media)
+        self.recent_load = RecentLoad()
         self.metrics = Metrics(self.names[0], settings.metrics_style)
         file = read_limits(settings.limits, allow_priority=settings.allow_priority)
         self.callers = Callers(file, settings.api_key)
@@ -81,12 +86,15 @@ class Service:
         self._engine: AsyncEngine | None = None
         self.defaults: GenerationDefaults | None = None  # sampling defaults of the checkpoint
         self.eos_token_ids: frozenset[int] = frozenset()
+        self.embedding = EmbeddingSettings()
         self.fingerprint = f"saccade-{__version__}"
         self._phase = ServerPhase.STARTING
         self._revival = ""  # why the engine is started again
         self._serials = count()
         self._running: dict[str, set[str]] = {}
         self.last_output: float | None = None  # a time of the monotonic clock
+        self.traced = TracedRequests()
+        self.telemetry = new_telemetry(settings.otlp_traces_endpoint)
 
     @property
     def phase(self) -> ServerPhase:
@@ -191,6 +199,8 @@ class Service:
             queue.shutdown()
         if self.media_pool is not None:
             await asyncio.to_thread(self.media_pool.close)
+        if self.telemetry is not None:
+            await asyncio.to_thread(self.telemetry.close)
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs what would block the event loop. A cancelled call leaves the queue."""
@@ -230,14 +240,17 @@ class Service:
         self.last_output = monotonic()
 
     @contextmanager
-    def enlisted(self, public_id: str) -> Iterator[str]:
-        """A unique id for the engine. Clients may reuse theirs."""
+    def enlisted(self, public_id: str, prepared: Prepared | None = None) -> Iterator[str]:
+        """A unique id for the engine. Clients may reuse theirs. `prepared` is for traces."""
         engine_id = f"{next(self._serials)}"
+        if prepared is not None:
+            self.traced.begin(engine_id, prepared)
         ids = self._running.setdefault(public_id, set())
         ids.add(engine_id)
         try:
             yield engine_id
         finally:
+            self.traced.end(engine_id)
             ids.discard(engine_id)
             if not ids:
                 self._running.pop(public_id, None)

@@ -125,7 +125,11 @@ class EngineSettings:
         "how ranks share the vision encoder: weights (each has a part), data (each encodes whole images), or auto "
         "(weights where they can be divided)",
     )
+    pooling: str = setting(
+        "auto", "how hidden states become embeddings: last (token's), mean, or auto: as the checkpoint says, else last"
+    )
     seed: int = setting(0, "seed of requests that bring none")
+    warm_up: bool = setting(True, "run requests of every kind at the start, so that the first ones are not slower")
     watchdog_timeout_s: float = setting(
         120.0, "seconds without an answer after which an engine counts as dead; 0: never"
     )
@@ -137,7 +141,8 @@ class EngineSettings:
         for name in ("block_size", "kv_cache_tokens", "encoder_cache_tokens", "watchdog_timeout_s"):
             if not (met := getattr(self, name)) >= 0:
                 raise ConfigError(f"{name} is {met}; it must be 0 or more ({_flag(name)})")
-        for name, words in (("mm_encoder_tp_mode", ENCODER_WORDS), ("verify", VERIFY_WORDS)):
+        chosen = {"mm_encoder_tp_mode": ENCODER_WORDS, "verify": VERIFY_WORDS, "pooling": POOLING_WORDS}
+        for name, words in chosen.items():
             if (met := getattr(self, name)) not in words:
                 raise ConfigError(f"{name} is {met!r}; allowed: {', '.join(words)} ({_flag(name)})")
         if self.tensor_parallel_size < 1:
@@ -189,6 +194,7 @@ def _flag(name: str) -> str:
 
 
 ENCODER_WORDS = ("auto", "weights", "data")
+POOLING_WORDS = ("auto", "last", "mean")
 VERIFY_WORDS = ("auto", "short", "full", "off")
 GRAPH_PHASES = ("vision", "prefill", "decode")
 GRAPH_WORDS = {"auto": Mode.FULL, "full": Mode.FULL, "piecewise": Mode.PIECEWISE, "off": None}

@@ -7,16 +7,18 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct, msgpack
+from msgspec import Struct, field, msgpack
 
 from saccade.inputs.chat_messages import MediaKind
 from saccade.inputs.placeholders import Media, MediaSpan, Prompt
 from saccade.inputs.plans import ImagePlan, VideoPlan
 from saccade.inputs.positions import Ints
-from saccade.wire.engine_metrics import JobStats, SchedulerStats
+from saccade.wire.engine_metrics import JobStats, SchedulerStats, StepTokens
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+from saccade.wire.passes import PassRecord
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
+from saccade.wire.trace import EngineTrace
 from saccade.wire.turn import Turn
 from saccade.wire.update import Update
 
@@ -71,7 +73,10 @@ class Stop(Struct, frozen=True, tag=True):
 
 
 class AskStats(Struct, frozen=True, tag=True):
+    """With `passes_since`, also for the passes with a greater number."""
+
     serial: int
+    passes_since: int | None = None
 
 
 class Flush(Struct, frozen=True, tag=True):
@@ -80,11 +85,35 @@ class Flush(Struct, frozen=True, tag=True):
     serial: int
 
 
+class BeginTrace(Struct, frozen=True, tag=True):
+    """Record what the engine does, until `EndTrace`, or for `limit_s` at most."""
+
+    serial: int
+    limit_s: float
+
+
+class EndTrace(Struct, frozen=True, tag=True):
+    serial: int
+
+
+class StartProfile(Struct, frozen=True, tag=True):
+    """Profile the engine's process until `StopProfile`, or for `limit_s` at most. The file goes into `folder`."""
+
+    serial: int
+    folder: str
+    limit_s: float
+
+
+class StopProfile(Struct, frozen=True, tag=True):
+    serial: int
+
+
 class Close(Struct, frozen=True, tag=True):
     """End all requests, then exit."""
 
 
-EngineCommand = StartEngine | Add | Abort | Stop | AskStats | Flush | Close
+EngineQuestion = AskStats | Flush | BeginTrace | EndTrace | StartProfile | StopProfile
+EngineCommand = StartEngine | Add | Abort | Stop | EngineQuestion | Close
 
 
 class Stage(Struct, frozen=True, tag=True):
@@ -104,6 +133,7 @@ class Ready(Struct, frozen=True, tag=True):
     block_size: int
     gpu_bytes: int = 0  # in use on the whole device, by all processes; 0 without a GPU
     ranks: TensorParallel = ONE_RANK
+    has_head: bool = True  # else it makes embeddings only
 
 
 class News(Update, frozen=True, array_like=True, kw_only=True):
@@ -132,11 +162,28 @@ class StatsReply(Struct, frozen=True, tag=True):
     gpu_bytes: int = 0
     compile_wait_s: float = 0.0  # of the oldest request that waits for its grammar
     grammar_jobs: JobStats = JobStats()
+    step_tokens: StepTokens = field(default_factory=StepTokens)
+    passes: list[PassRecord] = []
 
 
 class Flushed(Struct, frozen=True, tag=True):
     serial: int
     is_done: bool
+
+
+class Traced(Struct, frozen=True, tag=True):
+    """`trace` is None when one begins, and where none was recorded."""
+
+    serial: int
+    trace: EngineTrace | None = None
+
+
+class Profiled(Struct, frozen=True, tag=True):
+    """A profile began, or was written to `file`. `problem` says why not."""
+
+    serial: int
+    file: str = ""
+    problem: str = ""
 
 
 class Degraded(Struct, frozen=True, tag=True):
@@ -159,7 +206,8 @@ class Closed(Struct, frozen=True, tag=True):
 
 
 OnStage = Callable[[Stage], None]
-EngineReply = Stage | Ready | Updates | Refused | StatsReply | Flushed | Degraded | Failure | Closed
+EngineAnswer = StatsReply | Flushed | Traced | Profiled
+EngineReply = Stage | Ready | Updates | Refused | EngineAnswer | Degraded | Failure | Closed
 
 
 def _describe(value: Any) -> Any:

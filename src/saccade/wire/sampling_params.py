@@ -14,6 +14,8 @@ MAX_ALLOWED_TOKENS = 2**20
 MAX_STOP_TOKENS = 1024
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
+MAX_POOLED_TOKENS = 64
+POOLINGS = ("last", "mean", "logits")
 _INT32_MAX = 2**31 - 1
 
 
@@ -30,6 +32,10 @@ class SamplingParams:
     A `grammar` allows only tokens that lead to a text of its language, and ends the output when nothing may follow. It
     has the last word: end tokens that `min_tokens` or `ignore_eos` forbid are taken where it allows nothing else.
     Log-probabilities are the model's own, before the grammar and all other edits.
+
+    `pooling` asks for one vector instead of tokens, with `max_tokens` 0: of the hidden states after the final norm the
+    "last" or the "mean", or "logits": those of `pooled_token_ids` after the last prompt token.
+    With `reports_passes` the engine counts the passes that served the request, by graph.
     """
 
     n: int = 1
@@ -54,10 +60,13 @@ class SamplingParams:
     prompt_logprobs_start: int = 0
     skip_special_tokens: bool = True
     grammar: Grammar | None = None
+    pooling: str | None = None
+    pooled_token_ids: Sequence[int] = ()
+    reports_passes: bool = False
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "reports_passes"):
             if not isinstance(getattr(self, name), bool):
                 raise _refuse(name, getattr(self, name), "allowed are true and false")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -73,6 +82,9 @@ class SamplingParams:
             if not allowed:
                 raise _refuse("allowed_token_ids", "empty", "at least one token must be allowed")
             self._set("allowed_token_ids", allowed)
+        self._set("pooled_token_ids", _token_ids("pooled_token_ids", self.pooled_token_ids, MAX_POOLED_TOKENS))
+        if self.pooling is not None or self.pooled_token_ids:
+            self._check_pooling()
 
     def _check_numbers(self) -> None:
         _check_int("n", self.n, 1, MAX_N)
@@ -89,6 +101,17 @@ class SamplingParams:
         _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, is_optional=True)
         _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS, is_optional=True)
         _check_int("prompt_logprobs_start", self.prompt_logprobs_start, 0, _INT32_MAX)
+
+    def _check_pooling(self) -> None:
+        if self.pooling not in POOLINGS:
+            raise _refuse("pooling", self.pooling, f"allowed are {', '.join(POOLINGS)}")
+        if self.max_tokens != 0:
+            raise _refuse("max_tokens", self.max_tokens, "with pooling it must be 0: nothing is generated")
+        if self.n != 1:
+            raise _refuse("n", self.n, "with pooling it must be 1: a prompt has one vector")
+        if (self.pooling == "logits") != bool(self.pooled_token_ids):
+            allowed = "pooling logits needs at least one token id, and other poolings take none"
+            raise _refuse("pooled_token_ids", list(self.pooled_token_ids), allowed)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

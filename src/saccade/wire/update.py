@@ -7,8 +7,11 @@ from typing import Any
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from saccade.wire.passes import PassCount
+
 # Details of an error finish that callers can tell apart.
 NO_NUMBERS = "the model's logits are not numbers"
+NO_HIDDEN_NUMBERS = "the model's hidden states are not numbers"
 NO_TOKEN = "no token is allowed next: the grammar cannot be followed with this vocabulary and these parameters"
 BROKEN = "the grammar's parser failed"
 
@@ -54,3 +57,5 @@ class Update(Struct, frozen=True, array_like=True):
     prompt_scores: PromptScores | None = None
     finish: Finish | None = None
     timings: dict[str, float] | None = None  # seconds by stage, with the finish
+    pooled: NDArray[Any] | None = None  # float32, with the finish of a request that asks for a vector
+    passes: tuple[PassCount, ...] | None = None  # with the finish, of a request that wants them

@@ -1,0 +1,89 @@
+"""`saccade trace`: what a running server does for some seconds, as a file that Perfetto shows."""
+
+import json
+import ssl
+import sys
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import ProxyHandler, Request, build_opener
+
+from rich.console import Console
+
+from saccade.cli.parser import Parser, settings_from
+from saccade.config import setting
+from saccade.errors import ConfigError, SaccadeError
+from saccade.wire.trace import MAX_TRACE_S
+
+ANSWER_S = 120.0  # beyond the seconds of the trace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceSettings:
+    """Which server is looked at, and for how long."""
+
+    url: str = setting("http://127.0.0.1:8000", "address of the server")
+    seconds: float = setting(5.0, f"seconds to record, {MAX_TRACE_S:g} at most")
+    output: str = setting("trace.json", "file to write; - writes to the standard output")
+    admin_api_key: str = setting("", "the server's --admin-api-key")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds <= MAX_TRACE_S:
+            raise ConfigError(f"seconds is {self.seconds:g}; allowed are up to {MAX_TRACE_S:g} (--seconds)")
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"url is {self.url}; it must begin with http:// or https:// (--url)")
+
+
+def new_parser(name: str) -> Parser:
+    about = (
+        "Record what a running server does: a track for each request (queued, prepared, prefill, decode), a track for "
+        "each kind of pass with its graph and padding, and how full it is. Open the file at https://ui.perfetto.dev."
+    )
+    parser = Parser(name, about=about)
+    parser.add_settings(TraceSettings)
+    return parser
+
+
+def run(flags: Namespace) -> int:
+    asked, console = settings_from(flags, TraceSettings), Console(stderr=True)
+    if not asked.admin_api_key:
+        raise ConfigError("a trace needs the key that the server was started with (--admin-api-key)")
+    with console.status(f"recording {asked.url} for {asked.seconds:g} s"):
+        text = fetch(asked)
+    try:
+        events: list[dict[str, Any]] = json.loads(text)["traceEvents"]
+    except (ValueError, KeyError, TypeError):
+        raise SaccadeError(f"{asked.url} did not answer with a trace; is it a Saccade server? (--url)") from None
+    if asked.output == "-":
+        sys.stdout.write(text)
+        return 0
+    try:
+        Path(asked.output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{asked.output} cannot be written: {error.strerror} (--output)") from None
+    tracks = {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"}
+    console.print(f"{asked.output}: {len(events)} events on {len(tracks)} tracks; open it at https://ui.perfetto.dev")
+    return 0
+
+
+def fetch(asked: TraceSettings) -> str:
+    """The trace's text; a refusal or a server that cannot be reached raises with the reason."""
+    headers = {"Authorization": f"Bearer {asked.admin_api_key}"}
+    request = Request(f"{asked.url.rstrip('/')}/trace?seconds={asked.seconds:g}", headers=headers)
+    try:
+        with build_opener(ProxyHandler({})).open(request, timeout=asked.seconds + ANSWER_S) as reply:
+            return str(reply.read().decode())
+    except HTTPError as error:
+        raise SaccadeError(f"{asked.url} refused: {_reason(error)}") from None
+    except (URLError, OSError, ssl.SSLError) as error:
+        reason = getattr(error, "reason", error)
+        raise SaccadeError(f"{asked.url} cannot be reached: {reason} (--url)") from None
+
+
+def _reason(error: HTTPError) -> str:
+    try:
+        return str(json.loads(error.read())["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {error.code}"

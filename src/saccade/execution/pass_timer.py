@@ -1,0 +1,58 @@
+"""Times passes without waiting for them: by the device's clock on a GPU, by the host's elsewhere."""
+
+from time import monotonic
+from typing import Any, NamedTuple
+
+import torch
+
+from saccade.choice.key import Decision
+from saccade.execution.side_stream import DeviceLap, now
+from saccade.scheduling.orders import Pass
+from saccade.scheduling.trace_log import Newest
+from saccade.wire.trace import MAX_PASSES, TracedPass
+
+
+class _Ran(NamedTuple):
+    phase: str
+    step: int
+    decision: Decision
+    rows: int
+    room: int
+
+
+class PassTimer:
+    """Keeps the newest passes. On a GPU `anchor` ties the device's clock to the host's, which takes one wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._passes: Newest[tuple[DeviceLap, _Ran]] = Newest(MAX_PASSES)
+        self._anchor: tuple[float, Any] | None = None
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            self._anchor = monotonic(), now(device)
+
+    def add(self, lap: DeviceLap, one: Pass, step: int, rows: int) -> None:
+        """A pass that was launched, maybe has not ended yet. Only what is told of it is kept, not its arrays."""
+        capacity = one.decision.key.capacity if one.decision.key is not None else one.decision.padded_to
+        # The dimension that counts the rows of a phase: units of vision passes, tokens of all others.
+        room = rows if capacity is None else capacity["units" if one.phase == "vision" else "tokens"]
+        self._passes.add((lap, _Ran(one.phase, step, one.decision, rows, room)))
+
+    def close(self) -> tuple[list[TracedPass], int]:
+        """Passes that have ended, in order of launch, and how many were dropped."""
+        found = []
+        for lap, ran in self._passes.items:
+            if lap.seconds() is not None:
+                found.append(_traced(ran, self._time(lap.begin), self._time(lap.end)))
+        return found, self._passes.num_dropped
+
+    def _time(self, mark: Any) -> float:
+        if self._anchor is None:
+            return float(mark)
+        host_s, event = self._anchor
+        return host_s + float(event.elapsed_time(mark)) / 1000
+
+
+def _traced(ran: _Ran, begin: float, end: float) -> TracedPass:
+    decision = ran.decision
+    reason = str(decision.reason) + (f" ({decision.detail})" if decision.detail else "")
+    return TracedPass(ran.phase, ran.step, begin, end, str(decision.key or ""), reason, ran.rows, ran.room)

@@ -1,0 +1,86 @@
+"""What operators look at: traces and profiles of an engine, each for a bounded time."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from os import getpid
+from pathlib import Path
+from time import monotonic
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from saccade.scheduling.engine import Engine
+from saccade.wire import messages
+
+Answer = messages.Traced | messages.Profiled
+Question = messages.BeginTrace | messages.EndTrace | messages.StartProfile | messages.StopProfile
+
+
+class Watch:
+    """One trace and one profile at a time. `check`, called between steps, ends what nobody ended."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = monotonic) -> None:
+        self._engine, self._clock = engine, clock
+        self._trace_until: float | None = None
+        self._profile_until: float | None = None
+        self._profiler: profile | None = None
+        self._folder = Path()
+        self._written = messages.Profiled(0, problem="no profile runs; POST /start_profile begins one")
+
+    def answer(self, question: Question) -> Answer:
+        match question:
+            case messages.BeginTrace(serial=serial, limit_s=limit_s):
+                self._trace_until = self._clock() + limit_s
+                self._engine.begin_trace()
+                return messages.Traced(serial)
+            case messages.EndTrace(serial=serial):
+                self._trace_until = None
+                return messages.Traced(serial, self._engine.end_trace())
+            case messages.StartProfile():
+                return messages.Profiled(question.serial, problem=self._start(question))
+            case messages.StopProfile(serial=serial):
+                found = self._stop()
+                return messages.Profiled(serial, found.file, found.problem)
+
+    def check(self) -> None:
+        if self._trace_until is None and self._profile_until is None:
+            return
+        now = self._clock()
+        if self._trace_until is not None and now > self._trace_until:
+            self._trace_until = None
+            self._engine.end_trace()
+        if self._profile_until is not None and now > self._profile_until:
+            self._written = self._write()
+
+    def _start(self, asked: messages.StartProfile) -> str:
+        """Why no profile began; empty if one did."""
+        if self._profiler is not None:
+            return "a profile runs already; POST /stop_profile ends it"
+        folder = Path(asked.folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return f"{folder} cannot be made: {error.strerror} (--profile-folder)"
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_initialized() else [])]
+        self._profiler, self._folder = profile(activities=kinds, acc_events=False), folder
+        self._profiler.start()
+        self._profile_until = self._clock() + asked.limit_s
+        return ""
+
+    def _stop(self) -> messages.Profiled:
+        """The file of the running profile, or of one that ended by itself; told once."""
+        found = self._written if self._profiler is None else self._write()
+        self._written = messages.Profiled(0, problem="no profile runs; POST /start_profile begins one")
+        return found
+
+    def _write(self) -> messages.Profiled:
+        """Steps wait for this: a second or so for each second of profile."""
+        assert self._profiler is not None, "a profile runs"
+        profiler, self._profiler, self._profile_until = self._profiler, None, None
+        profiler.stop()
+        file = self._folder / f"saccade-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{getpid()}.pt.trace.json.gz"
+        try:
+            profiler.export_chrome_trace(str(file))
+        except (OSError, RuntimeError) as error:
+            return messages.Profiled(0, problem=f"the profile could not be written to {self._folder}: {error}")
+        return messages.Profiled(0, file=str(file))

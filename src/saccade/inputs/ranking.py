@@ -1,0 +1,111 @@
+"""Prompts that ask whether a document fits a query, and scores from the model's answer: as Qwen3-Reranker and
+Qwen3-VL-Reranker were trained, the logits of "yes" and "no" behind the prompt are compared."""
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from saccade.errors import RequestError
+from saccade.inputs.tokenizer import Tokenizer
+
+Content = str | list[Any]  # text, or parts as in a message
+
+JUDGE = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+TEXT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+MEDIA_INSTRUCTION = "Given a search query, retrieve relevant candidates that answer the query."
+RANKING_ROLES = frozenset({"system", "query", "document"})
+NO_THINKING = {"enable_thinking": False}
+ANSWERS = ("yes", "no")
+# What a model's own template would write; for checkpoints that have none.
+PUBLISHED_TEMPLATE = """{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor -%}
+<|im_start|>assistant
+{{ "<think>\\n\\n</think>\\n\\n" }}"""
+_HAS_ROLE = {role: re.compile(rf"""role\b[^%}}]{{0,40}}["']{role}["']""") for role in ("query", "document")}
+_MEDIA_KEYS = {"video": "video_url", "video_url": "video_url", "image": "image_url", "image_url": "image_url"}
+
+
+def has_ranking_roles(template: str) -> bool:
+    """Whether a chat template knows messages of a query and of a document, as vLLM's templates for rerankers do."""
+    return all(pattern.search(template) for pattern in _HAS_ROLE.values())
+
+
+def rank_messages(
+    query: Content, document: Content, instruction: str | None, *, has_roles: bool, sees: bool
+) -> list[dict[str, Any]]:
+    """The conversation that a model judges. Models that see get all in parts, as they were trained. Others get what is
+    no text in parts, too, and refuse it."""
+    if has_roles:
+        told = [{"role": "system", "content": instruction}] if instruction is not None else []
+        return [*told, {"role": "query", "content": query}, {"role": "document", "content": document}]
+    if sees or not (_is_text(query) and _is_text(document)):
+        said: Content = [
+            _text(f"<Instruct>: {instruction if instruction is not None else MEDIA_INSTRUCTION}"),
+            *(_text("<Query>:"), *_parts(query)),
+            *(_text("\n<Document>:"), *_parts(document)),
+        ]
+    else:
+        told_text = instruction if instruction is not None else TEXT_INSTRUCTION
+        said = f"<Instruct>: {told_text}\n<Query>: {plain_text(query)}\n<Document>: {plain_text(document)}"
+    return [{"role": "system", "content": JUDGE}, {"role": "user", "content": said}]
+
+
+def read_content(value: Any, param: str) -> Content:
+    """A query or document: text, parts, or an object with `text`, `image` and `video`, or with parts as `content`."""
+    if isinstance(value, dict) and "content" in value:
+        value, param = value["content"], f"{param}.content"
+    elif isinstance(value, dict):
+        media = [_medium(key, value[key]) for key in _MEDIA_KEYS if value.get(key) is not None]
+        value = [*media, *([_text(value["text"])] if value.get("text") is not None else [])]
+    if isinstance(value, str) or (isinstance(value, list) and value and all(isinstance(part, dict) for part in value)):
+        return value
+    message = f"{param} must be text, or an object with text, image, video or content (a list of parts)"
+    raise RequestError(message, param=param, code="invalid_value")
+
+
+def plain_text(content: Content) -> str:
+    """The text of a query or document, without its media."""
+    if isinstance(content, str):
+        return content
+    texts = [part.get("text") for part in content]
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def find_answers(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens of "yes" and "no"."""
+    found = [tokenizer.encode_plain(word) for word in ANSWERS]
+    for word, ids in zip(ANSWERS, found, strict=True):
+        if len(ids) != 1:
+            message = f'this model cannot rank documents: its vocabulary has no single token for "{word}"'
+            raise RequestError(message, code="unsupported")
+    return tuple(ids[0] for ids in found)
+
+
+def score_of(logits: Iterable[float]) -> float:
+    """The probability of "yes" where only "yes" and "no" can be said."""
+    yes, no = map(float, logits)
+    odds = math.exp(-abs(yes - no))
+    return (1.0 if yes >= no else odds) / (1.0 + odds)
+
+
+def _is_text(content: Content) -> bool:
+    return isinstance(content, str) or all(part.get("type") == "text" or set(part) == {"text"} for part in content)
+
+
+def _parts(content: Content) -> list[Any]:
+    return [_text(content)] if isinstance(content, str) else content
+
+
+def _text(text: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _medium(key: str, source: Any) -> dict[str, Any]:
+    kind = _MEDIA_KEYS[key]
+    return {"type": kind, kind: {"url": source} if isinstance(source, str) else source}

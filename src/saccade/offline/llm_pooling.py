@@ -1,0 +1,77 @@
+"""What `LLM.embed`, `LLM.score` and `LLM.rerank` return, shaped like vLLM's, and how their inputs are read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from saccade.errors import RequestError
+from saccade.inputs.placeholders import Prompt
+from saccade.inputs.processor import Processor
+from saccade.inputs.ranking import Content, read_content
+from saccade.offline.llm_inputs import list_prompts, list_talks, read_prompt, with_files
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequestOutput(Generic[T]):
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: T
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    index: int
+    relevance_score: float
+
+
+def read_embedded(prompts: Any, processor: Processor, **template: Any) -> list[Prompt]:
+    """Prompts as of `generate`, or conversations. Texts end as the checkpoint's tokenizer ends them."""
+    if _is_talk(prompts) or (_is_list(prompts) and len(prompts) > 0 and all(map(_is_talk, prompts))):
+        return [processor.chat(talk, **{"add_generation_prompt": False} | template) for talk in list_talks(prompts)]
+    return [_ended(prompt, read_prompt(prompt, processor), processor) for prompt in list_prompts(prompts)]
+
+
+def read_pairs(first: Any, second: Any) -> list[tuple[Content, Content]]:
+    """One text against each of several, or as many against each other."""
+    firsts, seconds = _contents(first, "text_1"), _contents(second, "text_2")
+    if len(firsts) not in (1, len(seconds)):
+        message = f"text_1 has {len(firsts)} texts and text_2 has {len(seconds)}; give one, or as many"
+        raise RequestError(message, param="text_1")
+    return list(zip(firsts * len(seconds) if len(firsts) == 1 else firsts, seconds, strict=True))
+
+
+def _contents(items: Any, param: str) -> list[Content]:
+    found = [read_content(item, param) for item in (items if _is_list(items) else [items])]
+    return [_with_files(content) for content in found]
+
+
+def _with_files(content: Content) -> Content:
+    if isinstance(content, str):
+        return content
+    read: Content = with_files([{"role": "user", "content": content}])[0]["content"]
+    return read
+
+
+def _ended(given: Any, prompt: Prompt, processor: Processor) -> Prompt:
+    is_text = isinstance(given, str) or (isinstance(given, Mapping) and "prompt_token_ids" not in given)
+    return processor.ended(prompt) if is_text else prompt
+
+
+def _is_talk(value: Any) -> bool:
+    return _is_list(value) and len(value) > 0 and all(isinstance(m, Mapping) and "role" in m for m in value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

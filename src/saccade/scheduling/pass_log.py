@@ -1,0 +1,131 @@
+"""The newest passes of an engine with their times, and counts for requests that want them. Of bounded size."""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from saccade.choice.catalogue import Catalogue
+from saccade.choice.key import Decision, GraphKey
+from saccade.scheduling.executing import Lap
+from saccade.scheduling.orders import Pass
+from saccade.wire.passes import PassCount, PassRecord, PassShape, Stream
+
+MAX_RECORDS = 512
+_ROWS = {"vision": "targets", "prefill": "ids", "decode": "ids", "head": "rows", "sample": "sequences"}
+_Way = tuple[str, GraphKey | None, str]  # phase, graph, and why there is none
+_Counts = dict[_Way, list[int]]  # passes, rows, padded rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    phase: str
+    decision: Decision
+    rows: int
+    padded: int
+
+    @property
+    def way(self) -> _Way:
+        decision = self.decision
+        reason = "" if decision.key else decision.reason + (f" ({decision.detail})" if decision.detail else "")
+        return self.phase, decision.key, reason
+
+
+@dataclass(slots=True)
+class PassEntry:
+    number: int
+    stream: Stream
+    start: float
+    num_requests: int
+    shapes: list[_Shape]
+    end: float | None = None
+    lap: Lap | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        if self.lap is not None:
+            return self.lap.seconds()
+        return None if self.end is None else max(self.end - self.start, 0.0)
+
+
+class PassLog:
+    """Passes of a stream are in order, so that one starts when it is launched or when the one before it has ended."""
+
+    def __init__(self, catalogues: Mapping[str, Catalogue], clock: Callable[[], float]) -> None:
+        self._rows = {name: catalogue.shape.rows for name, catalogue in catalogues.items()}
+        self._clock = clock
+        self._entries: deque[PassEntry] = deque(maxlen=MAX_RECORDS)
+        self._number = 0
+        self._language_end = 0.0
+        self._counted: dict[str, _Counts] = {}
+
+    def count_for(self, request_id: str) -> None:
+        """From now on, until `taken`, passes of this request are counted."""
+        self._counted[request_id] = {}
+
+    def taken(self, request_id: str) -> tuple[PassCount, ...] | None:
+        """The counts of a request that has ended; None if it wanted none."""
+        counts = self._counted.pop(request_id, None)
+        if counts is None:
+            return None
+        return tuple(PassCount(phase, str(key or ""), why, *sums) for (phase, key, why), sums in counts.items())
+
+    def vision(self, one: Pass, requests: Collection[str], start: float, lap: Lap | None) -> None:
+        self._add("vision", [one], requests, start).lap = lap
+
+    def language(self, passes: Sequence[Pass], requests: Collection[str], start: float) -> PassEntry:
+        return self._add("language", passes, requests, start)
+
+    def follow(self, entry: PassEntry, one: Pass, requests: Iterable[str]) -> None:
+        """A pass that runs right behind the others of an entry."""
+        self._note(entry, [one], requests)
+
+    def end(self, entry: PassEntry) -> None:
+        """The passes of an entry are seen to have ended. Only the first call counts."""
+        if entry.end is None:
+            entry.start = max(entry.start, self._language_end)
+            entry.end = self._language_end = self._clock()
+
+    def records(self, since: int) -> list[PassRecord]:
+        """Passes with a greater number that have ended, in order; those behind one that runs come later."""
+        found, vision_end = [], 0.0
+        for entry in self._entries:
+            seconds = entry.seconds
+            if seconds is None:
+                break
+            start = entry.start
+            if entry.stream == "vision":  # launched while the one before it ran, as on a GPU
+                start = max(start, vision_end)
+                vision_end = start + seconds
+            if entry.number > since:
+                shapes = tuple(_told(shape) for shape in entry.shapes)
+                found.append(PassRecord(entry.number, entry.stream, start, seconds, entry.num_requests, shapes))
+        return found
+
+    def _add(self, stream: Stream, passes: Sequence[Pass], requests: Collection[str], start: float) -> PassEntry:
+        self._number += 1
+        entry = PassEntry(self._number, stream, start, len(requests), [])
+        self._note(entry, passes, requests)
+        self._entries.append(entry)
+        return entry
+
+    def _note(self, entry: PassEntry, passes: Iterable[Pass], requests: Iterable[str]) -> None:
+        shapes = [self._shape(one) for one in passes]
+        entry.shapes += shapes
+        if not self._counted:
+            return
+        for request_id in requests:
+            counts = self._counted.get(request_id)
+            if counts is not None:
+                for shape in shapes:
+                    sums = counts.setdefault(shape.way, [0, 0, 0])
+                    sums[:] = sums[0] + 1, sums[1] + shape.rows, sums[2] + shape.padded
+
+    def _shape(self, one: Pass) -> _Shape:
+        rows = one.values[_ROWS[one.phase]].shape[-1]
+        capacity = one.decision.key.capacity if one.decision.key else one.decision.padded_to
+        return _Shape(one.phase, one.decision, rows, capacity[self._rows[one.phase]] - rows if capacity else 0)
+
+
+def _told(shape: _Shape) -> PassShape:
+    phase, key, reason = shape.way
+    return PassShape(phase, str(key or ""), reason, shape.rows, shape.padded)

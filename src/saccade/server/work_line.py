@@ -1,0 +1,95 @@
+"""A line in the log for every ten seconds of work: throughput, load, caches, padding. An idle server writes nothing."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from saccade.errors import SaccadeError
+from saccade.server.service import Service
+from saccade.wire.messages import StatsReply
+
+EVERY_S, POLL_S = 10.0, 1.0
+ANSWER_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTotals:
+    """Numbers that only grow."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    looked_up: int = 0
+    found: int = 0
+    real_rows: int = 0
+    padded_rows: int = 0
+
+    def since(self, before: "WorkTotals") -> "WorkTotals":
+        return WorkTotals(*(getattr(self, name) - getattr(before, name) for name in self.__slots__))
+
+
+class WorkLine:
+    """Counts seconds in which requests were inside, and writes a line when ten have passed."""
+
+    def __init__(self, service: Service, say: Callable[[str], None] = _log.info) -> None:
+        self._service, self._say = service, say
+        self._busy_s = 0.0
+        self._told = WorkTotals()
+        self._tokens = (0, 0)
+
+    async def run(self) -> None:
+        last = monotonic()
+        while True:
+            await asyncio.sleep(POLL_S)
+            now = monotonic()
+            await self.note(now - last)
+            last = now
+
+    async def note(self, seconds: float) -> None:
+        """`seconds` have passed."""
+        metrics = self._service.metrics
+        tokens = (metrics.num_prompt_tokens, metrics.num_output_tokens)
+        if self._service.admission.inside or tokens != self._tokens:
+            self._busy_s += seconds
+        self._tokens = tokens
+        if self._busy_s < EVERY_S:
+            return
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                stats = await self._service.engine.stats()
+        except (SaccadeError, TimeoutError):  # it starts, is gone, or makes one long step: say it later
+            return
+        totals = _totals(*tokens, stats)
+        self._say(line_of(totals.since(self._told), self._busy_s, stats, self._service.admission.pending))
+        self._told, self._busy_s = totals, 0.0
+
+
+def line_of(done: WorkTotals, seconds: float, stats: StatsReply, num_pending: int) -> str:
+    scheduler = stats.scheduler
+    parts = [
+        f"{done.prompt_tokens / seconds:,.1f} prompt and {done.output_tokens / seconds:,.1f} generated tokens/s",
+        f"{scheduler.running} running, {scheduler.waiting + num_pending} waiting",
+        f"KV cache {scheduler.kv_usage:.0%}",
+    ]
+    if scheduler.encoder_queries:
+        parts.append(f"image cache {scheduler.encoder_usage:.0%}")
+    if done.looked_up:
+        parts.append(f"prefix hits {done.found / done.looked_up:.0%}")
+    if done.real_rows:
+        parts.append(f"padding {done.padded_rows / (done.real_rows + done.padded_rows):.0%}")
+    return ", ".join(parts)
+
+
+def _totals(prompt_tokens: int, output_tokens: int, stats: StatsReply) -> WorkTotals:
+    phases: list[dict[str, Any]] = list(stats.phases.values())
+    return WorkTotals(
+        prompt_tokens,
+        output_tokens,
+        stats.scheduler.prefix_queried_tokens,
+        stats.scheduler.prefix_hit_tokens,
+        sum(phase["real_rows"] for phase in phases),
+        sum(phase["padded_rows"] for phase in phases),
+    )
