@@ -31,7 +31,11 @@ Calls = list[tuple[str, Any]]
 
 
 def call(name: str, arguments: Any) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {compact(arguments)}}}\n</tool_call>'
+
+
+def compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def collect(events: list[ToolEvent]) -> tuple[str, Calls]:
@@ -223,7 +227,7 @@ def test_a_named_tool_is_called_once(accepts: Accepts, choice: Any) -> None:
 
 def test_llama_calls_are_forced_in_its_own_form(accepts: Accepts) -> None:
     grammar = tool_grammar(TOOLS, "required", style="llama3_json")
-    text = '{"name": "get_weather", "parameters": {"city": "Bern"}}; {"name": "stop.now-2", "parameters": {}}'
+    text = '{"name": "get_weather", "parameters": {"city":"Bern"}}; {"name": "stop.now-2", "parameters": {}}'
     assert grammar is not None and accepts(grammar, text)
     assert [name for name, _ in parse(text, parser=LlamaParser())[1]] == ["get_weather", "stop.now-2"]
 

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from saccade.errors import RequestError
 from saccade.inputs.markers import split_undecided
-from saccade.wire.grammar import JSON_OPTIONS, Grammar
+from saccade.wire.grammar import Grammar, json_rule
 
 ToolStyle = Literal["hermes", "llama3_json"]
 
@@ -300,15 +300,15 @@ def _lark(functions: Sequence[dict[str, Any]], style: ToolStyle, *, is_many: boo
     lines.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
     for i, function in enumerate(functions):
         head = f'{begin}{{"name": {json.dumps(function["name"])}, "{key}": '
-        schema = {"type": "object"} | (function.get("parameters") or {}) | {"x-guidance": JSON_OPTIONS}
+        schema = {"type": "object"} | (function.get("parameters") or {})
         lines.append(f"call_{i}: {_quoted(head)} arguments_{i} {_quoted('}' + end)}")
-        lines.append(f"arguments_{i}: %json {_dumped(schema)}")
+        lines.append(f"arguments_{i}: {_rule(schema)}")
     return "\n".join(lines)
 
 
-def _dumped(schema: dict[str, Any]) -> str:
+def _rule(schema: dict[str, Any]) -> str:
     try:
-        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        return json_rule(schema)
     except (ValueError, TypeError, RecursionError):
         raise _wrong("parameters must be a JSON schema", "tools") from None
 
