@@ -173,7 +173,7 @@ def test_calls_come_behind_reasoning_and_not_from_it(serve: Serve) -> None:
     assert parts[-1]["finish_reason"] == "tool_calls"
     assert "".join(part["delta"].get("reasoning_content") or "" for part in parts) == found["reasoning_content"]
     names = [call["function"].get("name") for part in parts for call in part["delta"].get("tool_calls", ())]
-    assert names == ["add", None]
+    assert names[0] == "add" and len(names) > 2 and not any(names[1:])
 
 
 def test_every_output_has_reasoning_of_its_own(serve: Serve) -> None:

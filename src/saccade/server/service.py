@@ -24,7 +24,7 @@ from saccade.server.http_errors import HttpError, draining, engine_dead, engine_
 from saccade.server.metrics import Metrics
 from saccade.server.response_store import ResponseStore
 from saccade.server.server_settings import ServerSettings
-from saccade.server.tools import ToolStyle
+from saccade.server.tool_parser import ToolStyle
 from saccade.server.work_queue import WorkQueue
 from saccade.wire.engine_metrics import JobStats
 from saccade.wire.engine_settings import SchedulerSettings
