@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from saccade.errors import RequestError
-from saccade.wire.closed_schemas import close_objects
+from saccade.wire.bounded_schemas import bound_schema
 from saccade.wire.schemas import MAX_NESTING, check_schemas
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
@@ -42,7 +42,7 @@ class Grammar:
     """`text` is a JSON schema, empty ("json_object"), a regular expression, a JSON list of strings ("choice"), or Lark
     in llguidance's dialect or EBNF with a rule `root ::= ...` as in llama.cpp, vLLM and SGLang. The whole output
     matches. JSON is compact unless `has_whitespace`, and its objects have no properties that the schema does not
-    mention (see `close_objects`)."""
+    mention (see `bound_schema`)."""
 
     kind: GrammarKind
     text: str = ""
@@ -82,7 +82,7 @@ def to_llguidance(grammar: Grammar) -> str:
 def json_rule(schema: dict[str, Any], *, has_whitespace: bool = False) -> str:
     """What stands for JSON of a schema in Lark. Raises a ValueError for numbers that are none in JSON."""
     options = _SPACED if has_whitespace else _COMPACT
-    text = json.dumps({**close_objects(schema), "x-guidance": options}, ensure_ascii=False, allow_nan=False)
+    text = json.dumps({**bound_schema(schema), "x-guidance": options}, ensure_ascii=False, allow_nan=False)
     return f"%json {text}"
 
 
@@ -111,7 +111,7 @@ def _from_schema(grammar: Grammar) -> str:
     check_schemas([schema], _hold_schema)
     options = _SPACED if grammar.has_whitespace else _COMPACT
     try:
-        text = json.dumps(close_objects(schema), allow_nan=False)
+        text = json.dumps(bound_schema(schema), allow_nan=False)
     except ValueError:
         raise _refuse("it has numbers that are too large") from None
     return LLMatcher.grammar_from_json_schema(text, overrides=cast(Any, options))

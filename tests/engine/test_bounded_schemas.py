@@ -14,7 +14,7 @@ from llguidance import LLMatcher
 from saccade.errors import RequestError
 from saccade.scheduling.compiling import Words, build_tokenizer, compile_grammar
 from saccade.scheduling.matcher import num_words
-from saccade.wire.closed_schemas import close_objects
+from saccade.wire.bounded_schemas import MAX_INTEGER, bound_schema
 from saccade.wire.grammar import Grammar, json_rule
 from saccade.wire.schemas import MAX_VALUES
 
@@ -209,16 +209,16 @@ def test_a_oneof_whose_branches_may_both_match_is_not_hidden_by_closing_them() -
     ],
 )
 def test_what_is_not_understood_is_left_as_it_is(schema: Any) -> None:
-    assert close_objects(schema) is schema
+    assert bound_schema(schema) is schema
 
 
 def test_what_is_too_deep_is_left_to_be_refused() -> None:
     schema: Any = A
     for _ in range(5000):
         schema = {"type": "array", "items": schema}
-    assert close_objects(schema) is schema
+    assert bound_schema(schema) is schema
     wide = {f"p{i}": {"allOf": [REF_A, REF_B, {"$ref": "#"}]} for i in range(3000)}
-    assert isinstance(close_objects({"type": "object", "properties": wide, **DEFS}), dict)
+    assert isinstance(bound_schema({"type": "object", "properties": wide, **DEFS}), dict)
 
 
 def test_white_space_is_what_was_asked_for() -> None:
@@ -237,3 +237,21 @@ def test_a_schema_may_not_say_otherwise_behind_the_servers_back() -> None:
     assert '"whitespace_flexible": false' in json_rule(schema)
     with pytest.raises(RequestError, match="too large"):
         matcher_of(Grammar("json_schema", '{"type": "number", "maximum": 1e400}'))
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (INT | {"minimum": 0}, ["7"], ["-1"]),
+        ({"type": "integer"}, ["7", "-7", str(MAX_INTEGER), str(-MAX_INTEGER)], ["9" * 20, "-" + "9" * 20]),
+        ({"type": "integer", "minimum": 3}, ["7"], ["2", "9" * 20]),
+        ({"type": "integer", "exclusiveMaximum": 3}, ["2", "-9"], ["3", "-" + "9" * 20]),
+        ({"type": ["integer", "null"]}, ["7", "null"], ["9" * 20]),
+        ({"type": "integer", "multipleOf": 3}, ["9" * 30], ["7"]),
+        ({"type": ["integer", "number"]}, ["9" * 30, "1.5"], []),
+        ({"allOf": [{"type": "integer"}, {"minimum": 5}]}, ["7"], ["4", "9" * 20]),
+    ],
+)
+def test_integers_without_a_bound_fit_into_64_bits(schema: Any, good: list[str], bad: list[str]) -> None:
+    assert all(accepts(schema, text) for text in good)
+    assert not any(accepts(schema, text) for text in bad)

@@ -1,5 +1,6 @@
-"""JSON schemas whose objects have no properties but the named ones. A schema that does not mention others allows them,
-and a model that may always add one more property may never end. OpenAI's strict mode and vLLM close objects, too.
+"""JSON schemas that a model comes to the end of: objects have no properties but the named ones, and integers without a
+bound fit into 64 bits. A schema that does not mention other properties allows them, and a model that may always add one
+more property, or one more digit, may never end. OpenAI's strict mode and vLLM close objects, too.
 
 `additionalProperties` is honoured as written, and an object without `properties` or `patternProperties` stays open.
 Where several schemas apply to one object (`allOf`, a `$ref` or `anyOf` beside `properties`), closing one of them would
@@ -13,14 +14,16 @@ from saccade.wire.schemas import MAX_NESTING, MAX_VALUES, resolve, walk
 
 Schema = dict[str, Any]
 
+MAX_INTEGER = 2**63 - 1024  # llguidance computes with doubles: the last one of 63 bits
 _SPOKEN = frozenset({"additionalProperties", "unevaluatedProperties"})
 _OBJECT = _SPOKEN | {"properties", "patternProperties", "required", "minProperties", "maxProperties"}
+_COUNTED = frozenset({"enum", "const", "multipleOf", "$ref"})  # ends by itself, or is not only an integer's business
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _CHILDREN = ("items", "additionalProperties")
 
 
-def close_objects(schema: Any) -> Any:
+def bound_schema(schema: Any) -> Any:
     """A copy that is closed; as it is where it has references that are not understood here, or is too large."""
     try:
         for count, (depth, _) in enumerate(walk(schema)):
@@ -52,6 +55,7 @@ class _Closer:
         for schema in schemas:
             if id(schema) not in self._parts and not _SPOKEN & schema.keys():
                 self._close(schema)
+            _bound_integer(schema)
         return self._root
 
     def _reachable(self) -> list[Schema]:
@@ -161,6 +165,22 @@ class _Closer:
                 found[id(member)] = member
                 waiting += reversed([*following(member)])
         return list(found.values())
+
+
+def _bound_integer(schema: Schema) -> None:
+    types = _types(schema)
+    if "integer" not in types or "number" in types or not _COUNTED.isdisjoint(schema):
+        return
+    low, high = (schema.get(f"{side}imum", schema.get(f"exclusive{side.title()}imum")) for side in ("min", "max"))
+    if low is None and (high is None or _is_below(-MAX_INTEGER, high)):
+        schema["minimum"] = -MAX_INTEGER
+    if high is None and (low is None or _is_below(low, MAX_INTEGER)):
+        schema["maximum"] = MAX_INTEGER
+
+
+def _is_below(low: Any, high: Any) -> bool:
+    """False also for what is no number, which is left to be refused."""
+    return all(isinstance(value, int | float) for value in (low, high)) and low < high
 
 
 def _children(schema: Schema) -> Iterator[Any]:
