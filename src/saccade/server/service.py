@@ -27,7 +27,7 @@ from saccade.server.recent_load import RecentLoad
 from saccade.server.response_store import ResponseStore
 from saccade.server.server_settings import ServerSettings
 from saccade.server.telemetry import new_telemetry
-from saccade.server.tools import ToolStyle
+from saccade.server.tool_parser import ToolStyle
 from saccade.server.traced_requests import Prepared, TracedRequests
 from saccade.server.work_queue import WorkQueue
 from saccade.wire.engine_metrics import JobStats
