@@ -14,6 +14,7 @@ from saccade.errors import ConfigError
 from saccade.inputs.placeholders import Media, text_prompt
 from saccade.inputs.plans import ImagePlan
 from saccade.routing import (
+    POLICIES,
     ConsistentHashing,
     LeastLoaded,
     Policy,
@@ -24,6 +25,7 @@ from saccade.routing import (
     request_tokens,
 )
 from saccade.routing.affinity import HEAD_TOKENS, MOST_OUTPUT_TOKENS
+from saccade.server.server_settings import ServerSettings
 from saccade.wire.sampling_params import SamplingParams
 
 names = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=12, unique=True)
@@ -189,8 +191,10 @@ def test_a_request_counts_with_its_prompt_and_a_bounded_answer() -> None:
 
 
 def test_wrong_policies_are_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="'random'; allowed: affinity, round-robin, least-loaded"):
+    with pytest.raises(ConfigError, match="'random'; allowed: affinity, least-loaded, round-robin"):
         make_policy("random")
     with pytest.raises(ConfigError, match="it must be at least 1"):
         ConsistentHashing(bound=0.5)
+    with pytest.raises(ConfigError, match=f"allowed are {', '.join(POLICIES)} [(]--routing[)]"):
+        ServerSettings(routing="random")
     assert isinstance(make_policy("affinity", room_tokens=7), ConsistentHashing)

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from saccade.client.served import EngineReport, ServedEngine
 from saccade.client.stream import Delta
 from saccade.errors import EngineDeadError
 from saccade.inputs.generation import GenerationDefaults
@@ -32,6 +33,8 @@ async def two_words(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[di
 
 class FakeEngine:
     """Has what the server uses of AsyncEngine."""
+
+    is_replicated = False
 
     def __init__(self, processor: Processor, script: Script = two_words, *, max_model_len: int = 512) -> None:
         self.processor, self.script = processor, script
@@ -68,6 +71,16 @@ class FakeEngine:
         self.num_flushes += not self.running
         return not self.running
 
+    async def reports(self) -> dict[str, EngineReport]:
+        return {"0": EngineReport(self.ready, await self.stats())}
+
+    async def wait_dead(self) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    async def aclose(self, *, drain_s: float = 0.0) -> None:
+        self.is_alive = False
+
     async def stats(self) -> StatsReply:
         if not self.is_alive:
             raise EngineDeadError("gone")
@@ -80,10 +93,10 @@ class FakeEngine:
         return StatsReply(0, scheduler, {"decode": phase}, self.gpu_bytes, grammar_jobs=self.grammar_jobs)
 
 
-def service_for(engine: FakeEngine | None, scheduler: SchedulerSettings | None = None, **settings: Any) -> Service:
+def service_for(engine: ServedEngine | None, scheduler: SchedulerSettings | None = None, **settings: Any) -> Service:
     service = Service("m", ServerSettings(**settings), scheduler or SchedulerSettings(), MediaSettings())
     if engine is not None:
-        service.open(engine, GenerationDefaults(eos_token_ids=frozenset(), temperature=0.25, top_k=7))  # type: ignore[arg-type]
+        service.open(engine, GenerationDefaults(eos_token_ids=frozenset(), temperature=0.25, top_k=7))
     return service
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from saccade.client.child import Child
 from saccade.client.liveness import Liveness
+from saccade.client.served import EngineReport
 from saccade.client.spare import Spare
 from saccade.client.stream import Delta, RequestStream
 from saccade.errors import CapacityError, ConfigError, EngineDeadError, RankGoneError, RequestError, SaccadeError
@@ -32,6 +33,8 @@ _log = logging.getLogger(__name__)
 class AsyncEngine:
     """An engine in its own process. Created by `start`, ended by `aclose`, used in one event loop. Every `generate`
     ends: with the last delta of each output, or with an error."""
+
+    is_replicated = False
 
     def __init__(self, child: Child, report: messages.OnStage) -> None:
         self._child, self._report = child, report
@@ -160,6 +163,9 @@ class AsyncEngine:
         """The scheduler's numbers, each phase's counters and graphs by name, and the device memory in use."""
         stats: messages.StatsReply = await self._ask(messages.AskStats)
         return stats
+
+    async def reports(self) -> dict[str, EngineReport]:
+        return {"0": EngineReport(self.ready, await self.stats())}
 
     async def flush_cache(self) -> bool:
         """Empty the prompt and image caches. Returns False without doing anything while requests run or wait."""

@@ -4,10 +4,11 @@
 replicas for a key, and a `Router` keeps their loads."""
 
 from saccade.routing.affinity import affinity_key, request_tokens
-from saccade.routing.policies import ConsistentHashing, LeastLoaded, Policy, RoundRobin, make_policy
+from saccade.routing.policies import POLICIES, ConsistentHashing, LeastLoaded, Policy, RoundRobin, make_policy
 from saccade.routing.router import Assignment, Router
 
 __all__ = [
+    "POLICIES",
     "Assignment",
     "ConsistentHashing",
     "LeastLoaded",

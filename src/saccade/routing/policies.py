@@ -79,7 +79,7 @@ class LeastLoaded:
         return sorted(self._turn.order(key, tokens, loads), key=loads.__getitem__)
 
 
-POLICIES = ("affinity", "round-robin", "least-loaded")
+POLICIES = ("affinity", "least-loaded", "round-robin")
 
 
 def make_policy(name: str, *, room_tokens: int = 0) -> Policy:

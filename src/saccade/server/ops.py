@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from saccade import __version__
+from saccade.client.served import EngineReport
 from saccade.errors import RequestError, SaccadeError
 from saccade.server.exchange import HttpExchange
 from saccade.server.http_errors import HttpError, engine_dead, starting
@@ -19,8 +20,6 @@ from saccade.server.page_headers import page_headers
 from saccade.server.protocol import AbortRequest
 from saccade.server.reading import read_request
 from saccade.server.service import ServerPhase, Service
-from saccade.wire.messages import StatsReply
-from saccade.wire.tensor_parallel import ONE_RANK
 
 STATS_S = 5.0  # for the engine to answer between two steps
 SMALL_BODY_BYTES = 64 * 1024
@@ -74,26 +73,22 @@ class OpsRoutes:
         return json_reply({"server_load": self._service.admission.inside})
 
     async def graphs(self, request: Request) -> Response:
-        stats = await self._stats()
-        if stats is None:
+        """Of the engine; where there are several, of the first one, and under `engines` of each."""
+        found = {name: _graphs(engine) for name, engine in (await self._reports()).items()}
+        if not found:
             raise starting() if self._service.phase is ServerPhase.STARTING else engine_dead(self._service.death)
-        ranks = msgspec.to_builtins(self._service.engine.ready.ranks)
-        return json_reply({"phases": list(stats.phases.values()), "ranks": ranks})
+        first = next(iter(found.values()))
+        return json_reply({**first, "engines": found} if self._service.is_replicated else first)
 
     async def metrics(self, request: Request) -> Response:
         service = self._service
-        stats = await self._stats()
-        ready = None if stats is None else service.engine.ready
         facts = Facts(
-            stats=stats,
-            kv_cache_tokens=0 if ready is None else ready.kv_cache_tokens,
-            block_size=0 if ready is None else ready.block_size,
+            engines=await self._reports(),
             num_pending=service.admission.pending,
             num_refused=service.admission.num_refused,
             time_to_ready_s=service.time_to_ready_s,
             is_ready=service.phase is ServerPhase.READY,
-            gpu_ready_bytes=0 if ready is None else ready.gpu_bytes,
-            ranks=ONE_RANK if ready is None else ready.ranks,
+            is_replicated=service.is_replicated,
             media_jobs=service.media_jobs,
         )
         # Not in the pool that prepares requests: a scrape must not wait for them.
@@ -156,9 +151,13 @@ class OpsRoutes:
             "permission": [],
         }
 
-    async def _stats(self) -> StatsReply | None:
+    async def _reports(self) -> dict[str, EngineReport]:
         try:
             async with asyncio.timeout(STATS_S):
-                return await self._service.engine.stats()
+                return await self._service.engine.reports()
         except (HttpError, SaccadeError, TimeoutError):
-            return None
+            return {}
+
+
+def _graphs(engine: EngineReport) -> dict[str, Any]:
+    return {"phases": list(engine.stats.phases.values()), "ranks": msgspec.to_builtins(engine.ready.ranks)}
