@@ -3,7 +3,7 @@
 `affinity_key` names what a request shares with others: its first image, or how its text begins. A `Policy` orders the
 replicas for a key, and a `Router` keeps their loads."""
 
-from saccade.routing.affinity import affinity_key, request_tokens
+from saccade.routing.affinity import affinity_key, request_tokens, room_of
 from saccade.routing.policies import POLICIES, ConsistentHashing, LeastLoaded, Policy, RoundRobin, make_policy
 from saccade.routing.router import Assignment, Router
 
@@ -18,4 +18,5 @@ __all__ = [
     "affinity_key",
     "make_policy",
     "request_tokens",
+    "room_of",
 ]

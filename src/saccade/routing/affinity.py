@@ -25,6 +25,11 @@ def affinity_key(prompt: Prompt, cache_salt: str | None = None) -> bytes:
     return hasher.digest()
 
 
+def room_of(step_tokens: int) -> int:
+    """A load at which a replica is not busy yet: a step that runs, and one that waits for it."""
+    return 2 * step_tokens
+
+
 def request_tokens(num_prompt_tokens: int, params: SamplingParams) -> int:
     """The tokens a request adds to its replica's load: its prompt's, and those it may be answered with."""
     asked = MOST_OUTPUT_TOKENS if params.max_tokens is None else min(params.max_tokens, MOST_OUTPUT_TOKENS)

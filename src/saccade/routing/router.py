@@ -54,7 +54,11 @@ class Router:
         loads = {name: member.tokens for name, member in self._members.items() if name not in avoid}
         if not loads:
             return None
-        member = self._members[self.policy.order(key, tokens, loads)[0]]
+        return self.place(self.policy.order(key, tokens, loads)[0], tokens)
+
+    def place(self, name: str, tokens: int) -> Assignment:
+        """Counts a request that a replica took, whoever chose it."""
+        member = self._members[name]
         member.tokens += tokens
         member.num_requests += 1
         return Assignment(member, tokens)

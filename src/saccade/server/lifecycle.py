@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from time import monotonic
 
 from saccade.client.back_off import BackOff
@@ -19,7 +20,7 @@ from saccade.inputs.media_pool import MediaPool
 from saccade.inputs.processor import Processor
 from saccade.inputs.template_trial import try_template
 from saccade.models.folder import find_folder
-from saccade.routing import make_policy
+from saccade.routing import make_policy, room_of
 from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
 from saccade.server.tools import tool_style
@@ -68,8 +69,27 @@ class Stages:
             self._show(f"{stage.name}: {stage.done} of {stage.total}")
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the front end reads of a checkpoint."""
+
+    folder: Path
+    processor: Processor
+    defaults: GenerationDefaults
+
+
 async def start(service: Service, plan: Launch, stages: Stages) -> ServedEngine:
     """The engine, open for requests. Raises the ConfigError of a wrong model or setting."""
+    found = await prepare(service, plan, stages)
+    stages.enter("starting the engine")
+    launch = replace(plan, model=str(found.folder), engine=replace(plan.engine, revision=""))  # it is that revision
+    engine = await _start_engines(launch, found.processor, service.settings, stages)
+    stages.enter("")
+    await open_service(service, plan, found, engine)
+    return engine
+
+
+async def prepare(service: Service, plan: Launch, stages: Stages) -> Prepared:
     stages.enter("finding the model")
     chosen = plan.engine
     folder = await asyncio.to_thread(
@@ -86,16 +106,14 @@ async def start(service: Service, plan: Launch, stages: Stages) -> ServedEngine:
         processor.pool = service.media_pool = MediaPool(service.settings.media_processes)
     defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
     await asyncio.to_thread(processor.rehearse)
-    stages.enter("starting the engine")
-    found = replace(chosen, revision="")  # the folder is that revision
-    launch = replace(plan, model=str(folder), engine=found)
-    engine = await _start_engines(launch, processor, service.settings, stages)
-    stages.enter("")
-    template = None if processor.template is None else processor.template.source
-    config = await asyncio.to_thread((folder / "config.json").read_bytes)
-    configuration = config + repr((chosen, engine.limits, template)).encode()
-    service.open(engine, defaults, tool_style(template), configuration=configuration)
-    return engine
+    return Prepared(folder, processor, defaults)
+
+
+async def open_service(service: Service, plan: Launch, found: Prepared, engine: ServedEngine) -> None:
+    template = None if found.processor.template is None else found.processor.template.source
+    config = await asyncio.to_thread((found.folder / "config.json").read_bytes)
+    configuration = config + repr((plan.engine, engine.limits, template)).encode()
+    service.open(engine, found.defaults, tool_style(template), configuration=configuration)
 
 
 async def _start_engines(plan: Launch, processor: Processor, server: ServerSettings, stages: Stages) -> ServedEngine:
@@ -123,7 +141,7 @@ async def _start_engines(plan: Launch, processor: Processor, server: ServerSetti
     if count == 1:
         return await starts[0]()
     return await Replicas.start(
-        starts, lambda ready: make_policy(server.routing, room_tokens=ready.limits.max_num_batched_tokens)
+        starts, lambda ready: make_policy(server.routing, room_tokens=room_of(ready.limits.max_num_batched_tokens))
     )
 
 
