@@ -53,7 +53,7 @@ def test_errors_and_keys_are_those_of_a_server(pair: RunningCluster) -> None:
         talk = {"messages": [{"role": "user", "content": "word " * 5000}]}
         for path, body, status, code in (
             ("/v1/chat/completions", talk, 400, "context_length_exceeded"),
-            ("/v1/chat/completions", {"messages": []}, 400, "invalid_value"),
+            ("/v1/chat/completions", {"messages": []}, 400, "invalid_messages"),
             ("/v1/chat/completions", Question(1).body(model="other"), 404, "model_not_found"),
             ("/nowhere", {}, 404, "unknown_route"),
         ):
