@@ -26,6 +26,8 @@ SAME = {
     "--watchdog-timeout": "watchdog_timeout_s",
     "--tp-size": "tensor_parallel_size",
     "--tp": "tensor_parallel_size",
+    "--dp-size": "data_parallel_size",
+    "--dp": "data_parallel_size",
     "--fastapi-root-path": "root_path",
     "--shutdown-timeout": "shutdown_timeout_s",
     "--request-timeout": "request_timeout_s",
@@ -150,7 +152,10 @@ _CODE = (
     "known need no code of their own, and `saccade doctor MODEL` says whether a model is one of them"
 )
 _GRAPHS = "graphs are chosen a phase at a time: --graphs vision=auto,prefill=auto,decode=auto"
-_PARALLEL = "only tensor parallelism is there (--tensor-parallel-size); for more, start servers behind a load balancer"
+_PARALLEL = (
+    "ranks share a model by tensor parallelism (--tensor-parallel-size), and engines requests (--data-parallel-size); "
+    "for more machines see docs/scaling.md"
+)
 _ADAPTERS = "adapters are not supported; merge them into the checkpoint"
 _DRAFTS = "speculative decoding is not supported"
 _TASKS = "models write text, embed and rank; other tasks are not supported"
@@ -171,7 +176,7 @@ REFUSED = _refused(
         "--piecewise-cuda-graph-tokens": "buckets follow from --max-num-batched-tokens",
         "--max-seq-len-to-capture": "graphs cover every length up to --max-num-batched-tokens",
         "--compilation-config --cuda-graph-config --cudagraph-mode": _GRAPHS,
-        "--pipeline-parallel-size --pp-size --pp --data-parallel-size --dp-size --dp --ep-size --ep --nnodes": (
+        "--pipeline-parallel-size --pp-size --pp --ep-size --ep --nnodes": (
             _PARALLEL,
             "1",
         ),

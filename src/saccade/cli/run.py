@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from saccade.bundled import LIMITS as BUNDLED_LIMITS
 from saccade.cli.aliases import add_aliases
 from saccade.cli.conversation import Conversation, history
-from saccade.cli.model import BUNDLED_LIMITS, bundled_model, found_path, looks_like_model
+from saccade.cli.model import bundled_model, found_path, looks_like_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.prompt_parts import Part, fetched, file_part, image_part, parts_of
 from saccade.config import AnswerSettings, history_file
