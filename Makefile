@@ -6,15 +6,17 @@ SCALE ?= tests/ray
 BIN := .venv/bin
 STAMP := .venv/installed
 RUNTIME := .venv/runtime
+# Versions of everything that is installed for tests; `make install LOCK=` takes the newest that pyproject.toml allows.
+LOCK ?= requirements.lock
 
-.PHONY: install check test accuracy scale gpu serve clean
+.PHONY: install check test accuracy scale gpu serve docs wheel lock clean
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml requirements.lock
 	@echo "Installing into .venv: a minute or two the first time ..."
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable ".[dev]"
+	$(BIN)/pip install --quiet $(if $(LOCK),--constraint $(LOCK)) --editable ".[dev]"
 	touch $(STAMP) $(RUNTIME)
 
 $(RUNTIME): pyproject.toml
@@ -55,5 +57,17 @@ gpu: $(STAMP)
 serve: $(RUNTIME)
 	$(BIN)/saccade serve --port $(PORT)
 
+# The site: site/index.html can be opened as a file, and any web server can serve it.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# dist/saccade_vlm-*.whl, and the sdist that it can be built from.
+wheel: $(STAMP)
+	$(BIN)/python -m hatchling build --directory dist
+
+# After an install with LOCK= and passed tests: writes down what was tested.
+lock: $(STAMP)
+	$(BIN)/python tools/lock.py
+
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache

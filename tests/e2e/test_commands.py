@@ -1,8 +1,10 @@
-"""The two commands of sglang#15320 against the bundled model, as people type them."""
+"""Commands as people type them, against the bundled model: those of sglang#15320, and of the quick start."""
 
+import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 
 from saccade.cli.model import bundled_model
 from tests.cli.test_aliases import BENCH, SERVE
+from tests.docs import DOCS, ROOT
 
 BOUND_S = 300.0  # on a busy machine
 VARIABLES = {
@@ -25,6 +28,7 @@ VARIABLES = {
 }
 # Graphs of steps of 8192 rows take a CPU half a minute and gigabytes; those of images and outputs are here.
 CHEAPER = {"SACCADE_GRAPHS": "prefill=off", "OMP_NUM_THREADS": "1"}
+DIRECT = {**os.environ, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 READY = re.compile(r"ready on http://127\.0\.0\.1:(\d+)")
 
 
@@ -74,6 +78,24 @@ def test_the_benchmark_runs_and_prints_what_sglangs_prints(started: tuple[str, P
     with httpx2.Client(base_url=f"http://127.0.0.1:{started[0]}", trust_env=False) as client:
         phases = {phase["phase"]: phase for phase in client.get("/graphs").json()["phases"]}
     assert sum(phases["vision"]["replays"].values()) > 0
+
+
+def test_the_clients_of_the_quick_start_are_answered(started: tuple[str, Path]) -> None:
+    """OpenAI's client and curl, with the port and the model of this server."""
+    page = (DOCS / "quickstart.md").read_text()
+    [script] = re.findall(r"```python\n(.*?)```", page, re.S)
+    [shell] = [text for text in re.findall(r"```bash\n(.*?)```", page, re.S) if text.startswith("curl")]
+    assert script in (ROOT / "README.md").read_text()
+
+    def said(*command: str) -> str:
+        local = [word.replace(":8000", f":{started[0]}") for word in command]
+        run = subprocess.run(local, cwd=ROOT, capture_output=True, text=True, timeout=BOUND_S, env=DIRECT)
+        assert run.returncode == 0, run.stdout + run.stderr
+        return run.stdout
+
+    assert said(sys.executable, "-c", script.replace('model="saccade"', 'model="auto"')).strip() == "purple"
+    if shutil.which("curl"):
+        assert json.loads(said("bash", "-c", shell))["choices"][0]["message"]["content"] == "HELLO"
 
 
 def test_the_server_with_ranks_says_what_cannot_be_divided() -> None:

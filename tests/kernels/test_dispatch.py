@@ -156,7 +156,7 @@ def test_the_installed_torch_has_an_adapter() -> None:
     adapters = pytest.importorskip("saccade.kernels.adapters")
     assert {"cu_seq_q", "max_q"} <= adapters.load_torch_varlen().accepts
     refusal = adapters.load_flash_attention()
-    assert not isinstance(refusal, str) or "saccade[cuda]" in refusal
+    assert not isinstance(refusal, str) or "saccade-vlm[cuda]" in refusal
 
 
 def test_compiled_kernels_are_kept_where_only_their_user_can_write(

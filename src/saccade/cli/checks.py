@@ -65,7 +65,7 @@ def check_machine(host: str, port: int) -> Iterator[Finding]:
     yield guarded("torch", check_torch, 'install it: pip install "torch>=2.11,<2.14"')
     yield guarded("gpu", check_gpu, "see that nvidia-smi works")
     yield guarded("gpus", check_gpus, "see that nvidia-smi works")
-    yield guarded("kernels", check_kernels, "reinstall saccade[cuda] and triton")
+    yield guarded("kernels", check_kernels, "reinstall saccade-vlm[cuda] and triton")
     for module, (what, extra) in OPTIONAL.items():
         yield check_optional(module, what, extra)
     yield guarded("disk", check_disk, "set HF_HOME to a folder that can be written")
@@ -147,7 +147,7 @@ def check_kernels() -> Finding:
     chosen = {name: f"{home}: {reason}" for name, home, reason in kernels.describe() if name.endswith("attention")}
     found = f"{kernels.name}; " + "; ".join(f"{name} by {text}" for name, text in chosen.items())
     if is_cuda and "flash" not in kernels.name and torch.cuda.get_device_capability() >= (9, 0):
-        return Finding("kernels", Level.NOTE, found, 'this GPU can do better: pip install "saccade[cuda]"')
+        return Finding("kernels", Level.NOTE, found, 'this GPU can do better: pip install "saccade-vlm[cuda]"')
     return Finding("kernels", Level.OK, found)
 
 
@@ -156,7 +156,7 @@ def check_optional(module: str, what: str, extra: str) -> Finding:
         return Finding(module, Level.OK, "installed")
     if extra == "cuda" and not nvidia_gpus():
         return Finding(module, Level.OK, "not installed, and not needed without an NVIDIA GPU")
-    return Finding(module, Level.NOTE, f"not installed; it brings {what}", f'pip install "saccade[{extra}]"')
+    return Finding(module, Level.NOTE, f"not installed; it brings {what}", f'pip install "saccade-vlm[{extra}]"')
 
 
 def check_disk() -> Finding:

@@ -137,7 +137,8 @@ def _read_container(data: bytes, demuxer: str, thinned: _Thinned) -> None:
     try:
         import av
     except ImportError:
-        message = "this server cannot read video files (pip install 'saccade[video]'); send frames as data:video/jpeg"
+        fix = "pip install 'saccade-vlm[video]'"
+        message = f"this server cannot read video files ({fix}); send frames as data:video/jpeg"
         raise RequestError(message, code="video_unsupported") from None
     with av.open(BytesIO(data), mode="r", format=demuxer) as container:
         if not container.streams.video:

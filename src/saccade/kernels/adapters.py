@@ -124,7 +124,7 @@ def load_flash_attention() -> FlashAttention | str:
         interface = importlib.import_module("flash_attn.cute.interface")
         return FlashAttention(interface.flash_attn_varlen_func)
     except (ImportError, AttributeError, OSError) as error:
-        return f"flash-attn-4 cannot be imported ({error}); install saccade[cuda]"
+        return f"flash-attn-4 cannot be imported ({error}); install saccade-vlm[cuda]"
 
 
 def load_torch_varlen() -> TorchVarlen | str:

@@ -98,7 +98,7 @@ class GGUFFile:
         try:
             from gguf import GGUFReader
         except ImportError as error:
-            raise ConfigError(f"{path} needs the gguf package: pip install 'saccade[gguf]'") from error
+            raise ConfigError(f"{path} needs the gguf package: pip install 'saccade-vlm[gguf]'") from error
 
         class StrictReader(GGUFReader):
             """The package's reader takes what is beyond the end of a file for empty: it would count to the end of an

@@ -11,7 +11,7 @@ try:
     from ray import serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 except ImportError:
-    raise ConfigError('saccade.ray needs Ray; install it with `pip install "saccade[ray]"`') from None
+    raise ConfigError('saccade.ray needs Ray; install it with `pip install "saccade-vlm[ray]"`') from None
 
 INGRESS_REQUESTS = 2**16  # at a time; the front end's own limits are lower and answer with a reason
 ENGINES, FRONT = "engines", "front"

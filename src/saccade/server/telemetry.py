@@ -1,5 +1,5 @@
 """OpenTelemetry: a span for each request, with the attributes of the semantic conventions for generative AI, and vLLM's
-for latencies. The packages are optional (`pip install "saccade[otel]"`), and imported only with an endpoint."""
+for latencies. The packages are optional (`pip install "saccade-vlm[otel]"`), and imported only with an endpoint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ def new_telemetry(endpoint: str) -> Telemetry | None:
         from opentelemetry.sdk import trace as _  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f'spans need OpenTelemetry, whose {error.name} is missing: pip install "saccade[otel]" '
+            f'spans need OpenTelemetry, whose {error.name} is missing: pip install "saccade-vlm[otel]" '
             "(--otlp-traces-endpoint)"
         ) from None
     address = endpoint if parts.path.strip("/") else endpoint.rstrip("/") + PATH

@@ -1,0 +1,73 @@
+"""Writes requirements.lock: the installed version of everything that the dev extra brings.
+
+The versions are those of the environment that runs this, so test first and lock afterwards:
+
+    make clean && make install LOCK=     # the newest versions that pyproject.toml allows
+    make check && make test
+    make lock
+"""
+
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+LOCK = ROOT / "requirements.lock"
+HEAD = """# What CI installs: constraints of `make install`. Written by `make lock`; tools/lock.py says how.
+# triton is not here: torch's builds for CUDA demand one version of it, its builds for CPUs none.
+"""
+LEFT_OUT = {"triton"}
+Versions = dict[str, str]
+
+
+def main() -> int:
+    LOCK.write_text(HEAD + "".join(f"{name}=={version}\n" for name, version in sorted(locked().items())))
+    sys.stdout.write(f"{LOCK.name}: {len(locked())} packages\n")
+    return 0
+
+
+def locked() -> Versions:
+    """Distributions that the project and its dev extra need, directly or not, in their installed versions."""
+    found: Versions = {}
+    seen: set[tuple[str, str]] = set()
+    todo = [(requirement, extra) for requirement in declared("dev") for extra in ("", *requirement.extras)]
+    while todo:
+        requirement, extra = todo.pop()
+        name = canonicalize_name(requirement.name)
+        if name in LEFT_OUT or (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        try:
+            installed = distribution(name)
+        except PackageNotFoundError:
+            raise SystemExit(f"{name} is not installed; run `make install` first") from None
+        found[name] = installed.version.split("+")[0]  # torch's 2.13.0+cpu is 2.13.0 for whoever has another build
+        for need in map(Requirement, installed.requires or ()):
+            if is_needed(need, extra):
+                todo += [(need, other) for other in ("", *need.extras)]
+    return found
+
+
+def declared(extra: str) -> Iterator[Requirement]:
+    """Requirements of the project and of one of its extras, which may name others."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    texts = [*project["dependencies"], *project["optional-dependencies"][extra]]
+    for requirement in map(Requirement, texts):
+        if requirement.name == project["name"]:
+            for other in requirement.extras:
+                yield from map(Requirement, project["optional-dependencies"][other])
+        elif is_needed(requirement):
+            yield requirement
+
+
+def is_needed(requirement: Requirement, extra: str = "") -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
