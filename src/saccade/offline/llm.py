@@ -17,7 +17,7 @@ from saccade.execution.executor import DeviceExecutor
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.models.folder import find_folder
-from saccade.offline.llm_inputs import list_params, list_prompts, list_talks, read_prompt
+from saccade.offline.llm_inputs import list_params, list_prompts, list_talks, read_prompt, read_talk
 from saccade.scheduling.engine import Engine
 from saccade.terminal import progress_bar
 from saccade.wire.engine_metrics import Metric, counter, engine_metrics
@@ -105,7 +105,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers to one or several conversations. Images and videos may be files (`str` or `Path`), bytes or data
         URLs, images also PIL images or arrays, videos also lists of frames."""
-        found = [self.processor.chat(talk, **template) for talk in list_talks(messages)]
+        found = [read_talk(talk, self.processor, **template) for talk in list_talks(messages)]
         return self._run(found, sampling_params, progress)
 
     def get_metrics(self) -> list[Metric]:
