@@ -173,6 +173,20 @@ def test_files_may_be_named_by_strings(llm: LLM, made: tiny.Tiny, picture: Image
     assert outputs[0] == outputs[1]
 
 
+def test_a_file_that_cannot_be_decoded_is_named(llm: LLM, picture: Image.Image, tmp_path: Path) -> None:
+    fine, broken = tmp_path / "fine.png", tmp_path / "broken.png"
+    picture.save(fine)
+    broken.write_bytes(fine.read_bytes()[: fine.stat().st_size // 2])
+    parts = [{"type": "image", "image": fine}, {"type": "image", "image": str(broken)}, {"type": "text", "text": "a"}]
+    with pytest.raises(RequestError) as chatted:
+        llm.chat([{"role": "user", "content": parts}])
+    given = {"prompt": "<|image_pad|><|image_pad|>", "multi_modal_data": {"image": [fine, broken]}}
+    with pytest.raises(RequestError) as generated:
+        llm.generate(given)
+    for caught in (chatted, generated):
+        assert str(caught.value).startswith(f"{broken}: "), caught.value
+
+
 @pytest.mark.parametrize("name", ["no/such.png", "https://example.com/a.png", "x" * 10_000, "a\0b", "file:///no.png"])
 def test_a_file_that_is_not_there_is_named(llm: LLM, name: str) -> None:
     with pytest.raises(RequestError, match="is neither a file that is there nor a data URL") as refused:

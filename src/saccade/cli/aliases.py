@@ -232,7 +232,10 @@ BENCH_TAKEN_VALUES = _each(
 )
 BENCH_REFUSED = _refused(
     {
-        "--profile": ("profilers are started with the server, from outside", "false"),
+        "--profile": (
+            "POST /start_profile and /stop_profile before and behind a run, on a server with --profile-folder",
+            "false",
+        ),
         "--lora-name": _ADAPTERS,
         "--tokenize-prompt": ("prompts are text; their lengths are counted by the server", "false"),
     }
@@ -256,6 +259,7 @@ INSTEAD = _each(
         "SGLANG_REQ_WAITING_TIMEOUT SGLANG_REQ_RUNNING_TIMEOUT": "use --request-timeout-s",
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN VLLM_ALLOW_LONG_MAX_MODEL_LEN": _POSITIONS,
         "VLLM_ATTENTION_BACKEND": _KERNELS,
+        "VLLM_TORCH_PROFILER_DIR SGLANG_TORCH_PROFILER_DIR": "use --profile-folder",
         "VLLM_IMAGE_FETCH_TIMEOUT": "use --image-fetch-timeout-s",
         "VLLM_VIDEO_FETCH_TIMEOUT": "use --video-fetch-timeout-s",
     }

@@ -125,13 +125,14 @@ def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams"
     """Writes an answer as it is generated, and any error. Returns the text and whether it succeeded. Ctrl-C ends the
     answer and raises what there was of it."""
     from saccade.client.output import OutputStream
+    from saccade.offline.llm_inputs import read_talk
 
     engine, tokenizer = llm.engine, llm.processor.tokenizer
     stream = OutputStream(0, tokenizer.detokenizer(skip_special_tokens=True), params)
     console = Console(stderr=True)
     try:
         with console.status("reading the question") as status:
-            engine.add(REQUEST_ID, llm.processor.chat(messages), params)
+            engine.add(REQUEST_ID, read_talk(messages, llm.processor), params)
             while engine.has_work:
                 for update in engine.step():
                     text, _ = stream.take(update)
