@@ -15,6 +15,7 @@ from saccade.wire.schemas import MAX_NESTING, MAX_VALUES, resolve, walk
 Schema = dict[str, Any]
 
 MAX_INTEGER = 2**63 - 1024  # llguidance computes with doubles: the last one of 63 bits
+MAX_BOUNDED = 64  # integers of a schema: each bound is an expression, and hundreds of them exceed llguidance's fuel
 _SPOKEN = frozenset({"additionalProperties", "unevaluatedProperties"})
 _OBJECT = _SPOKEN | {"properties", "patternProperties", "required", "minProperties", "maxProperties"}
 _COUNTED = frozenset({"enum", "const", "multipleOf", "$ref"})  # ends by itself, or is not only an integer's business
@@ -55,6 +56,8 @@ class _Closer:
         for schema in schemas:
             if id(schema) not in self._parts and not _SPOKEN & schema.keys():
                 self._close(schema)
+        integers = [schema for schema in schemas if _is_integer(schema)]
+        for schema in integers if len(integers) <= MAX_BOUNDED else ():
             _bound_integer(schema)
         return self._root
 
@@ -167,10 +170,12 @@ class _Closer:
         return list(found.values())
 
 
-def _bound_integer(schema: Schema) -> None:
+def _is_integer(schema: Schema) -> bool:
     types = _types(schema)
-    if "integer" not in types or "number" in types or not _COUNTED.isdisjoint(schema):
-        return
+    return "integer" in types and "number" not in types and _COUNTED.isdisjoint(schema)
+
+
+def _bound_integer(schema: Schema) -> None:
     low, high = (schema.get(f"{side}imum", schema.get(f"exclusive{side.title()}imum")) for side in ("min", "max"))
     if low is None and (high is None or _is_below(-MAX_INTEGER, high)):
         schema["minimum"] = -MAX_INTEGER
