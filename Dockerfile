@@ -14,7 +14,7 @@ ENV PATH=/opt/saccade/bin:$PATH PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
 
 COPY pyproject.toml README.md LICENSE /src/
 COPY src /src/src
-RUN pip install "/src[cuda,video]" && rm -rf /src
+RUN pip install "/src[cuda,otel,video]" && rm -rf /src
 
 RUN useradd --create-home --uid 10001 saccade
 USER saccade

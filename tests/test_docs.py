@@ -79,6 +79,9 @@ def sentences() -> str:
 def test_every_command_is_one_that_can_be_typed(page: Path) -> None:
     for words in commands(page):
         name, rest = find_command(words)
+        if "--config" in rest:  # a file that the reader writes
+            at = rest.index("--config")
+            rest = [*rest[:at], *rest[at + 2 :]]
         flags = new_parser(name).read([word for word in rest if word != "FILE"])
         assert not flags.notes, f"saccade {' '.join(words)}: {flags.notes}"
 

@@ -16,11 +16,12 @@ from saccade import LLM, SamplingParams
 from saccade.cli import main
 from saccade.cli.aliases import BUDGETS, GRAPH_WORDS, INSTEAD, REFUSED, SAME, SWITCHES, TAKEN_SWITCHES, TAKEN_VALUES
 from saccade.cli.aliases import TRANSLATED as WORDS
+from saccade.client.served import EngineReport
 from saccade.server.metrics import Facts, Metrics
 from saccade.server.openapi import build_document
 from saccade.wire.engine_metrics import JobStats, SchedulerStats
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
-from saccade.wire.messages import StatsReply
+from saccade.wire.messages import Ready, StatsReply
 from saccade.wire.tensor_parallel import TensorParallel
 
 MAX_ROUTE_DEPTH = 2  # of objects inside a request that get a table of their own
@@ -147,16 +148,15 @@ def sample_facts() -> Facts:
     rows = {"real_rows": 1, "padded_rows": 0}
     phase = {"phase": "decode", **rows, "selfcheck": 0.0, "graphs": [graph], "fallbacks": {"graphs are off": 1}}
     phase["shadow"] = {"equal": 1}
+    stats = StatsReply(1, SchedulerStats(**counts), {"decode": phase}, gpu_bytes=1)
+    ranks = TensorParallel(size=2, backend="NCCL")
+    ready = Ready(SchedulerSettings(), kv_cache_tokens=1, block_size=1, gpu_bytes=1, ranks=ranks)
     return Facts(
-        stats=StatsReply(1, SchedulerStats(**counts), {"decode": phase}, gpu_bytes=1),
-        kv_cache_tokens=1,
-        block_size=1,
+        engines={"0": EngineReport(ready, stats)},
         num_pending=0,
         num_refused=0,
         time_to_ready_s=1.0,
         is_ready=True,
-        gpu_ready_bytes=1,
-        ranks=TensorParallel(size=2, backend="NCCL"),
         media_jobs=JobStats(),
     )
 

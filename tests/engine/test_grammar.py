@@ -26,7 +26,7 @@ from saccade.kernels.dispatch import sampling_for
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import GrammarCompiler, MaskedRow, Masks, Matcher, allowed_bits
 from saccade.wire.engine_settings import SchedulerSettings
-from saccade.wire.grammar import JSON_OPTIONS, Grammar, check_grammar
+from saccade.wire.grammar import Grammar, check_grammar
 from saccade.wire.messages import Add, Close, Updates, encode, pack_prompt
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.turn import NEXT
@@ -689,9 +689,3 @@ def test_repetitions_multiply_up_to_a_limit(pattern: str, is_allowed: bool) -> N
     except RequestError as error:
         code = error.code
     assert (code != "grammar_too_large") is is_allowed
-
-
-def test_json_has_no_long_runs_of_blanks() -> None:
-    check = re.compile(str(JSON_OPTIONS["whitespace_pattern"]))
-    assert check.fullmatch("\n" + " " * 8) and check.fullmatch(" ") and check.fullmatch("\n")
-    assert not check.fullmatch("\n" + " " * 9) and not check.fullmatch("  ")

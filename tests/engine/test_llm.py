@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from saccade import LLM, SamplingParams
 from saccade.choice.exact import ExactLayout
+from saccade.client.served import EngineReport
 from saccade.errors import ConfigError, RequestError
 from saccade.offline import llm as llm_module
 from saccade.offline.llm_inputs import read_prompt
@@ -22,7 +23,8 @@ from saccade.scheduling import engine as engine_module
 from saccade.scheduling import request as request_module
 from saccade.scheduling import scheduler as scheduler_module
 from saccade.server.metrics import Facts, Metrics
-from saccade.wire.messages import StatsReply
+from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.messages import Ready, StatsReply
 from tests.engine.counting import num_opcodes
 from tests.engine.rig import executor_of, oracle_tokens
 from tests.models import tiny
@@ -114,9 +116,7 @@ def test_metrics_are_those_of_a_server(llm: LLM, picture: Image.Image) -> None:
     engine = llm.engine
     phases = {runner.phase.name: runner.snapshot() for runner in executor_of(engine).phases}
     facts = Facts(
-        stats=StatsReply(0, engine.scheduler.stats(), phases),
-        kv_cache_tokens=1,
-        block_size=1,
+        engines={"0": EngineReport(Ready(SchedulerSettings(), 1, 1), StatsReply(0, engine.scheduler.stats(), phases))},
         num_pending=0,
         num_refused=0,
         time_to_ready_s=None,
@@ -171,6 +171,20 @@ def test_files_may_be_named_by_strings(llm: LLM, made: tiny.Tiny, picture: Image
     given = {"prompt": raw["prompt"], "multi_modal_data": {"image": picture}}
     outputs = [output.outputs[0].token_ids for output in llm.generate([raw, given], GREEDY, progress=False)]
     assert outputs[0] == outputs[1]
+
+
+def test_a_file_that_cannot_be_decoded_is_named(llm: LLM, picture: Image.Image, tmp_path: Path) -> None:
+    fine, broken = tmp_path / "fine.png", tmp_path / "broken.png"
+    picture.save(fine)
+    broken.write_bytes(fine.read_bytes()[: fine.stat().st_size // 2])
+    parts = [{"type": "image", "image": fine}, {"type": "image", "image": str(broken)}, {"type": "text", "text": "a"}]
+    with pytest.raises(RequestError) as chatted:
+        llm.chat([{"role": "user", "content": parts}])
+    given = {"prompt": "<|image_pad|><|image_pad|>", "multi_modal_data": {"image": [fine, broken]}}
+    with pytest.raises(RequestError) as generated:
+        llm.generate(given)
+    for caught in (chatted, generated):
+        assert str(caught.value).startswith(f"{broken}: "), caught.value
 
 
 @pytest.mark.parametrize("name", ["no/such.png", "https://example.com/a.png", "x" * 10_000, "a\0b", "file:///no.png"])

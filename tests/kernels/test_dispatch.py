@@ -177,7 +177,15 @@ def test_compiled_kernels_are_kept_where_only_their_user_can_write(
 
 @pytest.mark.parametrize(
     ("word", "num_gpus", "meant"),
-    [("auto", 0, "cpu"), ("auto", 2, "cuda"), ("cpu", 2, "cpu"), ("cuda", 1, "cuda"), ("cuda:1", 2, "cuda:1")],
+    [
+        ("auto", 0, "cpu"),
+        ("auto", 2, "cuda"),
+        ("auto:1", 2, "cuda:1"),
+        ("auto:1", 0, "cpu"),
+        ("cpu", 2, "cpu"),
+        ("cuda", 1, "cuda"),
+        ("cuda:1", 2, "cuda:1"),
+    ],
 )
 def test_a_device_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch, word: str, num_gpus: int, meant: str) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: num_gpus > 0)
@@ -191,7 +199,8 @@ def test_a_device_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch, word: s
         ("tpu", 1, "device is 'tpu'; allowed: auto, cpu, cuda"),
         ("cpu:0", 1, "allowed: auto"),
         ("cuda", 0, "finds no GPU here; `saccade doctor`"),
-        ("cuda:2", 2, "GPUs here are 0..1 (--device)"),
+        ("cuda:2", 2, "GPUs here are 0..1 (--device, --data-parallel-size)"),
+        ("auto:2", 2, "device is cuda:2; GPUs here are 0..1 (--device, --data-parallel-size)"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from saccade.client.served import EngineReport, ServedEngine
 from saccade.client.stream import Delta
 from saccade.errors import EngineDeadError, RequestError
 from saccade.inputs.generation import GenerationDefaults
@@ -32,6 +33,8 @@ async def two_words(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[di
 
 class FakeEngine:
     """Has what the server uses of AsyncEngine."""
+
+    is_replicated = False
 
     def __init__(self, processor: Processor, script: Script = two_words, *, max_model_len: int = 512) -> None:
         self.processor, self.script = processor, script
@@ -72,6 +75,9 @@ class FakeEngine:
     async def begin_trace(self, limit_s: float) -> None:
         raise EngineDeadError("a script has no passes")
 
+    async def end_trace(self) -> None:
+        return None
+
     async def start_profile(self, folder: str, limit_s: float) -> None:
         self.profiles = [*self.profiles, (folder, limit_s)]
 
@@ -79,6 +85,16 @@ class FakeEngine:
         if not self.profiles:
             raise RequestError("no profile runs", code="profile_refused")
         return f"{self.profiles.pop()[0]}/a.json"
+
+    async def reports(self, passes_since: int | None = None) -> dict[str, EngineReport]:
+        return {"0": EngineReport(self.ready, await self.stats(passes_since))}
+
+    async def wait_dead(self) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    async def aclose(self, *, drain_s: float = 0.0) -> None:
+        self.is_alive = False
 
     async def stats(self, passes_since: int | None = None) -> StatsReply:
         if not self.is_alive:
@@ -92,10 +108,10 @@ class FakeEngine:
         return StatsReply(0, scheduler, {"decode": phase}, self.gpu_bytes, grammar_jobs=self.grammar_jobs)
 
 
-def service_for(engine: FakeEngine | None, scheduler: SchedulerSettings | None = None, **settings: Any) -> Service:
+def service_for(engine: ServedEngine | None, scheduler: SchedulerSettings | None = None, **settings: Any) -> Service:
     service = Service("m", ServerSettings(**settings), scheduler or SchedulerSettings(), MediaSettings())
     if engine is not None:
-        service.open(engine, GenerationDefaults(eos_token_ids=frozenset(), temperature=0.25, top_k=7))  # type: ignore[arg-type]
+        service.open(engine, GenerationDefaults(eos_token_ids=frozenset(), temperature=0.25, top_k=7))
     return service
 
 

@@ -6,21 +6,21 @@ the refusal that belongs to it; one that reads a stream says the same however th
 """
 
 import argparse
+import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from random import Random
-from typing import Any
 
 from saccade.errors import ConfigError, RequestError
 from saccade.inputs.fetch import is_public, parse_url
 from saccade.server.caller_limits import LimitsFile, read_limits
 from saccade.server.origins import is_foreign_page
 from saccade.server.reasoning import ReasoningParser
-from saccade.server.tools import Content, HermesParser, LlamaParser, ToolEvent
+from saccade.server.tool_parser import CallArguments, CallBegin, Content, HermesParser, LlamaParser, ToolEvent
 
 MOST_CPU_S = 5.0  # for a text of some kilobytes; they take microseconds
 URL_PIECES = (
@@ -254,22 +254,43 @@ def _check_url(text: str, random: Random) -> None:
 
 def _check_tools(text: str, random: Random) -> None:
     for new in (HermesParser, LlamaParser):
-        for is_parallel in (True, False):
-            for is_cut in (True, False):
-                seen = []
-                for pieces in ([text], _cut(text, random), list(text[:300]) + [text[300:]]):
-                    parser = new(is_parallel=is_parallel, new_id=lambda: "id")
-                    events = [event for piece in pieces for event in parser.push(piece)]
-                    seen.append(_joined(events + parser.finish(is_cut=is_cut)))
-                if seen[0] != seen[1] or seen[0] != seen[2]:
-                    raise FoundError(f"{new.__name__}, parallel {is_parallel}, cut {is_cut}: {seen}"[:500])
-                if not seen[0][1] and seen[0][0] != text:
-                    raise FoundError(f"{new.__name__}: text was lost: {seen[0][0][:200]!r}")
+        for case in product((True, False), repeat=3):
+            is_parallel, is_streamed, is_cut = case
+            seen = []
+            for pieces in ([text], _cut(text, random), list(text[:300]) + [text[300:]]):
+                parser = new(is_parallel=is_parallel, is_streamed=is_streamed, new_id=lambda: "id")
+                events = [event for piece in pieces for event in parser.push(piece)]
+                seen.append(_joined(events + parser.finish(is_cut=is_cut)))
+            if seen[0] != seen[1] or seen[0] != seen[2]:
+                raise FoundError(f"{new.__name__}, parallel, streamed, cut {case}: {seen}"[:500])
+            if not seen[0][1] and seen[0][0] != text:
+                raise FoundError(f"{new.__name__}: text was lost: {seen[0][0][:200]!r}")
+            if is_streamed and _is_whole(seen[0][1]):
+                parser = new(is_parallel=is_parallel, new_id=lambda: "id")
+                whole = _joined(parser.push(text) + parser.finish(is_cut=is_cut))
+                if seen[0] != whole and "<" not in whole[0] and "{" not in whole[0]:
+                    raise FoundError(f"{new.__name__}: {seen[0]} in a stream, {whole} else"[:500])
 
 
-def _joined(events: list[ToolEvent]) -> tuple[str, list[Any]]:
-    content = "".join(event.text for event in events if isinstance(event, Content))
-    return content, [event for event in events if not isinstance(event, Content)]
+def _joined(events: list[ToolEvent]) -> tuple[str, list[tuple[str, str]]]:
+    """The text, and the calls with their arguments put together."""
+    content, calls = "", list[tuple[str, str]]()
+    for event in events:
+        match event:
+            case Content(text):
+                content += text
+            case CallBegin(_, _, name):
+                calls.append((name, ""))
+            case CallArguments(index, text):
+                calls[index] = (calls[index][0], calls[index][1] + text)
+    return content, calls
+
+
+def _is_whole(calls: list[tuple[str, str]]) -> bool:
+    try:
+        return all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _check_reasoning(text: str, random: Random) -> None:

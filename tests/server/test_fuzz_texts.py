@@ -45,6 +45,7 @@ def raise_index(*words: Any, **more: Any) -> Any:
         ("reasoning", "ReasoningParser.push", lambda self, text: (text[:1], ""), "open True"),
         ("tools", "HermesParser.push", forget_the_rest, "text was lost"),
         ("tools", "LlamaParser.finish", lambda self, is_cut: [], "text was lost"),
+        ("tools", "HermesParser._stream", lambda self, arguments, text, events: self._grow("{}", events) or "", "cut"),
     ],
 )
 def test_a_parser_that_breaks_is_found(

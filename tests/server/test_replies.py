@@ -369,7 +369,7 @@ def test_the_fingerprint_tells_configurations_apart(processor: Processor) -> Non
     for configuration in (b"a", b"a", b"b"):
         engine = FakeEngine(processor)
         service = service_for(engine)
-        service.open(engine, GenerationDefaults(eos_token_ids=frozenset()), configuration=configuration)  # type: ignore[arg-type]
+        service.open(engine, GenerationDefaults(eos_token_ids=frozenset()), configuration=configuration)
         body = {"messages": [{"role": "user", "content": "hi"}]}
         found.append(asyncio.run(Caller(service).post(CHAT, body)).json["system_fingerprint"])
     assert found[0] == found[1] != found[2] and found[0].startswith("saccade-")

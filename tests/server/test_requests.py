@@ -114,6 +114,15 @@ def test_any_number_is_finite_and_in_range_or_refused(name: str, value: float) -
         ({"guided_grammar": "start: A"}, Grammar("lark", "start: A")),
         ({"regex": "a+"}, Grammar("regex", "a+")),
         ({"ebnf": "start: A"}, Grammar("lark", "start: A")),
+        ({"structured_outputs": {"json": "{}", "disable_any_whitespace": True}}, Grammar("json_schema", "{}")),
+        ({"structured_outputs": {"json": "{}", "disable_any_whitespace": False}}, Grammar("json_schema", "{}", True)),
+        (
+            {"structured_outputs": {"json_object": True}, "disable_any_whitespace": False},
+            Grammar("json_object", "", True),
+        ),
+        ({"guided_json": "{}", "disable_any_whitespace": False}, Grammar("json_schema", "{}", True)),
+        ({"guided_json": "{}", "disable_any_whitespace": True}, Grammar("json_schema", "{}")),
+        ({"response_format": {"type": "json_object"}, "disable_any_whitespace": None}, Grammar("json_object")),
     ],
     ids=lambda value: str(value)[:60],
 )

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from saccade.client import back_off as back_off_module
 from saccade.client import liveness
+from saccade.client.back_off import MAX_TRIES, STEADY_S, BackOff
 from saccade.client.liveness import Liveness
 from saccade.client.process import AsyncEngine
 from saccade.errors import ConfigError, EngineDeadError
 from saccade.inputs.media_loader import MediaSettings
-from saccade.server import lifecycle, service, work_queue
-from saccade.server.lifecycle import MAX_TRIES, STEADY_S, BackOff, Launch, Stages, restart
+from saccade.server import service, work_queue
+from saccade.server.lifecycle import Launch, Stages, restart
 from saccade.server.service import ServerPhase
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from tests.inputs.folders import write_qwen
@@ -60,7 +62,7 @@ def test_a_dead_engine_is_followed_by_another(
         return FakeEngine(processor)
 
     monkeypatch.setattr(AsyncEngine, "start", start)
-    monkeypatch.setattr(lifecycle, "FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr(back_off_module, "FIRST_DELAY_S", 0.0)
 
     async def run() -> None:
         engine.is_alive = False

@@ -13,39 +13,50 @@ from llguidance import LLMatcher
 
 from saccade.errors import RequestError
 from saccade.scheduling.matcher import GrammarCompiler
-from saccade.server.tools import (
+from saccade.server.tool_parser import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
     Content,
     HermesParser,
     LlamaParser,
-    ToolCall,
     ToolEvent,
     ToolParser,
-    check_tools,
     new_tool_parser,
-    tool_grammar,
-    tool_style,
 )
+from saccade.server.tools import check_tools, tool_grammar, tool_style
 from saccade.wire.grammar import Grammar, check_grammar
 
 Calls = list[tuple[str, Any]]
 
 
 def call(name: str, arguments: Any) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {compact(arguments)}}}\n</tool_call>'
+
+
+def compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def collect(events: list[ToolEvent]) -> tuple[str, Calls]:
     """The text, and the calls with their arguments read; ids differ."""
-    content, calls, ids = "", list[tuple[str, str]](), set[str]()
+    content, calls, ids, num_ended = "", list[tuple[str, str]](), set[str](), 0
     for event in events:
         match event:
             case Content(text):
                 assert text
                 content += text
-            case ToolCall(index, id_, name, arguments):
-                assert index == len(calls) and id_ not in ids
+            case CallBegin(index, id_, name):
+                assert index == len(calls) == num_ended and id_ not in ids
                 ids.add(id_)
-                calls.append((name, arguments))
+                calls.append((name, ""))
+            case CallArguments(index, text):
+                assert text and index == len(calls) - 1 == num_ended
+                calls[index] = (calls[index][0], calls[index][1] + text)
+            case CallEnd(index):
+                assert index == len(calls) - 1 == num_ended
+                num_ended += 1
+    assert num_ended == len(calls)
     return content, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
@@ -94,13 +105,15 @@ TEXTS: dict[str, tuple[str, str, Calls]] = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_calls_and_text_are_the_same_however_they_come(name: str) -> None:
+    """Streamed as well as whole, but for a call that turns out to be none when some of it has been told."""
     text, content, calls = TEXTS[name]
-    assert parse(text) == (content, calls)
     random = Random(name)
-    if len(text) < 1000:
-        assert parse(text, list(range(len(text)))) == (content, calls)
-        for _ in range(30):
-            assert parse(text, [random.randrange(len(text) + 1) for _ in range(6)]) == (content, calls)
+    for is_streamed in (False, True) if name != "NaN" else (False,):
+        cuts: list[list[int]] = [[]]
+        if len(text) < 1000:
+            cuts += [list(range(len(text)))] + [[random.randrange(len(text) + 1) for _ in range(6)] for _ in range(30)]
+        for places in cuts:
+            assert parse(text, places, HermesParser(is_streamed=is_streamed)) == (content, calls)
 
 
 @settings(max_examples=200, deadline=None)
@@ -122,15 +135,62 @@ def test_text_is_told_at_once_unless_it_may_begin_a_call() -> None:
     assert parser.push(" \n<tool_call>\n") == []
     assert parser.push('{"name": "f", "arguments": {}}\n</tool_cal') == []
     assert parser.num_calls == 0
-    assert [type(event) for event in parser.push("l>")] == [ToolCall]
+    assert [type(event) for event in parser.push("l>")] == [CallBegin, CallArguments, CallEnd]
     assert parser.num_calls == 1 and parser.finish() == []
+
+
+def test_a_stream_has_a_call_as_soon_as_its_arguments_begin() -> None:
+    parser = HermesParser(is_streamed=True, new_id=lambda: "id")
+    assert parser.push('Hm.\n<tool_call>\n{"name": "f", "arguments": ') == [Content("Hm.")]
+    assert parser.push("{") == [CallBegin(0, "id", "f"), CallArguments(0, "{")] and parser.num_calls == 1
+    assert parser.push('"a": "<') == [CallArguments(0, '"a": "<')]
+    assert parser.push('/tool_call>}", ') == [CallArguments(0, '/tool_call>}", ')]
+    assert parser.push('"b": [1]} ') == [CallArguments(0, '"b": [1]}'), CallEnd(0)]
+    assert parser.push(', "more": "</tool_call>"}\n</tool_ca') == []
+    assert parser.push('ll>\n<tool_call>{"name": "g", "parameters": {}}') == [
+        CallBegin(1, "id", "g"), CallArguments(1, "{}"), CallEnd(1)]  # fmt: skip
+    assert parser.push("</tool_call>") == [] and parser.finish() == []
+
+
+def test_a_stream_has_calls_of_llama_as_soon_as_their_arguments_begin() -> None:
+    parser = LlamaParser(is_streamed=True, new_id=lambda: "id")
+    assert parser.push(' {"name": "f", "parameters"') == [] and parser.push(": ") == []
+    assert parser.push('{"a": ') == [CallBegin(0, "id", "f"), CallArguments(0, '{"a": ')]
+    assert parser.push('"};"}') == [CallArguments(0, '"};"}'), CallEnd(0)]
+    assert parser.push("} ") == [] and parser.push(";") == []
+    assert parser.push('{"name": "g", "parameters": {}}') == [
+        CallBegin(1, "id", "g"), CallArguments(1, "{}"), CallEnd(1)]  # fmt: skip
+    assert parser.push(" and ") == [Content(" and ")] and parser.push("more") == [Content("more")]
+    assert parser.finish() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ('{"x": NaN}}</tool_call> Hm', '{"x": NaN}'),
+        ('{"x": }}</tool_call> Hm', '{"x": }'),
+        ('{"x": [1</tool_call> Hm', '{"x": [1'),
+        ('{"x"]}} oops</tool_call> Hm', '{"x"]'),
+        ('{"x": "</tool_call> Hm', '{"x": "</tool_call> Hm'),
+    ],
+)
+def test_what_was_streamed_of_a_broken_call_is_what_the_model_wrote(arguments: str, told: str) -> None:
+    text = '<tool_call>{"name": "f", "arguments": ' + arguments
+    for pieces in ([text], list(text)):
+        parser = HermesParser(is_streamed=True, new_id=lambda: "id")
+        events = [*(event for piece in pieces for event in parser.push(piece)), *parser.finish()]
+        content = "".join(event.text for event in events if isinstance(event, Content))
+        assert content == (" Hm" if told[-2:] != "Hm" else "")
+        assert "".join(event.text for event in events if isinstance(event, CallArguments)) == told
+        assert [type(event) for event in events].count(CallEnd) == 1
+    assert parse(text) == (text, []), "a whole reply can still give it back as text"
 
 
 def test_ids_are_new_for_every_call() -> None:
     ids = count(1)
     parser = HermesParser(new_id=lambda: f"call_{next(ids)}")
     events = parser.push(call("a", {}) + call("b", {}))
-    assert [event.id for event in events if isinstance(event, ToolCall)] == ["call_1", "call_2"]
+    assert [event.id for event in events if isinstance(event, CallBegin)] == ["call_1", "call_2"]
 
 
 @pytest.mark.parametrize("style", ["hermes", "llama3_json"])
@@ -139,8 +199,10 @@ def test_without_parallel_calls_the_first_is_all_there_is(style: Any) -> None:
         "hermes": f"Hm. {call('a', {})} {call('b', {})} and so on",
         "llama3_json": '{"name": "a", "parameters": {}}; {"name": "b", "parameters": {}}',
     }
-    content, calls = parse(texts[style], parser=new_tool_parser(style, is_parallel=False))
-    assert calls == [("a", {})] and content in ("Hm.", "")
+    for is_streamed in (False, True):
+        parser = new_tool_parser(style, is_parallel=False, is_streamed=is_streamed)
+        content, calls = parse(texts[style], parser=parser)
+        assert calls == [("a", {})] and content in ("Hm.", "")
 
 
 @pytest.mark.parametrize(
@@ -152,12 +214,18 @@ def test_without_parallel_calls_the_first_is_all_there_is(style: Any) -> None:
         ('{"name": "f", "parameters": {}} and more', '{"name": "f", "parameters": {}} and more', []),
         ('{"answer": 42}', '{"answer": 42}', []),
         ('{"name": "f", "param', '{"name": "f", "param', []),
+        ('{"parameters": {"x": 1}, "name": "f"}', "", [("f", {"x": 1})]),
+        ('{"name": "f", "parameters": {}};', "", [("f", {})]),
+        ('{"name": "f", "parameters": {"x": "' + "y" * 3000 + '"}}', "", [("f", {"x": "y" * 3000})]),
+        ('{"answer": "' + "y" * 3000 + '"}', '{"answer": "' + "y" * 3000 + '"}', []),
         ("", "", []),
     ],
 )
 def test_calls_of_llama(text: str, content: str, calls: Calls) -> None:
     for cuts in ([], list(range(len(text))), [1], [2, 3]):
         assert parse(text, cuts, LlamaParser()) == (content, calls)
+        if not text.endswith("and more"):  # too late for a stream
+            assert parse(text, cuts, LlamaParser(is_streamed=True)) == (content, calls)
 
 
 def test_a_template_tells_the_style() -> None:
@@ -223,7 +291,7 @@ def test_a_named_tool_is_called_once(accepts: Accepts, choice: Any) -> None:
 
 def test_llama_calls_are_forced_in_its_own_form(accepts: Accepts) -> None:
     grammar = tool_grammar(TOOLS, "required", style="llama3_json")
-    text = '{"name": "get_weather", "parameters": {"city": "Bern"}}; {"name": "stop.now-2", "parameters": {}}'
+    text = '{"name": "get_weather", "parameters": {"city":"Bern"}}; {"name": "stop.now-2", "parameters": {}}'
     assert grammar is not None and accepts(grammar, text)
     assert [name for name, _ in parse(text, parser=LlamaParser())[1]] == ["get_weather", "stop.now-2"]
 
@@ -283,25 +351,28 @@ def test_schemas_of_tools_keep_the_limits_of_schemas(schema: Any) -> None:
         check_grammar(grammar)
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("end", range(1, 70))
-def test_a_hermes_call_may_be_cut_anywhere(end: int) -> None:
+def test_a_hermes_call_may_be_cut_anywhere(end: int, is_streamed: bool) -> None:
     """Behind its name, whatever came of its arguments is a call's; before, all of it is text."""
     whole = '<tool_call>\n{"name": "f", "arguments": {"a": [1, {"b": 2}]}}\n</tool_call>'
     begin = whole.index('{"a"')
-    parser = HermesParser(new_id=lambda: "id")
+    parser = HermesParser(new_id=lambda: "id", is_streamed=is_streamed)
     events = [*parser.push(whole[:end]), *parser.finish(is_cut=True)]
     if end <= begin:
         assert events == [Content(whole[:end])]
         return
-    assert events == [ToolCall(0, "id", "f", whole[begin:end][: len('{"a": [1, {"b": 2}]}')])]
+    arguments = whole[begin:end][: len('{"a": [1, {"b": 2}]}')]
+    assert events == [CallBegin(0, "id", "f"), CallArguments(0, arguments), CallEnd(0)]
 
 
 def test_llama_calls_may_be_cut_in_the_last_of_them() -> None:
     first, second = '{"name": "f", "parameters": {"a": 1}}', '{"name": "g", "parameters": {"b; c": [2'
-    parser = LlamaParser(new_id=lambda: "id")
-    events = [*parser.push(f"{first}; {second}"), *parser.finish(is_cut=True)]
-    names = [event.name for event in events if isinstance(event, ToolCall)]
-    assert names == ["f", "g"] and events[-1] == ToolCall(1, "id", "g", '{"b; c": [2')
+    for is_streamed in (False, True):
+        parser = LlamaParser(new_id=lambda: "id", is_streamed=is_streamed)
+        events = [*parser.push(f"{first}; {second}"), *parser.finish(is_cut=True)]
+        names = [event.name for event in events if isinstance(event, CallBegin)]
+        assert names == ["f", "g"] and events[-2:] == [CallArguments(1, '{"b; c": [2'), CallEnd(1)]
     parser = LlamaParser()
     parser.push(f"{first}; {second}")
     assert parser.finish() == [Content(f"{first}; {second}")]

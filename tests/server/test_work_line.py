@@ -3,16 +3,14 @@ from collections.abc import Callable
 
 from saccade.server.service import Service
 from saccade.server.work_line import EVERY_S, WorkLine, WorkTotals, line_of
-from saccade.wire.engine_metrics import SchedulerStats
-from saccade.wire.messages import StatsReply
+from saccade.wire.engine_metrics import SchedulerStats, sum_of
 from tests.server.fake import Caller, FakeEngine, service_for
 
 Scripted = Callable[..., tuple[Caller, FakeEngine, Service]]
 
 
-def stats(**given: float) -> StatsReply:
-    numbers = {**dict.fromkeys(SchedulerStats.__dataclass_fields__, 0), **given}
-    return StatsReply(0, SchedulerStats(**numbers), {})  # type: ignore[arg-type]
+def stats(**given: float) -> SchedulerStats:
+    return SchedulerStats(**{**dict.fromkeys(SchedulerStats.__dataclass_fields__, 0), **given})  # type: ignore[arg-type]
 
 
 def test_a_line_tells_rates_load_and_shares() -> None:
@@ -27,6 +25,12 @@ def test_a_line_tells_rates_load_and_shares() -> None:
 def test_what_did_not_happen_is_left_out() -> None:
     found = line_of(WorkTotals(0, 10), 10.0, stats(running=1), 0)
     assert found == "0.0 prompt and 1.0 generated tokens/s, 1 running, 0 waiting, KV cache 0%"
+
+
+def test_several_engines_are_one_line() -> None:
+    two = sum_of([stats(running=3, waiting=1, kv_usage=0.2), stats(running=1, kv_usage=0.4)])
+    assert (two.running, two.waiting, round(two.kv_usage, 6)) == (4, 1, 0.3)
+    assert WorkTotals(output_tokens=5, found=2).since(WorkTotals(output_tokens=3, found=9)) == WorkTotals(0, 2)
 
 
 def test_only_seconds_of_work_count(engine: FakeEngine) -> None:

@@ -26,6 +26,8 @@ SAME = {
     "--watchdog-timeout": "watchdog_timeout_s",
     "--tp-size": "tensor_parallel_size",
     "--tp": "tensor_parallel_size",
+    "--dp-size": "data_parallel_size",
+    "--dp": "data_parallel_size",
     "--fastapi-root-path": "root_path",
     "--shutdown-timeout": "shutdown_timeout_s",
     "--request-timeout": "request_timeout_s",
@@ -150,7 +152,10 @@ _CODE = (
     "known need no code of their own, and `saccade doctor MODEL` says whether a model is one of them"
 )
 _GRAPHS = "graphs are chosen a phase at a time: --graphs vision=auto,prefill=auto,decode=auto"
-_PARALLEL = "only tensor parallelism is there (--tensor-parallel-size); for more, start servers behind a load balancer"
+_PARALLEL = (
+    "ranks share a model by tensor parallelism (--tensor-parallel-size), and engines requests (--data-parallel-size); "
+    "for more machines see docs/scaling.md"
+)
 _ADAPTERS = "adapters are not supported; merge them into the checkpoint"
 _DRAFTS = "speculative decoding is not supported"
 _TASKS = "models write text, embed and rank; other tasks are not supported"
@@ -171,7 +176,7 @@ REFUSED = _refused(
         "--piecewise-cuda-graph-tokens": "buckets follow from --max-num-batched-tokens",
         "--max-seq-len-to-capture": "graphs cover every length up to --max-num-batched-tokens",
         "--compilation-config --cuda-graph-config --cudagraph-mode": _GRAPHS,
-        "--pipeline-parallel-size --pp-size --pp --data-parallel-size --dp-size --dp --ep-size --ep --nnodes": (
+        "--pipeline-parallel-size --pp-size --pp --ep-size --ep --nnodes": (
             _PARALLEL,
             "1",
         ),
@@ -227,7 +232,10 @@ BENCH_TAKEN_VALUES = _each(
 )
 BENCH_REFUSED = _refused(
     {
-        "--profile": ("profilers are started with the server, from outside", "false"),
+        "--profile": (
+            "POST /start_profile and /stop_profile before and behind a run, on a server with --profile-folder",
+            "false",
+        ),
         "--lora-name": _ADAPTERS,
         "--tokenize-prompt": ("prompts are text; their lengths are counted by the server", "false"),
     }
@@ -251,6 +259,7 @@ INSTEAD = _each(
         "SGLANG_REQ_WAITING_TIMEOUT SGLANG_REQ_RUNNING_TIMEOUT": "use --request-timeout-s",
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN VLLM_ALLOW_LONG_MAX_MODEL_LEN": _POSITIONS,
         "VLLM_ATTENTION_BACKEND": _KERNELS,
+        "VLLM_TORCH_PROFILER_DIR SGLANG_TORCH_PROFILER_DIR": "use --profile-folder",
         "VLLM_IMAGE_FETCH_TIMEOUT": "use --image-fetch-timeout-s",
         "VLLM_VIDEO_FETCH_TIMEOUT": "use --video-fetch-timeout-s",
     }

@@ -26,6 +26,7 @@ over the environment. Integers may end in k, m, g (1000) or K, M, G (1024).
 # One line about each, and the module that has its `new_parser(name)` and `run(flags)`.
 COMMANDS = {
     "serve": ("serve a model behind the OpenAI API", "serve"),
+    "deploy": ("serve a model on a Ray cluster, by replicas on its machines", "deploy"),
     "run": ("ask a model once, with images", "run"),
     "list": ("models that are here: the bundled one and those of the hub's cache", "models"),
     "pull": ("fetch a model from the hub", "models"),

@@ -6,21 +6,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from saccade.bundled import LIMITS as BUNDLED_LIMITS
 from saccade.cli.aliases import add_aliases
 from saccade.cli.parser import Parser, settings_from
 from saccade.errors import ConfigError
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
 MODEL_WORD = "[MODEL]"
-# Defaults of the bundled model, for a quick start on a CPU: graphs recorded there hold every temporary, so few and
-# small ones. Its images have at most 64 tokens.
-BUNDLED_LIMITS = {
-    "max_model_len": 1024,
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 256,
-    "encoder_budget_tokens": 256,
-    "encoder_cache_tokens": 2048,
-}
 
 
 def engine_parser(name: str, about: str, *settings: type[Any]) -> Parser:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from saccade.bundled import LIMITS as BUNDLED_LIMITS
 from saccade.cli.aliases import add_aliases
 from saccade.cli.conversation import Conversation, history
-from saccade.cli.model import BUNDLED_LIMITS, bundled_model, found_path, looks_like_model
+from saccade.cli.model import bundled_model, found_path, looks_like_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.prompt_parts import Part, fetched, file_part, image_part, parts_of
 from saccade.config import AnswerSettings, history_file
@@ -124,13 +125,14 @@ def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams"
     """Writes an answer as it is generated, and any error. Returns the text and whether it succeeded. Ctrl-C ends the
     answer and raises what there was of it."""
     from saccade.client.output import OutputStream
+    from saccade.offline.llm_inputs import read_talk
 
     engine, tokenizer = llm.engine, llm.processor.tokenizer
     stream = OutputStream(0, tokenizer.detokenizer(skip_special_tokens=True), params)
     console = Console(stderr=True)
     try:
         with console.status("reading the question") as status:
-            engine.add(REQUEST_ID, llm.processor.chat(messages), params)
+            engine.add(REQUEST_ID, read_talk(messages, llm.processor), params)
             while engine.has_work:
                 for update in engine.step():
                     text, _ = stream.take(update)

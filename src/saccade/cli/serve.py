@@ -3,8 +3,9 @@
 from argparse import Namespace
 from typing import Any
 
+from saccade.bundled import LIMITS as BUNDLED_LIMITS
 from saccade.cli.aliases import add_aliases, variable_notes
-from saccade.cli.model import BUNDLED_LIMITS, MODEL_WORD, chosen_model
+from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.client.spare import Spare
 from saccade.inputs.media_loader import MediaSettings

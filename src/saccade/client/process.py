@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from saccade.client.child import Child
 from saccade.client.liveness import Liveness
+from saccade.client.served import EngineReport
 from saccade.client.spare import Spare
 from saccade.client.stream import Delta, RequestStream
 from saccade.errors import CapacityError, ConfigError, EngineDeadError, RankGoneError, RequestError, SaccadeError
@@ -35,6 +36,8 @@ _log = logging.getLogger(__name__)
 class AsyncEngine:
     """An engine in its own process. Created by `start`, ended by `aclose`, used in one event loop. Every `generate`
     ends: with the last delta of each output, or with an error."""
+
+    is_replicated = False
 
     def __init__(self, child: Child, report: messages.OnStage) -> None:
         self._child, self._report = child, report
@@ -165,6 +168,9 @@ class AsyncEngine:
         `passes_since`, also the newest passes with a greater number."""
         stats: messages.StatsReply = await self._ask(messages.AskStats(next(self._serials), passes_since))
         return stats
+
+    async def reports(self, passes_since: int | None = None) -> dict[str, EngineReport]:
+        return {"0": EngineReport(self.ready, await self.stats(passes_since))}
 
     async def flush_cache(self) -> bool:
         """Empty the prompt and image caches. Returns False without doing anything while requests run or wait."""

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any, Literal
 
 from saccade.errors import RequestError
@@ -39,14 +38,11 @@ class MediaRef:
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
-        """Adds this part's name to errors raised inside, so that code handling the source need not know it. A file is
-        named, too: only callers of this process give files, never requests."""
+        """Adds this part's name to errors raised inside, so that code handling the source need not know it."""
         try:
             yield
         except RequestError as error:
             error.param = error.param or self.param
-            if isinstance(self.source, PathLike):
-                error.args = (f"{self.source}: {error}",)
             raise
 
 

@@ -144,9 +144,10 @@ class Kernels(KernelTable):
 
 
 def device_named(word: str) -> torch.device:
-    """The device that a --device setting names on this machine; auto is a GPU if there is one."""
-    if word == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The device that a --device setting names on this machine; auto is a GPU if there is one, and auto:1, as replicas
+    have it, then the second."""
+    if re.fullmatch(r"auto(:[0-9]{1,3})?", word):
+        word = word.replace("auto", "cuda") if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", word):
         raise ConfigError(f"device is {word!r}; allowed: auto, cpu, cuda, cuda:1 and so on (--device)")
     device = torch.device(word)
@@ -154,7 +155,9 @@ def device_named(word: str) -> torch.device:
         found = f"torch {torch.__version__} finds no GPU here"
         raise ConfigError(f"device is {word}, and {found}; `saccade doctor` says why, or use cpu (--device)")
     if device.index is not None and device.index >= torch.cuda.device_count():
-        raise ConfigError(f"device is {word}; GPUs here are 0..{torch.cuda.device_count() - 1} (--device)")
+        raise ConfigError(
+            f"device is {word}; GPUs here are 0..{torch.cuda.device_count() - 1} (--device, --data-parallel-size)"
+        )
     return device
 
 

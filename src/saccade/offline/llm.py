@@ -20,7 +20,7 @@ from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
 from saccade.inputs.ranking import find_answers, score_of
 from saccade.models.folder import find_folder
-from saccade.offline.llm_inputs import list_params, list_prompts, list_talks, read_prompt
+from saccade.offline.llm_inputs import list_params, list_prompts, list_talks, read_prompt, read_talk
 from saccade.offline.llm_pooling import (
     EmbeddingOutput,
     PoolingRequestOutput,
@@ -119,7 +119,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers to one or several conversations. Images and videos may be files (`str` or `Path`), bytes or data
         URLs, images also PIL images or arrays, videos also lists of frames."""
-        found = [self.processor.chat(talk, **template) for talk in list_talks(messages)]
+        found = [read_talk(talk, self.processor, **template) for talk in list_talks(messages)]
         return self._run(found, sampling_params, progress)
 
     def embed(

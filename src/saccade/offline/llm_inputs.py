@@ -2,8 +2,10 @@
 The server never uses this module: request text opens no file."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,7 +72,26 @@ def read_prompt(prompt: Any, processor: Processor) -> Prompt:
     if not isinstance(text, str):
         raise RequestError("a prompt that is a mapping has text under prompt, or prompt_token_ids", param="prompt")
     media = _list_media(given, text, processor) if given is not None else []
-    return processor.text(text, media=[(kind, _opened(source)) for kind, source in media])
+    opened = [(kind, _opened(source)) for kind, source in media]
+    with _naming_files({f"media[{i}]": source for i, (_, source) in enumerate(opened)}):
+        return processor.text(text, media=opened)
+
+
+def read_talk(talk: Any, processor: Processor, **template: Any) -> Prompt:
+    """One conversation, whose files are paths. An error names the file that it is about."""
+    with _naming_files({ref.param: ref.source for _, _, ref in find_sources(talk)}):
+        return processor.chat(talk, **template)
+
+
+@contextmanager
+def _naming_files(sources: Mapping[str, Any]) -> Iterator[None]:
+    """Whoever calls `LLM` named the files; only texts for clients of a server must be silent about them."""
+    try:
+        yield
+    except RequestError as error:
+        if isinstance(source := sources.get(error.param or ""), PathLike):
+            error.args = (f"{source}: {error}",)
+        raise
 
 
 def _list_media(given: Any, text: str, processor: Processor) -> list[tuple[str, Any]]:

@@ -23,6 +23,7 @@ class VocabularyFile(msgspec.Struct, frozen=True):
 class Trial(msgspec.Struct, frozen=True):
     kind: str
     text: str
+    has_whitespace: bool
 
 
 def read_vocabulary(file: int) -> VocabularyFile:
@@ -37,7 +38,8 @@ def run(file: int) -> int:
     def work(words: bytes, data: bytes, desk: Desk) -> bytes:
         """Compiles, and computes the first mask."""
         trial = msgspec.msgpack.decode(data, type=Trial)
-        compiled = compile_grammar(Grammar(trial.kind, trial.text), tokenizer)  # type: ignore[arg-type]
+        grammar = Grammar(trial.kind, trial.text, trial.has_whitespace)  # type: ignore[arg-type]
+        compiled = compile_grammar(grammar, tokenizer)
         mask = np.zeros(num_words, np.int32)
         try:
             compiled.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)

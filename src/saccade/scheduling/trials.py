@@ -42,7 +42,7 @@ class Trials:
         """Raises the RequestError that refuses the grammar, or what `go_on` raises."""
         if grammar.kind in SAFE_KINDS:
             return
-        data = msgspec.msgpack.encode(Trial(grammar.kind, grammar.text))
+        data = msgspec.msgpack.encode(Trial(grammar.kind, grammar.text, grammar.has_whitespace))
         cost_s = 1.0 if grammar.kind == "lark" and _COMBINES.search(grammar.text) else 0.1
         try:
             self.pool.run(b"", (data,), LIMITS, cost_s=cost_s, go_on=go_on)

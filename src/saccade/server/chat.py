@@ -21,7 +21,16 @@ from saccade.server.reasoning import Reasoning, ReasoningParser, after_reasoning
 from saccade.server.reply import OpenAIReply, ReplyChoice
 from saccade.server.request_params import chat_params
 from saccade.server.service import Service
-from saccade.server.tools import Content, ToolCall, ToolEvent, ToolParser, new_tool_parser, tool_grammar
+from saccade.server.tool_parser import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Content,
+    ToolEvent,
+    ToolParser,
+    new_tool_parser,
+)
+from saccade.server.tools import tool_grammar
 from saccade.wire.sampling_params import SamplingParams
 
 Event = Reasoning | ToolEvent
@@ -116,11 +125,12 @@ class ChatChoice(ReplyChoice):
 
 
 def new_chat_choice(service: Service, job: RequestJob[ChatRequest]) -> ChatChoice:
-    is_parallel = job.request.parallel_tool_calls is not False
+    is_parallel, is_streamed = job.request.parallel_tool_calls is not False, bool(job.request.stream)
+    parser = new_tool_parser(service.tool_style, is_parallel=is_parallel, is_streamed=is_streamed)
     # Structure from the first token on leaves no room for the model to open a block itself.
     has_reasoning = bool(service.settings.reasoning_parser) and (job.is_thinking or not job.params.grammar)
     return ChatChoice(
-        tool_parser=new_tool_parser(service.tool_style, is_parallel=is_parallel) if may_call(job.request) else None,
+        tool_parser=parser if may_call(job.request) else None,
         reasoning_parser=ReasoningParser(is_open=job.is_thinking) if has_reasoning else None,
         shows_reasoning=job.request.include_reasoning is not False,
     )
@@ -144,9 +154,11 @@ class ChatReply(OpenAIReply[ChatChoice]):
                     choice.reasoning.append(text)
                 case Content(text=text):
                     choice.text.append(text)
-                case ToolCall(id=call_id, name=name, arguments=arguments):
-                    function = {"name": name, "arguments": arguments}
+                case CallBegin(id=call_id, name=name):
+                    function = {"name": name, "arguments": ""}
                     choice.calls.append({"id": call_id, "type": "function", "function": function})
+                case CallArguments(index=index, text=text):
+                    choice.calls[index]["function"]["arguments"] += text
 
     def fields(self, index: int, choice: ChatChoice) -> dict[str, Any]:
         text, reasoning = "".join(choice.text), "".join(choice.reasoning)
@@ -177,20 +189,23 @@ class ChatReply(OpenAIReply[ChatChoice]):
         return {"content": entries, "refusal": None}
 
 
-def _named(reasoning: str | None) -> dict[str, str | None]:
+def _named(reasoning: str | None) -> dict[str, Any]:
     """Reasoning under both names: vLLM's newer one, and that of SGLang and older clients."""
     return {"reasoning": reasoning, "reasoning_content": reasoning}
 
 
 def _deltas(event: Event) -> list[bytes]:
-    """A call takes two chunks: its name, then its arguments."""
+    """The first chunk of a call has its name, those behind it pieces of its arguments."""
     match event:
         case Reasoning(text=text):
-            found: list[dict[str, Any]] = [_named(text)]
+            delta: dict[str, Any] = _named(text)
         case Content(text=text):
-            found = [{"content": text}]
-        case ToolCall(index=index, id=call_id, name=name, arguments=arguments):
+            delta = {"content": text}
+        case CallBegin(index=index, id=call_id, name=name):
             begun = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
-            calls = [begun, {"index": index, "function": {"arguments": arguments}}]
-            found = [{"tool_calls": [call]} for call in calls]
-    return [b'"delta":' + orjson.dumps(delta) for delta in found]
+            delta = {"tool_calls": [begun]}
+        case CallArguments(index=index, text=text):
+            delta = {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case CallEnd():
+            return []
+    return [b'"delta":' + orjson.dumps(delta)]

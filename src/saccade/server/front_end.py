@@ -16,13 +16,14 @@ from typing import TextIO
 import uvicorn
 from rich.console import Console
 
-from saccade.client.process import AsyncEngine
+from saccade.client.back_off import BackOff
+from saccade.client.served import ServedEngine
 from saccade.client.spare import Spare
 from saccade.errors import ConfigError, SaccadeError
 from saccade.inputs.media_loader import MediaSettings
 from saccade.server.app import build_app
 from saccade.server.http11 import BoundedProtocol
-from saccade.server.lifecycle import BackOff, Launch, Stages, drain, restart, start
+from saccade.server.lifecycle import Launch, Stages, drain, restart, start
 from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
 from saccade.server.tls import TlsFiles
@@ -72,7 +73,7 @@ class _Front:
         self._settings, self._plan, self._console = settings, plan, console
         self._tls = TlsFiles(settings) if settings.ssl_certfile else None
         self._service = Service(plan.model, settings, plan.limits, plan.media)
-        self._engine: AsyncEngine | None = None
+        self._engine: ServedEngine | None = None
         self._started = asyncio.Event()
         self._engine_died = False
 
@@ -133,6 +134,8 @@ class _Front:
             self._service.fail()
             raise
         self._started.set()
+        if self._settings.data_parallel_size > 1:
+            self._say(f"{self._settings.data_parallel_size} replicas; routing: {self._settings.routing}")
         if self._engine.ready.ranks.size > 1:
             self._say(self._engine.ready.ranks.summary())
         total = self._service.time_to_ready_s or 0.0

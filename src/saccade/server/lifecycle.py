@@ -4,9 +4,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from time import monotonic
 
+from saccade.client.back_off import BackOff
 from saccade.client.process import AsyncEngine
+from saccade.client.replicas import Replicas, StartOne, devices_of
+from saccade.client.served import ServedEngine
 from saccade.client.spare import Spare
 from saccade.errors import SaccadeError
 from saccade.inputs.embedding import EmbeddingSettings
@@ -16,6 +21,8 @@ from saccade.inputs.media_pool import MediaPool
 from saccade.inputs.processor import Processor
 from saccade.inputs.template_trial import try_template
 from saccade.models.folder import find_folder
+from saccade.routing import make_policy, room_of
+from saccade.server.server_settings import ServerSettings
 from saccade.server.service import Service
 from saccade.server.tools import tool_style
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
@@ -24,9 +31,6 @@ from saccade.wire.messages import Stage
 POLL_S = 0.02
 COUNTED_BYTES = 10**6  # larger totals are bytes
 END_S = 10.0  # to write the replies of aborted requests
-
-FIRST_DELAY_S, MOST_DELAY_S, MAX_TRIES = 1.0, 60.0, 5
-STEADY_S = 600.0  # of an engine's life after which its death counts as the first
 
 Say = Callable[[str], None]
 _log = logging.getLogger(__name__)
@@ -66,8 +70,27 @@ class Stages:
             self._show(f"{stage.name}: {stage.done} of {stage.total}")
 
 
-async def start(service: Service, plan: Launch, stages: Stages) -> AsyncEngine:
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the front end reads of a checkpoint."""
+
+    folder: Path
+    processor: Processor
+    defaults: GenerationDefaults
+
+
+async def start(service: Service, plan: Launch, stages: Stages) -> ServedEngine:
     """The engine, open for requests. Raises the ConfigError of a wrong model or setting."""
+    found = await prepare(service, plan, stages)
+    stages.enter("starting the engine")
+    launch = replace(plan, model=str(found.folder), engine=replace(plan.engine, revision=""))  # it is that revision
+    engine = await _start_engines(launch, found.processor, service.settings, stages)
+    stages.enter("")
+    await open_service(service, plan, found, engine)
+    return engine
+
+
+async def prepare(service: Service, plan: Launch, stages: Stages) -> Prepared:
     stages.enter("finding the model")
     chosen = plan.engine
     folder = await asyncio.to_thread(
@@ -85,43 +108,46 @@ async def start(service: Service, plan: Launch, stages: Stages) -> AsyncEngine:
     defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
     service.embedding = await asyncio.to_thread(EmbeddingSettings.from_folder, folder, chosen.pooling)
     await asyncio.to_thread(processor.rehearse)
-    stages.enter("starting the engine")
-    found = replace(chosen, revision="")  # the folder is that revision
-    engine = await AsyncEngine.start(
-        folder, found, plan.limits, processor=processor, report=stages.note, spare=plan.spare
+    return Prepared(folder, processor, defaults)
+
+
+async def open_service(service: Service, plan: Launch, found: Prepared, engine: ServedEngine) -> None:
+    template = None if found.processor.template is None else found.processor.template.source
+    config = await asyncio.to_thread((found.folder / "config.json").read_bytes)
+    configuration = config + repr((plan.engine, engine.limits, template)).encode()
+    service.open(engine, found.defaults, tool_style(template), configuration=configuration)
+
+
+async def _start_engines(plan: Launch, processor: Processor, server: ServerSettings, stages: Stages) -> ServedEngine:
+    """One engine, or as many as --data-parallel-size says, all started at the same time."""
+    count, num_ready = server.data_parallel_size, 0
+    devices = devices_of(plan.engine.device, count, plan.engine.tensor_parallel_size)
+
+    async def start_one(place: int, spares: list[Spare]) -> ServedEngine:
+        nonlocal num_ready
+        engine = await AsyncEngine.start(
+            plan.model,
+            replace(plan.engine, device=devices[place]),
+            plan.limits,
+            processor=processor,
+            report=stages.note if place == 0 else lambda stage: None,
+            spare=spares.pop() if spares else None,  # a worker that was started before, the first time
+        )
+        num_ready += 1
+        if num_ready < count:
+            stages.note(Stage("starting replicas", num_ready, count))
+        return engine
+
+    spares = [[] if plan.spare is None or place else [plan.spare] for place in range(count)]
+    starts: list[StartOne] = [partial(start_one, place, spares[place]) for place in range(count)]
+    if count == 1:
+        return await starts[0]()
+    return await Replicas.start(
+        starts, lambda ready: make_policy(server.routing, room_tokens=room_of(ready.limits.max_num_batched_tokens))
     )
-    stages.enter("")
-    template = None if processor.template is None else processor.template.source
-    config = await asyncio.to_thread((folder / "config.json").read_bytes)
-    configuration = config + repr((chosen, engine.limits, template)).encode()
-    service.open(engine, defaults, tool_style(template), configuration=configuration)
-    return engine
 
 
-class BackOff:
-    """When to start an engine again that died, and when to give up. An engine that lived long enough starts anew."""
-
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
-        self._num_tries, self._ready_at = 0, clock()
-
-    def note_ready(self) -> None:
-        self._ready_at = self._clock()
-
-    def note_death(self) -> None:
-        if self._clock() - self._ready_at >= STEADY_S:
-            self._num_tries = 0
-
-    def next_delay_s(self) -> float | None:
-        """Seconds to wait before the next try; None if there is none."""
-        if self._num_tries == MAX_TRIES:
-            return None
-        self._num_tries += 1
-        doubled: float = FIRST_DELAY_S * 2 ** (self._num_tries - 1)
-        return min(doubled, MOST_DELAY_S)
-
-
-async def restart(service: Service, plan: Launch, back_off: BackOff, stages: Stages) -> AsyncEngine | None:
+async def restart(service: Service, plan: Launch, back_off: BackOff, stages: Stages) -> ServedEngine | None:
     """Another engine, open for requests; None if it will not start. Its predecessor was closed."""
     while (delay_s := back_off.next_delay_s()) is not None:
         await asyncio.sleep(delay_s)
@@ -136,7 +162,7 @@ async def restart(service: Service, plan: Launch, back_off: BackOff, stages: Sta
     return None
 
 
-async def drain(service: Service, engine: AsyncEngine | None, hurry: asyncio.Event) -> None:
+async def drain(service: Service, engine: ServedEngine | None, hurry: asyncio.Event) -> None:
     """Refuses new requests; waits until those inside have ended, time is up or `hurry` is set; ends the engine, and
     waits until the aborted ones have their replies."""
     service.drain()

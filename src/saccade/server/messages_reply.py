@@ -14,7 +14,7 @@ from saccade.server.protocol import ChatRequest
 from saccade.server.reasoning import Reasoning
 from saccade.server.reply import Reply
 from saccade.server.service import Service
-from saccade.server.tools import Content, ToolCall
+from saccade.server.tool_parser import CallArguments, CallBegin, CallEnd, Content
 
 Fields = dict[str, Any]
 PING = named_event("ping", {"type": "ping"})
@@ -98,12 +98,14 @@ class BlockWriter:
             case Content(text=text):
                 begun = self._begin({"type": "text", "text": ""})
                 return [*begun, self._delta({"type": "text_delta", "text": text}, text)]
-            case ToolCall(id=call_id, name=name, arguments=arguments):
+            case CallBegin(id=call_id, name=name):
                 tool_id = "toolu_" + call_id.removeprefix("call_")
                 closed = self.close()
-                begun = self._begin({"type": "tool_use", "id": tool_id, "name": name, "input": {}})
-                grown = self._delta({"type": "input_json_delta", "partial_json": arguments}, arguments)
-                return [*closed, *begun, grown, *self.close()]
+                return [*closed, *self._begin({"type": "tool_use", "id": tool_id, "name": name, "input": {}})]
+            case CallArguments(text=text):
+                return [self._delta({"type": "input_json_delta", "partial_json": text}, text)]
+            case CallEnd():
+                return self.close()
 
     def close(self) -> list[Fields]:
         if not self._is_open:

@@ -11,11 +11,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from saccade.wire.engine_metrics import PREFIX, JobStats, job_metrics, own_metrics, scheduler_metrics
+from saccade.client.served import EngineReport
+from saccade.wire.engine_metrics import PREFIX, JobStats, gauge, job_metrics, own_metrics, scheduler_metrics
 from saccade.wire.engine_metrics import Metric as EngineMetric
-from saccade.wire.messages import StatsReply
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
 
 TEXT_TYPE, OPENMETRICS_TYPE = "text/plain", "application/openmetrics-text"
 _LABELS = ("model_name", "engine")
@@ -64,15 +63,12 @@ _PREFIXES = {"own": (PREFIX, "vllm:"), "vllm": ("vllm:",), "sglang": ("sglang:",
 class Facts:
     """What the front end knows at a scrape."""
 
-    stats: StatsReply | None
-    kv_cache_tokens: int
-    block_size: int
+    engines: Mapping[str, EngineReport]  # by name; none if no engine answers
     num_pending: int
     num_refused: int
     time_to_ready_s: float | None
     is_ready: bool
-    gpu_ready_bytes: int = 0
-    ranks: TensorParallel = ONE_RANK
+    is_replicated: bool = False
     media_jobs: JobStats | None = None  # None: no media are decoded
 
 
@@ -173,26 +169,30 @@ class Metrics:
     def _shared(self, facts: Facts) -> Iterator[Metric]:
         for metric in (*self._histograms.values(), self._success, self._prompt, self._output):
             yield from metric.collect()
-        if facts.stats is None:
-            return
-        for figure in scheduler_metrics(facts.stats.scheduler, facts.num_pending):
-            yield from _families([replace(figure, labels=self._labels)])
+        waiting = facts.num_pending
+        figures = []
         text = "tokens of a step: rows of prompts and outputs that it computed"
         steps = HistogramMetricFamily("iteration_tokens_total", text, labels=_LABELS)
-        steps.add_metric([*self._labels.values()], facts.stats.step_tokens.buckets, facts.stats.step_tokens.total)
-        yield steps
         info = GaugeMetricFamily("cache_config_info", "the KV cache", labels=["block_size", "num_gpu_blocks", *_LABELS])
-        blocks = facts.kv_cache_tokens // max(facts.block_size, 1)
-        info.add_metric([str(facts.block_size), str(blocks), *self._labels.values()], 1)
-        yield info
+        for name, engine in facts.engines.items():
+            labels = {**self._labels, "engine": name}
+            figures += [replace(one, labels=labels) for one in scheduler_metrics(engine.stats.scheduler, waiting)]
+            waiting = 0  # those that no engine has yet are counted once
+            blocks = engine.ready.kv_cache_tokens // max(engine.ready.block_size, 1)
+            info.add_metric([str(engine.ready.block_size), str(blocks), *labels.values()], 1)
+            step_tokens = engine.stats.step_tokens
+            steps.add_metric([*labels.values()], step_tokens.buckets, step_tokens.total)
+        if figures:
+            yield from _families(figures)
+            yield from (steps, info)
 
     def _own(self, facts: Facts) -> Iterator[Metric]:
         families = [*self._http.collect(), *self._stages.collect(), *_front_families(facts)]
-        if facts.stats is not None:
-            families += _families(own_metrics(facts.stats.scheduler, facts.stats.phases.values(), facts.ranks))
-            families += _families(job_metrics("grammar", facts.stats.grammar_jobs))
-            families += _memory_families(facts.stats.gpu_bytes, facts.gpu_ready_bytes)
-        for family in families:
+        figures = []
+        for name, engine in facts.engines.items():
+            labels = {"engine": name} if facts.is_replicated else {}
+            figures += [replace(one, labels={**one.labels, **labels}) for one in _own_figures(engine)]
+        for family in (*families, *_families(figures)):
             yield _renamed(family, PREFIX, family.name)
 
 
@@ -229,12 +229,14 @@ def _front_families(facts: Facts) -> Iterator[Metric]:
         yield from _families(job_metrics("media", facts.media_jobs))
 
 
-def _memory_families(used: int, at_ready: int) -> Iterator[Metric]:
-    """Of the whole device; nothing without one."""
-    if used:
-        yield GaugeMetricFamily("gpu_memory_used_bytes", "device memory in use, by all processes", used)
+def _own_figures(engine: EngineReport) -> Iterator[EngineMetric]:
+    stats, ready = engine.stats, engine.ready
+    yield from own_metrics(stats.scheduler, stats.phases.values(), ready.ranks)
+    yield from job_metrics("grammar", stats.grammar_jobs)
+    if stats.gpu_bytes:
+        yield gauge("gpu_memory_used_bytes", "device memory in use, by all processes", stats.gpu_bytes)
         text = "device memory in use when requests were first taken"
-        yield GaugeMetricFamily("gpu_memory_ready_bytes", text, at_ready)
+        yield gauge("gpu_memory_ready_bytes", text, ready.gpu_bytes)
 
 
 def _families(figures: Iterable[EngineMetric]) -> list[Metric]:

@@ -1,6 +1,7 @@
 """Operators' routes: model, health, metrics."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict
 from time import monotonic
 from typing import Any
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from saccade import __version__
+from saccade.client.served import EngineReport
 from saccade.errors import RequestError, SaccadeError
 from saccade.inputs.processor import Processor
 from saccade.server.exchange import HttpExchange
@@ -20,8 +22,6 @@ from saccade.server.openapi import build_document
 from saccade.server.protocol import AbortRequest
 from saccade.server.reading import read_request
 from saccade.server.service import ServerPhase, Service
-from saccade.wire.messages import StatsReply
-from saccade.wire.tensor_parallel import ONE_RANK
 
 STATS_S = 5.0  # for the engine to answer between two steps
 SMALL_BODY_BYTES = 64 * 1024
@@ -67,43 +67,43 @@ class OpsRoutes:
         return json_reply({"server_load": self._service.admission.inside})
 
     async def graphs(self, request: Request) -> Response:
-        stats = await self._stats()
-        if stats is None:
-            raise self._no_stats()
-        ranks = msgspec.to_builtins(self._service.engine.ready.ranks)
-        return json_reply({"phases": list(stats.phases.values()), "ranks": ranks})
+        """Of the engine; where there are several, of the first one, and under `engines` of each."""
+        found = {name: _graphs(engine) for name, engine in (await self._reports()).items()}
+        if not found:
+            raise self._no_reports()
+        first = next(iter(found.values()))
+        return json_reply({**first, "engines": found} if self._service.is_replicated else first)
 
     async def live(self, request: Request) -> Response:
-        """What the engine does now, and what it did a moment ago: passes with a number above `since`."""
-        stats = await self._stats(_since(request.query_params.get("since", "0")))
-        if stats is None:
-            raise self._no_stats()
+        """What the engine does now, and what it did a moment ago: passes with a number above `since`. Where there are
+        several, of the one that `engine` names, or the first."""
+        asked = request.query_params
+        reports = await self._reports(_since(asked.get("since", "0")))
+        if not reports:
+            raise self._no_reports()
+        chosen = _chosen(asked.get("engine"), reports)
         return json_reply(
             {
                 "now": monotonic(),
-                "scheduler": asdict(stats.scheduler),
+                "scheduler": asdict(chosen.stats.scheduler),
                 "pending": self._service.admission.pending,
-                "kv_cache_tokens": self._service.engine.ready.kv_cache_tokens,
-                "gpu_bytes": stats.gpu_bytes,
-                "passes": msgspec.to_builtins(stats.passes),
+                "kv_cache_tokens": chosen.ready.kv_cache_tokens,
+                "gpu_bytes": chosen.stats.gpu_bytes,
+                "passes": msgspec.to_builtins(chosen.stats.passes),
                 "seconds": self._service.recent_load.seconds(),
+                "engines": list(reports),
             }
         )
 
     async def metrics(self, request: Request) -> Response:
         service = self._service
-        stats = await self._stats()
-        ready = None if stats is None else service.engine.ready
         facts = Facts(
-            stats=stats,
-            kv_cache_tokens=0 if ready is None else ready.kv_cache_tokens,
-            block_size=0 if ready is None else ready.block_size,
+            engines=await self._reports(),
             num_pending=service.admission.pending,
             num_refused=service.admission.num_refused,
             time_to_ready_s=service.time_to_ready_s,
             is_ready=service.phase is ServerPhase.READY,
-            gpu_ready_bytes=0 if ready is None else ready.gpu_bytes,
-            ranks=ONE_RANK if ready is None else ready.ranks,
+            is_replicated=service.is_replicated,
             media_jobs=service.media_jobs,
         )
         # Not in the pool that prepares requests: a scrape must not wait for them.
@@ -169,15 +169,26 @@ class OpsRoutes:
             "permission": [],
         }
 
-    async def _stats(self, passes_since: int | None = None) -> StatsReply | None:
+    async def _reports(self, passes_since: int | None = None) -> dict[str, EngineReport]:
         try:
             async with asyncio.timeout(STATS_S):
-                return await self._service.engine.stats(passes_since)
+                return await self._service.engine.reports(passes_since)
         except (HttpError, SaccadeError, TimeoutError):
-            return None
+            return {}
 
-    def _no_stats(self) -> HttpError:
+    def _no_reports(self) -> HttpError:
         return starting() if self._service.phase is ServerPhase.STARTING else engine_dead(self._service.death)
+
+
+def _chosen(name: str | None, reports: Mapping[str, EngineReport]) -> EngineReport:
+    if name is not None and name not in reports:
+        known = ", ".join(reports)
+        raise RequestError(f"there is no engine {name[:60]!r}; there are {known}", param="engine", code="invalid_value")
+    return reports[name] if name is not None else next(iter(reports.values()))
+
+
+def _graphs(engine: EngineReport) -> dict[str, Any]:
+    return {"phases": list(engine.stats.phases.values()), "ranks": msgspec.to_builtins(engine.ready.ranks)}
 
 
 def _since(text: str) -> int:

@@ -144,6 +144,7 @@ class StructuredOutputs(Wire):
     choice: Texts | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
     structural_tag: Any = None
 
 
@@ -186,6 +187,7 @@ class SamplingRequest(SamplingFields):
     regex: str | None = None
     ebnf: str | None = None
     json_schema: dict[str, Any] | str | None = None
+    disable_any_whitespace: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     priority: Priority | None = None
     request_id: Id | None = None

@@ -11,7 +11,7 @@ from typing import Literal
 from saccade.errors import RequestError
 from saccade.inputs.markers import split_undecided
 from saccade.inputs.tokenizer import Tokenizer
-from saccade.wire.grammar import JSON_OPTIONS, Grammar
+from saccade.wire.grammar import Grammar, json_rule
 
 OPEN, CLOSE = "<think>", "</think>"
 TAIL_TOKENS = 32  # of a prompt; an opening tag and the white space after it take a few
@@ -105,9 +105,9 @@ def _answer_lines(grammar: Grammar, *, is_calls: bool) -> list[str]:
     gap = r"answer: /\n*/ "
     match grammar.kind:
         case "json_object":
-            return [gap + "%json " + _with_options({"type": "object"})]
+            return [gap + json_rule({"type": "object"}, has_whitespace=grammar.has_whitespace)]
         case "json_schema":
-            return [gap + "%json " + _with_options(json.loads(grammar.text))]
+            return [gap + json_rule(json.loads(grammar.text), has_whitespace=grammar.has_whitespace)]
         case "choice":
             return [gap + "(" + " | ".join(json.dumps(c, ensure_ascii=False) for c in json.loads(grammar.text)) + ")"]
         case "regex":
@@ -120,10 +120,6 @@ def _answer_lines(grammar: Grammar, *, is_calls: bool) -> list[str]:
         param="structured_outputs.grammar",
         code="unsupported_parameter",
     )
-
-
-def _with_options(schema: dict[str, object]) -> str:
-    return json.dumps({**schema, "x-guidance": JSON_OPTIONS}, ensure_ascii=False)
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -17,7 +17,7 @@ from saccade.server.reasoning import Reasoning
 from saccade.server.reply import Reply
 from saccade.server.responses_request import ResponsesChat
 from saccade.server.service import Service
-from saccade.server.tools import Content, ToolCall
+from saccade.server.tool_parser import CallArguments, CallBegin, CallEnd, Content
 
 Fields = dict[str, Any]
 
@@ -157,6 +157,8 @@ class ItemWriter:
         self.done: list[Fields] = []
         self.has_reasoning = self.has_answer = False
         self._open: _OpenItem | None = None
+        self._call: Fields | None = None  # being written
+        self._arguments: list[str] = []
         self._public_id = public_id
 
     def add(self, event: Event) -> list[Fields]:
@@ -167,9 +169,15 @@ class ItemWriter:
             case Content(text=text):
                 self.has_answer = True
                 return self._grow("message", text)
-            case ToolCall():
+            case CallBegin():
                 self.has_answer = True
-                return self._call(event)
+                return self._begin_call(event)
+            case CallArguments(text=text):
+                assert self._call is not None, "arguments belong to a call that was begun"
+                self._arguments.append(text)
+                return [_event("function_call_arguments.delta", self._at(self._call), delta=text)]
+            case CallEnd():
+                return self._end_call()
 
     def close(self, status: str = "completed") -> list[Fields]:
         found, self._open = self._open, None
@@ -210,18 +218,19 @@ class ItemWriter:
         item = {"id": self._new_id("rs"), "type": "reasoning", "summary": [], "status": "in_progress", "content": []}
         return _OpenItem(item, {"type": "reasoning_text", "text": ""}, "response.reasoning_text")
 
-    def _call(self, call: ToolCall) -> list[Fields]:
+    def _begin_call(self, call: CallBegin) -> list[Fields]:
         events = self.close()
-        status = "completed" if _is_json(call.arguments) else "incomplete"  # cut off by the length limit
         item = {"id": self._new_id("fc"), "type": "function_call", "call_id": call.id, "name": call.name}
-        at = self._at(item)
-        return [
-            *events,
-            self._begin(item | {"arguments": "", "status": "in_progress"}),
-            _event("function_call_arguments.delta", at, delta=call.arguments),
-            _event("function_call_arguments.done", at, name=call.name, arguments=call.arguments),
-            *self._end(item | {"arguments": call.arguments, "status": status}),
-        ]
+        self._call, self._arguments = item, []
+        return [*events, self._begin(item | {"arguments": "", "status": "in_progress"})]
+
+    def _end_call(self) -> list[Fields]:
+        item, arguments = self._call, "".join(self._arguments)
+        assert item is not None, "a call that was not begun has ended"
+        self._call = None
+        status = "completed" if _is_json(arguments) else "incomplete"  # cut off by the length limit
+        done = _event("function_call_arguments.done", self._at(item), name=item["name"], arguments=arguments)
+        return [done, *self._end(item | {"arguments": arguments, "status": status})]
 
     def _begin(self, item: Fields) -> Fields:
         return _event("output_item.added", {"output_index": len(self.done)}, item=item)

@@ -53,6 +53,15 @@ class ServerSettings:
         "", "qwen3: <think>...</think> before an answer becomes reasoning_content; empty: it stays in the text"
     )
     generation_config: str = setting("auto", "auto: sampling defaults of the checkpoint; none (or vllm): neutral ones")
+    data_parallel_size: int = setting(
+        1,
+        "engines behind this server, each with the whole model on GPUs of its own (on a CPU, in a process of its own)",
+    )
+    routing: str = setting(
+        "affinity",
+        "which of several engines takes a request: affinity (where its first image or its beginning is cached, within "
+        "1.25 times the mean load), least-loaded or round-robin",
+    )
     max_body_bytes: int = setting(64 * 2**20, "largest request body")
     max_body_values: int = setting(
         MAX_BODY_VALUES, "most values in a request body; a string counts as two of them, a list or an object as eight"
@@ -154,9 +163,11 @@ _WORDS = {
     "metrics_style": ("own", "vllm", "sglang"),
     "generation_config": ("auto", "none", "vllm"),
     "reasoning_parser": ("", "qwen3"),
+    "routing": ("affinity", "least-loaded", "round-robin"),  # routing.POLICIES, whose import takes long
 }
 _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
+    "data_parallel_size": (1, 256),
     "max_body_bytes": (1024, 2**31),
     "max_body_values": (1024, 2**31),
     "max_header_bytes": (1024, 2**24),

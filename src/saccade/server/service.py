@@ -12,7 +12,7 @@ from time import monotonic, time
 from typing import ParamSpec, TypeVar
 
 from saccade import __version__
-from saccade.client.process import AsyncEngine
+from saccade.client.served import ServedEngine
 from saccade.errors import EngineDeadError
 from saccade.inputs.embedding import EmbeddingSettings
 from saccade.inputs.generation import GenerationDefaults
@@ -27,7 +27,7 @@ from saccade.server.recent_load import RecentLoad
 from saccade.server.response_store import ResponseStore
 from saccade.server.server_settings import ServerSettings
 from saccade.server.telemetry import new_telemetry
-from saccade.server.tools import ToolStyle
+from saccade.server.tool_parser import ToolStyle
 from saccade.server.traced_requests import Prepared, TracedRequests
 from saccade.server.work_queue import WorkQueue
 from saccade.wire.engine_metrics import JobStats
@@ -83,7 +83,7 @@ class Service:
         self.responses = ResponseStore(settings.response_store_bytes)
         self.signs: list[Sign] = [self._preparing_sign, self._decoding_sign]
         self.tool_style: ToolStyle = "hermes"
-        self._engine: AsyncEngine | None = None
+        self._engine: ServedEngine | None = None
         self.defaults: GenerationDefaults | None = None  # sampling defaults of the checkpoint
         self.eos_token_ids: frozenset[int] = frozenset()
         self.embedding = EmbeddingSettings()
@@ -103,13 +103,17 @@ class Service:
         return self._phase
 
     @property
-    def engine(self) -> AsyncEngine:
+    def engine(self) -> ServedEngine:
         """The engine, also while requests drain; raises the reason if there is none."""
         if self.phase is ServerPhase.DEAD:
             raise engine_dead(self.death)
         if self._engine is None:
             raise starting()
         return self._engine
+
+    @property
+    def is_replicated(self) -> bool:
+        return self._engine is not None and self._engine.is_replicated
 
     @property
     def degraded(self) -> list[str]:
@@ -155,7 +159,7 @@ class Service:
 
     def open(
         self,
-        engine: AsyncEngine,
+        engine: ServedEngine,
         defaults: GenerationDefaults,
         tool_style: ToolStyle = "hermes",
         *,
@@ -184,7 +188,8 @@ class Service:
         """What a request is told whose engine died."""
         if self.phase is ServerPhase.DRAINING:
             return draining()
-        return engine_restarting() if self.settings.restart_engine else to_http(error, "")
+        is_restarted = self.is_replicated or self.settings.restart_engine
+        return engine_restarting() if is_restarted else to_http(error, "")
 
     def fail(self) -> None:
         self._phase, self._revival = ServerPhase.DEAD, ""

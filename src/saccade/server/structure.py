@@ -1,5 +1,6 @@
 """All the ways in which clients ask for structured output, reduced to one grammar. None of them is ever ignored."""
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -26,12 +27,19 @@ def chosen_grammar(request: SamplingRequest | GenerateParams) -> Grammar | None:
     if len(asked) > 1:
         names = " and ".join(name for name, _ in asked[:2])
         raise RequestError(f"{names} both ask for structure; send one of them", param=asked[1][0], code="invalid_value")
-    return asked[0][1] if asked else None
+    return replace(asked[0][1], has_whitespace=_wants_whitespace(request)) if asked else None
 
 
 def structure_param(request: object) -> str | None:
     asked = _asked(request) if isinstance(request, SamplingRequest | GenerateParams) else []
     return asked[0][0] if asked else None
+
+
+def _wants_whitespace(request: SamplingRequest | GenerateParams) -> bool:
+    """JSON is compact unless `disable_any_whitespace` is false, in vLLM's structured_outputs or beside the others."""
+    inner = getattr(request, "structured_outputs", None)
+    wishes = (getattr(where, "disable_any_whitespace", None) for where in (inner, request))
+    return next((wish for wish in wishes if wish is not None), True) is False
 
 
 def _asked(request: SamplingRequest | GenerateParams) -> Asked:

@@ -8,6 +8,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from saccade.client.served import WatchedEngine
 from saccade.errors import RequestError
 from saccade.server.http_errors import HttpError
 from saccade.server.service import Service
@@ -27,7 +28,7 @@ class WatchRoutes:
     async def trace(self, request: Request) -> Response:
         """Records what the engine does for some seconds. One trace at a time."""
         seconds = _seconds(request.query_params.get("seconds", "5"))
-        engine, traced = self._service.engine, self._service.traced
+        engine, traced = self._one(), self._service.traced
         with self._alone():
             async with _answered():
                 await engine.begin_trace(seconds + GRACE_S)
@@ -46,14 +47,21 @@ class WatchRoutes:
         if not settings.profile_folder:
             raise HttpError(400, "profiles have no folder; start the server with --profile-folder", code="no_folder")
         async with _answered():
-            await self._service.engine.start_profile(settings.profile_folder, settings.profile_max_s)
+            await self._one().start_profile(settings.profile_folder, settings.profile_max_s)
         told = {"status": "started", "folder": settings.profile_folder, "ends_after_s": settings.profile_max_s}
         return Response(orjson.dumps(told), media_type=JSON)
 
     async def stop_profile(self, request: Request) -> Response:
         async with _answered():
-            file = await self._service.engine.stop_profile()
+            file = await self._one().stop_profile()
         return Response(orjson.dumps({"status": "stopped", "file": file}), media_type=JSON)
+
+    def _one(self) -> WatchedEngine:
+        engine = self._service.engine
+        if not isinstance(engine, WatchedEngine):
+            text = "traces and profiles are of one engine, and this server has several; ask one that stands alone"
+            raise HttpError(400, text, code="several_engines")
+        return engine
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

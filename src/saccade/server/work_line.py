@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from saccade.errors import SaccadeError
 from saccade.server.service import Service
+from saccade.wire.engine_metrics import SchedulerStats, sum_of
 from saccade.wire.messages import StatsReply
 
 EVERY_S, POLL_S = 10.0, 1.0
@@ -18,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkTotals:
-    """Numbers that only grow."""
+    """Numbers that only grow, of all engines."""
 
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -28,7 +29,8 @@ class WorkTotals:
     padded_rows: int = 0
 
     def since(self, before: "WorkTotals") -> "WorkTotals":
-        return WorkTotals(*(getattr(self, name) - getattr(before, name) for name in self.__slots__))
+        """An engine that was started again counts from 0."""
+        return WorkTotals(*(max(getattr(self, name) - getattr(before, name), 0) for name in self.__slots__))
 
 
 class WorkLine:
@@ -59,16 +61,16 @@ class WorkLine:
             return
         try:
             async with asyncio.timeout(ANSWER_S):
-                stats = await self._service.engine.stats()
+                reports = await self._service.engine.reports()
         except (SaccadeError, TimeoutError):  # it starts, is gone, or makes one long step: say it later
             return
-        totals = _totals(*tokens, stats)
-        self._say(line_of(totals.since(self._told), self._busy_s, stats, self._service.admission.pending))
+        stats = [report.stats for report in reports.values()]
+        totals, now = _totals(*tokens, stats), sum_of([one.scheduler for one in stats])
+        self._say(line_of(totals.since(self._told), self._busy_s, now, self._service.admission.pending))
         self._told, self._busy_s = totals, 0.0
 
 
-def line_of(done: WorkTotals, seconds: float, stats: StatsReply, num_pending: int) -> str:
-    scheduler = stats.scheduler
+def line_of(done: WorkTotals, seconds: float, scheduler: SchedulerStats, num_pending: int) -> str:
     parts = [
         f"{done.prompt_tokens / seconds:,.1f} prompt and {done.output_tokens / seconds:,.1f} generated tokens/s",
         f"{scheduler.running} running, {scheduler.waiting + num_pending} waiting",
@@ -83,13 +85,13 @@ def line_of(done: WorkTotals, seconds: float, stats: StatsReply, num_pending: in
     return ", ".join(parts)
 
 
-def _totals(prompt_tokens: int, output_tokens: int, stats: StatsReply) -> WorkTotals:
-    phases: list[dict[str, Any]] = list(stats.phases.values())
+def _totals(prompt_tokens: int, output_tokens: int, stats: Sequence[StatsReply]) -> WorkTotals:
+    phases: list[dict[str, Any]] = [phase for one in stats for phase in one.phases.values()]
     return WorkTotals(
         prompt_tokens,
         output_tokens,
-        stats.scheduler.prefix_queried_tokens,
-        stats.scheduler.prefix_hit_tokens,
+        sum(one.scheduler.prefix_queried_tokens for one in stats),
+        sum(one.scheduler.prefix_hit_tokens for one in stats),
         sum(phase["real_rows"] for phase in phases),
         sum(phase["padded_rows"] for phase in phases),
     )

@@ -1,8 +1,8 @@
 """Names and meanings of an engine's metrics, shared by the server's /metrics and `LLM.get_metrics`."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -44,6 +44,13 @@ class StepTokens:
         """Steps of at most that many tokens, as Prometheus wants them."""
         edges = [*(str(float(edge)) for edge in STEP_TOKENS), "+Inf"]
         return [*zip(edges, map(float, accumulate(self.counts)), strict=True)]
+
+
+def sum_of(stats: Sequence[SchedulerStats]) -> SchedulerStats:
+    """Of several engines: counts add up, and a usage is the mean one."""
+    means = ("kv_usage", "encoder_usage")
+    sums = {one.name: sum(getattr(part, one.name) for part in stats) for one in fields(SchedulerStats)}
+    return SchedulerStats(**(sums | {name: sums[name] / max(len(stats), 1) for name in means}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

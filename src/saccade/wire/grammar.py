@@ -15,6 +15,7 @@ from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from saccade.errors import RequestError
+from saccade.wire.bounded_schemas import bound_schema
 from saccade.wire.schemas import MAX_NESTING, check_schemas
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
@@ -28,21 +29,24 @@ MAX_REPEATS = 1_000_000  # of a part of a regular expression
 PARAM = "response_format"  # default `param` of errors
 _MESSAGE_CHARS = 200
 # One space, or a line break and an indentation: enough for readable JSON, without endless white space.
-JSON_OPTIONS: dict[str, Any] = {
+_SPACED: dict[str, Any] = {
     "whitespace_flexible": True,
     "whitespace_pattern": r"( |\n[ \t]{0,8})",
     "lenient": False,
 }
+_COMPACT: dict[str, Any] = {"whitespace_flexible": False, "lenient": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """`text` is a JSON schema, empty ("json_object"), a regular expression, a JSON list of strings ("choice"), or Lark
     in llguidance's dialect or EBNF with a rule `root ::= ...` as in llama.cpp, vLLM and SGLang. The whole output
-    matches."""
+    matches. JSON is compact unless `has_whitespace`, and its objects have no properties that the schema does not
+    mention (see `bound_schema`)."""
 
     kind: GrammarKind
     text: str = ""
+    has_whitespace: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS or not isinstance(self.text, str):
@@ -72,7 +76,14 @@ def to_llguidance(grammar: Grammar) -> str:
     _hold("it has {} characters", len(text), MAX_TEXT_CHARS if grammar.kind == "regex" else MAX_SCHEMA_CHARS)
     if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
         raise _refuse("it is not valid Unicode")
-    return _CONVERT[grammar.kind](text)
+    return _CONVERT[grammar.kind](grammar)
+
+
+def json_rule(schema: dict[str, Any], *, has_whitespace: bool = False) -> str:
+    """What stands for JSON of a schema in Lark. Raises a ValueError for numbers that are none in JSON."""
+    options = _SPACED if has_whitespace else _COMPACT
+    text = json.dumps({**bound_schema(schema), "x-guidance": options}, ensure_ascii=False, allow_nan=False)
+    return f"%json {text}"
 
 
 def parser_limits() -> LLParserLimits:
@@ -93,23 +104,29 @@ def broken(message: str) -> RequestError:
     return _refuse("".join(char for char in line if char.isprintable())[:_MESSAGE_CHARS])
 
 
-def _from_schema(text: str) -> str:
-    schema = _read_json(text)
+def _from_schema(grammar: Grammar) -> str:
+    schema = _read_json(grammar.text) if grammar.kind == "json_schema" else {"type": "object"}
     if not isinstance(schema, dict):
         raise _refuse("a JSON schema must be an object")
     check_schemas([schema], _hold_schema)
-    return LLMatcher.grammar_from_json_schema(text, overrides=cast(Any, JSON_OPTIONS))
+    options = _SPACED if grammar.has_whitespace else _COMPACT
+    try:
+        text = json.dumps(bound_schema(schema), allow_nan=False)
+    except ValueError:
+        raise _refuse("it has numbers that are too large") from None
+    return LLMatcher.grammar_from_json_schema(text, overrides=cast(Any, options))
 
 
-def _from_choice(text: str) -> str:
-    choices = _read_json(text)
+def _from_choice(grammar: Grammar) -> str:
+    choices = _read_json(grammar.text)
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
         raise _refuse("choices must be a list of at least one string, none of them empty")
     _hold("it has {} choices", len(choices), MAX_CHOICES)
     return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in choices))
 
 
-def _from_regex(text: str) -> str:
+def _from_regex(grammar: Grammar) -> str:
+    text = grammar.text
     _check_nesting(text)
     _hold("it repeats parts {} times", _repeats(text), MAX_REPEATS)
     return LLMatcher.grammar_from_regex(text)
@@ -138,10 +155,9 @@ _REGEX_PIECES = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{\d+,?\d*\}|.", re.DOTALL
 _COUNT = re.compile(r"\{(\d+),?(\d*)\}")
 
 
-def _from_lark(text: str) -> str:
+def _from_lark(grammar: Grammar) -> str:
     """Schemas inside Lark obey the limits of schemas."""
-    if _EBNF.search(text):
-        text = _from_ebnf(text)
+    text = _from_ebnf(grammar.text) if _EBNF.search(grammar.text) else grammar.text
     decoder = json.JSONDecoder(parse_constant=_no_constant)
     schemas, rest, end = [], "", 0
     for match in re.finditer(r"%json\s*", text):
@@ -174,7 +190,7 @@ def _from_ebnf(text: str) -> str:
 _EBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 _CONVERT = {
     "json_schema": _from_schema,
-    "json_object": lambda text: _from_schema('{"type": "object"}'),
+    "json_object": _from_schema,
     "regex": _from_regex,
     "choice": _from_choice,
     "lark": _from_lark,

@@ -36,7 +36,7 @@ _CHILDREN = ("items", "additionalProperties", "contains", "not")
 def check_schemas(schemas: Sequence[Any], hold: Hold) -> None:
     """Calls `hold(what, count, limit)` for a grammar's schemas; it raises where a limit is exceeded."""
     counts, multiples = Counter[str](), set[int]()
-    for depth, value in _walk(list(schemas)):
+    for depth, value in walk(list(schemas)):
         counts["values"] += 1
         hold("levels", depth, MAX_NESTING)
         hold("values", counts["values"], MAX_VALUES)
@@ -99,12 +99,12 @@ class _Scale:
             self._known[pointer] = (1, 1)
             self._chain += 1
             self._hold("references that lead to references", self._chain, MAX_CHAIN)
-            self._known[pointer] = self.weigh(_resolve(self._root, pointer))
+            self._known[pointer] = self.weigh(resolve(self._root, pointer))
             self._chain -= 1
         return self._known[pointer]
 
 
-def _walk(schema: Any) -> Iterator[tuple[int, Any]]:
+def walk(schema: Any) -> Iterator[tuple[int, Any]]:
     waiting = [(1, schema)]
     while waiting:
         depth, value = waiting.pop()
@@ -113,7 +113,7 @@ def _walk(schema: Any) -> Iterator[tuple[int, Any]]:
         waiting += [(depth + 1, part) for part in inner]
 
 
-def _resolve(root: Any, pointer: str) -> Any:
+def resolve(root: Any, pointer: str) -> Any:
     """The target of a reference within the schema; llguidance refuses other references."""
     value = root
     for step in pointer.removeprefix("#").split("/")[1:]:

@@ -1,0 +1,46 @@
+"""`saccade deploy`: a model on a Ray cluster, or an update of one that runs there."""
+
+import sys
+from argparse import Namespace
+
+from saccade.cli.aliases import add_aliases
+from saccade.cli.model import MODEL_WORD, chosen_model
+from saccade.cli.parser import Parser, settings_from
+from saccade.cli.serve import BUNDLED
+from saccade.inputs.media_loader import MediaSettings
+from saccade.ray.deploy_settings import DeploySettings
+from saccade.server.server_settings import ServerSettings
+from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
+
+
+def new_parser(name: str) -> Parser:
+    about = (
+        "Deploy a model on a Ray cluster that runs: front ends, and replicas of the model behind them. Deploying it "
+        "again replaces them one by one, without failing a request. Returns when it is ready. --host and --port are "
+        "those of Ray Serve's proxies, where they do not listen yet."
+    )
+    parser = Parser(name, words=MODEL_WORD, max_words=1, about=about)
+    for settings in (DeploySettings, ServerSettings, EngineSettings, SchedulerSettings, MediaSettings):
+        parser.add_settings(settings)
+    add_aliases(parser)
+    return parser
+
+
+def run(flags: Namespace) -> int:
+    from saccade.ray.deploy_plan import DeployPlan, check_names
+
+    check_names(flags.chosen - {"host", "port", "config", "model"})
+    own = {} if flags.words else BUNDLED
+    plan = DeployPlan(
+        model=chosen_model(flags.words) if flags.words else "",
+        server=settings_from(flags, ServerSettings, own),
+        engine=settings_from(flags, EngineSettings, own),
+        limits=settings_from(flags, SchedulerSettings, own),
+        media=settings_from(flags, MediaSettings, own),
+        deploy=settings_from(flags, DeploySettings, own),
+    )
+    from saccade.ray.application import deploy
+
+    where = deploy(plan)
+    sys.stdout.write(f"ready on {where}\n")
+    return 0

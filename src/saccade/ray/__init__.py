@@ -1,0 +1,19 @@
+"""A model on a Ray cluster: `serve run saccade.ray:app`, `build_app({...})` or `saccade deploy`.
+
+An ingress deployment has the HTTP front end, an engine deployment the replicas of the model, and the router between
+them is `saccade.routing` behind Ray Serve's own interface. Ray's processes exchange pickles: whoever reaches the ports
+of a cluster can run code there, so that they need the protection of a shell. What clients send is never unpickled."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from saccade.ray.application import app as app
+    from saccade.ray.application import build_app as build_app
+
+
+def __getattr__(name: str) -> Any:
+    """Imports Ray when it is needed: the command line reads the settings without it."""
+    if name in ("app", "build_app"):
+        return getattr(import_module("saccade.ray.application"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,40 @@
+"""`saccade.routing` behind Ray Serve's interface for request routers, which is still alpha: all that depends on it is
+here. A router lives in every process that sends requests, with loads of its own; reports of replicas cover the rest."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ray.serve.request_router import RequestRouter
+
+from saccade.ray.loads import Loads
+from saccade.ray.ray_messages import Route
+
+NO_ROUTE = Route(b"", 0)  # of calls that are no requests
+
+
+class AffinityRouter(RequestRouter):  # type: ignore[misc]
+    """A request's route is its keyword argument `route`."""
+
+    def initialize_state(self, **kwargs: Any) -> None:
+        self._loads = Loads(kwargs.get("policy", "affinity"), kwargs.get("room_tokens", 0))
+
+    async def choose_replicas(self, candidate_replicas: Sequence[Any], pending_request: Any = None) -> list[list[Any]]:
+        """Each replica is a rank of its own, so that the next is tried only where one takes no more requests."""
+        by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        reported = {name: int(replica.routing_stats.get("tokens", 0)) for name, replica in by_name.items()}
+        if pending_request is None:
+            return [[by_name[name]] for name in self._loads.order(NO_ROUTE, reported)]
+        pending_request.routing_context.should_backoff = True
+        route = Route(*pending_request.kwargs.get("route", NO_ROUTE))
+        order = self._loads.order(route, reported)
+        if route.tokens and order:
+            self._loads.take(pending_request.metadata.internal_request_id, order[0], route.tokens, pending_request)
+        return [[by_name[name]] for name in order]
+
+    def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
+        route = Route(*pending_request.kwargs.get("route", NO_ROUTE))
+        if route.tokens:
+            self._loads.take(pending_request.metadata.internal_request_id, replica_id.unique_id, route.tokens)
+
+    def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
+        self._loads.drop(internal_request_id)

@@ -1,0 +1,88 @@
+"""A replica: one engine and its processes, as an actor of Ray Serve."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from time import monotonic
+
+from saccade.client.process import AsyncEngine
+from saccade.errors import EngineDeadError
+from saccade.ray.deploy_plan import decode_plan
+from saccade.ray.ray_messages import Reply, Route, decode_question, encode, ended, prompt_of
+from saccade.wire import messages
+from saccade.wire.messages import PromptArrays
+
+
+class EngineReplica:
+    """Ray Serve calls `check_health`, `record_routing_stats` and `record_autoscaling_stats` from time to time, and
+    `__del__` when no request is left."""
+
+    async def __init__(self, plan: bytes, name: str = "") -> None:  # type: ignore[misc]
+        launch = decode_plan(plan).launch()
+        self._name = name or _own_name()
+        self._tokens = 0
+        self._num_requests = 0
+        self._engine = await AsyncEngine.start(launch.model, launch.engine, launch.limits)
+
+    async def generate(
+        self, question: bytes, arrays: PromptArrays, route: Route | tuple[bytes, int, tuple[str, ...]]
+    ) -> AsyncGenerator[bytes, None]:
+        """Replies as bytes; what ends a request is one of them, so that no exception is pickled. Cancelling the call
+        aborts the request."""
+        tokens = route[1]
+        self._tokens += tokens
+        self._num_requests += 1
+        try:
+            asked = decode_question(question)
+            source = self._engine.generate(
+                asked.request_id,
+                prompt_of(asked, arrays),
+                asked.params,
+                turn=asked.turn,
+                deadline=None if asked.seconds is None else monotonic() + asked.seconds,
+                cache_salt=asked.cache_salt,
+            )
+            del arrays
+            async with aclosing(source):
+                async for delta in source:
+                    yield encode(Reply(delta=delta))
+        except Exception as error:
+            yield encode(Reply(ended=ended(error, self._name)))
+        finally:
+            self._tokens -= tokens
+            self._num_requests -= 1
+
+    async def abort(self, request_id: str) -> None:
+        self._engine.abort(request_id)
+
+    async def ready(self) -> bytes:
+        return messages.encode(self._engine.ready)
+
+    async def report(self, passes_since: int | None = None) -> tuple[str, bytes, bytes, list[str]]:
+        """Its name, what its engine found at the start, its numbers, and what is wrong with it."""
+        stats = await self._engine.stats(passes_since)
+        return self._name, messages.encode(self._engine.ready), messages.encode(stats), self._engine.degraded
+
+    async def flush_cache(self) -> bool:
+        return await self._engine.flush_cache()
+
+    async def check_health(self) -> None:
+        """As /health has it: an engine that is degraded goes on, a dead one is replaced."""
+        if not self._engine.is_alive:
+            raise EngineDeadError(self._engine.death or "the engine is gone")
+
+    async def record_routing_stats(self) -> dict[str, float]:
+        return {"tokens": self._tokens}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return {"tokens": self._tokens, "requests": self._num_requests}
+
+    async def __del__(self) -> None:
+        if (engine := getattr(self, "_engine", None)) is not None:
+            await engine.aclose()
+
+
+def _own_name() -> str:
+    from ray import serve  # Ray's: only inside its actors
+
+    name: str = serve.get_replica_context().replica_id.unique_id
+    return name

@@ -1,0 +1,33 @@
+"""The HTTP front end as a deployment of Ray Serve: the same routes as `saccade serve`, over replicas elsewhere."""
+
+from time import monotonic
+from typing import Any
+
+from starlette.applications import Starlette
+
+from saccade.ray.deploy_plan import decode_plan
+from saccade.ray.remote_engine import RemoteEngine
+from saccade.server.app import build_app
+from saccade.server.lifecycle import Stages, open_service, prepare
+from saccade.server.service import Service
+
+
+class Ingress:
+    """Ray Serve's proxies hand requests to the app as they came: bodies, headers, addresses. They tell when a client
+    left, and wait for requests that run before they end this."""
+
+    async def __init__(self, plan: bytes, engines: Any) -> None:  # type: ignore[misc]
+        found = decode_plan(plan)
+        launch = found.launch()
+        self._service = Service(launch.model, found.server, found.limits, found.media)
+        prepared = await prepare(self._service, launch, Stages(lambda text: None, "", monotonic()))
+        engine = await RemoteEngine.connect(engines, prepared.processor, found.deploy.most_replicas)
+        await open_service(self._service, launch, prepared, engine)
+
+    def __serve_build_asgi_app__(self) -> Starlette:
+        return build_app(self._service)
+
+    async def __del__(self) -> None:
+        if (service := getattr(self, "_service", None)) is not None:
+            service.drain()
+            await service.aclose()

@@ -1,0 +1,90 @@
+"""What a front end and an engine say to each other through Ray: bytes of msgpack, and arrays."""
+
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from saccade.client.stream import Delta
+from saccade.errors import CapacityError, EngineDeadError, RequestError, SaccadeError
+from saccade.inputs.placeholders import Prompt
+from saccade.wire import messages
+from saccade.wire.messages import PromptArrays
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.turn import Turn
+
+
+class Route(NamedTuple):
+    """What the router needs of a request: it travels beside it, as a plain tuple."""
+
+    key: bytes
+    tokens: int
+    avoid: tuple[str, ...] = ()
+
+
+class Question(Struct, frozen=True, array_like=True):
+    """A request without its arrays. `seconds` are left until its deadline: clocks of machines differ."""
+
+    request_id: str
+    prompt: messages.PromptHead
+    params: SamplingParams
+    turn: Turn
+    seconds: float | None
+    cache_salt: str | None
+    is_continued: bool
+
+
+class Ended(Struct, frozen=True, array_like=True):
+    """How a request ended that was refused or lost, and by whom."""
+
+    kind: Literal["request", "capacity", "dead", "internal"]
+    message: str
+    replica: str
+    param: str | None = None
+    code: str | None = None
+    status: int = 400
+    retry_after_s: float = 0.0
+
+
+class Reply(Struct, frozen=True, array_like=True):
+    """Exactly one of them is set."""
+
+    delta: Delta | None = None
+    ended: Ended | None = None
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_question = msgspec.msgpack.Decoder(Question).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode
+
+
+def flat(arrays: PromptArrays) -> PromptArrays:
+    """As bytes, which Ray keeps in shared memory where they are large."""
+    return [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+
+
+def prompt_of(question: Question, arrays: PromptArrays) -> Prompt:
+    prompt = messages.unpack_prompt(question.prompt, [array.data for array in arrays])
+    return replace(prompt, is_continued=question.is_continued)
+
+
+def ended(error: Exception, replica: str) -> Ended:
+    match error:
+        case RequestError():
+            return Ended("request", str(error), replica, error.param, error.code, error.status)
+        case CapacityError():
+            return Ended("capacity", str(error), replica, retry_after_s=error.retry_after_s)
+        case EngineDeadError():
+            return Ended("dead", str(error), replica)
+        case _:
+            return Ended("internal", f"the engine could not take the request in: {type(error).__name__}", replica)
+
+
+def error_of(said: Ended) -> SaccadeError:
+    if said.kind == "request":
+        return RequestError(said.message, param=said.param, code=said.code, status=said.status)
+    if said.kind == "capacity":
+        return CapacityError(said.message, retry_after_s=said.retry_after_s)
+    return EngineDeadError(said.message) if said.kind == "dead" else SaccadeError(said.message)

@@ -1,0 +1,175 @@
+"""The replicas of a Ray cluster as the front end sees them: one engine."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from msgspec.structs import replace as replace_struct
+from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import RayServeException
+
+from saccade.client.served import EngineReport
+from saccade.client.stream import Delta
+from saccade.errors import CapacityError, EngineDeadError, SaccadeError
+from saccade.inputs.placeholders import Prompt
+from saccade.inputs.processor import Processor
+from saccade.ray.ray_messages import Question, Route, decode_reply, encode, error_of, flat
+from saccade.routing import affinity_key, request_tokens
+from saccade.wire import messages
+from saccade.wire.engine_settings import SchedulerSettings
+from saccade.wire.messages import Ready, StatsReply
+from saccade.wire.sampling_params import SamplingParams
+from saccade.wire.turn import NEXT, Turn
+
+MAX_TRIES = 2
+RETRY_AFTER_S = 5.0
+
+
+class RemoteEngine:
+    """Made by `connect`, which waits for the first replica. `handle` is Ray Serve's, of the deployment of replicas."""
+
+    is_replicated = True
+    is_alive = True  # replicas come and go; while there is none, requests wait
+    death = ""
+
+    def __init__(self, handle: Any, processor: Processor, ready: Ready) -> None:
+        self._handle, self.processor, self.ready = handle, processor, ready
+        self._prefix = uuid4().hex  # ids of several front ends must differ
+        self._streams = handle.options(stream=True)
+        self._reasons: list[str] = []
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    @classmethod
+    async def connect(cls, handle: Any, processor: Processor, most_replicas: int) -> "RemoteEngine":
+        found = messages.decode_reply(await handle.ready.remote())
+        assert isinstance(found, Ready), f"a replica said {found}"
+        return cls(handle, processor, _times(found, most_replicas))
+
+    @property
+    def limits(self) -> SchedulerSettings:
+        """With as many replicas as there may be."""
+        return self.ready.limits
+
+    @property
+    def degraded(self) -> list[str]:
+        """As of the last report."""
+        return self._reasons
+
+    async def wait_dead(self) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        turn: Turn = NEXT,
+        deadline: float | None = None,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[Delta, None]:
+        """As `AsyncEngine.generate`. A request whose replica is lost before the first delta goes to another one, once.
+        Closing the generator cancels the call, and so the request."""
+        route = Route(affinity_key(prompt, cache_salt), request_tokens(len(prompt), params))
+        head, arrays = messages.pack_prompt(prompt)
+        arrays, is_continued = flat(arrays), prompt.is_continued
+        del prompt
+        for number in range(MAX_TRIES):
+            seconds = None if deadline is None else deadline - monotonic()
+            question = Question(f"{self._prefix}-{request_id}", head, params, turn, seconds, cache_salt, is_continued)
+            call = self._streams.generate.remote(encode(question), arrays, route=tuple(route))
+            has_begun, is_over = False, False
+            try:
+                async for said in _within(call, seconds):
+                    reply = decode_reply(said)
+                    if reply.ended is not None:
+                        is_over, route = True, route._replace(avoid=(reply.ended.replica,))
+                        raise error_of(reply.ended)
+                    assert reply.delta is not None, "a reply is one of both"
+                    has_begun, arrays = True, []
+                    yield replace_struct(reply.delta, request_id=request_id)
+                is_over = True
+                return
+            except (EngineDeadError, RayError, RayServeException) as error:
+                is_over = is_over or isinstance(error, RayActorError)
+                if has_begun or number + 1 == MAX_TRIES or not _is_lost(error):
+                    raise _translated(error) from error
+            finally:
+                if not is_over:
+                    with suppress(Exception):
+                        call.cancel()
+
+    def abort(self, request_id: str) -> None:
+        """Tells all replicas: only the router knows which one has it."""
+        task = asyncio.ensure_future(self._all("abort", f"{self._prefix}-{request_id}"))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def reports(self, passes_since: int | None = None) -> dict[str, EngineReport]:
+        found = {}
+        reasons = []
+        for name, ready, stats, wrong in await self._all("report", passes_since):
+            facts, numbers = messages.decode_reply(ready), messages.decode_reply(stats)
+            assert isinstance(facts, Ready) and isinstance(numbers, StatsReply)
+            found[name] = EngineReport(facts, numbers)
+            reasons += [f"replica {name}: {reason}" for reason in wrong]
+        self._reasons = reasons
+        if not found:
+            raise EngineDeadError("no replica answers")
+        return dict(sorted(found.items()))
+
+    async def flush_cache(self) -> bool:
+        return all(await self._all("flush_cache"))
+
+    async def aclose(self, *, drain_s: float = 0.0) -> None:
+        """The replicas are Ray Serve's to end."""
+
+    async def _all(self, method: str, *args: Any) -> list[Any]:
+        """What replicas answer; those that are lost are left out."""
+        try:
+            found = await self._handle.broadcast(method, *args).results_async(return_exceptions=True)
+        except (RayError, RayServeException):
+            return []
+        return [answer for answer in found if not isinstance(answer, BaseException)]
+
+
+async def _within(call: Any, seconds: float | None) -> AsyncGenerator[bytes, None]:
+    """What a call yields; TimeoutError if nothing comes in time. Later on the engine itself keeps the deadline."""
+    items = aiter(call)
+    try:
+        yield await asyncio.wait_for(anext(items), seconds)
+        async for item in items:
+            yield item
+    except StopAsyncIteration:
+        return
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether a replica is gone, rather than something wrong with the request."""
+    return not isinstance(error, RayTaskError | TaskCancelledError)
+
+
+def _translated(error: Exception) -> SaccadeError:
+    if isinstance(error, SaccadeError):
+        return error
+    if isinstance(error, RayServeException):  # no replicas, or too many requests
+        return CapacityError("the replicas take no requests now", retry_after_s=RETRY_AFTER_S)
+    if isinstance(error, RayTaskError | TaskCancelledError):
+        return SaccadeError(f"a replica failed: {type(error).__name__}")
+    return EngineDeadError("the engine died: its replica is gone; its requests are lost")
+
+
+def _times(one: Ready, count: int) -> Ready:
+    limits = one.limits
+    more = {
+        "max_num_seqs": limits.max_num_seqs * count,
+        "max_num_batched_tokens": limits.max_num_batched_tokens * count,
+        "max_queued_requests": limits.max_queued_requests * count,
+        "max_queued_tokens": limits.max_queued_tokens * count,
+    }
+    return replace_struct(one, limits=replace(limits, **more), kv_cache_tokens=one.kv_cache_tokens * count)

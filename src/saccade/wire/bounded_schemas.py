@@ -1,0 +1,232 @@
+"""JSON schemas that a model comes to the end of: objects have no properties but the named ones, and integers without a
+bound fit into 64 bits. A schema that does not mention other properties allows them, and a model that may always add one
+more property, or one more digit, may never end. OpenAI's strict mode and vLLM close objects, too.
+
+`additionalProperties` is honoured as written, and an object without `properties` or `patternProperties` stays open.
+Where several schemas apply to one object (`allOf`, a `$ref` or `anyOf` beside `properties`), closing one of them would
+forbid the properties of the others, so what holds them together is closed around the names of all.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from saccade.wire.schemas import MAX_NESTING, MAX_VALUES, resolve, walk
+
+Schema = dict[str, Any]
+
+MAX_INTEGER = 2**63 - 1024  # llguidance computes with doubles: the last one of 63 bits
+MAX_BOUNDED = 64  # integers of a schema: each bound is an expression, and hundreds of them exceed llguidance's fuel
+_SPOKEN = frozenset({"additionalProperties", "unevaluatedProperties"})
+_OBJECT = _SPOKEN | {"properties", "patternProperties", "required", "minProperties", "maxProperties"}
+_COUNTED = frozenset({"enum", "const", "multipleOf", "$ref"})  # ends by itself, or is not only an integer's business
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_CHILDREN = ("items", "additionalProperties")
+
+
+def bound_schema(schema: Any) -> Any:
+    """A copy that is closed; as it is where it has references that are not understood here, or is too large."""
+    try:
+        for count, (depth, _) in enumerate(walk(schema)):
+            if count > MAX_VALUES or depth > MAX_NESTING:
+                raise _LeaveOpenError
+        return _Closer(_copy(schema)).close()
+    except _LeaveOpenError:
+        return schema
+
+
+class _LeaveOpenError(Exception):
+    pass
+
+
+class _Closer:
+    """Changes the copy that it is given."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._parts: set[int] = set()  # ids of schemas that apply together with others, and are left as they are
+        self._fuel = 10 * MAX_VALUES  # schemas to look at for names
+
+    def close(self) -> Any:
+        schemas = self._reachable()
+        for schema in schemas:
+            if self._is_group(schema):
+                for branch in self._branches(schema):
+                    self._mark(branch)
+        for schema in schemas:
+            if id(schema) not in self._parts and not _SPOKEN & schema.keys():
+                self._close(schema)
+        integers = [schema for schema in schemas if _is_integer(schema)]
+        for schema in integers if len(integers) <= MAX_BOUNDED else ():
+            _bound_integer(schema)
+        return self._root
+
+    def _reachable(self) -> list[Schema]:
+        found: dict[int, Schema] = {}
+        waiting = [self._root]
+        while waiting:
+            schema = waiting.pop()
+            if not isinstance(schema, dict) or id(schema) in found:
+                continue
+            if "$id" in schema and schema is not self._root:
+                raise _LeaveOpenError  # its references begin elsewhere
+            found[id(schema)] = schema
+            waiting += [*_children(schema), *self._branches(schema)]
+        return list(found.values())
+
+    def _branches(self, schema: Schema) -> Iterator[Schema]:
+        """Schemas that apply to the same value."""
+        for key in ("allOf", "anyOf", "oneOf"):
+            yield from (branch for branch in _listed(schema.get(key)) if isinstance(branch, dict))
+        if (target := self._target(schema)) is not None:
+            yield target
+
+    def _target(self, schema: Schema) -> Schema | None:
+        if "$ref" not in schema:
+            return None
+        pointer = schema["$ref"]
+        is_local = isinstance(pointer, str) and (pointer == "#" or pointer.startswith("#/"))
+        found = resolve(self._root, pointer) if is_local else None
+        if not isinstance(found, dict):
+            raise _LeaveOpenError
+        return found
+
+    def _is_group(self, schema: Schema) -> bool:
+        """Whether more than one schema applies to the same object."""
+        ways = len(_listed(schema.get("allOf"))) + sum(key in schema for key in ("anyOf", "oneOf", "$ref"))
+        ways += not _OBJECT.isdisjoint(schema)
+        return ways > 1 or ("oneOf" in schema and not self._is_disjoint(_listed(schema["oneOf"])))
+
+    def _is_disjoint(self, branches: list[Any]) -> bool:
+        """Whether no object can match two branches, even if they are open: closed branches of others might hide that
+        an answer matches both, which `oneOf` forbids."""
+        plain = [self._followed(branch) for branch in branches]
+        tags = [_tags(branch) for branch in plain if "object" in _types(branch)]
+        if len(tags) < 2:
+            return True
+        for name in set.intersection(*map(set, tags)):
+            values = [value for branch in tags for value in branch[name]]
+            if len(set(values)) == len(values):
+                return True
+        return False
+
+    def _followed(self, schema: Any) -> Schema:
+        for _ in range(MAX_NESTING):
+            target = self._target(schema) if isinstance(schema, dict) else None
+            if target is None:
+                break
+            schema = target
+        return schema if isinstance(schema, dict) else {}
+
+    def _mark(self, schema: Schema) -> None:
+        waiting = [schema]
+        while waiting:
+            schema = waiting.pop()
+            if id(schema) not in self._parts:
+                self._parts.add(id(schema))
+                waiting += self._branches(schema)
+
+    def _close(self, schema: Schema) -> None:
+        members = self._members(schema)
+        patterns = _keys(members, "patternProperties")
+        if not patterns and not any(isinstance(member.get("properties"), dict) for member in members):
+            return
+        names = _keys(members, "properties") | {name: {} for name in _required(members)}
+        fewest = max((n for member in members if isinstance(n := member.get("minProperties"), int)), default=0)
+        if any(_SPOKEN & member.keys() for member in members) or (fewest > len(names) and not patterns):
+            return
+        if names:
+            schema["properties"] = names | _mapped(schema.get("properties"))
+        if patterns:
+            schema["patternProperties"] = patterns | _mapped(schema.get("patternProperties"))
+        schema["additionalProperties"] = False
+
+    def _members(self, schema: Schema) -> list[Schema]:
+        """All schemas that apply to the same object, this one first; without those that are closed by themselves."""
+        if not self._is_group(schema) and not self._is_open_reference(schema):
+            return [schema]
+        return self._walk(schema, self._branches)
+
+    def _is_open_reference(self, schema: Schema) -> bool:
+        """Whether it leads to a schema that is a part elsewhere. One that leads back to itself is left alone, because
+        llguidance refuses anything beside such a reference."""
+        target = self._target(schema)
+        if target is None or id(target) not in self._parts:
+            return False
+        inner = self._walk(target, lambda found: [*_children(found), *self._branches(found)])
+        return not any(self._target(found) is target for found in inner)
+
+    def _walk(self, schema: Schema, following: Callable[[Schema], Iterable[Any]]) -> list[Schema]:
+        found: dict[int, Schema] = {}
+        waiting: list[Any] = [schema]
+        while waiting:
+            member = waiting.pop()
+            if isinstance(member, dict) and id(member) not in found:
+                self._fuel -= 1
+                if self._fuel < 0:
+                    raise _LeaveOpenError
+                found[id(member)] = member
+                waiting += reversed([*following(member)])
+        return list(found.values())
+
+
+def _is_integer(schema: Schema) -> bool:
+    types = _types(schema)
+    return "integer" in types and "number" not in types and _COUNTED.isdisjoint(schema)
+
+
+def _bound_integer(schema: Schema) -> None:
+    low, high = (schema.get(f"{side}imum", schema.get(f"exclusive{side.title()}imum")) for side in ("min", "max"))
+    if low is None and (high is None or _is_below(-MAX_INTEGER, high)):
+        schema["minimum"] = -MAX_INTEGER
+    if high is None and (low is None or _is_below(low, MAX_INTEGER)):
+        schema["maximum"] = MAX_INTEGER
+
+
+def _is_below(low: Any, high: Any) -> bool:
+    """False also for what is no number, which is left to be refused."""
+    return all(isinstance(value, int | float) for value in (low, high)) and low < high
+
+
+def _children(schema: Schema) -> Iterator[Any]:
+    for key in _MAPS:
+        yield from _mapped(schema.get(key)).values()
+    for key in _LISTS:
+        yield from _listed(schema.get(key))
+    yield from (schema[key] for key in _CHILDREN if key in schema)
+
+
+def _keys(members: list[Schema], key: str) -> Schema:
+    """The names that any member has, with schemas that allow everything."""
+    return {name: {} for member in members for name in _mapped(member.get(key))}
+
+
+def _required(members: list[Schema]) -> list[str]:
+    return [name for member in members for name in _listed(member.get("required")) if isinstance(name, str)]
+
+
+def _types(schema: Schema) -> list[Any]:
+    given = schema.get("type", "object")
+    return given if isinstance(given, list) else [given]
+
+
+def _tags(schema: Schema) -> dict[str, list[str]]:
+    """Required properties that are one of a few words."""
+    required = set(_required([schema]))
+    kinds = {name: _mapped(kind) for name, kind in _mapped(schema.get("properties")).items() if name in required}
+    words = {name: [kind["const"]] if "const" in kind else _listed(kind.get("enum")) for name, kind in kinds.items()}
+    return {name: found for name, found in words.items() if found and all(isinstance(word, str) for word in found)}
+
+
+def _mapped(value: Any) -> Schema:
+    return value if isinstance(value, dict) else {}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(inner) for key, inner in value.items()}
+    return [_copy(inner) for inner in value] if isinstance(value, list) else value

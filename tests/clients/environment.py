@@ -1,0 +1,44 @@
+"""Environments of their own for clients: made once from a file of pinned packages, and kept in the user's cache.
+
+Where pip cannot install, the tests are skipped with the reason.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.packages import CACHE, make_once
+
+INSTALL_TIMEOUT_S = 900
+OPTIONS = ("--quiet", "--no-deps", "--no-compile", "--no-input", "--disable-pip-version-check")
+
+
+def interpreter_for(requirements: Path) -> Path:
+    """The Python of an environment that has exactly these packages."""
+    key = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:16]
+    note = make_once(CACHE / "environments" / f"{requirements.stem}-{key}.txt", lambda part: _make(part, requirements))
+    return Path(note.read_text()) / "bin" / "python"
+
+
+def _make(note: Path, requirements: Path) -> None:
+    """Writes down where the environment is once it is complete."""
+    folder = note.with_name(f"{note.name.partition('.')[0]}-{os.getpid()}")
+    venv.create(folder, with_pip=False, symlinks=True)
+    command = (sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", *OPTIONS)
+    try:
+        done = subprocess.run(
+            (*command, "--requirement", str(requirements)), capture_output=True, timeout=INSTALL_TIMEOUT_S, check=False
+        )
+        reason = done.stderr.decode(errors="replace")[-300:] if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = str(error)
+    if reason:
+        shutil.rmtree(folder, ignore_errors=True)
+        pytest.skip(f"the packages of {requirements.name} cannot be installed: {reason}")
+    note.write_text(str(folder))

@@ -1,0 +1,20 @@
+"""What clients are asked, and what is right. Plain Python: the clients' own environments run this."""
+
+import base64
+from pathlib import Path
+
+MODEL = "saccade"
+FOLDER = Path(__file__).parents[2] / "examples" / "pictures"
+DIGIT = "What digit is this?"  # 7
+CIRCLES = "How many circles are there?"  # 2
+HEART = "What color is the heart?"  # purple
+
+
+def data_url(name: str) -> str:
+    return "data:image/png;base64," + base64.b64encode((FOLDER / f"{name}.png").read_bytes()).decode()
+
+
+def asked(name: str, question: str) -> list[dict[str, object]]:
+    """A user's message about a picture, as OpenAI's API has it."""
+    image = {"type": "image_url", "image_url": {"url": data_url(name)}}
+    return [{"role": "user", "content": [image, {"type": "text", "text": question}]}]

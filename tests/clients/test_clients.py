@@ -1,0 +1,96 @@
+"""Clients that people already use, at pinned versions, against one real server of the bundled model.
+
+They run in environments of their own, because several of them do not go together with the openai of the dev extra.
+Left out, because they cannot be installed in a reasonable space (400 MB, no torch):
+- guidellm 0.8.1 loads its data through torch and datasets;
+- `vllm bench serve` and `sglang.bench_serving` come with vLLM and SGLang, gigabytes of CUDA. What they send is tested
+  by tests/e2e/test_benches.py.
+"""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.cli.model import bundled_model
+from tests.clients.environment import interpreter_for
+from tests.e2e.process import ServerProcess, running
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+TIMEOUT_S = 1200  # on a busy machine
+# By environment: clients, and the packages that the README has versions of.
+CLIENTS = {
+    "applications": {
+        "instructor": "instructor",
+        "langchain": "langchain-openai",
+        "litellm": "litellm",
+        "llama_index": "llama-index-llms-openai-like",
+        "pydantic_ai": "pydantic-ai-slim",
+    },
+    "benches": {"aiperf": "aiperf"},
+}
+NAMES = [(environment, name) for environment, names in CLIENTS.items() for name in names]
+OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
+LIMITS = {"max_model_len": 1024, "max_num_seqs": 4}
+Results = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    named = {"served_model_name": ["saccade"]}
+    with running(bundled_model(), tmp_path_factory.mktemp("clients") / "log", server=named, limits=LIMITS) as found:
+        found.wait_ready()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def results(server: ServerProcess) -> dict[str, Results]:
+    """What was found so far, by environment."""
+    return {}
+
+
+def checks_of(environment: str, server: ServerProcess, results: dict[str, Results]) -> Results:
+    """Runs all clients of an environment in one process, the first time that one of them is asked for."""
+    if environment not in results:
+        python = interpreter_for(FOLDER / f"{environment}.txt")
+        command = [str(python), "-m", "tests.clients.run_checks", server.url, *CLIENTS[environment]]
+        variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        done = subprocess.run(
+            command, cwd=ROOT, env=variables | OFFLINE, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        found: Results = {name: [] for name in CLIENTS[environment]}
+        for line in done.stdout.splitlines():
+            if line.startswith('{"client": '):
+                told = json.loads(line)
+                found[told["client"]].append(told)
+        results[environment] = found
+    return results[environment]
+
+
+@pytest.mark.parametrize(("environment", "name"), NAMES)
+def test_a_client_works(environment: str, name: str, server: ServerProcess, results: dict[str, Results]) -> None:
+    found = checks_of(environment, server, results)[name]
+    written = re.findall(r"^def (check_\w+)", (FOLDER / f"{name}_client.py").read_text(), re.MULTILINE)
+    assert [told["check"] for told in found] == written != []
+    failed = [f"{told['check']}: {told['error']}" for told in found if told["error"]]
+    assert not failed, "\n".join(failed)
+
+
+def pinned(environment: str) -> dict[str, str]:
+    lines = (FOLDER / f"{environment}.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+@pytest.mark.parametrize("environment", CLIENTS)
+def test_the_readme_has_the_versions_that_are_tested(environment: str) -> None:
+    text = (ROOT / "README.md").read_text()
+    versions = pinned(environment)
+    assert not [name for name in versions if name.startswith(("torch", "nvidia-cu", "triton"))]
+    assert not [name for name in CLIENTS[environment].values() if f"{name} {versions[name]}" not in text]

@@ -1,0 +1,86 @@
+"""A Ray cluster of node processes on this machine, on loopback addresses, in a process of its own: reads commands as
+lines of JSON, and answers with lines of JSON. Ends, and the cluster with it, when its input does."""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "0.5")
+
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+
+STORE_BYTES = 100 * 2**20
+APP = "saccade"
+
+
+class Driver:
+    def __init__(self) -> None:
+        self._num_nodes = 0
+        self._cluster = Cluster(initialize_head=True, head_node_args=self._node(3, include_dashboard=False))
+        self._others = [self._cluster.add_node(**self._node(2))]
+        ray.init(address=self._cluster.address, _node_ip_address="127.0.0.2", log_to_driver=False)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": self.port})
+
+    def _node(self, num_cpus: int, **more: Any) -> dict[str, Any]:
+        """127.0.0.1 itself would be replaced by the machine's address."""
+        self._num_nodes += 1
+        ip = f"127.0.0.{self._num_nodes + 1}"
+        return {"num_cpus": num_cpus, "node_ip_address": ip, "object_store_memory": STORE_BYTES, **more}
+
+    def deploy(self, **settings: Any) -> str:
+        """Returns when the application is ready. An application that runs is updated."""
+        from saccade.ray import build_app
+
+        serve.run(build_app(settings), name=APP, route_prefix="/")
+        return f"http://127.0.0.1:{self.port}"
+
+    def num_replicas(self) -> dict[str, int]:
+        """Engines by their state, as Ray Serve has them."""
+        found = serve.status().applications[APP].deployments["engines"].replica_states
+        return {str(getattr(state, "value", state)): count for state, count in found.items()}
+
+    def kill_node(self) -> int:
+        """SIGKILL for the node process that is not the head; what runs on it goes with it."""
+        node = self._others.pop(0)
+        pid: int = node.all_processes["raylet"][0].process.pid
+        self._cluster.remove_node(node, allow_graceful=False)
+        return pid
+
+    def add_node(self) -> None:
+        self._others.append(self._cluster.add_node(**self._node(2)))
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            serve.shutdown()
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else prints does so to the log
+    driver = Driver()
+    try:
+        for line in sys.stdin:
+            name, settings = json.loads(line)
+            try:
+                said = {"answer": getattr(driver, name)(**settings)}
+            except Exception as error:
+                said = {"error": f"{type(error).__name__}: {error}"}
+            answers.write(json.dumps(said) + "\n")
+            answers.flush()
+    finally:
+        driver.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+"""One cluster for all of them; each module deploys what it needs, as an update of what runs."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.ray.running import RunningCluster, cluster
+
+
+@pytest.fixture(scope="session")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    with cluster(tmp_path_factory.mktemp("ray") / "log") as found:
+        yield found

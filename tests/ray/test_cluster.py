@@ -1,0 +1,96 @@
+"""Two replicas of the bundled model on a Ray cluster of two node processes, through the front end's own HTTP."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.known import Question, cache_hits, repeated
+from tests.ray.running import RunningCluster, Streams, cluster
+
+BLOCK = 16
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    with cluster(tmp_path_factory.mktemp("ray") / "log") as found:
+        found.deploy(
+            replicas=2, replica_cpus=2, health_period_s=1, api_key=["sesame"], block_size=BLOCK, admin_api_key="boss"
+        )
+        found.wait_running(2)
+        yield found
+
+
+def test_repeated_images_are_found_where_they_were_encoded(pair: RunningCluster) -> None:
+    questions, at_a_time = repeated(6, 5, seed=int(time.time())), asyncio.Semaphore(4)
+
+    async def ask_all() -> list[bool]:
+        async with pair.async_client() as client:
+
+            async def ask(question: Question) -> bool:
+                async with at_a_time:
+                    return await question.ask(client)
+
+            return await asyncio.gather(*map(ask, questions))
+
+    with pair.client() as client:
+        before = cache_hits(client.get("/metrics").text)
+        assert all(asyncio.run(ask_all()))
+        after = cache_hits(client.get("/metrics").text)
+        assert len(client.get("/graphs").json()["engines"]) == 2
+    # A single replica would encode each of the six pictures once, and find the rest in its caches.
+    found = {name: after[name] - before[name] for name in after}
+    num_encoded = found["mm_cache_queries"] - found["mm_cache_hits"]
+    assert 30 - num_encoded >= 0.9 * (30 - 6), found
+    assert found["prefix_cache_hits"] >= 0.9 * 24 / 30 * (found["prefix_cache_queries"] - 30 * BLOCK), found
+
+
+def test_errors_and_keys_are_those_of_a_server(pair: RunningCluster) -> None:
+    with pair.client() as client:
+        talk = {"messages": [{"role": "user", "content": "word " * 5000}]}
+        for path, body, status, code in (
+            ("/v1/chat/completions", talk, 400, "context_length_exceeded"),
+            ("/v1/chat/completions", {"messages": []}, 400, "invalid_messages"),
+            ("/v1/chat/completions", Question(1).body(model="other"), 404, "model_not_found"),
+            ("/nowhere", {}, 404, "unknown_route"),
+        ):
+            reply = client.post(path, json=body)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (status, code), reply.text
+        assert client.get("/health").json() == {"status": "ok"}
+        client.headers.pop("authorization")
+        reply = client.post("/v1/chat/completions", json=talk)
+        assert (reply.status_code, reply.json()["error"]["type"]) == (401, "authentication_error")
+
+
+def test_a_client_that_leaves_ends_its_request(pair: RunningCluster) -> None:
+    async def leave() -> None:
+        async with pair.async_client() as client:
+            body = {"prompt": "on and on", "max_tokens": 900, "stream": True, "ignore_eos": True}
+            async with client.stream("POST", "/v1/completions", json=body) as reply:
+                await anext(reply.aiter_lines())
+
+    asyncio.run(leave())
+    pair.wait_idle()
+
+
+def test_killing_a_replica_fails_only_its_streams_and_it_is_replaced(pair: RunningCluster) -> None:
+    victims = pair.replica_pids()
+    assert len(victims) == 2
+    streams = Streams(6, 300)
+
+    async def kill_one() -> list[tuple[int, str]]:
+        async with pair.async_client() as client:
+            return await streams.run(client, lambda: os.kill(victims[0], signal.SIGKILL))
+
+    streams.check(asyncio.run(kill_one()))
+    pair.wait_for(lambda: len({*pair.replica_pids()} - {victims[0]}) == 2, "another replica")
+    pair.wait_running(2)
+
+    async def ask_some() -> list[bool]:
+        async with pair.async_client() as client:
+            return await asyncio.gather(*(Question(number).ask(client) for number in range(6)))
+
+    assert all(asyncio.run(ask_some()))
