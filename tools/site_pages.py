@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -43,7 +44,8 @@ def api_page() -> str:
     document = build_document()
     schemas: Mapping[str, Any] = document["components"]["schemas"]
     parts = [
-        "# HTTP API\n\nMade from the models that check requests; a server has the same at `GET /openapi.json`. "
+        "# HTTP API\n\nMade from the models that check requests; a server has the same at `GET /openapi.json`, and at "
+        "`/docs` to try. "
         "Fields that are not listed are ignored, and named in the header `x-ignored-fields` with `--strict`.\n"
     ]
     for path, methods in document["paths"].items():
@@ -52,7 +54,9 @@ def api_page() -> str:
             parts.append(f"## {method.upper()} {path}\n\n{operation['summary']} {key}\n")
             body = operation.get("requestBody")
             if body is not None:
-                name = body["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+                content = body["content"]["application/json"]
+                name = content["schema"]["$ref"].rsplit("/", 1)[1]
+                parts.append(f"```json\n{json.dumps(content['example'], indent=2)}\n```\n")
                 parts.append(_fields_table(schemas[name], schemas))
     return "\n".join(parts)
 
