@@ -89,7 +89,7 @@ def pinned(environment: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("environment", CLIENTS)
-def test_the_readme_has_the_versions_that_are_tested(environment: str) -> None:
+def test_the_documents_have_the_versions_that_are_tested(environment: str) -> None:
     text = (ROOT / "docs" / "serve.md").read_text()
     versions = pinned(environment)
     assert not [name for name in versions if name.startswith(("torch", "nvidia-cu", "triton"))]
