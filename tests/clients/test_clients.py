@@ -24,7 +24,7 @@ from tests.e2e.process import ServerProcess, running
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 TIMEOUT_S = 1200  # on a busy machine
-# By environment: clients, and the packages that the README has versions of.
+# By environment: clients, and the packages whose versions docs/serve.md has.
 CLIENTS = {
     "applications": {
         "instructor": "instructor",
@@ -89,8 +89,8 @@ def pinned(environment: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("environment", CLIENTS)
-def test_the_readme_has_the_versions_that_are_tested(environment: str) -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_documents_have_the_versions_that_are_tested(environment: str) -> None:
+    text = (ROOT / "docs" / "serve.md").read_text()
     versions = pinned(environment)
     assert not [name for name in versions if name.startswith(("torch", "nvidia-cu", "triton"))]
     assert not [name for name in CLIENTS[environment].values() if f"{name} {versions[name]}" not in text]

@@ -1,4 +1,5 @@
-"""`saccade bench ...`: model passes without a server, all-reduce, load on a server, server startup, and soaks."""
+"""`saccade bench ...`: model passes without a server, all-reduce, load on a server, server startup, soaks, and
+simulations of many replicas."""
 
 import json
 from argparse import Namespace
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from saccade.bench.pass_settings import AllReduceBenchSettings, OfflineBenchSettings, VisionBenchSettings
+from saccade.bench.scale_settings import ScaleSettings
 from saccade.bench.serving_against_settings import AgainstSettings
 from saccade.bench.serving_settings import (
     LoadSettings,
@@ -50,6 +52,11 @@ ABOUT = {
         "grammars, tools, timeouts. Every answer must be the expected one; memory, files, sockets and KV blocks must "
         "be flat."
     ),
+    "bench scale": (
+        "Simulate many replicas, on one core and in virtual time: the real router, schedulers and caches, on devices "
+        "that take the times an H200 took with Qwen3-VL-8B. Requests are about images of which some are liked more and "
+        "one is hot. Cache hits, time to first token and throughput by routing policy."
+    ),
 }
 SETTINGS: dict[str, tuple[type[Any], ...]] = {
     SERVE: (TargetSettings, WorkloadSettings, LoadSettings, OutputSettings, VariantSettings, AgainstSettings),
@@ -59,6 +66,7 @@ SETTINGS: dict[str, tuple[type[Any], ...]] = {
     "bench allreduce": (AllReduceBenchSettings,),
     "bench startup": (StartupBenchSettings,),
     "bench soak": (SoakSettings,),
+    "bench scale": (ScaleSettings,),
 }
 OWN_DEFAULTS: dict[str, dict[str, Any]] = {SERVE: {"seed": None}}  # drawn when the command runs
 WITH_MODEL = ("bench offline", "bench vision", "bench startup", "bench soak")
@@ -83,6 +91,7 @@ def run(flags: Namespace) -> int:
         "bench allreduce": _allreduce,
         "bench startup": _startup,
         "bench soak": _soak,
+        "bench scale": _scale,
     }
     return runs[flags.command](flags)
 
@@ -111,6 +120,12 @@ def _soak(flags: Namespace) -> int:
 
     model = flags.words[0] if flags.words else ""  # the server then chooses the bundled one, with its limits
     return bench_soak(model, settings_from(flags, SoakSettings, {"api_key": openai_api_key()}), Output())
+
+
+def _scale(flags: Namespace) -> int:
+    from saccade.bench.scale_command import bench_scale
+
+    return bench_scale(settings_from(flags, ScaleSettings), Output())
 
 
 def _offline(flags: Namespace) -> int:

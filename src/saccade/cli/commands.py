@@ -41,6 +41,7 @@ COMMANDS = {
     "bench allreduce": ("sums over ranks by rows: each algorithm, in a graph and out of one", "bench"),
     "bench startup": ("how long a server takes until it is ready, and on what", "bench"),
     "bench soak": ("mixed and hostile load: unexpected answers, and what the server does not give back", "bench"),
+    "bench scale": ("a simulation of many replicas: cache hits and latency by routing policy", "bench"),
     "plan": ("what a model needs on a GPU, and what is left for requests", "plan"),
     "explain": ("how a request would be run: tokens, buckets, padding, graphs", "explain"),
     "trace": ("what a running server does for some seconds, for Perfetto", "trace"),
