@@ -26,7 +26,8 @@ from saccade.wire.engine_settings import SchedulerSettings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-FILES = tuple(sorted(DEPLOY.glob("*.yaml")))
+OTHERS = ("compose.yaml", "prometheus.yaml")  # of Docker and Prometheus
+FILES = tuple(path for path in sorted(DEPLOY.glob("*.yaml")) if path.name not in OTHERS)
 SCHEMAS: dict[str, Any] = json.loads((ROOT / "tests/data/kubernetes_1_37.json").read_text())
 
 RAY_SERVICE = {"serveConfigV2", "rayClusterConfig", "serveService"}

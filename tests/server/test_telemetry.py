@@ -126,5 +126,5 @@ def test_a_wrong_endpoint_is_refused(endpoint: str) -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(ConfigError, match=r"pip install \"saccade\[otel\]\""):
+    with pytest.raises(ConfigError, match=r"pip install \"saccade-vlm\[otel\]\""):
         new_telemetry("http://127.0.0.1:4318")
