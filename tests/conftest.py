@@ -11,11 +11,12 @@ settings.load_profile("any machine")
 
 ROOT = Path(__file__).parent
 LONG = (
-    "clients/test_clients.py",
+    *("ray/test_cluster.py", "clients/test_clients.py"),
     *("kernels/test_interpreted.py", "engine/test_engine.py", "engine/test_shadow.py", "engine/test_process.py"),
     *("execution/test_rank_processes.py", "execution/test_rank_engines.py", "execution/test_rank_images.py"),
     *("models/test_parallel.py", "models/test_smollm2.py", "eval/test_bundled.py", "training/test_recipe.py"),
     *("e2e/test_ranks.py", "e2e/test_rank_deaths.py", "e2e/test_lifecycle.py", "e2e/test_hostile.py"),
+    *("e2e/test_replicas.py",),
     *("cli/test_plan.py", "engine/test_frozen_inputs.py", "engine/test_verify.py", "engine/test_vision.py"),
     *("engine/test_scheduler_machine.py", "engine/test_grammar.py", "bench/test_real.py", "bench/test_vision.py"),
 )

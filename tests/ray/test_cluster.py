@@ -65,6 +65,14 @@ def test_errors_and_keys_are_those_of_a_server(pair: RunningCluster) -> None:
         assert (reply.status_code, reply.json()["error"]["type"]) == (401, "authentication_error")
 
 
+def test_several_prompts_of_one_request_are_all_answered(pair: RunningCluster) -> None:
+    with pair.client() as client:
+        body = {"prompt": [f"number {i}" for i in range(5)], "max_tokens": 3, "ignore_eos": True, "n": 2}
+        reply = client.post("/v1/completions", json=body).json()
+    assert [choice["index"] for choice in reply["choices"]] == list(range(10))
+    assert reply["usage"]["completion_tokens"] == 30
+
+
 def test_a_client_that_leaves_ends_its_request(pair: RunningCluster) -> None:
     async def leave() -> None:
         async with pair.async_client() as client:

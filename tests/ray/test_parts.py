@@ -146,7 +146,7 @@ def test_requests_that_were_cancelled_before_a_replica_took_them_do_not_count() 
     assert loads.tokens == {"a": 0}
 
 
-def test_what_replicas_report_counts_too_and_some_are_avoided() -> None:
+def test_what_other_front_ends_sent_counts_too_and_some_replicas_are_avoided() -> None:
     loads, route = Loads("affinity", 0), Route(b"key", 10)
     home = loads.order(route, dict.fromkeys("abc", 0))[0]
     others = loads.order(route, {name: 1000 if name == home else 0 for name in "abc"})

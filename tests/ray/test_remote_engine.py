@@ -104,7 +104,7 @@ def test_a_request_that_had_not_begun_goes_to_another_replica_once(answer: Calla
     handle = Handle(Call(lost), Call(delta("a")))
     assert answer(handle) == ["mine a"]
     first, second = (route for _, route in handle.asked)
-    assert first[:2] == second[:2] and second[2] == (("r1",) if isinstance(lost, bytes) else ())
+    assert first[:2] == second[:2] and second[3] == (("r1",) if isinstance(lost, bytes) else ())
     with pytest.raises(EngineDeadError):
         answer(Handle(Call(lost), Call(lost)))
 

@@ -21,20 +21,28 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]
     async def choose_replicas(self, candidate_replicas: Sequence[Any], pending_request: Any = None) -> list[list[Any]]:
         """Each replica is a rank of its own, so that the next is tried only where one takes no more requests."""
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        reported = {name: int(replica.routing_stats.get("tokens", 0)) for name, replica in by_name.items()}
-        if pending_request is None:
-            return [[by_name[name]] for name in self._loads.order(NO_ROUTE, reported)]
-        pending_request.routing_context.should_backoff = True
-        route = Route(*pending_request.kwargs.get("route", NO_ROUTE))
-        order = self._loads.order(route, reported)
+        route = _route_of(pending_request)
+        order = self._loads.order(route, {name: _others(replica, route) for name, replica in by_name.items()})
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
         if route.tokens and order:
             self._loads.take(pending_request.metadata.internal_request_id, order[0], route.tokens, pending_request)
         return [[by_name[name]] for name in order]
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
-        route = Route(*pending_request.kwargs.get("route", NO_ROUTE))
+        route = _route_of(pending_request)
         if route.tokens:
             self._loads.take(pending_request.metadata.internal_request_id, replica_id.unique_id, route.tokens)
 
     def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
         self._loads.drop(internal_request_id)
+
+
+def _route_of(pending_request: Any) -> Route:
+    return NO_ROUTE if pending_request is None else Route(*pending_request.kwargs.get("route", NO_ROUTE))
+
+
+def _others(replica: Any, route: Route) -> int:
+    """Tokens that other front ends have sent a replica, when it last reported."""
+    reported: dict[str, int] = replica.routing_stats.get("tokens", {})
+    return sum(tokens for sender, tokens in reported.items() if sender != route.sender)

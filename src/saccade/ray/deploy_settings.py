@@ -19,7 +19,9 @@ class DeploySettings:
     )
     target_tokens: int = setting(32768, "tokens queued and running on an engine beyond which more are started")
     target_requests: int = setting(128, "requests queued and running on an engine beyond which more are started")
-    look_back_s: float = setting(10.0, "seconds over which load is averaged for scaling")
+    look_back_s: float = setting(
+        30.0, "seconds over which load is averaged for scaling; Ray Serve collects it every 10"
+    )
     upscale_delay_s: float = setting(10.0, "seconds for which more engines must be wanted before they are started")
     downscale_delay_s: float = setting(300.0, "seconds for which fewer engines must be wanted before some are ended")
     replica_gpus: float = setting(-1.0, "GPUs of an engine; -1: one a rank, and none on a CPU or for the bundled model")

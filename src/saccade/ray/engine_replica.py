@@ -1,5 +1,6 @@
 """A replica: one engine and its processes, as an actor of Ray Serve."""
 
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from time import monotonic
@@ -19,17 +20,15 @@ class EngineReplica:
     async def __init__(self, plan: bytes, name: str = "") -> None:  # type: ignore[misc]
         launch = decode_plan(plan).launch()
         self._name = name or _own_name()
-        self._tokens = 0
+        self._tokens = Counter[str]()  # queued and running, by front end
         self._num_requests = 0
         self._engine = await AsyncEngine.start(launch.model, launch.engine, launch.limits)
 
-    async def generate(
-        self, question: bytes, arrays: PromptArrays, route: Route | tuple[bytes, int, tuple[str, ...]]
-    ) -> AsyncGenerator[bytes, None]:
+    async def generate(self, question: bytes, arrays: PromptArrays, route: Route) -> AsyncGenerator[bytes, None]:
         """Replies as bytes; what ends a request is one of them, so that no exception is pickled. Cancelling the call
         aborts the request."""
-        tokens = route[1]
-        self._tokens += tokens
+        _, tokens, sender, _ = route
+        self._tokens[sender] += tokens
         self._num_requests += 1
         try:
             asked = decode_question(question)
@@ -48,7 +47,8 @@ class EngineReplica:
         except Exception as error:
             yield encode(Reply(ended=ended(error, self._name)))
         finally:
-            self._tokens -= tokens
+            self._tokens[sender] -= tokens
+            self._tokens = +self._tokens  # without those that have none left
             self._num_requests -= 1
 
     async def abort(self, request_id: str) -> None:
@@ -70,11 +70,11 @@ class EngineReplica:
         if not self._engine.is_alive:
             raise EngineDeadError(self._engine.death or "the engine is gone")
 
-    async def record_routing_stats(self) -> dict[str, float]:
-        return {"tokens": self._tokens}
+    async def record_routing_stats(self) -> dict[str, dict[str, int]]:
+        return {"tokens": dict(self._tokens)}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return {"tokens": self._tokens, "requests": self._num_requests}
+        return {"tokens": self._tokens.total(), "requests": self._num_requests}
 
     async def __del__(self) -> None:
         if (engine := getattr(self, "_engine", None)) is not None:

@@ -15,12 +15,12 @@ class Loads:
         self._taken: dict[str, Assignment] = {}
         self._undecided: dict[str, Any] = {}  # chosen, but not yet taken by their replica
 
-    def order(self, route: Route, reported: dict[str, int]) -> list[str]:
-        """Replicas, the best first; those to avoid are last. A replica's load is what it reported some time ago or what
-        this process sent it, whichever is more."""
-        self._follow(reported)
+    def order(self, route: Route, others: dict[str, int]) -> list[str]:
+        """Replicas, the best first; those to avoid are last. A replica's load is what this process has sent it, and
+        what others had when it last reported."""
+        self._follow(others)
         own = self._router.loads
-        loads = {name: max(own[name], tokens) for name, tokens in reported.items()}
+        loads = {name: own[name] + tokens for name, tokens in others.items()}
         good = {name: load for name, load in loads.items() if name not in route.avoid}
         policy = self._router.policy if route.tokens else self._others
         return [*policy.order(route.key, route.tokens, good), *(name for name in loads if name not in good)]

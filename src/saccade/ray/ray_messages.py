@@ -21,6 +21,7 @@ class Route(NamedTuple):
 
     key: bytes
     tokens: int
+    sender: str = ""  # the front end
     avoid: tuple[str, ...] = ()
 
 

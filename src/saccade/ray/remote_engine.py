@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -75,14 +76,15 @@ class RemoteEngine:
     ) -> AsyncGenerator[Delta, None]:
         """As `AsyncEngine.generate`. A request whose replica is lost before the first delta goes to another one, once.
         Closing the generator cancels the call, and so the request."""
-        route = Route(affinity_key(prompt, cache_salt), request_tokens(len(prompt), params))
+        route = Route(affinity_key(prompt, cache_salt), request_tokens(len(prompt), params), self._prefix)
         head, arrays = messages.pack_prompt(prompt)
         arrays, is_continued = flat(arrays), prompt.is_continued
         del prompt
         for number in range(MAX_TRIES):
             seconds = None if deadline is None else deadline - monotonic()
             question = Question(f"{self._prefix}-{request_id}", head, params, turn, seconds, cache_salt, is_continued)
-            call = self._streams.generate.remote(encode(question), arrays, route=tuple(route))
+            # Outside of the HTTP request's context: Ray Serve would give all calls of one the same id, and lose some.
+            call = Context().run(self._streams.generate.remote, encode(question), arrays, route=tuple(route))
             has_begun, is_over = False, False
             try:
                 async for said in _within(call, seconds):
