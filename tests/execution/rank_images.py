@@ -39,7 +39,7 @@ from tests.models.rank_families import CONFIGS, SEEING, written
 
 CPU = torch.device("cpu")
 MODEL_TYPES = {"gemma3_vl": "gemma3"}
-HOW = {"qwen2_5_vl": "short", "qwen3_vl": "short"}  # verified by all ranks together; that takes longest of all
+HOW = {"qwen3_vl": "short"}  # verified by all ranks together; that takes longest of all
 LIMITS = SchedulerSettings(
     max_num_seqs=6, max_num_batched_tokens=128, max_model_len=192, encoder_budget_tokens=96, prefill_chunk_tokens=50
 )
