@@ -16,7 +16,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml requirements.lock
 	@echo "Installing into .venv: a minute or two the first time ..."
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet $(if $(LOCK),--constraint $(LOCK)) --editable ".[dev]"
+	$(BIN)/pip install --quiet --no-compile $(if $(LOCK),--constraint $(LOCK)) --editable ".[dev]"
 	touch $(STAMP) $(RUNTIME)
 
 $(RUNTIME): pyproject.toml

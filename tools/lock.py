@@ -59,7 +59,7 @@ def declared(extra: str) -> Iterator[Requirement]:
     texts = [*project["dependencies"], *project["optional-dependencies"][extra]]
     for requirement in map(Requirement, texts):
         if requirement.name == project["name"]:
-            for other in requirement.extras:
+            for other in sorted(requirement.extras):
                 yield from map(Requirement, project["optional-dependencies"][other])
         elif is_needed(requirement):
             yield requirement
