@@ -43,6 +43,10 @@ class Driver:
         serve.run(build_app(settings), name=APP, route_prefix="/")
         return f"http://127.0.0.1:{self.port}"
 
+    def place(self) -> dict[str, str]:
+        """Where the cluster is, and where its proxy listens."""
+        return {"address": self._cluster.address, "url": f"http://127.0.0.1:{self.port}"}
+
     def num_replicas(self) -> dict[str, int]:
         """Engines by their state, as Ray Serve has them."""
         found = serve.status().applications[APP].deployments["engines"].replica_states

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ class RunningCluster:
     def __init__(self, log: Path) -> None:
         self.log = log
         folders = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": folders}
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": folders}
         with log.open("w") as file:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", "tests.ray.driver"],
@@ -32,7 +32,7 @@ class RunningCluster:
                 stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,
-                env=environment,
+                env=self._environment,
             )
         self.url, self._headers = "", dict[str, str]()
 
@@ -48,8 +48,14 @@ class RunningCluster:
 
     def deploy(self, **settings: Any) -> None:
         self.url = self.tell("deploy", **settings)
-        if keys := settings.get("api_key"):
-            self._headers = {"authorization": f"Bearer {keys[0]}"}
+
+    def deploy_by_command(self, config: Path, keys: Sequence[str]) -> None:
+        """`saccade deploy`, with a file of settings."""
+        place = self.tell("place")
+        words = ("-m", "saccade", "deploy", "--address", place["address"], "--config", str(config))
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=self._environment)
+        assert done.returncode == 0 and done.stdout.startswith("ready on"), done.stderr
+        self.url, self._headers = place["url"], {"authorization": f"Bearer {keys[0]}"}
 
     def client(self) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=WAIT_S, trust_env=False, headers=self._headers)

@@ -12,14 +12,22 @@ from tests.e2e.known import Question, cache_hits, repeated
 from tests.ray.running import RunningCluster, Streams, cluster
 
 BLOCK = 16
+SETTINGS = f"""
+replicas: 2
+replica-cpus: 2
+health-period-s: 1
+block-size: {BLOCK}
+api-key: [sesame]
+admin-api-key: boss
+"""
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
     with cluster(tmp_path_factory.mktemp("ray") / "log") as found:
-        found.deploy(
-            replicas=2, replica_cpus=2, health_period_s=1, api_key=["sesame"], block_size=BLOCK, admin_api_key="boss"
-        )
+        config = tmp_path_factory.mktemp("config") / "settings.yaml"
+        config.write_text(SETTINGS)
+        found.deploy_by_command(config, ["sesame"])
         found.wait_running(2)
         yield found
 

@@ -1,5 +1,6 @@
 """Puts the application together: an ingress over replicas of the model."""
 
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ except ImportError:
     raise ConfigError('saccade.ray needs Ray; install it with `pip install "saccade-vlm[ray]"`') from None
 
 INGRESS_REQUESTS = 2**16  # at a time; the front end's own limits are lower and answer with a reason
+CONNECT_S = 5.0
 ENGINES, FRONT = "engines", "front"
 
 
@@ -28,7 +30,7 @@ def build(plan: DeployPlan) -> Any:
     from saccade.ray.ingress import Ingress
 
     packed = encode_plan(plan)
-    engines = serve.deployment(EngineReplica, name=ENGINES, **_engine_options(plan)).bind(packed)
+    engines = serve.deployment(EngineReplica, name=ENGINES, **engine_options(plan)).bind(packed)
     front = serve.deployment(
         serve.ingress()(Ingress),
         name=FRONT,
@@ -48,15 +50,24 @@ def deploy(plan: DeployPlan) -> str:
     """Deploys or updates the application on a cluster that runs; returns its address when it is ready."""
     address = plan.deploy.address
     try:
+        _check_reachable(address)
         ray.init(address=address, namespace=plan.deploy.app_name, log_to_driver=False, ignore_reinit_error=True)
-    except ConnectionError as error:
+    except OSError as error:
         raise ConfigError(f"no Ray cluster answers at {address} (--address; `ray start --head` starts one)") from error
     serve.start(proxy_location="EveryNode", http_options={"host": plan.server.host, "port": plan.server.port})
     serve.run(build(plan), name=plan.deploy.app_name, route_prefix=plan.deploy.route_prefix)
     return f"http://{plan.server.host}:{plan.server.port}{plan.deploy.route_prefix}"
 
 
-def _engine_options(plan: DeployPlan) -> dict[str, Any]:
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+
+
+def engine_options(plan: DeployPlan) -> dict[str, Any]:
+    """Of the deployment of replicas."""
     deploy, needs = plan.deploy, {"CPU": plan.deploy.replica_cpus, "GPU": float(plan.num_gpus)}
     options: dict[str, Any] = {
         "max_ongoing_requests": plan.most_inside,
