@@ -75,6 +75,19 @@ def new_policy(name: str, step_tokens: int) -> Policy:
     return make_policy(name, room_tokens=room_of(step_tokens))
 
 
+@dataclass(frozen=True, slots=True)
+class _Informed:
+    """A policy that goes by what was reported some time ago or what this router sent, whichever is more."""
+
+    policy: Policy
+    reported: Mapping[str, int]
+
+    def order(self, key: bytes, tokens: int, loads: Mapping[str, int]) -> list[str]:
+        if self.reported:
+            loads = {name: max(load, self.reported[name]) for name, load in loads.items()}
+        return self.policy.order(key, tokens, loads)
+
+
 class Simulation:
     """Every request that arrives ends once: it is answered, refused by all replicas, or fails."""
 
@@ -91,7 +104,9 @@ class Simulation:
         self._settings, self._policy = settings, policy
         self.replicas = {f"replica-{i}": Replica(limits, settings, times) for i in range(num_replicas)}
         make = policy_for or (lambda _: new_policy(policy, limits.max_num_batched_tokens))
-        self.routers = [Router(make(i)) for i in range(settings.routers)]
+        self._reported: dict[str, int] = {}
+        self._next_report = 0.0
+        self.routers = [Router(_Informed(make(i), self._reported)) for i in range(settings.routers)]
         for router in self.routers:
             for name in self.replicas:
                 router.join(name)
@@ -117,6 +132,7 @@ class Simulation:
                 start = self._look()
             if at % NEWS_EVERY == 0:
                 on_progress(name, at, total)
+            self._report()
             self._admit(arrival)
         end = self._look()
         self._run_until(None)
@@ -130,6 +146,14 @@ class Simulation:
             self._hear(self.replicas[name].end_step())
             self._await_step(name)
         self.now = self.now if time is None else time
+
+    def _report(self) -> None:
+        """Tells the routers what all of them sent; a single one knows."""
+        period = self._settings.report_s
+        if len(self.routers) > 1 and period and self.now >= self._next_report:
+            self._next_report = self.now + period
+            loads = [router.loads for router in self.routers]
+            self._reported.update({name: sum(load[name] for load in loads) for name in self.replicas})
 
     def _admit(self, arrival: Arrival) -> None:
         """A replica whose queue is full refuses, and the router asks the next one."""
