@@ -4,7 +4,7 @@ Time is virtual: the next event, an arrival or the end of a step, is handled as 
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
@@ -77,14 +77,15 @@ def new_policy(name: str, step_tokens: int) -> Policy:
 
 @dataclass(frozen=True, slots=True)
 class _Informed:
-    """A policy that goes by what was reported some time ago or what this router sent, whichever is more."""
+    """A policy that adds to its router's loads what others had sent when they last reported, as front ends on a Ray
+    cluster do."""
 
     policy: Policy
-    reported: Mapping[str, int]
+    others: dict[str, int] = field(default_factory=dict)
 
     def order(self, key: bytes, tokens: int, loads: Mapping[str, int]) -> list[str]:
-        if self.reported:
-            loads = {name: max(load, self.reported[name]) for name, load in loads.items()}
+        if self.others:
+            loads = {name: load + self.others[name] for name, load in loads.items()}
         return self.policy.order(key, tokens, loads)
 
 
@@ -104,9 +105,9 @@ class Simulation:
         self._settings, self._policy = settings, policy
         self.replicas = {f"replica-{i}": Replica(limits, settings, times) for i in range(num_replicas)}
         make = policy_for or (lambda _: new_policy(policy, limits.max_num_batched_tokens))
-        self._reported: dict[str, int] = {}
         self._next_report = 0.0
-        self.routers = [Router(_Informed(make(i), self._reported)) for i in range(settings.routers)]
+        self._informed = [_Informed(make(i)) for i in range(settings.routers)]
+        self.routers = [Router(informed) for informed in self._informed]
         for router in self.routers:
             for name in self.replicas:
                 router.join(name)
@@ -148,12 +149,14 @@ class Simulation:
         self.now = self.now if time is None else time
 
     def _report(self) -> None:
-        """Tells the routers what all of them sent; a single one knows."""
+        """Tells every router what the others sent."""
         period = self._settings.report_s
         if len(self.routers) > 1 and period and self.now >= self._next_report:
             self._next_report = self.now + period
             loads = [router.loads for router in self.routers]
-            self._reported.update({name: sum(load[name] for load in loads) for name in self.replicas})
+            total = {name: sum(load[name] for load in loads) for name in self.replicas}
+            for own, informed in zip(loads, self._informed, strict=True):
+                informed.others.update({name: total[name] - own[name] for name in total})
 
     def _admit(self, arrival: Arrival) -> None:
         """A replica whose queue is full refuses, and the router asks the next one."""
