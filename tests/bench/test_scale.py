@@ -77,6 +77,12 @@ def test_without_the_bound_a_hot_image_overloads_its_replica() -> None:
     assert unbounded.ttft_p99_ms > 2 * bounded.ttft_p99_ms
 
 
+def test_routers_that_hear_of_each_others_loads_keep_a_hot_image_from_one_replica() -> None:
+    hot = replace(SMALL, hot_share=0.4, routers=8, requests_per_replica=150)
+    deaf, hearing = (Simulation(replace(hot, report_s=period), 8, "affinity").run() for period in (0.0, 0.02))
+    assert hearing.busiest < 0.8 * deaf.busiest
+
+
 class _Watched:
     """A policy whose choices are compared with its bound."""
 

@@ -4,7 +4,7 @@ Time is virtual: the next event, an arrival or the end of a step, is handled as 
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
@@ -75,6 +75,20 @@ def new_policy(name: str, step_tokens: int) -> Policy:
     return make_policy(name, room_tokens=room_of(step_tokens))
 
 
+@dataclass(frozen=True, slots=True)
+class _Informed:
+    """A policy that adds to its router's loads what others had sent when they last reported, as front ends on a Ray
+    cluster do."""
+
+    policy: Policy
+    others: dict[str, int] = field(default_factory=dict)
+
+    def order(self, key: bytes, tokens: int, loads: Mapping[str, int]) -> list[str]:
+        if self.others:
+            loads = {name: load + self.others[name] for name, load in loads.items()}
+        return self.policy.order(key, tokens, loads)
+
+
 class Simulation:
     """Every request that arrives ends once: it is answered, refused by all replicas, or fails."""
 
@@ -91,7 +105,9 @@ class Simulation:
         self._settings, self._policy = settings, policy
         self.replicas = {f"replica-{i}": Replica(limits, settings, times) for i in range(num_replicas)}
         make = policy_for or (lambda _: new_policy(policy, limits.max_num_batched_tokens))
-        self.routers = [Router(make(i)) for i in range(settings.routers)]
+        self._next_report = 0.0
+        self._informed = [_Informed(make(i)) for i in range(settings.routers)]
+        self.routers = [Router(informed) for informed in self._informed]
         for router in self.routers:
             for name in self.replicas:
                 router.join(name)
@@ -117,6 +133,7 @@ class Simulation:
                 start = self._look()
             if at % NEWS_EVERY == 0:
                 on_progress(name, at, total)
+            self._report()
             self._admit(arrival)
         end = self._look()
         self._run_until(None)
@@ -130,6 +147,16 @@ class Simulation:
             self._hear(self.replicas[name].end_step())
             self._await_step(name)
         self.now = self.now if time is None else time
+
+    def _report(self) -> None:
+        """Tells every router what the others sent."""
+        period = self._settings.report_s
+        if len(self.routers) > 1 and period and self.now >= self._next_report:
+            self._next_report = self.now + period
+            loads = [router.loads for router in self.routers]
+            total = {name: sum(load[name] for load in loads) for name in self.replicas}
+            for own, informed in zip(loads, self._informed, strict=True):
+                informed.others.update({name: total[name] - own[name] for name in total})
 
     def _admit(self, arrival: Arrival) -> None:
         """A replica whose queue is full refuses, and the router asks the next one."""

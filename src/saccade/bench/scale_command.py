@@ -59,7 +59,7 @@ def plot_scale(bench: ScaleBench, path: str) -> None:
     matplotlib: Any = importlib.import_module("matplotlib")
     figures: Any = importlib.import_module("matplotlib.figure")
     matplotlib.rcParams["svg.hashsalt"] = "saccade"  # equal figures make equal files
-    figure = figures.Figure(figsize=(11, 3))
+    figure = figures.Figure(figsize=(11, 3.2))
     for panel, (name, title, scale) in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
         for policy in dict.fromkeys(line.policy for line in bench.lines):
             mine = [line for line in bench.lines if line.policy == policy and getattr(line, name) is not None]
@@ -71,8 +71,9 @@ def plot_scale(bench: ScaleBench, path: str) -> None:
         panel.minorticks_off()
         if scale == "linear":
             panel.set_ylim(bottom=0)
-    figure.axes[0].legend(fontsize=7)
-    figure.tight_layout()
+    lines, names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="lower center", ncols=len(names), fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
     kind = {"Date": None} if path.lower().endswith(".svg") else {"Software": None}
     figure.savefig(path, dpi=100, metadata=kind)
 

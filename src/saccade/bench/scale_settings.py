@@ -26,7 +26,12 @@ class ScaleSettings:
     zipf: float = setting(0.8, "how uneven images are liked: the n-th is asked about n**-zipf times as often")
     hot_share: float = setting(0.05, "share of all requests that ask about one more image, the hot one")
     output_tokens: int = setting(8, "tokens of an answer on average; from 1 to twice as many, all as likely")
-    routers: int = setting(1, "routers that know only the loads they gave out themselves; requests reach one at random")
+    routers: int = setting(
+        1, "front ends, each with a router that counts what it sent itself; requests reach one at random"
+    )
+    report_s: float = setting(
+        1.0, "seconds between two reports of all loads to the routers, where there are several; 0: no reports"
+    )
     max_num_seqs: int = setting(64, "requests that run at the same time on a replica; larger batches were not timed")
     kv_cache_tokens: int = setting(758_016, "tokens of a replica's KV cache")
     encoder_cache_tokens: int = setting(16_384, "image rows of a replica's encoder cache")
@@ -36,7 +41,7 @@ class ScaleSettings:
 
     def __post_init__(self) -> None:
         check_at_least(self, {"requests_per_replica": 2, "images_per_replica": 1, "output_tokens": 1, "routers": 1})
-        check_at_least(self, {"zipf": 0, "seed": 0, "max_num_seqs": 1})
+        check_at_least(self, {"zipf": 0, "seed": 0, "max_num_seqs": 1, "report_s": 0})
         check_at_least(self, {"kv_cache_tokens": 2048, "encoder_cache_tokens": 1024})
         if not self.replicas or not all(1 <= count <= MOST_REPLICAS for count in self.replicas):
             raise ConfigError(f"replicas is {self.replicas}; give numbers of 1 to {MOST_REPLICAS} (--replicas)")
