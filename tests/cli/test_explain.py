@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from saccade import LLM, SamplingParams
+from saccade.bundled import LIMITS as BUNDLED_LIMITS
 from saccade.cli import main
-from saccade.cli.model import BUNDLED_LIMITS
 from saccade.config import Tier
 from saccade.dry_run.blueprint import draw
 from saccade.dry_run.steps import dry_run, made_up_prompt
