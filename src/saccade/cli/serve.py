@@ -3,7 +3,7 @@
 from argparse import Namespace
 from typing import Any
 
-from saccade.bundled import LIMITS as BUNDLED_LIMITS
+from saccade.bundled import LIMITS
 from saccade.cli.aliases import add_aliases, variable_notes
 from saccade.cli.model import MODEL_WORD, chosen_model
 from saccade.cli.parser import Parser, settings_from
@@ -13,7 +13,7 @@ from saccade.server.server_settings import ServerSettings
 from saccade.terminal import warn
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 
-BUNDLED: dict[str, Any] = {**BUNDLED_LIMITS, "served_model_name": ("saccade",)}
+BUNDLED: dict[str, Any] = {**LIMITS, "served_model_name": ("saccade",)}
 
 
 def new_parser(name: str) -> Parser:
