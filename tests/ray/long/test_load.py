@@ -15,7 +15,7 @@ from tests.e2e.process import children_of
 from tests.ray.running import RunningCluster, Streams
 
 NUM_PICTURES, TIMES = 25, 8
-SETTINGS: dict[str, Any] = {"replica_cpus": 1, "health_period_s": 1, "shutdown_timeout_s": 120}
+SETTINGS: dict[str, Any] = {"replica_cpus": 1, "ingress_cpus": 3, "health_period_s": 1, "shutdown_timeout_s": 120}
 
 
 @pytest.fixture(scope="module")
