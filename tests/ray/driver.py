@@ -20,9 +20,11 @@ APP = "saccade"
 
 
 class Driver:
+    """The head has five CPUs to give away, other nodes two: a front end that asks for three is on the head."""
+
     def __init__(self) -> None:
         self._num_nodes = 0
-        self._cluster = Cluster(initialize_head=True, head_node_args=self._node(3, include_dashboard=False))
+        self._cluster = Cluster(initialize_head=True, head_node_args=self._node(5, include_dashboard=False))
         self._others = [self._cluster.add_node(**self._node(2))]
         ray.init(address=self._cluster.address, _node_ip_address="127.0.0.2", log_to_driver=False)
         with socket.socket() as probe:

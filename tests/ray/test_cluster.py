@@ -15,6 +15,7 @@ BLOCK = 16
 SETTINGS = f"""
 replicas: 2
 replica-cpus: 2
+ingress-cpus: 3
 health-period-s: 1
 block-size: {BLOCK}
 api-key: [sesame]

@@ -1,6 +1,8 @@
 """Replicas of the bundled model under load: right answers, caches, losses, updates, scaling."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from random import Random
@@ -9,10 +11,11 @@ from typing import Any
 import pytest
 
 from tests.e2e.known import Question, cache_hits, repeated
+from tests.e2e.process import children_of
 from tests.ray.running import RunningCluster, Streams
 
 NUM_PICTURES, TIMES = 25, 8
-SETTINGS: dict[str, Any] = {"replica_cpus": 1, "health_period_s": 1, "shutdown_timeout_s": 120}
+SETTINGS: dict[str, Any] = {"replica_cpus": 1, "ingress_cpus": 3, "health_period_s": 1, "shutdown_timeout_s": 120}
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +83,26 @@ def test_a_node_that_is_killed_takes_only_its_streams_with_it(three: RunningClus
     three.tell("add_node")
     three.wait_running(3)
     hit_rates(three, repeated(6, 2, int(time.time())), 4)
+
+
+def test_an_engine_that_dies_inside_its_replica_fails_its_health_and_both_are_replaced(three: RunningCluster) -> None:
+    three.deploy(replicas=3, **SETTINGS)
+    three.wait_running(3)
+    victim = three.replica_pids()[0]
+    [worker] = children_of(victim, "saccade.execution.worker")
+    streams = Streams(9, 400)
+
+    async def kill_worker() -> list[tuple[int, str]]:
+        async with three.async_client() as client:
+            return await streams.run(client, lambda: os.kill(worker, signal.SIGKILL))
+
+    streams.check(asyncio.run(kill_worker()))
+
+    def wait_replaced() -> None:
+        three.wait_for(lambda: victim not in three.replica_pids(), "the end of a replica without an engine")
+        three.wait_running(3)
+
+    assert asyncio.run(under_load(three, wait_replaced, 4)) > 0, "requests go to others meanwhile"
 
 
 def test_an_update_under_load_fails_no_request(three: RunningCluster) -> None:
