@@ -9,7 +9,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Imported only where they are found: by an extra, with torch on a GPU, for one task of `saccade eval`.
-OPTIONAL = {"av", "gguf", "triton", "scikit-learn", "flash-attn-4", "quack-kernels", "matplotlib", "opentelemetry"}
+OPTIONAL = {
+    "av",
+    "gguf",
+    "triton",
+    "scikit-learn",
+    "flash-attn-4",
+    "quack-kernels",
+    "matplotlib",
+    "opentelemetry",
+    "ray",
+}
 WITH_OTHERS = {"pydantic-core": "pydantic"}
 
 

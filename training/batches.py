@@ -112,7 +112,7 @@ class Recipe:
         mix = GRIDS.get(grid, Mix(1, 0.3, 0.2))
         room = SHAPES_ROOM if mix.script < 0.5 else WORDS_ROOM
         num_script, num_digits = max(1, int(batch * mix.script)), max(1, int(batch * mix.digits))
-        num_strange = max(1, int(batch * STRANGE_SHARE))
+        num_strange = min(max(1, int(batch * STRANGE_SHARE)), batch - num_script - num_digits - 1)
         shapes, facts = self.studio.shapes(batch - num_script - num_digits - num_strange, height, width)
         digits, handwriting = self.studio.digits(num_digits, height, width)
         script, print_, is_number = self.studio.script(num_script, height, width)

@@ -18,6 +18,8 @@ HALF = 0.5
 def strange(batch: int, height: int, width: int, device: torch.device) -> Tensor:
     """(B, 3, H, W): clouds, leaves, or leaves with the clouds as their surface; some with straight or bent stripes, and
     most with less colour than pure noise has."""
+    if not batch:
+        return torch.zeros(0, 3, height, width, device=device)
     chance = torch.rand(batch, 1, 1, 1, device=device)
     clouds = _clouds(batch, height, width, device)
     striped = (clouds + 0.5 * _stripes(clouds)).clamp(0, 1)

@@ -416,5 +416,5 @@ class TestVideos:
     def test_without_the_package_the_error_says_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
         data = film(3)
         monkeypatch.setitem(__import__("sys").modules, "av", None)
-        with pytest.raises(RequestError, match=r"saccade\[video\]"):
+        with pytest.raises(RequestError, match=r"saccade-vlm\[video\]"):
             self.load(data)

@@ -57,6 +57,13 @@ def test_repeated_images_are_found_where_they_were_encoded(pair: RunningCluster)
     assert found["prefix_cache_hits"] >= 0.9 * 24 / 30 * (found["prefix_cache_queries"] - 30 * BLOCK), found
 
 
+def test_vectors_cross_the_cluster(pair: RunningCluster) -> None:
+    with pair.client() as client:
+        found = client.post("/v1/embeddings", json={"input": ["a red heart", "a green circle"]}).json()["data"]
+    assert len(found) == 2 and all(abs(sum(x * x for x in one["embedding"]) - 1) < 1e-3 for one in found)
+    assert found[0]["embedding"] != found[1]["embedding"]
+
+
 def test_errors_and_keys_are_those_of_a_server(pair: RunningCluster) -> None:
     with pair.client() as client:
         talk = {"messages": [{"role": "user", "content": "word " * 5000}]}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from saccade import bundled
 from saccade.client.output import Logprob
@@ -107,6 +108,9 @@ def test_answers_and_errors_cross_machines() -> None:
         timings={"queue": 0.25},
     )
     assert decode_reply(encode(Reply(delta=delta))) == Reply(delta=delta)
+    vector = np.arange(5, dtype=np.float32) / 3
+    crossed = decode_reply(encode(Reply(delta=replace(delta, pooled=vector)))).delta
+    assert crossed is not None and crossed.pooled is not None and np.array_equal(crossed.pooled, vector)
     request = RequestError("wrong", param="p", code="c", status=413)
     found = error_of(decode_reply(encode(Reply(ended=ended(request, "r1")))).ended)  # type: ignore[arg-type]
     assert isinstance(found, RequestError)

@@ -56,9 +56,9 @@ class Reply(Struct, frozen=True, array_like=True):
     ended: Ended | None = None
 
 
-encode = msgspec.msgpack.Encoder().encode
+encode = msgspec.msgpack.Encoder(enc_hook=messages.describe_array).encode
 decode_question = msgspec.msgpack.Decoder(Question).decode
-decode_reply = msgspec.msgpack.Decoder(Reply).decode
+decode_reply = msgspec.msgpack.Decoder(Reply, dec_hook=messages.restore_array).decode
 
 
 def flat(arrays: PromptArrays) -> PromptArrays:

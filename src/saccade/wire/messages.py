@@ -210,19 +210,19 @@ EngineAnswer = StatsReply | Flushed | Traced | Profiled
 EngineReply = Stage | Ready | Updates | Refused | EngineAnswer | Degraded | Failure | Closed
 
 
-def _describe(value: Any) -> Any:
+def describe_array(value: Any) -> Any:
     array = np.asarray(value)
     return array.dtype.str, array.shape, array.tobytes()
 
 
-def _restore(kind: Any, described: Any) -> npt.NDArray[Any]:
+def restore_array(kind: Any, described: Any) -> npt.NDArray[Any]:
     dtype, shape, data = described
     return np.frombuffer(data, dtype=dtype).reshape(shape)
 
 
-encode = msgpack.Encoder(enc_hook=_describe).encode
+encode = msgpack.Encoder(enc_hook=describe_array).encode
 decode_command = msgpack.Decoder(EngineCommand).decode
-decode_reply = msgpack.Decoder(EngineReply, dec_hook=_restore).decode
+decode_reply = msgpack.Decoder(EngineReply, dec_hook=restore_array).decode
 
 
 def pack_prompt(prompt: Prompt) -> tuple[PromptHead, PromptArrays]:
