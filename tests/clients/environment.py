@@ -1,6 +1,6 @@
 """Environments of their own for clients: made once from a file of pinned packages, and kept in the user's cache.
 
-Where pip cannot install, the tests are skipped with the reason. `make clients` makes them before they are needed.
+`make clients` makes them before they are needed.
 """
 
 import hashlib
@@ -11,16 +11,18 @@ import sys
 import venv
 from pathlib import Path
 
-import pytest
-
 from tests.packages import CACHE, make_once
 
 INSTALL_TIMEOUT_S = 900
 OPTIONS = ("--quiet", "--no-deps", "--no-compile", "--no-input", "--disable-pip-version-check")
 
 
+class CannotInstallError(Exception):
+    pass
+
+
 def interpreter_for(requirements: Path) -> Path:
-    """The Python of an environment that has exactly these packages."""
+    """The Python of an environment that has exactly these packages. Raises CannotInstallError with pip's reason."""
     key = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:16]
     note = make_once(CACHE / "environments" / f"{requirements.stem}-{key}.txt", lambda part: _make(part, requirements))
     return Path(note.read_text()) / "bin" / "python"
@@ -40,7 +42,7 @@ def _make(note: Path, requirements: Path) -> None:
         reason = str(error)
     if reason:
         shutil.rmtree(folder, ignore_errors=True)
-        pytest.skip(f"the packages of {requirements.name} cannot be installed: {reason}")
+        raise CannotInstallError(f"the packages of {requirements.name} cannot be installed: {reason}")
     note.write_text(str(folder))
 
 
@@ -48,7 +50,7 @@ def main() -> int:
     for requirements in sorted(Path(__file__).parent.glob("*.txt")):
         try:
             interpreter_for(requirements)
-        except pytest.skip.Exception as error:
+        except CannotInstallError as error:
             sys.stderr.write(f"{error}\n")
     return 0
 

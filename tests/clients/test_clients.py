@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from saccade.cli.model import bundled_model
-from tests.clients.environment import interpreter_for
+from tests.clients.environment import CannotInstallError, interpreter_for
 from tests.e2e.process import ServerProcess, running
 
 FOLDER = Path(__file__).parent
@@ -58,7 +58,10 @@ def results(server: ServerProcess) -> dict[str, Results]:
 def checks_of(environment: str, server: ServerProcess, results: dict[str, Results]) -> Results:
     """Runs all clients of an environment in one process, the first time that one of them is asked for."""
     if environment not in results:
-        python = interpreter_for(FOLDER / f"{environment}.txt")
+        try:
+            python = interpreter_for(FOLDER / f"{environment}.txt")
+        except CannotInstallError as error:
+            pytest.skip(str(error))
         command = [str(python), "-m", "tests.clients.run_checks", server.url, *CLIENTS[environment]]
         variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
         done = subprocess.run(

@@ -114,8 +114,9 @@ def keys_of(value: Any) -> Iterator[str]:
 
 
 def test_whatever_a_random_model_writes_ends_compact_with_the_schemas_own_properties() -> None:
-    random, num_written = Random(), 0
-    for _ in range(100):
+    first, num_written = Random().getrandbits(32), 0
+    for seed in range(first, first + 100):
+        random = Random(seed)
         schema = whole_schema(random)
         try:
             text = written(Grammar("json_schema", json.dumps(schema)), random)
@@ -127,10 +128,10 @@ def test_whatever_a_random_model_writes_ends_compact_with_the_schemas_own_proper
             continue
         num_written += 1
         value = json.loads(text)
-        assert jsonschema_rs.is_valid(schema, value), (schema, text)
-        assert {key for key in keys_of(value) if not re.fullmatch("x_[0-9]", key)} <= set(NAMES), (schema, text)
-        assert not re.search(r"\s", re.sub(r'"(\\.|[^"\\])*"', "", text)), text
-    assert num_written > 50
+        assert jsonschema_rs.is_valid(schema, value), (seed, text)
+        assert {key for key in keys_of(value) if not re.fullmatch("x_[0-9]", key)} <= set(NAMES), (seed, text)
+        assert not re.search(r"\s", re.sub(r'"(\\.|[^"\\])*"', "", text)), (seed, text)
+    assert num_written > 50, first
 
 
 A = {"type": "object", "properties": {"a": INT}, "required": ["a"]}
@@ -158,7 +159,17 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
                                 [{"a": 1}]),
     "anyOf": ({"anyOf": [A, B]}, [{"a": 1}, {"b": 2}], [{"a": 1, "b": 2}, OPEN, {}]),
     "anyOf beside": (A | {"anyOf": [B, {"type": "object", "properties": {"c": INT}}]},
-                     [{"a": 1, "b": 2}, {"a": 1, "c": 2}], [OPEN]),
+                     [{"a": 1, "b": 2}, {"a": 1, "c": 2}, {"a": 1}],
+                     [OPEN, {"a": 1, "c": 2, "b": {}}, {"a": 1, "b": 2, "c": 2}]),
+    "anyOf beside anyOf": (
+        A | {"allOf": [{"anyOf": [B, {"properties": {"c": INT}, "required": ["c"]}]}],
+             "anyOf": [{"properties": {"d": INT}, "required": ["d"]}, {"properties": {"e": INT}, "required": ["e"]}]},
+        [{"a": 1, "b": 2, "d": 3}, {"a": 1, "c": 2, "e": 3}],
+        [{"a": 1, "b": 2}, {"a": 1, "b": 2, "d": 3, "e": {}}, {"a": 1, "b": 2, "c": {}, "d": 3}]),
+    "anyOf of a shared part": (
+        {"type": "object", "properties": {"one": {"$ref": "#/$defs/P"}, "two": {"allOf": [{"$ref": "#/$defs/P"}, B]}},
+         "$defs": {"P": A | {"anyOf": [{"properties": {"c": INT}, "required": ["c"]}, {"properties": {"d": INT}}]}}},
+        [{"one": {"a": 1, "c": 2}, "two": {"a": 1, "d": 2, "b": 3}}], [{"one": OPEN}, {"two": {"a": 1, "d": 2}}]),
     "a definition alone and as a part": (
         {"type": "object", "properties": {"one": REF_A, "two": {"allOf": [REF_A, REF_B]}}, **DEFS},
         [{"one": {"a": 1}, "two": {"a": 1, "b": 2}}], [{"one": OPEN}, {"one": {"a": 1, "b": 2}}]),

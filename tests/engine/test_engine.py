@@ -17,6 +17,7 @@ from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.inputs.positions import rope_delta, text_positions
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.orders import Run
+from saccade.scheduling.warm_up import warm_up
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import NO_NUMBERS, FinishReason
 from tests.engine.conftest import Loaded
@@ -472,11 +473,11 @@ class TestSurvival:
     def test_warming_up_fails_loudly_and_fits_small_settings(self, loaded: Load) -> None:
         made, model = loaded("llama")
         engine = build(model, made.folder, Options(max_model_len=4))
-        engine.warm_up()
+        warm_up(engine)
         assert not engine.has_work
         executor_of(engine).run = _raise(RuntimeError("broken"))  # type: ignore[method-assign]
         with pytest.raises(GraphError, match="a warm-up request failed"):
-            engine.warm_up()
+            warm_up(engine)
 
     def test_an_abort_storm_leaves_nothing_behind(self, loaded: Load) -> None:
         made, model = loaded("qwen3_vl")

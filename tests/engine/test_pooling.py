@@ -12,6 +12,7 @@ from saccade.inputs.placeholders import Prompt, text_prompt
 from saccade.models.weights import load_model
 from saccade.scheduling.engine import Engine
 from saccade.scheduling.orders import PoolRows
+from saccade.scheduling.warm_up import warm_up
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.update import NO_HIDDEN_NUMBERS, FinishReason
 from tests.engine.rig import (
@@ -193,7 +194,7 @@ def test_a_checkpoint_without_a_head_embeds_and_does_nothing_else(loaded: Load) 
     model = load_model(made.folder, dtype=torch.float32)
     model.drop_head()
     engine = build(model, made.folder, Options(mode=Mode.FULL))
-    engine.warm_up()
+    warm_up(engine)
     prompt = make_prompts(made, 1)["p0"]
     for pooling in ("last", "mean"):
         found = run(engine, {"p": prompt}, SamplingParams(max_tokens=0, pooling=pooling))

@@ -54,6 +54,20 @@ def test_products_in_another_order_are_within_the_estimated_error(dtype: torch.d
         assert (found.num_wrong, found.row) == (1, 3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_unit_in_the_last_place_or_two_is_never_an_error(dtype: torch.dtype) -> None:
+    """Even in a single row, where an element that no noisy run moved has no others to be estimated by."""
+    x = torch.randn(1, 4096).to(dtype)
+
+    def body() -> dict[str, Tensor]:
+        return {"y": x * 3}
+
+    plain, noisy = body(), noisy_runs(body)
+    assert any(all(run["y"][0, i] == plain["y"][0, i] for run in noisy) for i in range(4096))
+    assert error_differences({"y": plain["y"] * (1 + 2 * torch.finfo(dtype).eps)}, plain, noisy) == []
+    assert error_differences({"y": plain["y"] * (1 + 40 * torch.finfo(dtype).eps)}, plain, noisy)[0].num_wrong == 4096
+
+
 def test_one_large_channel_excuses_nothing_in_the_others() -> None:
     x = torch.randn(32, 8).to(torch.bfloat16)
     loud = torch.zeros(8, dtype=torch.bfloat16)

@@ -5,13 +5,13 @@ one again, and `--minutes 30` runs new ones until the time is over. A parser giv
 the refusal that belongs to it; one that reads a stream says the same however the text is cut.
 """
 
-import argparse
 import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, product
 from random import Random
 
@@ -21,6 +21,7 @@ from saccade.server.caller_limits import LimitsFile, read_limits
 from saccade.server.origins import is_foreign_page
 from saccade.server.reasoning import ReasoningParser
 from saccade.server.tool_parser import CallArguments, CallBegin, Content, HermesParser, LlamaParser, ToolEvent
+from tests.fuzzing import fuzz, fuzz_reader
 
 MOST_CPU_S = 5.0  # for a text of some kilobytes; they take microseconds
 URL_PIECES = (
@@ -353,24 +354,10 @@ def run_cases(parser: str, seed: int, indices: Iterator[int]) -> Iterator[tuple[
 
 
 def main() -> int:
-    reader = argparse.ArgumentParser(description=__doc__)
+    reader = fuzz_reader(__doc__)
     reader.add_argument("--parser", choices=sorted(CHECKS), required=True)
-    reader.add_argument("--minutes", type=float, default=1.0)
-    reader.add_argument("--seed", type=int, default=0)
-    reader.add_argument("--only", type=int, help="run this case again")
     given = reader.parse_args()
-    num_found = num_cases = 0
-    end = time.monotonic() + 60 * given.minutes
-    indices = iter(range(2**62)) if given.only is None else iter([given.only])
-    for case, error in run_cases(given.parser, given.seed, indices):
-        num_cases += 1
-        if error is not None:
-            num_found += 1
-            sys.stdout.write(f"--parser {case.parser} --seed {case.seed} --only {case.index}: {error}\n")
-        if time.monotonic() > end:
-            break
-    sys.stdout.write(f"{num_cases} cases, {num_found} found\n")
-    return 1 if num_found else 0
+    return fuzz(given, partial(run_cases, given.parser), flags=f"--parser {given.parser} ")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from statistics import median
+from threading import current_thread, main_thread
 from time import monotonic
 
 import orjson
@@ -79,7 +80,8 @@ class Soak:
         """Ctrl-C stops it."""
         target = await self._describe()
         loop = asyncio.get_running_loop()
-        with suppress(ValueError, RuntimeError, NotImplementedError):  # not in the main thread
+        hears_signals = current_thread() is main_thread()
+        if hears_signals:
             loop.add_signal_handler(signal.SIGINT, self.stop)
         self._begun = monotonic()
         watching = [asyncio.create_task(self._probe()), asyncio.create_task(self._look())]
@@ -88,7 +90,7 @@ class Soak:
                 await self._load(target)
                 await self._rest()
         finally:
-            with suppress(ValueError, RuntimeError, NotImplementedError):
+            if hears_signals:
                 loop.remove_signal_handler(signal.SIGINT)
             for task in watching:
                 task.cancel()

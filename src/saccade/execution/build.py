@@ -55,6 +55,7 @@ from saccade.scheduling.engine import Engine
 from saccade.scheduling.matcher import GrammarCompiler
 from saccade.scheduling.orders import ORDER_TYPES, Calibrate
 from saccade.scheduling.scheduler import Scheduler
+from saccade.scheduling.warm_up import warm_up
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.messages import OnStage, Stage, StartEngine
 from saccade.wire.tensor_parallel import RankShare, TensorParallel
@@ -185,7 +186,7 @@ def _finish(
     if is_cuda:
         engine.capture_usual()
     if settings.warm_up:
-        engine.warm_up()
+        warm_up(engine)
     if settings.shadow:
         engine.shadow = _new_shadow(executor, engine.scheduler, folder, resolved)
     report(Stage("ready"))

@@ -12,19 +12,19 @@ from llguidance import LLMatcher
 from msgspec.structs import replace
 
 from saccade.choice.exact import ExactLayout
-from saccade.errors import EngineDeadError, GraphError, RequestError
-from saccade.inputs.placeholders import Prompt, text_prompt
+from saccade.errors import EngineDeadError, RequestError
+from saccade.inputs.placeholders import Prompt
 from saccade.scheduling import executing
 from saccade.scheduling.arrays import LiveRequest, begin
 from saccade.scheduling.compose import Composer
 from saccade.scheduling.executing import Encoded, Executor, ShadowChecks, StepResult, Ticket, WrongReplay
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
-from saccade.scheduling.orders import Calibrate, Capture, Drop, WarmUp
+from saccade.scheduling.orders import Calibrate, Capture, Drop
 from saccade.scheduling.pace import Pace
 from saccade.scheduling.pass_log import PassEntry, PassLog
 from saccade.scheduling.pooling import Pooled, finished_vector
 from saccade.scheduling.request import Request, Status
-from saccade.scheduling.request_checks import PixelAccount, check_frames, check_head, check_tokens, needs_head, spans_of
+from saccade.scheduling.request_checks import PixelAccount, check_frames, check_head, check_tokens, spans_of
 from saccade.scheduling.scheduler import Scheduler
 from saccade.scheduling.step_plan import Chunk, RowError, StepPlan
 from saccade.scheduling.trace_log import TraceLog
@@ -35,9 +35,6 @@ from saccade.wire.trace import EngineTrace
 from saccade.wire.turn import NEXT, Turn
 from saccade.wire.update import NO_NUMBERS, FinishReason, PromptScores, Scores, Update
 
-WARM_UP_ID = "warm-up"
-WARM_UP_TOKENS = 300
-WARM_UP_STEPS = 1000
 NO_SCORES: Mapping[str, Scores] = {}
 
 
@@ -217,27 +214,6 @@ class Engine:
 
     def stop(self, request_id: str, stop: str) -> list[Update]:
         return self._told(self.scheduler.stop(request_id, stop))
-
-    def warm_up(self) -> None:
-        """Run requests of every kind, so that everything outside graphs is compiled, loaded and allocated."""
-        self.executor.execute(WarmUp())
-        longest = self.scheduler.settings.max_model_len
-        prompt = text_prompt([0] * max(1, min(WARM_UP_TOKENS, longest - 4)))
-        common: dict[str, Any] = {"max_tokens": min(3, longest - len(prompt)), "ignore_eos": True}
-        for params in (
-            SamplingParams(temperature=0, prompt_logprobs=1, logprobs=1, **common),
-            SamplingParams(temperature=1, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, **common),
-            SamplingParams(temperature=0, logit_bias={0: 1.0}, allowed_token_ids=(0, 1), min_tokens=1, **common),
-            SamplingParams(max_tokens=0, pooling="mean"),
-            SamplingParams(max_tokens=0, pooling="logits", pooled_token_ids=(0, 1)),
-        ):
-            if needs_head(params) and not self.composer.has_head:
-                continue
-            self.add(WARM_UP_ID, prompt, params, cache_salt=WARM_UP_ID)
-            updates = [update for _ in range(WARM_UP_STEPS) if self.has_work for update in self.step()]
-            if not updates or updates[-1].finish is None or updates[-1].finish.reason is FinishReason.ERROR:
-                raise GraphError(f"a warm-up request failed: {updates[-1:]}")
-        self.step_tokens = StepTokens()
 
     def calibrate(self, orders: Calibrate) -> None:
         """Time passes, from which graphs are chosen and steps are kept short."""

@@ -4,10 +4,14 @@ more property, or one more digit, may never end. OpenAI's strict mode and vLLM c
 
 `additionalProperties` is honoured as written, and an object without `properties` or `patternProperties` stays open.
 Where several schemas apply to one object (`allOf`, a `$ref` or `anyOf` beside `properties`), closing one of them would
-forbid the properties of the others, so what holds them together is closed around the names of all.
+forbid the properties of the others, so what holds them together is closed around the names of all. Of alternatives,
+each is closed around its own names and those that apply beside it, so that none brings in the names of another, whose
+values it would leave open. (Not those inside a definition that objects share as a part: their names go together.)
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from saccade.wire.schemas import MAX_NESTING, MAX_VALUES, resolve, walk
@@ -74,10 +78,11 @@ class _Closer:
             waiting += [*_children(schema), *self._branches(schema)]
         return list(found.values())
 
-    def _branches(self, schema: Schema) -> Iterator[Schema]:
-        """Schemas that apply to the same value."""
+    def _branches(self, schema: Schema, away: frozenset[int] = frozenset()) -> Iterator[Schema]:
+        """Schemas that apply to the same value, without those whose ids are in `away`."""
         for key in ("allOf", "anyOf", "oneOf"):
-            yield from (branch for branch in _listed(schema.get(key)) if isinstance(branch, dict))
+            branches = (branch for branch in _listed(schema.get(key)) if isinstance(branch, dict))
+            yield from (branch for branch in branches if id(branch) not in away)
         if (target := self._target(schema)) is not None:
             yield target
 
@@ -127,19 +132,31 @@ class _Closer:
                 waiting += self._branches(schema)
 
     def _close(self, schema: Schema) -> None:
-        members = self._members(schema)
-        patterns = _keys(members, "patternProperties")
-        if not patterns and not any(isinstance(member.get("properties"), dict) for member in members):
+        """All names are taken before anything changes: a closed schema names those of its members."""
+        whole = _Names.of(self._members(schema))
+        if whole is None:
             return
-        names = _keys(members, "properties") | {name: {} for name in _required(members)}
-        fewest = max((n for member in members if isinstance(n := member.get("minProperties"), int)), default=0)
-        if any(_SPOKEN & member.keys() for member in members) or (fewest > len(names) and not patterns):
-            return
-        if names:
-            schema["properties"] = names | _mapped(schema.get("properties"))
-        if patterns:
-            schema["patternProperties"] = patterns | _mapped(schema.get("patternProperties"))
-        schema["additionalProperties"] = False
+        parts: list[tuple[Schema, _Names | None]] = []
+        if self._is_group(schema):
+            for branch, siblings in self._alternatives(schema):
+                together = self._walk(schema, partial(self._branches, away=siblings))
+                parts.append((branch, _Names.of(together)))
+        for part, names in [(schema, whole), *parts]:
+            if names is not None:
+                names.close(part)
+
+    def _alternatives(self, schema: Schema) -> Iterator[tuple[Schema, frozenset[int]]]:
+        """Branches of which one has to match, with the ids of the others. Definitions are left out: other objects may
+        use them, too."""
+        waiting = [schema]
+        while waiting:
+            found = waiting.pop()
+            for key in ("allOf", "anyOf", "oneOf"):
+                branches = [branch for branch in _listed(found.get(key)) if isinstance(branch, dict)]
+                waiting += branches
+                if key == "anyOf" or (key == "oneOf" and self._is_disjoint(branches)):
+                    ids = frozenset(map(id, branches))
+                    yield from ((branch, ids - {id(branch)}) for branch in branches)
 
     def _members(self, schema: Schema) -> list[Schema]:
         """All schemas that apply to the same object, this one first; without those that are closed by themselves."""
@@ -168,6 +185,33 @@ class _Closer:
                 found[id(member)] = member
                 waiting += reversed([*following(member)])
         return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What schemas that apply together allow in an object, with schemas that allow everything."""
+
+    properties: Schema
+    patterns: Schema
+
+    @classmethod
+    def of(cls, members: list[Schema]) -> "_Names | None":
+        """None if one of them speaks of other properties, or none names any."""
+        patterns = _keys(members, "patternProperties")
+        if not patterns and not any(isinstance(member.get("properties"), dict) for member in members):
+            return None
+        properties = _keys(members, "properties") | {name: {} for name in _required(members)}
+        fewest = max((n for member in members if isinstance(n := member.get("minProperties"), int)), default=0)
+        if any(_SPOKEN & member.keys() for member in members) or (fewest > len(properties) and not patterns):
+            return None
+        return cls(properties, patterns)
+
+    def close(self, schema: Schema) -> None:
+        if self.properties:
+            schema["properties"] = self.properties | _mapped(schema.get("properties"))
+        if self.patterns:
+            schema["patternProperties"] = self.patterns | _mapped(schema.get("patternProperties"))
+        schema["additionalProperties"] = False
 
 
 def _is_integer(schema: Schema) -> bool:
