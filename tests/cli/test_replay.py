@@ -78,6 +78,6 @@ def test_what_is_no_file_of_ours_is_refused(words: list[str], message: str, caps
 def test_right_graphs_leave_no_file(made: tiny.Tiny, tmp_path: Path) -> None:
     with LLM(made.folder, **SETTINGS, shadow=1.0, shadow_dir=str(tmp_path)) as llm:
         llm.generate(["The quick brown fox"], GREEDY, progress=False)
-        shadow = llm.engine.shadow
+        shadow = llm.engine.idle.shadow
         assert shadow is not None and sum(shadow.counts(phase).get("equal", 0) for phase in ("prefill", "decode")) > 0
     assert not list(tmp_path.iterdir())

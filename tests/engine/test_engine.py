@@ -50,7 +50,7 @@ def tokens(engine: Engine, prompts: dict[str, Prompt], params: SamplingParams = 
 
 def has_something_to_improve(engine: Engine) -> bool:
     """Asked through a function, as the answer changes."""
-    return engine.can_improve
+    return engine.idle.can_capture
 
 
 MATRIX = [
@@ -348,12 +348,12 @@ class TestSurvival:
         made, model = loaded("qwen3_vl")
         both = frozenset({Tier.CAPACITY, Tier.EXACT})
         engine = build(model, made.folder, Options(mode=Mode.FULL, max_units=32, vision_tiers=both))
-        assert not has_something_to_improve(engine) and engine.improve() is None
+        assert not has_something_to_improve(engine) and engine.idle.capture_next() is None
         prompts = make_prompts(made, 2, seed=3)
         assert tokens(engine, prompts) == expect(made, prompts)
         assert has_something_to_improve(engine)
         monkeypatch.setattr(executor_of(engine), "capture_layout", _raise(torch.OutOfMemoryError("no memory")))
-        assert isinstance(engine.improve(), torch.OutOfMemoryError)
+        assert isinstance(engine.idle.capture_next(), torch.OutOfMemoryError)
         assert tokens(engine, prompts) == expect(made, prompts)
         assert not has_something_to_improve(engine), "it is not tried again"
 

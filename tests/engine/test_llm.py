@@ -285,7 +285,7 @@ def test_hot_layouts_get_graphs_of_their_own_behind_a_call(made: tiny.Tiny, pict
         for shade in range(4):
             own = Image.new("RGB", (24, 30), (shade, 0, 0))  # another image of one layout, so that none is cached
             llm.generate(prompt | {"multi_modal_data": {"image": own}}, GREEDY, progress=False)
-        assert len(vision.catalogue.exact.graphs) == before + 1 and not llm.engine.can_improve
+        assert len(vision.catalogue.exact.graphs) == before + 1 and not llm.engine.idle.can_capture
         replayed = vision.stats.replays.total()
         llm.generate(prompt, GREEDY, progress=False)
         assert vision.stats.replays.total() > replayed
@@ -304,7 +304,7 @@ def test_a_graph_that_cannot_be_captured_does_not_fail_the_call(
     assert vision is not None
     bucket = vision.catalogue.shape.buckets[0]
     layout = ExactLayout(vision.catalogue.key(bucket), bucket, {})
-    monkeypatch.setattr(type(llm.engine), "can_improve", True)
+    monkeypatch.setattr(type(llm.engine.idle), "can_capture", True)
     monkeypatch.setattr(vision.catalogue.exact, "next_pending", lambda: layout)
     monkeypatch.setattr(llm.executor, "capture_layout", fail)
     assert llm.generate("fine", GREEDY, progress=False)[0].finished

@@ -13,6 +13,7 @@ from saccade.config import Mode, Tier
 from saccade.errors import GraphError
 from saccade.execution.codec import Codec
 from saccade.execution.executor import DeviceExecutor, DeviceTicket
+from saccade.scheduling.engine import Engine
 from saccade.scheduling.executing import Encoded, StepResult
 from saccade.scheduling.orders import ORDER_TYPES, Capture, Drop, Encode, Orders, Pass, Run, SampleTokens
 from saccade.scheduling.step_plan import EncodeItem
@@ -61,9 +62,9 @@ def recorded(loaded: Loaded, options: Options = SIZES) -> Recording:
     """An engine's answers to requests of every kind."""
     made, model = loaded
     rng = np.random.default_rng()
-    engine = build(model, made.folder, options)
-    recording = Recording(executor_of(engine))
-    engine.executor = recording
+    built = build(model, made.folder, options)
+    recording = Recording(executor_of(built))
+    engine = Engine(recording, built.composer, built.scheduler)
     params = [
         SamplingParams(temperature=0, max_tokens=6, logprobs=3, prompt_logprobs=2),
         SamplingParams(temperature=1, max_tokens=7, top_k=20, seed=5, repetition_penalty=1.3),

@@ -49,7 +49,7 @@ def shadowed(
     made, model = loaded
     engine = build(model, made.folder, options)
     origin = Origin(model=str(made.folder), settings=EngineSettings(), limits=SchedulerSettings(), folder=folder)
-    engine.shadow = Shadow(executor_of(engine), share, origin, slab_bytes=slabs)
+    engine.idle.shadow = Shadow(executor_of(engine), share, origin, slab_bytes=slabs)
     return engine
 
 
@@ -65,9 +65,9 @@ def requests(made: tiny.Tiny, count: int, seed: int) -> tuple[dict[str, Prompt],
 def check_all(engine: Engine) -> list[Mismatch]:
     found: list[Mismatch] = []
     for _ in range(MAX_CHECKS):
-        if not engine.can_check:
+        if not engine.idle.can_check:
             return found
-        one = engine.check_shadow()
+        one = engine.idle.check()
         if isinstance(one, Exception):
             raise one
         assert one is None or isinstance(one, Mismatch), one
@@ -85,8 +85,8 @@ def counts(engine: Engine) -> dict[str, int]:
 
 
 def shadow_of(engine: Engine) -> Shadow:
-    assert isinstance(engine.shadow, Shadow)
-    return engine.shadow
+    assert isinstance(engine.idle.shadow, Shadow)
+    return engine.idle.shadow
 
 
 def runner_of(engine: Engine, phase: str) -> GraphRunner:
@@ -263,11 +263,11 @@ def test_a_command_interrupts_a_check_between_two_operations(loaded: Load) -> No
     engine = shadowed(loaded("qwen3_vl"))
     run(engine, *requests(made, 4, seed=1))
     for patience in range(1, 2000, 37):
-        if not engine.can_check:
+        if not engine.idle.can_check:
             break
         asked = iter([False] * patience + [True])
         before = counts(engine).get("interrupted", 0)
-        assert engine.check_shadow(partial(next, asked)) is None
+        assert engine.idle.check(partial(next, asked)) is None
         has_stopped = next(asked, None) is None  # nobody asks again once the answer was yes
         assert counts(engine).get("interrupted", 0) - before == has_stopped
     assert counts(engine)["interrupted"] > 0
@@ -287,7 +287,7 @@ def test_an_interrupted_check_of_a_wrong_graph_lets_no_other_look_wrong(loaded: 
     prompt = random_prompt(made, np.random.default_rng(4), length=20)
     run(engine, {"a": prompt}, replace(GREEDY, max_tokens=20))
     stops = iter([False] * 201 + [True] * MAX_CHECKS)
-    assert engine.check_shadow(partial(next, stops)) is None and counts(engine)["interrupted"] == 1
+    assert engine.idle.check(partial(next, stops)) is None and counts(engine)["interrupted"] == 1
     shadow_of(engine)._records[0].is_lost = is_lost
     assert [mismatch.key.phase for mismatch in check_all(engine)] == ([] if is_lost else ["prefill"])
 
@@ -322,7 +322,7 @@ def test_what_does_not_fit_the_slab_is_counted_and_memory_stays_flat(loaded: Loa
     made, _ = loaded("qwen3_vl")
     tiny_slabs = shadowed(loaded("qwen3_vl"), slabs={"language": 256, "vision": 256})
     run(tiny_slabs, *requests(made, 4, seed=1))
-    assert counts(tiny_slabs).keys() == {"too_large"} and not tiny_slabs.can_check
+    assert counts(tiny_slabs).keys() == {"too_large"} and not tiny_slabs.idle.can_check
     engine = shadowed(loaded("qwen3_vl"), slabs={"language": 256 * 1024, "vision": 512 * 1024})
     shadow = shadow_of(engine)
     for seed in range(4):

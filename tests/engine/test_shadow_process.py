@@ -104,7 +104,7 @@ def test_a_command_that_waits_interrupts_a_check(loaded: Load, fronts: Callable[
             assert front._commands.poll(int(BOUND_S * 1000))
         return front.worker._has_command()
 
-    assert engine.check_shadow(has_command) is None
+    assert engine.idle.check(has_command) is None
     assert counts(engine) == {"equal": 1, "interrupted": 1} and next(operations) == 51
     front.worker._check_shadow()
     assert counts(engine) == {"equal": 1, "interrupted": 1}, "none is begun while a command waits"

@@ -197,7 +197,7 @@ class TestRanksOfTheirOwnImages:
         for tiers in (both, frozenset({Tier.EXACT})):
             rig = Ranks(loaded("qwen3_vl"), tiers=tiers, exact_after=1).first
             assert rig.encoder.graphs.settings.tiers == {Tier.CAPACITY}
-            assert not list(rig.composer.usual_layouts()) and not rig.engine.can_improve
+            assert not list(rig.composer.usual_layouts()) and not rig.engine.idle.can_capture
 
     def test_targets_say_where_the_rows_of_each_rank_go(self, loaded: Load) -> None:
         ranks, rng = Ranks(loaded("qwen3_vl")), np.random.default_rng(3)

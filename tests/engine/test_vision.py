@@ -292,14 +292,14 @@ class TestChoices:
         engine = rig.engine
 
         def hot() -> bool:
-            return engine.can_improve
+            return engine.idle.can_capture
 
         for _ in range(3):
             assert not hot()
             check(rig, [rig.image(rng, 20, 30)])
         assert hot()
         kept = [(item, rig.rows(item)) for item in rig.encode([rig.image(rng, 20, 30), rig.image(rng)])]
-        assert engine.improve() is None
+        assert engine.idle.capture_next() is None
         assert not hot()
         for item, rows in kept:
             assert torch.equal(rig.rows(item), rows), "a capture wrote into the cache"
@@ -324,7 +324,7 @@ class TestChoices:
             )
             graphs.catalogue.choose(batch.sizes, batch.structure)
             if count % 50 == 0:
-                assert rig.engine.improve() is None
+                assert rig.engine.idle.capture_next() is None
             assert len(graphs.graphs) <= buckets + 4 and len(graphs.graphs) == buckets + len(
                 graphs.catalogue.exact.graphs
             )
@@ -338,7 +338,7 @@ class TestChoices:
     ) -> None:
         monkeypatch.setattr("saccade.scheduling.compose.USUAL_SIZES", ((24, 24), (24, 25), (40, 20), (999, 999)))
         rig, rng = Rig(loaded(family), tiers=BOTH, exact_max_graphs=3, max_units=64), np.random.default_rng(2)
-        rig.engine.capture_usual()
+        rig.engine.idle.capture_usual()
         graphs = rig.encoder.graphs
         assert 0 < len(graphs.catalogue.exact.graphs) <= 3
         if rig.images.fixed_size is None:
@@ -349,7 +349,7 @@ class TestChoices:
             torch.testing.assert_close(rows, alone(rig, image), rtol=1e-4, atol=1e-4)
         assert graphs.stats.replays == {Tier.EXACT: 2}
         off = Rig(loaded(family), tiers=frozenset({Tier.CAPACITY}))
-        off.engine.capture_usual()
+        off.engine.idle.capture_usual()
         assert len(off.encoder.graphs.catalogue.exact.graphs) == 0
 
     def test_words_of_the_setting(self) -> None:
@@ -629,15 +629,15 @@ def test_an_idle_worker_captures_what_is_hot(loaded: Load) -> None:
     assert encoder is not None
     encoder.graphs.catalogue.settings = GraphSettings(tiers=BOTH)
     encoder.graphs.forget_exact()
-    assert (engine.can_improve, engine.improve()) == (False, None)
+    assert (engine.idle.can_capture, engine.idle.capture_next()) == (False, None)
     assert len(encoder.graphs.catalogue.exact.graphs) == 0, "there was nothing to improve"
     params = SamplingParams(temperature=0, max_tokens=2)
     for i in range(4):
         prompt = random_prompt(made, np.random.default_rng(11), num_images=1, length=6)
         engine.add(f"r{i}", prompt, params, cache_salt=str(i))
         finish(engine, [f"r{i}"])
-    assert engine.can_improve
-    assert engine.improve() is None
+    assert engine.idle.can_capture
+    assert engine.idle.capture_next() is None
     assert len(encoder.graphs.catalogue.exact.graphs) == 1
     prompt = random_prompt(made, np.random.default_rng(11), num_images=1, length=6)
     engine.add("last", prompt, params, cache_salt="last")

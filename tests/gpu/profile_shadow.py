@@ -44,9 +44,9 @@ def main(words: Sequence[str]) -> None:
                 console.print(f"after {num_added} requests made wrong: {', '.join(map(str, sorted(wrong, key=str)))}")
             if engine.has_work:
                 engine.step()
-            elif engine.can_check:
+            elif engine.idle.can_check:
                 due = started + arrivals[num_added]
-                found = engine.check_shadow(lambda due=due: monotonic() >= due)  # type: ignore[misc]
+                found = engine.idle.check(lambda due=due: monotonic() >= due)  # type: ignore[misc]
                 if isinstance(found, Mismatch):
                     caught.add(found.key)
                 if found is not None:

@@ -32,16 +32,16 @@ def engine(model: Model, tmp_path: Path) -> Engine:
     runner.capture()
     engine = new_engine(runner, SIZES)
     origin = Origin(model="", settings=EngineSettings(), limits=SchedulerSettings(), folder=tmp_path / "files")
-    engine.shadow = Shadow(runner, 1.0, origin, slab_bytes=GPU_SHADOW_BYTES)
+    engine.idle.shadow = Shadow(runner, 1.0, origin, slab_bytes=GPU_SHADOW_BYTES)
     return engine
 
 
 def checked(engine: Engine) -> list[Mismatch]:
     found: list[Mismatch] = []
     for _ in range(MAX_CHECKS):
-        if not engine.can_check:
+        if not engine.idle.can_check:
             break
-        one = engine.check_shadow()
+        one = engine.idle.check()
         if isinstance(one, Exception):
             raise one
         assert one is None or isinstance(one, Mismatch)
@@ -79,7 +79,7 @@ def test_a_graph_that_gets_wrong_is_found(engine: Engine) -> None:
 def test_an_interrupted_check_leaves_nothing_wrong(engine: Engine) -> None:
     drive(engine, mixed_jobs(executor_of(engine), 8, seed=1))
     for patience in np.linspace(1, 400, 20).astype(int).tolist():
-        if engine.can_check:
+        if engine.idle.can_check:
             stops = iter([False] * patience + [True])
-            assert engine.check_shadow(partial(next, stops)) is None
+            assert engine.idle.check(partial(next, stops)) is None
     assert checked(engine) == []

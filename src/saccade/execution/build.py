@@ -78,8 +78,8 @@ class Built:
 
     def close(self) -> None:
         self.engine.close()
-        if self.engine.shadow is not None:
-            self.engine.shadow.close()
+        if self.engine.idle.shadow is not None:
+            self.engine.idle.shadow.close()
         if self.ranks is not None:
             self.ranks.close()
         self.groups.close()
@@ -184,11 +184,11 @@ def _finish(
         num_rounds = CALIBRATION_ROUNDS if ranks is not None else 0
         engine.calibrate(Calibrate(num_rounds, times_vision=is_cuda, times_prefill=bool(limits.max_step_ms)))
     if is_cuda:
-        engine.capture_usual()
+        engine.idle.capture_usual()
     if settings.warm_up:
         warm_up(engine)
     if settings.shadow:
-        engine.shadow = _new_shadow(executor, engine.scheduler, folder, resolved)
+        engine.idle.shadow = _new_shadow(executor, engine.scheduler, folder, resolved)
     report(Stage("ready"))
     return engine
 

@@ -31,11 +31,11 @@ class Watch:
         match question:
             case messages.BeginTrace(serial=serial, limit_s=limit_s):
                 self._trace_until = self._clock() + limit_s
-                self._engine.begin_trace()
+                self._engine.trace.begin()
                 return messages.Traced(serial)
             case messages.EndTrace(serial=serial):
                 self._trace_until = None
-                return messages.Traced(serial, self._engine.end_trace())
+                return messages.Traced(serial, self._engine.trace.end())
             case messages.StartProfile():
                 return messages.Profiled(question.serial, problem=self._start(question))
             case messages.StopProfile(serial=serial):
@@ -48,7 +48,7 @@ class Watch:
         now = self._clock()
         if self._trace_until is not None and now > self._trace_until:
             self._trace_until = None
-            self._engine.end_trace()
+            self._engine.trace.end()
         if self._profile_until is not None and now > self._profile_until:
             self._written = self._write()
 

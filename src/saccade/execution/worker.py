@@ -86,11 +86,11 @@ class Worker:
         flags = zmq.NOBLOCK if self._engine.has_work or self._compiling else 0
         if self._compiling and not self._engine.has_work:
             self._commands.poll(COMPILE_POLL_MS)
-        if not flags and self._engine.can_check and not self._has_command():
+        if not flags and self._engine.idle.can_check and not self._has_command():
             self._check_shadow()
             return
-        if not flags and self._engine.can_improve and not self._commands.poll(IDLE_MS):
-            if (error := self._engine.improve()) is not None:
+        if not flags and self._engine.idle.can_capture and not self._commands.poll(IDLE_MS):
+            if (error := self._engine.idle.capture_next()) is not None:
                 traceback.print_exception(error)
             return
         for _ in range(MAX_COMMANDS):
@@ -106,7 +106,7 @@ class Worker:
 
     def _check_shadow(self) -> None:
         """Check one replay; stops when a command arrives."""
-        found = self._engine.check_shadow(self._has_command)
+        found = self._engine.idle.check(self._has_command)
         if isinstance(found, Exception):
             traceback.print_exception(found)
         elif found is not None:

@@ -221,13 +221,13 @@ class LLM:
     def _improve(self) -> None:
         """Capture graphs of frequent layouts, as an idle server does; only a few, since the caller waits."""
         for _ in range(MAX_IMPROVEMENTS):
-            if self.engine.can_improve and (error := self.engine.improve()) is not None:
+            if self.engine.idle.can_capture and (error := self.engine.idle.capture_next()) is not None:
                 log.warning("a graph could not be captured: %s: %s", type(error).__name__, error)
 
     def _check_shadow(self) -> None:
         """Check some of the recorded replays: nothing checks them between calls."""
         for _ in range(MAX_CHECKS):
-            found = self.engine.check_shadow() if self.engine.can_check else None
+            found = self.engine.idle.check() if self.engine.idle.can_check else None
             if found is not None:
                 log.error("%s", found)
 

@@ -1,9 +1,8 @@
 """The engine: requests in, tokens out. One thread owns it; planning one step ahead keeps the device busy."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
 from typing import Any
@@ -11,45 +10,32 @@ from typing import Any
 from llguidance import LLMatcher
 from msgspec.structs import replace
 
-from saccade.choice.exact import ExactLayout
 from saccade.errors import EngineDeadError, RequestError
 from saccade.inputs.placeholders import Prompt
 from saccade.scheduling import executing
 from saccade.scheduling.arrays import LiveRequest, begin
 from saccade.scheduling.compose import Composer
-from saccade.scheduling.executing import Encoded, Executor, ShadowChecks, StepResult, Ticket, WrongReplay
+from saccade.scheduling.executing import Executor, StepResult
+from saccade.scheduling.flight import Flight
+from saccade.scheduling.idle_work import IdleWork
 from saccade.scheduling.matcher import GrammarCompiler, Matcher
-from saccade.scheduling.orders import Calibrate, Capture, Drop
+from saccade.scheduling.media_encoder import MediaEncoder
+from saccade.scheduling.orders import Calibrate
 from saccade.scheduling.pace import Pace
-from saccade.scheduling.pass_log import PassEntry, PassLog
+from saccade.scheduling.pass_log import PassLog
 from saccade.scheduling.pooling import Pooled, finished_vector
 from saccade.scheduling.request import Request, Status
 from saccade.scheduling.request_checks import PixelAccount, check_frames, check_head, check_tokens, spans_of
 from saccade.scheduling.scheduler import Scheduler
-from saccade.scheduling.step_plan import Chunk, RowError, StepPlan
+from saccade.scheduling.step_plan import RowError, StepPlan
 from saccade.scheduling.trace_log import TraceLog
 from saccade.wire.engine_metrics import JobStats, StepTokens
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.trace import EngineTrace
 from saccade.wire.turn import NEXT, Turn
-from saccade.wire.update import NO_NUMBERS, FinishReason, PromptScores, Scores, Update
+from saccade.wire.update import FinishReason, PromptScores, Scores, Update
 
 NO_SCORES: Mapping[str, Scores] = {}
-
-
-@dataclass(slots=True, kw_only=True)
-class _Flight:
-    """A step in flight; `problem` says why not all of it was launched."""
-
-    plan: StepPlan
-    ticket: Ticket | None = None
-    sampled: Sequence[Chunk] = ()
-    matchers: Mapping[str, Matcher] = field(default_factory=dict)  # of sampled requests with a grammar
-    failed: Mapping[str, str] = field(default_factory=dict)  # image errors by request
-    pooled: Pooled = field(default_factory=Pooled)
-    problem: str = ""
-    passes: PassEntry | None = None
 
 
 class Engine:
@@ -73,12 +59,13 @@ class Engine:
         self._pixels = PixelAccount()
         self._live: dict[str, LiveRequest] = {}
         self._free_sequences = list(range(scheduler.settings.max_num_seqs, 0, -1))
-        self._in_flight: deque[_Flight] = deque()
+        self._in_flight: deque[Flight] = deque()
         self._dead: EngineDeadError | None = None
         self.passes = PassLog(composer.catalogues, clock)
-        self.shadow: ShadowChecks | None = None
         self.step_tokens = StepTokens()
-        self._trace: TraceLog | None = None  # while somebody looks
+        self.trace = TraceLog(executor, self._live, clock)
+        self.idle = IdleWork(executor, composer, scheduler, lambda: not self.has_work and not self._in_flight)
+        self._encoder = MediaEncoder(executor, composer, self.passes, clock)
 
     @property
     def has_work(self) -> bool:
@@ -146,67 +133,11 @@ class Engine:
         if self._grammars is not None:
             self._grammars.close()
 
-    @property
-    def can_improve(self) -> bool:
-        """Whether there is something to do in an idle moment."""
-        vision = self.composer.vision
-        return vision is not None and vision.catalogue.exact.has_pending
-
-    def improve(self) -> Exception | None:
-        """Capture one frequent image layout. Returns the error if that fails; requests run without it."""
-        vision = self.composer.vision
-        try:
-            if vision is not None and (layout := vision.catalogue.exact.next_pending()) is not None:
-                self.capture(layout)
-        except Exception as error:
-            self.executor.require_device()
-            return error
-        return None
-
-    def capture_usual(self) -> None:
-        if self.composer.vision is not None:
-            for layout in self.composer.vision.usual_layouts():
-                self.capture(layout)
-
-    def capture(self, layout: ExactLayout) -> None:
-        """Capture a vision graph of one layout, and drop graphs that no longer fit."""
-        assert self.composer.vision is not None, "only images have layouts"
-        nbytes = self.executor.execute(Capture(layout))
-        if dropped := self.composer.vision.catalogue.exact.add(layout.key, nbytes):
-            self.executor.execute(Drop(dropped))
-
-    @property
-    def can_check(self) -> bool:
-        """Whether there is a replay to check, and time for it."""
-        return self.shadow is not None and self.shadow.has_records and not self.has_work and not self._in_flight
-
-    def check_shadow(self, should_stop: Callable[[], bool] = lambda: False) -> WrongReplay | Exception | None:
-        """Check one replay in an idle moment. Returns what was wrong with it or with the check. What a wrong graph
-        wrote is dropped from the caches."""
-        assert self.shadow is not None and self.can_check, "requests run; a check writes where they read"
-        found = self.shadow.check(should_stop)
-        if isinstance(found, Exception):
-            self.executor.require_device()
-        elif found is not None:
-            self.scheduler.forget_cached()
-        return found
-
     def phase_snapshots(self) -> dict[str, dict[str, Any]]:
         found = self.executor.snapshots()
         for name, phase in found.items():
-            phase["shadow"] = {} if self.shadow is None else self.shadow.counts(name)
+            phase["shadow"] = self.idle.shadow_counts(name)
         return found
-
-    def begin_trace(self) -> None:
-        """Record passes and requests until `end_trace`, beginning anew if they are recorded already."""
-        self._trace = TraceLog(self._clock())
-        self.executor.time_passes()
-
-    def end_trace(self) -> EngineTrace | None:
-        """What was recorded; None if nothing was."""
-        trace, self._trace = self._trace, None
-        passes = self.executor.take_passes()
-        return None if trace is None else trace.close(self._clock(), self._live.values(), *passes)
 
     def abort(self, request_id: str) -> list[Update]:
         """End a request now; it gets no further updates."""
@@ -243,21 +174,20 @@ class Engine:
         except EngineDeadError as error:
             self._dead = error
             raise
-        if self._trace is not None:
-            self._trace.note_load(self._clock(), self.scheduler.stats())
+        self.trace.note_load(self.scheduler)
         if self.scheduler.is_idle:
             self.scheduler.check()
         return updates
 
     def _launch(self, plan: StepPlan) -> None:
         """Compose and execute piece by piece: the device works on each while the host composes the next."""
-        flight = _Flight(plan=plan)
+        flight = Flight(plan=plan)
         self._in_flight.append(flight)  # whatever happens, the plan is accounted for
         try:
             for chunk in plan.chunks:
                 if not self._live[chunk.request_id].sequence:
                     self._begin(self._live[chunk.request_id])
-            flight.failed = self._encode(plan) if plan.encode else {}
+            flight.failed = self._encoder.encode(plan, self._live) if plan.encode else {}
             orders, flight.sampled = self.composer.run(plan, self._live)
             flight.pooled = Pooled.of(plan.chunks, self._live)
             names = [chunk.request_id for chunk in plan.chunks]
@@ -288,35 +218,6 @@ class Engine:
         if (orders := begin(live, self.composer.vocab_size)) is not None:
             self.executor.execute(orders)
 
-    def _encode(self, plan: StepPlan) -> dict[str, str]:
-        """Encode a plan's images. If a pass fails, its parts are run alone to find the culprit. Returns the errors by
-        the request that an item is encoded for; other requests are unaffected."""
-        vision = self.composer.vision
-        assert vision is not None, "this model sees no images"
-        media = [self._live[item.request_id].prompt.media[item.media_idx] for item in plan.encode]
-        failed: dict[str, str] = {}
-        waiting = vision.shares(media)
-        while waiting:
-            shares = waiting.pop(0)
-            parts = [part for share in shares for part in share]
-            try:
-                orders = vision.encode(plan.step, shares, plan.encode, media)
-            except Exception as error:
-                encoded = Encoded(executing.problem(error, executing.ENCODE_FAILED))
-            else:
-                start = self._clock()
-                encoded = self.executor.execute(orders)
-            if encoded.lap is not None:  # requests that share a pass share its time
-                names = {plan.encode[part.item].request_id for part in parts}
-                self.passes.vision(orders.vision, names, start, encoded.lap)
-                for request_id in names:
-                    self._live[request_id].laps.append(encoded.lap)
-            if encoded.problem is not None and len(parts) > 1:
-                waiting[:0] = [[[part], *([] for _ in shares[1:])] for part in parts]
-            elif encoded.problem is not None:
-                failed[plan.encode[parts[0].item].request_id] = encoded.problem
-        return failed
-
     def _take_in(self) -> list[Update]:
         """Results of the oldest step. Even a failed step is waited for: until its passes end, they read pages and
         blocks that the next plans may reassign."""
@@ -335,7 +236,7 @@ class Engine:
         else:
             self.step_tokens.note(sum(chunk.count for chunk in flight.plan.chunks))
             updates = self._prompt_updates(flight.plan, result)
-            news = self.scheduler.commit(flight.plan, _results(flight, result) | flight.pooled.add(result))
+            news = self.scheduler.commit(flight.plan, flight.results(result))
             updates += self._told(news, {flight.sampled[row].request_id: one for row, one in result.scores.items()})
             for update in news:
                 matcher = flight.matchers.get(update.request_id)
@@ -367,8 +268,7 @@ class Engine:
             if update.finish is not None:
                 timings, passes = live.timings(self._clock()), self.passes.taken(name)
                 pooled = finished_vector(live) if update.finish.reason is FinishReason.LENGTH else None
-                if self._trace is not None:
-                    self._trace.note_end(live, self._clock(), update.finish.reason)
+                self.trace.note_end(live, update.finish.reason)
                 self._release(live)
                 self._pixels.count(live.prompt, -1)
                 del self._live[name]
@@ -381,17 +281,3 @@ class Engine:
         if live.sequence:
             self._free_sequences.append(live.sequence)
             live.sequence = 0
-
-
-def _results(flight: _Flight, result: StepResult) -> dict[str, Sequence[int] | RowError]:
-    """A token or an error for each request. Advances matchers by the sampled tokens."""
-    tokens = {chunk.request_id: token for chunk, token in zip(flight.sampled, result.token_ids, strict=True)}
-    for name, matcher in flight.matchers.items():
-        matcher.take(tokens[name])
-    errors = {name: matcher.error for name, matcher in flight.matchers.items() if matcher.error is not None}
-    errors |= {c.request_id: NO_NUMBERS for c, bad in zip(flight.sampled, result.is_bad, strict=True) if bad}
-    errors |= flight.failed
-    return {
-        **{name: (token,) for name, token in tokens.items() if name not in errors},
-        **{name: RowError(message) for name, message in errors.items()},
-    }

@@ -1,12 +1,13 @@
 """Records what an engine does while somebody looks. Bounded: the newest are kept."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from saccade.scheduling.arrays import LiveRequest
-from saccade.wire.engine_metrics import SchedulerStats
-from saccade.wire.trace import MAX_LOADS, MAX_REQUESTS, EngineTrace, TracedLoad, TracedPass, TracedRequest
+from saccade.scheduling.executing import Executor
+from saccade.scheduling.scheduler import Scheduler
+from saccade.wire.trace import MAX_LOADS, MAX_REQUESTS, EngineTrace, TracedLoad, TracedRequest
 
 T = TypeVar("T")
 
@@ -28,29 +29,43 @@ class Newest(Generic[T]):
 
 
 class TraceLog:
-    def __init__(self, begin: float) -> None:
-        self._begin = begin
+    """Records between `begin` and `end`; at other times its notes are lost."""
+
+    def __init__(self, executor: Executor, live: Mapping[str, LiveRequest], clock: Callable[[], float]) -> None:
+        self._executor, self._live, self._clock = executor, live, clock
+        self._begin: float | None = None
         self._ended: Newest[TracedRequest] = Newest(MAX_REQUESTS)
         self._loads: Newest[TracedLoad] = Newest(MAX_LOADS)
 
-    def note_load(self, now: float, stats: SchedulerStats) -> None:
-        self._loads.add(TracedLoad(now, stats.running, stats.waiting, stats.kv_usage))
+    def begin(self) -> None:
+        """Begins anew if it records already."""
+        self._begin = self._clock()
+        self._ended, self._loads = Newest(MAX_REQUESTS), Newest(MAX_LOADS)
+        self._executor.time_passes()
 
-    def note_end(self, live: LiveRequest, now: float, reason: str) -> None:
-        self._ended.add(_traced(live, now, reason))
-
-    def close(
-        self, now: float, live: Iterable[LiveRequest], passes: list[TracedPass], num_dropped_passes: int
-    ) -> EngineTrace:
-        """The whole trace, with the requests that still run."""
+    def end(self) -> EngineTrace | None:
+        """What was recorded, with the requests that still run; None if nothing was."""
+        begin, self._begin = self._begin, None
+        passes, num_dropped = self._executor.take_passes()
+        if begin is None:
+            return None
         return EngineTrace(
-            begin=self._begin,
-            end=now,
+            begin=begin,
+            end=self._clock(),
             passes=passes,
-            requests=[*self._ended.items, *(_traced(one, None, "") for one in live)],
+            requests=[*self._ended.items, *(_traced(one, None, "") for one in self._live.values())],
             loads=list(self._loads.items),
-            num_dropped=num_dropped_passes + self._ended.num_dropped + self._loads.num_dropped,
+            num_dropped=num_dropped + self._ended.num_dropped + self._loads.num_dropped,
         )
+
+    def note_load(self, scheduler: Scheduler) -> None:
+        if self._begin is not None:
+            stats = scheduler.stats()
+            self._loads.add(TracedLoad(self._clock(), stats.running, stats.waiting, stats.kv_usage))
+
+    def note_end(self, live: LiveRequest, reason: str) -> None:
+        if self._begin is not None:
+            self._ended.add(_traced(live, self._clock(), reason))
 
 
 def _traced(live: LiveRequest, ended: float | None, reason: str) -> TracedRequest:
