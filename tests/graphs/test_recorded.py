@@ -1,5 +1,7 @@
 """The twin must do what a CUDA graph does: same storages, frozen host values, no Python of the body run again."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -132,3 +134,20 @@ def test_graphs_of_a_lane_share_the_memory_of_their_temporaries() -> None:
     assert many.lane.nbytes <= 1.2 * alone.lane.nbytes
     assert [graph.nbytes for graph in many.graphs][1:] == [0] * 7, "the smaller ones fit into what the largest took"
     assert verify(many).is_right
+
+
+def test_a_process_that_captures_does_not_import_the_compiler_of_torch() -> None:
+    """Which takes two seconds, in every server and every rank."""
+    code = """
+import sys
+import torch
+from saccade.graphs.recorded import RecordedLane
+
+lane = RecordedLane()
+lane.begin()
+y = torch.ones(3) + 1
+piece = lane.end()
+print("torch._dynamo" in sys.modules, piece is not None)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
+    assert done.stdout.split() == ["False", "True"]

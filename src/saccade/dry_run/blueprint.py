@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from saccade.errors import ConfigError
@@ -18,6 +17,7 @@ from saccade.execution.build import Resolved, resolve
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.ranks import check_division
 from saccade.graphs import Frame, GraphRunner
+from saccade.graphs.operation_mode import OperationMode
 from saccade.kernels.dispatch import KernelTable, kernels_for, sampling_for
 from saccade.layers.formats import Formats
 from saccade.layers.layer import Placement
@@ -73,12 +73,12 @@ def peak_bytes(blueprint: Blueprint, runner: GraphRunner) -> int:
     return live.peak
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(OperationMode):
     """Counts the live storages that operations made. A kernel counts as one operation, because its fused form does not
     allocate the intermediates of its plain-torch reference."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.peak = 0
         self._live: dict[int, int] = {}
         self._is_inside = False

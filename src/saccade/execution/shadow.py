@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from saccade.execution.executor import DeviceExecutor
 from saccade.execution.shadow_file import Origin, ShadowFile, context_of, current_versions, digest_of, write_file
@@ -35,6 +34,7 @@ from saccade.execution.shadow_passes import (
 )
 from saccade.graphs import Batch, GraphKey, GraphRunner
 from saccade.graphs.compare import OutputDifference, Tensors, bit_differences
+from saccade.graphs.operation_mode import OperationMode
 
 ShouldStop = Callable[[], bool]
 Found = tuple[list[OutputDifference], dict[str, Tensor]]
@@ -303,11 +303,11 @@ class StoppedError(Exception):
     """A command is waiting for the engine."""
 
 
-class _Interruptible(TorchDispatchMode):
+class _Interruptible(OperationMode):
     """Checks for a stop between operations. The device stays at most one operation behind, so it is soon free."""
 
     def __init__(self, should_stop: ShouldStop, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._should_stop = should_stop
         self._events = [torch.cuda.Event() for _ in range(2)] if device.type == "cuda" else []
 

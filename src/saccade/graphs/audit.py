@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from saccade.choice.key import Capacity, GraphKey
@@ -30,6 +29,7 @@ from saccade.graphs.frame import Frame
 from saccade.graphs.memory_map import MemoryMap
 from saccade.graphs.node_differences import WORD, Position, differences
 from saccade.graphs.nodes import Node
+from saccade.graphs.operation_mode import OperationMode
 from saccade.graphs.phase import Outputs, copy_out
 from saccade.graphs.piecewise import Tape
 from saccade.graphs.runner import GraphRunner
@@ -163,11 +163,8 @@ def _frozen(
     return [str(one) for one in found[:MAX_FINDINGS]]
 
 
-class _AnotherStack(TorchDispatchMode):
+class _AnotherStack(OperationMode):
     """Routes every operation through Python, so that the stack holds other leftovers when its kernel is launched."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from saccade.graphs.operation_mode import OperationMode
 from saccade.graphs.recorded import EMPTY, is_fresh, storages_of
 
 Tensors = Mapping[str, Tensor]
@@ -114,11 +114,11 @@ def noisy_runs(run: Callable[[], Tensors], *, seed: int = 0) -> list[Tensors]:
     return found
 
 
-class _LastPlaceNoise(TorchDispatchMode):
+class _LastPlaceNoise(OperationMode):
     """Leaves in-place operations alone: they may write to weights and caches, which outlive the run."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from saccade.errors import CaptureError
 from saccade.graphs.nodes import Node, Recording, describe
+from saccade.graphs.operation_mode import OperationMode
 
 aten = torch.ops.aten
 # Operations that write nothing.
@@ -130,9 +130,9 @@ class _Pool:
         return storage
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(OperationMode):
     def __init__(self, pool: _Pool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.operations: list[_Operation] = []
         self._pool = pool
 
