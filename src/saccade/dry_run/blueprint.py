@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from saccade.errors import ConfigError
 from saccade.execution.assembly import new_executor
@@ -18,6 +17,7 @@ from saccade.execution.executor import DeviceExecutor
 from saccade.execution.ranks import check_division
 from saccade.graphs import Frame, GraphRunner
 from saccade.graphs.operation_mode import OperationMode
+from saccade.graphs.recorded import leaves_of
 from saccade.kernels.dispatch import KernelTable, kernels_for, sampling_for
 from saccade.layers.formats import Formats
 from saccade.layers.layer import Placement
@@ -106,8 +106,8 @@ class LiveBytes(OperationMode):
         return call
 
     def _note(self, result: Any, given: Any) -> None:
-        known = {t.untyped_storage()._cdata for t in tree_leaves(given) if isinstance(t, Tensor)}
-        for leaf in tree_leaves(result):
+        known = {t.untyped_storage()._cdata for t in leaves_of(given) if isinstance(t, Tensor)}
+        for leaf in leaves_of(result):
             if isinstance(leaf, Tensor):
                 storage = leaf.untyped_storage()
                 if storage._cdata not in known and storage._cdata not in self._live:

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from saccade.graphs.operation_mode import OperationMode
-from saccade.graphs.recorded import EMPTY, is_fresh, storages_of
+from saccade.graphs.recorded import EMPTY, is_fresh, leaves_of, storages_of
 
 Tensors = Mapping[str, Tensor]
 
@@ -129,7 +128,7 @@ class _LastPlaceNoise(OperationMode):
         if func._schema.is_mutable or func.overloadpacket in (*EMPTY, torch.ops.aten.clone):
             return result
         given = storages_of((args, kwargs))
-        for leaf in tree_leaves(result):
+        for leaf in leaves_of(result):
             if is_fresh(leaf, given) and leaf.is_floating_point() and leaf.numel():
                 if func.overloadpacket in _PRODUCTS:
                     self._move_sums(leaf, *args[-2:])

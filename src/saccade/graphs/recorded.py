@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from saccade.errors import CaptureError
 from saccade.graphs.nodes import Node, Recording, describe
@@ -95,7 +95,7 @@ class RecordedPiece:
     def __call__(self) -> None:
         with torch.no_grad():
             for operation in self.operations:
-                results = tree_leaves(operation.function(*operation.args, **operation.kwargs))
+                results = leaves_of(operation.function(*operation.args, **operation.kwargs))
                 for home, result in zip(operation.results, results, strict=True):
                     if home is not None:
                         home.copy_(result)
@@ -144,8 +144,12 @@ class _Recorder(OperationMode):
         result = func(*args, **kwargs)
         given = storages_of((args, kwargs))
         moved: dict[int, UntypedStorage] = {}
-        result = tree_map(lambda leaf: self._pooled(leaf, moved) if is_fresh(leaf, given) else leaf, result)
-        fresh = tuple(leaf if is_fresh(leaf, given) else None for leaf in tree_leaves(result))
+
+        def pooled(leaf: Any) -> Any:
+            return self._pooled(leaf, moved) if is_fresh(leaf, given) else leaf
+
+        result = pooled(result) if isinstance(result, Tensor) else tree_map(pooled, result)
+        fresh = tuple(leaf if is_fresh(leaf, given) else None for leaf in leaves_of(result))
         does_nothing = not func._schema.is_mutable and not any(t is not None for t in fresh)  # a view, already made
         if not does_nothing and func.overloadpacket not in EMPTY:
             self.operations.append(_Operation(func, args, kwargs, fresh))
@@ -167,8 +171,25 @@ def _as_bytes(storage: UntypedStorage, nbytes: int) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))
 
 
+def leaves_of(value: Any) -> list[Any]:
+    """As torch's `tree_leaves`, for what operations take and give; several times as fast."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return [value]
+    found: list[Any] = []
+    for part in value:
+        if isinstance(part, list | tuple | dict):
+            found += leaves_of(part)
+        else:
+            found.append(part)
+    return found
+
+
 def storages_of(values: Any) -> set[int]:
-    return {t.untyped_storage().data_ptr() for t in tree_leaves(values) if isinstance(t, Tensor)}
+    return {leaf.untyped_storage().data_ptr() for leaf in leaves_of(values) if isinstance(leaf, Tensor)}
 
 
 def is_fresh(leaf: Any, given: set[int]) -> bool:
