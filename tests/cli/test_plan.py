@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from saccade.cli import main
-from saccade.dry_run.blueprint import draw
+from saccade.dry_run.blueprint import draw, peak_bytes
 from saccade.dry_run.memory import CONTEXT_BYTES, find_gpu, least_room, plan_memory, plan_ranks, room_on
 from saccade.errors import ConfigError
 from saccade.execution.build import build_engine, build_executor
@@ -39,6 +39,13 @@ def planned(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> di
     main(["plan", str(folder), "--json", *flags])
     found: dict[str, object] = json.loads(capsys.readouterr().out)
     return found
+
+
+def test_one_layer_of_each_kind_shows_the_peak_of_all(real_size: Path, made: tiny.Tiny) -> None:
+    for folder in (real_size, made.folder):
+        blueprint = draw(folder, EngineSettings(), SchedulerSettings())
+        for phase in blueprint.executor.phases:
+            assert peak_bytes(blueprint, phase) == peak_bytes(blueprint, phase, all_layers=True) > 0
 
 
 def test_a_plan_at_real_size_agrees_with_counting_by_hand(real_size: Path, capsys: pytest.CaptureFixture[str]) -> None:

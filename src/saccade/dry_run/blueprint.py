@@ -63,13 +63,14 @@ def dividing_sizes(spec: ModelSpec, formats: Formats, encoder_mode: EncoderMode)
     return [size for size in range(1, MOST_RANKS + 1) if _can_be_divided(spec, size, formats, encoder_mode)]
 
 
-def peak_bytes(blueprint: Blueprint, runner: GraphRunner) -> int:
-    """Peak bytes of live temporaries in a phase's largest bucket, with fused kernels."""
+def peak_bytes(blueprint: Blueprint, runner: GraphRunner, *, all_layers: bool = False) -> int:
+    """Peak bytes of live temporaries in a phase's largest bucket, with fused kernels. One layer of each kind is enough:
+    a layer frees what the one before it made."""
     arena = runner.phase.arena
     live = blueprint.live
     live.reset()
     with torch.no_grad(), live:
-        runner.phase.body(Frame(arena, arena.limits))
+        runner.phase.body(Frame(arena, arena.limits, is_warmup=not all_layers))
     return live.peak
 
 
