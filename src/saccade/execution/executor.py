@@ -151,7 +151,8 @@ class DeviceExecutor:
     def capture(self, progress: Progress | None = None, *, largest_only: bool = False) -> None:
         """Capture every phase's graphs, largest first; `largest_only` to measure their memory. Language passes share
         one pool; vision passes, which run concurrently, have their own."""
-        gc.collect()  # once: captures run with the collector off
+        if self._is_cuda:
+            gc.collect()  # once: captures run with the collector off
         for runner in self.phases:
             runner.capture_buckets(progress, largest_only=largest_only)
 

@@ -68,10 +68,16 @@ def test_gated_activation_names_what_is_allowed() -> None:
             module.gated_activation(randn(1, 4, seed=1), "relu")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("heads", "groups", "width", "columns"),
-    [(6, 6, 72, 72), (7, 1, 64, 64), (5, 5, 80, 80), (4, 2, 128, 128), (3, 3, 64, 32), (6, 2, 80, 16)],
+    ("heads", "groups", "width", "columns", "dtype"),
+    [
+        (6, 6, 72, 72, torch.float16),
+        (7, 1, 64, 64, torch.float32),
+        (5, 5, 80, 80, torch.float32),
+        (4, 2, 128, 128, torch.float16),
+        (3, 3, 64, 32, torch.float32),
+        (6, 2, 80, 16, torch.float16),
+    ],
 )
 def test_rotary_with_and_without_norm(heads: int, groups: int, width: int, columns: int, dtype: torch.dtype) -> None:
     q, k, _ = qkv_slices(3, heads, groups, width, seed=9, dtype=dtype)
