@@ -1,6 +1,5 @@
-"""A scripted server with caches that it counts, as vLLM, SGLang or Saccade do, and a speed of its own."""
+"""A scripted server with caches that it counts, as vLLM, SGLang or Saccade do."""
 
-import asyncio
 from typing import Any
 
 from tests.bench.scripted import Asked, Reply, as_json, plain, stream, stream_of
@@ -37,12 +36,11 @@ class CachingServer:
         turns: list[str] | None = None,
         *,
         counters: str = "vllm",
-        wait_s: float = 0.0,
         block_size: int = 16,
         tells_cached: bool = False,
         image_tokens: int = IMAGE_TOKENS,
     ) -> None:
-        self.name, self.turns, self.counters, self.wait_s = name, turns, COUNTERS[counters], wait_s
+        self.name, self.turns, self.counters = name, turns, COUNTERS[counters]
         self.block_size, self.tells_cached, self.image_tokens = block_size, tells_cached, image_tokens
         self.is_dead = False
         self.counts = dict.fromkeys(("tokens", "hit_tokens", "images", "hit_images"), 0)
@@ -76,7 +74,6 @@ class CachingServer:
         parts = body["messages"][0]["content"]
         self.contents.append(str(parts))
         tokens, cached = self._look_up(parts if isinstance(parts, list) else [{"type": "text", "text": parts}])
-        await asyncio.sleep(self.wait_s)
         events = stream_of(*["a"] * body["max_completion_tokens"], prompt=tokens)
         details = {"cached_tokens": cached} if self.tells_cached else {}
         for event in events:

@@ -198,14 +198,15 @@ def test_a_request_arrives_as_it_was_meant() -> None:
 
 def test_delays_of_the_server_are_in_the_times() -> None:
     async def wait(index: int) -> None:
-        await asyncio.sleep({1: 0.15, 2: 0.1}.get(index, 0))
+        await asyncio.sleep({1: 0.15, 2: 0.6}.get(index, 0))
 
     async def script(asked: Asked) -> Reply:
         async for data in stream(stream_of("a", "b"), wait):
             yield data
 
     outcome, _ = ask(script)
-    assert BOUND_S > outcome.ttft_s > 0.14 and outcome.itls_s[0] > 0.09 and outcome.e2el_s > 0.24
+    assert BOUND_S > outcome.ttft_s > 0.14 and outcome.e2el_s > 0.74
+    assert outcome.itls_s[0] > 0.2, "less than was waited: a busy client may read the first token late"
     assert outcome.ttft_s + sum(outcome.itls_s) <= outcome.e2el_s
 
 
@@ -245,14 +246,14 @@ def test_a_lost_connection_is_a_failure(script: Script, kind: str) -> None:
 
 def test_a_server_that_is_not_there_is_a_failure() -> None:
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind(("127.0.0.1", 0))  # nobody listens, and nobody else gets the port meanwhile
         port = free.getsockname()[1]
 
-    async def go() -> Outcome:
-        async with Client(TargetSettings(port=port)) as client:
-            return await client.send(client.prepare(b"{}"))
+        async def go() -> Outcome:
+            async with Client(TargetSettings(port=port)) as client:
+                return await client.send(client.prepare(b"{}"))
 
-    assert bounded(go()).error == "cannot connect"
+        assert bounded(go()).error == "cannot connect"
 
 
 def test_a_reply_may_end_with_its_connection() -> None:

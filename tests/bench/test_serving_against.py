@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -121,11 +122,24 @@ def test_the_seed_repeats_the_content_but_not_that_of_the_warm_up() -> None:
     assert len({round_seed(seed, number) for seed in range(9) for number in range(9)}) == 81
 
 
-def test_a_slow_server_is_behind_and_the_report_says_so(tmp_path: Path) -> None:
-    """300 ms for a reply leave no doubt on any machine."""
+def with_times(monkeypatch: pytest.MonkeyPatch, token_s: dict[str, float]) -> None:
+    """By the address of a server, the seconds that it takes for a token, instead of those that this machine took."""
+
+    async def told(client: Client, requests: Sequence[bytes], load: LoadSettings, **how: Any) -> Any:
+        outcomes, _ = await drive(client, requests, load, **how)
+        one = token_s[client.target.url]
+        times = tuple(one * number for number in (1, 2, 3))
+        outcomes = [replace(each, ttft_s=times[0], e2el_s=times[-1], token_times_s=times) for each in outcomes]
+        return outcomes, times[-1] * len(outcomes)
+
+    monkeypatch.setattr(serving_module, "drive", told)
+
+
+def test_a_slow_server_is_behind_and_the_report_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = OutputSettings(result_dir=str(tmp_path), result_filename="x.json", report=str(tmp_path / "x.html"))
     text = io.StringIO()
-    with running(CachingServer("quick"), CachingServer("slow", wait_s=0.3)) as urls:
+    with running(CachingServer("quick"), CachingServer("slow")) as urls:
+        with_times(monkeypatch, dict(zip(urls, (0.1, 0.15), strict=True)))
         plan = ServingPlan(TargetSettings(base_url=urls[0], api_key="secret"), WORKLOAD, LOAD, output)
         against = AgainstSettings(against=(urls[1],), rounds=3, settle_s=0)
         code = bench_serve(plan, VariantSettings(), Console(file=text, width=200), against)

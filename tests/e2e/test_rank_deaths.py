@@ -22,7 +22,7 @@ PATH = "/v1/chat/completions"
 def two_ranks(checkpoint: Path, log: Path) -> Iterator[tuple[ServerProcess, list[int]]]:
     """A server that streams, and the processes behind it, which must be gone at the end."""
     engine = {"tensor_parallel_size": 2, "watchdog_timeout_s": WATCHDOG_S, "enforce_eager": True, "graphs": ""}
-    with running(checkpoint, log, engine=engine, server={"dead_engine_s": 3}) as server:
+    with running(checkpoint, log, engine=engine, server={"dead_engine_s": 8}) as server:
         server.wait_ready()
         pids = [server.engine_pid(), *server.rank_pids()]
         assert len(pids) == 2

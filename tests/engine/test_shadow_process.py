@@ -23,7 +23,7 @@ from tests.engine.test_shadow import GREEDY, counts, poison_outputs, requests, r
 from tests.models import tiny
 
 Load = Callable[[str], Loaded]
-BOUND_S = 60.0
+BOUND_S = 300.0
 SETTINGS = EngineSettings(
     device="cpu", block_size=8, kv_cache_tokens=1024, encoder_cache_tokens=256, graphs="vision=off", shadow=1.0
 )

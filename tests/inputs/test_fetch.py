@@ -394,7 +394,7 @@ def test_tls_proves_the_name_though_the_connection_goes_to_an_address(tmp_path: 
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=media.test"]
-    subprocess.run([*command, "-addext", "subjectAltName=DNS:media.test"], check=True, capture_output=True, timeout=30)
+    subprocess.run([*command, "-addext", "subjectAltName=DNS:media.test"], check=True, capture_output=True, timeout=300)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(certificate, key)
     asked: list[str | None] = []

@@ -13,7 +13,7 @@ from saccade.inputs.placeholders import Prompt
 from saccade.server import health
 from saccade.server.service import Service
 from saccade.wire.sampling_params import SamplingParams
-from tests.server.fake import Caller, FakeEngine, service_for
+from tests.server.fake import HANG_S, Caller, FakeEngine, service_for
 
 Scripted = Callable[..., tuple[Caller, FakeEngine, Service]]
 Said = AsyncGenerator[dict[str, Any], None]
@@ -59,7 +59,8 @@ def test_an_engine_that_only_embeds_is_asked_for_a_vector(scripted: Scripted) ->
     assert (params.pooling, params.max_tokens) == ("last", 0)
 
 
-def test_whoever_gave_a_token_just_now_is_alive(scripted: Scripted) -> None:
+def test_whoever_gave_a_token_just_now_is_alive(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "RECENT_S", HANG_S)
     caller, engine, _ = scripted(one_token)
 
     async def run() -> None:

@@ -281,7 +281,7 @@ def test_a_client_that_reads_slowly_gets_all(scripted: Scripted) -> None:
     _, _, service = scripted(boulder)
 
     async def run() -> int:
-        async with listening(service, timeout_s=1.0) as port:
+        async with listening(service, timeout_s=2.0) as port:  # all takes longer, and no part of it as long
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**18)
             writer.write(post(CLOSE))
             size = 0

@@ -198,14 +198,14 @@ def test_as_many_are_admitted_as_the_engine_runs_and_lets_wait(processor: Proces
 
     async def run() -> None:
         calls = [asyncio.create_task(caller.post(CHAT, hello)) for _ in range(6)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while len(engine.running) < 6 and not any(call.done() for call in calls):
                 await asyncio.sleep(0.01)
         assert len(engine.running) == 6, [call.result().body for call in calls if call.done()]
         error = error_of(await caller.post(CHAT, hello), 503)
         assert error["code"] == "queue_full" and "6 requests are running and waiting" in error["message"]
         ended.set()
-        assert {call.status for call in await asyncio.wait_for(asyncio.gather(*calls), 10)} == {200}
+        assert {call.status for call in await asyncio.wait_for(asyncio.gather(*calls), HANG_S)} == {200}
 
     asyncio.run(run())
 

@@ -348,10 +348,10 @@ def test_silence_is_broken_by_pings(serve: Serve) -> None:
 
     async def script(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[dict[str, Any], None]:
         yield {"text": "a", "token_ids": (5,)}
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.0)
         yield {"text": "b", "token_ids": (5,), "finish_reason": "stop"}
         heard.set()
 
-    service, _ = serve(script, sse_ping_s=0.05)
+    service, _ = serve(script, sse_ping_s=0.03)
     reply = posted(service, MESSAGES, {"messages": HELLO, "max_tokens": 5, "stream": True})
     assert heard.is_set() and b'event: ping\ndata: {"type":"ping"}\n\n' in reply.body
