@@ -4,8 +4,8 @@ import io
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -242,21 +242,25 @@ class TestLimits:
         """The client may try again; a crash, though, is the file's."""
         data = encode(noise(3000, 3000), "PNG", compress_level=1)
 
-        def end(number: signal.Signals) -> None:
-            while not pool.pool.num_busy:
-                time.sleep(0.001)
-            time.sleep(0.1)
-            for pid in pool.pool.pids():
-                os.kill(pid, number)
+        def end(number: signal.Signals, is_over: threading.Event) -> None:
+            """Again and again: a signal that arrives between two jobs is not noticed."""
+            while not is_over.wait(0.1):
+                for pid in pool.pool.pids() if pool.pool.num_busy else ():
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, number)
 
         for number, expected in ((signal.SIGKILL, CapacityError), (signal.SIGSEGV, RequestError)):
             decode(pool, FILES["png"])
-            thread = threading.Thread(target=end, args=(number,))
+            is_over = threading.Event()
+            thread = threading.Thread(target=end, args=(number, is_over))
             thread.start()
-            with pytest.raises(expected, match=r"again|crashed"):
-                for _ in range(100):
-                    decode(pool, data)
-            thread.join()
+            try:
+                with pytest.raises(expected, match=r"again|crashed"):
+                    for _ in range(100):
+                        decode(pool, data)
+            finally:
+                is_over.set()
+                thread.join()
         assert decode(pool, data).shape == (3000, 3000, 3)
 
     def test_a_client_that_left_frees_its_process(self, pool: MediaPool) -> None:
