@@ -12,16 +12,8 @@ from training.backdrops import photograph
 from training.dialogue import Book, Sheet, Turn
 from training.marks import FIRST_DIGIT, FIRST_LETTER, NOTHING, Marks, beside, join, mark, mark_ground, mark_nothing
 from training.model import FACTOR, Batch, Layout, Shape, make_layout, place_images
-from training.questions import (
-    ask_digit_pair,
-    ask_digits,
-    ask_nothing,
-    ask_pair,
-    ask_script,
-    ask_shapes,
-    ask_strange,
-    ask_video,
-)
+from training.other_questions import ask_digit_pair, ask_nothing, ask_pair, ask_strange, ask_video
+from training.questions import ask_digits, ask_script, ask_shapes
 from training.scenes import Script, Shapes, Studio
 from training.strange import strange
 
@@ -82,10 +74,10 @@ class Room(NamedTuple):
     answers: int
 
 
-SHAPES_ROOM = Room(4, 110, 22)
-WORDS_ROOM = Room(2, 64, 18)
-SIDE_ROOM = Room(2, 68, 8)
-CHAT_ROOM = Room(2, 88, 44)
+SHAPES_ROOM = Room(4, 118, 30)
+WORDS_ROOM = Room(2, 72, 20)
+SIDE_ROOM = Room(2, 68, 16)
+CHAT_ROOM = Room(2, 92, 44)
 
 
 @dataclass(frozen=True)
