@@ -60,7 +60,7 @@ GRIDS: Mapping[tuple[int, int], Mix] = {
 ORDER = tuple(grid for grid, mix in GRIDS.items() for _ in range(mix.often))
 """What the size of a step's pictures is drawn from."""
 
-STRANGE_SHARE = 0.06  # of pictures, that show nothing the model knows
+STRANGE_SHARE = 0.08  # of pictures, that show nothing the model knows
 
 SMALL_GRIDS = ((4, 4), (5, 5), (7, 7), (6, 8), (8, 6), (5, 9))
 
@@ -108,7 +108,7 @@ class Recipe:
         shapes, facts = self.studio.shapes(batch - num_script - num_digits - num_strange, height, width)
         digits, handwriting = self.studio.digits(num_digits, height, width)
         script, print_, is_number = self.studio.script(num_script, height, width)
-        others = strange(num_strange, height, width, self.studio.device)
+        others = strange(num_strange, height, width, self.studio.bank.glyphs_FGSS)
         patches = torch.cat([self._photos(part) for part in (shapes, digits, script, others)])
         parts = (
             ask_shapes(facts, self.num_words, room.turns, self.counting),

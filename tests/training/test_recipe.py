@@ -211,9 +211,10 @@ def test_two_pictures_are_described_one_after_the_other(school: Class) -> None:
 
 def test_pictures_of_nothing_known_fill_their_frame_and_are_said_to_be_unknown(school: Class) -> None:
     torch.manual_seed(15)
-    made = strange(40, 64, 96, torch.device("cpu"))
-    assert made.shape == (40, 3, 64, 96) and float(made.min()) >= 0 and float(made.max()) <= 1
-    assert bool((made.flatten(1).std(1) > 0.02).all()) and len({round(float(one.mean()), 4) for one in made}) > 30
+    made = strange(44, 64, 96, school.studio.bank.glyphs_FGSS)
+    assert made.shape == (44, 3, 64, 96) and float(made.min()) >= 0 and float(made.max()) <= 1
+    assert int((made.flatten(1).std(1) > 0.02).sum()) >= 38, "only empty ones are plain"
+    assert len({round(float(one.mean()), 4) for one in made}) > 30
     [turn] = ask_strange(400, 5, torch.device("cpu"))
     replies = {REPLIES[reply] for reply in turn.reply.tolist()}
     assert replies == {"strange", "unknown"} and {KINDS[kind] for kind in turn.kind.tolist()} >= {"describe", "shape"}
@@ -376,4 +377,4 @@ def test_a_sheet_shows_pictures_as_they_were_cut_into_patches(school: Class, tmp
     assert talk.count("? ") == talk.count("= ") >= 1
     write_sheet(school.recipe, tmp_path / "sheet.png", kind="pairs", count=2)
     with Image.open(tmp_path / "sheet.png") as sheet:
-        assert len(sheet.getcolors(maxcolors=10**6)) > 100
+        assert len(np.unique(np.asarray(sheet))) > 100
