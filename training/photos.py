@@ -1,7 +1,8 @@
 """Pictures with the look of photos, drawn in batches: nothing in them has a name. B pictures, H x W pixels, 0..1.
 
 Photos have as much variation at every scale, and edges where things hide others. Both are drawn: sums of noise at all
-scales, and leaves of any size that hide each other. No host value but sizes decides anything, so a graph replays them.
+scales, and leaves of any size that hide each other. Nothing is copied from the host and nothing waits for
+the device, so that a CUDA graph can hold all of it.
 """
 
 import math
@@ -15,7 +16,7 @@ MOST_LEAVES = 28
 SCALES = (2, 3, 5, 9, 17, 33, 65)
 HALF = 0.5
 SKIN = ((0.98, 0.87, 0.77), (0.35, 0.2, 0.12))
-"""Between these."""
+"""From the lightest to the darkest."""
 
 
 def rand(batch: int, low: float, high: float, device: torch.device) -> Tensor:
@@ -115,7 +116,7 @@ def landscapes(batch: int, height: int, width: int, device: torch.device) -> Ten
     y, x = places(height, width, device)
     y, x = y * (min(height, width) / height), x * (min(height, width) / width)
     rough = clouds(batch, height, width, device) - HALF
-    sky = torch.rand(batch, 3, 1, 1, device=device) * 0.5 + torch.tensor((0.3, 0.4, 0.5), device=device)[:, None, None]
+    sky = torch.cat([rand(batch, low, low + 0.5, device) for low in (0.3, 0.4, 0.5)], 1)
     canvas = sky + (HALF - y) * rand(batch, -0.3, 0.5, device) + rough * rand(batch, 0, 0.5, device)
     horizon = rand(batch, 0.2, 0.6, device)
     for _ in range(4):
@@ -140,8 +141,8 @@ def portraits(batch: int, height: int, width: int, device: torch.device) -> Tens
 
     size, lean = some(0.14, 0.34), some(-0.25, 0.25)
     x, y = some(0.35, 0.65) * (width / side), some(0.35, 0.5) * (height / side)
-    light, dark = (torch.tensor(color, device=device) for color in SKIN)
-    skin = torch.lerp(light, dark, torch.rand(batch, 1, device=device))
+    tan = some(0, 1)
+    skin = torch.stack([light + (dark - light) * tan for light, dark in zip(*SKIN, strict=True)], 1)
     hair, cloth, lips = torch.rand(batch, 3, device=device) * 0.5, torch.rand(batch, 3, device=device), skin * 0.7
     eye, gap, look = skin * 0.2, some(0.35, 0.45), some(-0.15, 0.15)
     parts = (  # x and y from the head's middle, half its size, all in heads; power; colour

@@ -3,12 +3,14 @@
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.conftest import Class
 from training.backdrops import CONTRAST, _jpeg, photograph
@@ -378,3 +380,36 @@ def test_a_sheet_shows_pictures_as_they_were_cut_into_patches(school: Class, tmp
     write_sheet(school.recipe, tmp_path / "sheet.png", kind="pairs", count=2)
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert len(np.unique(np.asarray(sheet))) > 100
+
+
+class Copies(TorchDispatchMode):
+    """Names what a CUDA graph cannot hold: values of the host that become tensors, and tensors that are waited for."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (
+            torch.ops.aten.lift_fresh,
+            torch.ops.aten._local_scalar_dense,
+            torch.ops.aten.nonzero,
+        ):
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_a_graph_cannot_hold_is_noticed() -> None:
+    found: list[str] = []
+    with Copies(found):
+        float(torch.tensor([1.0]).sum())
+    assert found == ["aten.lift_fresh.default", "aten._local_scalar_dense.default"]
+
+
+@pytest.mark.parametrize(("name", "grid"), KINDS_OF_BATCH)
+def test_the_second_batch_of_a_size_can_be_captured(school: Class, name: str, grid: tuple[int, int]) -> None:
+    getattr(school.recipe, name)(grid, 160)
+    found: list[str] = []
+    with Copies(found):
+        getattr(school.recipe, name)(grid, 160)
+    assert not found
