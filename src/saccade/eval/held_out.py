@@ -27,7 +27,7 @@ SHAPE_AND_COLOR = (
 )
 COUNT_AND_COLOR = (
     *("Count the {shapes}, then tell me their color.", "Which color are the {shapes}, and how many can you count?"),
-    "How many {shapes} can you see, and which color is it?",
+    "How many {shapes} can you see, and what is the color of them?",
 )
 NUMBER_AND_COLOR = (
     *("Which number is written here, and in what color?", "Tell me the number, then its color."),
