@@ -168,6 +168,13 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
         "Describe the picture in a few words.",
         "Tell me what is in the picture.",
         "Tell me what this is.",
+        "Say what you see.",
+        "Say what is in the image.",
+        "What things do you see?",
+        "Look at the picture. What is it?",
+        "Look at this image and describe it.",
+        "Write a description of this picture.",
+        "Give me a caption for this image.",
     ),
     "digit": (
         "What digit is this?",
