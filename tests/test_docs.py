@@ -190,3 +190,12 @@ def test_the_script_of_the_page_about_batches_answers(monkeypatch: pytest.Monkey
     with redirect_stdout(text):
         exec(script, {})
     assert text.getvalue().split() == ["7", "purple"]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_pictures_that_a_page_names_are_there_or_are_written_by_a_command_it_shows(page: Path) -> None:
+    text = page.read_text()
+    written = set(re.findall(r"--(?:plot|out|svg) (\S+)", text))
+    for name in set(re.findall(r"[\w./-]+\.(?:png|jpe?g|svg|webp|gif)\b", text)) - written:
+        places = (ROOT, page.parent, ROOT / "examples" / "pictures")
+        assert any((place / name).is_file() for place in places), name

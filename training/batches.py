@@ -12,16 +12,8 @@ from training.backdrops import photograph
 from training.dialogue import Book, Sheet, Turn
 from training.marks import FIRST_DIGIT, FIRST_LETTER, NOTHING, Marks, beside, join, mark, mark_ground, mark_nothing
 from training.model import FACTOR, Batch, Layout, Shape, make_layout, place_images
-from training.questions import (
-    ask_digit_pair,
-    ask_digits,
-    ask_nothing,
-    ask_pair,
-    ask_script,
-    ask_shapes,
-    ask_strange,
-    ask_video,
-)
+from training.other_questions import ask_digit_pair, ask_nothing, ask_pair, ask_strange, ask_video
+from training.questions import ask_digits, ask_script, ask_shapes
 from training.scenes import Script, Shapes, Studio
 from training.strange import strange
 
@@ -68,7 +60,7 @@ GRIDS: Mapping[tuple[int, int], Mix] = {
 ORDER = tuple(grid for grid, mix in GRIDS.items() for _ in range(mix.often))
 """What the size of a step's pictures is drawn from."""
 
-STRANGE_SHARE = 0.06  # of pictures, that show nothing the model knows
+STRANGE_SHARE = 0.08  # of pictures, that show nothing the model knows
 
 SMALL_GRIDS = ((4, 4), (5, 5), (7, 7), (6, 8), (8, 6), (5, 9))
 
@@ -82,10 +74,10 @@ class Room(NamedTuple):
     answers: int
 
 
-SHAPES_ROOM = Room(4, 110, 22)
-WORDS_ROOM = Room(2, 64, 18)
-SIDE_ROOM = Room(2, 68, 8)
-CHAT_ROOM = Room(2, 88, 44)
+SHAPES_ROOM = Room(4, 118, 30)
+WORDS_ROOM = Room(2, 72, 20)
+SIDE_ROOM = Room(2, 68, 16)
+CHAT_ROOM = Room(2, 92, 44)
 
 
 @dataclass(frozen=True)
@@ -116,7 +108,7 @@ class Recipe:
         shapes, facts = self.studio.shapes(batch - num_script - num_digits - num_strange, height, width)
         digits, handwriting = self.studio.digits(num_digits, height, width)
         script, print_, is_number = self.studio.script(num_script, height, width)
-        others = strange(num_strange, height, width, self.studio.device)
+        others = strange(num_strange, height, width, self.studio.bank.glyphs_FGSS)
         patches = torch.cat([self._photos(part) for part in (shapes, digits, script, others)])
         parts = (
             ask_shapes(facts, self.num_words, room.turns, self.counting),

@@ -10,6 +10,14 @@ from pathlib import Path
 from typing import Any
 
 HEADING = "## Measured accuracy\n"
+NOTES = {
+    "two-questions": "two questions in one, in wordings that training does not have; both answers must be right",
+    "describe": "one to three things, in wordings that training does not have; each must be named with its color",
+    "unknown-photos": "parts of the photos of scikit-learn and matplotlib; the model must say that it does not know",
+    "unknown-pictures": "fractals, trees and cellular automata, which training does not draw; likewise",
+    "known-pictures": "the same questions about what the model knows; any answer is right that is not a refusal",
+}
+"""What tasks ask whose names do not say it; a card has those of the tasks that were measured."""
 
 
 def rows(report: dict[str, Any]) -> list[str]:
@@ -25,11 +33,13 @@ def rows(report: dict[str, Any]) -> list[str]:
 
 def write(card: Path, reports: list[Path]) -> None:
     lines = [row for path in reports for row in rows(json.loads(path.read_text()))]
+    measured = {line.split(" | ")[0].removeprefix("| ") for line in lines}
+    notes = "".join(f"- {task}: {note}\n" for task, note in NOTES.items() if task in measured)
     table = "| task | questions | right | 95 % interval |\n|---|---|---|---|\n" + "\n".join(lines)
     text = (
         "Greedy answers through `saccade eval` on a CPU (float32), on pictures and digits that were not trained on.\n"
     )
-    section = f"{HEADING}\n{text}\n{table}\n\n"
+    section = f"{HEADING}\n{text}\n{table}\n\n" + (f"{notes}\n" if notes else "")
     old = card.read_text()
     card.write_text(re.sub(re.escape(HEADING) + r".*?(?=^## )", lambda _: section, old, flags=re.DOTALL | re.MULTILINE))
 

@@ -10,28 +10,50 @@ from torch import Tensor
 from training.dialogue import KINDS, REPLIES, VALUES, Turn
 
 Columns = Mapping[str, Tensor]
-_COUNTS = ("count all", "count shape", "count color", "count both")
+_COUNTS = ("count all", "count shape", "count color", "count both", "counts of two", "count and color")
 _HAS = ("has shape", "has color", "has both")
 _READING = (
     *("digit", "number", "read", "is digit", "first letter", "last letter", "letters", "describe"),
     *("digit and color", "word and color"),
 )
-_NAMES = ("shape", "color", "shape and color", "color of", "colors of two", "shape of", "describe", "count and name")
+_SHAPE_PLACES = ("shape and side", "shape and height")
+_COLOR_PLACES = ("color and side", "color and height")
+_NAMES = (
+    *("shape", "color", "shape and color", "color of", "colors of two", "shape of", "describe", "count and name"),
+    *("thing at", *_SHAPE_PLACES, *_COLOR_PLACES),
+)
+_OF_PAIRS = (
+    *("shape in", "color in", "digit in", "same shape", "same color", "more", "more all", "which has", "larger"),
+    *("describe", "describe pair"),
+)
 _PLACES = ("relation", "relation both", "left or right", "above or below", "where", "next to")
 
 TOLD: Mapping[str, tuple[str, ...]] = {
-    "shape": ("shape of", "shape moves", "describe", "shape and color", "count and name"),
-    "color": ("color of", "color moves", "describe", "shape and color", "count and name"),
-    "shape and color": (*_NAMES, *_COUNTS, "counts of two", *_HAS),
-    "color of": ("shape", "color", "shape of", "shape and color", "colors of two"),
-    "colors of two": _NAMES,
-    "shape of": ("shape", "color", "color of", "shape and color", "colors of two"),
-    "describe": (*_NAMES, *_COUNTS, "counts of two", *_HAS, *_PLACES, *_READING),
-    "count and name": (*_NAMES, *_COUNTS, "counts of two", *_HAS),
+    "shape": ("shape of", "shape moves", "describe", "shape and color", "count and name", "thing at", *_SHAPE_PLACES),
+    "color": (
+        *("color of", "color moves", "describe", "shape and color", "count and name", "thing at", "count and color"),
+        *_COLOR_PLACES,
+    ),
+    "shape and color": (*_NAMES, *_COUNTS, *_HAS),
+    "color of": ("shape", "color", "shape of", "shape and color", "colors of two", "count and color", *_COLOR_PLACES),
+    "colors of two": (*_NAMES, "count and color"),
+    "shape of": ("shape", "color", "color of", "shape and color", "colors of two", "count and color", *_COLOR_PLACES),
+    "describe": (*_NAMES, *_COUNTS, *_HAS, *_PLACES, *_READING, "shape at", "color at", *_OF_PAIRS),
+    "count and name": (*_NAMES, *_COUNTS, *_HAS),
     "count all": ("describe", "count and name"),
-    "count shape": ("counts of two",),
-    "counts of two": ("count shape",),
-    "relation both": ("where", "color of", "shape of"),
+    "count shape": ("counts of two", "count and color"),
+    "counts of two": ("count shape", "count and color"),
+    "count and color": (*_NAMES, *_COUNTS, *_HAS),
+    "shape at": ("thing at",),
+    "color at": ("thing at",),
+    "thing at": (*_NAMES, *_HAS, "shape at", "color at"),
+    "on the left": ("shape and side", "color and side", "shape"),
+    "at the top": ("shape and height", "color and height", "shape"),
+    "shape and side": (*_NAMES, *_HAS, "on the left"),
+    "shape and height": (*_NAMES, *_HAS, "at the top"),
+    "color and side": (*_NAMES, *_HAS, "on the left", "count and color"),
+    "color and height": (*_NAMES, *_HAS, "at the top", "count and color"),
+    "relation both": ("where", "color of", "shape of", *_COLOR_PLACES),
     "where": ("relation both",),
     "digit": _READING,
     "number": _READING,
@@ -41,9 +63,10 @@ TOLD: Mapping[str, tuple[str, ...]] = {
     "color of digit": ("digit and color",),
     "color of text": ("word and color",),
     "is digit": ("digit", "digit and color", "describe"),
-    "shape in": ("same shape",),
-    "color in": ("same color",),
-    "digit in": ("larger",),
+    "describe pair": _OF_PAIRS,
+    "shape in": ("same shape", "describe pair", "which has"),
+    "color in": ("same color", "describe pair"),
+    "digit in": ("larger", "describe pair"),
     "move": ("shape moves",),
     "grow": ("shape moves",),
 }

@@ -8,6 +8,8 @@ final mark, and, where it has the word, with the British spelling.
 import re
 from collections.abc import Iterator, Mapping
 
+from training.two_parts import TWO_PARTS
+
 SHAPES = ("circle", "square", "triangle", "star", "cross", "diamond", "heart", "ring", "rectangle", "oval")
 COLORS = (
     ("red", "green", "blue", "yellow", "orange", "purple")  # twelve, in two rows
@@ -63,29 +65,11 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
         "Name the color of the shape.",
         "What is the color of this shape?",
     ),
-    "shape and color": (
-        "What shape is it, and what color?",
-        "What shape is this and what color is it?",
-        "What shape and color is it?",
-        "What color and shape is this?",
-        "What color is it, and what shape?",
-        "Which shape do you see, and which color?",
-        "Which shape is it, and which color does it have?",
-        "What shape is it? What color is it?",
-        "Name the shape and the color.",
-        "Tell me the shape and its color.",
-    ),
     "color of": (
         "What color is the {shape}?",
         "Which color does the {shape} have?",
         "What is the color of the {shape}?",
         "Tell me the color of the {shape}.",
-    ),
-    "colors of two": (
-        "What color is the {shape} and what color is the {shape1}?",
-        "What color is the {shape}, and the {shape1}?",
-        "What are the colors of the {shape} and the {shape1}?",
-        "Tell me the colors of the {shape} and the {shape1}.",
     ),
     "shape of": (
         "What shape is {color}?",
@@ -118,18 +102,6 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
         "Count the {color} {shapes}.",
         "How many {color} {shapes} do you see?",
         "How many {color} {shapes} are in the picture?",
-    ),
-    "counts of two": (
-        "How many {shapes} are there, and how many {shapes1}?",
-        "How many {shapes} and how many {shapes1} are there?",
-        "How many {shapes} and {shapes1} do you see?",
-        "Count the {shapes} and the {shapes1}.",
-    ),
-    "count and name": (
-        "How many shapes are there, and which?",
-        "How many shapes are there and what are they?",
-        "How many things do you see, and which ones?",
-        "Count the shapes and name them.",
     ),
     "has shape": (
         "Is there {ashape}?",
@@ -179,6 +151,30 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
         "Tell me what you see.",
         "What is on this picture?",
         "Describe what you see.",
+        "What do you see in the picture?",
+        "What do you see in this image?",
+        "What is in this image?",
+        "What is in the picture?",
+        "What is in this photo?",
+        "What is shown in this image?",
+        "What is shown in the picture?",
+        "What does this image show?",
+        "What does the image contain?",
+        "What can you see in the picture?",
+        "Can you describe this picture?",
+        "Can you describe the image?",
+        "Please describe the picture.",
+        "Describe this photo.",
+        "Describe the picture in a few words.",
+        "Tell me what is in the picture.",
+        "Tell me what this is.",
+        "Say what you see.",
+        "Say what is in the image.",
+        "What things do you see?",
+        "Look at the picture. What is it?",
+        "Look at this image and describe it.",
+        "Write a description of this picture.",
+        "Give me a caption for this image.",
     ),
     "digit": (
         "What digit is this?",
@@ -190,13 +186,6 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "is digit": ("Is this the digit {digit}?", "Is it the number {digit}?", "Does the picture show the digit {digit}?"),
     "color of digit": ("What color is the digit?", "What color is the number?", "Which color does the number have?"),
-    "digit and color": (
-        "What digit is it, and what color?",
-        "What digit is this and what color is it?",
-        "Which digit do you see, and in which color?",
-        "What number is it, and what color?",
-        "Read the number and name its color.",
-    ),
     "number": (
         "What number is this?",
         "Which number do you see?",
@@ -215,13 +204,6 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
         "What does the text say?",
     ),
     "color of text": ("What color is the word?", "What color is the text?"),
-    "word and color": (
-        "What does it say, and in what color?",
-        "What does it say and what color is it?",
-        "What word is this, and what color is it?",
-        "Read the word and name its color.",
-        "What is written here, and in which color?",
-    ),
     "letters": ("How many letters does the word have?", "Count the letters."),
     "first letter": ("What is the first letter?", "Which letter comes first?"),
     "last letter": ("What is the last letter?", "Which letter comes last?"),
@@ -231,6 +213,18 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
         "In which picture are more {shapes}?",
     ),
     "more all": ("Which picture has more shapes?", "Which picture has more shapes, the first or the second?"),
+    "describe pair": (
+        "Describe these images.",
+        "Describe the two pictures.",
+        "Describe both images.",
+        "Describe the pictures.",
+        "What do the pictures show?",
+        "What do these images show?",
+        "What do you see in the two pictures?",
+        "What is in these pictures?",
+        "What is in the two images?",
+        "Tell me what is in both pictures.",
+    ),
     "same shape": (
         "Do the two pictures show the same shape?",
         "Are the two shapes the same?",
@@ -322,7 +316,7 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
         "What is {word}?",
         "Summarize the history of {word}.",
     ),
-}
+} | TWO_PARTS
 
 ANSWERS: Mapping[str, str] = {
     "shape": "{shape}",
@@ -342,6 +336,14 @@ ANSWERS: Mapping[str, str] = {
     "counted one": "{number}: {acolor} {shape}",
     "counted two": "{number}: {acolor} {shape} and {acolor1} {shape1}",
     "counted three": "{number}: {acolor} {shape}, {acolor1} {shape1} and {acolor2} {shape2}",
+    "counted thing": "{number} {color} {shape}",
+    "counted things": "{number} {color} {shapes}",
+    "shape there": "{ashape} {spot}",
+    "color there": "{color}, {spot}",
+    "one and many": "{acolor} {shape} and {number1} shapes",
+    "many and one": "{number} shapes and {acolor1} {shape1}",
+    "many and many": "{number} shapes and {number1} shapes",
+    "two digits": "the digit {digit} and the digit {digit1}",
     "two colors": "{color} and {color1}",
     "two counts": "{number} and {number1}",
     "digits": "{digit}{digit1}{digit2}{digit3}",

@@ -1,4 +1,4 @@
-"""What can be asked about a scene, and the answer. B samples, K places, Q kinds of questions."""
+"""What can be asked about one picture, and the answer. B samples, K places."""
 
 from typing import NamedTuple
 
@@ -7,13 +7,8 @@ from torch import Tensor
 
 from training.dialogue import REPLIES, Turn
 from training.drafts import Columns, Draft
-from training.language import COLORS, MAX_NUMBER, SHAPES
+from training.language import COLORS, SHAPES
 from training.scenes import Script, Shapes
-
-STRANGE_QUESTIONS = {"describe": 2.0, "shape": 0.5, "color": 0.3, "shape and color": 0.4, "count all": 0.4} | {
-    "digit": 0.4, "number": 0.2, "read": 0.4, "count and name": 0.2
-}  # fmt: skip
-"""What is asked about pictures that show none of what the model knows, and how often."""
 
 
 def ask_shapes(facts: Shapes, num_words: int, turns: int = 1, counting: float = 1.0) -> list[Turn]:
@@ -25,7 +20,7 @@ def ask_shapes(facts: Shapes, num_words: int, turns: int = 1, counting: float = 
     _ask_counts(draft, facts, num, counting)
     _ask_presence(draft, facts)
     _ask_places(draft, facts, unique, num)
-    _ask_edges(draft, facts, unique)
+    _ask_edges(draft, facts, unique, num)
     _ask_spots(draft, facts, num)
     _ask_description(draft, facts, num)
     draft.unknown(0.05, num_words)
@@ -54,27 +49,39 @@ def _ask_counts(draft: Draft, facts: Shapes, num: Tensor, counting: float) -> No
     """Mostly of what is there, sometimes of anything; each of something else."""
     wanted = torch.where(num > 1, 1.0, 0.25) * counting
     draft.offer("count all", 0.8 * wanted, "number", number=num)
-    shape, _ = _subject(facts)
+    shape, _ = subject(facts)
     is_shape = (facts.shape == shape[:, None]) * facts.present
     draft.offer("count shape", 2.0 * wanted, "number", shape=shape, number=is_shape.sum(1))
-    _, color = _subject(facts)
+    _, color = subject(facts)
     is_color = (facts.color == color[:, None]) * facts.present
     draft.offer("count color", 0.8 * wanted, "number", color=color, number=is_color.sum(1))
-    shape, color = _subject(facts)
+    shape, color = subject(facts)
     both = ((facts.shape == shape[:, None]) & (facts.color == color[:, None])) * facts.present
     draft.offer("count both", 0.6 * wanted, "number", shape=shape, color=color, number=both.sum(1))
-    shape, _ = _subject(facts)
-    other, _ = _subject(facts)
+    shape, _ = subject(facts)
+    other, _ = subject(facts)
     counts = {
         name: ((facts.shape == asked[:, None]) * facts.present).sum(1)
         for name, asked in (("number", shape), ("number1", other))
     }
     draft.offer("counts of two", 0.6 * wanted * (shape != other), "two counts", shape=shape, shape1=other, **counts)
+    _ask_count_and_color(draft, facts, wanted)
+
+
+def _ask_count_and_color(draft: Draft, facts: Shapes, wanted: Tensor) -> None:
+    """Of things of one shape, where they have one color."""
+    index, _ = _pick(facts.present)
+    shape, color = _at(facts.shape, index), _at(facts.color, index)
+    is_shape = (facts.shape == shape[:, None]) * facts.present
+    alike = ((facts.color == color[:, None]) | (is_shape == 0)).all(1)
+    number = is_shape.sum(1)
+    reply = torch.where(number > 1, REPLIES.index("counted things"), REPLIES.index("counted thing"))
+    draft.offer("count and color", 1.0 * wanted * alike, reply, shape=shape, color=color, number=number)
 
 
 def _ask_presence(draft: Draft, facts: Shapes) -> None:
     """Half of the questions are about something of the picture. Others may hit something of it by chance."""
-    true_shape, true_color = _subject(facts, share=1.0)
+    true_shape, true_color = subject(facts, share=1.0)
     coin = torch.rand(draft.batch, 2, device=draft.device) < 0.5
     shape = torch.where(coin[:, 0], true_shape, torch.randint_like(true_shape, len(SHAPES)))
     color = torch.where(coin[:, 1], true_color, torch.randint_like(true_color, len(COLORS)))
@@ -138,16 +145,20 @@ def _ask_places(draft: Draft, facts: Shapes, unique: Tensor, num: Tensor) -> Non
     draft.offer("next to", 0.8 * only_two, "shape", **two.names, relation=facing)
 
 
-def _ask_edges(draft: Draft, facts: Shapes, unique: Tensor) -> None:
+def _ask_edges(draft: Draft, facts: Shapes, unique: Tensor, num: Tensor) -> None:
     """On which half of the picture something lies; across and down are asked of two things."""
-    for kind, places, size, base in (
-        ("on the left", facts.x, facts.width, 0),
-        ("at the top", facts.y, facts.height, 2),
+    alone = num == 1
+    for kind, suffix, places, size, base in (
+        ("on the left", "side", facts.x, facts.width, 0),
+        ("at the top", "height", facts.y, facts.height, 2),
     ):
         index, exists = _pick(unique)
         off = _at(places, index) - size / 2
         clear = exists & (off.abs() > 0.1 * size)
-        draft.offer(kind, 1.0 * clear, "edge", shape=_at(facts.shape, index), edge=base + (off > 0).long())
+        there = {"shape": _at(facts.shape, index), "edge": base + (off > 0).long()}
+        draft.offer(kind, 1.0 * clear, "edge", **there)
+        draft.offer(f"shape and {suffix}", 0.8 * (clear & alone), "shape there", **there)
+        draft.offer(f"color and {suffix}", 0.4 * clear, "color there", **there, color=_at(facts.color, index))
 
 
 def _ask_spots(draft: Draft, facts: Shapes, num: Tensor) -> None:
@@ -160,6 +171,7 @@ def _ask_spots(draft: Draft, facts: Shapes, num: Tensor) -> None:
         shape, color = _at(facts.shape, index[:, 0]), _at(facts.color, index[:, 0])
         draft.offer("shape at", 1.0 * clear, "shape", shape=shape, edge=base + is_far)
         draft.offer("color at", 0.6 * clear, "color", color=color, edge=base + is_far)
+        draft.offer("thing at", 0.5 * clear, "one", shape=shape, color=color, edge=base + is_far)
 
 
 def _ask_description(draft: Draft, facts: Shapes, num: Tensor) -> None:
@@ -222,90 +234,7 @@ def _ask_digit_traits(draft: Draft, script: Script, spelled: Columns, alone: Ten
         draft.offer("digit and color", 0.6 * which, reply, color=script.color, **spelled)
 
 
-def ask_pair(first: Shapes, second: Shapes, num_words: int, turns: int = 1) -> list[Turn]:
-    """About two pictures of shapes."""
-    draft = Draft(first.shape.shape[0], first.shape.device)
-    num = torch.stack([first.present.sum(1), second.present.sum(1)], 1)
-    shape, _ = _subject(first, share=0.5)
-    other, _ = _subject(second, share=0.5)
-    shape = torch.where(torch.rand(draft.batch, device=draft.device) < 0.5, shape, other)
-    has = torch.stack([((part.shape == shape[:, None]) * part.present).sum(1) for part in (first, second)], 1)
-    draft.offer("more", 2.5 * (has[:, 0] != has[:, 1]), "which", shape=shape, which=has[:, 1] > has[:, 0])
-    draft.offer("more all", 1.0 * (num[:, 0] != num[:, 1]), "which", which=num[:, 1] > num[:, 0])
-    only_one = (has[:, 0] > 0) != (has[:, 1] > 0)
-    draft.offer("which has", 1.0 * only_one, "which", shape=shape, which=has[:, 1] > 0)
-    alone = (num == 1).all(1)
-    draft.offer("same shape", 1.5 * alone, "yes", yes=first.shape[:, 0] == second.shape[:, 0])
-    draft.offer("same color", 1.0 * alone, "yes", yes=first.color[:, 0] == second.color[:, 0])
-    which = torch.randint_like(shape, 2)
-    seen = torch.where(which == 0, first.shape[:, 0], second.shape[:, 0])
-    color = torch.where(which == 0, first.color[:, 0], second.color[:, 0])
-    single = num.gather(1, which[:, None])[:, 0] == 1
-    draft.offer("shape in", 1.2 * single, "shape", which=which, shape=seen)
-    draft.offer("color in", 0.8 * single, "color", which=which, color=color)
-    draft.unknown(0.02, num_words)
-    return draft.turns(turns)
-
-
-def ask_digit_pair(first: Script, second: Script, num_words: int, turns: int = 1) -> list[Turn]:
-    draft = Draft(len(first.length), first.length.device)
-    which = torch.randint_like(first.length, 2)
-    digit = torch.where(which == 0, first.characters[:, 0], second.characters[:, 0])
-    single = torch.where(which == 0, first.length, second.length) == 1
-    none = torch.full_like(digit, 10)
-    blank = {"digit1": none, "digit2": none, "digit3": none}
-    draft.offer("digit in", 2.0 * single, "digits", which=which, digit=digit, **blank)
-    both = (first.length == 1) & (second.length == 1)
-    larger = second.characters[:, 0] > first.characters[:, 0]
-    differ = both & (second.characters[:, 0] != first.characters[:, 0])
-    draft.offer("larger", 1.0 * differ, "which", which=larger, digit=digit)
-    draft.unknown(0.02, num_words)
-    return draft.turns(turns)
-
-
-def ask_video(facts: Shapes, way: Tensor, growth: Tensor, num_words: int, turns: int = 1) -> list[Turn]:
-    """`growth` is -1 where the first shape moves, 0 where it grows, 1 where it shrinks."""
-    draft = Draft(len(way), way.device)
-    shape, moves = facts.shape[:, 0], growth < 0
-    alone = facts.present.sum(1) == 1
-    differs = alone | (facts.shape[:, 1] != shape)
-    draft.offer("move", 4.0 * (moves & alone), "way", shape=shape, way=way)
-    draft.offer("grow", 4.0 * (~moves & differs), "size", shape=shape, size=growth.clamp(min=0))
-    draft.offer("shape moves", 0.8 * (alone | moves), "shape", shape=shape)
-    draft.offer("color moves", 0.8 * (alone | moves), "color", color=facts.color[:, 0])
-    draft.unknown(0.02, num_words)
-    return draft.turns(turns)
-
-
-def ask_nothing(batch: int, num_words: int, device: torch.device, turns: int = 1) -> list[Turn]:
-    """Text alone."""
-    draft = Draft(batch, device)
-    a, b = (torch.randint(0, 11, (batch,), device=device) for _ in range(2))
-    draft.offer("sum", 2.0, "result", number=a, number1=b, number2=a + b)
-    high, low = torch.maximum(a, b), torch.minimum(a, b)
-    draft.offer("difference", 1.5, "result", number=high, number1=low, number2=high - low)
-    c, d = (torch.randint(0, MAX_NUMBER // 2 + 1, (batch,), device=device) for _ in range(2))
-    draft.offer("is larger", 1.5 * (c != d), "yes", number=c, number1=d, yes=c > d)
-    word = torch.randint(0, num_words, (batch,), device=device)
-    draft.offer("copy", 1.5, "copy", word=word)
-    draft.offer("hello", 0.4, "hello")
-    draft.offer("who", 0.6, "who")
-    draft.unknown(1.5, num_words)
-    for kind in ("shape", "color", "count all", "describe", "digit", "read", "count shape", "color of", "has shape"):
-        draft.offer(kind, 0.12, "blind", shape=torch.randint_like(word, len(SHAPES)))
-    return draft.turns(turns)
-
-
-def ask_strange(batch: int, num_words: int, device: torch.device, turns: int = 1) -> list[Turn]:
-    """About a picture of nothing that the model knows."""
-    draft = Draft(batch, device)
-    for kind, weight in STRANGE_QUESTIONS.items():
-        draft.offer(kind, weight, "strange", later=draft.seldom(0.05))
-    draft.unknown(0.5, num_words)
-    return draft.turns(turns)
-
-
-def _subject(facts: Shapes, share: float = 0.88) -> tuple[Tensor, Tensor]:
+def subject(facts: Shapes, share: float = 0.88) -> tuple[Tensor, Tensor]:
     """A shape and a colour, each for itself of the picture in `share` of all cases, else any."""
     index, _ = _pick(facts.present)
     coin = torch.rand(len(index), 2, device=index.device) < share

@@ -116,3 +116,14 @@ def test_wrong_choices_are_listed_one_by_one() -> None:
 def test_answers_without_scores_have_no_gaps() -> None:
     plain = EvalReport("m", {"full": [result("a", ("x", "x"))], "off": [result("a", ("x", "x"))]})
     assert plain.score_gaps() == {} and "score_gaps" not in plain.to_json()
+
+
+def test_answers_that_are_right_in_other_words_are_no_confusions() -> None:
+    console = Console(width=160, record=True, file=StringIO())
+    answers = (
+        Answered("which?", "red circle", "a red circle", True),
+        Answered("which?", "red circle", "a star", False),
+    )
+    print_eval(EvalReport("m", {"default": [TaskResult("describe", answers)]}), console)
+    text = console.export_text()
+    assert "(other)" not in text and "a star" in text and "a red circle" not in text

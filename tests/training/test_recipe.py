@@ -2,11 +2,15 @@
 
 import math
 import re
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.conftest import Class
 from training.backdrops import CONTRAST, _jpeg, photograph
@@ -16,9 +20,13 @@ from training.dialogue import KINDS, REPLIES, VALUES, Turn
 from training.drafts import TOLD, TOLD_OF_TWO
 from training.language import COLORS, LETTERS, QUESTIONS, SHAPES, wordings
 from training.marks import FIRST_DIGIT, FIRST_LETTER, GROUND, NOTHING, Guide, mark
-from training.questions import ask_digit_pair, ask_digits, ask_script, ask_shapes, ask_strange
+from training.model import patchify
+from training.other_questions import ask_digit_pair, ask_pair, ask_strange
+from training.questions import ask_digits, ask_script, ask_shapes
 from training.scenes import GAP, Script, Shapes, _fitted
+from training.sheet import conversation, pictures, write_sheet
 from training.strange import strange
+from training.two_parts import TWO_PARTS
 from training.vocabulary import SPECIALS
 
 KINDS_OF_BATCH = [("pictures", (4, 5)), ("pairs", (3, 4)), ("videos", (4, 4)), ("texts", (1, 1))]
@@ -154,19 +162,61 @@ def test_two_questions_at_once_get_two_answers(school: Class) -> None:
         elif kind == "count and name":
             named = [(told[f"shape{k or ''}"], told[f"color{k or ''}"]) for k in range(len(shown))]
             assert sorted(named) == sorted(shown) and told["number"] == len(shown)
+        elif kind == "count and color":
+            asked = [color for shape, color in shown if shape == told["shape"]]
+            assert asked == [told["color"]] * told["number"]
+            assert reply == ("counted things" if len(asked) > 1 else "counted thing")
+        elif kind == "thing at":
+            assert reply == "one" and (told["shape"], told["color"]) in shown
+        elif kind.startswith(("shape and ", "color and ")):
+            place = [shape for shape, _ in shown].index(told["shape"])
+            across, down = facts.x[i, place] > 48, facts.y[i, place] > 48
+            assert told["edge"] == (int(across) if kind.endswith("side") else 2 + int(down))
+            assert kind.startswith("shape") or told["color"] == shown[place][1]
         else:
             continue
         seen.add(kind)
-    assert len(seen) == 4
+    assert seen == set(TWO_PARTS) - {"digit and color", "word and color"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second"),
+    [
+        ("shape and color", "shape", "color"),
+        ("digit and color", "digit", "color"),
+        ("word and color", "word", "color"),
+        ("count and color", "how many", "color"),
+        ("shape and side", "shape", "left or"),
+        ("color and height", "color", "top or"),
+    ],
+)
+def test_two_parts_are_asked_in_either_order(kind: str, first: str, second: str) -> None:
+    texts = [text.casefold() for text in QUESTIONS[kind]]
+    orders = [text.index(first) < text.index(second) for text in texts if first in text and second in text]
+    assert orders.count(True) > 3 and orders.count(False) > 3
+
+
+def test_two_pictures_are_described_one_after_the_other(school: Class) -> None:
+    torch.manual_seed(16)
+    first, second = (school.studio.arrange(800, 96, 96, torch.ones(800, 3)) for _ in range(2))
+    [turn] = ask_pair(first, second, 5)
+    replies = set()
+    for i in torch.nonzero(turn.kind == KINDS.index("describe pair")).flatten().tolist():
+        told = dict(zip(VALUES, turn.values[i].tolist(), strict=True))
+        num = [int(part.present[i].sum()) for part in (first, second)]
+        reply = " and ".join("one" if n == 1 else "many" for n in num).replace("one and one", "two")
+        assert REPLIES[int(turn.reply[i])] == reply and [told["number"], told["number1"]] == num
+        assert [told["shape"], told["shape1"]] == [int(part.shape[i, 0]) for part in (first, second)]
+        replies.add(reply)
+    assert replies >= {"many and many", "one and many", "many and one"}
 
 
 def test_pictures_of_nothing_known_fill_their_frame_and_are_said_to_be_unknown(school: Class) -> None:
     torch.manual_seed(15)
-    pictures = strange(40, 64, 96, torch.device("cpu"))
-    assert pictures.shape == (40, 3, 64, 96) and float(pictures.min()) >= 0 and float(pictures.max()) <= 1
-    assert (
-        bool((pictures.flatten(1).std(1) > 0.02).all()) and len({round(float(one.mean()), 4) for one in pictures}) > 30
-    )
+    made = strange(44, 64, 96, school.studio.bank.glyphs_FGSS)
+    assert made.shape == (44, 3, 64, 96) and float(made.min()) >= 0 and float(made.max()) <= 1
+    assert int((made.flatten(1).std(1) > 0.02).sum()) >= 38, "only empty ones are plain"
+    assert len({round(float(one.mean()), 4) for one in made}) > 30
     [turn] = ask_strange(400, 5, torch.device("cpu"))
     replies = {REPLIES[reply] for reply in turn.reply.tolist()}
     assert replies == {"strange", "unknown"} and {KINDS[kind] for kind in turn.kind.tolist()} >= {"describe", "shape"}
@@ -316,3 +366,50 @@ def test_things_are_counted_as_often_as_is_asked_for(school: Class) -> None:
         return float(sum(KINDS[kind].startswith("count") for kind in turn.kind.tolist()) / 600)
 
     assert share(3.0) > 1.5 * share(1.0) > 0.1
+
+
+def test_a_sheet_shows_pictures_as_they_were_cut_into_patches(school: Class, tmp_path: Path) -> None:
+    torch.manual_seed(17)
+    batch = school.recipe.pictures((4, 5), 24)
+    assert batch.patches is not None
+    [image] = pictures(batch, (4, 5), 3)
+    values = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 127.5 - 1
+    torch.testing.assert_close(patchify(values[None, None])[0], batch.patches[3, 0], atol=1e-5, rtol=0)
+    talk = conversation(school.recipe, batch, 3)
+    assert talk.count("? ") == talk.count("= ") >= 1
+    write_sheet(school.recipe, tmp_path / "sheet.png", kind="pairs", count=2)
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert len(np.unique(np.asarray(sheet))) > 100
+
+
+class Copies(TorchDispatchMode):
+    """Names what a CUDA graph cannot hold: values of the host that become tensors, and tensors that are waited for."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (
+            torch.ops.aten.lift_fresh,
+            torch.ops.aten._local_scalar_dense,
+            torch.ops.aten.nonzero,
+        ):
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_a_graph_cannot_hold_is_noticed() -> None:
+    found: list[str] = []
+    with Copies(found):
+        float(torch.tensor([1.0]).sum())
+    assert found == ["aten.lift_fresh.default", "aten._local_scalar_dense.default"]
+
+
+@pytest.mark.parametrize(("name", "grid"), KINDS_OF_BATCH)
+def test_the_second_batch_of_a_size_can_be_captured(school: Class, name: str, grid: tuple[int, int]) -> None:
+    getattr(school.recipe, name)(grid, 160)
+    found: list[str] = []
+    with Copies(found):
+        getattr(school.recipe, name)(grid, 160)
+    assert not found

@@ -78,5 +78,5 @@ def test_first_answers_are_counted_for_themselves(school: Class) -> None:
 def test_a_line_of_the_report_is_short() -> None:
     found = dict.fromkeys(KINDS, (98, 100))
     text = line(found, found)
-    assert len(text) < 640 and text.startswith("right 98.00% first 98.00%: sha 98 col 98")
+    assert len(text) < 800 and text.startswith("right 98.00% first 98.00%: sha 98 col 98")
     assert line({"shape": (3, 3), "copy": (1, 2)}, {}).endswith(": cop 50")

@@ -9,6 +9,7 @@ from pathlib import Path
 from PIL import Image, ImageFont
 
 from saccade.errors import ConfigError
+from saccade.eval.content import PLURALS
 from saccade.eval.drawing import (
     BACKGROUNDS,
     COLORS,
@@ -38,34 +39,37 @@ UNKNOWN = (
     *("How old is the man?", "What is the name of the dog?", "Where was this photo taken?", "How do I bake bread?"),
     *("What is the meaning of life?", "Tell me a story about a dragon.", "Translate house into German."),
 )
-PLURALS = {name: name + ("es" if name.endswith("s") else "s") for name in SHAPES}
 
 
 def _with_article(words: str) -> str:
     return f"an {words}" if words[0] in "aeiou" else f"a {words}"
 
 
-def _scene(random: Random, names: Sequence[str], radius: tuple[float, float]) -> tuple[Image.Image, list[Thing]]:
-    """Shapes of these names, in visible colours."""
+def scene(
+    random: Random, names: Sequence[str], radius: tuple[float, float], *, is_plain: bool = False
+) -> tuple[Image.Image, list[Thing]]:
+    """Shapes of these names, in visible colours, or all in one of them if `is_plain`."""
     background, size = new_canvas(random)
     colors = visible_colors(background)
+    if is_plain:
+        colors = [pick(random, colors)]
     spots = place(random, len(names), size, radius)
     things = [Thing(name, pick(random, colors), *spot) for name, spot in zip(names, spots, strict=True)]
     return draw_things(random, things, background, size), things
 
 
 def shapes(random: Random) -> Example:
-    image, (thing,) = _scene(random, [pick(random, SHAPES)], (0.12, 0.4))
+    image, (thing,) = scene(random, [pick(random, SHAPES)], (0.12, 0.4))
     question = pick(random, ("What shape is this?", "Which shape do you see?", "What shape is in the picture?"))
     return Example(question, thing.shape, (image,))
 
 
 def colors(random: Random) -> Example:
     if random.random() < 0.5:
-        image, (thing,) = _scene(random, [pick(random, SHAPES)], (0.12, 0.4))
+        image, (thing,) = scene(random, [pick(random, SHAPES)], (0.12, 0.4))
         return Example(pick(random, ("What color is it?", "What color is the shape?")), thing.color, (image,))
     names = random.permutation(SHAPES)[: int(random.integers(2, 5))].tolist()
-    image, things = _scene(random, names, (0.1, 0.2))
+    image, things = scene(random, names, (0.1, 0.2))
     return Example(f"What color is the {things[0].shape}?", things[0].color, (image,))
 
 
@@ -74,7 +78,7 @@ def counts(random: Random) -> Example:
     shape = pick(random, SHAPES)
     num = int(random.integers(1, 7))
     others = [pick(random, SHAPES, [shape]) for _ in range(int(random.integers(0, min(4, 8 - num))))]
-    image, things = _scene(random, [shape] * num + others, (0.07, 0.14))
+    image, things = scene(random, [shape] * num + others, (0.07, 0.14))
     if random.random() < 0.25 and len(things) <= 6:
         return Example(pick(random, ("How many shapes are there?", "Count the shapes.")), str(len(things)), (image,))
     many = PLURALS[shape]
@@ -86,7 +90,7 @@ def positions(random: Random) -> Example:
     """Left, right, above and below, only where unambiguous."""
     while True:
         names = random.permutation(SHAPES)[: int(random.integers(2, 4))].tolist()
-        image, things = _scene(random, names, (0.1, 0.18))
+        image, things = scene(random, names, (0.1, 0.18))
         a, b = things[0], things[1]
         dx, dy = (a.x - b.x) * image.width, (a.y - b.y) * image.height
         if max(abs(dx), abs(dy)) > 1.7 * min(abs(dx), abs(dy)) and max(abs(dx), abs(dy)) > 0.25 * min(image.size):
@@ -106,7 +110,7 @@ def positions(random: Random) -> Example:
 
 def presence(random: Random) -> Example:
     names = random.permutation(SHAPES)[: int(random.integers(1, 5))].tolist()
-    image, things = _scene(random, names, (0.1, 0.2))
+    image, things = scene(random, names, (0.1, 0.2))
     is_there = random.random() < 0.5
     if random.random() < 0.5:
         shape = things[0].shape if is_there else pick(random, SHAPES, names)
@@ -123,12 +127,12 @@ def pairs(random: Random) -> Example:
         shape = pick(random, SHAPES)
         few, many = sorted(random.choice(range(1, 6), 2, replace=False).tolist())
         order = (few, many) if random.random() < 0.5 else (many, few)
-        images = tuple(_scene(random, [shape] * num, (0.07, 0.14))[0] for num in order)
+        images = tuple(scene(random, [shape] * num, (0.07, 0.14))[0] for num in order)
         answer = "second" if order[1] > order[0] else "first"
         return Example(f"Which picture has more {PLURALS[shape]}?", answer, images)
     first = pick(random, SHAPES)
     second = first if random.random() < 0.5 else pick(random, SHAPES, [first])
-    images = tuple(_scene(random, [shape], (0.15, 0.35))[0] for shape in (first, second))
+    images = tuple(scene(random, [shape], (0.15, 0.35))[0] for shape in (first, second))
     if random.random() < 0.5:
         answer = "yes" if first == second else "no"
         return Example("Do the two pictures show the same shape?", answer, images)
@@ -169,7 +173,7 @@ def text(random: Random) -> Example:
 
 def refusal(random: Random) -> Example:
     """Questions about things the model was never shown."""
-    image, _ = _scene(random, [pick(random, SHAPES)], (0.15, 0.35))
+    image, _ = scene(random, [pick(random, SHAPES)], (0.15, 0.35))
     return Example(pick(random, UNKNOWN), "I do not know", (image,))
 
 

@@ -38,9 +38,11 @@ def _accuracy_table(report: EvalReport) -> Table:
 
 
 def _confusion_table(result: TaskResult) -> Table:
-    """Expected answers down, given across; or only the wrong ones if there are too many or choices vary by question."""
+    """Expected answers down, given across; or only the wrong ones if there are too many, choices vary by question, or
+    an answer may be right in other words."""
     labels = sorted({answer.expected for answer in result.answers})
-    if len(labels) > MAX_LABELS or any(answer.scores for answer in result.answers):
+    is_free = any(answer.scores or answer.is_right != (answer.said == answer.expected) for answer in result.answers)
+    if len(labels) > MAX_LABELS or is_free:
         return _wrong_table(result)
     counts = result.confusions()
     others = sorted({answer.said for answer in result.answers} - set(labels))

@@ -8,6 +8,7 @@ from saccade.errors import ConfigError
 OWN_TASKS = (
     *("shapes", "colors", "counts", "positions", "presence", "words", "new-fonts", "numbers"),
     *("pairs", "motion", "text", "refusal"),
+    *("two-questions", "describe", "unknown-photos", "unknown-pictures", "known-pictures"),
 )
 """Drawn or written here, with a fixed seed."""
 

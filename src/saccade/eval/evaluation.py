@@ -13,8 +13,8 @@ import numpy as np
 from rich.console import Console
 
 from saccade.errors import ConfigError
+from saccade.eval import drawn, held_out
 from saccade.eval.choices import KNOWLEDGE, ChoiceQuestion, Step, per_character, pick, read_choices, score_choices
-from saccade.eval.drawn import MAKERS
 from saccade.eval.eval_settings import EvalSettings
 from saccade.eval.examples import Example, folder, mnist, normalise, sklearn_digits
 from saccade.eval.results import Answered, EvalReport, TaskResult
@@ -23,6 +23,7 @@ from saccade.terminal import progress_bar
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
 
+MAKERS = {**drawn.MAKERS, **held_out.MAKERS}
 DRAWN = 200
 BATCH = 32
 WAYS = {
@@ -128,8 +129,7 @@ def _answer(llm: LLM, step: Step, *, name: str, examples: list[Example], max_tok
         outputs = llm.chat([example.messages() for example in part], params, progress=False)
         for example, output in zip(part, outputs, strict=True):
             said = normalise(output.outputs[0].text)
-            expected = normalise(example.answer)
-            answers.append(Answered(example.question, expected, said, said == expected))
+            answers.append(Answered(example.question, normalise(example.answer), said, example.is_right(said)))
         step(len(part))
     return {name: answers}
 

@@ -3,7 +3,7 @@
 import csv
 import gzip
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,12 +21,17 @@ _IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """`media` are images, or one list of frames for a video."""
+    """`media` are images, or one list of frames for a video. `check` judges an answer by its content; without it an
+    answer must be the expected one."""
 
     question: str
     answer: str
     media: tuple[Image.Image | list[Image.Image], ...] = field(default=(), repr=False)
     kind: Literal["image", "video"] = "image"
+    check: Callable[[str], bool] | None = field(default=None, repr=False, compare=False)
+
+    def is_right(self, said: str) -> bool:
+        return self.check(said) if self.check else normalise(said) == normalise(self.answer)
 
     def messages(self) -> list[dict[str, Any]]:
         parts: list[dict[str, Any]] = [{"type": self.kind, self.kind: item} for item in self.media]

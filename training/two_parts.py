@@ -1,0 +1,113 @@
+"""Wordings of questions with two parts, most of them put together: either part first, joined in three ways."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+_SHAPE = ("what shape is it", "what shape is this", "which shape do you see", "what is the shape")
+_COLOR = ("what color is it", "which color does it have", "what is its color")
+_INK = (*_COLOR, "in what color is it written")
+_DIGIT = ("what digit is it", "which digit do you see", "what number is this", "what is the number")
+_WORD = ("what does it say", "what is written here", "which word is it", "what word do you see")
+_SIDE = ("is it on the left or on the right", "on which side is it, left or right")
+_HEIGHT = ("is it at the top or at the bottom", "where is it, top or bottom")
+_COLOR_OF = ("what color is the {shape}", "which color does the {shape} have", "what is the color of the {shape}")
+_SIDE_OF = ("is the {shape} on the left or on the right", "on which side is the {shape}, left or right")
+_HEIGHT_OF = ("is the {shape} at the top or at the bottom", "where is the {shape}, top or bottom")
+_COUNT = ("how many {shapes} are there", "how many {shapes} do you see", "what is the number of {shapes}")
+_THEIR_COLOR = ("what color are they", "which color do they have", "what is their color")
+_COLOR_OF_MANY = ("what color are the {shapes}", "which color do the {shapes} have")
+_HOW_MANY = ("how many are there", "how many do you see", "how many of them are there")
+
+
+def _join(firsts: Sequence[str], seconds: Sequence[str]) -> Iterator[str]:
+    for first, second in product(firsts, seconds):
+        yield f"{_capital(first)}, and {second}?"
+        yield f"{_capital(first)} and {second}?"
+        yield f"{_capital(first)}? {_capital(second)}?"
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _either_way(firsts: Sequence[str], seconds: Sequence[str]) -> tuple[str, ...]:
+    return (*_join(firsts, seconds), *_join(seconds, firsts))
+
+
+TWO_PARTS: dict[str, tuple[str, ...]] = {
+    "shape and color": (
+        "What shape is it, and what color?",
+        "What shape and color is it?",
+        "What color and shape is this?",
+        "What color is it, and what shape?",
+        "Which shape do you see, and which color?",
+        "Name the shape and the color.",
+        "Name the color and the shape.",
+        "Tell me the shape and its color.",
+        "Tell me the color and the shape.",
+        "What are the shape and the color?",
+        *_either_way(_SHAPE, _COLOR),
+    ),
+    "digit and color": (
+        "What digit is it, and what color?",
+        "Which digit do you see, and in which color?",
+        "What number is it, and what color?",
+        "Read the number and name its color.",
+        "Read the digit and tell me its color.",
+        "Name the color and read the digit.",
+        *_either_way(_DIGIT, _INK),
+    ),
+    "word and color": (
+        "What does it say, and in what color?",
+        "What is written here, and in which color?",
+        "What word is this, and what color?",
+        "Read the word and name its color.",
+        "Read the text and tell me its color.",
+        "Name the color and read the word.",
+        *_either_way(_WORD, _INK),
+    ),
+    "count and color": (
+        "How many {shapes} are there, and in what color?",
+        "Count the {shapes} and name their color.",
+        "Name the color of the {shapes} and count them.",
+        *_join(_COUNT, _THEIR_COLOR),
+        *_join(_COLOR_OF_MANY, _HOW_MANY),
+    ),
+    "shape and side": ("Name the shape and its side, left or right.", *_either_way(_SHAPE, _SIDE)),
+    "shape and height": ("Name the shape and its place, top or bottom.", *_either_way(_SHAPE, _HEIGHT)),
+    "color and side": (*_join(_COLOR_OF, _SIDE), *_join(_SIDE_OF, _COLOR)),
+    "color and height": (*_join(_COLOR_OF, _HEIGHT), *_join(_HEIGHT_OF, _COLOR)),
+    "thing at": (
+        "What is {spot}?",
+        "What do you see {spot}?",
+        "What shape is {spot}, and what color is it?",
+        "What shape is {spot} and what color does it have?",
+        "Which shape is {spot}, and which color?",
+        "What color and shape is {spot}?",
+        "Name the shape {spot} and its color.",
+        "Tell me the shape and the color of what is {spot}.",
+    ),
+    "colors of two": (
+        "What color is the {shape} and what color is the {shape1}?",
+        "What color is the {shape}, and the {shape1}?",
+        "What are the colors of the {shape} and the {shape1}?",
+        "Tell me the colors of the {shape} and the {shape1}.",
+        "Which color does the {shape} have, and which the {shape1}?",
+        "What color is the {shape}? And the {shape1}?",
+    ),
+    "counts of two": (
+        "How many {shapes} are there, and how many {shapes1}?",
+        "How many {shapes} and how many {shapes1} are there?",
+        "How many {shapes} and {shapes1} do you see?",
+        "Count the {shapes} and the {shapes1}.",
+        "How many {shapes} do you see, and how many {shapes1}?",
+    ),
+    "count and name": (
+        "How many shapes are there, and which?",
+        "How many shapes are there and what are they?",
+        "How many things do you see, and which ones?",
+        "Count the shapes and name them.",
+        "Name the shapes and count them.",
+        "What shapes are there, and how many?",
+    ),
+}
