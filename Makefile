@@ -9,6 +9,9 @@ RUNTIME := .venv/runtime
 # Versions of everything that is installed for tests; `make install LOCK=` takes the newest that pyproject.toml allows.
 LOCK ?= requirements.lock
 
+# Tests start hundreds of processes: each would compile torch's thousands of modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install check test clients accuracy scale gpu serve docs wheel lock clean
 
 install: $(STAMP)
@@ -31,12 +34,12 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# One thread each, because three run at once: of three, one usually waits for a server or a rank. A file stays with one
-# worker, which starts what its tests share; the order of files is that of tests/conftest.py. Any number will do
-# (THREADS=4), and any processor: ATEN_CPU_CAPABILITY=default makes torch round as one without vector instructions does.
+# One thread each, because two run at once. A file stays with one worker, which starts what its tests share; the order of
+# files is that of tests/conftest.py. Any number will do (THREADS=4), and any processor: ATEN_CPU_CAPABILITY=default
+# makes torch round as one without vector instructions does.
 test: $(STAMP)
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest --ignore tests/gpu --ignore tests/accuracy --ignore tests/ray/long \
-		--numprocesses 3 --dist loadfile --no-loadscope-reorder
+		--numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # What the tests of clients need, made beforehand: while other things are checked, that costs no time.
 clients: $(STAMP)

@@ -11,7 +11,7 @@ settings.load_profile("any machine")
 
 ROOT = Path(__file__).parent
 LONG = (
-    *("ray/test_cluster.py", "kernels/test_interpreted.py", "kernels/test_compiled.py"),
+    *("kernels/test_interpreted.py", "kernels/test_compiled.py", "ray/test_cluster.py"),
     *("clients/test_clients.py", "execution/test_faulty_ranks.py"),
     *("layers/test_collectives.py", "engine/test_engine.py", "engine/test_shadow.py", "engine/test_process.py"),
     *("execution/test_rank_processes.py", "execution/test_rank_engines.py", "execution/test_rank_images.py"),
