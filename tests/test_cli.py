@@ -200,7 +200,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(
         monkeypatch.setattr(engine, "step", interrupted)
         with pytest.raises(KeyboardInterrupt) as stopped:
             cli_run._stream(llm, talk, params)
-        assert isinstance(stopped.value, cli_run.StoppedError)
+        assert isinstance(stopped.value, cli_run.AnswerStoppedError)
         assert whole.startswith(stopped.value.text) and len(stopped.value.text) < len(whole)
         assert not engine.has_work and "(stopped)" in capsys.readouterr().err
         assert cli_run._stream(llm, talk, params) == (whole, True), "it answers again"

@@ -22,7 +22,7 @@ from saccade.bench.serving_settings import (
     WorkloadSettings,
 )
 from saccade.bench.serving_target import Reading
-from saccade.bench.workload import Prompt
+from saccade.bench.workload import WorkloadPrompt
 from saccade.cli import main
 from tests.bench.scripted import serving
 from tests.bench.scripted_cache import CachingServer
@@ -105,7 +105,7 @@ def reading(**counts: float) -> Reading:
 
 
 def test_counters_are_summed_over_engines_and_taken_between_two_readings() -> None:
-    prompts = [Prompt("x", 1, images=(number,)) for number in (0, 1, 1)]
+    prompts = [WorkloadPrompt("x", 1, images=(number,)) for number in (0, 1, 1)]
     names = ("prefix_cache_queries", "prefix_cache_hits", "mm_cache_queries", "mm_cache_hits")
     before = reading(**dict(zip(names, (100, 50, 5, 5), strict=True)))
     after = reading(**dict(zip(names, (150, 80, 8, 6), strict=True)))
@@ -121,7 +121,10 @@ def test_counters_are_summed_over_engines_and_taken_between_two_readings() -> No
 
 
 def test_a_template_that_nobody_counts_is_estimated_from_the_shortest_prompt() -> None:
-    prompts = [Prompt("one two", 1), Prompt([{"type": "text", "text": "one two three"}], 1, sizes=((8, 8),))]
+    prompts = [
+        WorkloadPrompt("one two", 1),
+        WorkloadPrompt([{"type": "text", "text": "one two three"}], 1, sizes=((8, 8),)),
+    ]
     told = [Outcome(0, 0.0, prompt_tokens=14), Outcome(1, 0.0, prompt_tokens=30, image_tokens=16)]
     assert cache_use(Reading(), Reading(), told, prompts, None).own_tokens == 2 * (11 + 2)
     assert cache_use(Reading(), Reading(), told[:1], prompts[:1], None).own_tokens == 12 + 2

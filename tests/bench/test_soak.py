@@ -16,7 +16,7 @@ from rich.console import Console
 
 from saccade.bench import soak_samples as held
 from saccade.bench.soak import Soak, SoakReport
-from saccade.bench.soak_client import Answer
+from saccade.bench.soak_client import SoakAnswer
 from saccade.bench.soak_command import bench_soak
 from saccade.bench.soak_files import image_sizes
 from saccade.bench.soak_requests import KINDS, OK, Manner, SoakRequest, SoakTarget, make_request
@@ -78,29 +78,31 @@ def request(expected: frozenset[int] = OK, manner: Manner = "whole") -> SoakRequ
 @pytest.mark.parametrize(
     ("answer", "expected", "why"),
     [
-        (Answer(200), OK, None),
-        (Answer(400, problem="HTTP 400: no"), frozenset({400, 413}), None),
-        (Answer(500, problem="HTTP 500: oh"), OK, "answered with 500, expected 200: HTTP 500: oh"),
-        (Answer(200), frozenset({400, 413}), "answered with 200, expected 400 or 413"),
-        (Answer(0, problem="no end after 3 s"), OK, "answered with nothing, expected 200: no end after 3 s"),
-        (Answer(200, problem="incomplete reply"), OK, "incomplete reply"),
-        (Answer(0, has_left=True), OK, None),
-        (Answer(200, has_left=True, problem="incomplete reply"), OK, None),
-        (Answer(503, has_left=True), OK, "answered with 503"),
-        (Answer(0, has_left=True, problem="the connection was closed"), OK, "the connection was closed"),
+        (SoakAnswer(200), OK, None),
+        (SoakAnswer(400, problem="HTTP 400: no"), frozenset({400, 413}), None),
+        (SoakAnswer(500, problem="HTTP 500: oh"), OK, "answered with 500, expected 200: HTTP 500: oh"),
+        (SoakAnswer(200), frozenset({400, 413}), "answered with 200, expected 400 or 413"),
+        (SoakAnswer(0, problem="no end after 3 s"), OK, "answered with nothing, expected 200: no end after 3 s"),
+        (SoakAnswer(200, problem="incomplete reply"), OK, "incomplete reply"),
+        (SoakAnswer(0, has_left=True), OK, None),
+        (SoakAnswer(200, has_left=True, problem="incomplete reply"), OK, None),
+        (SoakAnswer(503, has_left=True), OK, "answered with 503"),
+        (SoakAnswer(0, has_left=True, problem="the connection was closed"), OK, "the connection was closed"),
     ],
 )
-def test_answers_that_were_not_expected_are_found(answer: Answer, expected: frozenset[int], why: str | None) -> None:
+def test_answers_that_were_not_expected_are_found(
+    answer: SoakAnswer, expected: frozenset[int], why: str | None
+) -> None:
     found = judge(request(expected), answer)
     assert found is None if why is None else found is not None and why in found
 
 
 def test_unexpected_answers_are_counted_and_some_are_kept() -> None:
     tally = Tally()
-    tally.note(request(), Answer(200))
+    tally.note(request(), SoakAnswer(200))
     for _ in range(3 * MOST_SHOWN):
-        tally.note(request(), Answer(500))
-    tally.note(request(manner="leave"), Answer(0, has_left=True))
+        tally.note(request(), SoakAnswer(500))
+    tally.note(request(manner="leave"), SoakAnswer(0, has_left=True))
     assert tally.answers == {"some kind": {"200": 1, "500": 3 * MOST_SHOWN, "left": 1}}
     assert tally.num_unexpected == 3 * MOST_SHOWN and len(tally.unexpected) == MOST_SHOWN
     assert (tally.unexpected[0].index, tally.unexpected[0].status) == (7, 500)

@@ -6,7 +6,7 @@ import pytest
 
 from saccade.cli import conversation as talk
 from saccade.cli import prompt_parts
-from saccade.cli.conversation import Conversation, entries, history
+from saccade.cli.conversation import TerminalChat, entries, history
 from saccade.cli.prompt_parts import fetched, image_part, parts_of
 from saccade.errors import ConfigError, RequestError
 
@@ -67,7 +67,7 @@ def test_a_conversation_has_commands(typed: Typed, tmp_path: Path, capsys: pytes
     typed(
         "hello", "/system Be short.", f"/image '{picture}'", "what is it?", "/clear", "/system", "again", "/exit", "x"
     )
-    Conversation(asked, []).run()
+    TerminalChat(asked, []).run()
     image = {"type": "image", "image": picture}
     first = [{"role": "user", "content": text("hello")}, {"role": "assistant", "content": "answer 1"}]
     system = {"role": "system", "content": "Be short."}
@@ -81,7 +81,7 @@ def test_a_conversation_has_commands(typed: Typed, tmp_path: Path, capsys: pytes
 def test_what_is_refused_is_not_part_of_the_conversation(typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
     asked = Asked()
     typed("refuse", "/image ./gone.png", "/image", "/nonsense", "./gone.png ?", "/help", "fine")
-    Conversation(asked, [{"type": "image", "image": "given"}]).run()
+    TerminalChat(asked, [{"type": "image", "image": "given"}]).run()
     assert asked.messages == [[{"role": "user", "content": [{"type": "image", "image": "given"}, *text("fine")]}]]
     told = capsys.readouterr().err
     for part in ("that is refused", "./gone.png is not a file", "/image needs", "there is no /nonsense", "/clear"):

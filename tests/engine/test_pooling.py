@@ -187,7 +187,7 @@ def test_tokens_outside_the_vocabulary_are_refused(loaded: Load) -> None:
 
 def test_many_rows_are_computed_in_slices(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """Borders of slices inside a request's rows and between requests."""
-    monkeypatch.setattr("saccade.execution.pooling.MAX_POOLED_ROWS", 4)
+    monkeypatch.setattr("saccade.execution.pooled_rows.MAX_POOLED_ROWS", 4)
     made, model = loaded("llama")
     assert_right(made, make_prompts(made), build(model, made.folder, Options()))
 

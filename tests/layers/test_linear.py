@@ -7,12 +7,12 @@ from torch.nn.functional import linear, silu
 
 from saccade.errors import ConfigError
 from saccade.kernels.dispatch import kernels_for
-from saccade.layers.embedding import VocabTable
 from saccade.layers.layer import Layer, Placement
 from saccade.layers.layer_spec import MLPSpec
 from saccade.layers.linear import QKVLinear, RowLinear, gate_up_linear
 from saccade.layers.mlp import new_mlp
 from saccade.layers.parallel import ParallelGroup
+from saccade.layers.vocabulary import VocabTable
 
 CPU = torch.device("cpu")
 

@@ -21,7 +21,7 @@ from saccade.ray.deploy_plan import decode_plan, encode_plan, read_plan
 from saccade.ray.loads import Loads
 from saccade.ray.ray_messages import (
     Question,
-    Reply,
+    ReplicaReply,
     Route,
     decode_question,
     decode_reply,
@@ -107,12 +107,12 @@ def test_answers_and_errors_cross_machines() -> None:
         prompt_logprobs=(None, {1: Logprob(-2.0, 3)}),
         timings={"queue": 0.25},
     )
-    assert decode_reply(encode(Reply(delta=delta))) == Reply(delta=delta)
+    assert decode_reply(encode(ReplicaReply(delta=delta))) == ReplicaReply(delta=delta)
     vector = np.arange(5, dtype=np.float32) / 3
-    crossed = decode_reply(encode(Reply(delta=replace(delta, pooled=vector)))).delta
+    crossed = decode_reply(encode(ReplicaReply(delta=replace(delta, pooled=vector)))).delta
     assert crossed is not None and crossed.pooled is not None and np.array_equal(crossed.pooled, vector)
     request = RequestError("wrong", param="p", code="c", status=413)
-    found = error_of(decode_reply(encode(Reply(ended=ended(request, "r1")))).ended)  # type: ignore[arg-type]
+    found = error_of(decode_reply(encode(ReplicaReply(ended=ended(request, "r1")))).ended)  # type: ignore[arg-type]
     assert isinstance(found, RequestError)
     assert (str(found), found.param, found.code, found.status) == ("wrong", "p", "c", 413)
     full = error_of(ended(CapacityError("full", retry_after_s=7), "r1"))

@@ -14,7 +14,7 @@ from saccade.client.stream import Delta
 from saccade.errors import CapacityError, EngineDeadError, RequestError, SaccadeError
 from saccade.inputs.placeholders import text_prompt
 from saccade.inputs.processor import Processor
-from saccade.ray.ray_messages import Reply, decode_question, encode, ended
+from saccade.ray.ray_messages import ReplicaReply, decode_question, encode, ended
 from saccade.ray.remote_engine import RemoteEngine
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.messages import Ready
@@ -85,11 +85,11 @@ def answer(processor: Processor) -> Callable[..., list[str]]:
 def delta(text: str) -> bytes:
     counts: dict[str, Any] = {"num_prompt_tokens": 3, "num_cached_tokens": 0, "num_output_tokens": 1}
     found = Delta(request_id="x", index=0, token_ids=(1,), text=text, logprobs=None, **counts)
-    return encode(Reply(delta=found))
+    return encode(ReplicaReply(delta=found))
 
 
 def refused(error: Exception, replica: str = "r1") -> bytes:
-    return encode(Reply(ended=ended(error, replica)))
+    return encode(ReplicaReply(ended=ended(error, replica)))
 
 
 def test_a_request_keeps_its_own_id_and_others_cannot_have_it(answer: Callable[..., list[str]]) -> None:

@@ -21,7 +21,7 @@ from saccade.scheduling.matcher import Matcher
 from saccade.scheduling.orders import Encode, Orders, Run
 from saccade.scheduling.request import Request
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.trace import TracedPass
+from saccade.wire.trace_records import TracedPass
 from saccade.wire.update import Scores
 
 BLOCK_SIZE, MAX_BLOCKS, PAGE_ROWS, VOCABULARY = 4, 16, 4, 100

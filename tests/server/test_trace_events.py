@@ -2,14 +2,14 @@ import numpy as np
 import pytest
 
 from saccade.server.trace_events import trace_document
-from saccade.server.traced_requests import Prepared, TracedRequests
-from saccade.wire.trace import EngineTrace, TracedLoad, TracedPass, TracedRequest
+from saccade.server.traced_requests import PreparedRequest, TracedRequests
+from saccade.wire.trace_records import EngineTrace, TracedLoad, TracedPass, TracedRequest
 from tests.e2e.trace_format import check_nesting, spans_of
 
 PHASES = ("vision", "prefill", "decode", "head", "sample")
 
 
-def made_up(rng: np.random.Generator) -> tuple[EngineTrace, dict[str, Prepared]]:
+def made_up(rng: np.random.Generator) -> tuple[EngineTrace, dict[str, PreparedRequest]]:
     """Passes that follow each other, and requests that got as far as chance had it."""
     begin = float(rng.uniform(0, 1e6))
     end, now = begin + 5, begin
@@ -30,7 +30,7 @@ def made_up(rng: np.random.Generator) -> tuple[EngineTrace, dict[str, Prepared]]
         name = f"{idx}" if rng.random() < 0.7 else f"{idx}:1"
         requests.append(TracedRequest(name, known[0], known[1], known[2], known[3], "", 9, 0, 3))
         if rng.random() < 0.7:
-            prepared[f"{idx}"] = Prepared(f"mine-{idx}", times[0], {"parse": 0.001}, has_media=bool(idx % 2))
+            prepared[f"{idx}"] = PreparedRequest(f"mine-{idx}", times[0], {"parse": 0.001}, has_media=bool(idx % 2))
     loads = [TracedLoad(float(time), 1, 2, 0.5) for time in np.sort(rng.uniform(begin, end, 10))]
     return EngineTrace(begin=begin, end=end, passes=passes, requests=requests, loads=loads), prepared
 
@@ -60,11 +60,11 @@ def test_spans_that_cross_are_noticed() -> None:
 def test_ended_requests_are_kept_only_while_a_trace_is_recorded() -> None:
     traced = TracedRequests()
     for name in "ab":
-        traced.begin(name, Prepared(name, 0.0, {}))
+        traced.begin(name, PreparedRequest(name, 0.0, {}))
     traced.end("a")
     assert traced.known().keys() == {"b"}
     with traced.recording():
-        traced.begin("c", Prepared("c", 0.0, {}))
+        traced.begin("c", PreparedRequest("c", 0.0, {}))
         traced.end("b")
         assert traced.known().keys() == {"b", "c"}
     assert traced.known().keys() == {"c"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.bench.scale_device import H200_QWEN3_VL_8B, PassTimes
+from saccade.bench.scale_device import H200_QWEN3_VL_8B, StepTimes
 from saccade.bench.scale_replica import CacheCounts, Replica, replica_limits
 from saccade.bench.scale_settings import UNBOUNDED, ScaleSettings
 from saccade.bench.scale_workload import Arrival, arrivals
@@ -97,7 +97,7 @@ class Simulation:
         settings: ScaleSettings,
         num_replicas: int,
         policy: str,
-        times: PassTimes = H200_QWEN3_VL_8B,
+        times: StepTimes = H200_QWEN3_VL_8B,
         policy_for: NewPolicy | None = None,
     ) -> None:
         """`policy_for` makes the policy of each router in place of the one that is named."""

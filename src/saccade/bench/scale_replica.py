@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import astuple, dataclass
 from operator import add, sub
 
-from saccade.bench.scale_device import PassTimes
+from saccade.bench.scale_device import StepTimes
 from saccade.bench.scale_settings import ScaleSettings
 from saccade.cache.blocks import BlockPool
 from saccade.cache.encoder import EncoderIndex
@@ -38,7 +38,7 @@ class Replica:
     """As `Engine.step` does, it plans one step ahead and then waits for the oldest step: `next_end` is when that ends,
     None while nothing runs. What arrives meanwhile waits for the next plan."""
 
-    def __init__(self, limits: SchedulerSettings, settings: ScaleSettings, times: PassTimes) -> None:
+    def __init__(self, limits: SchedulerSettings, settings: ScaleSettings, times: StepTimes) -> None:
         pool = BlockPool(settings.kv_cache_tokens // BLOCK_TOKENS + 1, BLOCK_TOKENS)
         encoder = EncoderIndex(settings.encoder_cache_tokens, PAGE_ROWS)
         self.prefix = PrefixCache(pool, model=b"simulated")

@@ -33,7 +33,7 @@ from saccade.bench.serving_target import (
     retokenize,
 )
 from saccade.bench.startup_server import LaunchedServer
-from saccade.bench.workload import Prompt, Wording, WorkloadRequest, digest_of, make_prompts
+from saccade.bench.workload import Wording, WorkloadPrompt, WorkloadRequest, digest_of, make_prompts
 from saccade.bench.workload_text import WordList
 from saccade.errors import ConfigError
 
@@ -131,7 +131,7 @@ class Target:
         """Counted by the server's tokenizer, if it has an endpoint for that. A file needs none."""
         return WordList() if self.plan.is_file else await count_words(self.client, self.facts.model)
 
-    async def warm_up(self, prompts: Sequence[Prompt]) -> None:
+    async def warm_up(self, prompts: Sequence[WorkloadPrompt]) -> None:
         requests = [self.client.prepare(self.wording.body(prompt)) for prompt in prompts]
         outcomes, _ = await drive(self.client, requests, self.plan.load)
         failed = [outcome for outcome in outcomes if not outcome.is_ok]
@@ -148,7 +148,7 @@ class Target:
                 f"{self.plan.target.url} did not empty its caches (HTTP {status} from /flush_cache; --flush-cache)"
             )
 
-    async def take(self, prompts: Sequence[Prompt], seed: int, shown: Shown) -> Passage:
+    async def take(self, prompts: Sequence[WorkloadPrompt], seed: int, shown: Shown) -> Passage:
         """Sends the requests; `seed` is that of their arrivals."""
         if self.plan.load.flush_cache:
             await self.flush_cache()
@@ -245,7 +245,7 @@ async def _measure(plan: ServingPlan, shown: Shown, name: str) -> ServingRun:
         return await target.finish(name, [passage], words, digest_of(prompts))
 
 
-async def warm_up_prompts(plan: ServingPlan, words: WordList, count: int, *, skip: int) -> list[Prompt]:
+async def warm_up_prompts(plan: ServingPlan, words: WordList, count: int, *, skip: int) -> list[WorkloadPrompt]:
     """Of the same kind, but not among those measured, in this run or in another, so that no cache knows them. A file
     gives the entries after the first `skip`."""
     settings = replace(plan.workload, num_prompts=count, seed=2**31 + draw_seed())

@@ -20,7 +20,7 @@ from saccade.bench.serving_interval import Ratio, Round, Statistic, ratios
 from saccade.bench.serving_results import COMPARED, as_data
 from saccade.bench.serving_settings import ServingPlan
 from saccade.bench.serving_stats import is_good, token_figures
-from saccade.bench.workload import Prompt, digest_of, make_prompts
+from saccade.bench.workload import WorkloadPrompt, digest_of, make_prompts
 from saccade.bench.workload_text import WordList
 from saccade.errors import ConfigError
 
@@ -118,7 +118,7 @@ async def _warm_up(
         await target.warm_up(prompts)
 
 
-async def _take(target: Target, prompts: Sequence[Prompt], seed: int, shown: Shown) -> Passage:
+async def _take(target: Target, prompts: Sequence[WorkloadPrompt], seed: int, shown: Shown) -> Passage:
     passage = await target.take(prompts, seed, shown)
     if not any(outcome.is_ok for outcome in passage.outcomes):
         first = passage.outcomes[0]

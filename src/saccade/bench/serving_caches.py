@@ -7,7 +7,7 @@ from math import inf
 
 from saccade.bench.client_reply import Outcome
 from saccade.bench.serving_target import Reading
-from saccade.bench.workload import Prompt
+from saccade.bench.workload import WorkloadPrompt
 
 PREFIXES = ("saccade:", "vllm:", "sglang:", "vllm_", "sglang_")
 TOKEN_COUNTERS = (("prefix_cache_hits", "prefix_cache_queries"), ("cached_tokens", "prompt_tokens"))
@@ -66,7 +66,11 @@ class CacheUse:
 
 
 def cache_use(
-    before: Reading, after: Reading, outcomes: Sequence[Outcome], prompts: Sequence[Prompt], template: int | None
+    before: Reading,
+    after: Reading,
+    outcomes: Sequence[Outcome],
+    prompts: Sequence[WorkloadPrompt],
+    template: int | None,
 ) -> CacheUse:
     """`template` tokens are those that a chat template adds to a prompt; None if they are not known."""
     tokens = _counted(before, after, TOKEN_COUNTERS) or _tokens_of_replies(outcomes)
@@ -78,7 +82,7 @@ def cache_use(
     return CacheUse(asked_tokens, hit_tokens, own_tokens, asked_images, hit_images, len(units) - len(set(units)))
 
 
-def _own_tokens(outcomes: Sequence[Outcome], prompts: Sequence[Prompt], template: int | None) -> float:
+def _own_tokens(outcomes: Sequence[Outcome], prompts: Sequence[WorkloadPrompt], template: int | None) -> float:
     """Requests that begin with the same image may share all of their images."""
     own = len(prompts) * ((_likely_template(outcomes, prompts) if template is None else template) + CHANCE_TOKENS)
     first_images = Counter(prompt.images[0] for prompt in prompts if prompt.images)
@@ -90,7 +94,7 @@ def _own_tokens(outcomes: Sequence[Outcome], prompts: Sequence[Prompt], template
     return total
 
 
-def _likely_template(outcomes: Sequence[Outcome], prompts: Sequence[Prompt]) -> int:
+def _likely_template(outcomes: Sequence[Outcome], prompts: Sequence[WorkloadPrompt]) -> int:
     """The least that a prompt has beside its words, a token each at least, and its images."""
     found = [UNKNOWN_TEMPLATE_TOKENS]
     for outcome in outcomes:

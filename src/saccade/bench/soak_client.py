@@ -17,7 +17,7 @@ AT_ONCE_S = 0.1  # in which a client leaves that does not wait for a reply
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SoakAnswer:
     """Status 0: none came. `has_left`: the client did not wait for the end. `problem`: why the reply is not whole."""
 
     status: int
@@ -38,7 +38,7 @@ class SoakClient:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._connection: Connection | None = None
 
-    async def send(self, request: SoakRequest) -> Answer:
+    async def send(self, request: SoakRequest) -> SoakAnswer:
         """Failures are answers, too."""
         data = self._address.request("POST", request.path, request.body, self._headers)
         try:
@@ -54,10 +54,10 @@ class SoakClient:
                         return await self._leave(data, 1, Random(request.index).uniform(0, AT_ONCE_S))
         except TimeoutError:
             self.close()
-            return Answer(0, problem=f"no end after {self._timeout_s:g} s")
+            return SoakAnswer(0, problem=f"no end after {self._timeout_s:g} s")
         except (OSError, asyncio.IncompleteReadError) as error:
             self.close()
-            return Answer(0, problem=f"{type(error).__name__}: {error}")
+            return SoakAnswer(0, problem=f"{type(error).__name__}: {error}")
 
     async def get(self, path: str) -> tuple[int, bytes, float]:
         """Status, body and seconds of a request outside the load."""
@@ -80,18 +80,18 @@ class SoakClient:
                 self._connection = await Connection.open(self._address)
         return self._connection
 
-    async def _whole(self, data: bytes) -> Answer:
+    async def _whole(self, data: bytes) -> SoakAnswer:
         reader = ReplyReader()
         connection = await self._usable()
         try:
             await connection.exchange(data, reader)
         except ConnectionError as error:
             self.close()
-            return Answer(reader.status, problem=str(error))
+            return SoakAnswer(reader.status, problem=str(error))
         outcome = reader.outcome(0, 0.0)
-        return Answer(reader.status, problem=f"{outcome.error}: {outcome.message}" if outcome.error else "")
+        return SoakAnswer(reader.status, problem=f"{outcome.error}: {outcome.message}" if outcome.error else "")
 
-    async def _leave(self, data: bytes, num_pieces: int, wait_s: float) -> Answer:
+    async def _leave(self, data: bytes, num_pieces: int, wait_s: float) -> SoakAnswer:
         reader = _Counting(num_pieces)
         async with asyncio.timeout(CONNECT_S):
             connection = await Connection.open(self._address)
@@ -105,9 +105,9 @@ class SoakClient:
             [ended, _] = await asyncio.gather(exchange, enough, return_exceptions=True)
             connection.close()
         problem = str(ended) if isinstance(ended, OSError) else ""
-        return Answer(reader.status, has_left=True, problem=problem)
+        return SoakAnswer(reader.status, has_left=True, problem=problem)
 
-    async def _slowly(self, data: bytes) -> Answer:
+    async def _slowly(self, data: bytes) -> SoakAnswer:
         """Reads a little at a time, so that the server must wait with the rest."""
         address = self._address
         tls = ssl.create_default_context() if address.is_tls else None
@@ -123,7 +123,7 @@ class SoakClient:
         finally:
             writer.transport.abort()
         is_whole = status != 200 or b"[DONE]" in tail
-        return Answer(status, problem="" if is_whole else "the stream ended before its end was said")
+        return SoakAnswer(status, problem="" if is_whole else "the stream ended before its end was said")
 
 
 class _Counting(ReplyReader):

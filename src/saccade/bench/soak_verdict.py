@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from saccade.bench.soak_client import Answer
+from saccade.bench.soak_client import SoakAnswer
 from saccade.bench.soak_requests import SoakRequest
 from saccade.bench.soak_samples import BUSY, ENGINE, FILES, GPU, JOBS, PROCESSES, SERVER, SOCKETS
 
@@ -43,7 +43,7 @@ class Tally:
     num_unexpected: int = 0
     unexpected: list[Unexpected] = field(default_factory=list)
 
-    def note(self, request: SoakRequest, answer: Answer) -> None:
+    def note(self, request: SoakRequest, answer: SoakAnswer) -> None:
         kinds = self.answers.setdefault(request.kind, {})
         kinds[answer.outcome] = kinds.get(answer.outcome, 0) + 1
         if (why := judge(request, answer)) is not None:
@@ -59,7 +59,7 @@ class Tally:
         return sum(sum(kinds.values()) for kinds in self.answers.values())
 
 
-def judge(request: SoakRequest, answer: Answer) -> str | None:
+def judge(request: SoakRequest, answer: SoakAnswer) -> str | None:
     """Why an answer is not as expected; None if it is. A client that leaves may see nothing, or a reply that begins."""
     if answer.has_left and answer.status == 0:
         return answer.problem or None

@@ -24,7 +24,7 @@ LINKS = ("http://", "https://", "data:", "file://")
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class WorkloadPrompt:
     """What one request asks, without the wording of any server. `messages` replace `content` where a file gives them;
     `images` tells equal images from others by their number."""
 
@@ -55,10 +55,10 @@ class Wording:
     ignore_eos: bool
     is_timed: bool = False
 
-    def request(self, prompt: Prompt) -> WorkloadRequest:
+    def request(self, prompt: WorkloadPrompt) -> WorkloadRequest:
         return WorkloadRequest(self.body(prompt), prompt.max_tokens, prompt.text_tokens, prompt.sizes)
 
-    def body(self, prompt: Prompt) -> bytes:
+    def body(self, prompt: WorkloadPrompt) -> bytes:
         kind, is_streamed, max_tokens = self.target.kind, not self.target.disable_stream, prompt.max_tokens
         if kind != CHAT and not isinstance(prompt.content, str):
             raise ConfigError("requests with media or messages need a chat backend, such as openai-chat (--backend)")
@@ -84,7 +84,7 @@ def make_workload(settings: WorkloadSettings, wording: Wording, words: WordList)
     return [wording.request(prompt) for prompt in make_prompts(settings, words)]
 
 
-def make_prompts(settings: WorkloadSettings, words: WordList, *, skip: int = 0) -> list[Prompt]:
+def make_prompts(settings: WorkloadSettings, words: WordList, *, skip: int = 0) -> list[WorkloadPrompt]:
     """Deterministic, and the same for every server. `skip` leaves out the first entries of a file."""
     kind = DATASETS[settings.dataset_name]
     if kind == "file":
@@ -94,14 +94,14 @@ def make_prompts(settings: WorkloadSettings, words: WordList, *, skip: int = 0) 
     outputs = draw_lengths(settings.random_output_len, settings, rng)
     texts = [words.text(length, rng) for length in inputs]
     counts = inputs if words.is_counted else [None] * len(inputs)
-    media = _draw_media(kind, settings, rng) if kind != "text" else [Media()] * len(inputs)
+    media = _draw_media(kind, settings, rng) if kind != "text" else [WorkloadMedia()] * len(inputs)
     return [
-        Prompt(_content(drawn.parts, text), most, count, drawn.sizes, drawn.units)
+        WorkloadPrompt(_content(drawn.parts, text), most, count, drawn.sizes, drawn.units)
         for drawn, text, count, most in zip(media, texts, counts, outputs, strict=True)
     ]
 
 
-def digest_of(prompts: Iterable[Prompt]) -> str:
+def digest_of(prompts: Iterable[WorkloadPrompt]) -> str:
     """Names the content of a workload: equal for equal prompts in equal order."""
     found = blake2b(digest_size=8)
     for prompt in prompts:
@@ -116,7 +116,7 @@ def draw_lengths(longest: int, settings: WorkloadSettings, rng: np.random.Genera
 
 
 @dataclass(frozen=True, slots=True)
-class Media:
+class WorkloadMedia:
     """Of one request: numbers of its images or videos (equal for copies), the sizes of all frames, message parts."""
 
     units: tuple[int, ...] = ()
@@ -124,7 +124,7 @@ class Media:
     parts: list[Part] = field(default_factory=list)
 
 
-def _draw_media(kind: str, settings: WorkloadSettings, rng: np.random.Generator) -> list[Media]:
+def _draw_media(kind: str, settings: WorkloadSettings, rng: np.random.Generator) -> list[WorkloadMedia]:
     ranges, num_frames = parse_sizes(settings.image_resolution), settings.video_frames if kind == "video" else 1
     units: list[int] = []  # an image, or all frames of a video
     made: list[Size] = []
@@ -141,7 +141,9 @@ def _draw_media(kind: str, settings: WorkloadSettings, rng: np.random.Generator)
         frames = [",".join(images[unit * num_frames : (unit + 1) * num_frames]) for unit in group]
         links = [f"data:{kind}/{settings.image_format};base64,{data}" for data in frames]
         sizes = tuple(made[unit] for unit in group for _ in range(num_frames))
-        media.append(Media(group, sizes, [{"type": f"{kind}_url", f"{kind}_url": {"url": link}} for link in links]))
+        media.append(
+            WorkloadMedia(group, sizes, [{"type": f"{kind}_url", f"{kind}_url": {"url": link}} for link in links])
+        )
     return media
 
 
@@ -163,7 +165,7 @@ def _read_entries(settings: WorkloadSettings, skip: int) -> Iterator[dict[str, A
     return islice(cycle(lines), skip % len(lines), skip % len(lines) + settings.num_prompts)
 
 
-def _prompt_of(entry: dict[str, Any], settings: WorkloadSettings) -> Prompt:
+def _prompt_of(entry: dict[str, Any], settings: WorkloadSettings) -> WorkloadPrompt:
     """An entry has messages, a prompt (and images), or conversations as in ShareGPT."""
     most = next((entry[name] for name in OUTPUT_NAMES if entry.get(name)), settings.random_output_len)
     if not isinstance(most, int) or most < 1:
@@ -172,12 +174,12 @@ def _prompt_of(entry: dict[str, Any], settings: WorkloadSettings) -> Prompt:
     if prompt is None:
         prompt = next((turn.get("value") for turn in entry.get("conversations", ())), None)
     if isinstance(entry.get("messages"), list):
-        return Prompt(prompt if isinstance(prompt, str) else [], most, messages=entry["messages"])
+        return WorkloadPrompt(prompt if isinstance(prompt, str) else [], most, messages=entry["messages"])
     if not isinstance(prompt, str):
         raise ConfigError("an entry needs messages (chat backends), a prompt or conversations (--dataset-path)")
     links = [_link(name, Path(settings.dataset_path).parent) for name in entry.get("images", ())]
     parts: list[Part] = [{"type": "image_url", "image_url": {"url": link}} for link in links]
-    return Prompt(_content(parts, prompt), most)
+    return WorkloadPrompt(_content(parts, prompt), most)
 
 
 def _link(name: str, folder: Path) -> str:

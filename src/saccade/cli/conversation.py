@@ -24,7 +24,7 @@ Message = dict[str, Any]
 Answer = Callable[[list[Message]], str]
 
 
-class Conversation:
+class TerminalChat:
     """Questions until the input ends. `answer` writes the answer to messages and returns its text; what it refuses is
     dropped. Given images belong to the first question."""
 

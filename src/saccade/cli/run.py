@@ -11,7 +11,7 @@ from rich.console import Console
 
 from saccade.bundled import LIMITS as BUNDLED_LIMITS
 from saccade.cli.aliases import add_aliases
-from saccade.cli.conversation import Conversation, history
+from saccade.cli.conversation import TerminalChat, history
 from saccade.cli.model import bundled_model, found_path, looks_like_model
 from saccade.cli.parser import Parser, settings_from
 from saccade.cli.prompt_parts import Part, fetched, file_part, image_part, parts_of
@@ -27,7 +27,7 @@ EXIT_FAILED = 1
 REQUEST_ID = "run"
 
 
-class StoppedError(KeyboardInterrupt):
+class AnswerStoppedError(KeyboardInterrupt):
     """The user stopped an answer, of which there is this text."""
 
     def __init__(self, text: str) -> None:
@@ -112,12 +112,12 @@ def _talk(llm: "LLM", content: list[Part], params: "SamplingParams") -> int:
     def answer(messages: list[dict[str, Any]]) -> str:
         try:
             return _stream(llm, messages, params)[0]
-        except StoppedError as stopped:
+        except AnswerStoppedError as stopped:
             return stopped.text
 
     sys.stderr.write("/help names the commands\n")
     with history(history_file()):
-        Conversation(answer, content).run()
+        TerminalChat(answer, content).run()
     return 0
 
 
@@ -143,7 +143,7 @@ def _stream(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams"
     except KeyboardInterrupt:
         sys.stdout.write("\n")
         sys.stderr.write("(stopped)\n")
-        raise StoppedError(stream.output.text) from None
+        raise AnswerStoppedError(stream.output.text) from None
     finally:
         engine.abort(REQUEST_ID)
         while engine.has_work:

@@ -15,7 +15,7 @@ from rich.console import Console
 from saccade.cli.parser import Parser, settings_from
 from saccade.config import setting
 from saccade.errors import ConfigError, SaccadeError
-from saccade.wire.trace import MAX_TRACE_S
+from saccade.wire.trace_records import MAX_TRACE_S
 
 ANSWER_S = 120.0  # beyond the seconds of the trace
 

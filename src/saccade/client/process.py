@@ -23,7 +23,7 @@ from saccade.processes import describe_exit
 from saccade.wire import messages
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.trace import MAX_REQUESTS, EngineTrace
+from saccade.wire.trace_records import MAX_REQUESTS, EngineTrace
 from saccade.wire.turn import NEXT, Turn
 
 CLOSE_S = 5.0  # for a worker told to exit

@@ -10,7 +10,7 @@ from saccade.inputs.processor import Processor
 from saccade.wire.engine_settings import SchedulerSettings
 from saccade.wire.messages import Ready, StatsReply
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.trace import EngineTrace
+from saccade.wire.trace_records import EngineTrace
 from saccade.wire.turn import NEXT, Turn
 
 

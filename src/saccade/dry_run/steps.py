@@ -18,7 +18,7 @@ from saccade.scheduling.compose import VisionComposer
 from saccade.scheduling.executing import Encoded, StepResult, Ticket
 from saccade.scheduling.orders import Encode, Orders, Pass, Run
 from saccade.wire.sampling_params import SamplingParams
-from saccade.wire.trace import TracedPass
+from saccade.wire.trace_records import TracedPass
 
 MAX_STEPS = 10_000
 NUM_OUTPUTS = 2  # the first token comes from the prompt's pass, the second from a decode pass

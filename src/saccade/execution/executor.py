@@ -22,7 +22,7 @@ from saccade.errors import EngineDeadError
 from saccade.execution.language import decode_phase, head_phase, prefill_phase
 from saccade.execution.logits import Logits
 from saccade.execution.pass_timer import PassTimer
-from saccade.execution.pooling import Pooling
+from saccade.execution.pooled_rows import Pooling
 from saccade.execution.sampler import sample_phase
 from saccade.execution.side_stream import DeviceLap, now
 from saccade.execution.state import DeviceState
@@ -34,7 +34,7 @@ from saccade.scheduling.buckets import few_buckets
 from saccade.scheduling.compose import USUAL_SIZES, Composer
 from saccade.scheduling.executing import Encoded, StepResult
 from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Orders, Pass, Run, SampleTokens, WarmUp
-from saccade.wire.trace import TracedPass
+from saccade.wire.trace_records import TracedPass
 from saccade.wire.update import Scores
 
 NUM_TICKETS = 3  # two steps may be in flight

@@ -9,7 +9,7 @@ from saccade.choice.key import Decision
 from saccade.execution.side_stream import DeviceLap, now
 from saccade.scheduling.orders import Pass
 from saccade.scheduling.trace_log import Newest
-from saccade.wire.trace import MAX_PASSES, TracedPass
+from saccade.wire.trace_records import MAX_PASSES, TracedPass
 
 
 class _Ran(NamedTuple):

@@ -26,7 +26,7 @@ from saccade.models.vlm import Model
 from saccade.scheduling.orders import ORDER_TYPES, Orders
 from saccade.wire.messages import StartEngine
 from saccade.wire.tensor_parallel import RankShare, TensorParallel
-from saccade.wire.trace import TracedPass
+from saccade.wire.trace_records import TracedPass
 
 FACTORY = "saccade.execution.build:follow"
 CALIBRATION_ROUNDS = 5  # ranks that measure together must run equally many rounds

@@ -147,7 +147,7 @@ class Shadow:
         try:
             with self._stream_of(record.runner), _Interruptible(should_stop, record.runner.phase.arena.device):
                 found = self._judge(record)
-        except StoppedError:
+        except CheckStoppedError:
             self._put_off(record)
             return None
         except Exception as error:
@@ -299,7 +299,7 @@ class _Watcher:
             self._shadow.count(self._runner.phase.name, "too_large" if isinstance(error, TooLargeError) else "failed")
 
 
-class StoppedError(Exception):
+class CheckStoppedError(Exception):
     """A command is waiting for the engine."""
 
 
@@ -315,7 +315,7 @@ class _Interruptible(OperationMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if self._should_stop():
-            raise StoppedError
+            raise CheckStoppedError
         result = func(*args, **(kwargs or {}))
         if self._events:
             self._events[0].record()

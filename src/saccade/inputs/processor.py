@@ -47,7 +47,7 @@ from saccade.inputs.placeholders import (
 )
 from saccade.inputs.plans import ImagePlan, VideoPlan, plan_image, plan_video
 from saccade.inputs.positions import Ints
-from saccade.inputs.ranking import (
+from saccade.inputs.rank_prompts import (
     NO_THINKING,
     PUBLISHED_TEMPLATE,
     RANKING_ROLES,

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from saccade.layers.attention import Attention
-from saccade.layers.embedding import VocabTable
 from saccade.layers.layer import Layer, Placement, new_exchange
 from saccade.layers.layer_spec import MoESpec
 from saccade.layers.mlp import GatedMLP, PlainMLP, new_mlp
@@ -12,6 +11,7 @@ from saccade.layers.moe import MoE
 from saccade.layers.norm import new_norm
 from saccade.layers.rotary import Rotary
 from saccade.layers.step import Cache, Step
+from saccade.layers.vocabulary import VocabTable
 from saccade.models.model_spec import DecoderSpec, LayerSpec
 
 

@@ -18,7 +18,7 @@ from saccade.execution.executor import DeviceExecutor
 from saccade.inputs.embedding import EmbeddingSettings
 from saccade.inputs.placeholders import Prompt
 from saccade.inputs.processor import Processor
-from saccade.inputs.ranking import find_answers, score_of
+from saccade.inputs.rank_prompts import find_answers, score_of
 from saccade.models.folder import find_folder
 from saccade.offline.llm_inputs import list_params, list_prompts, list_talks, read_prompt, read_talk
 from saccade.offline.llm_pooling import (

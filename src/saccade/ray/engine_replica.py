@@ -8,7 +8,7 @@ from time import monotonic
 from saccade.client.process import AsyncEngine
 from saccade.errors import EngineDeadError
 from saccade.ray.deploy_plan import decode_plan
-from saccade.ray.ray_messages import Reply, Route, decode_question, encode, ended, prompt_of
+from saccade.ray.ray_messages import ReplicaReply, Route, decode_question, encode, ended, prompt_of
 from saccade.wire import messages
 from saccade.wire.messages import PromptArrays
 
@@ -43,9 +43,9 @@ class EngineReplica:
             del arrays
             async with aclosing(source):
                 async for delta in source:
-                    yield encode(Reply(delta=delta))
+                    yield encode(ReplicaReply(delta=delta))
         except Exception as error:
-            yield encode(Reply(ended=ended(error, self._name)))
+            yield encode(ReplicaReply(ended=ended(error, self._name)))
         finally:
             self._tokens[sender] -= tokens
             self._tokens = +self._tokens  # without those that have none left

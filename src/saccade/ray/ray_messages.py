@@ -49,7 +49,7 @@ class Ended(Struct, frozen=True, array_like=True):
     retry_after_s: float = 0.0
 
 
-class Reply(Struct, frozen=True, array_like=True):
+class ReplicaReply(Struct, frozen=True, array_like=True):
     """Exactly one of them is set."""
 
     delta: Delta | None = None
@@ -58,7 +58,7 @@ class Reply(Struct, frozen=True, array_like=True):
 
 encode = msgspec.msgpack.Encoder(enc_hook=messages.describe_array).encode
 decode_question = msgspec.msgpack.Decoder(Question).decode
-decode_reply = msgspec.msgpack.Decoder(Reply, dec_hook=messages.restore_array).decode
+decode_reply = msgspec.msgpack.Decoder(ReplicaReply, dec_hook=messages.restore_array).decode
 
 
 def flat(arrays: PromptArrays) -> PromptArrays:

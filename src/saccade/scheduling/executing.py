@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from saccade.errors import SaccadeError
 from saccade.scheduling.orders import Begin, Calibrate, Capture, Drop, Encode, Run, SampleTokens, WarmUp
-from saccade.wire.trace import TracedPass
+from saccade.wire.trace_records import TracedPass
 from saccade.wire.update import Scores
 
 ENCODE_FAILED = "an image or video could not be encoded"

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from saccade.scheduling.arrays import LiveRequest
 from saccade.scheduling.executing import Executor
 from saccade.scheduling.scheduler import Scheduler
-from saccade.wire.trace import MAX_LOADS, MAX_REQUESTS, EngineTrace, TracedLoad, TracedRequest
+from saccade.wire.trace_records import MAX_LOADS, MAX_REQUESTS, EngineTrace, TracedLoad, TracedRequest
 
 T = TypeVar("T")
 

@@ -91,7 +91,7 @@ class Place:
         self._num_bytes = 0
 
 
-class Pace:
+class EndRate:
     """How fast requests end, from the last ones that did."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Admission:
         self.max_pending, self.max_pending_bytes = max_pending, max_pending_bytes
         self.max_running = 0  # of `max_inside`; the others wait
         self._retry_after_s = retry_after_s
-        self.pace = Pace()
+        self.pace = EndRate()
         self.inside = self.reading = self.pending = self.pending_bytes = 0
         self.num_refused = 0
         self.lock = Lock()  # guards the byte counts, which threads change too

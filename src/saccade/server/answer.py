@@ -15,7 +15,7 @@ from saccade.server.intake import RequestJob
 from saccade.server.protocol import ChatRequest
 from saccade.server.service import ServerPhase, Service
 from saccade.server.telemetry import EndedRequest
-from saccade.server.traced_requests import Prepared
+from saccade.server.traced_requests import PreparedRequest
 from saccade.wire.passes import PassCount
 from saccade.wire.update import BROKEN, NO_HIDDEN_NUMBERS, NO_NUMBERS, NO_TOKEN
 
@@ -89,7 +89,7 @@ class Answer:
 
     async def _one(self, prompt_idx: int, prompt: Prompt) -> AsyncGenerator[Piece, None]:
         job = self._job
-        prepared = Prepared(job.public_id, self._exchange.arrival, job.seconds, has_media=bool(prompt.media))
+        prepared = PreparedRequest(job.public_id, self._exchange.arrival, job.seconds, has_media=bool(prompt.media))
         with self._service.enlisted(job.public_id, prepared) as engine_id:
             source = self._service.engine.generate(
                 engine_id,

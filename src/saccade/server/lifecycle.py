@@ -71,7 +71,7 @@ class Stages:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedModel:
     """What the front end reads of a checkpoint."""
 
     folder: Path
@@ -90,7 +90,7 @@ async def start(service: Service, plan: Launch, stages: Stages) -> ServedEngine:
     return engine
 
 
-async def prepare(service: Service, plan: Launch, stages: Stages) -> Prepared:
+async def prepare(service: Service, plan: Launch, stages: Stages) -> PreparedModel:
     stages.enter("finding the model")
     chosen = plan.engine
     folder = await asyncio.to_thread(
@@ -108,10 +108,10 @@ async def prepare(service: Service, plan: Launch, stages: Stages) -> Prepared:
     defaults = await asyncio.to_thread(GenerationDefaults.from_folder, folder)
     service.embedding = await asyncio.to_thread(EmbeddingSettings.from_folder, folder, chosen.pooling)
     await asyncio.to_thread(processor.rehearse)
-    return Prepared(folder, processor, defaults)
+    return PreparedModel(folder, processor, defaults)
 
 
-async def open_service(service: Service, plan: Launch, found: Prepared, engine: ServedEngine) -> None:
+async def open_service(service: Service, plan: Launch, found: PreparedModel, engine: ServedEngine) -> None:
     template = None if found.processor.template is None else found.processor.template.source
     config = await asyncio.to_thread((found.folder / "config.json").read_bytes)
     configuration = config + repr((plan.engine, engine.limits, template)).encode()

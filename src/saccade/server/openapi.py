@@ -21,7 +21,7 @@ from saccade.server.protocol import (
     json_object,
 )
 from saccade.server.responses_protocol import ResponsesRequest
-from saccade.wire.trace import MAX_TRACE_S
+from saccade.wire.trace_records import MAX_TRACE_S
 
 POSTS: dict[str, tuple[type[Wire], str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation."),

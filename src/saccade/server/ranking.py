@@ -13,7 +13,7 @@ from saccade.inputs.allowance import Allowance
 from saccade.inputs.chat_messages import find_sources
 from saccade.inputs.media_loader import Hold
 from saccade.inputs.placeholders import Prompt
-from saccade.inputs.ranking import Content, find_answers, plain_text, read_content, score_of
+from saccade.inputs.rank_prompts import Content, find_answers, plain_text, read_content, score_of
 from saccade.inputs.sizing import read_sizing
 from saccade.server.exchange import HttpExchange
 from saccade.server.intake import PromptRoute, RequestJob, needs_loading
@@ -27,7 +27,7 @@ _MESSAGE = re.compile(r"messages\[(\d+)\](?:\.content)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class JudgedPairs:
     """The contents of a request, what it calls each, and which pairs of them are judged."""
 
     contents: list[Content]
@@ -45,7 +45,7 @@ class RankingRoute(PromptRoute[R]):
     has_answer = False
 
     @abstractmethod
-    def compared(self, request: R) -> Compared: ...
+    def compared(self, request: R) -> JudgedPairs: ...
 
     def params(self, request: R) -> SamplingParams:
         compared = self.compared(request)
@@ -111,7 +111,7 @@ class ScoreRoute(RankingRoute[ScoreRequest]):
     async def reply(self, exchange: HttpExchange, job: RequestJob[ScoreRequest]) -> Response:
         return await ScoreReply(self.service, exchange, job).response()
 
-    def compared(self, request: ScoreRequest) -> Compared:
+    def compared(self, request: ScoreRequest) -> JudgedPairs:
         first_name, firsts = _either("text_1", request.text_1, "queries", request.queries)
         second_name, seconds = _either("text_2", request.text_2, "documents", request.documents)
         if len(firsts) not in (1, len(seconds)):
@@ -120,7 +120,7 @@ class ScoreRoute(RankingRoute[ScoreRequest]):
             raise RequestError(text, param=first_name, code="invalid_value")
         contents, names = _read([(first_name, firsts), (second_name, seconds)])
         step = int(len(firsts) > 1)
-        return Compared(contents, names, [(i * step, len(firsts) + i) for i in range(len(seconds))])
+        return JudgedPairs(contents, names, [(i * step, len(firsts) + i) for i in range(len(seconds))])
 
 
 class RerankRoute(RankingRoute[RerankRequest]):
@@ -135,12 +135,12 @@ class RerankRoute(RankingRoute[RerankRequest]):
             raise RequestError(f"top_n is {request.top_n}; at least 1 is needed", param="top_n", code="invalid_value")
         return super().params(request)
 
-    def compared(self, request: RerankRequest) -> Compared:
+    def compared(self, request: RerankRequest) -> JudgedPairs:
         documents = _listed(request.documents)
         if isinstance(request.query, list):
             raise RequestError("query must be one text or object", param="query", code="invalid_value")
         contents, names = _read([("query", [request.query]), ("documents", documents)])
-        return Compared(contents, names, [(0, i + 1) for i in range(len(documents))])
+        return JudgedPairs(contents, names, [(0, i + 1) for i in range(len(documents))])
 
 
 class ScoreReply(VectorReply):
@@ -163,7 +163,7 @@ class RerankReply(VectorReply):
     job: RequestJob[RerankRequest]
 
     def __init__(
-        self, service: Service, exchange: HttpExchange, job: RequestJob[RerankRequest], compared: Compared
+        self, service: Service, exchange: HttpExchange, job: RequestJob[RerankRequest], compared: JudgedPairs
     ) -> None:
         super().__init__(service, exchange, job)
         wants_documents = job.request.return_documents is not False

@@ -12,17 +12,17 @@ Key = tuple[str, str]  # caller, id of the response
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class StoredConversation:
     """Items of inputs and outputs, in order. They are shared, and never changed."""
 
     items: tuple[Any, ...]
     num_bytes: int
 
-    def then(self, items: list[Any]) -> "Conversation":
-        return Conversation((*self.items, *items), self.num_bytes + sum(map(size_of, items)))
+    def then(self, items: list[Any]) -> "StoredConversation":
+        return StoredConversation((*self.items, *items), self.num_bytes + sum(map(size_of, items)))
 
 
-NOTHING_SAID = Conversation((), ENTRY_BYTES)
+NOTHING_SAID = StoredConversation((), ENTRY_BYTES)
 
 
 class ResponseStore:
@@ -33,7 +33,7 @@ class ResponseStore:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._running: set[Key] = set()
-        self._found: OrderedDict[Key, Conversation] = OrderedDict()
+        self._found: OrderedDict[Key, StoredConversation] = OrderedDict()
         self._lock = Lock()
         self.num_bytes = 0
 
@@ -41,7 +41,7 @@ class ResponseStore:
     def is_on(self) -> bool:
         return self._max_bytes > 0
 
-    def get(self, caller: str, response_id: str) -> Conversation | None:
+    def get(self, caller: str, response_id: str) -> StoredConversation | None:
         key = (caller, response_id)
         with self._lock:
             if key in self._running or key not in self._found:
@@ -49,7 +49,7 @@ class ResponseStore:
             self._found.move_to_end(key)
             return self._found[key]
 
-    def begin(self, caller: str, response_id: str, conversation: Conversation) -> None:
+    def begin(self, caller: str, response_id: str, conversation: StoredConversation) -> None:
         with self._lock:
             self._put((caller, response_id), conversation, is_running=True)
 
@@ -65,7 +65,7 @@ class ResponseStore:
             if (caller, response_id) in self._running:
                 self._remove((caller, response_id))
 
-    def _put(self, key: Key, conversation: Conversation, *, is_running: bool) -> None:
+    def _put(self, key: Key, conversation: StoredConversation, *, is_running: bool) -> None:
         """Keeps it, unless it alone is more than all may be."""
         self._remove(key)
         if conversation.num_bytes > self._max_bytes:

@@ -8,7 +8,7 @@ from saccade.server.exchange import HttpExchange
 from saccade.server.intake import RequestJob
 from saccade.server.protocol import ChatRequest
 from saccade.server.reading import read_request
-from saccade.server.response_store import NOTHING_SAID, Conversation
+from saccade.server.response_store import NOTHING_SAID, StoredConversation
 from saccade.server.responses_protocol import ResponsesRequest
 from saccade.server.responses_reply import ResponsesReply, response_key
 from saccade.server.responses_request import NAMES, input_items, to_chat
@@ -43,7 +43,7 @@ class ResponsesRoute(ChatRoute):
     def rename(self, error: RequestError, request: ChatRequest) -> None:
         rename_error(error, request.places if isinstance(request, TranslatedChat) else {}, NAMES)
 
-    def _before(self, exchange: HttpExchange, asked: ResponsesRequest) -> Conversation:
+    def _before(self, exchange: HttpExchange, asked: ResponsesRequest) -> StoredConversation:
         if asked.previous_response_id is None:
             return NOTHING_SAID
         store = self.service.responses

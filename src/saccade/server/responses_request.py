@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 
 from saccade.server.protocol import JsonSchema, ResponseFormat
-from saccade.server.response_store import Conversation
+from saccade.server.response_store import StoredConversation
 from saccade.server.responses_protocol import ResponsesRequest
 from saccade.server.translated import ChatBuilder, TranslatedChat, shown, unsupported, wrong
 
@@ -42,7 +42,7 @@ class ResponsesChat(TranslatedChat):
     is_kept: bool
 
 
-def to_chat(asked: ResponsesRequest, before: Conversation, *, is_kept: bool) -> ResponsesChat:
+def to_chat(asked: ResponsesRequest, before: StoredConversation, *, is_kept: bool) -> ResponsesChat:
     """`before` is the conversation that the input goes on with."""
     _check(asked)
     items = input_items(asked)

@@ -28,7 +28,7 @@ from saccade.server.response_store import ResponseStore
 from saccade.server.server_settings import ServerSettings
 from saccade.server.telemetry import new_telemetry
 from saccade.server.tool_parser import ToolStyle
-from saccade.server.traced_requests import Prepared, TracedRequests
+from saccade.server.traced_requests import PreparedRequest, TracedRequests
 from saccade.server.work_queue import WorkQueue
 from saccade.wire.engine_metrics import JobStats
 from saccade.wire.engine_settings import SchedulerSettings
@@ -245,7 +245,7 @@ class Service:
         self.last_output = monotonic()
 
     @contextmanager
-    def enlisted(self, public_id: str, prepared: Prepared | None = None) -> Iterator[str]:
+    def enlisted(self, public_id: str, prepared: PreparedRequest | None = None) -> Iterator[str]:
         """A unique id for the engine. Clients may reuse theirs. `prepared` is for traces."""
         engine_id = f"{next(self._serials)}"
         if prepared is not None:

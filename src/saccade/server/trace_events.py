@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from saccade.server.traced_requests import Prepared
-from saccade.wire.trace import EngineTrace, TracedLoad, TracedPass, TracedRequest
+from saccade.server.traced_requests import PreparedRequest
+from saccade.wire.trace_records import EngineTrace, TracedLoad, TracedPass, TracedRequest
 
 ENGINE, REQUESTS = 1, 2  # process ids: groups of tracks
 PHASES = ("vision", "prefill", "decode", "head", "sample")
 Event = dict[str, Any]
 
 
-def trace_document(trace: EngineTrace, prepared: Mapping[str, Prepared]) -> dict[str, Any]:
+def trace_document(trace: EngineTrace, prepared: Mapping[str, PreparedRequest]) -> dict[str, Any]:
     """`prepared` has what is known of requests by the first part of their ids. Times are in microseconds from the
     earliest one on."""
     starts = [trace.begin, *(one.begin for one in trace.passes), *(one.arrived for one in trace.requests)]
@@ -59,7 +59,9 @@ def _load(load: TracedLoad, clock: _Clock) -> Iterator[Event]:
     yield {"name": "KV cache in use", **at, "args": {"share": round(load.kv_usage, 4)}}
 
 
-def _request(one: TracedRequest, prepared: Prepared | None, track: int, end: float, clock: _Clock) -> Iterator[Event]:
+def _request(
+    one: TracedRequest, prepared: PreparedRequest | None, track: int, end: float, clock: _Clock
+) -> Iterator[Event]:
     """A span of the whole request, and in it those of its stages, one behind the other. What has not ended goes on to
     the end of the trace."""
     last = one.ended or end

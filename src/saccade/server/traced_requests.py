@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from saccade.wire.trace import MAX_REQUESTS
+from saccade.wire.trace_records import MAX_REQUESTS
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """What the front end did for a request before the engine got it. Times are of the monotonic clock; `seconds` are
     those of its stages."""
 
@@ -22,10 +22,10 @@ class TracedRequests:
     """Those inside, by the engine's ids; while a trace is recorded, also those that have ended."""
 
     def __init__(self) -> None:
-        self._inside: dict[str, Prepared] = {}
-        self._ended: dict[str, Prepared] | None = None
+        self._inside: dict[str, PreparedRequest] = {}
+        self._ended: dict[str, PreparedRequest] | None = None
 
-    def begin(self, engine_id: str, prepared: Prepared) -> None:
+    def begin(self, engine_id: str, prepared: PreparedRequest) -> None:
         self._inside[engine_id] = prepared
 
     def end(self, engine_id: str) -> None:
@@ -41,5 +41,5 @@ class TracedRequests:
         finally:
             self._ended = None
 
-    def known(self) -> dict[str, Prepared]:
+    def known(self) -> dict[str, PreparedRequest]:
         return {**(self._ended or {}), **self._inside}

@@ -13,7 +13,7 @@ from saccade.errors import RequestError
 from saccade.server.http_errors import HttpError
 from saccade.server.service import Service
 from saccade.server.trace_events import trace_document
-from saccade.wire.trace import MAX_TRACE_S
+from saccade.wire.trace_records import MAX_TRACE_S
 
 GRACE_S = 30.0  # to fetch a trace that has ended
 ANSWER_S = 60.0  # for an engine that writes a profile

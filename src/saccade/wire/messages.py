@@ -18,7 +18,7 @@ from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.passes import PassRecord
 from saccade.wire.sampling_params import SamplingParams
 from saccade.wire.tensor_parallel import ONE_RANK, TensorParallel
-from saccade.wire.trace import EngineTrace
+from saccade.wire.trace_records import EngineTrace
 from saccade.wire.turn import Turn
 from saccade.wire.update import Update
 

@@ -12,7 +12,7 @@ from saccade.errors import RequestError
 from saccade.inputs.chat_template import ChatTemplate
 from saccade.inputs.placeholders import append_text
 from saccade.inputs.processor import Processor
-from saccade.inputs.ranking import JUDGE, find_answers, has_ranking_roles, read_content, score_of
+from saccade.inputs.rank_prompts import JUDGE, find_answers, has_ranking_roles, read_content, score_of
 from saccade.inputs.tokenizer import Tokenizer
 from tests.inputs.folders import DATA, QWEN_SPECIALS, QWEN_TAGS, train_byte_level, write_qwen
 
