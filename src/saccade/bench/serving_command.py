@@ -12,6 +12,8 @@ from saccade.bench.serving_against import run_against
 from saccade.bench.serving_against_report import print_comparison, ratio_table, save_comparison, verdict_lines
 from saccade.bench.serving_against_settings import AgainstSettings
 from saccade.bench.serving_differences import differences
+from saccade.bench.serving_loads import loads_table, run_loads, save_loads
+from saccade.bench.serving_loads_settings import LoadsSettings
 from saccade.bench.serving_report import print_red, print_run
 from saccade.bench.serving_results import as_data, comparison_table, load, save
 from saccade.bench.serving_settings import OutputSettings, ServingPlan, StartupBenchSettings, VariantSettings
@@ -23,9 +25,15 @@ EXIT_FAILED_REQUESTS = 1
 
 
 def bench_serve(
-    plan: ServingPlan, variants: VariantSettings, console: Console, against: AgainstSettings | None = None
+    plan: ServingPlan,
+    variants: VariantSettings,
+    console: Console,
+    against: AgainstSettings | None = None,
+    loads: LoadsSettings | None = None,
 ) -> int:
     """Returns 0 only if every request of every run was answered."""
+    if loads is not None and loads.loads:
+        return _bench_loads(plan, variants, against or AgainstSettings(), loads, console)
     if against is not None and against.against:
         return _bench_against(plan, variants, against, console)
     output = plan.output
@@ -52,8 +60,7 @@ def bench_serve(
 
 def _bench_against(plan: ServingPlan, variants: VariantSettings, against: AgainstSettings, console: Console) -> int:
     output = plan.output
-    if variants.is_used:
-        raise ConfigError("--against compares servers that run; leave out --serve-model, --serve-args and --variants")
+    _check_against(variants)
     if output.compare:
         raise ConfigError("--against compares servers with each other; leave out --compare")
     comparison = run_against(plan, against, Shown(Console(stderr=True)))
@@ -66,6 +73,27 @@ def _bench_against(plan: ServingPlan, variants: VariantSettings, against: Agains
         lines = verdict_lines(comparison)
         _write_page(page(comparison.runs, named, comparison.warnings, (table, lines)), output, console)
     return EXIT_FAILED_REQUESTS if any(run.failed for run in comparison.runs) else 0
+
+
+def _check_against(variants: VariantSettings) -> None:
+    if variants.is_used:
+        raise ConfigError("--against compares servers that run; leave out --serve-model, --serve-args and --variants")
+
+
+def _bench_loads(
+    plan: ServingPlan, variants: VariantSettings, against: AgainstSettings, loads: LoadsSettings, console: Console
+) -> int:
+    output = plan.output
+    if against.against:
+        _check_against(variants)
+    if output.compare or output.report:
+        raise ConfigError("--loads has a table of its own; leave out --compare and --report, or take one load")
+    results = run_loads(loads.plans(plan), variants, against, Shown(Console(stderr=True)))
+    print_table(console, loads_table(results))
+    print_red(console, [line for result in results for line in result.warnings])
+    if output.is_saving:
+        console.print(f"saved {save_loads(results, output)}", markup=False, highlight=False)
+    return EXIT_FAILED_REQUESTS if any(run.failed for result in results for run in result.runs) else 0
 
 
 def _write_page(text: str, output: OutputSettings, console: Console) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from saccade.bench.pass_settings import AllReduceBenchSettings, OfflineBenchSettings, VisionBenchSettings
 from saccade.bench.scale_settings import ScaleSettings
 from saccade.bench.serving_against_settings import AgainstSettings
+from saccade.bench.serving_loads_settings import LoadsSettings
 from saccade.bench.serving_settings import (
     LoadSettings,
     OutputSettings,
@@ -36,7 +37,8 @@ ABOUT = {
     SERVE: (
         "Send requests to a server and measure time to first token, time between tokens, throughput and goodput. Flags "
         "and results are those of SGLang's and vLLM's benchmarks; any OpenAI server can be the target. "
-        "With --against URL, several servers take turns with the same requests, and their ratios have intervals."
+        "With --against URL, several servers take turns with the same requests, and their ratios have intervals; with "
+        "--loads usual, all of it for six loads in one table."
     ),
     "bench offline": "Prefill and decode of a model: eager and with graphs, beside what FLOPs and bytes allow.",
     "bench vision": (
@@ -59,7 +61,10 @@ ABOUT = {
     ),
 }
 SETTINGS: dict[str, tuple[type[Any], ...]] = {
-    SERVE: (TargetSettings, WorkloadSettings, LoadSettings, OutputSettings, VariantSettings, AgainstSettings),
+    SERVE: (
+        *(TargetSettings, WorkloadSettings, LoadSettings, OutputSettings),
+        *(VariantSettings, AgainstSettings, LoadsSettings),
+    ),
     "bench offline": (OfflineBenchSettings,),
     "bench vision": (VisionBenchSettings,),
     "bench graphs": (GraphBenchSettings,),
@@ -105,8 +110,8 @@ def _serve(flags: Namespace) -> int:
         settings_from(flags, LoadSettings),
         settings_from(flags, OutputSettings),
     )
-    against = settings_from(flags, AgainstSettings)
-    return bench_serve(plan, settings_from(flags, VariantSettings), Output(), against)
+    variants, against = settings_from(flags, VariantSettings), settings_from(flags, AgainstSettings)
+    return bench_serve(plan, variants, Output(), against, settings_from(flags, LoadsSettings))
 
 
 def _startup(flags: Namespace) -> int:
