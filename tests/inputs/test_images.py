@@ -13,7 +13,7 @@ from PIL import Image, ImageCms, ImageFilter
 from saccade.errors import RequestError
 from saccade.inputs.chat_messages import MediaRef
 from saccade.inputs.headers import read_header
-from saccade.inputs.images import ImageLimits, digest_pixels, load_image
+from saccade.inputs.images import ImageLimits, digest_file, digest_pixels, load_image
 
 LIMITS = ImageLimits()
 
@@ -338,5 +338,10 @@ def test_digest_tells_apart_shape_values_and_settings() -> None:
         digest_pixels(pixels, b"setting"),
         digest_pixels(pixels, b"settingS"),
         digest_pixels(pixels[::-1], b"settings"),
+        digest_file(pixels.tobytes(), b"settings"),
+        digest_file(other.tobytes(), b"settings"),
+        digest_file(pixels.tobytes(), b"setting"),
+        digest_file(pixels.tobytes()[1:], b"settings" + pixels.tobytes()[:1]),
     ]
-    assert len({name, *variants}) == 7
+    assert len({name, *variants}) == 11
+    assert digest_file(pixels.tobytes(), b"settings") == variants[-4]

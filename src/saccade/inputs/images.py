@@ -161,6 +161,16 @@ def digest_pixels(pixels: npt.NDArray[np.uint8], settings: bytes) -> bytes:
     return name.digest()
 
 
+def digest_file(data: bytes, settings: bytes) -> bytes:
+    """A 256-bit name of an image by its file, which is a fraction of its pixels: 0.1 ms instead of 0.5 for a JPEG of
+    560x560. It has no dimensions, so it is never that of pixels."""
+    name = hashlib.sha256()
+    name.update(len(settings).to_bytes(8, "little") + settings)
+    name.update(np.asarray([0], dtype="<i8").tobytes())
+    name.update(data)
+    return name.digest()
+
+
 def check_bytes(num_bytes: int, limits: ImageLimits) -> None:
     if num_bytes > limits.max_bytes:
         message = f"the image has {num_bytes} bytes; the limit is {limits.max_bytes}"

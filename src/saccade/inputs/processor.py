@@ -18,7 +18,7 @@ from saccade.inputs.allowance import ANYTHING, Allowance
 from saccade.inputs.chat_messages import ROLES, MediaKind, MediaRef
 from saccade.inputs.chat_template import ChatTemplate, Rendered, read_template
 from saccade.inputs.generation import named_ends
-from saccade.inputs.images import ImageLimits, Pixels, decode_image, digest_pixels
+from saccade.inputs.images import ImageLimits, Pixels, decode_image, digest_file, digest_pixels
 from saccade.inputs.measuring import (
     Sized,
     check_messages,
@@ -294,8 +294,9 @@ class Processor:
             raise RequestError(message, param=same[limit].param, code="too_many_media")
 
     def _load(self, item: Sized, allowance: Allowance) -> Media:
-        """The digest covers the settings without bounds, plus the resulting size: the same pixels at the same size have
-        the same features. A video's times are in the prompt's text or positions, not in the features, so left out."""
+        """The digest covers the settings without bounds, plus the resulting size: the same file, or the same pixels, at
+        the same size have the same features. A video's times are in the prompt's text or positions, not in the
+        features, so left out."""
         ref, settings, begun = item.ref, item.settings, perf_counter()
         pixels, plan = self._decode(item, allowance)
         decode_s = perf_counter() - begun
@@ -305,7 +306,9 @@ class Processor:
             pixels = pixels[list(plan.frames)]
             pixels.flags.writeable = False
         name = settings.fingerprint + repr(plan.size_hw).encode()
-        return Media(ref.kind, pixels, plan, digest_pixels(pixels, name), decode_s)
+        data = None if item.image is None else item.image.source
+        digest = digest_file(data, name) if isinstance(data, bytes) else digest_pixels(pixels, name)
+        return Media(ref.kind, pixels, plan, digest, decode_s)
 
     def _decode(self, item: Sized, allowance: Allowance) -> tuple[Pixels, ImagePlan | VideoPlan]:
         ref, settings = item.ref, item.settings
