@@ -25,6 +25,7 @@ from saccade.inputs.placeholders import text_prompt
 from saccade.inputs.processor import Processor
 from saccade.wire.engine_settings import EngineSettings
 from saccade.wire.update import FinishReason
+from tests.child_processes import children, words_of
 from tests.e2e.checkpoint import make_checkpoint
 from tests.engine.rig import run
 from tests.execution.alike import assert_close
@@ -59,15 +60,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def rank_processes() -> set[int]:
     """Those of this process, by whichever thread; without those that have ended, and what other tests started."""
-    found = [file.read_text().split() for file in Path("/proc/self/task").glob("*/children")]
-    return {int(pid) for pids in found for pid in pids if not gone(int(pid)) and is_rank(pid)}
-
-
-def is_rank(pid: str) -> bool:
-    try:
-        return RANK_MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return {pid for pid in children("self") if not gone(pid) and RANK_MODULE.encode() in words_of(pid)}
 
 
 @contextmanager
