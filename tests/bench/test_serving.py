@@ -390,7 +390,7 @@ FAKE_SERVER = """
         if "--broken" in sys.argv:
             sys.exit("saccade: cannot start: " + " ".join(sys.argv[1:]))
         print("ready on", server.url, "after 0.20 s", flush=True)
-        stop.wait(30)
+        stop.wait(600)
         print("shutting down", flush=True)
 """
 

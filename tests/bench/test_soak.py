@@ -4,7 +4,8 @@ import asyncio
 import io
 import json
 import os
-import socket
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -148,13 +149,31 @@ def test_all_processes_of_a_server_are_counted(tmp_path: Path) -> None:
     assert held.process_figures(99, tmp_path) == {}
 
 
+LISTENER = """
+import socket, sys
+print("begun", flush=True)
+sys.stdin.readline()
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    sys.stdin.readline()
+"""
+
+
 def test_figures_of_this_machine_are_found() -> None:
-    before = held.process_figures(os.getpid())
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        after = held.process_figures(os.getpid())
+    """Of a process of its own: this one may have others, of other tests, that open and close files meanwhile."""
+    command = [sys.executable, "-I", "-c", LISTENER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        before = held.process_figures(process.pid)
+        process.stdin.write("listen\n")
+        process.stdin.flush()
+        port = int(process.stdout.readline())
+        after = held.process_figures(process.pid)
         assert after[held.SOCKETS] == before[held.SOCKETS] + 1 and after[held.FILES] == before[held.FILES] + 1
-        assert held.listener("127.0.0.1", port) == os.getpid()
+        assert held.listener("127.0.0.1", port) == process.pid
+        process.stdin.close()
+        process.wait(BOUND_S)
     assert held.listener("127.0.0.1", port) is None
     assert held.listener("192.0.2.1", port) is None
 

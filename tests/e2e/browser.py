@@ -52,13 +52,13 @@ class Browser:
                 self.call(f"{domain}.enable")
         except BaseException:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(REPLY_S)
             raise
 
     def close(self) -> None:
         self._socket.close()
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(REPLY_S)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """The result of a call; what the browser tells on the way is kept in `seen`."""

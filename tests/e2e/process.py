@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx2
 
+from tests.child_processes import children, words_of
+
 START_S = 300.0  # on a busy machine
 END_S = 180.0
 _READY = re.compile(r"ready on (http://\S+)")
@@ -79,7 +81,11 @@ class ServerProcess:
         return self.popen.wait(END_S)
 
     def engine_pid(self) -> int:
-        [pid] = children_of(self.popen.pid, "saccade.execution.worker")
+        for _ in range(100):
+            if found := children_of(self.popen.pid, "saccade.execution.worker"):
+                break
+            time.sleep(0.02)  # it is left out while another child ends
+        [pid] = found
         return pid
 
     def rank_pids(self) -> list[int]:
@@ -104,17 +110,8 @@ class ServerProcess:
 
 
 def children_of(pid: int, module: str) -> list[int]:
-    """Processes of a module that any of its threads has started."""
-    files = Path(f"/proc/{pid}/task").glob("*/children")
-    children = [int(child) for file in files for child in file.read_text().split()]
-    return [child for child in children if module.encode() in _words_of(child)]
-
-
-def _words_of(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:  # it has ended
-        return []
+    """Processes of a module that it has started."""
+    return [child for child in children(pid) if module.encode() in words_of(child)]
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from saccade.jobs.packets import resident_bytes
 from tests.e2e.checkpoint import TEMPLATE, make_checkpoint
 from tests.e2e.conftest import wait_idle
 from tests.e2e.process import ServerProcess, running
+from tests.e2e.test_lifecycle import paused, wait_for
 
 CHAT = "/v1/chat/completions"
 ALICE, BOB = {"authorization": "Bearer alice"}, {"authorization": "Bearer bob"}
@@ -97,9 +98,9 @@ def test_a_flood_of_one_caller_delays_another_by_little(server: ServerProcess, h
     """Eight run at a time. The other caller comes after one round of the flood at most, and not after all of it, when
     seven would be left."""
     with server.client(headers=ALICE) as flood, ThreadPoolExecutor(40) as threads:
-        replies = [threads.submit(ask, flood, f"number {i}", max_tokens=60) for i in range(40)]
-        while http.get("/load").json()["server_load"] < 30:
-            assert not all(reply.done() for reply in replies)
+        with paused(server.engine_pid()):  # however long it takes to send them, none has ended when all are inside
+            replies = [threads.submit(ask, flood, f"number {i}", max_tokens=60) for i in range(40)]
+            wait_for(lambda: http.get("/load").json()["server_load"] == 40)
         assert ask(http).status_code == 200
         num_left = sum(not reply.done() for reply in replies)
         assert all(reply.result().status_code == 200 for reply in replies)

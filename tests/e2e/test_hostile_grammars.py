@@ -76,13 +76,24 @@ def test_an_endless_grammar_ends_alone(server: ServerProcess, http: httpx2.Clien
 def test_a_deadline_ends_the_trial(server: ServerProcess, http: httpx2.Client) -> None:
     """The reply comes in time, and the process that tried the grammar is gone."""
     pids = set(children_of(server.engine_pid(), TRIALS))
-    reply = ask(http, guided_grammar=f"{ENDLESS}\nC: /y/", timeout=0.5)
-    assert reply.status_code == 408, reply.text
-    deadline = time.monotonic() + 60
-    while pids <= set(children_of(server.engine_pid(), TRIALS)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    for timeout_s in (0.5, 1.0, 1.5):  # on a busy machine the trial may not have begun by then
+        reply = ask(http, guided_grammar=f"{ENDLESS}\nC: /y/", timeout=timeout_s)
+        assert reply.status_code == 408, reply.text
+        if is_one_gone(server, pids):
+            break
+    else:
+        pytest.fail("no trial was ended")
     ask_integer(http, 1000)
+
+
+def is_one_gone(server: ServerProcess, pids: set[int]) -> bool:
+    """Within the time that a busy machine takes to kill a process."""
+    deadline = time.monotonic() + 30
+    while pids <= set(children_of(server.engine_pid(), TRIALS)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def test_no_trial_outlives_its_server(checkpoint: Path, tmp_path: Path) -> None:

@@ -333,10 +333,10 @@ def occupied(compiler: GrammarCompiler) -> Iterator[None]:
 
     def occupy() -> None:
         started.set()
-        release.wait(30)
+        release.wait(120)
 
     compiler._thread.submit(occupy)
-    assert started.wait(30)
+    assert started.wait(120)
     try:
         yield
     finally:
@@ -349,9 +349,9 @@ def test_a_grammar_that_nobody_waits_for_is_not_compiled() -> None:
         kept, forgotten = (compiler.compile(Grammar("regex", letter)) for letter in "ab")
         compiler.forget(Grammar("regex", "b"), forgotten)
         compiler.forget(Grammar("regex", "never asked for"), forgotten)
-    assert kept.result(30) is not None and forgotten.cancelled()
+    assert kept.result(120) is not None and forgotten.cancelled()
     again = compiler.compile(Grammar("regex", "b"))
-    assert again.result(30) is not None, "it can be asked for again"
+    assert again.result(120) is not None, "it can be asked for again"
     compiler.forget(Grammar("regex", "b"), again)
     assert compiler.compile(Grammar("regex", "b")).done(), "what was compiled is kept"
 
@@ -363,8 +363,8 @@ def test_however_many_wait_nothing_is_compiled_twice(monkeypatch: pytest.MonkeyP
     with occupied(compiler):
         waiting = [compiler.compile(grammar) for grammar in grammars]
         assert [compiler.compile(grammar) for grammar in grammars] == waiting
-    assert all(future.result(30) is not None for future in waiting)
-    compiler.compile(Grammar("regex", "i")).result(30)
+    assert all(future.result(120) is not None for future in waiting)
+    compiler.compile(Grammar("regex", "i")).result(120)
     assert len(compiler._compiled) == 3 and compiler.compile(grammars[-1]) is waiting[-1]
 
 
@@ -373,13 +373,13 @@ def test_who_gives_up_takes_no_grammar_from_others(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("saccade.scheduling.matcher.MAX_COMPILED", 1)
     compiler = GrammarCompiler(WORDS, 120, frozenset({EOS}))
     old = compiler.compile(Grammar("regex", "a"))
-    assert old.result(30) is not None
-    compiler.compile(Grammar("regex", "b")).result(30)
+    assert old.result(120) is not None
+    compiler.compile(Grammar("regex", "b")).result(120)
     with occupied(compiler):
         wanted = compiler.compile(Grammar("regex", "a"))
         assert wanted is not old
         compiler.forget(Grammar("regex", "a"), old)
-    assert wanted.result(30) is not None
+    assert wanted.result(120) is not None
 
 
 class Commands:

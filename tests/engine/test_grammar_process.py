@@ -14,6 +14,7 @@ from saccade.errors import RequestError
 from saccade.wire.engine_settings import EngineSettings, SchedulerSettings
 from saccade.wire.grammar import Grammar
 from saccade.wire.sampling_params import SamplingParams
+from tests.engine.test_process import idle
 from tests.models import tiny
 
 BOUND_S = 300.0
@@ -81,8 +82,7 @@ async def what_is_given_up_while_it_is_compiled_is_gone(engine: AsyncEngine) -> 
     ends = [{d.finish_reason for d in deltas if d.finish_reason} for deltas in (results[0], results[2], results[3])]
     assert ends[0] <= {"stop", "length"} and ends[1] <= {"stop", "length"}
     assert "abort" in ends[2] or ends[2] <= {"stop", "length"}
-    stats = (await engine.stats()).scheduler
-    assert stats.running == stats.waiting == 0 and stats.kv_usage == 0
+    await idle(engine)
 
 
 def test_a_process_follows_grammars(made: tiny.Tiny) -> None:

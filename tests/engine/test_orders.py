@@ -23,7 +23,8 @@ from tests.engine.conftest import Loaded
 from tests.engine.rig import Options, build, executor_of, finish, random_prompt, run
 
 Load = Callable[[str], Loaded]
-SIZES = Options(mode=Mode.FULL, max_tokens=48, max_num_seqs=6, max_units=32, num_blocks=60, max_model_len=80)
+# The longest random prompt with two images has 93 tokens.
+SIZES = Options(mode=Mode.FULL, max_tokens=48, max_num_seqs=6, max_units=32, num_blocks=60, max_model_len=104)
 BOTH = frozenset({Tier.CAPACITY, Tier.EXACT})
 
 

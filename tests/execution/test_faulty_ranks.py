@@ -25,6 +25,7 @@ from saccade.inputs.placeholders import text_prompt
 from saccade.inputs.processor import Processor
 from saccade.wire.engine_settings import EngineSettings
 from saccade.wire.update import FinishReason
+from tests.child_processes import children, words_of
 from tests.e2e.checkpoint import make_checkpoint
 from tests.engine.rig import run
 from tests.execution.alike import assert_close
@@ -59,15 +60,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def rank_processes() -> set[int]:
     """Those of this process, by whichever thread; without those that have ended, and what other tests started."""
-    found = [file.read_text().split() for file in Path("/proc/self/task").glob("*/children")]
-    return {int(pid) for pids in found for pid in pids if not gone(int(pid)) and is_rank(pid)}
-
-
-def is_rank(pid: str) -> bool:
-    try:
-        return RANK_MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return {pid for pid in children("self") if not gone(pid) and RANK_MODULE.encode() in words_of(pid)}
 
 
 @contextmanager
@@ -163,7 +156,7 @@ def test_an_error_that_all_ranks_meet_ends_one_request_alone(folder: Path) -> No
 
 def test_an_llm_of_two_ranks_answers_as_one_does_and_says_which_rank_is_gone(folder: Path) -> None:
     chosen = {"device": "cpu", "block_size": 8, "kv_cache_tokens": 192, "max_num_seqs": 2, "max_model_len": 96}
-    picture = Image.fromarray(np.random.default_rng().integers(0, 256, (24, 30, 3), dtype=np.uint8))
+    picture = Image.fromarray(np.random.default_rng(3).integers(0, 256, (24, 30, 3), dtype=np.uint8))
     talk = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what?"}]}]
     params = replace(GREEDY, logprobs=20)
     answers: list[Any] = []

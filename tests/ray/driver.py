@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+from random import Random
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -29,9 +30,7 @@ class Driver:
         self._cluster = Cluster(initialize_head=True, head_node_args=self._node(5, include_dashboard=False))
         self._others = [self._cluster.add_node(**self._node(2))]
         ray.init(address=self._cluster.address, _node_ip_address="127.0.0.2", log_to_driver=False)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": self.port})
 
     def _node(self, num_cpus: int, **more: Any) -> dict[str, Any]:
@@ -71,6 +70,16 @@ class Driver:
             serve.shutdown()
         ray.shutdown()
         self._cluster.shutdown()
+
+
+def free_port() -> int:
+    """Not one of those that the kernel gives to whoever asks for any, nor of Ray's workers (10002 to 19999). It takes
+    seconds until the proxy listens, in which the cluster takes hundreds of such."""
+    for port in Random().sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("of a hundred ports below those of the kernel, none is free")
 
 
 def main() -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import httpx2
 import orjson
 
+from tests.child_processes import children
+
 WAIT_S = 300.0  # on a busy machine
 ROOT = Path(__file__).parents[2]
 
@@ -121,19 +123,9 @@ def cluster(log: Path) -> Iterator[RunningCluster]:
 def descendants(pid: int) -> list[int]:
     found, new = list[int](), [pid]
     while new:
-        new = [child for one in new for child in _children(one)]
+        new = [child for one in new for child in children(one)]
         found += new
     return found
-
-
-def _children(pid: int) -> list[int]:
-    children = list[int]()
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children += map(int, file.read_text().split())
-        except OSError:  # a thread that has ended
-            continue
-    return children
 
 
 def title_of(pid: int) -> bytes:

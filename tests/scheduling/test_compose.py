@@ -245,7 +245,7 @@ class Words:
 
 def matcher_of(pattern: str, text: str = "") -> Matcher:
     compiler = GrammarCompiler(Words(), VOCABULARY, frozenset({2}))
-    return Matcher(compiler.compile(Grammar("regex", pattern)).result(30), Words().encode_plain(text))
+    return Matcher(compiler.compile(Grammar("regex", pattern)).result(120), Words().encode_plain(text))
 
 
 def tokens_of(words: Any) -> set[int]:

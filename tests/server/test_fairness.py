@@ -121,6 +121,7 @@ def test_tokens_are_paid_back_before_the_next_request(clock: Clock) -> None:
         caller.check(1.0)
 
 
+@pytest.mark.usefixtures("clock")
 def test_tokens_of_prompt_and_answer_are_counted(scripted: Scripted, tmp_path: Path) -> None:
     (tmp_path / "l").write_text("default: {tokens_per_minute: 5}")
     client, engine, _ = scripted(limits=str(tmp_path / "l"))
