@@ -1,5 +1,8 @@
 """Products of weights in e4m3 on a GPU, with the signatures of `reference_scaled`: cuBLAS, and Triton around it."""
 
+from functools import lru_cache
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -17,6 +20,7 @@ _FEWEST_WITH_BIAS = 64  # rows of a product to which cuBLAS adds a bias itself
 _FEW_ROWS = 64  # of a product that cuBLAS cuts into too few tiles to keep the GPU reading
 _FEW_COLUMNS = 8192
 _TILE_ROWS, _TILE_COLUMNS = 64, 128
+_HOPPER_SHARED_BYTES = 227 * 1024
 
 
 def scale_inputs(x: Tensor, weight: Weight) -> Scaled:
@@ -173,7 +177,8 @@ def _scaled_norm(
 
 def _narrow(x: Scaled, weight: Weight, bias: Tensor | None, y: Tensor) -> Tensor:
     num_columns, inner = weight.shape
-    columns, block, num_stages = (32, 256, 6) if num_columns <= _FEW_COLUMNS else (64, 128, 4)  # the fastest on an H200
+    columns, block, stages = (32, 256, 6) if num_columns <= _FEW_COLUMNS else (64, 128, 4)  # the fastest on an H200
+    stage_bytes = (_FEW_ROWS + columns) * block
     narrow_kernel[(triton.cdiv(num_columns, columns),)](
         x.data,
         x.scales,
@@ -190,10 +195,19 @@ def _narrow(x: Scaled, weight: Weight, bias: Tensor | None, y: Tensor) -> Tensor
         COLUMNS=columns,
         BLOCK=block,
         num_warps=4,
-        num_stages=num_stages,
+        num_stages=min(stages, _shared_bytes(x.data.device) // stage_bytes),
         **overlapping(x.data),
     )
     return y
+
+
+@lru_cache
+def _shared_bytes(device: torch.device) -> int:
+    """Of one program: 227 KiB on Hopper, 99 KiB on the smallest GPUs that have e4m3."""
+    if device.type != "cuda":
+        return _HOPPER_SHARED_BYTES
+    properties: Any = torch.cuda.get_device_properties(device)  # torch's stubs do not know this one
+    return int(properties.shared_memory_per_block_optin)
 
 
 def _grouped(x: Scaled, weight: Weight, ends_E: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:

@@ -1,13 +1,15 @@
-"""Rows in e4m3 against their oracles: scales, and every number in its place, whatever the width.
+"""Rows in e4m3 and products of them against their oracles: scales, and every number in its place, whatever the width.
 
 The interpreter has its own way with the smallest numbers of e4m3 and with those that are rounded up to a power of two,
-and it knows no NaN there: most numbers must be right, and the GPU's tests ask for all.
+and it knows no NaN there: most numbers must be right, and the GPU's tests ask for all. It reads such numbers as they
+are, so that products are right to the last places.
 """
 
 import pytest
 import torch
+from torch import Tensor
 
-from saccade.kernels import reference_scaled, scaled
+from saccade.kernels import reference_scaled, scaled, vectors
 from saccade.kernels.weight import Layout, Scaled, Weight, new_weight, scale_inputs
 from tests.kernels.cases import randn
 
@@ -59,3 +61,49 @@ def test_rows(width: int, form: str) -> None:
         ):
             assert_same(found_pair[0], right_pair[0])
             torch.testing.assert_close(found_pair[1], right_pair[1])
+
+
+def random_weight(layout: Layout, num_columns: int, inner: int) -> Weight:
+    made = new_weight(num_columns, inner, layout=layout, dtype=torch.float32, device=torch.device("cpu"))
+    made.fill(randn(num_columns, inner, seed=5) * randn(num_columns, 1, seed=6).exp())
+    return made
+
+
+def error_of(found: Tensor, right: Tensor) -> float:
+    return float((found - right).norm() / right.norm())
+
+
+@pytest.mark.parametrize("layout", [Layout.ROWS, Layout.BLOCKS])
+@pytest.mark.parametrize(("num_columns", "inner"), [(21, 100), (141, 100), (21, 300)], ids=["narrow", "wide", "long"])
+def test_a_single_row(layout: Layout, num_columns: int, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles differ by shape; small limits between them keep this short."""
+    monkeypatch.setattr(vectors, "_BLOCK", 128)
+    x, bias = randn(1, inner, seed=7), randn(num_columns, seed=8)
+    weight, both = random_weight(layout, num_columns, inner), random_weight(layout, 150, inner)
+    out = torch.full((1, num_columns + 5), float("nan"))
+    found = scaled.row_linear(x, weight, bias, out[:, :num_columns])
+    assert error_of(found, reference_scaled.row_linear(x, weight, bias)) < 1e-5
+    assert out[:, num_columns:].isnan().all()
+    if inner > vectors._BLOCK:
+        assert error_of(scaled.row_gated_linear(x, both), reference_scaled.row_gated_linear(x, both)) < 1e-5
+
+
+@pytest.mark.parametrize(("rows", "num_columns", "inner"), [(2, 50, 100), (5, 130, 384), (64, 33, 384)])
+def test_a_few_rows(rows: int, num_columns: int, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaled, "_FEW_COLUMNS", 64)
+    weight, bias = random_weight(Layout.ROWS, num_columns, inner), randn(num_columns, seed=8)
+    x = scale_inputs(randn(rows, inner, seed=7), weight)
+    out = torch.full((rows, num_columns + 5), float("nan"))
+    found = scaled.scaled_linear(x, weight, bias, out[:, :num_columns])
+    assert error_of(found, reference_scaled.scaled_linear(x, weight, bias)) < 1e-5
+    assert out[:, num_columns:].isnan().all()
+
+
+@pytest.mark.parametrize("layout", [Layout.ROWS, Layout.BLOCKS])
+def test_experts(layout: Layout) -> None:
+    made = new_weight(3, 130, 200, layout=layout, dtype=torch.float32, device=torch.device("cpu"))
+    for seed, expert in enumerate(made.experts()):
+        expert.fill(randn(130, 200, seed=seed))
+    x, ends_E = scale_inputs(randn(90, 200, seed=9), made), torch.tensor([0, 70, 90], dtype=torch.int32)
+    right = reference_scaled.scaled_grouped_linear(x, made, ends_E)
+    assert error_of(scaled.scaled_grouped_linear(x, made, ends_E), right) < 1e-5
