@@ -100,8 +100,6 @@ class Shadow:
         self._recorded: OrderedDict[GraphKey, None] = OrderedDict()  # the last recorded at the end
         for phase in executor.phases:
             phase.observer = _Watcher(self, phase)
-        with _Interruptible(lambda: False, torch.device("cpu")):
-            torch.zeros(1)  # the first such operation imports torch's compiler, for seconds: not in a check
 
     def close(self) -> None:
         """Stop watching and release the executor."""

@@ -105,7 +105,7 @@ class ServerSettings:
         "", "OTLP address over HTTP, such as http://127.0.0.1:4318/v1/traces, that gets a span for each request"
     )
     profile_folder: str = setting("", "folder for the profiles of /start_profile; without one it is closed")
-    profile_max_s: float = setting(30.0, "seconds after which a profile ends by itself")
+    profile_max_s: float = setting(10.0, "seconds after which a profile ends by itself, at most 30")
     strict: bool = setting(False, "name unknown request fields in the header x-ignored-fields")
     log_stats: bool = setting(True, "log throughput, load and cache use after every ten seconds of work")
     access_log: bool = setting(False, "log every request")
@@ -183,7 +183,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_stop_strings": (1, MAX_STOP_STRINGS),
     "max_logprobs": (0, MAX_LOGPROBS),
     "keep_alive_s": (1, 10**6),
-    "profile_max_s": (0.1, 600),
+    "profile_max_s": (0.1, 30),  # steps wait while it is written, and the watchdog must not take that for a hang
     **dict.fromkeys(
         ("request_timeout_s", "body_timeout_s", "sse_ping_s", "shutdown_timeout_s", "dead_engine_s"), (0, 10**6)
     ),
