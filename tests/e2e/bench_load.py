@@ -1,0 +1,41 @@
+"""The load of `saccade bench serve`, for as long as somebody looks."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+NUM_PROMPTS = 40  # of one run; the next one follows
+RUN_TIMEOUT_S = 600.0
+FLAGS = {
+    "--num-prompts": str(NUM_PROMPTS),
+    "--max-concurrency": "6",
+    "--image-resolution": "random:64x64-224x160",
+    "--random-input-len": "40",
+    "--random-output-len": "24",
+    "--random-range-ratio": "0.3",
+}
+Ended = list[subprocess.CompletedProcess[str]]
+
+
+@contextmanager
+def loaded(url: str) -> Iterator[Ended]:
+    """Runs the benchmark again and again. The list has the runs that ended, all of them when the context is left."""
+    has_ended, ended = threading.Event(), Ended()
+    flags = [word for pair in FLAGS.items() for word in pair]
+    command = [sys.executable, "-m", "saccade", "bench", "serve", "--base-url", url, *flags]
+
+    def run() -> None:
+        while not has_ended.is_set():
+            ended.append(
+                subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False),
+            )
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield ended
+    finally:
+        has_ended.set()
+        thread.join()
