@@ -6,10 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-NUM_PROMPTS = 40  # of one run; the next one follows
 RUN_TIMEOUT_S = 600.0
 FLAGS = {
-    "--num-prompts": str(NUM_PROMPTS),
     "--max-concurrency": "6",
     "--image-resolution": "random:64x64-224x160",
     "--random-input-len": "40",
@@ -20,11 +18,11 @@ Ended = list[subprocess.CompletedProcess[str]]
 
 
 @contextmanager
-def loaded(url: str) -> Iterator[Ended]:
-    """Runs the benchmark again and again. The list has the runs that ended, all of them when the context is left."""
+def loaded(url: str, num_prompts: int = 40) -> Iterator[Ended]:
+    """Runs the benchmark with so many prompts again and again. The list has the runs that ended, all of them when the context is left."""
     has_ended, ended = threading.Event(), Ended()
     flags = [word for pair in FLAGS.items() for word in pair]
-    command = [sys.executable, "-m", "saccade", "bench", "serve", "--base-url", url, *flags]
+    command = [sys.executable, "-m", "saccade", "bench", "serve", "--base-url", url, *flags, "--num-prompts", str(num_prompts)]
 
     def run() -> None:
         while not has_ended.is_set():

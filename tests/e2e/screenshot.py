@@ -14,6 +14,7 @@ from tests.e2e.browser import Browser, find_browser
 from tests.e2e.page_steps import click, wait_answers
 
 LOAD_S = 45.0
+NUM_PROMPTS = 400  # more than these seconds take
 DESKTOP, PHONE = (1280, 900), (390, 780)
 
 
@@ -47,7 +48,7 @@ def take_all(browser: Browser, url: str, folder: Path) -> None:
     save(browser, folder / "page-phone.png")
     browser.resize(*DESKTOP)
     click(browser, "#tab-live")
-    with loaded(url):
+    with loaded(url, NUM_PROMPTS):
         time.sleep(LOAD_S)
         save(browser, folder / "page-live.png")
 
