@@ -23,9 +23,9 @@ $(STAMP): pyproject.toml requirements.lock
 	touch $(STAMP) $(RUNTIME)
 
 $(RUNTIME): pyproject.toml
-	@echo "Installing into .venv: about a minute the first time ..."
+	@echo "Installing into .venv: about a minute the first time, most of it torch ..."
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable .
+	$(BIN)/pip install --disable-pip-version-check --editable .
 	touch $(RUNTIME)
 
 check: $(STAMP)
