@@ -64,7 +64,7 @@ gpu: $(STAMP)
 serve: $(RUNTIME)
 	$(BIN)/saccade serve --port $(PORT)
 
-# The site: site/index.html can be opened as a file, and any web server can serve it.
+# The site: site/index.html can be opened as a file; any web server can serve it, and then it can be searched.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
