@@ -49,7 +49,8 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for part in {file.parts[0] for file in here.files or ()} - {"..", "__pycache__"}:
             if not (packages / part).exists():
                 (packages / part).symlink_to(Path(str(here.locate_file(part))).resolve())
-    command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--no-deps", str(wheel)]
+    into = ["--python", str(folder / "bin" / "python")]
+    command = [sys.executable, "-m", "pip", *into, "install", "--no-deps", str(wheel)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder

@@ -1,4 +1,4 @@
-"""`saccade run` on a terminal: a spinner while it loads, commands, answers, and lines that come back with the arrow keys."""
+"""`saccade run` on a terminal: a spinner while it loads, commands, answers, lines that arrow keys bring back."""
 
 import os
 import pty
@@ -39,11 +39,11 @@ class Terminal:
 
 
 @contextmanager
-def running(home: Path, *words: str) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+def running(home: Path) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "saccade", "run", *words]
-    variables = os.environ | {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "TERM": "xterm", "PYTHONUTF8": "1"}
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=variables)
+    command = [sys.executable, "-m", "saccade", "run"]
+    own = {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "TERM": "xterm", "PYTHONUTF8": "1"}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | own)
     os.close(theirs)
     try:
         yield Terminal(ours), process

@@ -25,11 +25,13 @@ class CannotInstallError(Exception):
 
 
 def interpreter_for(requirements: Path) -> Path:
-    """The Python of an environment that has exactly these packages, and those of the tests behind them where a client is
-    one of SHARING. Raises CannotInstallError with pip's reason."""
+    """The Python of an environment that has exactly these packages, and behind them those of the tests where a client
+    is one of SHARING. Raises CannotInstallError with pip's reason."""
     ours = sysconfig.get_path("purelib") if requirements.stem in SHARING else ""
     key = hashlib.sha256(requirements.read_bytes() + sys.version.encode() + ours.encode()).hexdigest()[:16]
-    note = make_once(CACHE / "environments" / f"{requirements.stem}-{key}.txt", lambda part: _make(part, requirements, ours))
+    note = make_once(
+        CACHE / "environments" / f"{requirements.stem}-{key}.txt", lambda part: _make(part, requirements, ours)
+    )
     return Path(note.read_text()) / "bin" / "python"
 
 

@@ -1,4 +1,4 @@
-"""The pictures of the page in the documents, of a server with the bundled model, the live view under `saccade bench serve`:
+"""The pictures of the page in the documents, of a server with the bundled model; the live view's load is `bench serve`:
 `python -m tests.e2e.screenshot http://127.0.0.1:8000 docs`."""
 
 import io

@@ -220,7 +220,7 @@ def test_reasoning_is_folded_and_passes_are_this_answers_own(browser: Browser, s
     ("unit", "answer", "box"),
     [
         (32, '```json\n[{"bbox_2d": [100, 200, 500, 600], "label": "c"}]\n```', [40, 40, 160, 80]),
-        (32, '```python\nx = [1]\n```\nso:\n```JSON\n[{"bbox_2d": [0, 0, 500, 500], "label": "c"}]\n```', [0, 0, 200, 100]),
+        (32, '```py\n[1]\n```\nso:\n```JSON\n[{"bbox_2d": [0, 0, 500, 500], "label": "c"}]\n```', [0, 0, 200, 100]),
         (28, '[{"bbox_2d": [98, 49, 196, 98], "label": "c"}]', [100, 50, 100, 50]),  # of 392 x 196 pixels
         (32, "It is <ref>c</ref><box>(500,0),(1000,500)</box>.", [200, 0, 200, 100]),
         (32, 'Here: {"point_2d": [250, 500], "label": "c"}', [100, 100]),

@@ -26,6 +26,8 @@ def open_samples(browser: Browser, address: str) -> None:
 
 def test_an_image_is_answered_and_nobody_else_is_asked(browser: Browser, address: str) -> None:
     open_samples(browser, address)
+    [lead] = texts(browser, ".welcome p")
+    assert lead.startswith("This small model comes with Saccade"), "whatever name it is served under"
     click(browser, ".sample:nth-child(2)")
     wait_answers(browser, 1)
     assert texts(browser, ".turn.assistant .markdown") == ["2"]
