@@ -23,9 +23,9 @@ $(STAMP): pyproject.toml requirements.lock
 	touch $(STAMP) $(RUNTIME)
 
 $(RUNTIME): pyproject.toml
-	@echo "Installing into .venv: about a minute the first time ..."
+	@echo "Installing into .venv: about a minute the first time, most of it torch ..."
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable .
+	$(BIN)/pip install --disable-pip-version-check --editable .
 	touch $(RUNTIME)
 
 check: $(STAMP)
@@ -64,7 +64,7 @@ gpu: $(STAMP)
 serve: $(RUNTIME)
 	$(BIN)/saccade serve --port $(PORT)
 
-# The site: site/index.html can be opened as a file, and any web server can serve it.
+# The site: site/index.html can be opened as a file; any web server can serve it, and then it can be searched.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 

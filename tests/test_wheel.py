@@ -3,12 +3,16 @@
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from email.parser import Parser
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 from trove_classifiers import classifiers
+
+from tools import lock
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -32,6 +36,39 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stdout + done.stderr
     [found] = folder.glob("*.whl")
     return found
+
+
+@pytest.fixture(scope="module")
+def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment of the wheel and what it asks for, in the versions of the tests. Nothing else can be imported."""
+    folder = tmp_path_factory.mktemp("clean")
+    venv.create(folder, with_pip=False, symlinks=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    for name in lock.installed(lock.declared()):
+        here = distribution(name)
+        for part in {file.parts[0] for file in here.files or ()} - {"..", "__pycache__"}:
+            if not (packages / part).exists():
+                (packages / part).symlink_to(Path(str(here.locate_file(part))).resolve())
+    into = ["--python", str(folder / "bin" / "python")]
+    command = [sys.executable, "-m", "pip", *into, "install", "--no-deps", str(wheel)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def in_clean(clean: Path, home: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program of the environment, of which no variable of the tests is known."""
+    command, variables = [str(clean / "bin" / program), *words], {"HOME": str(home), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(command, cwd=home, env=variables, capture_output=True, text=True, timeout=600, check=False)
+
+
+def test_where_only_the_wheel_is_installed_a_picture_is_answered(clean: Path, tmp_path: Path) -> None:
+    found = in_clean(clean, tmp_path, "python", "-c", "import saccade; print(saccade.__file__)")
+    assert Path(found.stdout.strip()).is_relative_to(clean), found
+    assert in_clean(clean, tmp_path, "python", "-c", "import pytest").returncode != 0, "it is not clean"
+    picture = ROOT / "examples" / "pictures" / "digit.png"
+    done = in_clean(clean, tmp_path, "saccade", "run", "--image", str(picture), "What digit is this?")
+    assert (done.returncode, done.stdout) == (0, "7\n"), done
 
 
 def test_a_wheel_has_every_file_of_the_package(wheel: Path) -> None:

@@ -9,7 +9,7 @@ The versions are those of the environment that runs this, so test first and lock
 
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -32,10 +32,15 @@ def main() -> int:
 
 
 def locked() -> Versions:
-    """Distributions that the project and its dev extra need, directly or not, in their installed versions."""
+    """What the project and its dev extra need."""
+    return installed(declared("dev"))
+
+
+def installed(requirements: Iterable[Requirement]) -> Versions:
+    """Distributions that these need, directly or not, in their installed versions."""
     found: Versions = {}
     seen: set[tuple[str, str]] = set()
-    todo = [(requirement, extra) for requirement in declared("dev") for extra in ("", *requirement.extras)]
+    todo = [(requirement, extra) for requirement in requirements for extra in ("", *requirement.extras)]
     while todo:
         requirement, extra = todo.pop()
         name = canonicalize_name(requirement.name)
@@ -43,20 +48,20 @@ def locked() -> Versions:
             continue
         seen.add((name, extra))
         try:
-            installed = distribution(name)
+            here = distribution(name)
         except PackageNotFoundError:
             raise SystemExit(f"{name} is not installed; run `make install` first") from None
-        found[name] = installed.version.split("+")[0]  # torch's 2.13.0+cpu is 2.13.0 for whoever has another build
-        for need in map(Requirement, installed.requires or ()):
+        found[name] = here.version.split("+")[0]  # torch's 2.13.0+cpu is 2.13.0 for whoever has another build
+        for need in map(Requirement, here.requires or ()):
             if is_needed(need, extra):
                 todo += [(need, other) for other in ("", *need.extras)]
     return found
 
 
-def declared(extra: str) -> Iterator[Requirement]:
-    """Requirements of the project and of one of its extras, which may name others."""
+def declared(extra: str = "") -> Iterator[Requirement]:
+    """Requirements of the project, and of one of its extras if it is named, which may name others."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    texts = [*project["dependencies"], *project["optional-dependencies"][extra]]
+    texts = [*project["dependencies"], *(project["optional-dependencies"][extra] if extra else ())]
     for requirement in map(Requirement, texts):
         if requirement.name == project["name"]:
             for other in sorted(requirement.extras):

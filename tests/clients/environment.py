@@ -8,12 +8,15 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
 from pathlib import Path
 
 from tests.packages import CACHE, make_once
 
 INSTALL_TIMEOUT_S = 900
+# Clients that import torch: beside a few packages of their own they have those that the tests run with.
+SHARING = ("guidellm",)
 OPTIONS = ("--quiet", "--no-deps", "--no-compile", "--no-input", "--disable-pip-version-check")
 
 
@@ -22,16 +25,23 @@ class CannotInstallError(Exception):
 
 
 def interpreter_for(requirements: Path) -> Path:
-    """The Python of an environment that has exactly these packages. Raises CannotInstallError with pip's reason."""
-    key = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:16]
-    note = make_once(CACHE / "environments" / f"{requirements.stem}-{key}.txt", lambda part: _make(part, requirements))
+    """The Python of an environment that has exactly these packages, and behind them those of the tests where a client
+    is one of SHARING. Raises CannotInstallError with pip's reason."""
+    ours = sysconfig.get_path("purelib") if requirements.stem in SHARING else ""
+    key = hashlib.sha256(requirements.read_bytes() + sys.version.encode() + ours.encode()).hexdigest()[:16]
+    note = make_once(
+        CACHE / "environments" / f"{requirements.stem}-{key}.txt", lambda part: _make(part, requirements, ours)
+    )
     return Path(note.read_text()) / "bin" / "python"
 
 
-def _make(note: Path, requirements: Path) -> None:
+def _make(note: Path, requirements: Path, ours: str) -> None:
     """Writes down where the environment is once it is complete."""
     folder = note.with_name(f"{note.name.partition('.')[0]}-{os.getpid()}")
     venv.create(folder, with_pip=False, symlinks=True)
+    if ours:
+        [packages] = folder.glob("lib/python*/site-packages")
+        (packages / "tests.pth").write_text(f"{ours}\n")
     command = (sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", *OPTIONS)
     try:
         done = subprocess.run(

@@ -1,10 +1,9 @@
 """Clients that people already use, at pinned versions, against one real server of the bundled model.
 
 They run in environments of their own, because several of them do not go together with the openai of the dev extra.
-Left out, because they cannot be installed in a reasonable space (400 MB, no torch):
-- guidellm 0.8.1 loads its data through torch and datasets;
-- `vllm bench serve` and `sglang.bench_serving` come with vLLM and SGLang, gigabytes of CUDA. What they send is tested
-  by tests/e2e/test_benches.py.
+Left out, because they cannot be installed in a reasonable space (400 MB): `vllm bench serve` and `sglang.bench_serving`
+come with vLLM and SGLang, whose packages import torch and torchvision at one version and gigabytes of CUDA. What they
+send is tested by tests/e2e/test_benches.py.
 """
 
 import json
@@ -34,6 +33,7 @@ CLIENTS = {
         "pydantic_ai": "pydantic-ai-slim",
     },
     "benches": {"aiperf": "aiperf"},
+    "guidellm": {"guidellm": "guidellm"},
 }
 NAMES = [(environment, name) for environment, names in CLIENTS.items() for name in names]
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}

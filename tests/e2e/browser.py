@@ -105,6 +105,12 @@ class Browser:
         self.evaluate(f"document.querySelector({selector!r}).focus()")
         self.call("Input.insertText", text=text)
 
+    def paste(self, selector: str) -> None:
+        """What is on the clipboard, at the end of a text field."""
+        self.evaluate(f"document.querySelector({selector!r}).focus()")
+        self.call("Input.dispatchKeyEvent", type="rawKeyDown", key="v", code="KeyV", modifiers=2, commands=["paste"])
+        self.call("Input.dispatchKeyEvent", type="keyUp", key="v", code="KeyV", modifiers=2)
+
     def press(self, key: str, *, shift: bool = False) -> None:
         """One of `KEYS`, down and up."""
         code, text = KEYS[key]

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 READY_S = 300.0
-LIMITS = {
+FLAGS = {
+    "--served-model-name": "org/another-name",
     "--max-model-len": "256",
     "--max-num-seqs": "2",
     "--max-num-batched-tokens": "128",
@@ -19,7 +20,7 @@ LIMITS = {
 @contextmanager
 def running_bundled() -> Iterator[str]:
     """Its address."""
-    flags = [word for pair in LIMITS.items() for word in pair]
+    flags = [word for pair in FLAGS.items() for word in pair]
     command = [sys.executable, "-m", "saccade", "serve", "--port", "0", "--device", "cpu", *flags]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     lines: list[str] = []

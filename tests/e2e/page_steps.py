@@ -33,6 +33,13 @@ def click(browser: Browser, selector: str) -> None:
     browser.evaluate(f"document.querySelector({selector!r}).click()")
 
 
+def show_on(browser: Browser, *, is_phone: bool) -> None:
+    """A desktop in light colors, or a phone in dark ones."""
+    if is_phone:
+        browser.resize(360, 640, is_phone=True)
+        browser.prefer(prefers_color_scheme="dark", prefers_reduced_motion="reduce")
+
+
 def open_page(browser: Browser, stub: Stub) -> None:
     browser.open(stub.url)
     browser.wait("document.querySelectorAll('.sample').length > 0")

@@ -8,7 +8,17 @@ import pytest
 
 from saccade.server.page_files import page_files
 from tests.e2e.browser import Browser
-from tests.e2e.page_steps import MARKDOWN, ask, click, is_in_sight, open_page, texts, violations, wait_answers
+from tests.e2e.page_steps import (
+    MARKDOWN,
+    ask,
+    click,
+    is_in_sight,
+    open_page,
+    show_on,
+    texts,
+    violations,
+    wait_answers,
+)
 from tests.e2e.page_stub import Stub
 
 PICTURES = Path(__file__).parents[2] / "examples" / "pictures"
@@ -77,8 +87,30 @@ def test_markdown_is_drawn(browser: Browser, stub: Stub) -> None:
     }.items():
         assert texts(browser, f".markdown {selector}")[0] == expected, selector
     assert browser.evaluate("document.querySelectorAll('.markdown ol > li').length") == 2
-    click(browser, ".code .icon")
-    browser.wait("document.getElementById('announcer').textContent === 'Copied'")
+
+
+@pytest.mark.parametrize("way", ["the clipboard API", "the old way", "none"])
+def test_what_is_copied_is_the_text_as_it_was_written(browser: Browser, stub: Stub, way: str) -> None:
+    stub.pieces = [MARKDOWN]
+    open_page(browser, stub)
+    ask(browser, "hello <b>there</b>")
+    wait_answers(browser, 1)
+    if way != "the clipboard API":  # as at an address that is not secure
+        browser.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    if way == "none":
+        browser.evaluate("document.execCommand = () => false")
+    written = {"Copy code": 'print("1 < 2")', "Copy question": "hello <b>there</b>", "Copy answer": MARKDOWN}
+    for label, text in written.items():
+        browser.evaluate("announcer.textContent = question.value = ''")
+        browser.evaluate(f"document.querySelector('[aria-label=\"{label}\"]').focus()")
+        browser.press("Enter")
+        said = browser.wait("announcer.textContent")
+        if way == "none":
+            assert said == "This browser does not allow copying"
+            continue
+        assert said == "Copied" and browser.evaluate("document.activeElement.ariaLabel") == label
+        browser.paste("#question")
+        assert browser.wait("question.value") == text
 
 
 def test_no_text_takes_long_to_draw(browser: Browser, stub: Stub) -> None:
@@ -188,6 +220,7 @@ def test_reasoning_is_folded_and_passes_are_this_answers_own(browser: Browser, s
     ("unit", "answer", "box"),
     [
         (32, '```json\n[{"bbox_2d": [100, 200, 500, 600], "label": "c"}]\n```', [40, 40, 160, 80]),
+        (32, '```py\n[1]\n```\nso:\n```JSON\n[{"bbox_2d": [0, 0, 500, 500], "label": "c"}]\n```', [0, 0, 200, 100]),
         (28, '[{"bbox_2d": [98, 49, 196, 98], "label": "c"}]', [100, 50, 100, 50]),  # of 392 x 196 pixels
         (32, "It is <ref>c</ref><box>(500,0),(1000,500)</box>.", [200, 0, 200, 100]),
         (32, 'Here: {"point_2d": [250, 500], "label": "c"}', [100, 100]),
@@ -208,7 +241,9 @@ def test_places_that_an_answer_names_are_drawn(
     assert texts(browser, ".foot svg text") == ["c"]
 
 
-def test_a_refused_image_is_told_where_the_eye_is(browser: Browser, stub: Stub, picture: Path) -> None:
+@pytest.mark.parametrize("is_phone", [False, True], ids=["desktop", "phone"])
+def test_a_refused_image_is_told_where_the_eye_is(browser: Browser, stub: Stub, picture: Path, is_phone: bool) -> None:
+    show_on(browser, is_phone=is_phone)
     stub.refusal = "messages[0].content[0]: the image is broken"
     open_page(browser, stub)
     ask(browser, "What is it?", picture)
@@ -225,17 +260,20 @@ def test_a_refused_image_is_told_where_the_eye_is(browser: Browser, stub: Stub, 
     assert texts(browser, ".turn.assistant .markdown") == ["yes"]
 
 
-def test_a_key_is_asked_for_in_place(browser: Browser, stub: Stub) -> None:
+@pytest.mark.parametrize("is_phone", [False, True], ids=["desktop", "phone"])
+def test_a_key_is_asked_for_in_place(browser: Browser, stub: Stub, is_phone: bool) -> None:
+    show_on(browser, is_phone=is_phone)
     stub.key = "first"
     browser.open(stub.url)
     browser.wait("!!document.querySelector('.welcome .key')")
+    assert is_in_sight(browser, ".welcome .key") and is_in_sight(browser, ".welcome .key-form button")
     browser.type(".key", "first")
     browser.press("Enter")
     browser.wait("document.querySelectorAll('.sample').length > 0")
     stub.key = "second"
     ask(browser, "hello")
     wait_answers(browser, 1)
-    assert is_in_sight(browser, ".problem .key") and stub.asked == []
+    assert is_in_sight(browser, ".problem .key") and is_in_sight(browser, ".problem button") and stub.asked == []
     browser.type(".problem .key", "second")
     browser.press("Enter")
     browser.wait("document.querySelector('.markdown')?.textContent === 'yes'")
@@ -244,7 +282,9 @@ def test_a_key_is_asked_for_in_place(browser: Browser, stub: Stub) -> None:
     assert violations(browser) == []
 
 
-def test_a_server_that_is_gone_is_told(browser: Browser, stub: Stub) -> None:
+@pytest.mark.parametrize("is_phone", [False, True], ids=["desktop", "phone"])
+def test_a_server_that_is_gone_is_told(browser: Browser, stub: Stub, is_phone: bool) -> None:
+    show_on(browser, is_phone=is_phone)
     open_page(browser, stub)
     stub.pieces, stub.is_cut = ["half an ans"], True
     ask(browser, "hello")

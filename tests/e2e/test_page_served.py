@@ -1,19 +1,16 @@
 """The page of a real server: the bundled model answers about an image, and the live view shows how."""
 
-import json
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.e2e.bench_load import loaded
 from tests.e2e.browser import Browser
 from tests.e2e.bundled_server import running_bundled
-from tests.e2e.page_steps import ask, click, texts, violations, wait_answers
+from tests.e2e.page_steps import ask, click, is_in_sight, texts, violations, wait_answers
 
-NUM_CLIENTS = 3
+WATCH_S = 300.0  # on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +26,8 @@ def open_samples(browser: Browser, address: str) -> None:
 
 def test_an_image_is_answered_and_nobody_else_is_asked(browser: Browser, address: str) -> None:
     open_samples(browser, address)
+    [lead] = texts(browser, ".welcome p")
+    assert lead.startswith("This small model comes with Saccade"), "whatever name it is served under"
     click(browser, ".sample:nth-child(2)")
     wait_answers(browser, 1)
     assert texts(browser, ".turn.assistant .markdown") == ["2"]
@@ -47,36 +46,19 @@ def test_a_broken_image_is_refused_where_the_eye_is(browser: Browser, address: s
     ask(browser, "What is it?", broken)
     wait_answers(browser, 1)
     [text] = texts(browser, ".problem p")
-    assert "image" in text
+    assert "image" in text and is_in_sight(browser, ".problem")
     assert texts(browser, ".pictures") == ["broken.png: cannot be shown"]
 
 
-def test_the_live_view_follows_concurrent_requests(browser: Browser, address: str) -> None:
+def test_the_live_view_follows_the_load_of_bench_serve(browser: Browser, address: str) -> None:
     open_samples(browser, address)
     click(browser, "#tab-live")
-    has_ended = threading.Event()
-
-    def client(number: int) -> int:
-        count = 0
-        while not has_ended.is_set():
-            messages = [{"role": "user", "content": f"Repeat the word apple {number} {count}"}]
-            body = json.dumps({"messages": messages, "max_tokens": 12, "ignore_eos": True}).encode()
-            url = f"{address}/v1/chat/completions"
-            with urlopen(Request(url, body, {"content-type": "application/json"}), timeout=120) as reply:
-                assert len(json.load(reply)["choices"]) == 1
-            count += 1
-        return count
-
-    with ThreadPoolExecutor(NUM_CLIENTS) as clients:
-        runs = [clients.submit(client, number) for number in range(NUM_CLIENTS)]
-        try:
-            browser.wait(
-                "document.querySelectorAll('.bar.decode').length > 20 && !!document.querySelector('.bar.prefill')"
-            )
-            browser.wait("/[1-9] running/.test(document.getElementById('live').innerText)")
-        finally:
-            has_ended.set()
-        assert all(run.result() > 0 for run in runs)
+    with loaded(address) as ended:
+        for phase, count in (("vision", 2), ("prefill", 2), ("decode", 20)):
+            browser.wait(f"document.querySelectorAll('.bar.{phase}').length >= {count}", WATCH_S)
+        browser.wait("/[1-9] running, [1-9] waiting/.test(document.getElementById('live').innerText)", WATCH_S)
+        browser.wait("document.querySelectorAll('.chart rect').length > 0", WATCH_S)
+    assert [run.returncode for run in ended] == [0] * len(ended) != [], ended
     click(browser, ".passes details summary")
     browser.wait("document.querySelectorAll('.passes tbody tr').length === 20")
     assert "decode/full" in " ".join(texts(browser, ".passes tbody td"))

@@ -167,9 +167,14 @@ def test_a_trace_needs_the_administrator_and_sane_seconds(http: httpx2.Client) -
         assert found.status_code == 400 and found.json()["error"]["param"] == "seconds", wrong
 
 
-def test_an_engine_that_rests_has_an_empty_trace(http: httpx2.Client) -> None:
+def test_an_engine_that_rests_has_an_empty_trace(
+    http: httpx2.Client, watched: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     wait_idle(http)
-    assert spans_of(http.get("/trace?seconds=0.1", headers=BOSS).json()) == {}
+    file = tmp_path / "trace.json"
+    flags = ["--url", watched.url, "--seconds", "0.1", "--admin-api-key", "boss", "--output", str(file)]
+    assert main(["trace", *flags]) == 0
+    assert spans_of(json.loads(file.read_text())) == {} and "nothing ran in these seconds" in capsys.readouterr().err
 
 
 def test_a_profile_of_the_engine_is_written(http: httpx2.Client, profiles: Path) -> None:

@@ -41,6 +41,11 @@ def test_auto_is_whatever_model_is_served(scripted: Scripted) -> None:
     assert asyncio.run(caller.post("/v1/completions", {"prompt": "a", "model": "auto"})).json["model"] == "auto"
 
 
+def test_a_model_that_is_only_called_like_the_bundled_one_is_not(scripted: Scripted) -> None:
+    caller, _, _ = scripted(served_model_name=("saccade",))
+    assert asyncio.run(caller.get("/v1/models/saccade")).json["is_bundled"] is False
+
+
 async def scored(prompt: Prompt, params: SamplingParams) -> AsyncGenerator[dict[str, Any], None]:
     assert params.max_tokens == 0
     scores = tuple(None if i == 0 else {int(token): Logprob(-0.5, 1)} for i, token in enumerate(prompt.token_ids))

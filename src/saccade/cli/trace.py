@@ -65,6 +65,8 @@ def run(flags: Namespace) -> int:
         raise ConfigError(f"{asked.output} cannot be written: {error.strerror} (--output)") from None
     tracks = {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"}
     console.print(f"{asked.output}: {len(events)} events on {len(tracks)} tracks; open it at https://ui.perfetto.dev")
+    if not tracks:
+        console.print("nothing ran in these seconds; send requests meanwhile")
     return 0
 
 

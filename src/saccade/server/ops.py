@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -11,7 +12,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from saccade import __version__
+from saccade import __version__, bundled
 from saccade.client.served import EngineReport
 from saccade.errors import RequestError, SaccadeError
 from saccade.inputs.processor import Processor
@@ -166,6 +167,7 @@ class OpsRoutes:
             "max_model_len": service.max_model_len if is_ready else None,
             "capabilities": capabilities,
             "vision": _vision(service.engine.processor) if is_ready else None,
+            "is_bundled": Path(service.model) == bundled.path(),
             "permission": [],
         }
 

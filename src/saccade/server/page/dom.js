@@ -55,20 +55,22 @@ export function announce(text) {
 
 export function copyButton(label, text) {
   const button = iconButton("copy", label, async () => {
-    await copy(text());
+    const isCopied = await copy(text());
+    announce(isCopied ? "Copied" : "This browser does not allow copying");
+    if (!isCopied) return;
     button.replaceChildren(icon("check"));
-    announce("Copied");
     setTimeout(() => button.replaceChildren(icon("copy")), 1500);
   });
   return button;
 }
 
-/* The clipboard API exists only on secure origins, and people open this page at http://some-machine:8000, too. */
+/* Whether it was copied. The clipboard API exists only on secure origins, and people open this page at
+   http://some-machine:8000, too. */
 async function copy(text) {
   if (navigator.clipboard) {
     try {
       await navigator.clipboard.writeText(text);
-      return;
+      return true;
     } catch { /* not allowed: the old way */ }
   }
   const area = make("textarea", { class: "hidden", readonly: true });
@@ -76,9 +78,10 @@ async function copy(text) {
   const before = document.activeElement;
   document.body.append(area);
   area.select();
-  document.execCommand("copy");
+  const isCopied = document.execCommand("copy");
   area.remove();
   before?.focus();
+  return isCopied;
 }
 
 export function ask({ title, text, value, action }) {

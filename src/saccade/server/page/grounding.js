@@ -45,9 +45,10 @@ function* parsed(text, image, vision) {
 
 const isNumbers = (list, count) => Array.isArray(list) && list.length === count && list.every(Number.isFinite);
 
-/* Objects of the JSON in an answer, in a fence or bare. */
+/* Objects of the JSON in an answer, in a fence or bare. Fences of other languages are read over, with their ends. */
 function items(text) {
-  const fenced = [...text.matchAll(/```(?:json)?\s*\n([\s\S]*?)```/g)].map((match) => match[1]);
+  const fenced = [...text.matchAll(/```(\w*)[^\n`]*\n([\s\S]*?)```/g)]
+    .filter(([, language]) => /^(json)?$/i.test(language)).map(([, , inner]) => inner);
   const first = text.search(/[[{]/), last = Math.max(text.lastIndexOf("]"), text.lastIndexOf("}"));
   const found = [];
   for (const part of fenced.length ? fenced : [text.slice(first, last + 1)]) {

@@ -24,10 +24,9 @@ export function welcome(card, onAsk) {
     const dot = make("span", { class: "waiting", role: "img", "aria-label": "Waiting for the server" });
     return make("section", { class: "welcome" }, dot);
   }
-  const isBundled = card.id === "saccade";
   const seesImages = card.capabilities.includes("multimodal");
-  const samples = isBundled ? BUNDLED : OTHERS;
-  const lead = isBundled
+  const samples = card.is_bundled ? BUNDLED : OTHERS;
+  const lead = card.is_bundled
     ? "This small model comes with Saccade. It knows shapes, colors, counts, digits and printed words."
     : seesImages ? "Drop an image here, paste one, or begin with one of these." : "This model reads text.";
   const cards = seesImages ? samples.map((sample) => pictureCard(sample, onAsk))
